@@ -1,0 +1,95 @@
+"""The command `inferlab`. Subcommands live beside what they command; this file mounts them.
+
+Nothing heavy (torch, Jupyter, nbgrader) is imported before a subcommand runs, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from grader.manifest import ManifestError
+from grader.workspace import Prepared, WorkspaceError, prepare
+
+app = typer.Typer(
+    name="inferlab",
+    help="Understand LLM inference: read chapters, build parts of an engine in labs, have them graded.",
+    epilog="Start with: inferlab learn",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# name of the group (None: its commands stand at the top), module with a typer `app`
+_MOUNTS = (
+    ("lab", "grader.lab_cli"),
+    ("grade", "grader.grade_cli"),
+    (None, "reference_impl.cli"),
+)
+
+
+@app.command(epilog="Example: inferlab learn --update")
+def learn(
+    update: Annotated[
+        bool, typer.Option("--update", help="Bring new versions of chapters and labs; your edits are kept.")
+    ] = False,
+    prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Copy the files and stop.")] = False,
+    port: Annotated[int, typer.Option(help="First port to try; the next free one is taken.", min=1, max=65535)] = 8888,
+    ip: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 inside a container.")] = "127.0.0.1",
+) -> None:
+    """Open the course: copy chapters and labs to your workspace and start JupyterLab there.
+
+    The workspace is ~/inferlab, or the folder named by INFERLAB_HOME.
+    Without a display the address is printed and the server keeps running until Ctrl-C.
+    """
+    prepared = prepare(update)
+    _say_what_was_prepared(prepared)
+    if not prepare_only:
+        from grader.learn import serve
+
+        serve(prepared.home, port, ip)
+
+
+@app.command(epilog="Example: inferlab doctor")
+def doctor() -> None:
+    """Say what this machine has, then generate a line of text with the engine and time it."""
+    from grader.doctor import run
+
+    raise typer.Exit(run())
+
+
+def _say_what_was_prepared(prepared: Prepared) -> None:
+    def count(paths: list[str]) -> str:
+        return f"{len(paths)} file" + ("" if len(paths) == 1 else "s")
+
+    print(f"Workspace: {prepared.home}")
+    if prepared.copied:
+        print(f"Copied {count(prepared.copied)}.")
+    if prepared.updated:
+        print(f"Updated {count(prepared.updated)} you had not changed.")
+    for path, beside in prepared.beside.items():
+        print(f"You changed {path}; it is kept, and its new version is {beside}")
+    if prepared.outdated:
+        print(f"{count(prepared.outdated)} of yours have a newer version. To get them: inferlab learn --update")
+
+
+def _mount() -> None:
+    for name, module in _MOUNTS:
+        if importlib.util.find_spec(module):
+            app.add_typer(importlib.import_module(module).app, name=name)
+
+
+_mount()
+
+
+def main() -> None:
+    try:
+        app()
+    except (WorkspaceError, ManifestError) as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(1)

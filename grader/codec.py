@@ -1,0 +1,358 @@
+"""Values to bytes and back, for two processes that do not trust each other.
+
+A message is a small JSON header and a list of raw byte chunks (one per tensor storage or bytes value):
+
+    12 bytes: header length (u32), number of chunks (u32), reserved | header: JSON | per chunk: length (u64), bytes
+
+Never pickle: what is decoded is data of exact built-in types, torch tensors, the dataclasses that were registered, or a
+handle. What may cross is listed in `grader/README.md`. The file needs torch and the standard library only, because it
+is shipped alone into the process that runs a learner's code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import socket
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+
+Node: TypeAlias = Any  # a JSON value: what a value looks like in the header
+
+MAX_HEADER = 16 << 20  # bytes
+MAX_BODY = 256 << 20  # bytes, all chunks of one message together; also the largest tensor a message may describe
+MAX_CHUNKS = 4096
+MAX_DEPTH = 60
+ALIGN = 16  # bytes; the largest itemsize, so that views of several dtypes of one storage stay addressable
+
+_PREFIX = struct.Struct(">III")
+_LENGTH = struct.Struct(">Q")
+
+# float8 has no arithmetic and complex32 little; as raw bytes with the dtype's name they cross like all others.
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name)
+    for name in (
+        "bool uint8 uint16 uint32 uint64 int8 int16 int32 int64 float16 bfloat16 float32 float64 "
+        "complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
+    ).split()
+    if hasattr(torch, name)
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class CannotCross(TypeError):
+    """A value that may not leave this process: the message names its type and what to return instead."""
+
+
+class Malformed(Exception):
+    """What arrived is not a message of this format, or exceeds its limits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Live:
+    """The bytes behind one chunk, in this process: where a change made by the other side is written back."""
+
+    view: torch.Tensor  # uint8
+    is_bool: bool
+
+    def restore(self, data: torch.Tensor) -> None:
+        """Overwrite with `data` (uint8, same length). Raises Malformed."""
+        if data.numel() != self.view.numel() or (self.is_bool and bool((data > 1).any())):
+            raise Malformed("changed bytes do not fit the tensor they belong to")
+        self.view.copy_(data)
+
+
+class Packer:
+    """Turns the values of one message into header nodes and chunks.
+
+    Tensors that share a storage share a chunk, so aliasing survives; a chunk covers only the bytes its tensors span.
+    `export(obj)` is asked for the node of any object that is not data, and may raise `CannotCross`.
+    """
+
+    def __init__(self, export: Callable[[Any], Node], dataclasses_by_name: dict[str, type]):
+        self._export = export
+        self._dataclass_names = {cls: name for name, cls in dataclasses_by_name.items()}
+        self._chunks: list[Any] = []  # bytes, or the index of a storage
+        self._storages: dict[int, int] = {}  # data_ptr -> index into the lists below
+        self._keep: list[torch.UntypedStorage] = []
+        self._spans: list[list[int]] = []  # per storage: first and last byte + 1
+        self._nodes: list[list[dict[str, Any]]] = []  # per storage: its tensors
+        self._chunk_of: list[int] = []
+
+    def pack(self, value: Any, depth: int = 0) -> Node:
+        """The header node of `value`. Raises CannotCross for what is neither data nor exportable."""
+        if value is None or value is True or value is False:
+            return value
+        kind = type(value)
+        if kind is int or kind is str:
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"t": "f", "v": repr(value)}
+        if depth > MAX_DEPTH:
+            raise CannotCross(f"a value nested more than {MAX_DEPTH} deep (or containing itself) cannot cross")
+        if isinstance(value, torch.Tensor):
+            return self._pack_tensor(value)
+        if isinstance(value, list):
+            return [self.pack(item, depth + 1) for item in value]
+        if isinstance(value, tuple):
+            return {"t": "u", "v": [self.pack(item, depth + 1) for item in value]}
+        if isinstance(value, dict):
+            return {"t": "d", "v": [[self._pack_key(k), self.pack(v, depth + 1)] for k, v in value.items()]}
+        if isinstance(value, (set, frozenset)):
+            return {"t": "s", "v": [self.pack(item, depth + 1) for item in value]}
+        if isinstance(value, (bytes, bytearray)):
+            self._chunks.append(bytes(value))
+            return {"t": "b", "c": len(self._chunks) - 1}
+        if isinstance(value, (bool, int, float, str)):  # a subclass: an enum member, numpy's float64
+            return self.pack(_base_value(value))
+        if isinstance(value, torch.dtype) and value in _DTYPE_NAMES:
+            return {"t": "dtype", "v": _DTYPE_NAMES[value]}
+        if isinstance(value, torch.device):
+            return {"t": "device", "v": str(value)}
+        if isinstance(value, slice):
+            return {"t": "slice", "v": [self.pack(x) for x in (value.start, value.stop, value.step)]}
+        if value is Ellipsis:
+            return {"t": "..."}
+        if kind in self._dataclass_names:
+            fields = {f.name: self.pack(getattr(value, f.name), depth + 1) for f in dataclasses.fields(value)}
+            return {"t": "dc", "n": self._dataclass_names[kind], "v": fields}
+        if kind.__module__.split(".")[0] == "numpy":
+            return self.pack(_from_numpy(value), depth + 1)
+        return self._export(value)
+
+    def _pack_key(self, key: Any) -> Node:
+        if key is not None and not isinstance(key, (bool, int, float, str, bytes)):
+            raise CannotCross(f"a dict key must be None, bool, int, float, str or bytes, not {type(key).__name__}")
+        return self.pack(key)
+
+    def _pack_tensor(self, tensor: torch.Tensor) -> Node:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            raise CannotCross(f"a subclass of torch.Tensor ({type(tensor).__name__}) cannot cross; use a plain tensor")
+        if tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.dtype not in _DTYPE_NAMES:
+            raise CannotCross(f"a tensor must be dense and on the CPU to cross, not {tensor.device} {tensor.dtype}")
+        tensor = tensor.detach().resolve_conj().resolve_neg()
+        node: dict[str, Any] = {
+            "t": "T",
+            "dtype": _DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "stride": list(tensor.stride()),
+        }
+        if tensor.numel() == 0:
+            return node
+        storage, size = tensor.untyped_storage(), tensor.itemsize
+        first = tensor.storage_offset() * size
+        last = first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) * size + size
+        index = self._storages.get(storage.data_ptr())
+        if index is None:
+            index = self._storages[storage.data_ptr()] = len(self._keep)
+            self._keep.append(storage)
+            self._spans.append([first, last])
+            self._nodes.append([])
+            self._chunks.append(index)
+            self._chunk_of.append(len(self._chunks) - 1)
+        span = self._spans[index]
+        span[0], span[1] = min(span[0], first), max(span[1], last)
+        node["c"], node["first"] = self._chunk_of[index], first
+        self._nodes[index].append(node)
+        return node
+
+    def add_bytes(self, data: torch.Tensor) -> int:
+        """Append a uint8 tensor as it is; returns its chunk number."""
+        self._chunks.append(data.numpy().data)
+        return len(self._chunks) - 1
+
+    def finish(self) -> tuple[list[Any], dict[int, Live]]:
+        """The chunks to send (bytes-like), and per chunk number of a tensor's bytes what is needed to restore them."""
+        live: dict[int, Live] = {}
+        chunks: list[Any] = list(self._chunks)
+        for index, storage in enumerate(self._keep):
+            start = self._spans[index][0] // ALIGN * ALIGN
+            view = torch.empty(0, dtype=torch.uint8).set_(storage)[start : self._spans[index][1]]  # type: ignore[call-overload]
+            for node in self._nodes[index]:
+                node["first"] -= start
+            live[self._chunk_of[index]] = Live(view, any(node["dtype"] == "bool" for node in self._nodes[index]))
+            chunks[self._chunk_of[index]] = view.numpy().data
+        return chunks, live
+
+
+class Unpacker:
+    """Turns header nodes back into values of exact types. Everything is checked: the other side may be hostile.
+
+    `import_handle(node)` makes the stand-in for a foreign object, or returns an own object that comes back.
+    """
+
+    def __init__(
+        self,
+        chunks: list[torch.Tensor],
+        import_handle: Callable[[dict[str, Any]], Any],
+        dataclasses_by_name: dict[str, type],
+    ):
+        self.chunks = chunks
+        self._import_handle = import_handle
+        self._dataclasses = dataclasses_by_name
+
+    def unpack(self, node: Node, depth: int = 0) -> Any:
+        """The value of `node`. Raises Malformed."""
+        if node is None or isinstance(node, (bool, int, float, str)):
+            return node
+        if depth > MAX_DEPTH + 1:
+            raise Malformed("nested too deep")
+        if isinstance(node, list):
+            return [self.unpack(item, depth + 1) for item in node]
+        tag = node.get("t")
+        try:
+            return self._unpack_tagged(tag, node, depth + 1)
+        except Malformed:
+            raise
+        except Exception as error:
+            raise Malformed(f"a value of kind {tag!r} is not well formed: {error}") from None
+
+    def _unpack_tagged(self, tag: Any, node: dict[str, Any], depth: int) -> Any:
+        if tag == "T":
+            return self._unpack_tensor(node)
+        if tag == "u":
+            return tuple(self.unpack(item, depth) for item in node["v"])
+        if tag == "d":
+            return {self.unpack(key, depth): self.unpack(value, depth) for key, value in node["v"]}
+        if tag == "s":
+            return {self.unpack(item, depth) for item in node["v"]}
+        if tag == "b":
+            return self._chunk(node["c"]).numpy().tobytes()
+        if tag == "f":
+            return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}[node["v"]]
+        if tag == "dtype":
+            return DTYPES[node["v"]]
+        if tag == "device":
+            return torch.device(str(node["v"]))
+        if tag == "slice":
+            start, stop, step = (self.unpack(part, depth) for part in node["v"])
+            return slice(start, stop, step)
+        if tag == "...":
+            return Ellipsis
+        if tag == "dc":
+            cls = self._dataclasses[node["n"]]
+            if set(node["v"]) != {f.name for f in dataclasses.fields(cls)}:
+                raise Malformed(f"wrong fields for {node['n']}")
+            return _make_dataclass(cls, {name: self.unpack(v, depth) for name, v in node["v"].items()})
+        if tag == "h":
+            return self._import_handle(node)
+        raise Malformed(f"unknown kind {tag!r}")
+
+    def _chunk(self, number: Any) -> torch.Tensor:
+        if type(number) is not int or not 0 <= number < len(self.chunks):
+            raise Malformed("no such chunk")
+        return self.chunks[number]
+
+    def _unpack_tensor(self, node: dict[str, Any]) -> torch.Tensor:
+        dtype, shape, stride = DTYPES[node["dtype"]], node["shape"], node["stride"]
+        if len(shape) != len(stride) or len(shape) > 64 or any(type(n) is not int or n < 0 for n in (*shape, *stride)):
+            raise Malformed("a tensor's shape or stride is wrong")
+        numel = math.prod(shape)
+        if numel * dtype.itemsize > MAX_BODY:  # an expanded view can describe far more than its bytes
+            raise Malformed(f"a tensor of {numel} elements is larger than {MAX_BODY >> 20} MiB")
+        if numel == 0:
+            return torch.empty(shape, dtype=dtype)
+        chunk, first = self._chunk(node["c"]), node["first"]
+        last = first + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) * dtype.itemsize + dtype.itemsize
+        if type(first) is not int or first < 0 or first % dtype.itemsize or last > chunk.numel():
+            raise Malformed("a tensor lies outside its bytes")
+        if dtype is torch.bool and bool((chunk[first:last] > 1).any()):
+            raise Malformed("a bool tensor holds bytes other than 0 and 1")
+        empty = torch.empty(0, dtype=dtype)
+        return empty.set_(chunk.untyped_storage(), first // dtype.itemsize, shape, stride)  # type: ignore[call-overload]
+
+
+def _base_value(value: Any) -> Any:
+    """The plain value of a subclass of bool, int, float or str, without asking the subclass."""
+    if isinstance(value, int):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, float) else str.__str__(value)
+
+
+def _from_numpy(value: Any) -> Any:
+    import numpy
+
+    if isinstance(value, numpy.generic):
+        return value.item()
+    if isinstance(value, numpy.ndarray):
+        return torch.from_numpy(numpy.array(value, copy=True, order="C"))
+    raise CannotCross(f"a value of type numpy.{type(value).__name__} cannot cross; return a tensor or a number")
+
+
+def _make_dataclass(cls: type, values: dict[str, Any]) -> Any:
+    init = {f.name: values[f.name] for f in dataclasses.fields(cls) if f.init}
+    made = cls(**init)
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            object.__setattr__(made, field.name, values[field.name])
+    return made
+
+
+class Connection:
+    """One end of a stream socket that carries whole messages.
+
+    `deadline` is a time.monotonic() value or None; passing it raises TimeoutError. A closed or broken peer raises
+    ConnectionError, nonsense raises Malformed.
+    """
+
+    def __init__(self, sock: socket.socket):
+        self.sock = sock
+        self.deadline: float | None = None
+
+    def send(self, header: dict[str, Any], chunks: list[Any]) -> None:
+        """Send one message; `chunks` are bytes-like. Raises CannotCross when it is over the limits."""
+        text = json.dumps(header, separators=(",", ":")).encode("ascii")
+        body = sum(memoryview(chunk).nbytes for chunk in chunks)
+        if len(text) > MAX_HEADER or body > MAX_BODY or len(chunks) > MAX_CHUNKS:
+            raise CannotCross(f"more than {MAX_BODY >> 20} MiB of tensors, or {MAX_HEADER >> 20} MiB of other values")
+        self._set_timeout()
+        self.sock.sendall(_PREFIX.pack(len(text), len(chunks), 0) + text)
+        for chunk in chunks:
+            self.sock.sendall(_LENGTH.pack(memoryview(chunk).nbytes))
+            self.sock.sendall(memoryview(chunk).cast("B"))
+
+    def receive(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+        """The next message: its header and its chunks as uint8 tensors that own their memory."""
+        header_length, num_chunks, reserved = _PREFIX.unpack(self._read(bytearray(_PREFIX.size)))
+        if header_length > MAX_HEADER or num_chunks > MAX_CHUNKS or reserved:
+            raise Malformed("not a message, or over the limits")
+        try:
+            header = json.loads(self._read(bytearray(header_length)))
+        except (ValueError, RecursionError) as error:
+            raise Malformed(f"the header is not JSON: {type(error).__name__}") from None
+        if not isinstance(header, dict):
+            raise Malformed("the header is not an object")
+        chunks, left = [], MAX_BODY
+        for _ in range(num_chunks):
+            (length,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size)))
+            left -= length
+            if left < 0:
+                raise Malformed(f"a message of more than {MAX_BODY >> 20} MiB")
+            chunk = torch.empty(length, dtype=torch.uint8)
+            self._read(chunk.numpy())
+            chunks.append(chunk)
+        return header, chunks
+
+    def _set_timeout(self) -> None:
+        if self.deadline is None:
+            self.sock.settimeout(None)
+            return
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.sock.settimeout(left)
+
+    def _read(self, buffer: Any) -> Any:
+        view = memoryview(buffer)
+        while view.nbytes:
+            self._set_timeout()
+            count = self.sock.recv_into(view)
+            if count == 0:
+                raise ConnectionResetError("the other process has closed the connection")
+            view = view[count:]
+        return buffer

@@ -1,0 +1,317 @@
+"""Calls between two processes over one `codec.Connection`: handles, methods, call-backs, exceptions.
+
+Both ends run this code. `Peer.request` sends a call and, until its answer comes, serves the calls the other side makes
+(call-backs), so calls nest and one socket is enough. An object that is not data crosses as a handle: a number here, a
+`Handle` there. Shipped beside `codec.py` into the learner's process; needs nothing else.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import threading
+import time
+import traceback
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .codec import CannotCross, Connection, Malformed, Packer, Unpacker
+
+DUNDERS = ("__len__", "__getitem__", "__setitem__", "__contains__", "__iter__", "__next__", "__enter__", "__exit__")
+LAB_MODULE = "lab_cells"  # __name__ of the namespace in which the examiner runs a lab's cells
+MAX_NESTING = 40
+MAX_TEXT = 8000  # characters of an exception's text
+
+
+class Handle:
+    """An object of the other process: call it, call its methods, read its public attributes, use the listed dunders.
+
+    It is never equal to anything and never true or false: a forged answer must not be able to pass a comparison.
+    """
+
+    __slots__ = ("__weakref__", "_cls", "_dunders", "_id", "_methods", "_peer")
+
+    def __init__(self, peer: Peer, number: int, cls: str, methods: frozenset[str], dunders: frozenset[str]):
+        values = {"_peer": peer, "_id": number, "_cls": cls, "_methods": methods, "_dunders": dunders}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._peer.call(self._id, None, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r} of a {self._cls} of the other process is not public")
+        if name in self._methods:
+            return functools.partial(_call_method, self, name)
+        return self._peer.get(self._id, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"attributes of a {self._cls} of the other process cannot be set")
+
+    def __del__(self) -> None:
+        self._peer.forget(self._id)
+
+    def __repr__(self) -> str:
+        return f"<{self._cls} of the other process>"
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError(f"a {self._cls} of the other process cannot be compared, hashed or tested for truth")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
+    __hash__ = _refuse  # type: ignore[assignment]
+
+    def _dunder(self, name: str, *args: Any) -> Any:
+        if name not in self._dunders:
+            raise TypeError(f"{self._cls} has no {name}")
+        return self._peer.call(self._id, name, args, {})
+
+    def __len__(self) -> int:
+        return self._dunder("__len__")
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._dunder("__getitem__", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._dunder("__setitem__", key, value)
+
+    def __contains__(self, key: Any) -> bool:
+        return self._dunder("__contains__", key) is True
+
+    def __iter__(self) -> Any:
+        return self._dunder("__iter__")
+
+    def __next__(self) -> Any:
+        return self._dunder("__next__")
+
+    def __enter__(self) -> Any:
+        return self._dunder("__enter__")
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> Any:
+        # An exception is not data: its built-in type's name and text cross, and are an exception again there.
+        return self._dunder("__exit__", None if value is None else _describe(value, with_trace=False))
+
+
+def _call_method(handle: Handle, name: str, *args: Any, **kwargs: Any) -> Any:
+    return handle._peer.call(handle._id, name, args, kwargs)
+
+
+class Peer:
+    """One end of a conversation.
+
+    strict: this end is the trusted one. It shows of its own objects only what a lab's cells define (see `_shown`), and
+    keeps its tracebacks to itself. call_seconds: how long the other side may take for one call, call-backs not counted.
+    gone: makes the exception to raise when the other side died, hung or sent nonsense.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        strict: bool,
+        dataclasses_by_name: dict[str, type] | None = None,
+        call_seconds: float | None = None,
+        gone: Callable[[Exception], BaseException] = lambda error: error,
+    ):
+        self.connection = connection
+        self.strict = strict
+        self.call_seconds = call_seconds
+        self.operations: dict[str, Callable[[dict[str, Any], Any], Any]] = {}
+        self.num_calls = 0
+        self._dataclasses = dataclasses_by_name or {}
+        self._gone = gone
+        self._own: dict[int, Any] = {}  # handle number -> object
+        self._numbers: dict[int, int] = {}  # id(object) -> handle number
+        self._next = 1
+        self._foreign: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+        self._dropped: list[int] = []
+        self._lock = threading.RLock()
+        self._depth = 0
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def call(self, number: int, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call object `number` of the other side, or its method `name`; tensors changed there are changed here."""
+        return self.request({"m": "call", "h": number, "n": name}, (list(args), kwargs))
+
+    def get(self, number: int, name: str) -> Any:
+        """Read the public attribute `name` of object `number` of the other side."""
+        return self.request({"m": "get", "h": number, "n": name}, None)
+
+    def request(self, header: dict[str, Any], payload: Any) -> Any:
+        """Send one request, serve call-backs until its answer comes, return the value or raise the exception in it."""
+        with self._lock:
+            if self._depth > MAX_NESTING:
+                raise RecursionError(f"more than {MAX_NESTING} calls between the processes inside each other")
+            self._depth += 1
+            self.num_calls += 1
+            outer = self.connection.deadline
+            if self.call_seconds is not None:
+                self.connection.deadline = time.monotonic() + self.call_seconds
+            try:
+                packer = Packer(self._export, self._dataclasses)
+                header["v"] = packer.pack(payload)
+                header["drop"], self._dropped = self._dropped, []
+                chunks, live = packer.finish()
+                self._wire(self.connection.send, header, chunks)
+                while True:
+                    answer, received = self._wire(self.connection.receive)
+                    if answer.get("m") in ("ok", "err"):
+                        break
+                    self._serve(answer, received)
+                try:
+                    for sent, changed in answer.get("w", ()):
+                        live[sent].restore(received[changed])
+                    value = Unpacker(received, self._import, self._dataclasses).unpack(answer.get("v"))
+                except (Malformed, LookupError, TypeError, ValueError) as error:
+                    raise self._gone(Malformed(str(error))) from None
+                if answer["m"] == "err":
+                    raise _rebuild(value)
+                return value
+            finally:
+                self._depth -= 1
+                self.connection.deadline = outer
+
+    def _wire(self, step: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return step(*args)
+        except CannotCross:
+            raise
+        except (OSError, Malformed) as error:
+            raise self._gone(error) from None
+
+    # --- answering --------------------------------------------------------------------------------------------------
+
+    def serve_forever(self) -> None:
+        """Answer requests until the other side closes the connection."""
+        while True:
+            self._serve(*self.connection.receive())
+
+    def _serve(self, header: dict[str, Any], chunks: list[torch.Tensor]) -> None:
+        left = None if self.connection.deadline is None else self.connection.deadline - time.monotonic()
+        self.connection.deadline = None  # what runs here is not the other side's time
+        before = [chunk.clone() for chunk in chunks]
+        packer = Packer(self._export, self._dataclasses)
+        try:
+            value, kind = packer.pack(self._perform(header, chunks)), "ok"
+        except Exception as error:
+            packer = Packer(self._export, self._dataclasses)
+            value, kind = packer.pack(_describe(error, with_trace=not self.strict)), "err"
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            if self.strict:
+                raise
+            value, kind = packer.pack(_describe(error, with_trace=True)), "err"
+        changed = [i for i, (old, new) in enumerate(zip(before, chunks, strict=True)) if not torch.equal(old, new)]
+        reply = {"m": kind, "v": value, "w": [[i, packer.add_bytes(chunks[i])] for i in changed]}
+        if left is not None:
+            self.connection.deadline = time.monotonic() + left
+        try:
+            self._wire(self.connection.send, reply, packer.finish()[0])
+        except CannotCross as error:
+            self._wire(self.connection.send, {"m": "err", "v": Packer(self._export, {}).pack(_describe(error))}, [])
+
+    def _perform(self, header: dict[str, Any], chunks: list[torch.Tensor]) -> Any:
+        for number in header.get("drop", ()):
+            self._numbers.pop(id(self._own.pop(number, None)), None)
+        payload = Unpacker(chunks, self._import, self._dataclasses).unpack(header.get("v"))
+        operation = self.operations.get(header["m"])
+        if operation is not None:
+            return operation(header, payload)
+        target, name = self._own[header["h"]], header.get("n")
+        if header["m"] == "get":
+            return self._shown(target, name)
+        args, kwargs = payload
+        if name == "__exit__":
+            error = None if args[0] is None else _rebuild(args[0])
+            args = [type(error) if error is not None else None, error, None]
+        return (target if name is None else self._shown(target, name))(*args, **kwargs)
+
+    def _shown(self, target: Any, name: Any) -> Any:
+        """Attribute `name` of an own object, if the other side may see it."""
+        if not isinstance(name, str) or (name.startswith("_") and name not in DUNDERS):
+            raise AttributeError(f"{name!r} is not public")
+        if self.strict:
+            # Nothing inherited from a library and nothing but instances of the lab's own classes: a generator's
+            # frame or a module's functions would lead the learner's code to the tests.
+            lab_classes = [c for c in type(target).__mro__ if c.__module__ == LAB_MODULE]
+            own = name in getattr(target, "__dict__", {}) or any(name in vars(c) for c in lab_classes)
+            if not lab_classes or not own:
+                raise AttributeError(f"{type(target).__name__!r} object has no attribute {name!r}")
+        return getattr(target, name)
+
+    def _export(self, obj: Any) -> dict[str, Any]:
+        if isinstance(obj, Handle):
+            if obj._peer is not self:
+                raise CannotCross("a handle of another process cannot cross")
+            return {"t": "h", "back": obj._id}
+        if self.strict and not callable(obj) and type(obj).__module__ != LAB_MODULE:
+            raise CannotCross(f"a {type(obj).__name__} of the examiner is not data and is not shown to the learner")
+        if isinstance(obj, (types.ModuleType, types.FrameType, types.CodeType, torch.Generator)):
+            raise CannotCross(f"a {type(obj).__name__} cannot cross")
+        number = self._numbers.get(id(obj))
+        if number is None:
+            number = self._numbers[id(obj)] = self._next
+            self._own[number] = obj
+            self._next += 1
+        methods, dunders = _interface(obj if isinstance(obj, type) else type(obj), isinstance(obj, type))
+        return {"t": "h", "id": number, "cls": _name_of(obj), "methods": methods, "dunders": dunders}
+
+    def _import(self, node: dict[str, Any]) -> Any:
+        if "back" in node:
+            return self._own[node["back"]]
+        number = node["id"]
+        handle = self._foreign.get(number)
+        if handle is None:
+            names = frozenset(str(n) for n in node["methods"]), frozenset(str(n) for n in node["dunders"])
+            handle = self._foreign[number] = Handle(self, int(number), str(node["cls"])[:100], *names)
+            if number in self._dropped:  # it was given up here, but the other side has not heard of it yet
+                self._dropped.remove(number)
+        return handle
+
+    def forget(self, number: int) -> None:
+        """A handle of this side is gone; the other side is told with the next request."""
+        self._dropped.append(number)
+
+
+@functools.lru_cache(maxsize=256)
+def _interface(cls: type, as_class: bool) -> tuple[list[str], list[str]]:
+    if cls in (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial):
+        return [], []
+    names = [n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n, None))]
+    return names, [] if as_class else [n for n in DUNDERS if hasattr(cls, n)]
+
+
+def _name_of(obj: Any) -> str:
+    name = getattr(obj, "__name__", None) if callable(obj) else None
+    return name if isinstance(name, str) else type(obj).__name__
+
+
+def _describe(error: BaseException, with_trace: bool = True) -> dict[str, Any]:
+    """An exception as data: its nearest built-in type, arguments, own type's name and the text of the traceback."""
+    builtin = next(c for c in type(error).__mro__ if c.__module__ == "builtins")
+    try:
+        text = str(error)[:MAX_TEXT]
+    except Exception:
+        text = "(an exception whose text cannot be read)"
+    plain = all(type(a) in (int, float, bool, type(None)) or (type(a) is str and len(a) < MAX_TEXT) for a in error.args)
+    trace = "".join(traceback.format_exception(error)[-40:])[-MAX_TEXT:] if with_trace else ""
+    args = list(error.args) if plain and len(error.args) < 8 else [text]
+    return {"type": builtin.__name__, "args": args, "name": type(error).__name__, "trace": trace}
+
+
+def _rebuild(description: Any) -> Exception:
+    """The built-in exception of a description; anything but a subclass of Exception becomes a RuntimeError."""
+    try:
+        kind = getattr(builtins, str(description["type"]), None)
+        args, name = list(description["args"]), str(description["name"])[:200]
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            kind, args = RuntimeError, [f"{name}: {' '.join(str(a) for a in args)}"]
+        error: Exception = kind(*args)
+        error.learner_type, error.learner_traceback = name, str(description["trace"])[:MAX_TEXT]  # type: ignore[attr-defined]
+        return error
+    except Exception:
+        return RuntimeError("an exception that could not be read")

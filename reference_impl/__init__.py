@@ -1,0 +1,44 @@
+"""An LLM inference engine you can read in a weekend.
+
+`import reference_impl` is cheap: torch is imported when an engine name is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reference_impl.config import EngineConfig, course_model
+    from reference_impl.engine import Engine, Parts
+    from reference_impl.interfaces import SamplingParams
+    from reference_impl.llm import LLM, RequestOutput
+    from reference_impl.models.loader import load_model
+
+_HOMES = {
+    "LLM": "llm",
+    "RequestOutput": "llm",
+    "Engine": "engine",
+    "Parts": "engine",
+    "EngineConfig": "config",
+    "course_model": "config",
+    "SamplingParams": "interfaces",
+    "load_model": "models.loader",
+}
+__all__ = [
+    "LLM",
+    "Engine",
+    "EngineConfig",
+    "Parts",
+    "RequestOutput",
+    "SamplingParams",
+    "course_model",
+    "load_model",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'reference_impl' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"reference_impl.{_HOMES[name]}"), name)

@@ -1,0 +1,48 @@
+"""`inferlab generate` and `inferlab bench`: the engine's own commands. Heavy imports happen inside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command(epilog='Example: inferlab generate "def fibonacci(n):" --max-tokens 48 --temperature 0')
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue, or with --chat a message to answer.")],
+    model: Annotated[str, typer.Option(help="A Hugging Face folder, or target / draft for a course model.")] = "target",
+    max_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; default: the checkpoint's.")] = None,
+    chat: Annotated[bool, typer.Option(help="Wrap the prompt in the model's chat template.")] = False,
+) -> None:
+    """Continue a text with the engine, token by token, and say how long it took."""
+    from reference_impl.config import course_model
+    from reference_impl.interfaces import SamplingParams
+    from reference_impl.llm import LLM
+
+    try:
+        folder = course_model(model) if model in ("target", "draft") else Path(model)
+        llm = LLM(folder, dtype=dtype)
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        ids = llm.chat_prompt([{"role": "user", "content": prompt}]) if chat else llm.encode(prompt)
+        if not chat:
+            typer.echo(prompt, nl=False)
+        for piece in llm.stream(ids, sampling):
+            typer.echo(piece, nl=False)
+    except (ValueError, FileNotFoundError) as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    m = llm.engine.trace.metrics("0")
+    tpot = "-" if m.tpot is None else f"{m.tpot * 1e3:.1f} ms"
+    typer.secho(
+        f"\n[{m.num_output_tokens} tokens, TTFT {(m.ttft or 0) * 1e3:.0f} ms, TPOT {tpot}, "
+        f"{m.tokens_per_second or 0:.0f} tokens/s, {str(llm.engine.model.dtype).removeprefix('torch.')}]",
+        dim=True,
+        err=True,
+    )

@@ -1,0 +1,61 @@
+"""Numbered blocks with reference counts (the allocator of PagedAttention, Kwon et al. 2023)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from reference_impl.interfaces import BlockId
+
+
+class OutOfBlocks(RuntimeError):
+    """More blocks were asked for than are free."""
+
+
+class BlockPool:
+    """Hands out blocks 0 ... num_blocks - 1; a block returns when its last reference goes.
+
+    Freed blocks go to the back of the queue: a block is reused as late as possible, which a prefix
+    cache will want, and which makes a use-after-free show in tests.
+    """
+
+    def __init__(self, num_blocks: int):
+        if num_blocks < 1:
+            raise ValueError(f"num_blocks: expected at least 1, got {num_blocks}")
+        self.num_blocks = num_blocks
+        self._free = deque(range(num_blocks))
+        self._refs = [0] * num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def ref_count(self, block: BlockId) -> int:
+        return self._refs[block]
+
+    def allocate(self, n: int) -> list[BlockId]:
+        """n free blocks, each with one reference; OutOfBlocks (and nothing taken) if there are fewer."""
+        if n > len(self._free):
+            raise OutOfBlocks(f"asked for {n} blocks, {len(self._free)} of {self.num_blocks} are free")
+        blocks = [self._free.popleft() for _ in range(n)]
+        for block in blocks:
+            self._refs[block] = 1
+        return blocks
+
+    def incref(self, ids: Sequence[BlockId]) -> None:
+        for block in ids:
+            if self._refs[block] < 1:
+                raise ValueError(f"incref: block {block} is free, so nobody can share it")
+            self._refs[block] += 1
+
+    def decref(self, ids: Sequence[BlockId]) -> list[BlockId]:
+        """Drops one reference each; returns the blocks that became free."""
+        freed = []
+        for block in ids:
+            if self._refs[block] < 1:
+                raise ValueError(f"decref: block {block} is free already (freed twice?)")
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                self._free.append(block)
+                freed.append(block)
+        return freed

@@ -1,0 +1,195 @@
+"""The front door: a folder of weights, text in, text out.
+
+llm = LLM(course_model("target"))
+print(llm.generate(["def fibonacci(n):"], SamplingParams(max_tokens=32, temperature=0))[0].text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tokenizers import Tokenizer
+
+from reference_impl.config import EngineConfig
+from reference_impl.detokenizer import TextStream
+from reference_impl.engine import Engine, Parts
+from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
+from reference_impl.models.loader import load_model
+from reference_impl.trace import RequestMetrics
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request. text stops before a stop string; token_ids keeps every generated token.
+
+    finish_reason: "stop" (an end token or a stop string), "length", or "abort".
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    logprobs: list[TokenLogprobs]
+    metrics: RequestMetrics
+
+
+class LLM:
+    """An engine with a tokenizer.
+
+    model: a Hugging Face folder. dtype: "float32", "bfloat16", ... or None for the checkpoint's own, except
+    that a CPU without bf16 arithmetic gets float32. Other options: see EngineConfig and Parts.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        parts: Parts | None = None,
+        **engine_options: Any,
+    ):
+        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        config = EngineConfig(**engine_options)
+        weights = load_model(model, _dtype(dtype, device), device, config.max_model_len)
+        self.engine = Engine(weights, config, parts)
+        self.tokenizer, self.chat_template = _read_tokenizer(Path(model))
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise ValueError("this model folder has no tokenizer.json: pass token ids instead of text")
+        return list(self.tokenizer.encode(prompt).ids)
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation [{"role": ..., "content": ...}], ready for the assistant's answer."""
+        if self.chat_template is None or self.tokenizer is None:
+            raise ValueError("this model folder has no chat template: use generate() with a plain prompt")
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(self.chat_template)
+        text = template.render(messages=list(messages), add_generation_prompt=True)
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Runs all prompts together; results in the order of the prompts."""
+        batch = _as_list(prompts)
+        params = [sampling or SamplingParams()] * len(batch) if not isinstance(sampling, Sequence) else list(sampling)
+        if len(params) != len(batch):
+            raise ValueError(
+                f"{len(batch)} prompts but {len(params)} sampling parameters: give one for all, or one each"
+            )
+        running = [_Running(self, self.encode(p), s) for p, s in zip(batch, params, strict=True)]
+        for _ in self._run(running):
+            pass
+        return [r.output() for r in running]
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
+        """Pieces of text as they become certain. Leaving the loop early aborts the request."""
+        running = _Running(self, self.encode(prompt), sampling or SamplingParams())
+        for _, piece in self._run([running]):
+            if piece:
+                yield piece
+
+    def chat(self, messages: Sequence[dict[str, str]], sampling: SamplingParams | None = None) -> RequestOutput:
+        return self.generate(self.chat_prompt(messages), sampling)[0]
+
+    def _run(self, running: list[_Running]) -> Iterator[tuple[str, str]]:
+        """Steps the engine until all are done; yields (request id, new text) for every token."""
+        mine = {r.request.id: r for r in running}
+        try:
+            while any(r.request.id in self.engine.requests for r in running):
+                result = self.engine.step()
+                for request_id, token in result.tokens.items():
+                    if request_id in mine:
+                        yield request_id, mine[request_id].push(token)
+        finally:
+            for request_id in mine:
+                if request_id in self.engine.requests:
+                    self.engine.abort(request_id)
+
+
+class _Running:
+    """One request with its text."""
+
+    def __init__(self, llm: LLM, prompt: list[int], sampling: SamplingParams):
+        if sampling.stop and llm.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer: use stop_token_ids")
+        self.engine = llm.engine
+        self.request: Request = llm.engine.add(prompt, sampling)
+        self.text = TextStream(llm.tokenizer, prompt, sampling.stop) if llm.tokenizer else None
+
+    def push(self, token: int) -> str:
+        if self.text is None:
+            return ""
+        if self.request.finish_reason == "stop":  # an end token says "stop"; it is not text
+            return self.text.finish()
+        piece = self.text.push(token)
+        if self.request.id not in self.engine.requests:
+            piece += self.text.finish()
+        elif self.text.stopped_by is not None:
+            self.engine.abort(self.request.id, reason="stop")
+        return piece
+
+    def output(self) -> RequestOutput:
+        r = self.request
+        stopped = self.text is not None and self.text.stopped_by is not None
+        return RequestOutput(
+            request_id=r.id,
+            prompt_token_ids=r.tokens[: r.num_prompt_tokens],
+            token_ids=r.output_tokens,
+            text=self.text.text if self.text else "",
+            finish_reason="stop" if stopped else r.finish_reason or "abort",
+            logprobs=r.logprobs,
+            metrics=self.engine.trace.metrics(r.id),
+        )
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (a text, or token ids) or several, as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    return [cast(Prompt, prompts)] if prompts and isinstance(prompts[0], int) else list(cast(Sequence[Prompt], prompts))
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
+    if isinstance(dtype, str):
+        found = getattr(torch, dtype, None)
+        if not isinstance(found, torch.dtype) or not found.is_floating_point:
+            raise ValueError(f"dtype: expected float32, bfloat16, float16 or float64, got {dtype!r}")
+        return found
+    if dtype is None and device.type == "cpu" and not cpu_has_bf16():
+        return torch.float32
+    return dtype
+
+
+def cpu_has_bf16() -> bool:
+    """True where bf16 arithmetic is in hardware (AVX512-BF16, AMX, or an Arm core's); elsewhere it is slow."""
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def _read_tokenizer(folder: Path) -> tuple[Tokenizer | None, str | None]:
+    """tokenizer.json, and the chat template from chat_template.jinja or tokenizer_config.json."""
+    import json
+
+    file = folder / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else None
+    template = folder / "chat_template.jinja"
+    if template.is_file():
+        return tokenizer, template.read_text("utf-8")
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        found = json.loads(config.read_text("utf-8")).get("chat_template")
+        return tokenizer, found if isinstance(found, str) else None
+    return tokenizer, None

@@ -1,0 +1,140 @@
+"""Fills a Decoder from a Hugging Face folder of safetensors, one file or several.
+
+Every tensor of the model must come exactly once, in the right shape; whatever else is in the files must
+be known to be harmless. Errors name file, tensor, what was expected and what was found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from reference_impl.config import ModelConfig, read_model_config
+from reference_impl.layers.linear import Linear
+from reference_impl.models.decoder import Decoder, DecoderLayer
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that does not fit its config."""
+
+
+Destination = tuple[tuple[int, ...], Callable[[Tensor], object]]  # expected shape, and where it goes
+
+
+def load_model(
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    max_position: int | None = None,
+) -> Decoder:
+    """Reads config and weights. dtype None keeps the checkpoint's own."""
+    folder, device = Path(folder), torch.device(device)
+    config = read_model_config(folder)
+    model = Decoder(config, dtype or getattr(torch, config.dtype), device, max_position)
+    fill(model, destinations(model), weight_files(folder))
+    return model
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """model.safetensors, or the shards that model.safetensors.index.json names."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index}: expected an object with a weight_map; {error!r}") from None
+        files = [folder / name for name in names]
+    else:
+        files = [folder / "model.safetensors"]
+    for file in files:
+        if not file.is_file():
+            hint = " (this folder has PyTorch .bin files: convert them)" if list(folder.glob("*.bin")) else ""
+            raise CheckpointError(f"{file}: no such file; expected weights as safetensors{hint}")
+    return files
+
+
+def destinations(model: Decoder) -> dict[str, Destination]:
+    """Checkpoint name -> (shape, store) for every tensor that the model needs."""
+    c: ModelConfig = model.config
+    table: dict[str, Destination] = {
+        "model.embed_tokens.weight": _whole(model.embedding),
+        "model.norm.weight": _whole(model.norm),
+    }
+    if model.lm_head is not None:
+        table["lm_head.weight"] = _whole(model.lm_head)
+    for layer in model.layers:
+        assert isinstance(layer, DecoderLayer)
+        prefix = f"model.layers.{layer.index}."
+        table[prefix + "input_layernorm.weight"] = _whole(layer.input_norm)
+        table[prefix + "post_attention_layernorm.weight"] = _whole(layer.post_norm)
+        for linear, where in (
+            (layer.qkv, "self_attn."),
+            (layer.o, "self_attn."),
+            (layer.gate_up, "mlp."),
+            (layer.down, "mlp."),
+        ):
+            for part in linear.parts:
+                for name in linear.params:
+                    table[f"{prefix}{where}{part}.{name}"] = _rows(linear, part, name)
+        if layer.qk_norm is not None:
+            # One weight for all query heads, one for all key heads.
+            table[prefix + "self_attn.q_norm.weight"] = _repeated(layer.qk_norm[: c.num_heads])
+            table[prefix + "self_attn.k_norm.weight"] = _repeated(layer.qk_norm[c.num_heads :])
+    return table
+
+
+def _whole(target: Tensor) -> Destination:
+    return tuple(target.shape), target.copy_
+
+
+def _repeated(target: Tensor) -> Destination:
+    return (target.shape[1],), lambda tensor: target.copy_(tensor.expand_as(target))
+
+
+def _rows(linear: Linear, part: str, name: str) -> Destination:
+    rows, start = linear.parts[part], linear.row_of(part)
+    shape = (rows, linear.in_features) if name == "weight" else (rows,)
+    return shape, lambda tensor: linear.method.load(linear.params, name, tensor, start)
+
+
+def fill(model: Decoder, table: dict[str, Destination], files: list[Path]) -> None:
+    missing = dict.fromkeys(table)
+    for file, name, tensor in _tensors(files):
+        if name not in table:
+            if _harmless(name, model):
+                continue
+            raise CheckpointError(
+                f"{file}: tensor {name} is not part of a {model.config.architecture} with this config"
+            )
+        if name not in missing:
+            raise CheckpointError(f"{file}: tensor {name} came a second time")
+        shape, store = table[name]
+        if tuple(tensor.shape) != shape:
+            raise CheckpointError(f"{file}: tensor {name}: expected shape {list(shape)}, found {list(tensor.shape)}")
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            raise CheckpointError(f"{file}: tensor {name}: expected a float of 16, 32 or 64 bits, found {tensor.dtype}")
+        store(tensor)
+        del missing[name]
+    if missing:
+        names = ", ".join(list(missing)[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise CheckpointError(f"{', '.join(map(str, files))}: missing tensors: {names}")
+
+
+def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as handle:
+                for name in handle.keys():  # noqa: SIM118 (not a dict)
+                    yield file, name, handle.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file}: not a complete safetensors file ({error}); download it again") from None
+
+
+def _harmless(name: str, model: Decoder) -> bool:
+    """Tables that older checkpoints stored and that are recomputed, and the head that tying replaces."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and model.lm_head is None)

@@ -1,0 +1,192 @@
+"""Operation counts with and without a KV cache, and the shortest time a device needs for them.
+
+Two kinds of work per forward pass, which grow differently (errata E02.1, E02.2, E02.13):
+    linear     every new token passes every matrix once:      2 * params FLOP per token
+    attention  every new token meets itself and all before it: 4 * heads * head_dim * layers FLOP per (query, key) pair
+Generating T tokens from a prompt of S tokens takes T forward passes, with a cache or without. The token sampled last is
+never fed back, so pass number i (from 0) sees S + i tokens, and a cache holds S + T - 1 at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from reference_impl.theory.hardware import Device
+from reference_impl.theory.kv_cache import bytes_per_token, weight_bytes
+from reference_impl.theory.model_shapes import ModelShape
+from reference_impl.theory.units import Number, format_bytes
+
+# ---------------------------------------------------------------- counts
+
+
+def causal_pairs(query_tokens: Number, past_tokens: Number = 0) -> Number:
+    """(query, key) pairs of one causal pass, q * past + q * (q + 1) / 2: a query meets itself and all before it."""
+    return query_tokens * past_tokens + query_tokens * (query_tokens + 1) // 2
+
+
+def uncached_linear_tokens(prompt_tokens: Number, new_tokens: Number) -> Number:
+    """Tokens sent through the matrices without a cache: S + (S+1) + ... + (S+T-1) = T * (2S + T - 1) / 2."""
+    return new_tokens * (2 * prompt_tokens + new_tokens - 1) // 2
+
+
+def cached_linear_tokens(prompt_tokens: Number, new_tokens: Number) -> Number:
+    """Tokens sent through the matrices with a cache: the prompt once and each fed-back token once, S + T - 1."""
+    return prompt_tokens + new_tokens - 1
+
+
+def uncached_attention_pairs(prompt_tokens: Number, new_tokens: Number) -> Number:
+    """Causal pairs without a cache: sum of n(n+1)/2 for n = S ... S+T-1, by the tetrahedral numbers n(n+1)(n+2)/6."""
+    last, before = prompt_tokens + new_tokens - 1, prompt_tokens - 1
+    return last * (last + 1) * (last + 2) // 6 - before * (before + 1) * (before + 2) // 6
+
+
+def cached_attention_pairs(prompt_tokens: Number, new_tokens: Number) -> Number:
+    """Causal pairs with a cache: each of the S+T-1 positions meets itself and those before once."""
+    return causal_pairs(cached_linear_tokens(prompt_tokens, new_tokens))
+
+
+# ---------------------------------------------------------------- FLOP
+
+
+def gpt_layer_params(layers: Number, hidden_size: Number) -> Number:
+    """Matrix parameters of GPT-style layers (QKV, output, an MLP of width 4d): 12 * layers * hidden_size^2."""
+    return 12 * layers * hidden_size**2
+
+
+def linear_flops(params: Number, tokens: Number) -> Number:
+    """FLOP of the matrices: 2 * params per token (a multiplication and an addition per weight)."""
+    return 2 * params * tokens
+
+
+def attention_flops(pairs: Number, layers: Number, num_heads: Number, head_dim: Number) -> Number:
+    """FLOP of scores and weighted sum, 2 * head_dim each per pair, head and layer; the softmax is left out."""
+    return 4 * pairs * layers * num_heads * head_dim
+
+
+def pass_flops(shape: ModelShape, query_tokens: Number, past_tokens: Number = 0) -> Number:
+    """FLOP of one forward pass of `query_tokens` new tokens over `past_tokens` cached ones.
+
+    Exact in the pairs; 2 * params uses all matrices but the input embedding. Latent attention is counted in its
+    uncompressed form (keys of head_dim, values of v_head_dim).
+    """
+    per_pair = 2 * shape.kv_layers * shape.num_heads * (shape.head_dim + shape.value_dim)
+    return linear_flops(shape.linear_params, query_tokens) + per_pair * causal_pairs(query_tokens, past_tokens)
+
+
+def prefill_flops(shape: ModelShape, prompt_tokens: Number) -> Number:
+    """FLOP to compute a whole prompt once."""
+    return pass_flops(shape, prompt_tokens, 0)
+
+
+def decode_flops(shape: ModelShape, context_tokens: Number) -> Number:
+    """FLOP of one decode step of one sequence whose context, the new token included, is `context_tokens`."""
+    return pass_flops(shape, 1, context_tokens - 1)
+
+
+# ---------------------------------------------------------------- time
+
+
+def step_bound(
+    flops: Number, num_bytes: Number, device: Device, precision: str = "bf16", mfu: Number = 1.0, mbu: Number = 1.0
+) -> Number:
+    """Shortest seconds for a step: max(flops / (mfu * peak), bytes / (mbu * bandwidth)).
+
+    mfu and mbu are the shares of peak compute and bandwidth that are reached; 1.0 gives the floor no engine can beat.
+    """
+    return np.maximum(flops / (mfu * device.peak(precision)), num_bytes / (mbu * device.bandwidth))
+
+
+def require_fit(num_bytes: float, device: Device, num_devices: int = 1) -> None:
+    """Refuse a deployment that cannot exist: a latency for weights that do not fit is not a latency (erratum E01.5)."""
+    capacity = device.capacity * num_devices
+    if num_bytes > capacity:
+        needed = int(np.ceil(num_bytes / device.capacity))
+        raise ValueError(
+            f"expected at most {format_bytes(capacity)} on {num_devices} x {device.name}, "
+            f"got {format_bytes(num_bytes)}; use at least {needed} devices, fewer bits per weight, or a larger device"
+        )
+
+
+def prefill_seconds(
+    shape: ModelShape,
+    prompt_tokens: Number,
+    device: Device,
+    precision: str = "bf16",
+    mfu: Number = 1.0,
+    weights: Number | None = None,
+) -> Number:
+    """Bound for prefilling one prompt: its FLOP, or reading the weights once and writing its cache."""
+    moved = _weights(shape, weights) + prompt_tokens * bytes_per_token(shape)
+    return step_bound(prefill_flops(shape, prompt_tokens), moved, device, precision, mfu)
+
+
+def decode_seconds(
+    shape: ModelShape,
+    context_tokens: Number,
+    device: Device,
+    batch: Number = 1,
+    precision: str = "bf16",
+    weights: Number | None = None,
+    bytes_per_value: Number = 2,
+    mfu: Number = 1.0,
+) -> Number:
+    """Bound for one decode step of `batch` sequences: weights once, plus each sequence's own cache and fixed state.
+
+    A mixture of experts reads only the experts its tokens chose: pass those bytes as `weights`.
+    """
+    cache = context_tokens * bytes_per_token(shape, bytes_per_value) + shape.fixed_state_bytes
+    return step_bound(
+        batch * decode_flops(shape, context_tokens), _weights(shape, weights) + batch * cache, device, precision, mfu
+    )
+
+
+@dataclass(frozen=True)
+class GenerationCost:
+    """What one generation costs: exact counts, and a lower bound in seconds for one sequence alone on the device."""
+
+    forward_passes: int
+    linear_tokens: int
+    attention_pairs: int
+    flops: float
+    seconds: float
+
+
+def generation_cost(
+    shape: ModelShape,
+    prompt_tokens: int,
+    new_tokens: int,
+    device: Device,
+    cached: bool,
+    precision: str = "bf16",
+    mfu: float = 1.0,
+    weights: float | None = None,
+) -> GenerationCost:
+    """Cost of generating `new_tokens` after `prompt_tokens`, with or without a KV cache, summed pass by pass."""
+    if prompt_tokens < 1 or new_tokens < 1:
+        raise ValueError(
+            f"expected at least one prompt token and one new token, got {prompt_tokens} and {new_tokens}; "
+            "the first pass needs something to read"
+        )
+    length = np.arange(prompt_tokens, prompt_tokens + new_tokens, dtype=np.float64)  # context of each pass
+    query = length if not cached else np.where(length == prompt_tokens, length, 1.0)
+    past = length - query
+    pairs = query * past + query * (query + 1) / 2
+    per_pair = 2 * shape.kv_layers * shape.num_heads * (shape.head_dim + shape.value_dim)
+    flops = linear_flops(shape.linear_params, query) + per_pair * pairs
+    moved = _weights(shape, weights) + (length * bytes_per_token(shape) if cached else 0.0)
+    count_linear, count_pairs = (
+        (cached_linear_tokens, cached_attention_pairs) if cached else (uncached_linear_tokens, uncached_attention_pairs)
+    )
+    return GenerationCost(
+        forward_passes=new_tokens,
+        linear_tokens=count_linear(prompt_tokens, new_tokens),
+        attention_pairs=count_pairs(prompt_tokens, new_tokens),
+        flops=float(flops.sum()),
+        seconds=float(np.sum(step_bound(flops, moved, device, precision, mfu))),
+    )
+
+
+def _weights(shape: ModelShape, weights: Number | None) -> Number:
+    return weight_bytes(shape) if weights is None else weights
