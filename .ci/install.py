@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,13 +69,12 @@ def install_torch() -> None:
 
 
 def constraints_around(installed: dict[str, str]) -> Path:
-    """constraints.txt, except that the installed torch and triton stay as they are."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    kept = [name for name in installed if name == "triton" or installed[name].split("+")[0] != pin(name)]
-    if "torch" in kept:
-        kept.append("triton")  # the pinned triton belongs to the pinned torch
-    lines = [line for line in lines if line.split("==")[0] not in kept]
-    lines += [f"{name}=={installed[name]}" for name in dict.fromkeys(kept) if name in installed]
+    """constraints.txt; where another torch is kept, with its version and its triton's in place of the pinned ones."""
+    constraints = ROOT / "constraints.txt"
+    if installed["torch"].split("+")[0] == pin("torch"):
+        return constraints
+    lines = [line for line in constraints.read_text().splitlines() if line.split("==")[0] not in ("torch", "triton")]
+    lines += [f"{name}=={version}" for name, version in installed.items()]
     path = VENV / "constraints.txt"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -107,6 +105,8 @@ def has_nvidia_gpu() -> bool:
 
 def fingerprint() -> str:
     """Changes when an install would change: dependencies, packaging, pins, Python."""
+    import tomllib  # here, so that an older Python gets as far as the message below
+
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     asked = [project["build-system"], project["project"], project["tool"]["hatch"], sys.version]
     text = json.dumps(asked, sort_keys=True) + (ROOT / "constraints.txt").read_text()
@@ -116,7 +116,7 @@ def fingerprint() -> str:
 def pip(*arguments: str) -> None:
     environment = {"PIP_ROOT_USER_ACTION": "ignore", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **os.environ}
     if subprocess.run([PYTHON, "-m", "pip", *arguments], env=environment).returncode:
-        sys.exit(f"error: this failed: pip {' '.join(arguments)}\nThe lines above say why. Then run the same target again.")
+        sys.exit(f"error: this failed: pip {' '.join(arguments)}\nThe lines above say why; then run it again.")
 
 
 def quiet(*command: object) -> int:
@@ -124,6 +124,6 @@ def quiet(*command: object) -> int:
 
 
 if __name__ == "__main__":
-    if sys.version_info < (3, 11):
-        sys.exit(f"error: Python 3.11 or later is needed, this is {sys.version.split()[0]}. make learn PYTHON=python3.12")
+    if sys.version_info < (3, 11):  # noqa: UP036
+        sys.exit(f"error: Python 3.11 or later is needed, not {sys.version.split()[0]}: make learn PYTHON=python3.12")
     main(sys.argv[1])

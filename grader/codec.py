@@ -145,8 +145,9 @@ class Packer:
         if tensor.numel() == 0:
             return node
         storage, size = tensor.untyped_storage(), tensor.itemsize
-        first = tensor.storage_offset() * size
-        last = first + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) * size + size
+        first = int(tensor.storage_offset()) * size
+        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+        last = first + (int(reach) + 1) * size
         index = self._storages.get(storage.data_ptr())
         if index is None:
             index = self._storages[storage.data_ptr()] = len(self._keep)
@@ -172,7 +173,7 @@ class Packer:
         chunks: list[Any] = list(self._chunks)
         for index, storage in enumerate(self._keep):
             start = self._spans[index][0] // ALIGN * ALIGN
-            view = torch.empty(0, dtype=torch.uint8).set_(storage)[start : self._spans[index][1]]  # type: ignore[call-overload]
+            view = torch.empty(0, dtype=torch.uint8).set_(storage)[start : self._spans[index][1]]
             for node in self._nodes[index]:
                 node["first"] -= start
             live[self._chunk_of[index]] = Live(view, any(node["dtype"] == "bool" for node in self._nodes[index]))
@@ -264,7 +265,7 @@ class Unpacker:
         if dtype is torch.bool and bool((chunk[first:last] > 1).any()):
             raise Malformed("a bool tensor holds bytes other than 0 and 1")
         empty = torch.empty(0, dtype=dtype)
-        return empty.set_(chunk.untyped_storage(), first // dtype.itemsize, shape, stride)  # type: ignore[call-overload]
+        return empty.set_(chunk.untyped_storage(), first // dtype.itemsize, shape, stride)
 
 
 def _base_value(value: Any) -> Any:

@@ -9,6 +9,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +60,22 @@ def open_course(folder: Path) -> Path:
     """The absolute path of a course folder. Raises CourseError."""
     if not (folder / "nbgrader_config.py").exists():
         raise CourseError(f"{folder} is not a course folder; make one with: inferlab grade new-course DIR")
+    # nbgrader calls `alembic` by name when it makes a gradebook; without an activated environment it is not on PATH.
+    tools = str(Path(sys.executable).parent)
+    if tools not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join(filter(None, [tools, os.environ.get("PATH")]))
     return folder.resolve()
+
+
+@contextmanager
+def nbgrader_errors(what: str) -> Iterator[None]:
+    """Turns nbgrader's exceptions into a CourseError that says what was being done."""
+    from nbgrader.converters.base import NbGraderException
+
+    try:
+        yield
+    except NbGraderException as error:
+        raise CourseError(f"nbgrader could not {what}; its messages are above ({error})") from error
 
 
 def nbgrader_config(root: Path) -> Any:
@@ -71,10 +90,11 @@ def nbgrader_config(root: Path) -> Any:
     c.CourseDirectory.ignore = ["*.py", "*.pyc", "__pycache__", ".ipynb_checkpoints", ".pytest_cache", "intake.json"]
     c.ClearSolutions.code_stub = {"python": STUB}
     c.OverwriteCells.add_missing_cells = True  # off, a deleted check would stay without a grade for ever
-    from grader.nbgrader_hooks import autograde_steps, feedback_exporter
+    from grader.nbgrader_hooks import FeedbackExporter, autograde_steps, feedback_steps
 
     c.Autograde.autograde_preprocessors = autograde_steps()
-    c.GenerateFeedback.exporter_class = feedback_exporter()
+    c.GenerateFeedback.exporter_class = FeedbackExporter
+    c.GenerateFeedback.preprocessors = feedback_steps()
     return c
 
 

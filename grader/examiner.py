@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import linecache
+import re
 import signal
 import threading
 import time
@@ -20,13 +20,14 @@ from typing import Any
 
 from grader.checks import secret_seed
 from grader.codec import Malformed
-from grader.intake import Submission, learner_cells, stub_source
+from grader.intake import Submission, learner_cells
 from grader.lab import Cell, Lab
 from grader.launcher import Launcher, LearnerProcess
 from grader.peer import LAB_MODULE, Peer
+from grader.reference import Reference, run_cell
 from grader.results import CheckResult, Result
 
-MAX_SEEN = 4000  # characters of what a check printed
+MAX_SEEN = 4000  # characters of what a check printed, and of its message
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ class Attempt:
     broken: dict[str, str] = field(default_factory=dict)  # learner's cell -> what went wrong in it
 
 
-def examine(lab: Lab, submission: Submission, launcher: Launcher, *, secret: bytes, limits: Limits | None = None) -> Result:
+def examine(
+    lab: Lab, submission: Submission, launcher: Launcher, *, secret: bytes, limits: Limits | None = None
+) -> Result:
     """Run all checks of `lab` on `submission`; every check has a result, whatever the submission does.
 
     secret: seeds the checks' randomness (`grader.checks`). Raises ConnectionError when no process can be started.
@@ -73,7 +76,9 @@ def examine(lab: Lab, submission: Submission, launcher: Launcher, *, secret: byt
                     result.checks.append(_not_run(cell, failed_to_start))
                     continue
                 if time.monotonic() - started > limits.total:
-                    result.checks.append(_not_run(cell, Gone("not run", f"all {limits.total:.0f} s were used up before")))
+                    result.checks.append(
+                        _not_run(cell, Gone("not run", f"all {limits.total:.0f} s were used up before"))
+                    )
                     continue
                 try:
                     attempt = attempt or _attempt(lab, submission, launcher, limits)
@@ -84,15 +89,15 @@ def examine(lab: Lab, submission: Submission, launcher: Launcher, *, secret: byt
                 check, alive = _run_check(lab, cell, attempt, limits)
                 result.checks.append(check)
                 if not alive:
-                    result.printed = attempt.process.output()
                     attempt.process.end()
+                    result.printed = clean(attempt.process.output())
                     attempt = None
             if attempt is not None:
                 result.notes += [f"cell {name} stopped with an error" for name in attempt.broken]
     finally:
         if attempt is not None:
             attempt.process.end()
-            result.printed = attempt.process.output()
+            result.printed = clean(attempt.process.output())
     result.seconds = round(time.monotonic() - started, 3)
     return result
 
@@ -108,7 +113,13 @@ def _attempt(lab: Lab, submission: Submission, launcher: Launcher, limits: Limit
             return Gone("crashed", f"your code's process sent what is not an answer ({error})")
         return Gone("crashed", "your code ended its process")
 
-    peer = Peer(process.connection, strict=True, dataclasses_by_name=interface_dataclasses(), call_seconds=limits.call, gone=gone)
+    peer = Peer(
+        process.connection,
+        strict=True,
+        dataclasses_by_name=interface_dataclasses(),
+        call_seconds=limits.call,
+        gone=gone,
+    )
     attempt = Attempt(process, peer, {})
     try:
         cells = learner_cells(lab, submission)
@@ -116,11 +127,11 @@ def _attempt(lab: Lab, submission: Submission, launcher: Launcher, limits: Limit
         attempt.broken = {name: str(text) for (_, name), text in zip(cells, outcomes, strict=True) if text is not None}
         found = peer.request({"m": "names"}, lab.graded_names)
         graded = {name: found.get(name, _Missing(name, attempt.broken)) for name in lab.graded_names}
-        attempt.namespace = examiner_namespace(lab)
+        attempt.namespace = {"__name__": LAB_MODULE, "reference": Reference(lab)}
         attempt.namespace.update(graded)
         for cell in lab.cells:
             if cell.kind == "code" and cell.where in ("both", "examiner"):
-                _run_cell(cell.source, cell.grade_id, attempt.namespace)
+                run_cell(cell.source, cell.grade_id, attempt.namespace)
                 attempt.namespace.update(graded)
     except Gone:
         process.end()
@@ -136,15 +147,13 @@ def _run_check(lab: Lab, cell: Cell, attempt: Attempt, limits: Limits) -> tuple[
     started, printed, alive = time.monotonic(), io.StringIO(), True
     try:
         with contextlib.redirect_stdout(printed), _alarm(limits.check):
-            _run_cell(cell.source, cell.grade_id, attempt.namespace)
+            run_cell(cell.source, cell.grade_id, attempt.namespace)
         status, message = "passed", ""
     except Gone as gone:
         status, message, alive = gone.status, gone.detail, False
     except BaseException as error:
         status, message = explain(error, cell)
         alive = not isinstance(error, (KeyboardInterrupt, SystemExit))
-    if status != "passed" and attempt.broken and "not defined" in message:
-        message += "\n" + "\n".join(attempt.broken.values())
     check = check_result(cell, status, message, printed.getvalue(), time.monotonic() - started)
     return check, alive
 
@@ -157,21 +166,30 @@ def check_result(cell: Cell, status: str, message: str, seen: str = "", seconds:
         earned=cell.points if status == "passed" else 0.0,
         status=status,
         property=cell.property_text,
-        message=message,
+        message=clean(message)[:MAX_SEEN],
         hint="" if status == "passed" else cell.hint,
-        seen=seen[:MAX_SEEN],
+        seen=clean(seen)[:MAX_SEEN],
         seconds=round(seconds, 4),
     )
+
+
+def clean(text: str) -> str:
+    """Text of a learner without what no file or terminal should get: lone surrogates and control characters."""
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)
 
 
 def explain(error: BaseException, cell: Cell) -> tuple[str, str]:
     """Status and message for an exception that ended a check. Never shows the source of a check."""
     trace = getattr(error, "learner_traceback", "")
     if isinstance(error, NotImplementedError):
-        return "not written", "a part that this check needs is not written yet"
+        cells = re.findall(r'File "<cell ([^>]+)>"', trace)
+        return "not written", f"{cells[-1] if cells else 'a part that this check needs'} is not written yet"
+    if isinstance(error, _NotDefined):
+        return "failed", str(error)
     if trace:
         text = f"your code raised {error.learner_type}: {error}"  # type: ignore[attr-defined]
-        return "failed", text + "\n" + own_lines(trace)
+        return "failed", "\n".join(filter(None, [text, own_lines(trace)]))
     if isinstance(error, AssertionError):
         return "failed", str(error) or "the property does not hold"
     return "failed", f"the check could not use what your code gave it: {type(error).__name__}: {error}"
@@ -183,49 +201,21 @@ def own_lines(trace: str) -> str:
     return trace[start:].rstrip() if start >= 0 else ""
 
 
-def examiner_namespace(lab: Lab) -> dict[str, Any]:
-    """A fresh namespace for a lab's checks; `reference` in it holds the reference's graded names, for hidden tests."""
-    return {"__name__": LAB_MODULE, "__builtins__": __builtins__, "reference": _Reference(lab)}
-
-
-class _Reference:
-    """The reference's graded names as attributes, made when first asked for. Only a solution notebook has them."""
-
-    def __init__(self, lab: Lab):
-        self._lab = lab
-        self._namespace: dict[str, Any] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if self._namespace is None:
-            self._namespace = {"__name__": LAB_MODULE}
-            for cell in self._lab.cells:
-                if cell.kind == "solution" or (cell.kind == "code" and cell.where in ("both", "learner")):
-                    _run_cell(cell.source, f"reference-{cell.grade_id}", self._namespace)
-        if name not in self._namespace:
-            raise AttributeError(f"the reference has no {name}")
-        return self._namespace[name]
-
-
 class _Missing:
     """Stands for a graded name that the learner's cells did not define."""
 
     def __init__(self, name: str, broken: dict[str, str]):
-        self._name = name
+        self._text = "\n".join([f"{name} is not defined", *(f"cell {c}:\n{own_lines(t)}" for c, t in broken.items())])
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        raise NameError(f"{self._name} is not defined")
+        raise _NotDefined(self._text)
 
     def __getattr__(self, attribute: str) -> Any:
-        raise NameError(f"{self._name} is not defined")
+        raise _NotDefined(self._text)
 
 
-def _run_cell(source: str, name: str, namespace: dict[str, Any]) -> None:
-    filename = f"<{name}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    # optimize=0: under `python -O` every assert would vanish and every check would pass.
-    exec(compile(source, filename, "exec", dont_inherit=True, optimize=0), namespace)
+class _NotDefined(NameError):
+    pass
 
 
 def _not_run(cell: Cell, gone: Gone) -> CheckResult:
@@ -261,6 +251,3 @@ def interface_dataclasses() -> dict[str, type]:
     except ModuleNotFoundError:
         return {}
     return {n: c for n, c in vars(module).items() if isinstance(c, type) and dataclasses.is_dataclass(c)}
-
-
-__all__ = ["Limits", "examine", "stub_source"]

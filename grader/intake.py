@@ -47,7 +47,7 @@ def read_submission(raw: bytes, lab: Lab) -> Submission:
     place: str | None = None
     known = {cell.grade_id: cell for cell in lab.cells}
     seen: dict[str, int] = {}
-    for number, (cell_type, grade_id, source) in enumerate(_cells(raw)):
+    for cell_type, grade_id, source in _cells(raw):
         if grade_id is None or grade_id not in known:
             if source.strip():
                 submission.added.append(Added(place, cell_type, source))

@@ -46,12 +46,12 @@ class Cell:
     @property
     def property_text(self) -> str:
         """What a check says it checks."""
-        return _comment(self.source, "property")
+        return comment_text(self.source, "property")
 
     @property
     def hint(self) -> str:
         """What a check says to a learner who fails it."""
-        return _comment(self.source, "hint")
+        return comment_text(self.source, "hint")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ def defined_names(source: str) -> list[str]:
 
 def split_hidden(source: str) -> tuple[str, str]:
     """The visible and the hidden part of a check."""
-    visible, hidden, inside = [], [], False
+    visible: list[str] = []
+    hidden: list[str] = []
+    inside = False
     for line in source.split("\n"):
         if BEGIN_HIDDEN in line or END_HIDDEN in line:
             inside = BEGIN_HIDDEN in line
@@ -142,7 +144,7 @@ def _kind(cell_type: str, meta: dict[str, Any]) -> Kind:
     return "code" if cell_type == "code" else "text"
 
 
-def _comment(source: str, key: str) -> str:
+def comment_text(source: str, key: str) -> str:
     """The text of `# key: ...` among the comment lines a cell starts with; it may go on in lines indented further."""
     text: list[str] = []
     for line in source.split("\n"):

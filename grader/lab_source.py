@@ -44,12 +44,17 @@ def solution_notebook(path: Path, install_url: str | None = None) -> dict[str, A
 
 def percent_cells(path: Path) -> list[dict[str, Any]]:
     """The cells of a percent file as plain dicts. Raises LabError for a cell without grade_id."""
+    return percent_cells_of(path.read_text("utf-8"), path.name)
+
+
+def percent_cells_of(text: str, name: str) -> list[dict[str, Any]]:
+    """The cells of a text in percent format; `name` is for messages. Raises LabError for a cell without grade_id."""
     import jupytext
 
-    cells = [dict(cell) for cell in jupytext.reads(path.read_text("utf-8"), fmt="py:percent").cells]
+    cells = [dict(cell) for cell in jupytext.reads(text, fmt="py:percent").cells]
     for cell in cells:
         if not (cell["metadata"].get("nbgrader") or {}).get("grade_id"):
-            raise LabError(f"{path.name}: a cell has no grade_id: {cell['source'][:60]!r}")
+            raise LabError(f"{name}: a cell has no grade_id: {cell['source'][:60]!r}")
     return cells
 
 
@@ -116,8 +121,9 @@ def _validate_check(cell: Cell, tree: ast.Module, where: str) -> None:
 
 
 def write_notebook(notebook: dict[str, Any]) -> str:
-    """The text of a notebook file, in nbformat's own layout."""
-    return json.dumps(notebook, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+    """The text of a notebook file, in nbformat's own layout: a source is a list of lines."""
+    cells = [cell | {"source": "".join(cell["source"]).splitlines(keepends=True)} for cell in notebook["cells"]]
+    return json.dumps(notebook | {"cells": cells}, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
 
 
 def released_notebook(solution_text: str, slug: str, name: str) -> str:
@@ -132,7 +138,7 @@ def released_notebook(solution_text: str, slug: str, name: str) -> str:
         source.mkdir(parents=True)
         (source / f"{name}.ipynb").write_text(solution_text, "utf-8")
         config = nbgrader_config(Path(folder))
-        steps = [step for step in GenerateAssignment.preprocessors.default_args[0] if step is not SaveCells]  # type: ignore[attr-defined]
+        steps = [step for step in GenerateAssignment.preprocessors.default_args[0] if step is not SaveCells]
         config.GenerateAssignment.preprocessors = steps
         directory = course_directory(config, slug)
         converter = GenerateAssignment(coursedir=directory, config=config, log=quiet_log())

@@ -79,9 +79,11 @@ class Launcher:
         if interfaces.exists():
             shutil.copyfile(interfaces, package / "interfaces.py")
         ours, theirs = socket.socketpair()
-        start = "import sys; sys.path.insert(0, sys.argv[1]); from learner_side.learner import main; main(int(sys.argv[2]))"
+        start = (
+            "import sys; sys.path.insert(0, sys.argv[1]); from learner_side.learner import main; main(int(sys.argv[2]))"
+        )
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-c", start, self._folder, str(theirs.fileno())],
+            [sys.executable, "-P", "-c", start, self._folder, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=sys.__stderr__,

@@ -14,6 +14,11 @@ from typing import NoReturn
 from grader.manifest import load_course
 from grader.workspace import WorkspaceError
 
+_NBGRADER_EXTENSIONS = [
+    f"nbgrader.server_extensions.{name}"
+    for name in ("formgrader", "validate_assignment", "assignment_list", "course_list")
+]
+
 
 def serve(folder: Path, port: int, ip: str) -> NoReturn:
     """Replaces this process by JupyterLab on the first free port from `port` on.
@@ -28,7 +33,8 @@ def serve(folder: Path, port: int, ip: str) -> NoReturn:
     host = "127.0.0.1" if ip in ("0.0.0.0", "::", "*") else ip
     print(f"JupyterLab: http://{host}:{port}{page}?token={token}")
     if not has_display():
-        print(f"No display here. From another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}, then open the address.")
+        tunnel = f"ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}"
+        print(f"No display here. From another machine: {tunnel}, then open the address.")
     print("Stop with Ctrl-C.", flush=True)
     command = jupyter_command(folder, port, ip, page)
     os.execve(command[0], command, jupyter_environment(token))
@@ -38,6 +44,8 @@ def jupyter_command(folder: Path, port: int, ip: str, page: str) -> list[str]:
     command = [sys.executable, "-P", "-m", "jupyterlab"]  # -P: the current folder does not shadow packages
     command += [f"--ServerApp.root_dir={folder}", f"--ServerApp.ip={ip}", f"--ServerApp.port={port}"]
     command += ["--ServerApp.port_retries=0", f"--LabApp.default_url={page}", "--Application.log_level=WARN"]
+    for name in _NBGRADER_EXTENSIONS:  # an instructor's: outside a course folder they only complain
+        command.append(f"--ServerApp.jpserver_extensions={name}=False")
     # Ctrl-C stops at once; no question about news, no look-up of new versions.
     command += ["--ServerApp.answer_yes=True"]
     command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]

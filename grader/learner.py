@@ -1,7 +1,7 @@
 """The second process: it runs a learner's cells and answers the examiner's calls. It holds no test and no reference.
 
-Started once as `python -I -m learner_side.learner FD` from a folder that holds only codec.py, peer.py, this file and a
-copy of `reference_impl/interfaces.py` (`grader.launcher` makes it). That process imports torch, then forks one child
+`grader.launcher` starts it once, from a folder that holds only codec.py, peer.py, this file and a copy of
+`reference_impl/interfaces.py`. That process imports torch, then forks one child
 per request, so that a submission costs a fork and not an import. There is no sandbox around it yet.
 """
 
@@ -35,7 +35,9 @@ NOT_HERE = ("grader", "solutions", "tests", "chapters", "labs", "learner_side")
 class _NotHere(importlib.abc.MetaPathFinder):
     """Refuses imports of the course's machinery; of the engine only `reference_impl.interfaces` exists."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None) -> None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> None:
         top = fullname.split(".")[0]
         if top in NOT_HERE or top == "reference_impl":
             raise ModuleNotFoundError(f"{fullname} is not available to a solution when it is graded", name=fullname)
@@ -82,7 +84,7 @@ def _serve(channel: socket.socket, dataclasses_by_name: dict[str, type]) -> None
     peer = Peer(Connection(channel), strict=False, dataclasses_by_name=dataclasses_by_name)
 
     def cells(header: dict[str, Any], payload: Any) -> Any:
-        return [run_cell(source, name, vars(module)) for name, source in payload]
+        return [run_cell(source, name, vars(module)) for source, name in payload]
 
     def names(header: dict[str, Any], payload: Any) -> Any:
         return {name: vars(module)[name] for name in payload if name in vars(module)}
@@ -155,7 +157,3 @@ def _end(pid: int, children: set[int]) -> int:
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
     return status
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

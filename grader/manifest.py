@@ -57,9 +57,9 @@ class Chapter(_Entry):
     @model_validator(mode="after")
     def _parts_and_status_agree(self) -> Chapter:
         if (self.status == "finished") != bool(self.parts):
-            raise ValueError(f"chapter {self.number}: expected parts exactly when status is finished, got {self.status}")
+            raise ValueError(f"chapter {self.number}: expected parts exactly when finished, got {self.status}")
         if self.parts and sum(part.minutes for part in self.parts) != self.minutes:
-            raise ValueError(f"chapter {self.number}: expected minutes to be the sum over its parts, got {self.minutes}")
+            raise ValueError(f"chapter {self.number}: expected minutes to be the sum of its parts, got {self.minutes}")
         return self
 
 

@@ -63,7 +63,7 @@ class Handle:
         raise TypeError(f"a {self._cls} of the other process cannot be compared, hashed or tested for truth")
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
-    __hash__ = _refuse  # type: ignore[assignment]
+    __hash__ = _refuse
 
     def _dunder(self, name: str, *args: Any) -> Any:
         if name not in self._dunders:

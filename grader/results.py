@@ -1,4 +1,4 @@
-"""The structured result of a submission: one entry per check, and how it was obtained. JSON, for reports and replays."""
+"""The structured result of a submission: one entry per check, and how it was obtained. JSON, for reports."""
 
 from __future__ import annotations
 

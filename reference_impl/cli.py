@@ -46,3 +46,22 @@ def generate(
         dim=True,
         err=True,
     )
+
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure, with ratios and a stamped result.")
+app.add_typer(bench_app, name="bench")
+
+
+@bench_app.command(epilog="Example: inferlab bench cpu --rounds 7")
+def cpu(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 5,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/cpu.json.")] = False,
+) -> None:
+    """The engine against transformers.generate on the course model: one stream and 16 ragged requests."""
+    from reference_impl.bench import cpu as bench
+    from reference_impl.bench import harness
+
+    result = bench.run(rounds)
+    typer.echo(bench.table(result))
+    if save:
+        typer.echo(f"wrote {harness.save('cpu', result)}")

@@ -91,7 +91,7 @@ class Engine:
             self.kv, config.max_num_seqs, config.max_num_batched_tokens
         )
         self.kv_cache = parts.kv_cache or PagedKVCache(self.kv_spec, self.num_blocks, model.dtype, model.device)
-        self.attention = parts.attention or TorchAttention(c.head_dim**-0.5)
+        self.attention = parts.attention or TorchAttention(c.head_dim**-0.5, model.dtype)
         self.executor = parts.executor or LocalExecutor(
             model, self.kv_cache, self.attention, config.block_size, self.clock
         )

@@ -291,6 +291,12 @@ def _refuse_sliding_window(config: Mapping[str, Any]) -> None:
             f"config field 'sliding_window': expected null, got {window!r}; a window bounds the cache, which this "
             "calculator does not model: set it to null to count a cache of the whole sequence"
         )
+    other = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
+    if other:
+        raise ValueError(
+            f"config field 'layer_types': expected only 'full_attention' in a {config['model_type']} model, "
+            f"got {other}; build a ModelShape by hand with attention_layers"
+        )
 
 
 _READERS = {

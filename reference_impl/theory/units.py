@@ -89,6 +89,9 @@ class _Quantity:
     def __mul__(self, other: object) -> Number:
         if isinstance(other, (int, float)):
             return type(self)(self.value * other)  # type: ignore[call-arg]
+        # byte/s * FLOP/byte = FLOP/s: what this bandwidth can feed at that intensity.
+        if isinstance(other, _Quantity) and {type(self), type(other)} == {BytesPerSecond, FlopPerByte}:
+            return FlopPerSecond(self.value * other.value)
         if isinstance(other, _Quantity):
             raise UnitError(f"expected a plain factor or FLOP/byte times byte/s, got {self.unit} times {other.unit}")
         return NotImplemented
@@ -121,14 +124,6 @@ class BytesPerSecond(_Quantity):
 
     value: Number
     unit = "byte/s"
-
-    def __mul__(self, other: object) -> Number:
-        # byte/s * FLOP/byte = FLOP/s: what this bandwidth can feed at that intensity.
-        if isinstance(other, FlopPerByte):
-            return FlopPerSecond(self.value * other.value)
-        return super().__mul__(other)
-
-    __rmul__ = __mul__
 
 
 def ridge_point(compute: FlopPerSecond, bandwidth: BytesPerSecond) -> FlopPerByte:

@@ -26,7 +26,8 @@ def shapes(draw: st.DrawFn) -> ModelShape:
 @given(shapes(), st.sampled_from((1, 2, 4)))
 def test_bytes_per_token_is_two_times_layers_times_kv_heads_times_head_dim(shape: ModelShape, size: int) -> None:
     expected = kv_cache.attention_bytes_per_token(shape.layers, shape.num_kv_heads, shape.head_dim, size)
-    assert kv_cache.bytes_per_token(shape, size) == expected == 2 * shape.layers * shape.num_kv_heads * shape.head_dim * size
+    assert expected == 2 * shape.layers * shape.num_kv_heads * shape.head_dim * size
+    assert kv_cache.bytes_per_token(shape, size) == expected
 
 
 @given(shapes())
@@ -153,11 +154,14 @@ def test_a_memory_plan_adds_up_and_grows_with_the_prompt(prompt: int, sequences:
     assert longer.total > plan.total
     chunked = kv_cache.plan_memory(shape, 80 * GB, prompt, sequences, chunk_tokens=512)
     assert chunked.activations <= plan.activations
+    # One row of fp32 logits per sequence, and one layer's activations: 2 * hidden + 3 * intermediate values per token.
+    assert plan.logits == sequences * shape.vocab_size * 4
+    assert plan.activations == sequences * prompt * (2 * 4096 + 3 * 14336) * 2
     assert chunked.cache == plan.cache
 
 
 def test_a_long_prompt_runs_out_of_memory_by_the_component_one_forgot() -> None:
-    """8B in bf16 on 80 GB, a prompt of 131,072 tokens: chunked it fits with 38 GB to spare, and each shortcut breaks it."""
+    """8B in bf16 on 80 GB, 131,072 tokens of prompt: chunked it fits with 38 GB to spare; each shortcut breaks it."""
     shape = model("llama-3-8b")
     good = kv_cache.plan_memory(shape, 80 * GB, 131_072, chunk_tokens=2048)
     assert good.fits

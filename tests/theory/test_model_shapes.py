@@ -134,6 +134,7 @@ def test_layer_types_override_the_interval_of_a_hybrid() -> None:
         (LLAMA_3_8B | {"num_key_value_heads": 5}, "num_kv_heads"),
         (MISTRAL_7B | {"sliding_window": 4096}, "sliding_window"),
         (QWEN25_72B | {"use_sliding_window": True}, "sliding_window"),
+        (QWEN3_06B | {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         (DEEPSEEK_V3 | {"kv_lora_rank": None}, "kv_lora_rank"),
     ],
 )

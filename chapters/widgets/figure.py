@@ -1,0 +1,100 @@
+"""How every picture of the course looks and reaches the page: one palette, and an alt text for each.
+
+The palette is Okabe and Ito's (2008), told apart with every common kind of colour blindness; what colour says is also
+said by a label, a hatch or a position.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ipywidgets import HTML, VBox, Widget
+from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442",
+)  # fmt: skip
+GREY, INK = "#B8B8B8", "#333333"
+
+
+def figure(width: float = 7.0, height: float = 3.0) -> Figure:
+    """An empty figure of width x height inches. It belongs to nobody: pyplot's global state is not used."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def tidy(axes: Any, xlabel: str = "", ylabel: str = "", title: str = "") -> Any:
+    """Labels, a light grid, no frame on top and right; returns the axes."""
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+    if title:
+        axes.set_title(title, fontsize=10, loc="left")
+    axes.grid(True, color="#E4E4E4", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def to_html(fig: Figure, alt: str) -> str:
+    """The figure as an <img> with its alt text; no file, no link."""
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", dpi=110)
+    data = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt, quote=True)}" style="max-width:100%">'
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A picture for a notebook. Where pictures cannot be shown, its alt text is."""
+
+    html: str
+    alt: str
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {"text/html": self.html, "text/plain": self.alt}
+
+
+def show(fig: Figure, alt: str) -> Shown:
+    """The figure, ready to be the last line of a cell. alt says in words what it shows."""
+    if not alt.strip():
+        raise ValueError("alt: expected a sentence that says what the figure shows, got nothing")
+    return Shown(to_html(fig, alt), alt)
+
+
+@dataclass
+class View:
+    """Controls above a picture. Where no front end speaks the widget protocol, the first picture stands alone.
+
+    controls: ipywidgets by name; draw: their values as keyword arguments -> Shown.
+    """
+
+    controls: dict[str, Widget]
+    draw: Callable[..., Shown]
+
+    def __post_init__(self) -> None:
+        self.shown = self.draw(**self.values)
+        self.picture = HTML(self.shown.html)
+        self.box = VBox([*self.controls.values(), self.picture])
+        for control in self.controls.values():
+            control.observe(self._redraw, "value")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {name: control.value for name, control in self.controls.items()}
+
+    def _redraw(self, change: Any) -> None:
+        self.shown = self.draw(**self.values)
+        self.picture.value = self.shown.html
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return live(self.box, self.shown.html, self.shown.alt)
+
+
+def live(widget: Widget, html: str, text: str) -> dict[str, Any]:
+    """A widget for front ends that have them, HTML for those that have not, text for a terminal."""
+    model = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": model, "text/html": html, "text/plain": text}

@@ -1,0 +1,116 @@
+"""A learner's work on a lab: find it, check it, put a cell back, compare it with the reference."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from grader import workspace
+from grader.intake import Refused, Submission, read_submission
+from grader.lab import Lab, LabError, find_lab, load_lab
+from grader.results import CheckResult, Result
+
+
+@dataclass(frozen=True)
+class Work:
+    """lab: as released. path: the learner's notebook."""
+
+    lab: Lab
+    path: Path
+
+
+def has_started(wanted: str) -> bool:
+    """Whether the learner's workspace has the lab's notebook. Raises LabError for an unknown lab."""
+    return _place(find_lab(workspace.data_root() / "labs", wanted)).exists()
+
+
+def open_work(wanted: str, file: Path | None = None) -> Work:
+    """The learner's notebook of a lab, or `file` in its place. Raises LabError when there is none."""
+    released = find_lab(workspace.data_root() / "labs", wanted)
+    path = file or _place(released)
+    if not path.exists():
+        raise LabError(f"there is no {path}; bring the lab with: inferlab lab start {wanted}")
+    return Work(load_lab(released), path)
+
+
+def check_file(work: Work) -> Result:
+    """The visible checks on the saved notebook, with the intake and the examiner that grade a course."""
+    raw = work.path.read_bytes()
+    try:
+        submission = read_submission(raw, work.lab)
+    except Refused as error:
+        raise LabError(f"{work.path}: {error}") from None
+    return check_submission(work.lab, submission)
+
+
+def check_submission(lab: Lab, submission: Submission) -> Result:
+    """The visible checks on a submission, in a second process, with the public seed."""
+    from grader.launcher import Launcher
+
+    with Launcher() as launcher:  # starts in the background while torch is imported here
+        import torch
+
+        from grader.checks import PUBLIC_SECRET
+        from grader.examiner import examine
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return examine(lab, submission, launcher, secret=PUBLIC_SECRET)
+        finally:
+            torch.set_num_threads(threads)
+
+
+def reset_cell(work: Work, cell: str) -> Path:
+    """Put solution cell `cell` back to the release; returns the file the learner's text was saved to."""
+    released = work.lab.cell(cell)
+    if released is None or released.kind != "solution":
+        known = ", ".join(c.grade_id for c in work.lab.of_kind("solution"))
+        raise LabError(f"no cell {cell!r} that you write in this lab; they are: {known}")
+    notebook: dict[str, Any] = json.loads(work.path.read_text("utf-8"))
+    mine = [c for c in notebook["cells"] if c.get("metadata", {}).get("nbgrader", {}).get("grade_id") == cell]
+    if not mine:
+        raise LabError(f"{work.path} has no cell {cell} any more; start again in a new folder, or undo the deletion")
+    kept = next(p for n in range(1, 10000) if not (p := work.path.with_name(f"{cell}.kept{n}.py")).exists())
+    workspace.write_atomically(kept, "\n\n".join("".join(c["source"]) for c in mine).encode())
+    for raw in mine:
+        raw["source"] = released.source.splitlines(keepends=True)
+        raw["outputs"], raw["execution_count"] = [], None
+    text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"
+    workspace.write_atomically(work.path, text.encode())
+    return kept
+
+
+def difference(work: Work) -> str:
+    """A unified diff from the reference to the learner's cells. Raises LabError where no solutions are at hand."""
+    solutions = workspace.data_root() / "solutions" / work.lab.slug
+    path = next(iter(sorted(solutions.glob("*.ipynb"))), None)
+    if path is None:
+        raise LabError("the solutions are not part of the installed package; they are in the course's repository")
+    submission = read_submission(work.path.read_bytes(), work.lab)
+    lines: list[str] = []
+    for cell in load_lab(path).of_kind("solution"):
+        reference = [
+            x for x in cell.source.splitlines() if "### BEGIN SOLUTION" not in x and "### END SOLUTION" not in x
+        ]
+        mine = submission.answers.get(cell.grade_id, "").splitlines()
+        name = cell.grade_id
+        lines += difflib.unified_diff(reference, mine, f"reference/{name}", f"yours/{name}", lineterm="")
+    return "\n".join(lines)
+
+
+def next_step(result: Result, lab: str) -> str:
+    """What to do after a check, in one sentence."""
+    first: CheckResult | None = next((c for c in result.checks if c.status != "passed"), None)
+    if first is None:
+        return f"All checks passed. Compare with the reference: inferlab lab diff {lab}"
+    if first.status == "not written":
+        return f"Next: write what {first.grade_id} asks for, save the notebook, check again."
+    return f"Next: start with {first.grade_id}; later checks often fail for the same reason."
+
+
+def _place(released: Path) -> Path:
+    return workspace.home() / "labs" / released.parent.name / released.name

@@ -1,0 +1,68 @@
+"""`grader.check()`: the same result as `inferlab lab check`, from inside a notebook, without saving it first.
+
+What counts is what was executed: for each part the last executed cell that defines it. It goes through the same
+examiner as a saved notebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grader.intake import Added, Submission, plain_python
+from grader.lab import Lab, LabError, defined_names, load_lab, split_hidden
+
+
+def check_this_notebook() -> None:
+    """Find out which lab is open, check it, and show the result. Raises LabError outside a lab's notebook."""
+    from rich.console import Console
+
+    from grader import lab_work, workspace
+    from grader.show import show_result
+
+    history = executed_cells()
+    labs = [load_lab(path) for path in sorted((workspace.data_root() / "labs").glob("[0-9]*_*/*.ipynb"))]
+    lab = which_lab(labs, history)
+    result = lab_work.check_submission(lab, submission_from_history(lab, history))
+    show_result(Console(), result, lab.slug.split("_")[0])
+
+
+def executed_cells() -> list[str]:
+    """The sources of the cells executed in this notebook, in order. Raises LabError outside a notebook."""
+    try:
+        from IPython import get_ipython
+    except ModuleNotFoundError:
+        get_ipython = None
+    shell = get_ipython() if get_ipython is not None else None
+    if shell is None:
+        raise LabError("grader.check() works inside a notebook; in a terminal: inferlab lab check 02")
+    return [source for source in shell.user_ns.get("In", []) if source.strip()]
+
+
+def which_lab(labs: Sequence[Lab], history: Sequence[str]) -> Lab:
+    """The lab whose graded names were defined most. Raises LabError when none was."""
+    defined = {name for source in history for name in defined_names(plain_python(source))}
+    best = max(labs, key=lambda lab: len(defined.intersection(lab.graded_names)), default=None)
+    if best is None or not defined.intersection(best.graded_names):
+        raise LabError("no part of a lab was executed in this notebook yet: run the cells you have written, then check")
+    return best
+
+
+def submission_from_history(lab: Lab, history: Sequence[str]) -> Submission:
+    """What the executed cells say as a submission: the lab's own cells are dropped, other cells are added ones."""
+    submission = Submission()
+    released = {split_hidden(cell.source)[0].strip() for cell in lab.cells if cell.kind != "solution"}
+    place: str | None = None
+    for source in history:
+        names = set(defined_names(plain_python(source)))
+        cell = next((c for c in lab.of_kind("solution") if names.intersection(c.names)), None)
+        own = next((c for c in lab.cells if c.source.strip() == source.strip()), None)
+        if cell is not None:
+            place = cell.grade_id
+            submission.answers[cell.grade_id] = source
+        elif source.strip() in released:
+            place = own.grade_id if own is not None else place
+        elif "grader.check(" not in source:
+            # Run again after an edit, a cell replaces what it was before.
+            submission.added = [a for a in submission.added if not (names and names <= set(defined_names(a.source)))]
+            submission.added.append(Added(place, "code", source))
+    return submission

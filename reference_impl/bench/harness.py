@@ -1,0 +1,95 @@
+"""How every claim of speed is measured here: the same work, in one run, interleaved, as ratios, stamped."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def interleave(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each candidate in each round. One round runs all of them, so noise hits all alike.
+
+    The first round warms up and is thrown away; the order turns from round to round.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    names = list(candidates)
+    for turn in range(rounds + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            began = time.perf_counter()
+            candidates[name]()
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": len(values)}
+
+
+def ratio(slower: list[float], faster: list[float]) -> dict[str, float]:
+    """How many times faster, round by round."""
+    return spread([a / b for a, b in zip(slower, faster, strict=True)])
+
+
+def stamp() -> dict[str, Any]:
+    """Where and when: without it a figure says nothing."""
+    import torch
+
+    versions = {}
+    for package in ("torch", "triton", "transformers", "numpy", "tokenizers"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "absent"
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_average_before": round(os.getloadavg()[0], 2),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def save(name: str, result: dict[str, Any]) -> Path:
+    RESULTS.mkdir(exist_ok=True)
+    file = RESULTS / f"{name}.json"
+    file.write_text(json.dumps(result, indent=2) + "\n")
+    return file
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    try:
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True, check=True
+        )
+        dirty = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + (" with local changes" if dirty.stdout.strip() else "")
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
