@@ -1,22 +1,15 @@
 """Values to bytes and back, for two processes that do not trust each other.
 
-A message is a small JSON header and a list of raw byte chunks (one per tensor storage or bytes value):
-
-    12 bytes: header length (u32), number of chunks (u32), reserved | header: JSON | per chunk: length (u64), bytes
-
-Never pickle: what is decoded is data of exact built-in types, torch tensors, the dataclasses that were registered, or a
-handle. What may cross is listed in `grader/README.md`. The file needs torch and the standard library only, because it
-is shipped alone into the process that runs a learner's code.
+A value becomes a node of a JSON header, and a list of raw byte chunks (one per tensor storage or bytes value), which
+`wire.py` sends. Never pickle: what is decoded is data of exact built-in types, torch tensors, the dataclasses that
+were registered, or a handle. What may cross is listed in `grader/README.md`. The file needs torch and the standard
+library only, because it is shipped alone into the process that runs a learner's code.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import socket
-import struct
-import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -24,14 +17,9 @@ import torch
 
 Node: TypeAlias = Any  # a JSON value: what a value looks like in the header
 
-MAX_HEADER = 16 << 20  # bytes
 MAX_BODY = 256 << 20  # bytes, all chunks of one message together; also the largest tensor a message may describe
-MAX_CHUNKS = 4096
 MAX_DEPTH = 60
 ALIGN = 16  # bytes; the largest itemsize, so that views of several dtypes of one storage stay addressable
-
-_PREFIX = struct.Struct(">III")
-_LENGTH = struct.Struct(">Q")
 
 # float8 has no arithmetic and complex32 little; as raw bytes with the dtype's name they cross like all others.
 DTYPES: dict[str, torch.dtype] = {
@@ -292,68 +280,3 @@ def _make_dataclass(cls: type, values: dict[str, Any]) -> Any:
         if not field.init:
             object.__setattr__(made, field.name, values[field.name])
     return made
-
-
-class Connection:
-    """One end of a stream socket that carries whole messages.
-
-    `deadline` is a time.monotonic() value or None; passing it raises TimeoutError. A closed or broken peer raises
-    ConnectionError, nonsense raises Malformed.
-    """
-
-    def __init__(self, sock: socket.socket):
-        self.sock = sock
-        self.deadline: float | None = None
-
-    def send(self, header: dict[str, Any], chunks: list[Any]) -> None:
-        """Send one message; `chunks` are bytes-like. Raises CannotCross when it is over the limits."""
-        text = json.dumps(header, separators=(",", ":")).encode("ascii")
-        body = sum(memoryview(chunk).nbytes for chunk in chunks)
-        if len(text) > MAX_HEADER or body > MAX_BODY or len(chunks) > MAX_CHUNKS:
-            raise CannotCross(f"more than {MAX_BODY >> 20} MiB of tensors, or {MAX_HEADER >> 20} MiB of other values")
-        self._set_timeout()
-        self.sock.sendall(_PREFIX.pack(len(text), len(chunks), 0) + text)
-        for chunk in chunks:
-            self.sock.sendall(_LENGTH.pack(memoryview(chunk).nbytes))
-            self.sock.sendall(memoryview(chunk).cast("B"))
-
-    def receive(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """The next message: its header and its chunks as uint8 tensors that own their memory."""
-        header_length, num_chunks, reserved = _PREFIX.unpack(self._read(bytearray(_PREFIX.size)))
-        if header_length > MAX_HEADER or num_chunks > MAX_CHUNKS or reserved:
-            raise Malformed("not a message, or over the limits")
-        try:
-            header = json.loads(self._read(bytearray(header_length)))
-        except (ValueError, RecursionError) as error:
-            raise Malformed(f"the header is not JSON: {type(error).__name__}") from None
-        if not isinstance(header, dict):
-            raise Malformed("the header is not an object")
-        chunks, left = [], MAX_BODY
-        for _ in range(num_chunks):
-            (length,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size)))
-            left -= length
-            if left < 0:
-                raise Malformed(f"a message of more than {MAX_BODY >> 20} MiB")
-            chunk = torch.empty(length, dtype=torch.uint8)
-            self._read(chunk.numpy())
-            chunks.append(chunk)
-        return header, chunks
-
-    def _set_timeout(self) -> None:
-        if self.deadline is None:
-            self.sock.settimeout(None)
-            return
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.sock.settimeout(left)
-
-    def _read(self, buffer: Any) -> Any:
-        view = memoryview(buffer)
-        while view.nbytes:
-            self._set_timeout()
-            count = self.sock.recv_into(view)
-            if count == 0:
-                raise ConnectionResetError("the other process has closed the connection")
-            view = view[count:]
-        return buffer

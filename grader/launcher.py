@@ -15,9 +15,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from .codec import Connection
+from .wire import Connection
 
-SHIPPED = ("codec.py", "peer.py", "learner.py")
+SHIPPED = ("codec.py", "wire.py", "peer.py", "learner.py")
 KEPT_OUTPUT = 64 << 10  # bytes of what a learner's process prints that are kept: the last ones
 START_SECONDS = 300.0  # for importing torch; only a limit for what could hang
 

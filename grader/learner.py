@@ -1,6 +1,6 @@
 """The second process: it runs a learner's cells and answers the examiner's calls. It holds no test and no reference.
 
-`grader.launcher` starts it once, from a folder that holds only codec.py, peer.py, this file and a copy of
+`grader.launcher` starts it once, from a folder that holds only codec.py, wire.py, peer.py, this file and a copy of
 `reference_impl/interfaces.py`. That process imports torch, then forks one child
 per request, so that a submission costs a fork and not an import. There is no sandbox around it yet.
 """
@@ -25,8 +25,8 @@ from typing import Any
 
 import torch
 
-from .codec import Connection
 from .peer import MAX_TEXT, Peer
+from .wire import Connection
 
 # Machinery of the course that a solution must not lean on: in the sandbox it will not be there at all.
 NOT_HERE = ("grader", "solutions", "tests", "chapters", "labs", "learner_side")

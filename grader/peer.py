@@ -1,8 +1,8 @@
-"""Calls between two processes over one `codec.Connection`: handles, methods, call-backs, exceptions.
+"""Calls between two processes over one `wire.Connection`: handles, methods, call-backs, exceptions.
 
 Both ends run this code. `Peer.request` sends a call and, until its answer comes, serves the calls the other side makes
 (call-backs), so calls nest and one socket is enough. An object that is not data crosses as a handle: a number here, a
-`Handle` there. Shipped beside `codec.py` into the learner's process; needs nothing else.
+`Handle` there. Shipped beside `codec.py` into the learner's process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from .codec import CannotCross, Connection, Malformed, Packer, Unpacker
+from .codec import CannotCross, Malformed, Packer, Unpacker
+from .wire import Connection
 
 DUNDERS = ("__len__", "__getitem__", "__setitem__", "__contains__", "__iter__", "__next__", "__enter__", "__exit__")
 LAB_MODULE = "lab_cells"  # __name__ of the namespace in which the examiner runs a lab's cells

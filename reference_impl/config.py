@@ -59,9 +59,14 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
         "num_key_value_heads": 8,
     },
-    "Qwen2ForCausalLM": {"max_position_embeddings": 32_768, "num_key_value_heads": 32},
+    "Qwen2ForCausalLM": {
+        "max_position_embeddings": 32_768,
+        "sliding_window": 4096,
+        "num_key_value_heads": 32,
+    },
     "Qwen3ForCausalLM": {
         "max_position_embeddings": 32_768,
+        "sliding_window": 4096,
         "num_key_value_heads": 32,
         "head_dim": 128,
     },
@@ -105,7 +110,10 @@ def parse_model_config(
     architecture = get.architecture()
     family = _FAMILIES[architecture]
     hidden, heads = get.integer("hidden_size"), get.integer("num_attention_heads")
-    kv_heads = get.integer("num_key_value_heads", family.get("num_key_value_heads", heads))
+    # Left out: the family's default. null: as many as query heads.
+    kv_heads = get.integer(
+        "num_key_value_heads", heads if "num_key_value_heads" in raw else family.get("num_key_value_heads", heads)
+    )
     if heads % kv_heads:
         raise get.error(
             "num_key_value_heads",
@@ -124,11 +132,11 @@ def parse_model_config(
     if head_dim % 2:
         raise get.error("head_dim", "an even number (rotary embedding pairs its values)", head_dim)
     get.refuse_unsupported()
-    attention_bias = bool(raw.get("attention_bias", False))
+    # Qwen2 always has a bias on q, k and v; Mistral never has one, whatever its config says.
+    attention_bias = get.boolean("attention_bias") and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
     dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in _DTYPES:
         raise get.error("dtype", f"one of {', '.join(_DTYPES)}", dtype)
-    eos = (generation or {}).get("eos_token_id", raw.get("eos_token_id"))
     return ModelConfig(
         architecture=architecture,
         vocab_size=get.integer("vocab_size"),
@@ -141,14 +149,14 @@ def parse_model_config(
         max_position=get.integer("max_position_embeddings", family["max_position_embeddings"]),
         norm_eps=get.number("rms_norm_eps", 1e-6),
         rope=get.rope(),
-        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=True if architecture == "Qwen2ForCausalLM" else attention_bias,
-        o_bias=attention_bias and architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM"),
-        mlp_bias=bool(raw.get("mlp_bias", False)) and architecture == "LlamaForCausalLM",
+        tied_embeddings=get.boolean("tie_word_embeddings"),
+        qkv_bias=attention_bias or architecture == "Qwen2ForCausalLM",
+        o_bias=attention_bias,
+        mlp_bias=get.boolean("mlp_bias") and architecture == "LlamaForCausalLM",
         qk_norm=architecture == "Qwen3ForCausalLM",
         sliding_window=get.sliding_window(architecture, family.get("sliding_window")),
         dtype=dtype,
-        eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+        eos_token_ids=get.token_ids("eos_token_id", generation or {}),
     )
 
 
@@ -164,8 +172,8 @@ class _Reader:
     def architecture(self) -> str:
         names = self.raw.get("architectures") or [_BY_MODEL_TYPE.get(str(self.raw.get("model_type")))]
         for name in names if isinstance(names, list) else [names]:
-            if name in _FAMILIES:
-                return str(name)
+            if isinstance(name, str) and name in _FAMILIES:
+                return name
         found = self.raw.get("architectures") or self.raw.get("model_type")
         raise self.error("architectures", f"one of {', '.join(_FAMILIES)}", found)
 
@@ -181,6 +189,20 @@ class _Reader:
             return None
         return self.integer(name, default)
 
+    def boolean(self, name: str) -> bool:
+        value = self.raw.get(name)
+        if not isinstance(value, bool | None):
+            raise self.error(name, "true or false", value)
+        return bool(value)
+
+    def token_ids(self, name: str, generation: dict[str, Any]) -> tuple[int, ...]:
+        """One id, several, or none; generation_config.json has the last word."""
+        value = generation.get(name, self.raw.get(name))
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise self.error(name, "a token id, a list of token ids, or null", value)
+        return tuple(ids)
+
     def number(self, name: str, default: float | None = None, raw: dict[str, Any] | None = None) -> float:
         value = (self.raw if raw is None else raw).get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
@@ -189,9 +211,9 @@ class _Reader:
 
     def rope(self) -> RopeConfig:
         """Both spellings: rope_theta + rope_scaling (type or rope_type), and rope_parameters."""
-        rope = self.raw.get("rope_parameters") or self.raw.get("rope_scaling") or {}
+        rope = self.raw.get("rope_scaling") or self.raw.get("rope_parameters") or {}
         if not isinstance(rope, dict):
-            raise self.error("rope_scaling", "an object or null", rope)
+            raise self.error("rope_scaling or rope_parameters", "an object or null", rope)
         if any(isinstance(value, dict) for value in rope.values()):
             raise self.error(
                 "rope_parameters",
@@ -200,8 +222,9 @@ class _Reader:
             )
         theta = self.number("rope_theta", self.raw.get("rope_theta", 10_000.0), rope)
         kind = rope.get("rope_type") or rope.get("type") or "default"
-        if float(rope.get("partial_rotary_factor", self.raw.get("partial_rotary_factor", 1.0)) or 1.0) != 1.0:
-            raise self.error("partial_rotary_factor", "1.0 (partial rotation is not supported)", rope)
+        partial = rope.get("partial_rotary_factor", self.raw.get("partial_rotary_factor"))
+        if partial not in (None, 1):
+            raise self.error("partial_rotary_factor", "1.0 (partial rotation is not supported)", partial)
         if kind == "default":
             return RopeConfig(theta)
         if kind == "linear":
@@ -222,9 +245,13 @@ class _Reader:
         window = self.raw.get("sliding_window", default)
         if architecture.startswith("Qwen"):
             layers = self.raw.get("layer_types")
-            used = self.raw.get("use_sliding_window", False)
+            used = self.boolean("use_sliding_window")
             if layers is not None:
-                used = any(kind != "full_attention" for kind in layers)
+                if not isinstance(layers, list) or not all(
+                    k in ("full_attention", "sliding_attention") for k in layers
+                ):
+                    raise self.error("layer_types", "a list of full_attention and sliding_attention", layers)
+                used = "sliding_attention" in layers
             window = window if used else None
         if window is None or architecture == "LlamaForCausalLM":
             return None
@@ -234,13 +261,8 @@ class _Reader:
         act = self.raw.get("hidden_act", "silu")
         if act not in ("silu", "swish"):
             raise self.error("hidden_act", "silu (others are not supported)", act)
-        if self.raw.get("quantization_config"):
-            method = self.raw["quantization_config"].get("quant_method", "unknown")
-            raise self.error(
-                "quantization_config",
-                "none: quantized checkpoints are not supported",
-                method,
-            )
+        if quantization := self.raw.get("quantization_config"):
+            raise self.error("quantization_config", "none (quantized checkpoints are not supported)", quantization)
 
 
 @dataclass(frozen=True)
@@ -269,7 +291,9 @@ class EngineConfig:
         ):
             value = getattr(self, name)
             optional = name in ("num_blocks", "max_model_len")
-            if not (optional and value is None) and (not isinstance(value, int) or value < 1):
+            if not (optional and value is None) and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
                 raise ValueError(f"EngineConfig.{name}: expected a positive integer, got {value!r}")
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os.path import commonprefix
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+
+
+_CONTEXT = 8  # tokens of the prompt that the first piece of text may depend on
+_LONGEST = 8  # more tokens than this are not one character
 
 
 class TextStream:
@@ -16,11 +21,8 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str] = ()):
-        # The stream sees the prompt's ids, so that a leading space or a split character decodes as it
-        # would in the middle of the text; it returns only what comes after them.
-        self._stream = DecodeStream(ids=prompt, skip_special_tokens=True)
         self._tokenizer, self._stop = tokenizer, stop
-        self._undecoded: list[int] = []  # tokens whose character is not complete
+        self._begin(prompt[-_CONTEXT:], [])
         self._held = ""  # decoded, but maybe the start of a stop string
         self.text = ""  # everything given out so far
         self.stopped_by: str | None = None
@@ -29,25 +31,59 @@ class TextStream:
         """New text that is certain after this token; "" if there is none yet."""
         if self.stopped_by is not None:
             return ""
-        self._undecoded.append(token)
+        self._pending.append(token)
         piece = self._stream.step(self._tokenizer, token)
         if piece is None:
-            return ""
-        self._undecoded.clear()
+            return self._stop_waiting() if len(self._pending) > _LONGEST else ""
+        if self._split:  # the stream starts with the whole context, which is not output
+            piece = self._text(self._context, self._pending)
+        self._context, self._pending, self._split = self._pending, [], False
         return self._give(self._held + piece, final=False)
 
     def finish(self) -> str:
         """What was held back: the output has ended, so it is certain now."""
         if self.stopped_by is not None:
             return ""
-        tail = self._tokenizer.decode(self._undecoded, skip_special_tokens=True)
-        self._undecoded = []
+        tail = self._text(self._context, self._pending)
+        self._pending = []
         return self._give(self._held + tail, final=True)
 
+    def _begin(self, context: list[int], pending: list[int]) -> None:
+        """Starts a stream after `context`: a leading space or a split character decodes as it would in running text."""
+        self._stream = DecodeStream(ids=context, skip_special_tokens=True)
+        for token in pending:
+            self._stream.step(self._tokenizer, token)
+        self._context, self._pending = context, pending  # pending: tokens whose character is not complete
+        self._split = self._decode(context).endswith("\ufffd")
+
+    def _stop_waiting(self) -> str:
+        """So many tokens are not one character: they are no UTF-8 (or no text at all), and all but the last are certain.
+
+        Waiting on would decode all of them again at every token.
+        """
+        whole, last = self._text(self._context, self._pending), len(self._pending) - 3
+        for cut in range(last, last - 4, -1):  # one of four neighbours is not inside a character
+            head, tail = self._pending[:cut], self._pending[cut:]
+            piece = self._text(self._context, head)
+            if piece + self._text(head, tail) == whole:
+                break
+        self._begin((self._context + head)[-_CONTEXT:], tail)
+        return self._give(self._held + piece, final=False)
+
+    def _text(self, context: list[int], tokens: list[int]) -> str:
+        """What `tokens` add to the text of `context`."""
+        before, after = self._decode(context), self._decode(context + tokens)
+        return after[len(commonprefix((before, after))) :]
+
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
     def _give(self, text: str, final: bool) -> str:
-        cuts = [(text.find(s), s) for s in self._stop if s in text]
-        if cuts:
-            cut, self.stopped_by = min(cuts)
+        # The stop string that is complete first, so that it does not matter how tokens cut the text; of two, the longer.
+        found = [(text.find(s) + len(s), -len(s), s) for s in self._stop if s in text]
+        if found:
+            end, _, self.stopped_by = min(found)
+            cut = end - len(self.stopped_by)
             given, self._held = text[:cut], ""
         else:
             keep = 0 if final else self._possible_stop(text)

@@ -7,8 +7,10 @@ It owns no policy and no tensor: each is a part, and each part can be replaced b
 
 from __future__ import annotations
 
+import operator
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reference_impl import trace as events
@@ -101,18 +103,18 @@ class Engine:
 
     def add(
         self,
-        prompt: list[int],
+        prompt: Sequence[int],
         sampling: SamplingParams | None = None,
         request_id: str | None = None,
     ) -> Request:
         """Queues a prompt of token ids. ValueError if it is empty, holds unknown ids, or can never fit."""
         sampling = sampling or SamplingParams()
-        request_id = request_id if request_id is not None else str(self._num_added)
-        self._check(prompt, request_id)
+        request_id = request_id if request_id is not None else self._new_id()
+        prompt = self._check(prompt, request_id)
         ends = () if sampling.ignore_eos else self.model.config.eos_token_ids
         request = Request(
             id=request_id,
-            tokens=list(prompt),
+            tokens=prompt,
             num_prompt_tokens=len(prompt),
             sampling=sampling,
             seed=sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(8), "big"),
@@ -120,7 +122,6 @@ class Engine:
             stop_token_ids=frozenset((*sampling.stop_token_ids, *ends)),
             max_total_tokens=min(len(prompt) + sampling.max_tokens, self._longest()),
         )
-        self._num_added += 1
         self.requests[request_id] = request
         self.scheduler.add(request)
         self.trace.add(events.RequestArrived(request.arrival, request_id, len(prompt)))
@@ -159,12 +160,23 @@ class Engine:
         """Most tokens a request may ever have: all but the last one need a slot in the cache."""
         return min(self.max_model_len, self.num_blocks * self.config.block_size + 1)
 
-    def _check(self, prompt: list[int], request_id: str) -> None:
+    def _new_id(self) -> str:
+        """The next number that nobody took as a name."""
+        while True:
+            self._num_added += 1
+            if str(self._num_added - 1) not in self.requests:
+                return str(self._num_added - 1)
+
+    def _check(self, prompt: Sequence[int], request_id: str) -> list[int]:
         if request_id in self.requests:
             raise ValueError(f"request id {request_id!r} is in use")
         if not prompt:
             raise ValueError("the prompt is empty: expected at least one token")
         vocab = self.model.config.vocab_size
+        try:
+            prompt = [operator.index(token) for token in prompt]
+        except TypeError:
+            raise ValueError("the prompt: expected token ids, which are integers") from None
         for token in prompt:
             if not 0 <= token < vocab:
                 raise ValueError(f"prompt token {token} is outside the vocabulary [0, {vocab})")
@@ -173,6 +185,7 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens; with one token of output at most {self._longest()} fit "
                 f"(max_model_len {self.max_model_len}, KV cache {self.num_blocks} blocks of {self.config.block_size})"
             )
+        return prompt
 
     def _record(self, plan: StepPlan, output: StepOutput, finished: list[Request]) -> None:
         running = sum(r.state is RequestState.RUNNING for r in self.requests.values())
@@ -196,7 +209,7 @@ class Engine:
 
 def _max_model_len(model: Decoder, config: EngineConfig) -> int:
     """The longest sequence; a model with a sliding window is served only while the window hides nothing."""
-    limit = model.rotary.cos.shape[0]
+    limit = min(model.config.max_position, model.rotary.cos.shape[0])
     length = config.max_model_len or limit
     if length > limit:
         raise ConfigError(f"max_model_len {length} is above the model's {limit} positions")

@@ -23,6 +23,21 @@ class RequestState(enum.Enum):
     FINISHED = "finished"
 
 
+# Fields of SamplingParams that are numbers: (name, whole, may be None).
+_NUMBERS = (
+    ("max_tokens", True, False),
+    ("temperature", False, False),
+    ("top_k", True, False),
+    ("top_p", False, False),
+    ("min_p", False, False),
+    ("repetition_penalty", False, False),
+    ("presence_penalty", False, False),
+    ("frequency_penalty", False, False),
+    ("seed", True, True),
+    ("logprobs", True, True),
+)
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request's tokens are chosen. Checked once, here.
@@ -44,15 +59,22 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
-    stop: Sequence[str] = ()  # one string counts as one
+    stop: Sequence[str] = ()  # one string, or None, will do too
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            one = isinstance(value, str | int) or value is None
+            object.__setattr__(self, name, () if value is None else (value,) if one else tuple(value))
+        for name, whole, optional in _NUMBERS:
+            value = getattr(self, name)
+            right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not (right or (optional and value is None)):
+                kind = "an integer" if whole else "a number"
+                raise ValueError(f"SamplingParams.{name}: expected {kind}{' or None' * optional}, got {value!r}")
         checks = (
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             (
@@ -81,8 +103,13 @@ class SamplingParams:
             ),
             (
                 "stop",
-                all(isinstance(s, str) and s for s in stop),
+                all(isinstance(s, str) and s for s in self.stop),
                 "a string, or non-empty strings",
+            ),
+            (
+                "stop_token_ids",
+                all(isinstance(i, int) and not isinstance(i, bool) for i in self.stop_token_ids),
+                "token ids",
             ),
             (
                 "logprobs",

@@ -6,6 +6,7 @@ print(llm.generate(["def fibonacci(n):"], SamplingParams(max_tokens=32, temperat
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,9 @@ class LLM:
         config = EngineConfig(**engine_options)
         weights = load_model(model, _dtype(dtype, device), device, config.max_model_len)
         self.engine = Engine(weights, config, parts)
-        self.tokenizer, self.chat_template = _read_tokenizer(Path(model))
+        self.tokenizer = _read_tokenizer(Path(model))
+        self.chat_template, self._special_tokens = _read_chat_template(Path(model))
+        self._live: dict[str, _Running] = {}  # requests whose text is still growing, whoever steps the engine
 
     def encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
@@ -74,8 +77,16 @@ class LLM:
             raise ValueError("this model folder has no chat template: use generate() with a plain prompt")
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        template = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(self.chat_template)
-        text = template.render(messages=list(messages), add_generation_prompt=True)
+        def refuse(message: str) -> None:
+            raise ValueError(f"the chat template refuses these messages: {message}")
+
+        # What `transformers` gives a template: the same white space rules, {% break %}, and these names.
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        text = environment.from_string(self.chat_template).render(
+            messages=list(messages), add_generation_prompt=True, raise_exception=refuse, **self._special_tokens
+        )
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def generate(
@@ -90,34 +101,48 @@ class LLM:
             raise ValueError(
                 f"{len(batch)} prompts but {len(params)} sampling parameters: give one for all, or one each"
             )
-        running = [_Running(self, self.encode(p), s) for p, s in zip(batch, params, strict=True)]
-        for _ in self._run(running):
-            pass
+        running: list[_Running] = []
+        try:
+            for p, s in zip(batch, params, strict=True):
+                running.append(self._start(p, s))
+            while any(r.unfinished for r in running):
+                self._step()
+        finally:
+            self._leave(running)
         return [r.output() for r in running]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
         """Pieces of text as they become certain. Leaving the loop early aborts the request."""
-        running = _Running(self, self.encode(prompt), sampling or SamplingParams())
-        for _, piece in self._run([running]):
-            if piece:
+        running = self._start(prompt, sampling or SamplingParams())
+        try:
+            while running.unfinished:
+                self._step()
+                if piece := running.take():
+                    yield piece
+            if piece := running.take():
                 yield piece
+        finally:
+            self._leave([running])
 
     def chat(self, messages: Sequence[dict[str, str]], sampling: SamplingParams | None = None) -> RequestOutput:
         return self.generate(self.chat_prompt(messages), sampling)[0]
 
-    def _run(self, running: list[_Running]) -> Iterator[tuple[str, str]]:
-        """Steps the engine until all are done; yields (request id, new text) for every token."""
-        mine = {r.request.id: r for r in running}
-        try:
-            while any(r.request.id in self.engine.requests for r in running):
-                result = self.engine.step()
-                for request_id, token in result.tokens.items():
-                    if request_id in mine:
-                        yield request_id, mine[request_id].push(token)
-        finally:
-            for request_id in mine:
-                if request_id in self.engine.requests:
-                    self.engine.abort(request_id)
+    def _start(self, prompt: Prompt, sampling: SamplingParams) -> _Running:
+        running = _Running(self, self.encode(prompt), sampling)
+        self._live[running.request.id] = running
+        return running
+
+    def _step(self) -> None:
+        """One step of the engine; each token goes to its request, also to one that another caller streams."""
+        for request_id, token in self.engine.step().tokens.items():
+            if request_id in self._live:
+                self._live[request_id].push(token)
+
+    def _leave(self, running: list[_Running]) -> None:
+        for r in running:
+            del self._live[r.request.id]
+            if r.unfinished:
+                self.engine.abort(r.request.id)
 
 
 class _Running:
@@ -129,17 +154,24 @@ class _Running:
         self.engine = llm.engine
         self.request: Request = llm.engine.add(prompt, sampling)
         self.text = TextStream(llm.tokenizer, prompt, sampling.stop) if llm.tokenizer else None
+        self._new = ""  # text that nobody took yet
 
-    def push(self, token: int) -> str:
+    @property
+    def unfinished(self) -> bool:
+        return self.request.id in self.engine.requests
+
+    def push(self, token: int) -> None:
         if self.text is None:
-            return ""
-        if self.request.finish_reason == "stop":  # an end token says "stop"; it is not text
-            return self.text.finish()
-        piece = self.text.push(token)
-        if self.request.id not in self.engine.requests:
-            piece += self.text.finish()
+            return
+        if self.request.finish_reason != "stop":  # an end token says "stop"; it is not text
+            self._new += self.text.push(token)
+        if not self.unfinished:
+            self._new += self.text.finish()
         elif self.text.stopped_by is not None:
             self.engine.abort(self.request.id, reason="stop")
+
+    def take(self) -> str:
+        piece, self._new = self._new, ""
         return piece
 
     def output(self) -> RequestOutput:
@@ -179,17 +211,23 @@ def cpu_has_bf16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def _read_tokenizer(folder: Path) -> tuple[Tokenizer | None, str | None]:
-    """tokenizer.json, and the chat template from chat_template.jinja or tokenizer_config.json."""
-    import json
-
+def _read_tokenizer(folder: Path) -> Tokenizer | None:
     file = folder / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else None
-    template = folder / "chat_template.jinja"
+    return Tokenizer.from_file(str(file)) if file.is_file() else None
+
+
+def _read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
+    """The template of chat_template.jinja or tokenizer_config.json, and the special tokens that it may name."""
+    file, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    special = {}
+    for name, token in config.items():
+        token = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(token, str):
+            special[name] = token
     if template.is_file():
-        return tokenizer, template.read_text("utf-8")
-    config = folder / "tokenizer_config.json"
-    if config.is_file():
-        found = json.loads(config.read_text("utf-8")).get("chat_template")
-        return tokenizer, found if isinstance(found, str) else None
-    return tokenizer, None
+        return template.read_text("utf-8"), special
+    found = config.get("chat_template")
+    if isinstance(found, list):  # several, with names
+        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+    return found, special

@@ -10,6 +10,8 @@ from ipywidgets import HTML, Button, Checkbox, Dropdown, FloatText, HBox, Layout
 
 from chapters.widgets.figure import live
 
+_FULL = Layout(width="98%")
+
 
 class Verdict(Protocol):
     @property
@@ -19,7 +21,7 @@ class Verdict(Protocol):
 
 
 class Question(Protocol):
-    """id, kind (choice | multi | numeric | order | match | short), prompt, options, lefts, unit; check judges an answer."""
+    """kind: choice | multi | numeric | order | match | short. lefts: what options are matched to. check judges."""
 
     id: str
     kind: str
@@ -40,6 +42,9 @@ class Card:
         self.question, self.number = question, number
         self.verdict: Verdict | None = None
         controls, self._read = _CONTROLS[question.kind](question)
+        self._points: list[Widget] = []
+        if question.kind == "short":
+            self._points, controls = controls, [Textarea(placeholder="Your answer, in your own words", layout=_FULL)]
         self.button = Button(description="Show the answer" if question.kind == "short" else "Check")
         self.button.on_click(lambda _: self.check())
         self.result = HTML()
@@ -47,15 +52,21 @@ class Card:
         self.box = VBox([prompt, *controls, self.button, self.result], layout=Layout(margin="0 0 16px 0"))
 
     def check(self) -> None:
-        """Judges what is entered now."""
+        """Judges what is entered now. A text is judged by its writer: the first press shows what to compare it with."""
+        if self.question.kind == "short" and self.button.description != "Count my points":
+            self.box.children = (*self.box.children[:2], *self._points, *self.box.children[2:])
+            self.button.description = "Count my points"
+            self._say(self.question.answer_text() + "\nTick the points that your answer has.")
+            return
         try:
             self.verdict = self.question.check(self._read())
         except ValueError as error:
-            self.result.value = html.escape(str(error))
+            self._say(str(error))
             return
-        mark = "Right." if self.verdict.correct else "Not yet."
-        head = "" if self.question.kind == "short" else f"<b>{mark}</b> "
-        self.result.value = head + html.escape(self.verdict.message).replace("\n", "<br>")
+        self._say(self.verdict.message, "Right." if self.verdict.correct else "Not yet.")
+
+    def _say(self, text: str, mark: str = "") -> None:
+        self.result.value = (f"<b>{mark}</b> " if mark else "") + html.escape(text).replace("\n", "<br>")
 
 
 class QuizView:
@@ -76,9 +87,6 @@ class QuizView:
 def quiz(questions: Sequence[Question]) -> QuizView:
     """The questions one below the other, each with its own button. Without a front end: text, answers folded away."""
     return QuizView(questions)
-
-
-_FULL = Layout(width="98%")
 
 
 def _choice(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
@@ -114,16 +122,11 @@ def _match(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
     return _places(question, question.lefts)
 
 
-def _short(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
-    area = Textarea(placeholder="Your answer, in your own words", layout=_FULL)
-    return [area], lambda: area.value
-
-
 _CONTROLS: dict[str, Callable[[Question], tuple[list[Widget], Callable[[], Any]]]] = {
     "choice": _choice,
     "multi": _multi,
     "numeric": _numeric,
     "order": _order,
     "match": _match,
-    "short": _short,
+    "short": _multi,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipywidgets import Dropdown, SelectionSlider
 
 from chapters.widgets.figure import BLUE, INK, ORANGE, Shown, View, figure, show, tidy
-from reference_impl.theory import latency
+from reference_impl.theory import kv_cache, latency
 from reference_impl.theory.hardware import DEVICES, device
 from reference_impl.theory.model_shapes import MODELS, model
 from reference_impl.theory.units import format_seconds
@@ -18,27 +18,33 @@ def draw(model_name: str, prompt: int, new: int, device_name: str) -> Shown:
     """Three pairs of bars: tokens through the matrices, attention pairs, seconds at the hardware's limits."""
     shape, machine = model(model_name), device(device_name)
     without, cached = (latency.generation_cost(shape, prompt, new, machine, cached=c) for c in (False, True))
-    rows = [
-        ("tokens through the matrices", without.linear_tokens, cached.linear_tokens, f"{without.linear_tokens:,}", f"{cached.linear_tokens:,}"),
-        ("query-key pairs per layer and head", without.attention_pairs, cached.attention_pairs, f"{without.attention_pairs:,}", f"{cached.attention_pairs:,}"),
-        ("seconds, lower bound", without.seconds, cached.seconds, format_seconds(without.seconds), format_seconds(cached.seconds)),
-    ]  # fmt: skip
+    panels = [
+        ("tokens through the matrices", without.linear_tokens, cached.linear_tokens, "{:,}".format),
+        ("query-key pairs per layer and head", without.attention_pairs, cached.attention_pairs, "{:,}".format),
+    ]
+    fits = kv_cache.weight_bytes(shape) <= machine.capacity
+    if fits:  # a time for weights that do not fit would be a fiction
+        panels.append(("seconds, lower bound", without.seconds, cached.seconds, format_seconds))
     fig = figure(7.5, 2.6)
-    for ax, (title, slow, fast, slow_text, fast_text) in zip(fig.subplots(1, 3), rows, strict=True):
-        tidy(ax, title=f"{title}\nratio {slow / fast:.4g}")
+    axes = fig.subplots(1, 3)
+    for ax, (title, slow, fast, text) in zip(axes, panels, strict=False):
+        tidy(ax, title=f"{title}\nratio {slow / fast:,.4g}")
         ax.title.set_fontsize(9)
         ax.bar([0, 1], [slow, fast], color=[ORANGE, BLUE], hatch=["//", ""], edgecolor="white")
         ax.set_yscale("log")
-        ax.set_ylim(min(fast, slow) / 10, max(fast, slow) * 10)
+        ax.set_ylim(fast / 10, slow * 10)
         ax.set_xticks([0, 1], ["no cache", "cache"])
-        for x, value, text in ((0, slow, slow_text), (1, fast, fast_text)):
-            ax.annotate(text, (x, value), ha="center", va="bottom", fontsize=8, color=INK)
+        for x, value in ((0, slow), (1, fast)):
+            ax.annotate(text(value), (x, value), ha="center", va="bottom", fontsize=8, color=INK)
+    if not fits:
+        axes[2].axis("off")
+        axes[2].text(0.5, 0.5, f"the weights do not fit\none {device_name}:\nno time to give", ha="center", va="center")
+    seconds = (format_seconds(without.seconds), format_seconds(cached.seconds)) if fits else ("no time", "no time")
     return show(
         fig,
         f"{model_name}, {prompt} prompt tokens and {new} new ones on one {device_name}. Without a cache: "
-        f"{without.linear_tokens} tokens through the matrices, {without.attention_pairs} pairs, at least "
-        f"{format_seconds(without.seconds)}. With a cache: {cached.linear_tokens}, {cached.attention_pairs}, "
-        f"{format_seconds(cached.seconds)}.",
+        f"{without.linear_tokens} tokens through the matrices, {without.attention_pairs} pairs, {seconds[0]}. "
+        f"With a cache: {cached.linear_tokens}, {cached.attention_pairs}, {seconds[1]}.",
     )
 
 

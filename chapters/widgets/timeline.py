@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ipywidgets import Dropdown, IntSlider
 
 from chapters.widgets.figure import BLUE, GREY, INK, ORANGE, RED, SKY, Shown, View, figure, show, tidy
-from reference_impl.trace import RequestArrived, StepDone, Trace
+from reference_impl.interfaces import Row
+from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
 
 # kind -> (colour, hatch): each can be told from the others without colour
 LOOKS = {
@@ -44,28 +45,33 @@ def segments(trace: Trace, by: str = "step") -> list[Segment]:
     arrivals = {e.request_id: e for e in trace.events if isinstance(e, RequestArrived)}
     if not steps:
         return []
-    zero = min([e.time for e in arrivals.values()] + [steps[0].started_at])
+    finished = {e.request_id for e in trace.events if isinstance(e, RequestFinished)}
+    zero = _zero(trace)
+    spans = [
+        (float(i), i + 1.0) if by == "step" else (s.started_at - zero, s.finished_at - zero)
+        for i, s in enumerate(steps)
+    ]
+    life = list(zip(steps, spans, strict=True))
     found: list[Segment] = []
     for request_id, arrived in arrivals.items():
-        spans = [
-            (float(i), i + 1.0) if by == "step" else (s.started_at - zero, s.finished_at - zero)
-            for i, s in enumerate(steps)
-        ]
-        before = sum(s.started_at < arrived.time for s in steps)
-        start = float(before) if by == "step" else arrived.time - zero
-        found += _of_one(request_id, arrived.num_prompt_tokens, start, _life(trace, request_id, steps, spans))
+        start = float(sum(s.started_at < arrived.time for s in steps)) if by == "step" else arrived.time - zero
+        mine = _of_one(request_id, arrived.num_prompt_tokens, start, life)
+        if request_id not in finished:  # still waiting, or between two of its steps, when the trace ends
+            at = mine[-1].end if mine else start
+            gone = any(request_id in s.preempted for s, span in life if span[0] >= at)
+            state = "preempted" if gone else "idle" if mine else "waiting"
+            mine += [Segment(request_id, state, at, spans[-1][1])] if spans[-1][1] > at else []
+        found += mine
     return found
 
 
-def _life(
-    trace: Trace, request_id: str, steps: list[StepDone], spans: list[tuple[float, float]]
-) -> list[tuple[StepDone, tuple[float, float]]]:
-    """The steps up to the last one that has to do with the request."""
-    mine = [i for i, s in enumerate(steps) if _row(s, request_id) or request_id in s.preempted]
-    return list(zip(steps, spans, strict=True))[: mine[-1] + 1] if mine else []
+def _zero(trace: Trace) -> float:
+    """The first moment of the trace, in seconds on the engine's clock."""
+    arrivals = [e.time for e in trace.events if isinstance(e, RequestArrived)]
+    return min([*arrivals, trace.steps()[0].started_at])
 
 
-def _row(step: StepDone, request_id: str):  # type: ignore[no-untyped-def]
+def _row(step: StepDone, request_id: str) -> Row | None:
     return next((row for row in step.rows if row.request_id == request_id), None)
 
 
@@ -82,10 +88,8 @@ def _of_one(
             continue
         if start > at:
             found.append(Segment(request_id, state, at, start))
-        if row.start < seen:
-            kind = "recompute"
-        else:
-            kind = "prefill" if row.start < num_prompt else "decode"
+        fresh = "prefill" if row.start < num_prompt else "decode"
+        kind = "recompute" if row.start < seen else fresh
         found.append(Segment(request_id, kind, start, end, row.num_tokens))
         seen = max(seen, row.start + row.num_tokens)
         state, at = "idle", end
@@ -113,7 +117,7 @@ def draw(trace: Trace, by: str = "step", step: int = 1) -> Shown:
     tidy(bottom, xlabel="step" if by == "step" else "seconds since the first arrival", ylabel="free blocks")
     text = "The trace holds no step."
     if steps:
-        zero = min([e.time for e in trace.events if isinstance(e, RequestArrived)] + [steps[0].started_at])
+        zero = _zero(trace)
         x = [i + 1.0 if by == "step" else s.finished_at - zero for i, s in enumerate(steps)]
         free = [s.num_free_blocks for s in steps]
         bottom.step(x, free, where="post", color=INK)

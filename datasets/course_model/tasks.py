@@ -17,11 +17,18 @@ from collections.abc import Callable
 Task = tuple[str, str]
 EVALUATION_SEED = 2**40
 
-_SYLLABLES = "ba be bi bo bu da de di do du fa fe fi ka ke ki ko la le li lo lu ma me mi mo na ne ni no pa pe pi po ra re ri ro ru sa se si so ta te ti to va ve vi vo za ze zo".split()
-_CITIES = "Oslo Paris Lima Cairo Delhi Tokyo Berlin Madrid Quito Rome Vienna Dublin Nairobi Hanoi Seoul Accra Lisbon Prague".split()
-_PEOPLE = "Ada Alan Grace Edsger Barbara Donald Katherine Dennis Ken Margaret Linus Radia Tim Frances".split()
+_SYLLABLES = (
+    "ba be bi bo bu da de di do du fa fe fi ka ke ki ko la le li lo lu ma me mi mo na ne ni no pa pe pi po ra "
+    "re ri ro ru sa se si so ta te ti to va ve vi vo za ze zo "
+).split()
+_CITIES = (
+    "Oslo Paris Lima Cairo Delhi Tokyo Berlin Madrid Quito Rome Vienna Dublin Nairobi Hanoi Seoul Accra Lisbon Prague "
+).split()
+_PEOPLE = ("Ada Alan Grace Edsger Barbara Donald Katherine Dennis Ken Margaret Linus Radia Tim Frances ").split()
 _UNITS = ("celsius", "fahrenheit")
-_WORDS = "red blue green small large fast slow old new cold warm paper stone river cloud apple table chair window garden".split()
+_WORDS = (
+    "red blue green small large fast slow old new cold warm paper stone river cloud apple table chair window garden "
+).split()
 
 
 def made_up_word(rng: random.Random) -> str:

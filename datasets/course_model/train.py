@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import random
 import shutil
 import sys
@@ -56,8 +57,8 @@ class Recipe:
 
 
 RECIPES = {
-    "target": Recipe(256, 8, 4, 2, 64, 768, 3e-3, ((700, 32, 256), (700, 16, 512), (300, 8, 1024))),
-    "draft": Recipe(128, 2, 2, 1, 64, 256, 4e-3, ((900, 32, 256), (500, 16, 512))),
+    "target": Recipe(256, 8, 4, 2, 64, 768, 3e-3, ((700, 32, 256), (450, 16, 512), (200, 8, 1024))),
+    "draft": Recipe(128, 2, 2, 1, 64, 256, 4e-3, ((700, 32, 256), (400, 16, 512), (100, 8, 1024))),
 }
 
 
@@ -132,11 +133,16 @@ def build_tokenizer(out: Path) -> None:
     train, _ = corpus.split()
     rng = random.Random(0)
     texts = [text for _, text in train]
-    texts += ["\n".join(tasks.json_call(rng)) for _ in range(4000)] + ["\n".join(tasks.copying(rng)) for _ in range(4000)]
+    texts += ["\n".join(tasks.json_call(rng)) for _ in range(4000)] + [
+        "\n".join(tasks.copying(rng)) for _ in range(4000)
+    ]
     tokenizer = Tokenizer(models.BPE())
     pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -243,7 +249,10 @@ def held_out_loss(model: nn.Module, rows: Rows, device: str, windows: int = 24, 
     starts = np.linspace(0, len(rows.held_out) - length - 1, windows).astype(int)
     ids = torch.from_numpy(np.stack([rows.held_out[s : s + length + 1] for s in starts]))
     with torch.no_grad():
-        losses = [float(loss_of(model, (i[:, :-1], i[:, 1:], torch.ones_like(i[:, 1:], dtype=torch.float)), device)) for i in ids.split(8)]
+        losses = [
+            float(loss_of(model, (i[:, :-1], i[:, 1:], torch.ones_like(i[:, 1:], dtype=torch.float)), device))
+            for i in ids.split(8)
+        ]
     return sum(losses) / len(losses)
 
 
@@ -270,10 +279,19 @@ def train(name: str, work: Path, device: str, use_compile: bool, limit: int | No
     step_loss = torch.compile(loss_of, dynamic=False) if use_compile else loss_of
     size = sum(p.numel() for p in model.parameters())
     tokens = sum(n * length for n, length in steps)
-    print(f"{name}: {size / 1e6:.2f} M parameters, {total} steps, {tokens / 1e6:.1f} M tokens, text {len(rows.text) / 1e6:.2f} M tokens", flush=True)
+    print(
+        f"{name}: {size / 1e6:.2f} M parameters, {total} steps, {tokens / 1e6:.1f} M tokens; "
+        f"running text: {len(rows.text) / 1e6:.2f} M tokens",
+        flush=True,
+    )
 
     def save(step: int) -> None:
-        state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step, "log": log}
+        state = {
+            "model": model.state_dict(),
+            "optimizers": [o.state_dict() for o in optimizers],
+            "step": step,
+            "log": log,
+        }
         torch.save(state, checkpoint.with_suffix(".tmp"))
         checkpoint.with_suffix(".tmp").replace(checkpoint)  # never a half-written checkpoint
 
@@ -325,16 +343,21 @@ def export(name: str, work: Path) -> None:
     from safetensors.torch import save_file
 
     r, out = RECIPES[name], HERE / name
-    state = torch.load(work / f"{name}.pt", map_location="cpu", weights_only=True)["model"]
+    checkpoint = torch.load(work / f"{name}.pt", map_location="cpu", weights_only=True)
     tensors = {}
-    for key, value in state.items():
+    for key, value in checkpoint["model"].items():
         if key == "embed.weight":
             key = "model.embed_tokens.weight"
         elif key == "norm":
             key = "model.norm.weight"
         else:
             key = "model." + key
-            for ours, theirs in (("input_norm", "input_layernorm.weight"), ("post_norm", "post_attention_layernorm.weight"), ("q_norm", "self_attn.q_norm.weight"), ("k_norm", "self_attn.k_norm.weight")):
+            for ours, theirs in (
+                ("input_norm", "input_layernorm.weight"),
+                ("post_norm", "post_attention_layernorm.weight"),
+                ("q_norm", "self_attn.q_norm.weight"),
+                ("k_norm", "self_attn.k_norm.weight"),
+            ):
                 key = key.replace(ours, theirs)
             for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 key = key.replace(f".{part}.", f".self_attn.{part}.")
@@ -350,15 +373,18 @@ def export(name: str, work: Path) -> None:
         old.unlink()
     if len(shards) == 1:
         save_file(shards[0], out / "model.safetensors", {"format": "pt"})
-        (out / "model.safetensors").chmod(0o644)  # safetensors writes 0600
     else:
         index = {}
         for i, shard in enumerate(shards):
             file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
             save_file(shard, out / file, {"format": "pt"})
-            index |= {key: file for key in shard}
+            index |= dict.fromkeys(shard, file)
         total = sum(t.nbytes for t in tensors.values())
-        (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2) + "\n")
+        (out / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2) + "\n"
+        )
+    for file in out.glob("*.safetensors"):
+        file.chmod(0o644)  # safetensors writes 0600
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -383,7 +409,23 @@ def export(name: str, work: Path) -> None:
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = {"eos_token_id": [2, 0], "pad_token_id": 0}
     (out / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
-    (out / "recipe.json").write_text(json.dumps(asdict(r), indent=2) + "\n")
+    train_documents, held_out_documents = corpus.split()
+    log = checkpoint["log"]
+    record = {
+        "recipe": asdict(r),
+        "steps": checkpoint["step"],
+        "tokens": sum(steps * rows * length for steps, rows, length in r.phases),
+        "final_loss": float(np.mean([entry[1] for entry in log[-50:]])),
+        "held_out_loss": [[entry[0] + 1, round(entry[2], 4)] for entry in log if entry[2] is not None],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "training_documents": len(train_documents),
+        "training_sha256": corpus.fingerprint(train_documents),
+        "held_out_documents": [name for name, _ in held_out_documents],
+        "held_out_sha256": corpus.fingerprint(held_out_documents),
+    }
+    (out / "training.json").write_text(json.dumps(record, indent=2) + "\n")
+    plot(name, log)
 
 
 def main() -> None:
@@ -392,7 +434,9 @@ def main() -> None:
     parser.add_argument("model", nargs="?", choices=tuple(RECIPES))
     parser.add_argument("--work", type=Path, default=HERE / ".work", help="checkpoints (ignored by git)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--compile", action="store_true", help="torch.compile: about a third faster, needs a C++ compiler")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile: about a third faster, needs a C++ compiler"
+    )
     parser.add_argument("--seconds", type=int, help="stop after this long, with a checkpoint")
     options = parser.parse_args()
     options.work.mkdir(exist_ok=True)

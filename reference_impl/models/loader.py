@@ -41,16 +41,14 @@ def load_model(
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """model.safetensors, or the shards that model.safetensors.index.json names."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    """model.safetensors, or else the shards that model.safetensors.index.json names."""
+    files, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
+    if index.is_file() and not files[0].is_file():
         try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index}: expected an object with a weight_map; {error!r}") from None
-        files = [folder / name for name in names]
-    else:
-        files = [folder / "model.safetensors"]
+            names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+            files = [folder / name for name in sorted(names)]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index}: expected an object with a weight_map of file names; {error!r}") from None
     for file in files:
         if not file.is_file():
             hint = " (this folder has PyTorch .bin files: convert them)" if list(folder.glob("*.bin")) else ""
@@ -104,9 +102,13 @@ def _rows(linear: Linear, part: str, name: str) -> Destination:
 
 def fill(model: Decoder, table: dict[str, Destination], files: list[Path]) -> None:
     missing = dict.fromkeys(table)
+    head = None
     for file, name, tensor in _tensors(files):
+        if name == "lm_head.weight" and model.lm_head is None:
+            head = tensor  # tied, and stored once more
+            continue
         if name not in table:
-            if _harmless(name, model):
+            if name.endswith("rotary_emb.inv_freq"):  # older checkpoints stored it; it is computed
                 continue
             raise CheckpointError(
                 f"{file}: tensor {name} is not part of a {model.config.architecture} with this config"
@@ -123,6 +125,11 @@ def fill(model: Decoder, table: dict[str, Destination], files: list[Path]) -> No
     if missing:
         names = ", ".join(list(missing)[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise CheckpointError(f"{', '.join(map(str, files))}: missing tensors: {names}")
+    if head is not None and not torch.equal(head.to(model.embedding), model.embedding):
+        raise CheckpointError(
+            f"{', '.join(map(str, files))}: tensor lm_head.weight: expected a copy of model.embed_tokens.weight, since "
+            "config.json says tie_word_embeddings; found other values"
+        )
 
 
 def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:
@@ -133,8 +140,3 @@ def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:
                     yield file, name, handle.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file}: not a complete safetensors file ({error}); download it again") from None
-
-
-def _harmless(name: str, model: Decoder) -> bool:
-    """Tables that older checkpoints stored and that are recomputed, and the head that tying replaces."""
-    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and model.lm_head is None)

@@ -36,7 +36,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:
     reports: list[TokenLogprobs | None] = [None] * len(chosen)
     for row, (p, token) in enumerate(zip(params, chosen, strict=True)):
         if p.logprobs is not None:
-            values, ids = raw_logprobs[row].topk(p.logprobs)
+            values, ids = raw_logprobs[row].topk(min(p.logprobs, logits.shape[1]))
             top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
             reports[row] = TokenLogprobs(token, float(raw_logprobs[row, token]), top)
     return Sampled(chosen, reports)
@@ -75,14 +75,16 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
 
     greedy = column([p.temperature == 0 for p in params]).bool()
-    scores = logits.to(dtype) / column([p.temperature or 1.0 for p in params])
+    # Largest score 0 before the division: a tiny temperature then gives 0 and -inf, not inf - inf.
+    temperature = column([p.temperature or 1.0 for p in params]).clamp(torch.finfo(dtype).tiny, torch.finfo(dtype).max)
+    scores = (logits - logits.amax(dim=-1, keepdim=True)).to(dtype) / temperature
     if any(p.top_k or p.top_p < 1 for p in params):
         scores = _keep_top(scores, params, column([p.top_p for p in params]))
     probs = scores.softmax(dim=-1)
     if any(p.min_p for p in params):
-        floor = column([p.min_p for p in params]) * probs.amax(dim=-1, keepdim=True)
-        probs = probs.masked_fill(probs < floor, 0)
-        probs = probs / probs.sum(dim=-1, keepdim=True)
+        min_p = column([p.min_p for p in params])
+        kept = probs.masked_fill(probs < min_p * probs.amax(dim=-1, keepdim=True), 0)
+        probs = torch.where(min_p > 0, kept / kept.sum(dim=-1, keepdim=True), probs)  # other rows: the same bits
     one_hot = torch.zeros_like(probs).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1)
     return torch.where(greedy, one_hot, probs)
 

@@ -1,0 +1,531 @@
+"""Quizzes: chapters/NN_slug/quiz.yaml, checked by a pydantic model, with answers that are computed.
+
+An item may draw numbers (`params`) and name what follows from them (`let`); its texts use both as {name} or {name:.1f}.
+`let`, a numeric item's `answer` and its `mistakes` are expressions over `reference_impl.theory`, so no number is typed
+in. `Item.draw(seed)` gives the Question that a player shows: in a notebook (chapters.widgets.quiz) or as text here.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import itertools
+import math
+import operator
+import random
+import string
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from grader.workspace import chapters_root
+
+THEORY_MODULES = ("units", "hardware", "model_shapes", "kv_cache", "latency")
+Text = Annotated[str, Field(min_length=1)]
+
+
+class QuizError(ValueError):
+    """quiz.yaml cannot be used: says which file, which item, and what was expected."""
+
+
+# ---------------------------------------------------------------- expressions
+
+_OPERATORS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.USub: operator.neg,
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "min": min,
+    "max": max,
+    "abs": abs,
+    "round": round,
+    "int": int,
+    "float": float,
+    "floor": math.floor,
+    "ceil": math.ceil,
+}
+
+
+def evaluate(expression: str | int | float, names: Mapping[str, Any]) -> Any:
+    """The value of an expression: numbers, strings, arithmetic, public members of theory modules, and their calls.
+
+    names: the values of params and let. Anything else (imports, lambdas, subscripts, private names) raises QuizError.
+    """
+    if isinstance(expression, (int, float)):
+        return expression
+    try:
+        return _value(ast.parse(expression, mode="eval").body, names)
+    except QuizError:
+        raise
+    except Exception as error:
+        raise QuizError(f"{expression!r}: {type(error).__name__}: {error}") from error
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(value=int() | float() | str() | None):
+            return node.value
+        case ast.BinOp() if type(node.op) in _OPERATORS:
+            return _OPERATORS[type(node.op)](_value(node.left, names), _value(node.right, names))
+        case ast.UnaryOp(op=ast.USub()):
+            return -_value(node.operand, names)
+        case ast.IfExp(test=ast.Compare(left=left, ops=[ast.Lt() | ast.Gt() as op], comparators=[right])):
+            a, b = _value(left, names), _value(right, names)
+            return _value(node.body if (a < b if isinstance(op, ast.Lt) else a > b) else node.orelse, names)
+        case ast.Name(id=name):
+            if name in names:
+                return names[name]
+            if name in _FUNCTIONS:
+                return _FUNCTIONS[name]
+            if name in THEORY_MODULES:
+                return importlib.import_module(f"reference_impl.theory.{name}")
+            raise QuizError(f"unknown name {name!r}; expected one of {sorted(names)}, {', '.join(THEORY_MODULES)}")
+        case ast.Attribute(value=inner, attr=attr) if not attr.startswith("_"):
+            owner = _value(inner, names)
+            found = getattr(owner, attr)
+            if not str(getattr(owner, "__name__", type(owner).__module__)).startswith("reference_impl.theory."):
+                raise QuizError(f"{ast.unparse(node)}: only members of reference_impl.theory can be used")
+            if hasattr(found, "__spec__") or str(getattr(found, "__module__", "reference_impl")).split(".")[0] not in (
+                "reference_impl",
+                "builtins",
+            ):
+                raise QuizError(f"{ast.unparse(node)}: not a part of reference_impl.theory")
+            return found
+        case ast.Call():
+            called = _value(node.func, names)
+            keywords = {k.arg: _value(k.value, names) for k in node.keywords if k.arg is not None}
+            if len(keywords) != len(node.keywords):
+                raise QuizError(f"{ast.unparse(node)}: ** is not allowed")
+            return called(*(_value(argument, names) for argument in node.args), **keywords)
+        case _:
+            raise QuizError(f"{ast.unparse(node)!r} is not allowed in an expression")
+
+
+# ---------------------------------------------------------------- the model of an item
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Span(_Strict):
+    """Whole numbers low, low + step, ... up to high."""
+
+    low: int
+    high: int
+    step: int = Field(default=1, ge=1)
+
+
+Param = Annotated[Span | list[int | float | str], Field(union_mode="left_to_right")]
+
+
+class Option(_Strict):
+    """An answer to choose. A wrong one names the misconception it stands for."""
+
+    text: Text
+    right: bool = False
+    misconception: Text | None = None
+
+    @model_validator(mode="after")
+    def _wrong_ones_say_why(self) -> Option:
+        if self.right == (self.misconception is not None):
+            raise ValueError(f"option {self.text!r}: expected right: true, or a misconception, and not both")
+        return self
+
+
+class Mistake(_Strict):
+    """A known wrong way to a number."""
+
+    misconception: Text
+    value: str
+
+
+class _Item(_Strict):
+    id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    prompt: Text
+    difficulty: Literal[1, 2, 3]
+    tags: tuple[Text, ...] = Field(min_length=1)
+    source: tuple[Text, ...] = Field(min_length=1)  # items of the coverage list, e.g. 02-09, and its section tags
+    why: Text
+    params: dict[str, Param] = {}
+    let: dict[str, str] = {}
+    reviewed: date | None = None  # when somebody read the item a second time, looking for another defensible answer
+
+    def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
+        """Params and everything `let` derives from them, in order."""
+        names = dict(chosen)
+        for name, expression in self.let.items():
+            names[name] = evaluate(expression, names)
+        return names
+
+    def spaces(self) -> dict[str, list[Any]]:
+        """The values each param can take."""
+        return {
+            name: list(range(p.low, p.high + 1, p.step)) if isinstance(p, Span) else list(p)
+            for name, p in self.params.items()
+        }
+
+    def every(self, limit: int = 2000) -> Iterator[dict[str, Any]]:
+        """All draws of the params; where there are more than `limit`, the corners and a fixed sample."""
+        spaces = self.spaces()
+        if math.prod(len(space) for space in spaces.values()) <= limit:
+            tuples: Any = itertools.product(*spaces.values())
+        else:
+            rng = random.Random(0)
+            corners = itertools.product(*((space[0], space[-1]) for space in spaces.values()))
+            sample = (tuple(rng.choice(space) for space in spaces.values()) for _ in range(limit))
+            tuples = itertools.chain(corners, sample)
+        for values in tuples:
+            yield self.values(dict(zip(spaces, values, strict=True)))
+
+    def draw(self, seed: int = 0) -> Question:
+        """The item with numbers filled in and options shuffled; the same seed gives the same question."""
+        rng = random.Random(f"{self.id}:{seed}")
+        return self.build(self.values({name: rng.choice(space) for name, space in self.spaces().items()}), rng)
+
+    def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
+        raise NotImplementedError
+
+
+class _TextItem(_Item):
+    reviewed: date
+
+
+class Choice(_TextItem):
+    """One right option."""
+
+    kind: Literal["choice"]
+    options: tuple[Option, ...] = Field(min_length=3, max_length=6)
+
+    @field_validator("options")
+    @classmethod
+    def _one_is_right(cls, options: tuple[Option, ...]) -> tuple[Option, ...]:
+        if sum(option.right for option in options) != 1:
+            raise ValueError(f"expected exactly one right option, got {sum(option.right for option in options)}")
+        return options
+
+    def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
+        options = rng.sample(self.options, len(self.options))
+        right = next(i for i, option in enumerate(options) if option.right)
+
+        def check(given: Any) -> Verdict:
+            if given is None:
+                raise ValueError("choose one option")
+            if given == right:
+                return Verdict(True, 1.0, _fill(self.why, names))
+            wrong = options[_index(given, len(options))].misconception or ""
+            return Verdict(False, 0.0, f"{_fill(wrong, names)} {_fill(self.why, names)}")
+
+        return _question(self, names, options=[o.text for o in options], right=right, judge=check)
+
+
+class Multi(_TextItem):
+    """Any number of right options, at least one of each kind."""
+
+    kind: Literal["multi"]
+    options: tuple[Option, ...] = Field(min_length=3, max_length=8)
+
+    @field_validator("options")
+    @classmethod
+    def _both_kinds(cls, options: tuple[Option, ...]) -> tuple[Option, ...]:
+        if not 0 < sum(option.right for option in options) < len(options):
+            raise ValueError("expected at least one right and one wrong option")
+        return options
+
+    def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
+        options = rng.sample(self.options, len(self.options))
+        right = frozenset(i for i, option in enumerate(options) if option.right)
+
+        def check(given: Any) -> Verdict:
+            chosen = {_index(i, len(options)) for i in given}
+            agree = sum((i in chosen) == (i in right) for i in range(len(options)))
+            notes = [_fill(options[i].misconception or "", names) for i in sorted(chosen - right)]
+            missing = [f"Also right: {_fill(options[i].text, names)}" for i in sorted(right - chosen)]
+            message = "\n".join([*notes, *missing, _fill(self.why, names)])
+            return Verdict(chosen == right, agree / len(options), message)
+
+        return _question(self, names, options=[o.text for o in options], right=right, judge=check)
+
+
+class Numeric(_Item):
+    """A number to compute. `answer` and the mistakes are expressions; tolerance is relative."""
+
+    kind: Literal["numeric"]
+    answer: str
+    unit: Text
+    tolerance: float = Field(ge=0, lt=0.2)
+    mistakes: tuple[Mistake, ...] = Field(min_length=1)
+
+    def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
+        right = float(evaluate(self.answer, names))
+        wrong = [(m.misconception, float(evaluate(m.value, names))) for m in self.mistakes]
+
+        def check(given: Any) -> Verdict:
+            value = float(given)  # ValueError: not a number
+            why = f"Computed: {_number(right)} {self.unit}. {_fill(self.why, names)}"
+            if close(value, right, self.tolerance):
+                return Verdict(True, 1.0, why)
+            fitting = [name for name, number in wrong if close(value, number, self.tolerance)]
+            hint = f"That is the number you get by {fitting[0]}. " if fitting else ""
+            return Verdict(False, 0.0, hint + why)
+
+        return _question(self, names, options=[], right=right, judge=check, unit=self.unit)
+
+
+class Order(_TextItem):
+    """Steps to bring into order; `steps` holds them in the right one."""
+
+    kind: Literal["order"]
+    steps: tuple[Text, ...] = Field(min_length=3, max_length=7)
+
+    def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
+        shuffled = rng.sample(self.steps, len(self.steps))
+        right = tuple(shuffled.index(step) for step in self.steps)
+        return _question(self, names, options=shuffled, right=right, judge=_placed(right, _fill(self.why, names)))
+
+
+class Match(_TextItem):
+    """Pairs to put together. All rights are shown for each left."""
+
+    kind: Literal["match"]
+    pairs: tuple[tuple[Text, Text], ...] = Field(min_length=3, max_length=7)
+
+    @field_validator("pairs")
+    @classmethod
+    def _no_two_alike(cls, pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        for side in zip(*pairs, strict=True):
+            if len(set(side)) != len(side):
+                raise ValueError("expected every left and every right once; a repeated one has two defensible answers")
+        return pairs
+
+    def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
+        rights = rng.sample([right for _, right in self.pairs], len(self.pairs))
+        right = tuple(rights.index(pair[1]) for pair in self.pairs)
+        judge = _placed(right, _fill(self.why, names))
+        return _question(self, names, options=rights, right=right, judge=judge, lefts=[left for left, _ in self.pairs])
+
+
+class Short(_TextItem):
+    """An answer in words, graded by the learner against a rubric."""
+
+    kind: Literal["short"]
+    model_answer: Text
+    rubric: tuple[Text, ...] = Field(min_length=2)
+
+    def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
+        message = f"A model answer: {_fill(self.model_answer, names)}\n{_fill(self.why, names)}"
+
+        def check(given: Any) -> Verdict:
+            found = {_index(i, len(self.rubric)) for i in given}
+            score = len(found) / len(self.rubric)
+            return Verdict(score == 1, score, f"{len(found)} of {len(self.rubric)} points.\n{message}")
+
+        right = frozenset(range(len(self.rubric)))
+        return _question(self, names, options=list(self.rubric), right=right, judge=check)
+
+
+Item = Annotated[Choice | Multi | Numeric | Order | Match | Short, Field(discriminator="kind")]
+
+
+class Quiz(_Strict):
+    """All items of a chapter."""
+
+    chapter: Annotated[str, Field(pattern=r"^\d\d_[a-z0-9_]+$")]
+    items: tuple[Item, ...] = Field(min_length=1)
+
+    @field_validator("items")
+    @classmethod
+    def _ids_are_unique(cls, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        ids = [item.id for item in items]
+        if twice := {i for i in ids if ids.count(i) > 1}:
+            raise ValueError(f"item ids used twice: {sorted(twice)}")
+        return items
+
+    def item(self, id: str) -> Item:
+        """The item with this id. Raises QuizError."""
+        for item in self.items:
+            if item.id == id:
+                return item
+        raise QuizError(f"{self.chapter} has no quiz item {id!r}; it has {', '.join(i.id for i in self.items)}")
+
+    def draw(self, seed: int = 0, tag: str | None = None) -> list[Question]:
+        """One question from each item, or from each with this tag, in the file's order."""
+        return [item.draw(seed) for item in self.items if tag is None or tag in item.tags]
+
+
+def load_quiz(chapter: str, path: Path | None = None) -> Quiz:
+    """Reads and checks the quiz of a chapter's folder (`02_kv_cache`), or the file given. Raises QuizError."""
+    path = path or chapters_root() / chapter / "quiz.yaml"
+    try:
+        quiz = Quiz.model_validate(yaml.safe_load(path.read_text("utf-8")))
+        for item in quiz.items:
+            item.draw(0)  # a name that does not exist is found now, not in front of a learner
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError, QuizError) as error:
+        raise QuizError(f"{path}: {error}") from None
+    return quiz
+
+
+# ---------------------------------------------------------------- a question, ready to be asked
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """score: 0 to 1, with parts for multi, order and match. message: why, in words."""
+
+    correct: bool
+    score: float
+    message: str
+
+
+@dataclass(frozen=True)
+class Question:
+    """An item with its numbers drawn. What `check` takes, by kind:
+
+    choice: index of an option · multi: set of indexes · numeric: a number
+    short: the set of rubric points (its options) that the learner finds in the answer they wrote
+    order: indexes of options in the right order · match: for each of `lefts`, the index of its option
+    """
+
+    id: str
+    kind: str
+    prompt: str
+    options: tuple[str, ...]
+    lefts: tuple[str, ...]
+    unit: str
+    right: Any
+    judge: Callable[[Any], Verdict]
+
+    def check(self, given: Any) -> Verdict:
+        """Raises ValueError for what is no answer at all (nothing chosen, not a number)."""
+        return self.judge(given)
+
+    def as_text(self) -> str:
+        """The question for a player without controls."""
+        if self.kind in ("numeric", "short"):
+            return self.prompt + (f" [{self.unit}]" if self.unit else "")
+        rows = [f"   {chr(97 + i)}) {text}" for i, text in enumerate(self.options)]
+        lefts = [f"   {i}. {text}" for i, text in enumerate(self.lefts, 1)]
+        return "\n".join([self.prompt, *lefts, *rows])
+
+    def answer_text(self) -> str:
+        """What is right, in words, and why."""
+        verdict = self.judge(self.right)
+        match self.kind:
+            case "choice":
+                head = f"{chr(97 + self.right)}) {self.options[self.right]}\n"
+            case "multi" | "order" | "short":
+                order = self.right if self.kind == "order" else sorted(self.right)
+                head = "".join(f"{chr(97 + i)}) {self.options[i]}\n" for i in order)
+            case "match":
+                head = "".join(f"{left}: {self.options[i]}\n" for left, i in zip(self.lefts, self.right, strict=True))
+            case _:
+                head = ""
+        return head + verdict.message
+
+
+def parse_answer(question: Question, text: str) -> Any:
+    """What a learner types for a question shown as text: letters (`b`, `ac`, `cab`), a number, or words.
+
+    Raises ValueError.
+    """
+    text = text.strip()
+    if question.kind == "numeric":
+        try:
+            return float(text.replace(",", "").split()[0])
+        except (ValueError, IndexError):
+            raise ValueError(f"expected a number in {question.unit}, got {text!r}") from None
+    letters = [ord(letter) - 97 for letter in text.lower() if letter.isalpha()]
+    if question.kind == "short" and not letters:
+        return set()
+    if not letters or max(letters) >= len(question.options):
+        raise ValueError(f"expected letters from a to {chr(96 + len(question.options))}, got {text!r}")
+    if question.kind == "choice":
+        if len(letters) > 1:
+            raise ValueError(f"expected one letter, got {text!r}")
+        return letters[0]
+    return set(letters) if question.kind in ("multi", "short") else letters
+
+
+def play(questions: list[Question], ask: Callable[[str], str] = input, say: Callable[[str], None] = print) -> float:
+    """Asks the questions as text, one after the other; returns the mean score."""
+    scores = []
+    for number, question in enumerate(questions, 1):
+        say(f"\n{number}. {question.as_text()}")
+        if question.kind == "short":  # the learner judges: first write, then compare
+            ask("> ")
+            say(question.answer_text() + "\nWhich of these points does your answer have? (letters)")
+        while True:
+            try:
+                verdict = question.check(parse_answer(question, ask("> ")))
+                break
+            except ValueError as error:
+                say(str(error))
+        say(f"{'Right.' if verdict.correct else 'Not yet.'} {verdict.message}")
+        scores.append(verdict.score)
+    return sum(scores) / len(scores) if scores else 0.0
+
+
+def close(given: float, right: float, tolerance: float) -> bool:
+    """Within `tolerance` of the right number, relative to it; a rounding error is always forgiven."""
+    return abs(given - right) <= max(tolerance, 1e-9) * abs(right)
+
+
+def _question(
+    item: _Item,
+    names: Mapping[str, Any],
+    *,
+    options: list[str],
+    right: Any,
+    judge: Callable[[Any], Verdict],
+    lefts: list[str] | None = None,
+    unit: str = "",
+) -> Question:
+    filled = tuple(_fill(text, names) for text in options)
+    if len(set(filled)) != len(filled):
+        raise QuizError(f"{item.id}: two options read the same: {filled}")
+    kind = str(getattr(item, "kind", ""))
+    prompt = _fill(item.prompt, names)
+    return Question(item.id, kind, prompt, filled, tuple(_fill(t, names) for t in lefts or []), unit, right, judge)
+
+
+def _placed(right: tuple[int, ...], why: str) -> Callable[[Any], Verdict]:
+    def check(given: Any) -> Verdict:
+        if len(given) != len(right) or None in given:
+            raise ValueError(f"expected an answer in each of {len(right)} places")
+        hits = sum(a == b for a, b in zip(given, right, strict=True))
+        return Verdict(hits == len(right), hits / len(right), f"{hits} of {len(right)} in place. {why}")
+
+    return check
+
+
+def _index(given: Any, count: int) -> int:
+    if not isinstance(given, int) or not 0 <= given < count:
+        raise ValueError(f"expected the number of an option, 0 to {count - 1}, got {given!r}")
+    return given
+
+
+def _fill(text: str, names: Mapping[str, Any]) -> str:
+    """Text with {name} and {name:.1f} filled in. Attributes and subscripts are not reached."""
+    parts = []
+    for literal, field, spec, _ in string.Formatter().parse(text):
+        parts.append(literal)
+        if field is not None:
+            if field not in names:
+                raise QuizError(f"{{{field}}} is neither in params nor in let: {text!r}")
+            parts.append(format(names[field], spec or ""))
+    return "".join(parts)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"

@@ -1,0 +1,1160 @@
+# %% [markdown] nbgrader={"grade_id": "intro"}
+# # Lab 02: a KV cache
+#
+# A prompt has 200 tokens and the model writes 500 more. Without a cache, how many tokens go through the model's
+# linear layers in all? With one? Write both guesses down; a cell below computes them.
+#
+# You build, in this order: generation without a cache, the cache, attention that works on it, one step of a layer,
+# generation with the cache, a batch of unequal rows, and the memory budget. At the end your pieces run inside the
+# engine and serve text.
+#
+# - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
+# - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
+# - Everything is float32 on the CPU. Use `torch` and the standard library.
+# - In your cells only your own code and these two libraries exist: no engine, no grader.
+#
+# 20 points.
+
+# %% nbgrader={"grade_id": "imports"} inferlab={"where": "both"}
+import math
+
+import torch
+
+# %% nbgrader={"grade_id": "tools"}
+# Given: what the checks use. You may read it; it is not yours to change.
+import functools
+import hashlib
+
+from grader.checks import rng, seed
+
+
+class CountingModel:
+    """A stand-in for a model with a KV cache of its own. It counts what it is asked to compute.
+
+    forward(tokens, start): computes `tokens` at positions start, start + 1, ... and returns the logits [VOCAB] after
+    the last of them. They depend on every token so far. start 0 forgets what was cached; any other start must be
+    the number of tokens cached so far.
+    """
+
+    VOCAB = 64
+
+    def __init__(self, key):
+        self.key = key
+        self.cached = []
+        self.log = []  # (start, number of tokens) of every call
+
+    def forward(self, tokens, start):
+        tokens, start = [int(token) for token in tokens], int(start)
+        if not tokens:
+            raise ValueError("model(tokens, start) was called without tokens")
+        if start == 0:
+            self.cached = []
+        if start != len(self.cached):
+            raise ValueError(f"model(tokens, start={start}), but {len(self.cached)} tokens are cached")
+        self.cached = self.cached + tokens
+        self.log.append((start, len(tokens)))
+        return self.logits(self.cached)
+
+    def logits(self, tokens):
+        digest = hashlib.sha256(f"{self.key}:{tokens}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        return torch.randn(self.VOCAB, generator=generator)
+
+    def first_wrong(self, prompt, output):
+        """Index of the first token of `output` that is not the most likely one after all tokens before it, or None."""
+        for i, token in enumerate(output):
+            if int(token) != int(self.logits([*prompt, *map(int, output[:i])]).argmax()):
+                return i
+        return None
+
+    @property
+    def num_calls(self):
+        return len(self.log)
+
+    @property
+    def num_tokens(self):
+        """Tokens that went through the linear layers."""
+        return sum(n for _, n in self.log)
+
+    @property
+    def num_pairs(self):
+        """(query, key) pairs of attention: the token at position p looks at p + 1 keys."""
+        return sum(n * start + n * (n + 1) // 2 for start, n in self.log)
+
+
+def random_tokens(num_tokens, generator):
+    return torch.randint(CountingModel.VOCAB, (num_tokens,), generator=generator).tolist()
+
+
+def random_int(low, high, generator):
+    """An integer in [low, high]."""
+    return int(torch.randint(low, high + 1, (), generator=generator))
+
+
+def error_of(function, *args):
+    """The exception that function(*args) raises, or None."""
+    try:
+        function(*args)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return error
+    return None
+
+
+def difference(seen, expected):
+    """Largest absolute difference of two tensors; infinite where shapes differ or a number is not finite."""
+    if tuple(seen.shape) != tuple(expected.shape) or not bool(torch.isfinite(seen).all()):
+        return math.inf
+    return float((seen - expected).abs().max()) if seen.numel() else 0.0
+
+
+def seen_by(attend, num_new, past_len, unused=0):
+    """What each new query sees: weights [num_new, tokens] of `attend` with all keys zero and one-hot values.
+
+    Each of the n keys a query sees weighs 1/n, the others 0. Unused slots hold NaN.
+    """
+    num_tokens = past_len + num_new
+    k, v = torch.zeros(num_tokens + unused, 1, num_tokens), torch.eye(num_tokens + unused, num_tokens)[:, None]
+    k[num_tokens:], v[num_tokens:] = math.nan, math.nan
+    out = attend(torch.ones(num_new, 1, num_tokens), k, v, past_len)
+    shape = (num_new, 1, num_tokens)
+    assert tuple(out.shape) == shape, f"expected the shape of q {shape}, saw {tuple(out.shape)}"
+    return out[:, 0]
+
+
+# %% [markdown] nbgrader={"grade_id": "text_no_cache"}
+# ## 1. Generate without a cache
+#
+# A model is a function `model(tokens, start)`: it computes `tokens` (a list of token ids) at positions `start`,
+# `start + 1`, ... and returns the logits `[vocab]` after the last of them. With `start=0` it forgets all it knew.
+#
+# **Build** `generate_no_cache(model, prompt, num_new_tokens)`: greedy generation (always the most likely token).
+# Every step hands the model the whole sequence so far, prompt and generated tokens, at `start=0`. Return the new
+# tokens as a list of `num_new_tokens` ints.
+#
+# **Count** with S prompt tokens and N new ones. Step t (from 0) computes S + t tokens, so all steps together put
+# N·S + N(N-1)/2 tokens through the linear layers, in N calls.
+#
+# **Hint:** `int(logits.argmax())` is the next token.
+#
+# **Trap (one call too many):** the model has spoken N times when you have N tokens. What the last token would lead
+# to, nobody asked.
+
+
+# %% nbgrader={"grade_id": "generate_no_cache", "solution": true}
+def generate_no_cache(model, prompt, num_new_tokens):
+    """Greedy generation that recomputes everything. prompt: list of S ids -> list of num_new_tokens ids."""
+    ### BEGIN SOLUTION
+    tokens = list(prompt)
+    for _ in range(num_new_tokens):
+        logits = model(tokens, 0)
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_no_cache", "grade": true, "points": 1}
+# property: without a cache every step computes the whole sequence: N calls, N*S + N(N-1)/2 tokens.
+# hint: each call gets prompt + all tokens generated so far and start=0; N new tokens need N calls.
+model, prompt, N = CountingModel(seed("no_cache")), [5, 9, 2, 7], 6
+output = generate_no_cache(model.forward, list(prompt), N)
+S = len(prompt)
+print("calls (start, tokens):", model.log)
+print(f"{model.num_tokens} tokens for S={S}, N={N}; expected {N * S + N * (N - 1) // 2}")
+assert len(output) == N, f"expected {N} new tokens, saw {len(output)}"
+wrong = model.first_wrong(prompt, output)
+assert wrong is None, f"new token {wrong} is {output[wrong]}: not the most likely one after all tokens before it"
+assert model.log == [(0, S + t) for t in range(N)], f"expected start 0 and {S}, {S + 1}, ... tokens, saw {model.log}"
+### BEGIN HIDDEN TESTS
+draw = rng("check_no_cache")
+for case in range(3):
+    model, S, N = CountingModel(seed(f"no_cache {case}")), random_int(1, 20, draw), random_int(1, 12, draw)
+    prompt = random_tokens(S, draw)
+    output = generate_no_cache(model.forward, list(prompt), N)
+    assert len(output) == N, f"with S={S}, N={N}: expected {N} new tokens, saw {len(output)}"
+    wrong = model.first_wrong(prompt, output)
+    assert wrong is None, f"with S={S}, N={N}: new token {wrong} is not the most likely one"
+    expected = N * S + N * (N - 1) // 2
+    assert model.num_tokens == expected, f"with S={S}, N={N}: expected {expected} tokens, saw {model.num_tokens}"
+    assert model.num_calls == N, f"with S={S}, N={N}: expected {N} calls, saw {model.num_calls}"
+### END HIDDEN TESTS
+
+
+# %% [markdown] nbgrader={"grade_id": "text_why"}
+# ## 2. What to keep: K and V, never Q
+#
+# Per head, the output at position t is a weighted mean of the values at positions 0..t, with weights from the query
+# at t and the keys at 0..t. The query of an earlier position appears nowhere in it: it was used once, for its own
+# position, and that output does not change when tokens follow, because no position looks ahead. Keys and values
+# are different: every later query reads them again. So K and V are kept and Q is not.
+#
+# The cell below throws away all queries but the last, and the last output stays the same. It also changes the last
+# token's key and value, and no earlier output moves.
+
+# %% nbgrader={"grade_id": "why_not_q"} inferlab={"where": "notebook"}
+sdpa = torch.nn.functional.scaled_dot_product_attention
+q, k, v = torch.randn(3, 1, 6, 8, generator=rng("why"))  # each [heads, tokens, head_dim]
+outputs = sdpa(q, k, v, is_causal=True)
+only_last_query = sdpa(q[:, -1:], k, v)  # the last position sees everything: no mask needed
+print("last output, all queries or only the last: difference", difference(only_last_query, outputs[:, -1:]))
+k[:, -1], v[:, -1] = 100.0, 100.0
+print("earlier outputs, after the last key and value changed: difference",
+      difference(sdpa(q, k, v, is_causal=True)[:, :-1], outputs[:, :-1]))
+
+# %% [markdown] nbgrader={"grade_id": "text_cache"}
+# ## 3. The cache
+#
+# **Build** the class `KVCache` for one sequence and one layer: a buffer that is allocated once, with room for
+# `max_len` tokens, and a counter of how many are in it. The buffer does not grow; only the counter does.
+#
+# - `KVCache(num_kv_heads, head_dim, max_len)`: empty, float32.
+# - `append(k, v)`: `k` and `v` are `[num_new, num_kv_heads, head_dim]`. They go behind what is there. A prompt, a
+#   piece of a prompt and a single token are the same case: `num_new` differs.
+# - `view()`: `(keys, values)`, each `[len, num_kv_heads, head_dim]`, in the order of arrival. Nothing of the unused
+#   room shows.
+# - `len(cache)`: tokens in it.
+# - If the new tokens do not all fit, `append` raises `ValueError` and the cache stays as it was. `max_len` tokens fit.
+#
+# **Hint:** slots `[length, length + num_new)` are next; `view()` is a slice.
+#
+# **Trap (borrowed memory):** `k` and `v` belong to the caller. An engine computes them into the same memory in every
+# step, so what you keep must be a copy. The method `append_from_workspace` is given and does what such an engine does.
+
+
+# %% nbgrader={"grade_id": "KVCache", "solution": true}
+class KVCache:
+    """Keys and values of one sequence in one layer: a preallocated buffer and a length.
+
+    max_len: most tokens it can hold. All tensors are float32, [tokens, num_kv_heads, head_dim].
+    """
+
+    def __init__(self, num_kv_heads, head_dim, max_len):
+        ### BEGIN SOLUTION
+        self.keys = torch.empty(max_len, num_kv_heads, head_dim)
+        self.values = torch.empty(max_len, num_kv_heads, head_dim)
+        self.length = 0
+        ### END SOLUTION
+
+    def append(self, k, v):
+        """Adds k and v [num_new, num_kv_heads, head_dim]. ValueError if they do not fit; then nothing changes."""
+        ### BEGIN SOLUTION
+        end = self.length + len(k)
+        if end > len(self.keys):
+            raise ValueError(f"{len(k)} more tokens do not fit: {self.length} of {len(self.keys)} slots are used")
+        self.keys[self.length : end] = k
+        self.values[self.length : end] = v
+        self.length = end
+        ### END SOLUTION
+
+    def view(self):
+        """(keys, values), each [len(self), num_kv_heads, head_dim]."""
+        ### BEGIN SOLUTION
+        return self.keys[: self.length], self.values[: self.length]
+        ### END SOLUTION
+
+    def __len__(self):
+        ### BEGIN SOLUTION
+        return self.length
+        ### END SOLUTION
+
+    def append_from_workspace(self, k, v):
+        """Given, leave it as it is: appends from memory that is written over right afterwards."""
+        workspace_k, workspace_v = k.clone(), v.clone()
+        self.append(workspace_k, workspace_v)
+        workspace_k.fill_(float("nan"))
+        workspace_v.fill_(float("nan"))
+
+
+# %% nbgrader={"grade_id": "check_append", "grade": true, "points": 2}
+# property: view() gives exactly what was appended, in order, whatever the sizes of the pieces.
+# hint: new tokens go to slots [length, length + num_new), then the length grows; every cache has its own buffer.
+def check_appends(sizes, num_kv_heads, head_dim, max_len, generator):
+    k, v = torch.randn(2, sum(sizes), num_kv_heads, head_dim, generator=generator)
+    cache, other = KVCache(num_kv_heads, head_dim, max_len), KVCache(num_kv_heads, head_dim, max_len)
+    assert len(cache) == 0, f"a new cache holds 0 tokens, len() says {len(cache)}"
+    start = 0
+    for size in sizes:
+        end = start + size
+        cache.append(k[start:end].clone(), v[start:end].clone())
+        other.append(v[start:end].clone(), k[start:end].clone())  # another sequence, as long
+        start = end
+        print(f"append {size:2d}: len {len(cache):2d}, keys {tuple(cache.view()[0].shape)}")
+        assert len(cache) == end, f"{end} tokens were appended, len() says {len(cache)}"
+        for name, seen, expected in zip(("keys", "values"), cache.view(), (k[:end], v[:end]), strict=True):
+            shape = tuple(expected.shape)
+            assert tuple(seen.shape) == shape, f"view(): {name} are {shape}, saw {tuple(seen.shape)}"
+            off = [p for p in range(end) if not torch.equal(seen[p], expected[p])]
+            assert not off, f"{name} at positions {off} are not those that were appended there"
+
+
+check_appends([3, 1, 4], num_kv_heads=2, head_dim=4, max_len=10, generator=rng("append"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_append")
+for _ in range(4):
+    sizes = [random_int(1, 6, draw) for _ in range(random_int(1, 5, draw))]
+    heads, dim, spare = random_int(1, 4, draw), random_int(1, 9, draw), random_int(1, 5, draw)
+    check_appends(sizes, heads, dim, max_len=sum(sizes) + spare, generator=draw)
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "check_full", "grade": true, "points": 1}
+# property: max_len tokens fit; more raise ValueError and change nothing.
+# hint: compare length + num_new with max_len before you write anything.
+def check_full_buffer(held, num_new, max_len, generator):
+    k, v = torch.randn(2, held + num_new, 2, 4, generator=generator)
+    cache = KVCache(2, 4, max_len)
+    cache.append(k[:held].clone(), v[:held].clone())
+    before = [tensor.clone() for tensor in cache.view()]
+    error = error_of(cache.append, k[held:].clone(), v[held:].clone())
+    print(f"{held} of {max_len} slots used, {num_new} more: {type(error).__name__}: {error}")
+    assert isinstance(error, ValueError), f"{held} + {num_new} > {max_len}: expected ValueError, saw {error!r}"
+    assert len(cache) == held, f"after a refused append len() is still {held}, saw {len(cache)}"
+    after = cache.view()
+    same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert same, "a refused append changed what view() shows"
+    if held < max_len:
+        room = max_len - held
+        cache.append(torch.zeros(room, 2, 4), torch.zeros(room, 2, 4))
+        assert len(cache) == max_len, f"all {max_len} slots can be used; after filling them len() says {len(cache)}"
+
+
+check_full_buffer(held=5, num_new=1, max_len=5, generator=rng("full"))
+check_full_buffer(held=3, num_new=4, max_len=5, generator=rng("full"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_full")
+for _ in range(4):
+    max_len = random_int(2, 12, draw)
+    held = random_int(1, max_len, draw)
+    check_full_buffer(held, max_len - held + random_int(1, 4, draw), max_len, draw)
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "check_owns", "grade": true, "points": 1}
+# property: the cache keeps copies: it does not change when the caller writes over k and v.
+# hint: keeping the tensor you were given keeps its memory; copy the numbers into your own buffer.
+def check_owned(num_tokens, generator):
+    k, v = torch.randn(2, num_tokens, 2, 4, generator=generator)
+    cache = KVCache(2, 4, num_tokens + 1)
+    cache.append_from_workspace(k, v)  # the caller's memory is NaN afterwards
+    keys, values = cache.view()
+    print(f"{int(keys.isnan().sum())} of {keys.numel()} numbers in the keys have become NaN")
+    assert torch.equal(keys, k), "the keys changed when the caller wrote over its memory"
+    assert torch.equal(values, v), "the values changed when the caller wrote over its memory"
+
+
+check_owned(num_tokens=3, generator=rng("owns"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_owns")
+for num_tokens in (1, random_int(2, 9, draw)):
+    check_owned(num_tokens, draw)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_attend"}
+# ## 4. Attention on a cache
+#
+# **Build** `attend(q, k, v, past_len)`, one function for prefill, for a chunk of a prompt and for decode.
+#
+# - `q` `[num_new, num_heads, head_dim]`: queries of the new tokens, at positions `past_len`, `past_len + 1`, ...
+# - `k`, `v` `[num_slots, num_kv_heads, head_dim]`: keys and values from position 0 on, those of the new tokens
+#   included. `num_slots` is at least `past_len + num_new`; slots behind that are unused and may hold anything, also NaN.
+# - The query at position p sees the keys at positions 0..p, with weights softmax(q·k / sqrt(head_dim)).
+#   All other keys have weight exactly 0.
+# - `num_heads` is a multiple of `num_kv_heads` (grouped-query attention): query head h reads KV head
+#   `h // (num_heads // num_kv_heads)`. Neighbours share; the KV heads are not dealt round.
+# - Returns `[num_new, num_heads, head_dim]`, float32. The inputs stay as they are.
+#
+# You often read "prefill has T > 1 and a mask, decode has T = 1 and needs none". A chunk of a prompt, a prompt whose
+# first part is cached, and the verification of drafted tokens have T > 1 *and* a past. One query needs no mask only
+# because it is the last: it sees every key there is. That is the same rule, not another one.
+#
+# **Hint:** cut `k` and `v` to `past_len + num_new` slots first. A mask does not save you from NaN: 0 × NaN is NaN.
+# `torch.einsum` keeps the axes readable; `repeat_interleave` on the head axis spreads the KV heads.
+#
+# **Trap (top-left):** the mask is aligned at the *bottom right*: the last query sees everything.
+# `scaled_dot_product_attention(..., is_causal=True)` aligns it at the *top left* when there are more keys than
+# queries. The cell below shows it: keys are zero, so every visible key has the same weight, and row i is what query i
+# sees.
+
+# %% nbgrader={"grade_id": "top_left"} inferlab={"where": "notebook"}
+zero_q, zero_k, one_hot = torch.zeros(1, 2, 5), torch.zeros(1, 5, 5), torch.eye(5)[None]  # 3 tokens cached, 2 new
+lower_right = torch.ones(2, 5, dtype=torch.bool).tril(5 - 2)
+print("is_causal=True: query 3 and 4 see\n", sdpa(zero_q, zero_k, one_hot, is_causal=True)[0])
+print("bottom right: query 3 and 4 see\n", sdpa(zero_q, zero_k, one_hot, attn_mask=lower_right)[0])
+
+
+# %% nbgrader={"grade_id": "attend", "solution": true}
+def attend(q, k, v, past_len):
+    """Causal attention of new tokens over a cache that holds them and past_len tokens before them.
+
+    q [num_new, num_heads, head_dim]; k, v [num_slots, num_kv_heads, head_dim] -> like q.
+    """
+    ### BEGIN SOLUTION
+    num_new, num_heads, head_dim = q.shape
+    num_tokens = past_len + num_new
+    group = num_heads // k.shape[1]
+    k = k[:num_tokens].repeat_interleave(group, dim=1)  # [num_tokens, num_heads, head_dim]
+    v = v[:num_tokens].repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(head_dim)
+    query_position = torch.arange(past_len, num_tokens)
+    visible = torch.arange(num_tokens)[None] <= query_position[:, None]  # [num_new, num_tokens]
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, v)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_weights", "grade": true, "points": 1}
+# property: weights are softmax(q.k / sqrt(head_dim)) over the keys; the inputs stay as they are.
+# hint: scale before the softmax, over the axis of the keys; do not write into q, k or v.
+def last_weights(q, k):
+    """What the last of the queries gives to each key: with one-hot values the output is the weights."""
+    num_tokens, _, head_dim = k.shape
+    v = torch.eye(num_tokens, head_dim)[:, None]  # value of token j: 1 at place j
+    given = [tensor.clone() for tensor in (q, k, v)]
+    out = attend(q, k, v, 0)
+    for name, now, before in zip("qkv", (q, k, v), given, strict=True):
+        assert torch.equal(now, before), f"attend changed {name}, which belongs to the caller"
+    assert tuple(out.shape) == tuple(q.shape), f"expected the shape of q {tuple(q.shape)}, saw {tuple(out.shape)}"
+    assert out.dtype == torch.float32, f"expected float32, saw {out.dtype}"
+    return out[-1, 0, :num_tokens]
+
+
+q, k = torch.zeros(3, 1, 4), torch.zeros(3, 1, 4)
+q[:, 0, 0] = 2.0
+k[:, 0, 0] = torch.tensor([0.0, 1.0, 2.0])
+seen, expected = last_weights(q, k), torch.tensor([0.0, 1.0, 2.0]).softmax(0)
+print("q.k = 0, 2, 4, head_dim 4: scores 0, 1, 2; weights", [round(float(w), 4) for w in seen])
+assert difference(seen, expected) < 1e-5, f"expected weights {expected.tolist()}, saw {seen.tolist()}"
+### BEGIN HIDDEN TESTS
+draw = rng("check_weights")
+for _ in range(4):
+    num_tokens, head_dim = random_int(2, 6, draw), random_int(6, 40, draw)
+    q, k = 2 * torch.randn(2, num_tokens, 1, head_dim, generator=draw)
+    expected = (k[:, 0].double() @ q[-1, 0].double() / math.sqrt(head_dim)).softmax(0).float()
+    off = difference(last_weights(q, k), expected)
+    assert off < 1e-5, f"head_dim {head_dim}, {num_tokens} keys: weights are off by up to {off:.2g}"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "check_heads", "grade": true, "points": 1}
+# property: query head h reads KV head h // (num_heads // num_kv_heads).
+# hint: with 6 query and 2 KV heads, query heads 0, 1, 2 read KV head 0 and 3, 4, 5 read KV head 1.
+def heads_read(num_heads, num_kv_heads, num_new, past_len):
+    """Which KV head each query head reads: all values of KV head g are g, so every weighted mean of them is g."""
+    q, k = torch.zeros(num_new, num_heads, 8), torch.zeros(past_len + num_new, num_kv_heads, 8)
+    v = torch.arange(num_kv_heads).float()[None, :, None].expand(past_len + num_new, -1, 8).clone()
+    out = attend(q, k, v, past_len)
+    shape = (num_new, num_heads, 8)
+    assert tuple(out.shape) == shape, f"expected the shape of q {shape}, saw {tuple(out.shape)}"
+    return out[-1, :, 0]
+
+
+for num_heads, num_kv_heads in ((6, 2), (4, 4), (4, 1)):  # GQA, MHA, MQA
+    seen = heads_read(num_heads, num_kv_heads, num_new=3, past_len=0)
+    expected = torch.arange(num_heads) // (num_heads // num_kv_heads)
+    print(f"{num_heads} query heads, {num_kv_heads} KV heads: they read", [round(float(g), 2) for g in seen])
+    off = difference(seen, expected.float())
+    assert off < 1e-4, f"expected KV heads {expected.tolist()}, saw {seen.tolist()}"
+### BEGIN HIDDEN TESTS
+draw = rng("check_heads")
+for _ in range(4):
+    num_kv_heads, group = random_int(2, 4, draw), random_int(2, 4, draw)
+    seen = heads_read(num_kv_heads * group, num_kv_heads, random_int(1, 5, draw), random_int(0, 5, draw))
+    expected = torch.arange(num_kv_heads * group) // group
+    off = difference(seen, expected.float())
+    assert off < 1e-4, f"expected KV heads {expected.tolist()}, saw {seen.tolist()}"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "check_mask", "grade": true, "points": 2}
+# property: the query at position p sees keys 0..p, whether it comes in a prompt, in a chunk or alone.
+# hint: the first new query is at position past_len, so key j is visible to new query i if j <= past_len + i.
+def check_seen(num_new, past_len):
+    for i, row in enumerate(seen_by(attend, num_new, past_len)):
+        position = past_len + i
+        keys = [j for j, weight in enumerate(row.tolist()) if weight != 0]
+        print(f"{past_len} cached, {num_new} new: the query at position {position} sees keys {keys}")
+        assert keys == list(range(position + 1)), f"position {position} must see keys 0..{position}, saw {keys}"
+        off = difference(row[: position + 1], torch.full((position + 1,), 1 / (position + 1)))
+        assert off < 1e-5, f"position {position}: with equal scores all weights are equal, saw {row.tolist()}"
+
+
+def check_chunks_of(chunk_size, num_tokens, generator):
+    """A prompt in chunks gives what it gives at once."""
+    q = torch.randn(num_tokens, 4, 8, generator=generator)
+    k, v = torch.randn(2, num_tokens, 2, 8, generator=generator)
+    once = attend(q.clone(), k.clone(), v.clone(), 0)
+    chunks = []
+    for start in range(0, num_tokens, chunk_size):
+        end = min(start + chunk_size, num_tokens)
+        chunks.append(attend(q[start:end].clone(), k[:end].clone(), v[:end].clone(), start))
+    off = difference(torch.cat(chunks), once)
+    print(f"{num_tokens} tokens in chunks of {chunk_size}: largest difference from one chunk {off:.1e}")
+    assert off < 1e-5, f"chunks of {chunk_size} give other outputs than one chunk, by up to {off:.2g}"
+
+
+for num_new, past_len in ((3, 0), (2, 3), (1, 4)):  # prefill, a chunk, decode
+    check_seen(num_new, past_len)
+for chunk_size in (1, 7, 64):
+    check_chunks_of(chunk_size, 20, rng("chunks"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_mask")
+for _ in range(4):
+    check_seen(random_int(1, 6, draw), random_int(0, 9, draw))
+for _ in range(2):
+    check_chunks_of(random_int(2, 9, draw), random_int(10, 30, draw), draw)
+q, (k, v) = torch.randn(5, 2, 8, generator=draw), torch.randn(2, 9, 2, 8, generator=draw)
+out = attend(q.clone(), k.clone(), v.clone(), 4)
+k[7:], v[7:] = 50.0, 1e6  # the future of the first three queries
+off = difference(attend(q, k, v, 4)[:3], out[:3])
+assert off < 1e-5, f"other keys and values in the future changed the present by {off:.2g}"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "check_unused", "grade": true, "points": 1}
+# property: slots behind past_len + num_new are never read, even if they hold NaN.
+# hint: cut k and v to past_len + num_new slots; a weight of 0 times NaN is NaN.
+def check_unused_slots(num_new, past_len, unused):
+    rows = seen_by(attend, num_new, past_len, unused)
+    num_nan = int(rows.isnan().sum())
+    print(f"{past_len} + {num_new} tokens in {past_len + num_new + unused} slots: {num_nan} NaN in the output")
+    assert num_nan == 0, f"{num_nan} NaN from unused slots reached the output"
+    # Only the last row, and only without a past: which keys the others see is another check's business.
+    if past_len == 0:
+        off = difference(rows[-1], torch.full((num_new,), 1 / num_new))
+        assert off < 1e-5, f"the last query must see keys 0..{num_new - 1} alike, saw {rows[-1].tolist()}"
+
+
+check_unused_slots(num_new=4, past_len=0, unused=3)
+check_unused_slots(num_new=1, past_len=5, unused=2)
+### BEGIN HIDDEN TESTS
+draw = rng("check_unused")
+for past_len in (0, random_int(1, 9, draw), random_int(1, 9, draw)):
+    check_unused_slots(random_int(1, 6, draw), past_len, random_int(1, 20, draw))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_step"}
+# ## 5. One step of one layer
+#
+# **Build** `attention_step(cache, attend, q, k, v)`: what an attention layer does with the new tokens of a sequence.
+# Put their keys and values into `cache`, then let their queries attend to all that is in it.
+#
+# - `cache` has the methods of your `KVCache`; `attend` has the signature of yours. The check passes its own, so this
+#   part can be right although an earlier one is not.
+# - `q` `[num_new, num_heads, head_dim]`; `k`, `v` `[num_new, num_kv_heads, head_dim]`. Returns what `attend` returns.
+#
+# **Hint:** there is no branch for prefill or decode, and no mask here.
+#
+# **Trap (past after):** `past_len` counts the tokens *before* the new ones. After the append, `len(cache)` counts them
+# too.
+
+
+# %% nbgrader={"grade_id": "attention_step", "solution": true}
+def attention_step(cache, attend, q, k, v):
+    """Stores k and v in the cache, then attends. q [num_new, num_heads, head_dim] -> like q."""
+    ### BEGIN SOLUTION
+    past_len = len(cache)
+    cache.append(k, v)
+    keys, values = cache.view()
+    return attend(q, keys, values, past_len)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_step", "grade": true, "points": 1}
+# property: the new keys and values are stored first; then attend gets all keys and the number of tokens before.
+# hint: read len(cache), append, view, attend: in this order, for any number of new tokens.
+class Recorder:
+    """Stands for a cache and for attend, and writes down how it is used. Its keys are just numbered."""
+
+    def __init__(self, held):
+        self.held = held
+        self.appended = []
+        self.attended = []
+
+    def append(self, k, v):
+        self.appended.append((k.clone(), v.clone()))
+        self.held += len(k)
+
+    def view(self):
+        numbers = torch.arange(self.held).float()[:, None, None].expand(-1, 2, 4)
+        return numbers.clone(), -numbers.clone()
+
+    def __len__(self):
+        return self.held
+
+    def attend(self, q, k, v, past_len):
+        self.attended.append((q.clone(), k.clone(), v.clone(), int(past_len)))
+        return q * 2 + 1
+
+
+def check_one_step(held, num_new, generator):
+    q, (k, v) = torch.randn(num_new, 4, 4, generator=generator), torch.randn(2, num_new, 2, 4, generator=generator)
+    recorder = Recorder(held)
+    out = attention_step(recorder, recorder.attend, q.clone(), k.clone(), v.clone())
+    assert len(recorder.attended) == 1, f"expected one call of attend, saw {len(recorder.attended)}"
+    seen_q, seen_k, seen_v, past_len = recorder.attended[0]
+    print(f"{held} cached, {num_new} new: attend got {len(seen_k)} keys and past_len {past_len}")
+    stored_k = torch.cat([pair[0] for pair in recorder.appended]) if recorder.appended else torch.empty(0)
+    stored_v = torch.cat([pair[1] for pair in recorder.appended]) if recorder.appended else torch.empty(0)
+    assert torch.equal(stored_k, k), f"the {num_new} new keys must be appended once; {len(stored_k)} were"
+    assert torch.equal(stored_v, v), f"the {num_new} new values must be appended once; {len(stored_v)} were"
+    total = held + num_new
+    assert len(seen_k) >= total, f"attend must see all {total} keys, the new ones included; it got {len(seen_k)}"
+    numbers = torch.arange(total).float()
+    same = torch.equal(seen_k[:total, 0, 0], numbers) and torch.equal(seen_v[:total, 0, 0], -numbers)
+    assert same, "attend must get the keys and values of the cache, as view() gives them"
+    assert past_len == held, f"{held} tokens were there before the new ones; attend got past_len={past_len}"
+    assert torch.equal(seen_q, q), "attend must get the queries as they came"
+    assert torch.equal(out, q * 2 + 1), "what attend returns must be returned"
+
+
+for held, num_new in ((0, 3), (5, 1), (5, 3)):  # prefill, decode, a chunk
+    check_one_step(held, num_new, rng("step"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_step")
+for _ in range(4):
+    check_one_step(random_int(0, 9, draw), random_int(1, 6, draw), draw)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_cached"}
+# ## 6. Generate with the cache
+#
+# Now `model` has a KV cache inside. `model(tokens, start)` with `start > 0` computes only `tokens` and attends to the
+# `start` tokens it has cached; it refuses any `start` but the number of cached tokens.
+#
+# **Build** `generate_cached(model, prompt, num_new_tokens, chunk_size)`: the same greedy tokens as
+# `generate_no_cache`, each token computed once.
+#
+# - Prefill: the prompt goes in, in as few calls as possible of at most `chunk_size` tokens each. The last may be
+#   shorter. Only the logits after the *last* prompt token choose the first new token.
+# - Decode: each call feeds the one token that was chosen last.
+#
+# **Count:** S + N - 1 tokens go through the linear layers, in ceil(S / chunk_size) + N - 1 calls. Attention still
+# looks back: the token at position p meets p + 1 keys, cache or not. A cache saves computing the old keys and values
+# again, and the outputs of the old positions. It does not save attending to them.
+#
+# **Hint:** keep a variable for the position where the next call starts.
+#
+# **Trap (last token):** the first new token comes out of the prefill. Every later call takes in one new token and
+# gives the next. The last one comes out and is never fed in, so after N outputs the cache holds S + N - 1 tokens.
+
+
+# %% nbgrader={"grade_id": "generate_cached", "solution": true}
+def generate_cached(model, prompt, num_new_tokens, chunk_size):
+    """Greedy generation, each token computed once. prompt: list of S ids -> list of num_new_tokens (>= 1) ids."""
+    ### BEGIN SOLUTION
+    for start in range(0, len(prompt), chunk_size):
+        logits = model(prompt[start : start + chunk_size], start)
+    output = [int(logits.argmax())]
+    while len(output) < num_new_tokens:
+        position = len(prompt) + len(output) - 1  # of the token chosen last
+        logits = model(output[-1:], position)
+        output.append(int(logits.argmax()))
+    return output
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_cached_tokens", "grade": true, "points": 1}
+# property: with the cache the output is token for token the same as without.
+# hint: a new token's position is the number of tokens before it: S for the first one you feed.
+def check_same_tokens(model, prompt, N):
+    output = generate_cached(model.forward, list(prompt), N, len(prompt))
+    print(f"{N} tokens after a prompt of {len(prompt)}: {[int(token) for token in output]}")
+    assert len(output) == N, f"expected {N} new tokens, saw {len(output)}"
+    wrong = model.first_wrong(prompt, output)
+    assert wrong is None, f"new token {wrong} is {output[wrong]}: not the most likely one after all tokens before it"
+
+
+check_same_tokens(CountingModel(seed("cached")), [5, 9, 2, 7], 6)
+### BEGIN HIDDEN TESTS
+draw = rng("check_cached_tokens")
+for case, N in enumerate((1, 2, random_int(3, 12, draw))):
+    check_same_tokens(CountingModel(seed(f"cached {case}")), random_tokens(random_int(1, 20, draw), draw), N)
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "check_cached_work", "grade": true, "points": 2}
+# property: each token is computed once: S + N - 1 tokens, N calls for a prompt in one chunk, the last token never fed.
+# hint: count your calls: one for the prompt and one for each new token but the last.
+def check_work(model, prompt, N):
+    generate_cached(model.forward, list(prompt), N, len(prompt))
+    S = len(prompt)
+    tokens, pairs = S + N - 1, (S + N - 1) * (S + N) // 2
+    print(f"S={S}, N={N}: {model.num_calls} calls, {model.num_tokens} tokens, {model.num_pairs} pairs of attention,")
+    print(f"    expected {N}, {tokens}, {pairs}; without a cache {N * S + N * (N - 1) // 2} tokens")
+    assert model.num_calls == N, f"expected {N} calls, saw {model.num_calls}: {model.log}"
+    assert model.num_tokens == tokens, f"expected S + N - 1 = {tokens} tokens, saw {model.num_tokens}: {model.log}"
+    assert model.num_pairs == pairs, f"expected {pairs} pairs, saw {model.num_pairs}: {model.log}"
+    assert len(model.cached) == tokens, f"the cache must end with {tokens} tokens, saw {len(model.cached)}"
+
+
+check_work(CountingModel(seed("work")), [5, 9, 2, 7], 6)
+### BEGIN HIDDEN TESTS
+draw = rng("check_cached_work")
+for case, N in enumerate((1, 2, random_int(3, 12, draw))):
+    check_work(CountingModel(seed(f"work {case}")), random_tokens(random_int(2, 20, draw), draw), N)
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "check_chunks", "grade": true, "points": 1}
+# property: the size of the prompt's chunks changes the number of calls, and nothing else.
+# hint: chunks start at 0, chunk_size, 2 * chunk_size, ...; the last may be shorter; its logits choose the first token.
+def check_chunked(key, prompt, N, chunk_size):
+    model, S = CountingModel(key), len(prompt)
+    output = generate_cached(model.forward, list(prompt), N, chunk_size)
+    prefill = [n for start, n in model.log if start < S]
+    print(f"chunk_size {chunk_size}: the prompt went in as {prefill}, output {[int(token) for token in output]}")
+    largest = max(prefill)
+    assert largest <= chunk_size, f"a call had {largest} tokens of the prompt; chunk_size is {chunk_size}"
+    assert sum(prefill) == S, f"the prompt has {S} tokens, {sum(prefill)} went in: {prefill}"
+    fewest = -(-S // chunk_size)
+    assert len(prefill) == fewest, f"{S} tokens fit into {fewest} chunks of {chunk_size}, saw {prefill}"
+    wrong = model.first_wrong(prompt, output)
+    assert wrong is None, f"chunk_size {chunk_size}: new token {wrong} is not the most likely one"
+
+
+for chunk_size in (1, 3, 5, 64):
+    check_chunked(seed("chunked"), [5, 9, 2, 7, 1, 8, 3, 11, 4, 6], 4, chunk_size)
+### BEGIN HIDDEN TESTS
+draw = rng("check_chunks")
+for case in range(4):
+    prompt = random_tokens(random_int(5, 30, draw), draw)
+    for chunk_size in (random_int(2, 4, draw), len(prompt) - 1):
+        check_chunked(seed(f"chunked {case}"), prompt, random_int(1, 5, draw), chunk_size)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_counts"}
+# ### What the cache holds, and what it saves
+#
+# The first cell follows three prompt tokens and two new ones. The first new token comes out of the prefill; its key
+# and value enter the cache one call later; the last new token never does.
+#
+# The second cell answers the question from the top with the closed forms, after comparing them with your counts on a
+# small case. "O(n²) becomes O(n)" is only half a sentence: per step, attention falls from O(n²) to O(n) and the linear
+# layers from O(n) to O(1); over a whole generation, attention from O(n³) to O(n²) and the linear layers from O(n²) to
+# O(n). N tokens take N passes either way.
+
+# %% nbgrader={"grade_id": "trace"} inferlab={"where": "notebook"}
+traced = CountingModel(1)
+
+
+def tracing(tokens, start):
+    logits = traced.forward(tokens, start)
+    print(f"in {tokens} at {start}: the cache now holds {len(traced.cached)} tokens, out comes {int(logits.argmax())}")
+    return logits
+
+
+print("output", generate_cached(tracing, [11, 12, 13], 2, chunk_size=3))
+
+
+# %% nbgrader={"grade_id": "closed_forms"} inferlab={"where": "notebook"}
+def closed_forms(S, N):
+    """(tokens, pairs) without a cache, and with one."""
+    lengths = range(S, S + N)  # what each step computes without a cache
+    without = sum(lengths), sum(n * (n + 1) // 2 for n in lengths)
+    return without, (S + N - 1, (S + N - 1) * (S + N) // 2)
+
+
+small, counts = list(range(12)), []
+for generate, extra in ((generate_no_cache, ()), (generate_cached, (5,))):
+    model = CountingModel(2)
+    generate(model.forward, small, 9, *extra)
+    counts.append((model.num_tokens, model.num_pairs))
+print("S=12, N=9, counted:", counts, "closed forms:", list(closed_forms(12, 9)))
+
+(tokens_without, pairs_without), (tokens_with, pairs_with) = closed_forms(200, 500)
+print(f"S=200, N=500: {tokens_without:,} tokens without a cache, {tokens_with:,} with ({tokens_without / tokens_with:.0f}x)")
+print(f"             {pairs_without:,} pairs without a cache, {pairs_with:,} with ({pairs_without / pairs_with:.0f}x)")
+
+# %% [markdown] nbgrader={"grade_id": "text_batch"}
+# ## 7. Two sequences of unequal length
+#
+# The simplest batch pads: one buffer `[rows, max_len, num_kv_heads, head_dim]` for all rows, each row with a length
+# of its own. Paging will replace it; here you see what it costs.
+#
+# **Build** `attend_batch(q, k, v, k_cache, v_cache, lengths)`: one step of a layer for all rows.
+#
+# - `k_cache`, `v_cache` `[rows, max_len, num_kv_heads, head_dim]`: row r holds `lengths[r]` tokens. The slots behind
+#   them may hold anything, also NaN.
+# - `q` `[rows, num_new, num_heads, head_dim]`; `k`, `v` `[rows, num_new, num_kv_heads, head_dim]`: each row's new
+#   tokens, at *its* positions `lengths[r]`, `lengths[r] + 1`, ... They fit. `lengths` is a list of ints.
+# - Write `k` and `v` into the caches, in place, each row at its own positions; no other slot changes. Then return
+#   attention `[rows, num_new, num_heads, head_dim]`, each row as if it were alone.
+#
+# **Hint:** a loop over rows is fine. All rows at once is one mask `[rows, num_new, max_len]` with
+# `key <= lengths[r] + i`, and values in hidden slots set to 0.
+#
+# **Trap (padding):** the padding of a short row is not empty, it is memory nobody wrote. Masking its scores makes its
+# weight 0, and 0 × NaN is still NaN.
+
+
+# %% nbgrader={"grade_id": "attend_batch", "solution": true}
+def attend_batch(q, k, v, k_cache, v_cache, lengths):
+    """One step of rows that hold lengths[r] tokens each: writes k and v into the caches, then attends.
+
+    q [rows, num_new, num_heads, head_dim] -> like q; k, v [rows, num_new, num_kv_heads, head_dim];
+    k_cache, v_cache [rows, max_len, num_kv_heads, head_dim], changed in place.
+    """
+    ### BEGIN SOLUTION
+    rows, num_new, num_heads, head_dim = q.shape
+    position = torch.tensor(lengths)[:, None] + torch.arange(num_new)  # [rows, num_new], of the new tokens
+    row = torch.arange(rows)[:, None]
+    k_cache[row, position] = k
+    v_cache[row, position] = v
+    max_len, group = k_cache.shape[1], num_heads // k_cache.shape[2]
+    unused = torch.arange(max_len) > position[:, -1:]  # [rows, max_len], true in the padding
+    keys = k_cache.masked_fill(unused[..., None, None], 0).repeat_interleave(group, dim=2)
+    values = v_cache.masked_fill(unused[..., None, None], 0).repeat_interleave(group, dim=2)
+    scores = torch.einsum("rqhd,rkhd->rhqk", q, keys) / math.sqrt(head_dim)
+    hidden = torch.arange(max_len) > position[..., None]  # [rows, num_new, max_len]
+    weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(dim=-1)
+    return torch.einsum("rhqk,rkhd->rqhd", weights, values)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_batch_rows", "grade": true, "points": 1}
+# property: each row of a batch gets what it would get alone, whatever the others' lengths and the padding hold.
+# hint: row r's new token i is at position lengths[r] + i and sees keys 0..lengths[r] + i of its own row.
+def seen_by_rows(lengths, num_new, max_len):
+    """Weights [rows, num_new, max_len] with all keys zero; the unused slots of the caches hold NaN."""
+    rows = len(lengths)
+    k_cache, v_cache = torch.full((2, rows, max_len, 1, max_len), math.nan)
+    k, v = torch.zeros(rows, num_new, 1, max_len), torch.zeros(rows, num_new, 1, max_len)
+    for r, n in enumerate(lengths):
+        k_cache[r, :n] = 0
+        v_cache[r, :n, 0] = torch.eye(max_len)[:n]
+        v[r, :, 0] = torch.eye(max_len)[n : n + num_new]
+    out = attend_batch(torch.ones(rows, num_new, 1, max_len), k, v, k_cache, v_cache, list(lengths))
+    shape = (rows, num_new, 1, max_len)
+    assert tuple(out.shape) == shape, f"expected the shape of q {shape}, saw {tuple(out.shape)}"
+    return out[:, :, 0]
+
+
+def check_rows(lengths, num_new, max_len):
+    seen = seen_by_rows(lengths, num_new, max_len)
+    for r, n in enumerate(lengths):
+        for i in range(num_new):
+            keys = [j for j, weight in enumerate(seen[r, i].tolist()) if weight != 0]
+            nan = ", with NaN" if bool(seen[r, i].isnan().any()) else ""
+            print(f"row {r} holds {n}: its new token at position {n + i} sees keys {keys}{nan}")
+            assert not nan, f"row {r}: NaN from the padding reached the output"
+            expected = list(range(n + i + 1))
+            assert keys == expected, f"row {r}, position {n + i}: expected keys {expected}, saw {keys}"
+
+
+check_rows([2, 5], num_new=1, max_len=8)
+check_rows([4, 1], num_new=2, max_len=8)
+### BEGIN HIDDEN TESTS
+draw = rng("check_batch_rows")
+for _ in range(3):
+    rows, num_new, max_len = random_int(2, 4, draw), random_int(1, 3, draw), 12
+    lengths = [random_int(0, max_len - num_new, draw) for _ in range(rows)]
+    check_rows(lengths, num_new, max_len)
+    q = torch.randn(rows, num_new, 6, 8, generator=draw)
+    k, v = torch.randn(2, rows, num_new, 2, 8, generator=draw)
+    k_cache, v_cache = torch.randn(2, rows, max_len, 2, 8, generator=draw)
+    for r, n in enumerate(lengths):
+        k_cache[r, n:], v_cache[r, n:] = math.nan, math.nan
+    held_k, held_v = k_cache.clone(), v_cache.clone()
+    out = attend_batch(q.clone(), k.clone(), v.clone(), k_cache, v_cache, list(lengths))
+    for r, n in enumerate(lengths):
+        alone = reference.attend(q[r], torch.cat((held_k[r, :n], k[r])), torch.cat((held_v[r, :n], v[r])), n)
+        off = difference(out[r], alone)
+        assert off < 1e-5, f"lengths {lengths}: row {r} differs from what it gets alone by {off:.2g}"
+### END HIDDEN TESTS
+
+# %% nbgrader={"grade_id": "check_batch_writes", "grade": true, "points": 1}
+# property: the caches you were given hold each row's new keys and values at its own positions; nothing else changed.
+# hint: write into k_cache[r, lengths[r] : lengths[r] + num_new] of the tensors you were given, not into copies.
+def check_writes(lengths, num_new, max_len, generator):
+    rows = len(lengths)
+    k_cache, v_cache = torch.randn(2, rows, max_len, 2, 4, generator=generator)
+    k, v = torch.randn(2, rows, num_new, 2, 4, generator=generator)
+    q = torch.randn(rows, num_new, 4, 4, generator=generator)
+    expected_k, expected_v = k_cache.clone(), v_cache.clone()
+    for r, n in enumerate(lengths):
+        expected_k[r, n : n + num_new], expected_v[r, n : n + num_new] = k[r], v[r]
+    before = k_cache.clone()
+    attend_batch(q, k, v, k_cache, v_cache, list(lengths))
+    for r, n in enumerate(lengths):
+        changed = [p for p in range(max_len) if not torch.equal(k_cache[r, p], before[r, p])]
+        print(f"row {r} holds {n}, {num_new} new: slots {changed} of its keys changed")
+        same = torch.equal(k_cache[r], expected_k[r]) and torch.equal(v_cache[r], expected_v[r])
+        slots = list(range(n, n + num_new))
+        assert same, f"row {r}: slots {slots} must hold its new keys and values and all others what they held"
+
+
+check_writes([2, 5], num_new=1, max_len=8, generator=rng("writes"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_batch_writes")
+for _ in range(3):
+    rows, num_new = random_int(2, 4, draw), random_int(1, 3, draw)
+    check_writes([random_int(0, 12 - num_new, draw) for _ in range(rows)], num_new, 12, draw)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_padding"}
+# ### What padding costs, and what masks do not do
+#
+# Per-row positions are a matter of arithmetic, and the mask follows from them; it does not replace them. The rotary
+# embedding needs the same positions. And a mask hides scores that were computed all the same. The cell below takes
+# three prompts of 3, 5 and 2 tokens. Packed into one row of 10 tokens with one big mask they cost more scores than
+# padded, and several times what they need. Engines run the linear layers on the packed tokens and attention per
+# sequence, which needs no mask between sequences at all.
+
+# %% nbgrader={"grade_id": "padding"} inferlab={"where": "notebook"}
+prompts = (3, 5, 2)
+needed, packed, padded = sum(n * n for n in prompts), sum(prompts) ** 2, len(prompts) * max(prompts) ** 2
+print(f"scores: {needed} per sequence, {padded} padded to {max(prompts)}, {packed} packed under one mask")
+slots = len(prompts) * max(prompts)
+print(f"cache slots reserved when padded: {slots}, of which {1 - sum(prompts) / slots:.0%} hold nothing")
+
+
+# %% [markdown] nbgrader={"grade_id": "text_budget"}
+# ## 8. How many tokens fit
+#
+# Each token leaves one key and one value per layer and KV head:
+# bytes per token = 2 × layers × KV heads × head_dim × bytes per value.
+#
+# **Build** `max_new_tokens(budget_bytes, num_users, config, prompt_len, bytes_per_value=2)`: how many tokens each of
+# `num_users` users can still *generate* if they share `budget_bytes` of cache evenly and each has a prompt of
+# `prompt_len` tokens. A whole number, never below 0.
+#
+# - `config` is a dict as in a model's `config.json`: `num_hidden_layers`, `hidden_size`, `num_attention_heads`,
+#   `num_key_value_heads`, `head_dim`.
+#
+# **Hint:** `//` rounds down. `head_dim` is a number of its own: in some models it is not
+# `hidden_size / num_attention_heads`.
+#
+# **Trap (total context):** memory divided by bytes per token is the whole context, prompt *and* output.
+
+
+# %% nbgrader={"grade_id": "max_new_tokens", "solution": true}
+def max_new_tokens(budget_bytes, num_users, config, prompt_len, bytes_per_value=2):
+    """Tokens each user can generate after a prompt of prompt_len; budget_bytes is shared evenly."""
+    ### BEGIN SOLUTION
+    values_per_token = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    context = budget_bytes // (num_users * values_per_token * bytes_per_value)
+    return max(0, context - prompt_len)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_budget", "grade": true, "points": 1}
+# property: tokens left = budget / users / bytes per token - prompt; KV heads count, query heads do not.
+# hint: 2 x layers x KV heads x head_dim x bytes for one token; a prompt of the whole budget leaves 0.
+qwen25_72b = {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128}
+qwen3_06b = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+budget = 180_000_000_000  # 320 GB of memory, 140 GB of weights
+for users, prompt_len, expected in ((50, 0, 10_986), (100, 0, 5_493), (50, 4_096, 6_890), (50, 10_986, 0), (50, 20_000, 0)):
+    seen = max_new_tokens(budget, users, dict(qwen25_72b), prompt_len)
+    print(f"Qwen2.5-72B, 180 GB, {users} users, prompts of {prompt_len}: {seen} new tokens each")
+    assert seen == expected, f"{users} users, prompts of {prompt_len}: expected {expected} new tokens, saw {seen}"
+seen = max_new_tokens(1_000_000_000, 1, dict(qwen3_06b), 0)
+print(f"Qwen3-0.6B (head_dim 128, hidden_size / heads 64), 1 GB, one user: {seen}")
+assert seen == 8_719, f"Qwen3-0.6B, 1 GB, one user: expected 8719 tokens, saw {seen}"
+### BEGIN HIDDEN TESTS
+draw = rng("check_budget")
+for _ in range(8):
+    kv_heads = random_int(1, 8, draw)
+    config = {
+        "num_hidden_layers": random_int(2, 80, draw),
+        "hidden_size": 64 * random_int(4, 128, draw),
+        "num_attention_heads": kv_heads * random_int(2, 8, draw),
+        "num_key_value_heads": kv_heads,
+        "head_dim": 32 * random_int(1, 8, draw),
+    }
+    users, bytes_per_value = random_int(2, 60, draw), random_int(1, 4, draw)
+    one = 2 * config["num_hidden_layers"] * kv_heads * config["head_dim"] * bytes_per_value
+    context, rest = random_int(10, 5000, draw), random_int(0, one * users - 1, draw)
+    for prompt_len in (0, random_int(1, context, draw), context, context + 7):
+        seen = max_new_tokens(context * one * users + rest, users, dict(config), prompt_len, bytes_per_value)
+        expected = max(0, context - prompt_len)
+        assert seen == expected, f"{users} users, {config}, prompts of {prompt_len}: expected {expected}, saw {seen}"
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_drill"}
+# Want more of these? The cell below draws a model, a machine and questions about them. Put your answer into the last
+# line; change the seed for another drill.
+
+# %% nbgrader={"grade_id": "drill"} inferlab={"where": "notebook"}
+from reference_impl.theory import drills
+
+drill = drills.make_drill(seed=2)
+print(drill.describe())
+for question in drill.questions:
+    print(f"\n{question.key}: {question.prompt} [{question.unit}]")
+print("\n" + drills.check(drill, drill.questions[0].key, given=1.0).message)
+
+# %% [markdown] nbgrader={"grade_id": "text_engine"}
+# ## 9. Inside the engine
+#
+# The engine asks an *attention backend* for attention over a batch of ragged rows. The cell below is one that uses
+# your work: one `KVCache` per request and layer, and `attention_step` with your `attend` for every row. Each cache has
+# room for exactly prompt + output - 1 tokens. The engine's scheduler, model and sampler stay as they are; prompts are
+# cut into chunks, and two requests of unequal length run together.
+#
+# The backend also asks the engine's own attention, to tell you at the first difference which property failed. Your
+# output is what the model goes on with. The tokens must be those that the engine generates by itself.
+
+
+# %% nbgrader={"grade_id": "engine_parts"}
+class YourAttention:
+    """An AttentionBackend over your pieces. own: the engine's; max_len: room in the caches, by request id."""
+
+    def __init__(self, own, max_len):
+        self.own = own
+        self.max_len = max_len
+        self.caches = {}  # (request id, layer) -> your KVCache
+        self.lengths = {}  # (request id, layer) -> tokens it must hold
+
+    def plan(self, batch):
+        self.own.plan(batch)
+
+    def forward(self, q, k, v, layer, kv_cache, batch):
+        expected = self.own.forward(q, k, v, layer, kv_cache, batch)
+        out = torch.empty_like(q)
+        for row, request_id in enumerate(batch.request_ids):
+            first, end = int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1])
+            num_tokens = batch.context_lens[row]
+            if num_tokens == end - first:  # the request begins
+                self.caches[request_id, layer] = KVCache(k.shape[1], k.shape[2], self.max_len[request_id])
+            cache = self.caches[request_id, layer]
+            self.lengths[request_id, layer] = num_tokens
+            seen = attention_step(cache, attend, q[first:end].clone(), k[first:end].clone(), v[first:end].clone())
+            off = difference(seen, expected[first:end])
+            if off > 1e-4:
+                keys, values = _engine_context(kv_cache, layer, batch, row)
+                raise AssertionError(f"request {request_id}, layer {layer}, {end - first} new of {num_tokens} tokens: "
+                                     + _first_failing(cache, keys, values, off))  # fmt: skip
+            out[first:end] = seen
+        return out
+
+
+def _engine_context(kv_cache, layer, batch, row):
+    """The keys and values that the engine itself has for a row, in order."""
+    position = torch.arange(batch.context_lens[row])
+    block = batch.block_table[row].long()[position // batch.block_size]
+    keys, values = kv_cache.layer(layer)
+    return keys[block, position % batch.block_size], values[block, position % batch.block_size]
+
+
+def _first_failing(cache, keys, values, off):
+    if len(cache) != len(keys):
+        return f"append or len() is wrong: the cache must hold {len(keys)} tokens, len() says {len(cache)}"
+    seen_keys, seen_values = cache.view()
+    if difference(seen_keys, keys) > 0 or difference(seen_values, values) > 0:
+        return "append or view() is wrong: the cache does not show the keys and values that were appended"
+    return f"the cache is right, attention_step or attend is not: the output is off by {off:.2g}"
+
+
+@functools.cache
+def course_llm():
+    from reference_impl import LLM, course_model
+
+    return LLM(course_model("target"), dtype="float32", device="cpu", num_blocks=32)
+
+
+def serve(prompts, num_new_tokens, attention=None, max_num_batched_tokens=16):
+    """Greedy output of the course model for prompts of token ids, all in one engine, in chunks."""
+    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
+
+    config = EngineConfig(num_blocks=64, max_num_batched_tokens=max_num_batched_tokens)
+    engine = Engine(course_llm().engine.model, config, Parts(attention=attention))
+    sampling = SamplingParams(max_tokens=num_new_tokens, temperature=0, ignore_eos=True)
+    requests = [engine.add(prompt, sampling, request_id=str(i)) for i, prompt in enumerate(prompts)]
+    while engine.has_work():
+        engine.step()
+    return [request.output_tokens for request in requests]
+
+
+def check_served(prompts, num_new_tokens, max_num_batched_tokens):
+    """Serves with your pieces and without, and compares; returns the tokens."""
+    max_len = {str(i): len(prompt) + num_new_tokens - 1 for i, prompt in enumerate(prompts)}
+    yours = YourAttention(course_llm().engine.attention, max_len)
+    seen = serve(prompts, num_new_tokens, yours, max_num_batched_tokens)
+    expected = serve(prompts, num_new_tokens, None, max_num_batched_tokens)
+    assert seen == expected, f"the engine generates {expected}, with your pieces it generated {seen}"
+    for (request_id, layer), cache in yours.caches.items():
+        held, length = yours.lengths[request_id, layer], len(cache)
+        assert length == held, f"request {request_id}, layer {layer}: {held} tokens were appended, len() says {length}"
+        at_end = max_len[request_id]
+        assert held == at_end, f"request {request_id}: prompt + output - 1 = {at_end} tokens must be cached, saw {held}"
+    return seen
+
+
+# %% nbgrader={"grade_id": "check_engine", "grade": true, "points": 2}
+# property: the engine serves the same tokens with your cache and attention as with its own.
+# hint: the message names the first property that failed; make that part's own checks pass first.
+texts = ["def add(a, b):\n", "class Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read("]
+prompts = [course_llm().encode(text) for text in texts]
+print("prompts of", [len(prompt) for prompt in prompts], "tokens, at most 8 new tokens a step")
+for text, tokens in zip(texts, check_served(prompts, num_new_tokens=6, max_num_batched_tokens=8), strict=True):
+    print(repr(text), "->", repr(course_llm().tokenizer.decode(tokens)))
+### BEGIN HIDDEN TESTS
+draw = rng("check_engine")
+prompts = [
+    torch.randint(100, 4000, (random_int(low, high, draw),), generator=draw).tolist() for low, high in ((2, 9), (15, 40))
+]
+check_served(prompts, num_new_tokens=4, max_num_batched_tokens=random_int(6, 20, draw))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_measure"}
+# ## 10. Operations and seconds
+#
+# Now your two generators drive the course model itself, with and without its cache, and a clock runs. The ratio of
+# tokens is exact. The ratio of seconds belongs to this machine, so it is printed and never checked.
+#
+# You will read that a KV cache makes generation 40 or 50 times faster. What you measure is likely far below that,
+# and below the ratio of tokens. Why:
+#
+# - Both ways make the same number of calls, and a call has a cost that does not depend on the number of tokens: Python,
+#   starting kernels, reading every weight once. For a small model and a short sequence that is most of the time.
+# - Many tokens in one call are cheaper each than one token alone, because each weight is read once and used for all of
+#   them. The run without a cache does its many tokens in that cheaper way.
+# - So the ratio grows with the length, and with the size of the model, and there is no one number for it. The
+#   last line shows the ratio of tokens for a circulated example (prompt 16, 256 new tokens): it is what the linear
+#   layers could gain at most.
+
+# %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
+import time
+
+from reference_impl.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
+from reference_impl.baselines.ragged import ragged_batch
+
+
+class CourseModel:
+    """The course model as model(tokens, start), with one contiguous cache."""
+
+    def __init__(self, decoder, max_len):
+        self.decoder, self.max_len, self.num_tokens = decoder, max_len, 0
+        self.cache = ContiguousKVCache(decoder, rows=1, max_len=max_len)
+        self.attention = ContiguousAttention(decoder.config.head_dim**-0.5)
+
+    @torch.inference_mode()
+    def forward(self, tokens, start):
+        self.num_tokens += len(tokens)
+        batch = ragged_batch([(tokens, start)], self.max_len, self.decoder.device)
+        return self.decoder(batch, self.cache, self.attention)[0]
+
+
+decoder, prompt = course_llm().engine.model, course_llm().encode("import os\n\n\ndef find(folder, name):\n")
+for N in (16, 64, 128):
+    outputs, tokens, seconds = [], [], []
+    for generate, extra in ((generate_no_cache, ()), (generate_cached, (512,))):
+        model = CourseModel(decoder, max_len=len(prompt) + N)
+        started = time.perf_counter()
+        outputs.append(generate(model.forward, list(prompt), N, *extra))
+        seconds.append(time.perf_counter() - started)
+        tokens.append(model.num_tokens)
+    same = "same tokens" if outputs[0] == outputs[1] else "tokens differ (a near tie, or a bug)"
+    print(f"S={len(prompt)}, N={N}: {tokens[0]:6d} against {tokens[1]:4d} tokens = {tokens[0] / tokens[1]:5.1f}x, "
+          f"{seconds[0]:6.2f} against {seconds[1]:5.2f} s = {seconds[0] / seconds[1]:4.1f}x, {same}")  # fmt: skip
+(tokens_without, _), (tokens_with, _) = closed_forms(16, 256)
+print(f"S=16, N=256: {tokens_without} against {tokens_with} tokens = {tokens_without / tokens_with:.0f}x")
+
+# %% [markdown] nbgrader={"grade_id": "extensions"}
+# ## Further (not graded)
+#
+# Add cells below and try one. Each is a lab of its own later.
+#
+# - **Shared prefix.** Two requests begin with the same 100 tokens. Let the second start with a copy of the first
+#   one's rows, and count what `generate_cached` still has to feed. What must you recompute if *all* of the prompt is
+#   there already? (Lab 06.)
+# - **Blocks.** Replace the one buffer by blocks of 16 tokens and a list of block numbers, with the same `append` and
+#   `view`. Your checks above still hold. How much room does a short request reserve now? (Lab 04.)
+# - **Temperature and top-p.** Replace `argmax` by a draw. Is the output with and without a cache still the same?
+#   When? (Lab 01.)
+# - **A draft model.** Let a small model guess four tokens and feed them in one call at `start`. What must the model
+#   return, and what must the cache forget when a guess is wrong? (Lab 08.)

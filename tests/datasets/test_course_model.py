@@ -1,0 +1,131 @@
+"""The shipped models are what their card says: sizes, shapes, data kept apart, same logits as transformers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).resolve().parents[2] / "datasets" / "course_model"
+NAMES = ("target", "draft")
+
+
+@pytest.fixture(scope="module")
+def programs():
+    """The training programs; they are scripts, so they are imported from their folder."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import corpus
+        import evaluate
+        import tasks
+
+        yield {"corpus": corpus, "tasks": tasks, "evaluate": evaluate}
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+def test_sizes_are_within_what_the_course_promises():
+    sizes = {name: json.loads((FOLDER / name / "evaluation.json").read_text())["parameters"] for name in NAMES}
+    assert 6e6 <= sizes["target"] <= 16e6
+    assert sizes["draft"] * 8 <= sizes["target"]
+    weights = [f for name in NAMES for f in (FOLDER / name).glob("*.safetensors")]
+    assert all(f.stat().st_size <= 15e6 for f in weights)
+    assert sum(f.stat().st_size for f in weights) <= 40e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_loads_the_model_and_gives_the_same_logits(name):
+    transformers = pytest.importorskip("transformers")
+    from reference_impl import LLM
+    from reference_impl.baselines.no_cache import RecomputeAttention
+    from reference_impl.baselines.ragged import ragged_batch
+
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(FOLDER / name, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER / name)
+    ours = LLM(FOLDER / name, dtype="float32", num_blocks=8)
+    text = "def read(path):\n    with open(path) as file:\n        return file.read()  # ä 漢字 🙂\n"
+    ids = ours.encode(text)
+    assert ids == tokenizer(text)["input_ids"]
+    batch = ragged_batch([(ids, 0)], len(ids), torch.device("cpu"))
+    batch.logits_indices = torch.arange(len(ids))
+    with torch.inference_mode():
+        expected = theirs(torch.tensor([ids])).logits[0]
+        found = ours.engine.model(batch, None, RecomputeAttention(ours.engine.model.config.head_dim**-0.5))
+    assert (found - expected).abs().max() <= 3e-5 * expected.abs().max()
+
+
+def test_the_chat_template_renders_as_transformers_renders_it():
+    transformers = pytest.importorskip("transformers")
+    from reference_impl import LLM
+
+    messages = [{"role": "user", "content": "What is the code for x?"}, {"role": "assistant", "content": "12"}]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER / "target")
+    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert LLM(FOLDER / "target", num_blocks=8).chat_prompt(messages) == list(expected)
+
+
+def test_both_models_share_one_tokenizer():
+    first, second = ((FOLDER / name / "tokenizer.json").read_bytes() for name in NAMES)
+    assert first == second
+
+
+def test_the_card_names_the_files_that_are_there(programs):
+    import hashlib
+
+    card = (FOLDER / "README.md").read_text()
+    for name in NAMES:
+        result = json.loads((FOLDER / name / "evaluation.json").read_text())
+        assert result["files"], "the card lists no file"
+        for file, digest in result["files"].items():
+            assert hashlib.sha256((FOLDER / name / file).read_bytes()).hexdigest() == digest, f"{name}/{file} changed"
+            assert digest in card
+    results = {name: json.loads((FOLDER / name / "evaluation.json").read_text()) for name in NAMES}
+    assert programs["evaluate"].card(results) == card
+
+
+def test_held_out_text_shares_no_passage_with_the_training_text(programs):
+    train, held_out = programs["corpus"].split()
+    assert held_out, "nothing is held out"
+    assert not {name for name, _ in train} & {name for name, _ in held_out}
+    lines = "\n".join("\n".join(line.strip() for line in text.splitlines() if line.strip()) for _, text in train)
+    for name, text in held_out:
+        kept = [line.strip() for line in text.splitlines() if line.strip()]
+        for i in range(len(kept) - 12):
+            assert "\n".join(kept[i : i + 12]) not in lines, f"{name}: lines {i} to {i + 12} are in the training text"
+
+
+def test_the_target_retrieves_what_it_has_read():
+    """On trained weights a value is found again far above chance; on random ones never."""
+    result = json.loads((FOLDER / "target" / "evaluation.json").read_text())
+    assert result["perplexity"] < 40
+    assert max(result["retrieval"].values()) > 0.5
+    assert result["json_valid"] > 0.9
+
+
+def test_tasks_are_a_pure_function_of_their_seed(programs):
+    import random
+
+    tasks = programs["tasks"]
+    assert tasks.json_call(random.Random(5)) == tasks.json_call(random.Random(5))
+    prompt, answer = tasks.retrieval(random.Random(1), lambda rng, n: "some text\n" * (n // 3), 64)
+    assert answer in prompt.rsplit("\n", 1)[0], "the needle is not in the haystack"
+    assert prompt.endswith("?")
+    prompt, answer = tasks.copying(random.Random(2))
+    assert prompt == f"Repeat: {answer}"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "completion", "expected"),
+    [
+        ("def f(x):\n    y = 1\n", "    return x + y\n", True),
+        ("def f(x):\n    y = 1\n", "    return (x + y\n", False),
+        ("def f(x):\n    y = 1\n", "    return x\n\n\ndef g(:\n", True),  # cut where the function ends
+        ("def f(x):\n    y = 1\n", "    return x\n    z = (", True),  # cut after the last whole line
+        ("def f(x):\n    y = 1\n", "", False),  # writing nothing proves nothing
+    ],
+)
+def test_a_completion_counts_as_python_only_if_it_parses(programs, prompt, completion, expected):
+    assert programs["evaluate"].parses(prompt, completion) is expected

@@ -1,0 +1,262 @@
+"""The examiner against right, wrong, dying, hanging and forging solutions, in a real second process."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+ALL = ("check_window", "check_len", "check_calls")
+
+WINDOW = """
+class Window:
+    def __init__(self, size):
+        self.size = size
+        self.rows = []
+
+    def append(self, x):
+        {append}
+        self.rows = [*self.rows, x][-self.size :]
+
+    def mean(self):
+        return torch.stack(self.rows).mean(0)
+
+    def __len__(self):
+        {length}
+"""
+
+
+def window(append: str = "pass", length: str = "return len(self.rows)") -> str:
+    return WINDOW.format(append=append, length=length)
+
+
+def test_the_reference_earns_all_points(examine: Any, lab: Any) -> None:
+    result = examine()
+    assert (result.status, result.earned, result.points) == ("passed", 6.0, 6.0)
+    assert "3.00" in result.checks[0].seen
+
+
+def test_the_stub_earns_nothing_and_says_what_is_not_written(lab: Any, launcher: Any, statuses: Any) -> None:
+    from grader.examiner import examine
+    from grader.intake import Submission
+
+    result = examine(lab, Submission(), launcher, secret=b"test")
+    assert statuses(result) == dict.fromkeys(ALL, "not written")
+    assert result.earned == 0
+    assert result.checks[0].message == "Window is not written yet"
+
+
+@pytest.mark.parametrize(
+    ("length", "status"),
+    [
+        ("import os; os._exit(0)", "crashed"),
+        ("import os; os.kill(os.getpid(), 9)", "crashed"),
+        ("import ctypes; ctypes.string_at(0)", "crashed"),
+        ("import os; os.closerange(3, 100); return 0", "crashed"),
+        ("import os; os.write(3, b'x' * 100); return 0", "crashed"),
+        ("raise SystemExit(0)", "failed"),
+        ("import sys; sys.exit()", "failed"),
+        ("raise KeyboardInterrupt", "failed"),
+        ("return len(self.rows) + len(self.rows)[0]", "failed"),
+        ("return self.missing", "failed"),
+        ("return '2'", "failed"),
+        ("return True", "failed"),
+        ("raise AssertionError('' if 0 else None)", "failed"),
+        ("return Window.__len__(self)", "failed"),
+    ],
+)
+def test_what_goes_wrong_in_one_part_costs_its_check_and_no_other(
+    examine: Any, statuses: Any, length: str, status: str
+) -> None:
+    result = examine(Window=window(length=length))
+    assert statuses(result) == {"check_window": "passed", "check_len": status, "check_calls": "passed"}
+    assert result.earned == 5
+    assert result.status == (status if status == "failed" else f"{status} in check_len")
+
+
+def test_an_endless_loop_times_out_in_its_check(examine: Any, statuses: Any) -> None:
+    result = examine(call=1.0, Window=window(length="while True: pass"))
+    assert statuses(result)["check_len"] == "timed out"
+    assert statuses(result)["check_calls"] == "passed"
+    assert "1 s" in result.checks[1].message
+
+
+def test_a_loop_that_swallows_interrupts_is_ended_too(examine: Any, statuses: Any) -> None:
+    loop = """
+        while True:
+            try:
+                while True: pass
+            except BaseException: pass
+    """
+    assert statuses(examine(call=1.0, Window=window(length=loop)))["check_len"] == "timed out"
+
+
+def test_a_check_that_loops_over_endless_answers_times_out(lab: Any, launcher: Any, solution_text: str) -> None:
+    import json
+
+    from grader.examiner import Limits, examine
+    from grader.intake import Submission
+    from grader.lab import lab_from_notebook
+
+    notebook = json.loads(solution_text.replace("assert len(w) == 0", "while w.size: pass\\nassert len(w) == 0"))
+    looping = lab_from_notebook(notebook, "01_toy", "toy")
+    solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+    result = examine(looping, Submission(solved), launcher, secret=b"test", limits=Limits(check=1.0))
+    assert [check.status for check in result.checks] == ["passed", "timed out", "passed"]
+
+
+def test_a_solution_cell_that_hangs_fails_every_check_once(examine: Any, statuses: Any) -> None:
+    result = examine(call=1.0, Window=window() + "\nwhile True: pass")
+    assert statuses(result) == dict.fromkeys(ALL, "timed out")
+
+
+def test_a_solution_cell_that_ends_the_process_fails_every_check(examine: Any, statuses: Any) -> None:
+    result = examine(Window=window() + "\nimport os; os._exit(0)")
+    assert statuses(result) == dict.fromkeys(ALL, "crashed")
+
+
+def test_a_syntax_error_is_shown_with_its_line(examine: Any, statuses: Any) -> None:
+    result = examine(Window=window().replace("self.size = size", "self.size = = size"))
+    assert set(statuses(result).values()) == {"failed"}
+    assert "self.size = = size" in result.checks[0].message
+
+
+def test_a_learners_error_is_shown_with_the_learners_lines_only(examine: Any) -> None:
+    message = examine(Window=window(length="return self.missing")).checks[1].message
+    assert "your code raised AttributeError" in message
+    assert "return self.missing" in message
+    assert "peer.py" not in message
+    assert "assert" not in message
+
+
+def test_an_error_in_an_added_cell_costs_nothing(examine: Any) -> None:
+    result = examine(added=("1 / 0", "raise SystemExit", "def broken(:"))
+    assert result.status == "passed"
+    assert len(result.notes) == 3
+
+
+def test_warnings_and_output_cost_nothing(examine: Any) -> None:
+    noisy = (
+        "import sys, warnings; warnings.warn('careful'); print('hello \\ud800 \\x1b[31m'); sys.stderr.write('oh no')"
+    )
+    result = examine(Window=window(append=noisy))
+    assert result.status == "passed"
+    assert "hello" in result.printed
+    assert "oh no" in result.printed
+    assert "\x1b" not in result.printed
+
+
+def test_much_output_is_kept_within_bounds(examine: Any) -> None:
+    result = examine(Window=window(append="print('x' * 30_000_000)"))
+    assert result.status == "passed"
+    assert len(result.printed) <= 1 << 16
+
+
+@pytest.mark.parametrize(
+    "append",
+    [
+        "torch.equal = torch.allclose = lambda *a, **k: True",
+        "import builtins; builtins.len = lambda x: 2",
+        "import sys; sys.modules['__main__'].__dict__.clear()",
+        "import json; json.dumps = lambda *a, **k: '{}'",
+    ],
+)
+def test_patching_its_own_process_gives_no_points(examine: Any, append: str) -> None:
+    wrong = window(append=append, length="return 1")
+    result = examine(Window=wrong)
+    assert result.checks[1].earned == 0
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [
+        "type('Any', (), {'__eq__': lambda s, o: True, '__bool__': lambda s: True})()",
+        "type('T', (torch.Tensor,), {'__torch_function__': classmethod(lambda *a, **k: True)})()",
+        "float('nan')",
+        "torch.full((3,), float('nan'))",
+        "torch.full((3,), 3.0).expand(10**9, 3)",
+        "torch.zeros(3).double()",
+        "None",
+        "'3'",
+        "[3.0, 3.0, 3.0]",
+        "lambda: 3",
+        "print",
+    ],
+)
+def test_forged_results_pass_no_check(examine: Any, mean: str) -> None:
+    source = window().replace("torch.stack(self.rows).mean(0)", mean)
+    assert examine(Window=source).checks[0].earned == 0
+
+
+def test_neither_tests_nor_reference_nor_seed_are_in_the_learners_process(examine: Any, lab: Any) -> None:
+    source = window(append="spy()")
+    spy = """
+import gc, sys, os
+def spy():
+    seen = [sys.argv, os.getcwd(), sorted(os.listdir('.')), list(sys.modules), list(globals())]
+    text = ' '.join(s for s in gc.get_objects() if isinstance(s, str)) + str(seen)
+    print('HIDDEN' in text, 'apply_all(model, torch.arange(7)' in text, 'x.clone()][-self' in text, 'grader' in sys.modules)
+"""
+    result = examine(added=(spy,), Window=source)
+    assert result.status == "passed"
+    assert set(result.printed.split("\n")) == {"False False False False", ""}
+
+
+@pytest.mark.parametrize("module", ["grader", "grader.checks", "reference_impl", "reference_impl.engine", "solutions"])
+def test_a_solution_cannot_import_the_courses_machinery(examine: Any, module: str) -> None:
+    result = examine(Window=f"import {module}\n" + window())
+    assert "is not available to a solution" in result.checks[0].message
+
+
+def test_nothing_outlives_a_submission(examine: Any, tmp_path: Any) -> None:
+    fork = (
+        f"import os, time; pid = os.fork(); open('{tmp_path}/' + str(pid or os.getpid()), 'w'); pid or time.sleep(600)"
+    )
+    assert examine(Window=window(append=fork)).checks[0].status == "passed"
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert pids
+
+    def alive(pid: int) -> bool:
+        try:
+            state = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            return False
+        return state != "Z"
+
+    if os.path.isdir("/proc/self"):
+        assert not [pid for pid in pids if alive(pid)]
+
+
+def test_a_killed_warm_process_is_replaced_for_the_next_submission(lab: Any) -> None:
+    from grader.examiner import examine
+    from grader.intake import Submission
+    from grader.launcher import Launcher
+
+    solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+    killer = window(length="import os; os.kill(os.getppid(), 9); os._exit(0)")
+    with Launcher() as own:
+        assert examine(lab, Submission({**solved, "Window": killer}), own, secret=b"x").checks[1].status == "crashed"
+        assert examine(lab, Submission(solved), own, secret=b"x").status == "passed"
+
+
+def test_the_same_secret_gives_the_same_inputs_and_another_secret_others() -> None:
+    import torch
+
+    from grader.checks import rng, secret_seed, seed
+
+    public = seed("a")
+    with secret_seed(b"one"):
+        first, x = seed("a"), torch.rand(3, generator=rng("a"))
+        assert torch.equal(x, torch.rand(3, generator=rng("a")))
+        assert seed("b") != first
+    with secret_seed(b"two"):
+        assert seed("a") not in (first, public)
+    assert seed("a") == public
+
+
+def test_a_result_survives_its_file(examine: Any) -> None:
+    from grader.results import result_from_json
+
+    result = examine(Window=window(length="return 'é \\ud800'"))
+    assert result_from_json(result.to_json()) == result

@@ -1,0 +1,75 @@
+"""The proof of a lab finds what it must: wrong declarations, unkilled checks, and labs that depend on the way of running."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TOY = Path(__file__).parent / "toy_lab"
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from grader.lab import lab_from_notebook
+from grader.lab_source import solution_notebook
+from grader.launcher import Launcher
+from grader.proof import kill_matrix, problems, prove
+source, folder = Path(sys.argv[1]), Path(sys.argv[2])
+lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
+with Launcher() as launcher:
+    outcomes = prove(lab, folder, launcher)
+print(kill_matrix(lab, outcomes))
+print(json.dumps(problems(lab, outcomes, num_mutants=1, num_variants=1)))
+"""
+
+
+def prove(source: Path, folder: Path) -> list[str]:
+    """Problems of a lab, found in a process of its own, because the proof forks."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    command = [sys.executable, "-P", "-c", SCRIPT, str(source), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 0, done.stderr
+    problems: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return problems
+
+
+def test_the_toy_lab_is_proven() -> None:
+    assert prove(TOY / "solutions" / "01_toy" / "toy.py", TOY / "proof" / "01_toy") == []
+
+
+def test_what_is_wrong_with_a_lab_is_said(tmp_path: Path) -> None:
+    source = tmp_path / "01_toy" / "toy.py"
+    source.parent.mkdir()
+    text = (TOY / "solutions" / "01_toy" / "toy.py").read_text()
+    # A check that looks at the type of a learner's object passes directly and not through the examiner.
+    source.write_text(
+        text.replace(
+            "assert len(w) == 0,", 'assert "Window" in str(w) and "other" not in str(w), "type"\nassert len(w) == 0,'
+        )
+    )
+    for kind in ("variants", "mutants"):
+        (tmp_path / kind).mkdir()
+    header = "# fault: nothing at all.\n# trap: unknown\n# fails: check_calls\n\n"
+    cell = '# %% nbgrader={"grade_id": "apply_all"}\n'
+    right = "def apply_all(model, tokens, window):\n    for t in tokens:\n        window.append(model(t[None]))\n    return window.mean()\n"
+    (tmp_path / "mutants" / "right.py").write_text(header + cell + right)
+    (tmp_path / "mutants" / "again.py").write_text(header + cell + right)
+    (tmp_path / "variants" / "wrong.py").write_text(cell + "def apply_all(model, tokens, window):\n    return 5\n")
+    found = "\n".join(prove(source, tmp_path))
+    for expected in (
+        "reference reference: check_len is passed directly, failed through the examiner",
+        "mutant right: passes check_calls, which it should fail",
+        "variant wrong: fails check_calls unexpectedly",
+        "no mutant fails check_window",
+        "the trap 'window' in the text has no mutant",
+        "the text has no trap 'unknown'",
+        "mutants again and right have the same fault",
+        "mutants again and right have the same submission",
+    ):
+        assert expected in found

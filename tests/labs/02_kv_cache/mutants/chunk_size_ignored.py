@@ -1,0 +1,13 @@
+# fault: feeds the whole prompt at once, whatever chunk_size says.
+# fails: check_chunks
+
+# %% nbgrader={"grade_id": "generate_cached"}
+def generate_cached(model, prompt, num_new_tokens, chunk_size):
+    """Greedy generation, each token computed once. prompt: list of S ids -> list of num_new_tokens (>= 1) ids."""
+    logits = model(prompt, 0)
+    output = [int(logits.argmax())]
+    while len(output) < num_new_tokens:
+        position = len(prompt) + len(output) - 1  # of the token chosen last
+        logits = model(output[-1:], position)
+        output.append(int(logits.argmax()))
+    return output

@@ -1,0 +1,13 @@
+# fault: asks the model once more after the last token.
+# trap: one call too many
+# fails: check_no_cache
+
+# %% nbgrader={"grade_id": "generate_no_cache"}
+def generate_no_cache(model, prompt, num_new_tokens):
+    """Greedy generation that recomputes everything. prompt: list of S ids -> list of num_new_tokens ids."""
+    tokens = list(prompt)
+    for _ in range(num_new_tokens):
+        logits = model(tokens, 0)
+        tokens.append(int(logits.argmax()))
+    model(tokens, 0)
+    return tokens[len(prompt) :]

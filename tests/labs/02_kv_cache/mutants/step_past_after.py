@@ -1,0 +1,11 @@
+# fault: counts the past after the append.
+# trap: past after
+# fails: check_step, check_engine
+
+# %% nbgrader={"grade_id": "attention_step"}
+def attention_step(cache, attend, q, k, v):
+    """Stores k and v in the cache, then attends. q [num_new, num_heads, head_dim] -> like q."""
+    cache.append(k, v)
+    past_len = len(cache)
+    keys, values = cache.view()
+    return attend(q, keys, values, past_len)

@@ -1,0 +1,172 @@
+"""A config.json that cannot be served is refused by name: which file, which field, what was expected, what came."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reference_impl.config import ConfigError, EngineConfig, parse_model_config, read_model_config
+
+GOOD = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+QWEN = {"architectures": ["Qwen2ForCausalLM"]}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+# changes -> the field and what was found, both of which the message must name
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"architectures": ["GPT2LMHeadModel"]}, "architectures", "GPT2LMHeadModel"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "architectures", "LlamaForSequenceClassification"),
+    ({"architectures": None, "model_type": "mamba"}, "architectures", "mamba"),
+    ({"architectures": None}, "architectures", "None"),
+    ({"architectures": [{}]}, "architectures", "{}"),
+    ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type", "yarn"),
+    ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "rope type", "dynamic"),
+    ({"rope_parameters": {"rope_type": "longrope"}}, "rope type", "longrope"),
+    ({"rope_scaling": {"rope_type": "linear"}}, "factor", "None"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor", "0"),
+    ({"rope_scaling": {"rope_type": "linear", "factor": "4"}}, "factor", "'4'"),
+    ({"rope_scaling": LLAMA3}, "original_max_position_embeddings", "None"),
+    ({"rope_scaling": "linear"}, "rope_scaling", "'linear'"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters", "full_attention"),
+    ({"rope_theta": -1.0}, "rope_theta", "-1.0"),
+    ({"rope_theta": True}, "rope_theta", "True"),
+    ({"rope_parameters": {"rope_theta": "1e4"}}, "rope_theta", "'1e4'"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "0.5"),
+    ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor", "0.25"),
+    ({"rope_parameters": {"partial_rotary_factor": "half"}}, "partial_rotary_factor", "half"),
+    ({"hidden_act": "gelu"}, "hidden_act", "gelu"),
+    ({"hidden_act": ["silu"]}, "hidden_act", "['silu']"),
+    ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantization_config", "gptq"),
+    ({"quantization_config": "fp8"}, "quantization_config", "fp8"),
+    ({"dtype": "float8_e4m3fn"}, "dtype", "float8_e4m3fn"),
+    ({"torch_dtype": "int8"}, "dtype", "int8"),
+    ({"head_dim": 7}, "head_dim", "7"),
+    ({"hidden_size": 50}, "hidden_size", "50"),
+    ({"num_key_value_heads": 4}, "num_key_value_heads", "4"),
+    ({"num_key_value_heads": 12}, "num_key_value_heads", "12"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps", "0"),
+    ({"rms_norm_eps": "1e-6"}, "rms_norm_eps", "1e-6"),
+    ({"rms_norm_eps": float("inf")}, "rms_norm_eps", "inf"),
+    ({"rms_norm_eps": float("nan")}, "rms_norm_eps", "nan"),
+    ({"tie_word_embeddings": "false"}, "tie_word_embeddings", "'false'"),
+    ({"attention_bias": 1}, "attention_bias", "1"),
+    ({"mlp_bias": "no"}, "mlp_bias", "'no'"),
+    ({"eos_token_id": "2"}, "eos_token_id", "'2'"),
+    ({"eos_token_id": [2, True]}, "eos_token_id", "True"),
+    ({"eos_token_id": -1}, "eos_token_id", "-1"),
+    ({"eos_token_id": 2.0}, "eos_token_id", "2.0"),
+    ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window", "0"),
+    ({"architectures": ["MistralForCausalLM"], "sliding_window": "4096"}, "sliding_window", "'4096'"),
+    ({**QWEN, "use_sliding_window": "yes"}, "use_sliding_window", "'yes'"),
+    ({**QWEN, "layer_types": ["full_attention", "linear_attention"]}, "layer_types", "linear_attention"),
+    ({**QWEN, "layer_types": "full_attention"}, "layer_types", "full_attention"),
+]
+
+
+@pytest.mark.parametrize(("changes", "field", "found"), REFUSED, ids=[json.dumps(c)[:60] for c, _, _ in REFUSED])
+def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], field: str, found: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_model_config({**GOOD, **changes}, where="folder/config.json")
+    message = str(error.value)
+    assert message.startswith("folder/config.json: ")
+    assert field in message
+    assert "expected" in message
+    assert found in message
+
+
+@pytest.mark.parametrize("bad", [True, "48", -48, 0, 48.0, [48], {}])
+@pytest.mark.parametrize("field", [k for k, v in GOOD.items() if isinstance(v, int)])
+def test_a_size_that_is_not_a_positive_integer_is_named(field: str, bad: object) -> None:
+    with pytest.raises(ConfigError, match=rf"config: {field}: expected a positive integer, found "):
+        parse_model_config({**GOOD, field: bad})
+
+
+@pytest.mark.parametrize(
+    "field", ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"]
+)
+def test_a_size_that_is_missing_is_named(field: str) -> None:
+    with pytest.raises(ConfigError, match=f"config: {field}: expected a positive integer, found None"):
+        parse_model_config({k: v for k, v in GOOD.items() if k != field})
+
+
+def test_the_model_type_stands_in_for_missing_architectures() -> None:
+    raw = {k: v for k, v in GOOD.items() if k != "architectures"}
+    assert parse_model_config({**raw, "model_type": "qwen2"}).architecture == "Qwen2ForCausalLM"
+
+
+def test_end_tokens_of_generation_config_have_the_last_word() -> None:
+    assert parse_model_config({**GOOD, "eos_token_id": 2}).eos_token_ids == (2,)
+    assert parse_model_config({**GOOD, "eos_token_id": [2, 3]}).eos_token_ids == (2, 3)
+    assert parse_model_config({**GOOD, "eos_token_id": 2}, {"eos_token_id": [5, 0]}).eos_token_ids == (5, 0)
+    assert parse_model_config(GOOD).eos_token_ids == ()
+    with pytest.raises(ConfigError, match="eos_token_id"):
+        parse_model_config(GOOD, {"eos_token_id": "end"})
+
+
+def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
+    both = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 1.0}}
+    rope = parse_model_config({**GOOD, **both}).rope
+    assert (rope.theta, rope.kind, rope.factor) == (5e5, "linear", 2.0)
+
+
+def test_mistral_has_no_attention_bias_and_qwen2_always_has_one() -> None:
+    mistral = parse_model_config({**GOOD, "architectures": ["MistralForCausalLM"], "attention_bias": True})
+    assert not mistral.qkv_bias
+    assert not mistral.o_bias
+    qwen2 = parse_model_config({**GOOD, "architectures": ["Qwen2ForCausalLM"], "attention_bias": False})
+    assert qwen2.qkv_bias
+    assert not qwen2.o_bias
+
+
+def test_a_window_that_no_layer_uses_is_none() -> None:
+    assert parse_model_config({**GOOD, **QWEN, "sliding_window": 64}).sliding_window is None
+    assert parse_model_config({**GOOD, **QWEN, "sliding_window": 64, "use_sliding_window": True}).sliding_window == 64
+    layers = {"layer_types": ["full_attention"] * 2, "use_sliding_window": True, "sliding_window": 64}
+    assert parse_model_config({**GOOD, **QWEN, **layers}).sliding_window is None
+    assert parse_model_config({**GOOD, **QWEN, "use_sliding_window": True}).sliding_window == 4096
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "null", '"llama"', ""])
+def test_a_file_that_is_no_json_object_is_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(content, "utf-8")
+    with pytest.raises(ConfigError, match=r"config\.json: (not valid JSON|expected a JSON object)"):
+        read_model_config(tmp_path)
+
+
+def test_a_config_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"config\.json: not valid JSON"):
+        read_model_config(tmp_path)
+
+
+def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GOOD), "utf-8")
+    (tmp_path / "generation_config.json").write_text("{,}", "utf-8")
+    with pytest.raises(ConfigError, match=r"generation_config\.json: not valid JSON"):
+        read_model_config(tmp_path)
+
+
+def test_a_folder_without_config_or_no_folder_at_all_is_named(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=r"config\.json: no such file"):
+            read_model_config(folder)
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, "16", True])
+@pytest.mark.parametrize(
+    "field", ["block_size", "num_blocks", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens", "max_model_len"]
+)
+def test_engine_config_says_which_option_is_wrong(field: str, bad: Any) -> None:
+    with pytest.raises(ValueError, match=rf"EngineConfig\.{field}: expected a positive integer, got "):
+        EngineConfig(**{field: bad})
