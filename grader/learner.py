@@ -103,7 +103,7 @@ def _become_child(fds: list[int], dataclasses_by_name: dict[str, type]) -> None:
     channel_fd = os.dup2(channel_fd, 3)
     os.closerange(4, 4096)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    sys.stdout.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]
     torch.manual_seed(0)
     _serve(socket.socket(fileno=channel_fd), dataclasses_by_name)
 

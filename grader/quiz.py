@@ -159,7 +159,7 @@ class _Item(_Strict):
     source: tuple[Text, ...] = Field(min_length=1)  # items of the coverage list, e.g. 02-09, and its section tags
     why: Text
     params: dict[str, Param] = {}
-    let: dict[str, str] = {}
+    let: dict[str, str | int | float] = {}
     reviewed: date | None = None  # when somebody read the item a second time, looking for another defensible answer
 
     def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os.path import commonprefix
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
-
 
 _CONTEXT = 8  # tokens of the prompt that the first piece of text may depend on
 _LONGEST = 8  # more tokens than this are not one character
@@ -22,7 +20,10 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str] = ()):
         self._tokenizer, self._stop = tokenizer, stop
-        self._begin(prompt[-_CONTEXT:], [])
+        self._context: list[int] = []
+        self._split = False  # the context ends inside a character
+        self._pending: list[int] = []  # tokens whose character is not complete
+        self._begin(list(prompt[-_CONTEXT:]), [])
         self._held = ""  # decoded, but maybe the start of a stop string
         self.text = ""  # everything given out so far
         self.stopped_by: str | None = None
@@ -53,13 +54,13 @@ class TextStream:
         self._stream = DecodeStream(ids=context, skip_special_tokens=True)
         for token in pending:
             self._stream.step(self._tokenizer, token)
-        self._context, self._pending = context, pending  # pending: tokens whose character is not complete
+        self._context, self._pending = context, pending
         self._split = self._decode(context).endswith("\ufffd")
 
     def _stop_waiting(self) -> str:
-        """So many tokens are not one character: they are no UTF-8 (or no text at all), and all but the last are certain.
+        """So many tokens are not one character: they are no UTF-8, or no text at all. All but the last are certain.
 
-        Waiting on would decode all of them again at every token.
+        To wait on would mean to decode all of them again at every token.
         """
         whole, last = self._text(self._context, self._pending), len(self._pending) - 3
         for cut in range(last, last - 4, -1):  # one of four neighbours is not inside a character
@@ -67,19 +68,20 @@ class TextStream:
             piece = self._text(self._context, head)
             if piece + self._text(head, tail) == whole:
                 break
-        self._begin((self._context + head)[-_CONTEXT:], tail)
+        self._begin((self._context + head)[-_CONTEXT:] if piece else self._context, tail)
         return self._give(self._held + piece, final=False)
 
     def _text(self, context: list[int], tokens: list[int]) -> str:
         """What `tokens` add to the text of `context`."""
         before, after = self._decode(context), self._decode(context + tokens)
-        return after[len(commonprefix((before, after))) :]
+        same = next((i for i, (b, a) in enumerate(zip(before, after, strict=False)) if b != a), len(before))
+        return after[same:]
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
     def _give(self, text: str, final: bool) -> str:
-        # The stop string that is complete first, so that it does not matter how tokens cut the text; of two, the longer.
+        # The stop string that is complete first, or of two the longer: however the tokens cut the text, the same one.
         found = [(text.find(s) + len(s), -len(s), s) for s in self._stop if s in text]
         if found:
             end, _, self.stopped_by = min(found)

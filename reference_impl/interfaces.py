@@ -329,7 +329,13 @@ class LinearMethod(Protocol):
         """Copy a checkpoint's tensor into rows [start, start + len(tensor)) of parameter `name`."""
         ...
 
-    def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor: ...
+    def finish(self, params: dict[str, Tensor]) -> None:
+        """Called once when everything is loaded; may lay the weight out anew."""
+        ...
+
+    def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [rows, in_features] -> [rows, out_features]."""
+        ...
 
 
 class Executor(Protocol):

@@ -11,8 +11,39 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from reference_impl.models.decoder import Decoder
+
+
+@pytest.fixture(scope="session")
+def random_model() -> Callable[..., Decoder]:
+    """random_model(dtype, **config fields): a small Qwen3 (or another architecture) with random weights, made once."""
+
+    @functools.cache
+    def make(dtype: str = "float64", **changes: Any) -> Decoder:
+        import torch
+
+        from reference_impl.config import parse_model_config
+        from reference_impl.models.decoder import Decoder
+        from reference_impl.models.loader import destinations
+
+        raw = {
+            "architectures": [changes.pop("architecture", "Qwen3ForCausalLM")], "vocab_size": 61, "hidden_size": 32,
+            "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 8, "max_position_embeddings": 128, "dtype": dtype, **changes,
+        }  # fmt: skip
+        model = Decoder(parse_model_config(raw), getattr(torch, dtype), torch.device("cpu"))
+        random = torch.Generator().manual_seed(0)
+        for shape, store in destinations(model).values():
+            norm = len(shape) == 1
+            store(torch.randn(shape, generator=random, dtype=torch.float64) * (0.3 if norm else 0.25) + norm)
+        return model
+
+    return make
 
 
 def _no_gpu() -> str | None:

@@ -22,6 +22,7 @@ from reference_impl.baselines.contiguous_cache import ContiguousAttention, Conti
 from reference_impl.baselines.no_cache import generate_no_cache
 from reference_impl.baselines.ragged import ragged_batch
 from reference_impl.kernels import reference
+from reference_impl.layers.linear import Linear
 from reference_impl.theory import latency, model_shapes
 from reference_impl.theory.hardware import device
 from reference_impl.theory.units import format_flops, format_seconds
@@ -258,8 +259,8 @@ assert generate_no_cache(model, prompt, 32) == generate_contiguous_cache(model, 
 print("three ways, the same 32 tokens")
 
 # %% [markdown] name="count-text"
-# Now the work. We do not trust formulas; we count what reaches the two kernels. `Counter` sees every call of
-# `linear` (rows times weights) and of `scaled_dot_product_attention` (pairs that the mask leaves in).
+# Now the work. We do not trust formulas; we count where it happens. `Counter` hangs on every matrix of every layer
+# (rows times weights) and watches every call of `scaled_dot_product_attention` (pairs that the mask leaves in).
 
 # %% name="counter"
 class Counter(TorchFunctionMode):
@@ -269,14 +270,13 @@ class Counter(TorchFunctionMode):
         super().__init__()
         self.products = self.scores = 0
 
+    def saw_matrix(self, module, inputs, output):
+        self.products += inputs[0].numel() * output.shape[-1]  # rows x in x out
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is F.linear:
-            x, weight = args[:2]
-            self.products += x.shape[:-1].numel() * weight.numel()
         if func is F.scaled_dot_product_attention:
-            q, k = args[:2]
-            queries, n = q.shape[:-1], k.shape[-2]  # every axis but head_dim: heads x queries, however grouped
+            queries, n = args[0].shape[:-1], args[1].shape[-2]  # every axis but head_dim: heads x queries, however grouped
             if kwargs.get("is_causal"):
                 self.scores += queries[:-1].numel() * n * (n + 1) // 2
             elif kwargs.get("attn_mask") is not None:
@@ -285,20 +285,18 @@ class Counter(TorchFunctionMode):
                 self.scores += queries.numel() * n
         return func(*args, **kwargs)
 
-    def tokens(self):  # how many tokens went through all matrices of all layers
-        return self.products / (shape.layers * shape.layer_params)
-
-    def pairs(self):  # per layer and head
-        return self.scores / (shape.layers * shape.num_heads)
-
 
 def counted(generate):
+    """(tokens through all matrices, query-key pairs per layer and head) of one generation."""
     with Counter() as counter:
+        hooks = [m.register_forward_hook(counter.saw_matrix) for m in model.modules() if isinstance(m, Linear)]
         generate()
-    return counter.tokens(), counter.pairs()
+    for hook in hooks:
+        hook.remove()
+    return counter.products / (shape.layers * shape.layer_params), counter.scores / (shape.layers * shape.num_heads)
 
 
-lengths = (8, 16, 32, 64, 128) + ((256, 512) if on_gpu else ())
+lengths = (8, 16, 32, 64) + ((128, 256, 512) if on_gpu else ())
 S = len(prompt)
 without = [counted(lambda T=T: generate_no_cache(model, prompt, T)) for T in lengths]
 cached = [counted(lambda T=T: generate_contiguous_cache(model, [prompt], T)) for T in lengths]
@@ -356,13 +354,11 @@ time_engine = [
     seconds(lambda T=T: llm.generate([prompt], SamplingParams(max_tokens=T, temperature=0, ignore_eos=True)))
     for T in lengths
 ]
-# Each run: seconds = per_pass * passes + per_token * tokens. Fit both to all runs, each weighted by its own time.
-passes = np.array([*lengths, *lengths], dtype=float)
-tokens = np.array([c[0] for c in (*without, *cached)])
-clock = np.array([*time_without, *time_cached])
-(per_pass, per_token), *_ = np.linalg.lstsq(np.stack([passes, tokens], axis=1) / clock[:, None], np.ones(len(clock)), rcond=None)
-per_pass, per_token = max(per_pass, 1e-9), max(per_token, 1e-9)
-print(f"fitted: {format_seconds(per_pass)} per pass, {format_seconds(per_token)} per token")
+# Two prices. A pass: what the cached runs pay for each, one token in it. A token: what the others pay for more of them.
+per_pass = sum(time_cached) / sum(lengths)
+extra_tokens = sum(c[0] for c in without) - sum(c[0] for c in cached)
+per_token = max(sum(time_without) - sum(time_cached), 0) / extra_tokens
+print(f"{format_seconds(per_pass)} for a pass of one token, {format_seconds(per_token)} for each further token in a pass")
 for T, a, b, c in zip(lengths, time_without, time_cached, time_engine, strict=True):
     print(f"{T:4d} new tokens: no cache {a:6.2f} s, contiguous {b:6.2f} s, engine {c:6.2f} s, ratio {a / b:5.1f}")
 
@@ -372,12 +368,13 @@ ax = fig.subplots()
 T = np.unique(np.logspace(np.log10(8), np.log10(lengths[-1]), 40).astype(int))
 slow, fast = latency.uncached_linear_tokens(S, T), latency.cached_linear_tokens(S, T)
 ax.plot(T, slow / fast, color=INK, linestyle="--", label="operations in the matrices (exact)")
-fixed = (per_pass * T + per_token * slow) / (per_pass * T + per_token * fast)
-ax.plot(T, fixed, color=BLUE, label="the same with the fitted cost per pass")
+priced = (per_pass * T + per_token * (slow - T)) / (per_pass * T + per_token * (fast - T))
+ax.plot(T, priced, color=BLUE, label="the same, each pass with its price")
 ax.plot(lengths, np.array(time_without) / np.array(time_cached), "o", color=ORANGE, label="measured, contiguous cache")
 ax.plot(lengths, np.array(time_without) / np.array(time_engine), "^", color=GREEN, label="measured, engine")
 ax.set_xscale("log", base=2)
-ax.set_yscale("log")
+ax.set_yscale("log", base=2)
+ax.yaxis.set_major_formatter("{x:g}")
 ax.set_xticks(lengths, [str(n) for n in lengths])
 tidy(ax, "new tokens after a prompt of 16", "times faster with a cache")
 ax.legend(fontsize=8, frameon=False)
@@ -390,8 +387,8 @@ show(
 # %% [markdown] name="time-reading"
 # The measured ratio stays far below the ratio of operations. Both runs make the same number of **passes**, and a pass
 # has a price of its own: Python, the launch of each kernel, and reading all weights from memory once. The cached run
-# pays that price for one token, so the price is nearly all it pays. The fitted line puts it in: two numbers explain
-# most of the gap. On a GPU with a model this small the price of a pass is nearly everything, and the ratio can be close
+# pays that price for one token, so the price is nearly all it pays. The blue line puts it in: two numbers, taken from
+# the runs themselves, explain most of the gap. On a GPU with a model this small the price of a pass is nearly everything, and the ratio can be close
 # to 1 for short texts. With a larger model or a longer text, the work per token wins and the ratio grows.
 
 # %% [markdown] name="explore-text"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from reference_impl.interfaces import LinearMethod
+from reference_impl.layers import packed_linear
 
 
 class UnquantizedLinear:
@@ -24,12 +25,22 @@ class UnquantizedLinear:
         return params
 
     def load(self, params: dict[str, Tensor], name: str, tensor: Tensor, start: int) -> None:
-        params[name].T[start : start + tensor.shape[0]].copy_(tensor)  # .T of a bias is the bias
+        params[name].t()[start : start + tensor.shape[0]].copy_(tensor)  # .t() of a bias is the bias
+
+    def finish(self, params: dict[str, Tensor]) -> None:
+        pass
 
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         if "bias" in params:
             return torch.addmm(params["bias"], x, params["weight"])
         return torch.mm(x, params["weight"])
+
+
+def default_method(dtype: torch.dtype, device: torch.device) -> LinearMethod:
+    """Packed weights where the CPU has them, plain ones elsewhere; the numbers agree to rounding."""
+    if device.type == "cpu" and packed_linear.available(dtype):
+        return packed_linear.PackedLinear(dtype)
+    return UnquantizedLinear(dtype, device)
 
 
 class Linear(nn.Module):
@@ -48,7 +59,11 @@ class Linear(nn.Module):
     ):
         super().__init__()
         self.method, self.parts, self.in_features = method, parts, in_features
-        self.params = method.create(in_features, sum(parts.values()), bias)
+        self.out_features = sum(parts.values())
+        self.params = method.create(in_features, self.out_features, bias)
+
+    def num_parameters(self) -> int:
+        return self.out_features * (self.in_features + ("bias" in self.params))
 
     def row_of(self, part: str) -> int:
         """First row of a part in the stacked matrix."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from reference_impl.config import ModelConfig
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, LinearMethod
 from reference_impl.kernels import reference
-from reference_impl.layers.linear import Linear, UnquantizedLinear
+from reference_impl.layers.linear import Linear, default_method
 from reference_impl.layers.rotary import RotaryTable
 
 
@@ -87,7 +87,7 @@ class Decoder(nn.Module):
     ):
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, device
-        method = linear_method or UnquantizedLinear(dtype, device)
+        method = linear_method or default_method(dtype, device)
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.layers = nn.ModuleList(DecoderLayer(config, i, method, dtype, device) for i in range(config.num_layers))
         self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
@@ -110,19 +110,13 @@ class Decoder(nn.Module):
         x = reference.rms_norm(x[batch.logits_indices], self.norm, self.config.norm_eps)
         return x @ (self.embedding if self.lm_head is None else self.lm_head).T
 
+    def linears(self) -> list[Linear]:
+        """The linear layers, in order; an untied lm_head is not one of them."""
+        return [module for module in self.modules() if isinstance(module, Linear)]
+
     def num_parameters(self) -> int:
-        """Parameters in memory; a tied embedding counts once."""
-        return sum(p.numel() for p in _tensors(self))
-
-    def num_bytes(self) -> int:
-        return sum(p.nbytes for p in _tensors(self))
-
-
-def _tensors(model: Decoder) -> list[Tensor]:
-    tensors = [model.embedding, model.norm] + ([] if model.lm_head is None else [model.lm_head])
-    for layer in model.layers:
-        assert isinstance(layer, DecoderLayer)
-        tensors += [layer.input_norm, layer.post_norm] + ([] if layer.qk_norm is None else [layer.qk_norm])
-        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
-            tensors += linear.params.values()
-    return tensors
+        """Parameters in memory; a tied embedding counts once, a norm shared by heads once."""
+        count = self.embedding.numel() + self.norm.numel() + (0 if self.lm_head is None else self.lm_head.numel())
+        count += sum(linear.num_parameters() for linear in self.linears())
+        norms = 2 * self.config.hidden_size + 2 * self.config.head_dim * self.config.qk_norm
+        return count + self.config.num_layers * norms

@@ -37,6 +37,8 @@ def load_model(
     config = read_model_config(folder)
     model = Decoder(config, dtype or getattr(torch, config.dtype), device, max_position)
     fill(model, destinations(model), weight_files(folder))
+    for linear in model.linears():
+        linear.method.finish(linear.params)
     return model
 
 

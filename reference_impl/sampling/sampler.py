@@ -77,7 +77,8 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     greedy = column([p.temperature == 0 for p in params]).bool()
     # Largest score 0 before the division: a tiny temperature then gives 0 and -inf, not inf - inf.
     temperature = column([p.temperature or 1.0 for p in params]).clamp(torch.finfo(dtype).tiny, torch.finfo(dtype).max)
-    scores = (logits - logits.amax(dim=-1, keepdim=True)).to(dtype) / temperature
+    scores = logits.to(dtype)
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
     if any(p.top_k or p.top_p < 1 for p in params):
         scores = _keep_top(scores, params, column([p.top_p for p in params]))
     probs = scores.softmax(dim=-1)

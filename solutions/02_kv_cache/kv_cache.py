@@ -199,14 +199,19 @@ outputs = sdpa(q, k, v, is_causal=True)
 only_last_query = sdpa(q[:, -1:], k, v)  # the last position sees everything: no mask needed
 print("last output, all queries or only the last: difference", difference(only_last_query, outputs[:, -1:]))
 k[:, -1], v[:, -1] = 100.0, 100.0
-print("earlier outputs, after the last key and value changed: difference",
-      difference(sdpa(q, k, v, is_causal=True)[:, :-1], outputs[:, :-1]))
+print(
+    "earlier outputs, after the last key and value changed: difference",
+    difference(sdpa(q, k, v, is_causal=True)[:, :-1], outputs[:, :-1]),
+)
 
 # %% [markdown] nbgrader={"grade_id": "text_cache"}
 # ## 3. The cache
 #
 # **Build** the class `KVCache` for one sequence and one layer: a buffer that is allocated once, with room for
 # `max_len` tokens, and a counter of how many are in it. The buffer does not grow; only the counter does.
+#
+# What you take and give has positions first, `[tokens, heads, head_dim]`. How it lies in your buffer is your choice:
+# kernels exist for positions first and for heads first.
 #
 # - `KVCache(num_kv_heads, head_dim, max_len)`: empty, float32.
 # - `append(k, v)`: `k` and `v` are `[num_new, num_kv_heads, head_dim]`. They go behind what is there. A prompt, a
@@ -297,6 +302,7 @@ for _ in range(4):
     check_appends(sizes, heads, dim, max_len=sum(sizes) + spare, generator=draw)
 ### END HIDDEN TESTS
 
+
 # %% nbgrader={"grade_id": "check_full", "grade": true, "points": 1}
 # property: max_len tokens fit; more raise ValueError and change nothing.
 # hint: compare length + num_new with max_len before you write anything.
@@ -327,6 +333,7 @@ for _ in range(4):
     held = random_int(1, max_len, draw)
     check_full_buffer(held, max_len - held + random_int(1, 4, draw), max_len, draw)
 ### END HIDDEN TESTS
+
 
 # %% nbgrader={"grade_id": "check_owns", "grade": true, "points": 1}
 # property: the cache keeps copies: it does not change when the caller writes over k and v.
@@ -433,6 +440,7 @@ for _ in range(4):
     assert off < 1e-5, f"head_dim {head_dim}, {num_tokens} keys: weights are off by up to {off:.2g}"
 ### END HIDDEN TESTS
 
+
 # %% nbgrader={"grade_id": "check_heads", "grade": true, "points": 1}
 # property: query head h reads KV head h // (num_heads // num_kv_heads).
 # hint: with 6 query and 2 KV heads, query heads 0, 1, 2 read KV head 0 and 3, 4, 5 read KV head 1.
@@ -461,6 +469,7 @@ for _ in range(4):
     off = difference(seen, expected.float())
     assert off < 1e-4, f"expected KV heads {expected.tolist()}, saw {seen.tolist()}"
 ### END HIDDEN TESTS
+
 
 # %% nbgrader={"grade_id": "check_mask", "grade": true, "points": 2}
 # property: the query at position p sees keys 0..p, whether it comes in a prompt, in a chunk or alone.
@@ -505,6 +514,7 @@ k[7:], v[7:] = 50.0, 1e6  # the future of the first three queries
 off = difference(attend(q, k, v, 4)[:3], out[:3])
 assert off < 1e-5, f"other keys and values in the future changed the present by {off:.2g}"
 ### END HIDDEN TESTS
+
 
 # %% nbgrader={"grade_id": "check_unused", "grade": true, "points": 1}
 # property: slots behind past_len + num_new are never read, even if they hold NaN.
@@ -667,6 +677,7 @@ for case, N in enumerate((1, 2, random_int(3, 12, draw))):
     check_same_tokens(CountingModel(seed(f"cached {case}")), random_tokens(random_int(1, 20, draw), draw), N)
 ### END HIDDEN TESTS
 
+
 # %% nbgrader={"grade_id": "check_cached_work", "grade": true, "points": 2}
 # property: each token is computed once: S + N - 1 tokens, N calls for a prompt in one chunk, the last token never fed.
 # hint: count your calls: one for the prompt and one for each new token but the last.
@@ -688,6 +699,7 @@ draw = rng("check_cached_work")
 for case, N in enumerate((1, 2, random_int(3, 12, draw))):
     check_work(CountingModel(seed(f"work {case}")), random_tokens(random_int(2, 20, draw), draw), N)
 ### END HIDDEN TESTS
+
 
 # %% nbgrader={"grade_id": "check_chunks", "grade": true, "points": 1}
 # property: the size of the prompt's chunks changes the number of calls, and nothing else.
@@ -756,7 +768,9 @@ for generate, extra in ((generate_no_cache, ()), (generate_cached, (5,))):
 print("S=12, N=9, counted:", counts, "closed forms:", list(closed_forms(12, 9)))
 
 (tokens_without, pairs_without), (tokens_with, pairs_with) = closed_forms(200, 500)
-print(f"S=200, N=500: {tokens_without:,} tokens without a cache, {tokens_with:,} with ({tokens_without / tokens_with:.0f}x)")
+print(
+    f"S=200, N=500: {tokens_without:,} tokens without a cache, {tokens_with:,} with ({tokens_without / tokens_with:.0f}x)"
+)
 print(f"             {pairs_without:,} pairs without a cache, {pairs_with:,} with ({pairs_without / pairs_with:.0f}x)")
 
 # %% [markdown] nbgrader={"grade_id": "text_batch"}
@@ -856,6 +870,7 @@ for _ in range(3):
         assert off < 1e-5, f"lengths {lengths}: row {r} differs from what it gets alone by {off:.2g}"
 ### END HIDDEN TESTS
 
+
 # %% nbgrader={"grade_id": "check_batch_writes", "grade": true, "points": 1}
 # property: the caches you were given hold each row's new keys and values at its own positions; nothing else changed.
 # hint: write into k_cache[r, lengths[r] : lengths[r] + num_new] of the tensors you were given, not into copies.
@@ -934,10 +949,28 @@ def max_new_tokens(budget_bytes, num_users, config, prompt_len, bytes_per_value=
 # %% nbgrader={"grade_id": "check_budget", "grade": true, "points": 1}
 # property: tokens left = budget / users / bytes per token - prompt; KV heads count, query heads do not.
 # hint: 2 x layers x KV heads x head_dim x bytes for one token; a prompt of the whole budget leaves 0.
-qwen25_72b = {"num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128}
-qwen3_06b = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+qwen25_72b = {
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+qwen3_06b = {
+    "num_hidden_layers": 28,
+    "hidden_size": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
 budget = 180_000_000_000  # 320 GB of memory, 140 GB of weights
-for users, prompt_len, expected in ((50, 0, 10_986), (100, 0, 5_493), (50, 4_096, 6_890), (50, 10_986, 0), (50, 20_000, 0)):
+for users, prompt_len, expected in (
+    (50, 0, 10_986),
+    (100, 0, 5_493),
+    (50, 4_096, 6_890),
+    (50, 10_986, 0),
+    (50, 20_000, 0),
+):
     seen = max_new_tokens(budget, users, dict(qwen25_72b), prompt_len)
     print(f"Qwen2.5-72B, 180 GB, {users} users, prompts of {prompt_len}: {seen} new tokens each")
     assert seen == expected, f"{users} users, prompts of {prompt_len}: expected {expected} new tokens, saw {seen}"
@@ -1085,7 +1118,8 @@ for text, tokens in zip(texts, check_served(prompts, num_new_tokens=6, max_num_b
 ### BEGIN HIDDEN TESTS
 draw = rng("check_engine")
 prompts = [
-    torch.randint(100, 4000, (random_int(low, high, draw),), generator=draw).tolist() for low, high in ((2, 9), (15, 40))
+    torch.randint(100, 4000, (random_int(low, high, draw),), generator=draw).tolist()
+    for low, high in ((2, 9), (15, 40))
 ]
 check_served(prompts, num_new_tokens=4, max_num_batched_tokens=random_int(6, 20, draw))
 ### END HIDDEN TESTS
@@ -1130,7 +1164,7 @@ class CourseModel:
 
 
 decoder, prompt = course_llm().engine.model, course_llm().encode("import os\n\n\ndef find(folder, name):\n")
-for N in (16, 64, 128):
+for N in (8, 32, 96):
     outputs, tokens, seconds = [], [], []
     for generate, extra in ((generate_no_cache, ()), (generate_cached, (512,))):
         model = CourseModel(decoder, max_len=len(prompt) + N)

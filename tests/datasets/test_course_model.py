@@ -38,7 +38,7 @@ def test_sizes_are_within_what_the_course_promises():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_transformers_loads_the_model_and_gives_the_same_logits(name):
-    transformers = pytest.importorskip("transformers")
+    transformers = __import__("transformers")
     from reference_impl import LLM
     from reference_impl.baselines.no_cache import RecomputeAttention
     from reference_impl.baselines.ragged import ragged_batch
@@ -58,7 +58,7 @@ def test_transformers_loads_the_model_and_gives_the_same_logits(name):
 
 
 def test_the_chat_template_renders_as_transformers_renders_it():
-    transformers = pytest.importorskip("transformers")
+    transformers = __import__("transformers")
     from reference_impl import LLM
 
     messages = [{"role": "user", "content": "What is the code for x?"}, {"role": "assistant", "content": "12"}]

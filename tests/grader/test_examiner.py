@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,14 +197,17 @@ import gc, sys, os
 def spy():
     seen = [sys.argv, os.getcwd(), sorted(os.listdir('.')), list(sys.modules), list(globals())]
     text = ' '.join(s for s in gc.get_objects() if isinstance(s, str)) + str(seen)
-    print('HIDDEN' in text, 'apply_all(model, torch.arange(7)' in text, 'x.clone()][-self' in text, 'grader' in sys.modules)
+    found = ['HIDDEN' in text, 'torch.arange(7)' in text, 'x.clone()][-self' in text, 'grader' in sys.modules]
+    print(*found)
 """
     result = examine(added=(spy,), Window=source)
     assert result.status == "passed"
-    assert set(result.printed.split("\n")) == {"False False False False", ""}
+    assert {line for line in result.printed.split("\n") if line.count("e ") == 3} == {"False False False False"}
 
 
-@pytest.mark.parametrize("module", ["grader", "grader.checks", "reference_impl", "reference_impl.engine", "solutions"])
+@pytest.mark.parametrize(
+    "module", ["grader", "grader.checks", "reference_impl.engine", "solutions", "chapters.widgets"]
+)
 def test_a_solution_cannot_import_the_courses_machinery(examine: Any, module: str) -> None:
     result = examine(Window=f"import {module}\n" + window())
     assert "is not available to a solution" in result.checks[0].message
@@ -219,7 +223,7 @@ def test_nothing_outlives_a_submission(examine: Any, tmp_path: Any) -> None:
 
     def alive(pid: int) -> bool:
         try:
-            state = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0]
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             return False
         return state != "Z"

@@ -1,15 +1,13 @@
-"""The proof of a lab finds what it must: wrong declarations, unkilled checks, and labs that depend on the way of running."""
+"""The proof of a lab finds wrong declarations, unkilled checks, and checks that depend on the way of running."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 TOY = Path(__file__).parent / "toy_lab"
-ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
 import json, sys
@@ -31,9 +29,8 @@ print(json.dumps(problems(lab, outcomes, num_mutants=1, num_variants=1)))
 
 def prove(source: Path, folder: Path) -> list[str]:
     """Problems of a lab, found in a process of its own, because the proof forks."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     command = [sys.executable, "-P", "-c", SCRIPT, str(source), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     problems: list[str] = json.loads(done.stdout.splitlines()[-1])
     return problems
@@ -57,7 +54,8 @@ def test_what_is_wrong_with_a_lab_is_said(tmp_path: Path) -> None:
         (tmp_path / kind).mkdir()
     header = "# fault: nothing at all.\n# trap: unknown\n# fails: check_calls\n\n"
     cell = '# %% nbgrader={"grade_id": "apply_all"}\n'
-    right = "def apply_all(model, tokens, window):\n    for t in tokens:\n        window.append(model(t[None]))\n    return window.mean()\n"
+    body = "    for t in tokens:\n        window.append(model(t[None]))\n    return window.mean()\n"
+    right = "def apply_all(model, tokens, window):\n" + body
     (tmp_path / "mutants" / "right.py").write_text(header + cell + right)
     (tmp_path / "mutants" / "again.py").write_text(header + cell + right)
     (tmp_path / "variants" / "wrong.py").write_text(cell + "def apply_all(model, tokens, window):\n    return 5\n")

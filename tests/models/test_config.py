@@ -115,7 +115,11 @@ def test_end_tokens_of_generation_config_have_the_last_word() -> None:
 
 
 def test_rope_scaling_wins_over_rope_parameters_as_in_transformers() -> None:
-    both = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_theta": 1.0}}
+    both = {
+        "rope_theta": 5e5,
+        "rope_scaling": {"type": "linear", "factor": 2.0},
+        "rope_parameters": {"rope_theta": 1.0},
+    }
     rope = parse_model_config({**GOOD, **both}).rope
     assert (rope.theta, rope.kind, rope.factor) == (5e5, "linear", 2.0)
 

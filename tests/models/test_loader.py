@@ -149,7 +149,8 @@ def test_a_tensor_in_two_shards_is_named(save) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": ["b"]}}', "\xff"]
+    "content",
+    ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": ["b"]}}', "\xff"],
 )
 def test_a_broken_index_is_named(save, content: str) -> None:
     folder = save("qwen2", shard_size="40KB")[1]
@@ -177,7 +178,10 @@ def test_a_sliding_window_model_is_served_only_while_the_window_hides_nothing(sa
 
 
 def test_more_positions_than_the_model_has_are_refused(folder: Path) -> None:
-    for make in (lambda: LLM(folder, max_model_len=257), lambda: Engine(load_model(folder), EngineConfig(max_model_len=257))):
+    for make in (
+        lambda: LLM(folder, max_model_len=257),
+        lambda: Engine(load_model(folder), EngineConfig(max_model_len=257)),
+    ):
         with pytest.raises(ConfigError, match="max_model_len 257 is above the model's 256 positions"):
             make()
     assert LLM(folder, max_model_len=256).engine.max_model_len == 256

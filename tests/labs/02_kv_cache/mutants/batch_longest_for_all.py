@@ -14,7 +14,7 @@ def attend_batch(q, k, v, k_cache, v_cache, lengths):
     k_cache, v_cache [rows, max_len, num_kv_heads, head_dim], changed in place.
     """
     rows, num_new, num_heads, head_dim = q.shape
-    position = torch.tensor([max(lengths)] * rows)[:, None] + torch.arange(num_new)  # [rows, num_new], of the new tokens
+    position = torch.tensor([max(lengths)] * rows)[:, None] + torch.arange(num_new)
     row = torch.arange(rows)[:, None]
     k_cache[row, position] = k
     v_cache[row, position] = v

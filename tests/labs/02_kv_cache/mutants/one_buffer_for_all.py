@@ -5,17 +5,18 @@
 import torch
 
 
+BUFFERS = {}
+
+
 class KVCache:
     """Keys and values of one sequence in one layer: a preallocated buffer and a length.
 
     max_len: most tokens it can hold. All tensors are float32, [tokens, num_kv_heads, head_dim].
     """
 
-    buffers = {}
-
     def __init__(self, num_kv_heads, head_dim, max_len):
         shape = (2, max_len, num_kv_heads, head_dim)
-        self.keys, self.values = self.buffers.setdefault(shape, torch.empty(shape))
+        self.keys, self.values = BUFFERS.setdefault(shape, torch.empty(shape))
         self.length = 0
 
     def append(self, k, v):

@@ -1,5 +1,5 @@
 # fault: calls the model with the whole sequence in every step, cache or not.
-# fails: check_cached_work
+# fails: check_cached_work, check_chunks
 
 # %% nbgrader={"grade_id": "generate_cached"}
 def generate_cached(model, prompt, num_new_tokens, chunk_size):

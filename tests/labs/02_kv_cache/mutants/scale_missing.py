@@ -10,7 +10,7 @@ def attend(q, k, v, past_len):
 
     q [num_new, num_heads, head_dim]; k, v [num_slots, num_kv_heads, head_dim] -> like q.
     """
-    num_new, num_heads, head_dim = q.shape
+    num_new, num_heads, _ = q.shape
     num_tokens = past_len + num_new
     group = num_heads // k.shape[1]
     k = k[:num_tokens].repeat_interleave(group, dim=1)  # [num_tokens, num_heads, head_dim]

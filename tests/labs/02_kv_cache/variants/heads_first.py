@@ -32,9 +32,6 @@ class KVCache:
 
 
 # %% nbgrader={"grade_id": "attend"}
-import torch
-
-
 def attend(q, k, v, past_len):
     num_new, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]

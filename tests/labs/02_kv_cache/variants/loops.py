@@ -48,8 +48,6 @@ class KVCache:
 # %% nbgrader={"grade_id": "attend"}
 import math
 
-import torch
-
 
 def attend(q, k, v, past_len):
     num_new, num_heads, head_dim = q.shape
@@ -85,9 +83,6 @@ def generate_cached(model, prompt, num_new_tokens, chunk_size):
 
 
 # %% nbgrader={"grade_id": "attend_batch"}
-import torch
-
-
 def attend_batch(q, k, v, k_cache, v_cache, lengths):
     rows, num_new = q.shape[:2]
     outs = []

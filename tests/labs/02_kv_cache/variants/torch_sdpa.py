@@ -28,9 +28,6 @@ class KVCache:
 
 
 # %% nbgrader={"grade_id": "attend"}
-import torch
-
-
 def attend(q, k, v, past_len):
     length = past_len + q.shape[0]
     visible = torch.ones(q.shape[0], length, dtype=torch.bool).tril(diagonal=past_len)
@@ -57,9 +54,6 @@ def generate_cached(model, prompt, num_new_tokens, chunk_size):
 
 
 # %% nbgrader={"grade_id": "attend_batch"}
-import torch
-
-
 def attend_batch(q, k, v, k_cache, v_cache, lengths):
     num_new, max_len = q.shape[1], k_cache.shape[1]
     slot = torch.arange(max_len)

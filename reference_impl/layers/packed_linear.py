@@ -1,0 +1,52 @@
+"""Linear layers on a CPU: the same product, with the weight in the layout that oneDNN computes with.
+
+PyTorch's own linear re-lays the weight out on every call. Packed once, the course model's products took 0.45 of
+the time in bf16 and 0.7 in float32 at 16 rows (two cores, AVX512). The operators are those that torch.compile
+uses; where a build of torch lacks them, `available` says so and the plain method serves.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+_PACKED_FOR_ROWS = 16  # a hint: the layout is good from 1 to some hundred rows
+
+
+class PackedLinear:
+    """y = x W^T + b. The weight is [out_features, in_features] until finish(), opaque after."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
+
+    def create(self, in_features: int, out_features: int, bias: bool) -> dict[str, Tensor]:
+        params = {"weight": torch.empty(out_features, in_features, dtype=self.dtype)}
+        if bias:
+            params["bias"] = torch.empty(out_features, dtype=self.dtype)
+        return params
+
+    def load(self, params: dict[str, Tensor], name: str, tensor: Tensor, start: int) -> None:
+        params[name][start : start + tensor.shape[0]].copy_(tensor)
+
+    def finish(self, params: dict[str, Tensor]) -> None:
+        params["weight"] = torch.ops.mkldnn._reorder_linear_weight(params["weight"], _PACKED_FOR_ROWS)
+
+    def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, params["weight"], params.get("bias"), "none", [], "")
+        return y
+
+
+@functools.cache
+def available(dtype: torch.dtype) -> bool:
+    """Whether this torch and this CPU can do it for the dtype: tried once on a small matrix."""
+    if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
+        return False
+    weight, x = torch.eye(32, dtype=dtype), torch.arange(64, dtype=dtype).view(2, 32)
+    method, params = PackedLinear(dtype), {"weight": weight}
+    try:
+        method.finish(params)
+        return bool(torch.equal(method.apply(params, x), x))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False

@@ -1,0 +1,152 @@
+"""A learner's commands on a workspace of their own: start, check, reset, diff, and grader.check() in a notebook."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from grader import workspace
+from grader.lab import load_lab
+
+RIGHT = {
+    "Window": """
+class Window:
+    def __init__(self, size):
+        self.size, self.rows = size, []
+    def append(self, x):
+        self.rows = [*self.rows, x][-self.size :]
+    def mean(self):
+        return torch.stack(self.rows).mean(0)
+    def __len__(self):
+        return len(self.rows)
+""",
+    "apply_all": "def apply_all(m, t, w):\n    for x in t:\n        w.append(m(x[None]))\n    return w.mean()",
+}
+
+
+@pytest.fixture
+def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release_text: str, solution_text: str) -> Path:
+    """Where the learner's notebook of the toy lab will be."""
+    for top, text in (("labs", release_text), ("solutions", solution_text)):
+        path = tmp_path / "root" / top / "01_toy" / "toy.ipynb"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    monkeypatch.setattr(workspace, "data_root", lambda: tmp_path / "root")
+    monkeypatch.setattr(workspace, "chapters_root", lambda: tmp_path / "root" / "chapters")
+    monkeypatch.setenv("INFERLAB_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "labs" / "01_toy" / "toy.ipynb"
+
+
+def lab(*arguments: str, ok: bool = True) -> str:
+    from grader.lab_cli import app
+
+    done = CliRunner().invoke(app, list(arguments))
+    assert (done.exit_code == 0) == ok, done.output + str(done.exception)
+    return " ".join(done.output.split())
+
+
+def write(path: Path, answers: dict[str, str]) -> None:
+    notebook: dict[str, Any] = json.loads(path.read_text())
+    for cell in notebook["cells"]:
+        cell["source"] = answers.get(cell["id"], cell["source"])
+    path.write_text(json.dumps(notebook))
+
+
+def test_start_brings_the_lab_and_never_overwrites_edits(notebook: Path) -> None:
+    assert str(notebook) in lab("start", "01")
+    write(notebook, RIGHT)
+    before = notebook.read_text()
+    assert "with your work in it" in lab("start", "1")
+    assert notebook.read_text() == before
+
+
+def test_an_unknown_lab_is_refused_with_the_labs_that_exist(notebook: Path) -> None:
+    assert "01_toy" in lab("start", "77", ok=False)
+    assert "lab start 01" in lab("check", "01", ok=False)
+
+
+def test_check_says_what_to_do_next_and_fails_until_all_passes(notebook: Path) -> None:
+    lab("start", "01")
+    said = lab("check", "01", ok=False)
+    assert "0 of 6 points" in said
+    assert "not written yet" in said
+    write(notebook, {**RIGHT, "Window": RIGHT["Window"].replace("[-self.size :]", "")})
+    said = lab("check", "01", ok=False)
+    assert "start with check_window" in said
+    assert "Hint:" in said
+    write(notebook, RIGHT)
+    assert "All checks passed" in lab("check", "01")
+
+
+def test_a_damaged_notebook_is_an_error_that_names_the_file(notebook: Path) -> None:
+    lab("start", "01")
+    notebook.write_text("{")
+    assert "toy.ipynb: the file is not a notebook" in lab("check", "01", ok=False)
+
+
+def test_reset_restores_one_stub_and_keeps_what_was_written(notebook: Path) -> None:
+    lab("start", "01")
+    write(notebook, RIGHT)
+    lab("reset", "01", "Window")
+    cells = {cell["id"]: "".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"]}
+    assert "NotImplementedError" in cells["Window"]
+    assert cells["apply_all"] == RIGHT["apply_all"]
+    assert (notebook.parent / "Window.kept1.py").read_text() == RIGHT["Window"]
+    assert "Window, apply_all" in lab("reset", "01", "check_len", ok=False)
+
+
+def test_diff_opens_only_after_full_marks(notebook: Path) -> None:
+    lab("start", "01")
+    assert "opens when all checks pass" in lab("diff", "01", ok=False)
+    write(notebook, RIGHT)
+    said = lab("diff", "01")
+    assert "+++ yours/Window" in said
+    assert "BEGIN SOLUTION" not in said
+
+
+def test_check_in_a_notebook_gives_the_result_of_lab_check(notebook: Path) -> None:
+    from grader import lab_work
+    from grader.notebook import submission_from_history, which_lab
+
+    lab("start", "01")
+    released = load_lab(notebook)
+    checks = [cell.source for cell in released.cells if cell.kind in ("check", "code")]
+    history = ["import grader", *checks, "1 / 0", "half = 0.5", RIGHT["Window"].replace("size", "half")]
+    history += [
+        RIGHT["apply_all"],
+        "def helper():\n    return 1",
+        "def helper():\n    return 2",
+        RIGHT["Window"],
+        "grader.check()",
+    ]
+    assert which_lab([released], history) is released
+    submission = submission_from_history(released, history)
+    assert submission.answers == RIGHT
+    assert [a.source for a in submission.added] == [
+        "import grader",
+        "1 / 0",
+        "half = 0.5",
+        "def helper():\n    return 2",
+    ]
+    assert lab_work.check_submission(released, submission).status == "passed"
+
+
+def test_check_runs_inside_a_kernel(notebook: Path, tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    lab("start", "01")
+    write(notebook, RIGHT)
+    made = nbformat.read(notebook, as_version=4)
+    patch = (
+        "from pathlib import Path\nfrom grader import workspace\n"
+        f"workspace.data_root = lambda: Path({str(tmp_path / 'root')!r})\nimport grader\ngrader.check()"
+    )
+    made.cells.append(nbformat.v4.new_code_cell(patch))
+    NotebookClient(made, timeout=240).execute()
+    text = "".join(output.get("text", "") for output in made.cells[-1].outputs)
+    assert "6 of 6 points" in text

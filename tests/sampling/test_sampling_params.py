@@ -1,0 +1,51 @@
+"""SamplingParams checks itself once, and says which field, what was expected, what came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reference_impl.interfaces import SamplingParams
+
+BAD: list[tuple[str, list[Any], str]] = [
+    ("max_tokens", [0, -1], "at least 1"),
+    ("max_tokens", ["5", 2.5, None, True], "an integer"),
+    ("temperature", [-0.1, float("inf"), float("nan")], "0 (greedy) or a finite number above 0"),
+    ("temperature", ["0.7", None, False], "a number"),
+    ("top_k", [-1], "0 (off) or a positive integer"),
+    ("top_k", [2.0, None], "an integer"),
+    ("top_p", [0, -0.5, 1.01, float("nan")], "above 0 and at most 1 (off)"),
+    ("top_p", ["0.9", None], "a number"),
+    ("min_p", [-0.01, 1.1, float("nan")], "between 0 (off) and 1"),
+    ("repetition_penalty", [0, -1, float("inf"), float("nan")], "a finite number above 0 (1 is off)"),
+    ("presence_penalty", [-2.1, 2.1, float("nan")], "between -2 and 2"),
+    ("frequency_penalty", [-2.1, 2.1, float("nan")], "between -2 and 2"),
+    ("seed", [-1, 2**64], "None or an integer in [0, 2**64)"),
+    ("seed", [1.5, "1", True], "an integer or None"),
+    ("stop", ["", ["a", ""], ["a", 3], 5], "a string, or non-empty strings"),
+    ("stop_token_ids", [["a"], "ab", [1.5]], "token ids"),
+    ("logprobs", [-1], "None or at least 0"),
+    ("logprobs", [1.0, True], "an integer or None"),
+]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"), [(f, v, e) for f, values, e in BAD for v in values], ids=lambda v: repr(v)
+)
+def test_a_wrong_value_is_named(field: str, value: Any, expected: str) -> None:
+    with pytest.raises(ValueError) as error:  # noqa: PT011 (the message is looked at below)
+        SamplingParams(**{field: value})
+    assert str(error.value).startswith(f"SamplingParams.{field}: expected {expected}, got ")
+
+
+def test_one_string_or_none_will_do_for_stop() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(stop=None).stop == ()  # type: ignore[arg-type]
+    assert SamplingParams(stop_token_ids=[1, 2]).stop_token_ids == (1, 2)  # type: ignore[arg-type]
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=1, seed=2**64 - 1, logprobs=0)
+    SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=0.01, seed=0, temperature=1e-9)
