@@ -6,7 +6,6 @@ Nothing heavy (torch, Jupyter, nbgrader) is imported before a subcommand runs, s
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from typing import Annotated
 
@@ -80,8 +79,7 @@ def _say_what_was_prepared(prepared: Prepared) -> None:
 
 def _mount() -> None:
     for name, module in _MOUNTS:
-        if importlib.util.find_spec(module):
-            app.add_typer(importlib.import_module(module).app, name=name)
+        app.add_typer(importlib.import_module(module).app, name=name)
 
 
 _mount()

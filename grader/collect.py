@@ -53,7 +53,7 @@ def collect(root: Path, lab_slug: str, source: Path) -> list[Received]:
     if release_path is None:
         raise CourseError(f"{lab_slug} is not released in this course; first: inferlab grade release {lab_slug}")
     by_student: dict[str, list[Handed]] = {}
-    for handed in _without_outer_folder(list(_files(source)), release_path.name):
+    for handed in _without_outer_folder(list(_files(source)), lab_slug, release_path.name):
         by_student.setdefault(_student(handed.path), []).append(handed)
     if not by_student:
         raise CourseError(f"no notebook in {source}; expected STUDENT/{lab_slug}/{release_path.name} or STUDENT.ipynb")
@@ -101,13 +101,15 @@ def _intake(raw: bytes, release: dict[str, Any], lab: Lab) -> tuple[dict[str, An
         raise Refused(f"the file could not be read: {type(error).__name__}") from error
 
 
-def _without_outer_folder(files: list[Handed], name: str) -> list[Handed]:
+def _without_outer_folder(files: list[Handed], lab_slug: str, name: str) -> list[Handed]:
     """Drops a folder that holds all submissions, as a zip of a folder has; a student's own folder is kept."""
     tops = {file.path.parts[0] for file in files}
     inside = [file.path.relative_to(file.path.parts[0]) for file in files if len(file.path.parts) > 1]
-    if len(tops) != 1 or len(inside) != len(files) or any(path == PurePosixPath(name) for path in inside):
+    if len(tops) != 1 or len(inside) != len(files):
         return files
-    if len(files) == 1 and len(inside[0].parts) < 3:
+    if any(path == PurePosixPath(name) or path.parts[0] == lab_slug for path in inside):
+        return files
+    if len(files) == 1 and len(inside[0].parts) == 1:
         return files
     return [dataclasses.replace(file, path=path) for file, path in zip(files, inside, strict=True)]
 
@@ -164,7 +166,8 @@ def _files_in_zip(source: Path) -> Iterator[Handed]:
             if entry.is_dir() or inner.suffix != ".ipynb" or any(p.startswith((".", "__MACOSX")) for p in inner.parts):
                 continue
             if inner.is_absolute() or ".." in inner.parts or stat.S_ISLNK(entry.external_attr >> 16):
-                yield Handed(PurePosixPath(inner.name), b"", None, "the zip holds it as a link or outside its folder")
+                inner = PurePosixPath(*(part for part in inner.parts if part not in ("..", "/")))
+                yield Handed(inner, b"", None, "the zip holds it as a link or outside its folder")
                 continue
             try:
                 with archive.open(entry) as file:

@@ -32,11 +32,11 @@ MAX_SEEN = 4000  # characters of what a check printed, and of its message
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds of wall-clock time: generous, they bound what hangs and not what is slow."""
+    """Seconds; generous, because they bound what hangs and not what is slow."""
 
-    call: float = 20.0  # one call into the learner's code
-    check: float = 60.0  # one check
-    total: float = 300.0  # all checks of one submission
+    call: float = 20.0  # one call into the learner's code, in processor time; three times that in wall-clock time
+    check: float = 180.0  # one check, in wall-clock time
+    total: float = 600.0  # all checks of one submission, in wall-clock time
 
 
 class Gone(BaseException):
@@ -55,6 +55,14 @@ class Attempt:
     peer: Peer
     namespace: dict[str, Any]
     broken: dict[str, str] = field(default_factory=dict)  # learner's cell -> what went wrong in it
+
+    def end(self) -> str:
+        """End the process; returns what it printed last."""
+        self.process.end()
+        # The cells' functions and their globals refer to each other: without this a model that a lab loads stays in
+        # memory until the garbage collector comes by, which counts objects and not bytes.
+        self.namespace.clear()
+        return clean(self.process.output())
 
 
 def examine(
@@ -89,15 +97,13 @@ def examine(
                 check, alive = _run_check(lab, cell, attempt, limits)
                 result.checks.append(check)
                 if not alive:
-                    attempt.process.end()
-                    result.printed = clean(attempt.process.output())
+                    result.printed = attempt.end()
                     attempt = None
             if attempt is not None:
                 result.notes += [f"cell {name} stopped with an error" for name in attempt.broken]
     finally:
         if attempt is not None:
-            attempt.process.end()
-            result.printed = clean(attempt.process.output())
+            result.printed = attempt.end()
     result.seconds = round(time.monotonic() - started, 3)
     return result
 

@@ -27,7 +27,10 @@ class LearnerProcess:
 
     def __init__(self, launcher: Launcher, pid: int, channel: socket.socket, output_fd: int):
         self.pid = pid
-        self.connection = Connection(channel)
+        self.connection = Connection(channel, self.cpu_seconds)
+        self._stat: int | None = None
+        with contextlib.suppress(OSError):  # only Linux has it
+            self._stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
         self._launcher = launcher
         self._tail = b""
         self._reader = threading.Thread(target=self._drain, args=(output_fd,), daemon=True)
@@ -43,11 +46,22 @@ class LearnerProcess:
         """The last characters printed so far, on both streams."""
         return self._tail.decode("utf-8", "replace")
 
+    def cpu_seconds(self) -> float | None:
+        """Processor time the process has used, user and system; None where it cannot be read."""
+        try:
+            fields = os.pread(self._stat, 1024, 0).rsplit(b")", 1)[1].split() if self._stat is not None else []
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else None
+        except OSError:
+            return None
+
     def end(self) -> int:
         """Kill the process and everything in its group. Returns its wait status; calling twice does no harm."""
         status = self._launcher.end(self.pid)
         self.connection.sock.close()
         self._reader.join(timeout=5)
+        if self._stat is not None:
+            os.close(self._stat)
+            self._stat = None
         return status
 
 

@@ -1,8 +1,8 @@
 """The second process: it runs a learner's cells and answers the examiner's calls. It holds no test and no reference.
 
 `grader.launcher` starts it once, from a folder that holds only codec.py, wire.py, peer.py, this file and a copy of
-`reference_impl/interfaces.py`. That process imports torch, then forks one child
-per request, so that a submission costs a fork and not an import. There is no sandbox around it yet.
+`reference_impl/interfaces.py`. That process imports torch, then forks one child per request, so that a submission costs
+a fork and not an import. There is no sandbox around it yet.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def _become_child(fds: list[int], dataclasses_by_name: dict[str, type]) -> None:
     channel_fd = os.dup2(channel_fd, 3)
     os.closerange(4, 4096)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.stdout.reconfigure(line_buffering=True, errors="replace")  # type: ignore[union-attr]
+    # New streams, not reconfigured ones: the old ones may remember a seekable file. A character that cannot be
+    # printed must not cost an honest submission anything.
+    sys.stdout, sys.stderr = (open(fd, "w", 1, "utf-8", "replace", closefd=False) for fd in (1, 2))  # noqa: SIM115
     torch.manual_seed(0)
     _serve(socket.socket(fileno=channel_fd), dataclasses_by_name)
 

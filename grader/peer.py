@@ -8,6 +8,7 @@ Both ends run this code. `Peer.request` sends a call and, until its answer comes
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import functools
 import threading
 import time
@@ -105,8 +106,8 @@ class Peer:
     """One end of a conversation.
 
     strict: this end is the trusted one. It shows of its own objects only what a lab's cells define (see `_shown`), and
-    keeps its tracebacks to itself. call_seconds: how long the other side may take for one call, call-backs not counted.
-    gone: makes the exception to raise when the other side died, hung or sent nonsense.
+    keeps its tracebacks to itself. call_seconds: processor time the other side may use for one call, call-backs not
+    counted (`wire.Allowance`). gone: makes the exception to raise when the other side died, hung or sent nonsense.
     """
 
     def __init__(
@@ -150,9 +151,9 @@ class Peer:
                 raise RecursionError(f"more than {MAX_NESTING} calls between the processes inside each other")
             self._depth += 1
             self.num_calls += 1
-            outer = self.connection.deadline
+            outer = self.connection.allowance
             if self.call_seconds is not None:
-                self.connection.deadline = time.monotonic() + self.call_seconds
+                self.connection.allow(self.call_seconds)
             try:
                 packer = Packer(self._export, self._dataclasses)
                 header["v"] = packer.pack(payload)
@@ -175,7 +176,7 @@ class Peer:
                 return value
             finally:
                 self._depth -= 1
-                self.connection.deadline = outer
+                self.connection.allowance = outer
 
     def _wire(self, step: Callable[..., Any], *args: Any) -> Any:
         try:
@@ -193,8 +194,8 @@ class Peer:
             self._serve(*self.connection.receive())
 
     def _serve(self, header: dict[str, Any], chunks: list[torch.Tensor]) -> None:
-        left = None if self.connection.deadline is None else self.connection.deadline - time.monotonic()
-        self.connection.deadline = None  # what runs here is not the other side's time
+        started, allowance = time.monotonic(), self.connection.allowance
+        self.connection.allowance = None  # what runs here is not the other side's time
         before = [chunk.clone() for chunk in chunks]
         packer = Packer(self._export, self._dataclasses)
         try:
@@ -208,8 +209,9 @@ class Peer:
             value, kind = packer.pack(_describe(error, with_trace=True)), "err"
         changed = [i for i, (old, new) in enumerate(zip(before, chunks, strict=True)) if not torch.equal(old, new)]
         reply = {"m": kind, "v": value, "w": [[i, packer.add_bytes(chunks[i])] for i in changed]}
-        if left is not None:
-            self.connection.deadline = time.monotonic() + left
+        if allowance is not None:
+            deadline = allowance.deadline + time.monotonic() - started
+            self.connection.allowance = dataclasses.replace(allowance, deadline=deadline)
         try:
             self._wire(self.connection.send, reply, packer.finish()[0])
         except CannotCross as error:

@@ -11,6 +11,8 @@ import json
 import socket
 import struct
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,21 +21,42 @@ from .codec import MAX_BODY, CannotCross, Malformed
 
 MAX_HEADER = 16 << 20  # bytes
 MAX_CHUNKS = 4096
+PATIENCE = 3.0
 
 _PREFIX = struct.Struct(">III")
 _LENGTH = struct.Struct(">Q")
 
 
+@dataclass(frozen=True)
+class Allowance:
+    """How long the other side may take. deadline, last: time.monotonic() values; cpu: its processor time at the start.
+
+    When the deadline passes, but the other process got less than `seconds` of processor time, because the machine is
+    busy, the deadline moves, at most to `last`. A slow machine must not cost an honest submission its points.
+    """
+
+    seconds: float
+    deadline: float
+    last: float
+    cpu: float | None
+
+
 class Connection:
     """One end of a stream socket that carries whole messages.
 
-    `deadline` is a time.monotonic() value or None; passing it raises TimeoutError. A closed or broken peer raises
-    ConnectionError, nonsense raises Malformed.
+    While `allowance` is not None, waiting longer than it allows raises TimeoutError. A closed or broken peer raises
+    ConnectionError, nonsense raises Malformed. cpu_seconds() is the processor time of the other process, if known.
     """
 
-    def __init__(self, sock: socket.socket):
+    def __init__(self, sock: socket.socket, cpu_seconds: Callable[[], float | None] = lambda: None):
         self.sock = sock
-        self.deadline: float | None = None
+        self.allowance: Allowance | None = None
+        self._cpu_seconds = cpu_seconds
+
+    def allow(self, seconds: float) -> None:
+        """From now on the other side may take `seconds` of its processor time, and PATIENCE times as much in all."""
+        now = time.monotonic()
+        self.allowance = Allowance(seconds, now + seconds, now + PATIENCE * seconds, self._cpu_seconds())
 
     def send(self, header: dict[str, Any], chunks: list[Any]) -> None:
         """Send one message; `chunks` are bytes-like. Raises CannotCross when it is over the limits."""
@@ -70,19 +93,26 @@ class Connection:
         return header, chunks
 
     def _set_timeout(self) -> None:
-        if self.deadline is None:
+        if self.allowance is None:
             self.sock.settimeout(None)
             return
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self.sock.settimeout(left)
+        now, allowance = time.monotonic(), self.allowance
+        if allowance.deadline <= now:
+            cpu = self._cpu_seconds()
+            left = 0.0 if cpu is None or allowance.cpu is None else allowance.seconds - (cpu - allowance.cpu)
+            if left <= 0 or allowance.last <= now:
+                raise TimeoutError
+            allowance = self.allowance = replace(allowance, deadline=min(now + max(left, 0.05), allowance.last))
+        self.sock.settimeout(max(allowance.deadline - now, 0.001))
 
     def _read(self, buffer: Any) -> Any:
         view = memoryview(buffer)
         while view.nbytes:
             self._set_timeout()
-            count = self.sock.recv_into(view)
+            try:
+                count = self.sock.recv_into(view)
+            except TimeoutError:
+                continue  # `_set_timeout` decides
             if count == 0:
                 raise ConnectionResetError("the other process has closed the connection")
             view = view[count:]

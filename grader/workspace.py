@@ -114,10 +114,15 @@ def _write_beside(target: Path, content: bytes) -> Path:
 
 
 def _course_files() -> Iterator[tuple[str, Path]]:
-    """(path in the workspace, source) of the notebooks of the chapters and of all that belongs to a released lab."""
+    """(path in the workspace, source): the chapters' notebooks, all of a lab's folder, and the page for assistants."""
     labs = data_root() / "labs"
-    for top, root, pattern in (("chapters", chapters_root(), "*.ipynb"), ("labs", labs, "*")):
-        for source in sorted(root.rglob(pattern)):
+    sources = (
+        ("chapters", chapters_root(), "[0-9]*/**/*.ipynb"),
+        ("labs", labs, "[0-9]*/**/*"),
+        ("labs", labs, "AGENTS.md"),
+    )
+    for top, root, pattern in sources:
+        for source in sorted(root.glob(pattern)):
             inner = source.relative_to(root)
             if source.is_file() and not any(part.startswith((".", "__")) for part in inner.parts):
                 yield f"{top}/{inner.as_posix()}", source

@@ -41,6 +41,8 @@ def random_model() -> Callable[..., Decoder]:
         for shape, store in destinations(model).values():
             norm = len(shape) == 1
             store(torch.randn(shape, generator=random, dtype=torch.float64) * (0.3 if norm else 0.25) + norm)
+        for linear in model.linears():
+            linear.method.finish(linear.params)
         return model
 
     return make

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from grader import doctor
 from grader.manifest import load_course
@@ -115,6 +117,15 @@ def test_constraints_are_exact_and_name_no_place_to_download_from() -> None:
     assert "://" not in text
     for line in text.splitlines():
         assert re.match(r"#|[\w.-]+==[\w.+!]+(; platform_system == 'Linux')?$", line), line
+
+
+def test_every_pin_installs_on_the_first_python_we_support() -> None:
+    """A pin that asks for 3.11.5 sends pip on Debian 12 (3.11.2) through every version of everything."""
+    first = PROJECT["project"]["requires-python"].removeprefix(">=") + ".0"
+    installed = {normal(d.name): d.metadata["Requires-Python"] for d in metadata.distributions()}
+    asked = {name: installed[name] for name in pins() if installed.get(name)}
+    assert not {name: wanted for name, wanted in asked.items() if not SpecifierSet(wanted).contains(first)}
+    assert len(asked) > 100
 
 
 def test_doctor_and_pyproject_agree_on_the_supported_versions() -> None:

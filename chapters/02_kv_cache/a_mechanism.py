@@ -33,7 +33,9 @@ llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20)
 model = llm.engine.model
 shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
 on_gpu = model.device.type == "cuda"
-print(f"{shape.name}: {shape.layers} layers, {shape.num_heads} query heads, {shape.num_kv_heads} KV heads on {model.device}")
+print(
+    f"{shape.name}: {shape.layers} layers, {shape.num_heads} query heads, {shape.num_kv_heads} KV heads on {model.device}"
+)
 
 # %% [markdown] name="question"
 # ## 1. A question with a number
@@ -79,7 +81,11 @@ for row, cached in enumerate((False, True)):
         for q in range(n):
             for k in range(q + 1):
                 fresh = not cached or i == 0 or q == n - 1
-                looks = {"facecolor": ORANGE, "edgecolor": INK, "hatch": "//"} if fresh else {"facecolor": "white", "edgecolor": GREY}
+                looks = (
+                    {"facecolor": ORANGE, "edgecolor": INK, "hatch": "//"}
+                    if fresh
+                    else {"facecolor": "white", "edgecolor": GREY}
+                )
                 ax.add_patch(Rectangle((k, q), 0.9, 0.9, linewidth=0.6, **looks))
         for k in range(n):
             fresh = not cached or i == 0 or k == n - 1
@@ -150,12 +156,17 @@ print(f"same outputs; keys and values made: {made_without} without a cache, {mad
 # the outputs of the layers below, and those depend only on tokens up to their own position. Look at the course model:
 # read five tokens, read the same five and one more, and compare the keys and values of the five in every layer.
 
+
 # %% name="why-valid"
 def cache_after(tokens):
     """Keys and values of all layers, [layers, 2, tokens, kv_heads, head_dim], after one pass over `tokens`."""
     cache = ContiguousKVCache(model, rows=1, max_len=len(tokens))
     with torch.inference_mode():
-        model(ragged_batch([(tokens, 0)], len(tokens), model.device), cache, ContiguousAttention(model.config.head_dim**-0.5))
+        model(
+            ragged_batch([(tokens, 0)], len(tokens), model.device),
+            cache,
+            ContiguousAttention(model.config.head_dim**-0.5),
+        )
     return cache.data[:, :, 0]
 
 
@@ -175,6 +186,7 @@ assert difference < 1e-4
 # The engine has no separate code for prefill and decode. A request has tokens, and a count of how many of them are
 # computed. Each step computes some of the missing ones. Here is a prompt of three tokens, and two generated ones. The
 # last column does not trust any counter: it looks into the memory of layer 0 and counts the slots that were written.
+
 
 # %% name="worked-trace"
 def spell(tokens):
@@ -239,7 +251,11 @@ print(inspect.getsource(ContiguousKVCache))
 # %% name="layout"
 data = llm.engine.kv_cache.data
 print("engine:    ", tuple(data.shape), "= layers, K or V, blocks, block size, KV heads, head dim")
-print("contiguous:", tuple(ContiguousKVCache(model, 2, 64).data.shape), "= layers, K or V, rows, max length, KV heads, head dim")
+print(
+    "contiguous:",
+    tuple(ContiguousKVCache(model, 2, 64).data.shape),
+    "= layers, K or V, rows, max length, KV heads, head dim",
+)
 nhd = data[0, 0].flatten(0, 1)  # [slots, kv_heads, head_dim]
 hnd = nhd.transpose(0, 1).contiguous()  # [kv_heads, slots, head_dim]
 print("one token's keys lie in", 1 if nhd[5].is_contiguous() else shape.num_kv_heads, "run in NHD,",
@@ -262,6 +278,7 @@ print("three ways, the same 32 tokens")
 # Now the work. We do not trust formulas; we count where it happens. `Counter` hangs on every matrix of every layer
 # (rows times weights) and watches every call of `scaled_dot_product_attention` (pairs that the mask leaves in).
 
+
 # %% name="counter"
 class Counter(TorchFunctionMode):
     """Counts multiplications in the layers' matrices, and query-key scores that the mask leaves in."""
@@ -276,7 +293,10 @@ class Counter(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
-            queries, n = args[0].shape[:-1], args[1].shape[-2]  # every axis but head_dim: heads x queries, however grouped
+            queries, n = (
+                args[0].shape[:-1],
+                args[1].shape[-2],
+            )  # every axis but head_dim: heads x queries, however grouped
             if kwargs.get("is_causal"):
                 self.scores += queries[:-1].numel() * n * (n + 1) // 2
             elif kwargs.get("attn_mask") is not None:
@@ -341,6 +361,7 @@ show(
 # %% [markdown] name="time-text"
 # And the clock? Times are shown here and never checked, because they depend on your machine and on what else it does.
 
+
 # %% name="time"
 def seconds(generate):
     started = time.perf_counter()
@@ -348,34 +369,39 @@ def seconds(generate):
     return time.perf_counter() - started
 
 
-time_without = [seconds(lambda T=T: generate_no_cache(model, prompt, T)) for T in lengths]
-time_cached = [seconds(lambda T=T: generate_contiguous_cache(model, [prompt], T)) for T in lengths]
+timed = (8, 32, 128) + ((512, 1024) if on_gpu else ())
+time_without = [seconds(lambda T=T: generate_no_cache(model, prompt, T)) for T in timed]
+time_cached = [seconds(lambda T=T: generate_contiguous_cache(model, [prompt], T)) for T in timed]
 time_engine = [
     seconds(lambda T=T: llm.generate([prompt], SamplingParams(max_tokens=T, temperature=0, ignore_eos=True)))
-    for T in lengths
+    for T in timed
 ]
 # Two prices. A pass: what the cached runs pay for each, one token in it. A token: what the others pay for more of them.
-per_pass = sum(time_cached) / sum(lengths)
-extra_tokens = sum(c[0] for c in without) - sum(c[0] for c in cached)
-per_token = max(sum(time_without) - sum(time_cached), 0) / extra_tokens
-print(f"{format_seconds(per_pass)} for a pass of one token, {format_seconds(per_token)} for each further token in a pass")
-for T, a, b, c in zip(lengths, time_without, time_cached, time_engine, strict=True):
-    print(f"{T:4d} new tokens: no cache {a:6.2f} s, contiguous {b:6.2f} s, engine {c:6.2f} s, ratio {a / b:5.1f}")
+T = np.array(timed)
+slow, fast = latency.uncached_linear_tokens(S, T), latency.cached_linear_tokens(S, T)
+per_pass = sum(time_cached) / T.sum()
+per_token = max(sum(time_without) - sum(time_cached), 0) / (slow - fast).sum()
+print(
+    f"{format_seconds(per_pass)} for a pass of one token, {format_seconds(per_token)} for each further token in a pass"
+)
+for n, a, b, c, ratio in zip(timed, time_without, time_cached, time_engine, slow / fast, strict=True):
+    print(f"{n:4d} new tokens: no cache {a:6.2f} s, contiguous {b:6.2f} s, engine {c:6.2f} s; "
+          f"time {a / b:5.1f}x, operations in the matrices {ratio:5.1f}x")  # fmt: skip
 
 # %% name="time-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.2)
 ax = fig.subplots()
-T = np.unique(np.logspace(np.log10(8), np.log10(lengths[-1]), 40).astype(int))
+T = np.unique(np.logspace(np.log10(8), np.log10(timed[-1]), 40).astype(int))
 slow, fast = latency.uncached_linear_tokens(S, T), latency.cached_linear_tokens(S, T)
 ax.plot(T, slow / fast, color=INK, linestyle="--", label="operations in the matrices (exact)")
 priced = (per_pass * T + per_token * (slow - T)) / (per_pass * T + per_token * (fast - T))
 ax.plot(T, priced, color=BLUE, label="the same, each pass with its price")
-ax.plot(lengths, np.array(time_without) / np.array(time_cached), "o", color=ORANGE, label="measured, contiguous cache")
-ax.plot(lengths, np.array(time_without) / np.array(time_engine), "^", color=GREEN, label="measured, engine")
+ax.plot(timed, np.array(time_without) / np.array(time_cached), "o", color=ORANGE, label="measured, contiguous cache")
+ax.plot(timed, np.array(time_without) / np.array(time_engine), "^", color=GREEN, label="measured, engine")
 ax.set_xscale("log", base=2)
 ax.set_yscale("log", base=2)
 ax.yaxis.set_major_formatter("{x:g}")
-ax.set_xticks(lengths, [str(n) for n in lengths])
+ax.set_xticks(timed, [str(n) for n in timed])
 tidy(ax, "new tokens after a prompt of 16", "times faster with a cache")
 ax.legend(fontsize=8, frameon=False)
 show(
@@ -385,11 +411,14 @@ show(
 )
 
 # %% [markdown] name="time-reading"
-# The measured ratio stays far below the ratio of operations. Both runs make the same number of **passes**, and a pass
-# has a price of its own: Python, the launch of each kernel, and reading all weights from memory once. The cached run
-# pays that price for one token, so the price is nearly all it pays. The blue line puts it in: two numbers, taken from
-# the runs themselves, explain most of the gap. On a GPU with a model this small the price of a pass is nearly everything, and the ratio can be close
-# to 1 for short texts. With a larger model or a longer text, the work per token wins and the ratio grows.
+# You will see the measured ratio well below the ratio of operations. Both runs make the same number of **passes**, and
+# a pass has a price of its own: Python, the launch of each kernel, and reading all weights from memory once. The cached
+# run pays that price for one token, so the price is nearly all it pays. The blue line puts it in, with the two prices
+# printed above, taken from the runs themselves.
+#
+# On a GPU with a model this small the price of a pass is nearly everything, and for short texts the ratio can be close
+# to 1. It can even be below: keeping a cache costs something as well. With a larger model or a longer text the work per
+# token wins, and the ratio grows.
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
@@ -414,7 +443,9 @@ tokens_without, tokens_cached = latency.uncached_linear_tokens(S, T), latency.ca
 print(f"S x T                      {S * T:>12,}")
 print(f"pairs with a cache         {pairs_cached:>12,}")
 print(f"pairs without a cache      {pairs_without:>12,}   {pairs_without / pairs_cached:.0f} times more")
-print(f"tokens through the matrices {tokens_without:,} and {tokens_cached:,}: {tokens_without / tokens_cached:.0f} times more")
+print(
+    f"tokens through the matrices {tokens_without:,} and {tokens_cached:,}: {tokens_without / tokens_cached:.0f} times more"
+)
 widgets.reveal("02a-pairs", pairs_without / pairs_cached)
 
 # %% [markdown] name="errata-order"
@@ -472,13 +503,17 @@ print(f"{generated} outputs, {in_cache} tokens in the cache")
 
 # %% name="errata-speedup-cell"
 S, T = 16, 256
-print(f"3000 / 80 = {3000 / 80:.1f}; operations would allow {latency.uncached_linear_tokens(S, T) / latency.cached_linear_tokens(S, T):.1f}")
+print(
+    f"3000 / 80 = {3000 / 80:.1f}; operations would allow {latency.uncached_linear_tokens(S, T) / latency.cached_linear_tokens(S, T):.1f}"
+)
 layers = latency.linear_flops(latency.gpt_layer_params(6, 384), latency.uncached_linear_tokens(S, T))
 attention = latency.attention_flops(latency.uncached_attention_pairs(S, T), 6, 6, 64)
 head = latency.linear_flops(50_257 * 384, latency.uncached_linear_tokens(S, T))  # if every position got logits
 card = device("RTX4090")
-print(f"uncached run: {format_flops(layers + attention)} in the layers, {format_flops(layers + attention + head)} with a "
-      f"large output matrix at every position: {format_seconds((layers + attention + head) / card.peak('fp32'))} at the fp32 peak")
+print(
+    f"uncached run: {format_flops(layers + attention)} in the layers, {format_flops(layers + attention + head)} with a "
+    f"large output matrix at every position: {format_seconds((layers + attention + head) / card.peak('fp32'))} at the fp32 peak"
+)
 print(f"stated: 3000 ms, {3000 / T:.1f} ms per step; cached 80 ms, {80 / T:.2f} ms per step")  # fmt: skip
 
 # %% [markdown] name="errata-speedup-reading"
@@ -501,6 +536,7 @@ print("what is_causal=True means for the same shapes:\n", torch.ones(3, 5).tril(
 # %% [markdown] name="errata-chunks"
 # Does it matter? Read a prompt in chunks of 1, 7 and 64, with the shifted mask and with the naive one, and compare the
 # logits with reading it at once.
+
 
 # %% name="errata-chunks-cell"
 class NaiveCausal(ContiguousAttention):

@@ -90,6 +90,7 @@ show(
 # the heads of a group happen to have equal keys and values. It stores them once. Second, the formula: fill real
 # tensors and ask them for their size.
 
+
 # %% name="scratch"
 def attend(q, k, v):
     """One query per head over all keys. q [heads, d]; k, v [tokens, kv_heads, d]; head h reads KV head h // group."""
@@ -122,9 +123,13 @@ for name, kv_heads in (("MHA", 8), ("GQA", 2), ("MQA", 1)):
 print(inspect.getsource(KVSpec))
 spec = llm.engine.kv_spec
 print(spec)
-print(f"formula: {spec.bytes_per_token:,} bytes per token; tensor: {llm.engine.kv_cache.data.nbytes / (llm.engine.num_blocks * spec.block_size):,.0f}")
+print(
+    f"formula: {spec.bytes_per_token:,} bytes per token; tensor: {llm.engine.kv_cache.data.nbytes / (llm.engine.num_blocks * spec.block_size):,.0f}"
+)
 assert llm.engine.kv_cache.data.nbytes == llm.engine.num_blocks * spec.block_size * kv_cache.bytes_per_token(shape, 4)
-print(f"{format_bytes(llm.engine.kv_cache.data.nbytes)} = {llm.engine.num_blocks} blocks = {llm.engine.num_blocks * spec.block_size} tokens")
+print(
+    f"{format_bytes(llm.engine.kv_cache.data.nbytes)} = {llm.engine.num_blocks} blocks = {llm.engine.num_blocks * spec.block_size} tokens"
+)
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
@@ -148,7 +153,9 @@ each, block = engine.kv_spec.bytes_per_token, engine.kv_spec.bytes_per_block
 
 fig = figure(7.2, 2.8)
 ax = fig.subplots()
-ax.step(stored, np.array(held) * block / 1024, where="post", color=ORANGE, label="held by the request (blocks of 16 tokens)")
+ax.step(
+    stored, np.array(held) * block / 1024, where="post", color=ORANGE, label="held by the request (blocks of 16 tokens)"
+)
 ax.plot(stored, np.array(stored) * each / 1024, color=BLUE, linestyle="--", label="formula: tokens x bytes per token")
 tidy(ax, "tokens in the cache", "KiB")
 ax.legend(fontsize=8, frameon=False)
@@ -191,7 +198,9 @@ print(f"weights {format_bytes(weights)}; the cache is as large at {equal:,.0f} t
 fig = figure(7.2, 2.9)
 ax = fig.subplots()
 ax.plot(contexts, read / read[0], color=BLUE, linestyle="--", label="bytes read: weights and cache")
-ax.plot(contexts, measured / measured[0], "o-", color=ORANGE, label=f"measured step (first: {measured[0] * 1e3:.1f} ms)")
+ax.plot(
+    contexts, measured / measured[0], "o-", color=ORANGE, label=f"measured step (first: {measured[0] * 1e3:.1f} ms)"
+)
 tidy(ax, "context, tokens", "relative to the first")
 ax.set_ylim(bottom=0)
 ax.legend(fontsize=8, frameon=False)
@@ -211,7 +220,9 @@ show(
 # The same formula over real configs. Bytes are exact; sizes are decimal (GB) unless they say GiB.
 
 # %% name="worked-table"
-print(f"{'model':20s} {'kind':5s} {'layers':>6s} {'q/KV heads':>11s} {'bytes/token':>12s} {'8k tokens':>10s} {'128k tokens':>12s}")
+print(
+    f"{'model':20s} {'kind':5s} {'layers':>6s} {'q/KV heads':>11s} {'bytes/token':>12s} {'8k tokens':>10s} {'128k tokens':>12s}"
+)
 for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "qwen2.5-72b", "mistral-7b",
              "gemma-7b", "falcon-7b", "palm-540b", "deepseek-v3", "qwen3-next-80b-a3b"):  # fmt: skip
     s = MODELS[name]
@@ -237,11 +248,15 @@ widgets.reveal("02b-gigabytes", kv_cache.cache_bytes(big, 8192) / GB)
 # %% name="footprint"
 for name in ("llama-2-13b", "llama-2-70b"):
     s = MODELS[name]
-    print(f"128 requests x 2,048 tokens on {name}: {format_bytes(kv_cache.cache_bytes(s, 2048, 128))} of cache, {format_bytes(kv_cache.weight_bytes(s))} of weights")
+    print(
+        f"128 requests x 2,048 tokens on {name}: {format_bytes(kv_cache.cache_bytes(s, 2048, 128))} of cache, {format_bytes(kv_cache.weight_bytes(s))} of weights"
+    )
 for name in ("llama-2-7b", "llama-3-8b", "llama-3-70b"):
     s = MODELS[name]
     tokens = kv_cache.tokens_until_cache_equals_weights(kv_cache.weight_bytes(s), kv_cache.bytes_per_token(s))
-    print(f"{name}: the cache is as large as the weights at {tokens:,.0f} tokens, {tokens / 8192:.1f} requests of 8,192")
+    print(
+        f"{name}: the cache is as large as the weights at {tokens:,.0f} tokens, {tokens / 8192:.1f} requests of 8,192"
+    )
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
@@ -267,7 +282,9 @@ ways = {
     "and logits of the last position only": {},
     "and read in chunks of 2,048": {"chunk_tokens": 2048},
 }
-plans = {name: kv_cache.plan_memory(small, device("H100").capacity, 65_536, **options) for name, options in ways.items()}
+plans = {
+    name: kv_cache.plan_memory(small, device("H100").capacity, 65_536, **options) for name, options in ways.items()
+}
 for name, plan in plans.items():
     print(f"-- {name}\n{plan.report()}\n")
 
@@ -279,7 +296,9 @@ for name, plan in plans.items():
 
 # %% name="oom-fp8"
 for bits in (16, 8):
-    print(f"cache of 65,536 tokens in {bits} bit: {format_bytes(kv_cache.cache_bytes(small, 65_536, bytes_per_value=bits / 8))}")
+    print(
+        f"cache of 65,536 tokens in {bits} bit: {format_bytes(kv_cache.cache_bytes(small, 65_536, bytes_per_value=bits / 8))}"
+    )
 
 # %% [markdown] name="errata-heads"
 # ## 7. What the cheat sheets get wrong
@@ -290,7 +309,9 @@ for bits in (16, 8):
 # %% name="errata-heads-cell"
 right = kv_cache.bytes_per_token(big)
 wrong = kv_cache.attention_bytes_per_token(big.layers, big.num_heads, big.head_dim)
-print(f"llama-3-70b: {right:,} bytes per token with KV heads, {wrong:,} with query heads: {wrong / right:.0f} times too many")
+print(
+    f"llama-3-70b: {right:,} bytes per token with KV heads, {wrong:,} with query heads: {wrong / right:.0f} times too many"
+)
 a, b = MODELS["llama-2-13b"], MODELS["llama-2-70b"]
 print(f"13B: {kv_cache.bytes_per_token(a):,} bytes, 70B: {kv_cache.bytes_per_token(b):,} bytes; the 13B needs "
       f"{kv_cache.bytes_per_token(a) / kv_cache.bytes_per_token(b):.1f} times more")  # fmt: skip
@@ -306,7 +327,9 @@ print(f"even with MHA the 70B would need {as_mha / kv_cache.bytes_per_token(a):.
 # %% name="errata-who-cell"
 for name in ("llama-2-7b", "llama-2-70b", "llama-3-8b", "mistral-7b", "gemma-7b", "falcon-7b", "palm-540b"):
     s = MODELS[name]
-    print(f"{name:12s} {s.attention_kind}: {s.num_heads} query heads, {s.num_kv_heads} KV heads, cache {s.num_heads // s.num_kv_heads}x smaller than MHA")
+    print(
+        f"{name:12s} {s.attention_kind}: {s.num_heads} query heads, {s.num_kv_heads} KV heads, cache {s.num_heads // s.num_kv_heads}x smaller than MHA"
+    )
 falcon = {
     "model_type": "falcon", "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71, "num_kv_heads": 71,
     "multi_query": True, "new_decoder_architecture": False, "vocab_size": 65024,
@@ -325,7 +348,9 @@ for name, bits, embedding in (
 ):  # fmt: skip
     weights = kv_cache.weight_bytes(big, bits, embedding)
     left = kv_cache.kv_budget(gpu, weights)
-    print(f"{name:31s} weights {format_bytes(weights)}, left at 0.9: {format_bytes(left)} = {kv_cache.tokens_that_fit(gpu, weights, each):,} tokens")
+    print(
+        f"{name:31s} weights {format_bytes(weights)}, left at 0.9: {format_bytes(left)} = {kv_cache.tokens_that_fit(gpu, weights, each):,} tokens"
+    )
 print(f"one request of 131,072 tokens: {format_bytes(kv_cache.cache_bytes(big, 131072))}")
 
 # %% [markdown] name="errata-units"
@@ -333,10 +358,14 @@ print(f"one request of 131,072 tokens: {format_bytes(kv_cache.cache_bytes(big, 1
 # already the size of 8,192 tokens. What a reservation strands is the part that no token uses:
 
 # %% name="errata-units-cell"
-print(f"one token {each:,} bytes; 8,192 tokens {8192 * each:,} bytes = {8192 * each / GB:.2f} GB = {8192 * each / GiB:.2f} GiB")
+print(
+    f"one token {each:,} bytes; 8,192 tokens {8192 * each:,} bytes = {8192 * each / GB:.2f} GB = {8192 * each / GiB:.2f} GiB"
+)
 for used in (500, 2000):
     stranded = kv_cache.stranded_bytes(8192, used, each)
-    print(f"8,192 reserved, {used} used: {8192 - used:,} tokens stranded = {format_bytes(stranded)}, {stranded / (8192 * each):.0%}")
+    print(
+        f"8,192 reserved, {used} used: {8192 - used:,} tokens stranded = {format_bytes(stranded)}, {stranded / (8192 * each):.0%}"
+    )
 print(f"32,768 tokens: {format_bytes(32768 * each)} = {format_bytes(32768 * each, binary=True)}")
 
 # %% [markdown] name="errata-budget"
@@ -348,7 +377,9 @@ for users in (50, 100):
     print(f"{users} users: {kv_cache.max_context_for_budget(320 * GB, 140 * GB, users, each, utilization=1.0):,} tokens each with "
           f"all of the memory, {kv_cache.max_context_for_budget(320 * GB, kv_cache.weight_bytes(big), users, each):,} at 0.9")  # fmt: skip
 for prompt_tokens in (0, 4000, 8000, 10_986):
-    print(f"prompt of {prompt_tokens:6,}: {kv_cache.max_new_tokens_for_budget(320 * GB, 140 * GB, 50, each, prompt_tokens, utilization=1.0):6,} tokens left to generate")
+    print(
+        f"prompt of {prompt_tokens:6,}: {kv_cache.max_new_tokens_for_budget(320 * GB, 140 * GB, 50, each, prompt_tokens, utilization=1.0):6,} tokens left to generate"
+    )
 print(f"prompt of 8,000 of which 6,000 are the same for all: "
       f"{kv_cache.max_new_tokens_for_budget(320 * GB, 140 * GB, 50, each, 8000, 6000, utilization=1.0):,}")  # fmt: skip
 
@@ -360,7 +391,9 @@ print(f"prompt of 8,000 of which 6,000 are the same for all: "
 # %% name="errata-users-cell"
 weights, cache_size = kv_cache.weight_bytes(qwen), kv_cache.cache_bytes(qwen, 4096, 100)
 usable = 0.9 * 4 * device("H100").capacity
-print(f"140 GB + {format_bytes(cache_size)} = {format_bytes(140 * GB + cache_size)}; with the true weights ({format_bytes(weights)}) {format_bytes(weights + cache_size)}")
+print(
+    f"140 GB + {format_bytes(cache_size)} = {format_bytes(140 * GB + cache_size)}; with the true weights ({format_bytes(weights)}) {format_bytes(weights + cache_size)}"
+)
 print(f"usable at 0.9: {format_bytes(usable)}; left: {format_bytes(usable - weights - cache_size)} for activations and growth, "
       f"{(usable - weights - cache_size) / 100 / kv_cache.bytes_per_token(qwen):.0f} tokens per user")  # fmt: skip
 print(f"with an 8-bit cache left: {format_bytes(usable - weights - cache_size / 2)}")
@@ -382,6 +415,7 @@ drill = drills.make_drill(7)
 print(drill.describe())
 for question in drill.questions:
     print(f"- {question.key}: {question.prompt}")
+
 
 # %% name="drill-check"
 def my_answers(drill):
@@ -411,7 +445,9 @@ for key, answer in my_answers(drill).items():
 
 # %% name="production-shares"
 weights = kv_cache.weight_bytes(small)
-print(f"8B on one 80 GB GPU: 0.9 of all minus weights = {format_bytes(0.9 * gpu - weights)}; 0.9 of what is free = {format_bytes(0.9 * (gpu - weights))}")
+print(
+    f"8B on one 80 GB GPU: 0.9 of all minus weights = {format_bytes(0.9 * gpu - weights)}; 0.9 of what is free = {format_bytes(0.9 * (gpu - weights))}"
+)
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz

@@ -25,7 +25,7 @@ model = llm.engine.model
 each = llm.engine.kv_spec.bytes_per_token
 
 text = llm.encode(inspect.getsource(Engine))
-PROMPTS, OUTPUTS = (10, 30, 20, 60, 15, 45), (20, 60, 8, 30, 100, 12)  # six requests
+PROMPTS, OUTPUTS = (10, 30, 20, 60, 15, 45), (14, 36, 8, 24, 48, 10)  # six requests
 prompts = [text[20 * i : 20 * i + n] for i, n in enumerate(PROMPTS)]
 params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in OUTPUTS]
 MAX_LEN = 256  # what each could grow to
@@ -34,7 +34,7 @@ MAX_LEN = 256  # what each could grow to
 # ## 1. A question with a number
 #
 # Six requests run together. Nobody knows how long their outputs will be, so each gets a buffer for 256 tokens when it
-# starts. Their prompts have 10, 30, 20, 60, 15 and 45 tokens; their outputs turn out to have 20, 60, 8, 30, 100 and 12.
+# starts. Their prompts have 10, 30, 20, 60, 15 and 45 tokens; their outputs turn out to have 14, 36, 8, 24, 48 and 10.
 # **What percentage of the reserved memory is never written?**
 
 # %% name="predict"
@@ -66,15 +66,20 @@ lens, reserve, colours, hatches = (5, 9, 3), 12, (BLUE, ORANGE, GREEN), ("", "//
 for row, n in enumerate(lens):
     left.add_patch(Rectangle((0, -row), reserve, 0.8, facecolor="white", edgecolor=INK))
     left.add_patch(Rectangle((0, -row), n, 0.8, facecolor=colours[row], edgecolor="white", hatch=hatches[row]))
-    left.text(reserve - 0.2, -row + 0.4, "reserved, unused", ha="right", va="center", fontsize=8)
+    left.text(reserve - 0.2, -row + 0.4, "unused", ha="right", va="center", fontsize=8)
 owners = [0, 1, 0, 2, 1, 1, None, None, None]
 used = {0: 4, 1: 4, 2: 1, 3: 3, 4: 4, 5: 1}  # of 4 tokens in each block
 for i, owner in enumerate(owners):
     x, y = (i % 3) * 4.4, -(i // 3)
     right.add_patch(Rectangle((x, y), 4, 0.8, facecolor="white", edgecolor=INK))
     if owner is not None:
-        right.add_patch(Rectangle((x, y), used[i], 0.8, facecolor=colours[owner], edgecolor="white", hatch=hatches[owner]))
-for ax, title in ((left, "a buffer of 12 for each of three requests"), (right, "the same tokens in blocks of 4; three are free")):
+        right.add_patch(
+            Rectangle((x, y), used[i], 0.8, facecolor=colours[owner], edgecolor="white", hatch=hatches[owner])
+        )
+for ax, title in (
+    (left, "a buffer of 12 for each of three requests"),
+    (right, "the same tokens in blocks of 4; three are free"),
+):
     ax.set_xlim(-0.3, 13.2)
     ax.set_ylim(-2.3, 1.0)
     ax.set_title(title, fontsize=10, loc="left")
@@ -91,6 +96,7 @@ show(
 # Three sequences of 3, 5 and 2 tokens go through attention together. Three ways to keep them apart: one large matrix
 # with a mask, a rectangle padded to the longest, or one small matrix per sequence. All are right. They differ in how many
 # scores they compute.
+
 
 # %% name="scratch"
 def softmax_attention(q, k, v, mask):  # q [..., n, d], k and v [..., m, d], mask [..., n, m] bool
@@ -127,7 +133,11 @@ results = {way.__name__: way(q, k, v, lens) for way in (packed, padded, ragged)}
 for name, (out, scores) in results.items():
     torch.testing.assert_close(out, results["ragged"][0])
     print(f"{name:7s} computes {scores:3d} scores")
-assert [results[name][1] for name in ("packed", "padded", "ragged")] == [sum(lens) ** 2, len(lens) * max(lens) ** 2, sum(n * n for n in lens)]
+assert [results[name][1] for name in ("packed", "padded", "ragged")] == [
+    sum(lens) ** 2,
+    len(lens) * max(lens) ** 2,
+    sum(n * n for n in lens),
+]
 
 # %% [markdown] name="scratch-reading"
 # A mask throws results away after they were computed. Engines use the third way: matrices and MLPs take all tokens of
@@ -195,7 +205,9 @@ fig = figure(7.4, 3.0)
 ax = fig.subplots()
 steps = np.arange(1, len(used) + 1)
 scale = each / 1e6
-ax.step(steps, np.array(reserved) * scale, where="post", color=GREY, linewidth=2, label="reserved, 256 tokens per request")
+ax.step(
+    steps, np.array(reserved) * scale, where="post", color=GREY, linewidth=2, label="reserved, 256 tokens per request"
+)
 ax.step(steps, np.array(blocks) * scale, where="post", color=ORANGE, label="held in blocks of 16")
 ax.plot(steps, np.array(used) * scale, color=BLUE, linestyle="--", label="formula: tokens x bytes per token")
 tidy(ax, "step", "MB")
@@ -215,6 +227,7 @@ show(
 # The same six requests in an engine with 12 blocks of 16 tokens. That is less than they need together. And each
 # step may compute 48 new tokens, so long prompts are read in pieces.
 
+
 # %% name="tight"
 def run(num_blocks, max_tokens=None):
     engine = Engine(model, EngineConfig(num_blocks=num_blocks, block_size=16, max_num_batched_tokens=48))
@@ -233,7 +246,9 @@ needed = sum(-(-(p + o - 1) // 16) for p, o in zip(PROMPTS, OUTPUTS, strict=True
 preempted = [request_id for step in trace.steps() for request_id in step.preempted]
 computed = sum(row.num_tokens for step in trace.steps() for row in step.rows)
 print(f"{needed} blocks needed together, 12 there; steps: {len(trace.steps())} instead of {len(roomy.trace.steps())}")
-print(f"preempted: {preempted or 'nobody'}; tokens computed {computed} instead of {written}: {computed - written} a second time")
+print(
+    f"preempted: {preempted or 'nobody'}; tokens computed {computed} instead of {written}: {computed - written} a second time"
+)
 assert [r.output_tokens for r in tight] == [r.output_tokens for r in added]
 print("the outputs are the same as with plenty of memory")
 
@@ -254,7 +269,9 @@ widgets.timeline(trace)
 # %% name="caps"
 for cap in (4, 16, None):
     capped_trace, done = run(num_blocks=12, max_tokens=cap) if cap else (trace, tight)
-    again = sum(row.num_tokens for s in capped_trace.steps() for row in s.rows) - sum(r.num_computed_tokens for r in done)
+    again = sum(row.num_tokens for s in capped_trace.steps() for row in s.rows) - sum(
+        r.num_computed_tokens for r in done
+    )
     print(f"outputs capped at {cap or 'nothing':>7}: {sum(len(s.preempted) for s in capped_trace.steps())} preemptions, "
           f"{again:3d} tokens computed again, most waiting at once: {max(s.num_waiting for s in capped_trace.steps())}")  # fmt: skip
 
@@ -309,7 +326,9 @@ for tokens in (500, 2000, 8192):
 # %% name="sampling"
 warm = SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
 first, again = llm.generate([prompts[1], prompts[1]], warm)
-other = llm.generate([prompts[1]], SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=8, ignore_eos=True))[0]
+other = llm.generate([prompts[1]], SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=8, ignore_eos=True))[
+    0
+]
 assert first.token_ids == again.token_ids
 print(repr(first.text), repr(other.text), sep="\n")
 

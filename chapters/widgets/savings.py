@@ -17,10 +17,11 @@ NEW = [2**n for n in range(13)]  # 1 to 4,096
 def draw(model_name: str, prompt: int, new: int, device_name: str) -> Shown:
     """Three pairs of bars: tokens through the matrices, attention pairs, seconds at the hardware's limits."""
     shape, machine = model(model_name), device(device_name)
-    without, cached = (latency.generation_cost(shape, prompt, new, machine, cached=c) for c in (False, True))
+    precision = "bf16" if "bf16" in machine.dense_flops else "fp16"
+    without, cached = (latency.generation_cost(shape, prompt, new, machine, c, precision) for c in (False, True))
     panels = [
         ("tokens through the matrices", without.linear_tokens, cached.linear_tokens, "{:,}".format),
-        ("query-key pairs per layer and head", without.attention_pairs, cached.attention_pairs, "{:,}".format),
+        ("query-key pairs", without.attention_pairs, cached.attention_pairs, "{:,}".format),
     ]
     fits = kv_cache.weight_bytes(shape) <= machine.capacity
     if fits:  # a time for weights that do not fit would be a fiction

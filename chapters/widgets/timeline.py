@@ -130,9 +130,7 @@ def draw(trace: Trace, by: str = "step", step: int = 1) -> Shown:
         rows = ", ".join(f"{r.request_id}: {r.num_tokens} from {r.start}" for r in chosen.rows)
         text = f"Step {at + 1} of {len(steps)}. Tokens computed: {rows}. "
         text += f"Preempted: {', '.join(chosen.preempted)}. " if chosen.preempted else ""
-        text += (
-            f"Then {chosen.num_free_blocks} blocks free, {chosen.num_waiting} waiting, {chosen.num_running} running."
-        )
+        text += f"After it: {chosen.num_free_blocks} blocks free, {chosen.num_waiting} requests waiting."
         bottom.set_title(_wrap(text), fontsize=8, loc="left")
     counts = ", ".join(f"{sum(p.kind == k for p in parts)} {k}" for k in shown)
     return show(fig, f"Timeline of {len(order)} requests over {len(steps)} steps; segments: {counts or 'none'}. {text}")

@@ -10,8 +10,8 @@
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
-# - Everything is float32 on the CPU. Use `torch` and the standard library.
-# - In your cells only your own code and these two libraries exist: no engine, no grader.
+# - Everything is float32 on the CPU. Use `torch`, `numpy` and the standard library: when your cells are graded, nothing
+#   else is there, no engine and no grader.
 #
 # 20 points.
 
@@ -708,6 +708,7 @@ def check_chunked(key, prompt, N, chunk_size):
     model, S = CountingModel(key), len(prompt)
     output = generate_cached(model.forward, list(prompt), N, chunk_size)
     prefill = [n for start, n in model.log if start < S]
+    assert prefill, "the model was never called with a part of the prompt"
     print(f"chunk_size {chunk_size}: the prompt went in as {prefill}, output {[int(token) for token in output]}")
     largest = max(prefill)
     assert largest <= chunk_size, f"a call had {largest} tokens of the prompt; chunk_size is {chunk_size}"
@@ -963,7 +964,7 @@ qwen3_06b = {
     "num_key_value_heads": 8,
     "head_dim": 128,
 }
-budget = 180_000_000_000  # 320 GB of memory, 140 GB of weights
+budget = 180_000_000_000  # bytes left for the cache
 for users, prompt_len, expected in (
     (50, 0, 10_986),
     (100, 0, 5_493),

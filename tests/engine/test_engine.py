@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_the_trace_tells_what_was_computed_and_when(engine: Engine) -> None:
     times = [s.finished_at for s in steps]
     assert metrics.num_output_tokens == 4
     assert metrics.ttft == times[0] - request.arrival
-    assert metrics.itl == tuple(b - a for a, b in zip(times, times[1:], strict=False))
+    assert metrics.itl == tuple(b - a for a, b in pairwise(times))
     assert metrics.tpot == pytest.approx((times[3] - times[0]) / 3)
     assert metrics.latency == times[3] - request.arrival
     assert metrics.tokens_per_second == pytest.approx(4 / metrics.latency)

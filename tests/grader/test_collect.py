@@ -11,7 +11,9 @@ from grader.collect import Handed, _choose, _student, _without_outer_folder
 
 def assigned(*paths: str) -> dict[str, str]:
     """Student to the path taken, for files handed in at `paths`."""
-    files = _without_outer_folder([Handed(PurePosixPath(p), p.encode(), None) for p in paths], "kv_cache.ipynb")
+    files = _without_outer_folder(
+        [Handed(PurePosixPath(p), p.encode(), None) for p in paths], "02_kv_cache", "kv_cache.ipynb"
+    )
     by_student: dict[str, list[Handed]] = {}
     for file in files:
         by_student.setdefault(_student(file.path), []).append(file)

@@ -317,7 +317,7 @@ def test_a_call_that_does_not_return_is_given_up(pair: Pair) -> None:
 
 def test_the_time_of_call_backs_is_not_the_learners(pair: Pair) -> None:
     f = pair.get(f=lambda slow: [slow() for _ in range(3)])
-    pair.trusted.call_seconds = 2.0
+    pair.trusted.call_seconds = 2.0  # the three together are longer
     assert f(lambda: time.sleep(0.9)) == [None, None, None]
 
 
@@ -385,3 +385,15 @@ def test_a_forged_exception_is_never_more_than_an_exception(name: Any) -> None:
 
 def test_a_handle_shows_no_secret_of_its_peer() -> None:
     assert not [name for name in vars(Handle) if not name.startswith("_")]
+
+
+def test_a_process_that_gets_no_processor_time_gets_more_wall_clock_time() -> None:
+    ours, theirs = socket.socketpair()
+    spent = iter([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
+    connection = Connection(ours, lambda: next(spent))
+    connection.allow(0.2)
+    with pytest.raises(TimeoutError):
+        connection.receive()
+    assert next(spent) == 0.3  # asked at the start, at the first deadline, and at the second one, when 0.2 s were used
+    theirs.close()
+    ours.close()

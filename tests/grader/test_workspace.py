@@ -22,6 +22,7 @@ def course(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (root / name).write_text("version 1")
     (root / "chapters/02_kv_cache/chapter.py").write_text("source")
     (root / "labs/AGENTS.md").write_text("tutor")
+    (root / "labs/README.md").write_text("for those who change the labs")
     monkeypatch.setattr(workspace, "chapters_root", lambda: root / "chapters")
     monkeypatch.setattr(workspace, "data_root", lambda: root)
     monkeypatch.setattr(workspace, "in_checkout", lambda: True)

@@ -1,0 +1,294 @@
+"""Widgets render at both ends of every control, without a front end, with alt text, and store guesses safely."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chapters.widgets import kv_memory, predict, quiz, reveal, savings, show, timeline
+from chapters.widgets.figure import View, figure
+from chapters.widgets.predictions import data_folder, predictions, store
+from chapters.widgets.timeline import Segment, segments
+from reference_impl.interfaces import Row
+from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
+
+
+@pytest.fixture(autouse=True)
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("INFERLAB_DATA", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def bundle(shown: Any) -> dict[str, Any]:
+    result: dict[str, Any] = shown._repr_mimebundle_()
+    return result
+
+
+def a_trace() -> Trace:
+    """a: prompt 6 in two pieces, 3 outputs. b: arrives with it, waits, is preempted in step 4, comes back, ends."""
+    trace = Trace([RequestArrived(10.0, "a", 6), RequestArrived(10.5, "b", 2)])
+    plan: list[tuple[tuple[Row, ...], tuple[str, ...]]] = [
+        ((Row("a", 0, 4, False),), ()),
+        ((Row("a", 4, 2, True), Row("b", 0, 2, True)), ()),
+        ((Row("a", 6, 1, True), Row("b", 2, 1, True)), ()),
+        ((Row("a", 7, 1, True),), ("b",)),
+        ((Row("b", 0, 3, True),), ()),
+    ]
+    for i, (rows, preempted) in enumerate(plan):
+        trace.add(StepDone(i + 1, 11.0 + i, 11.9 + i, rows, preempted, int(i in (0, 3)), 2, 5 - i))
+    trace.add(RequestFinished(15.0, "a", "length", 3))
+    trace.add(RequestFinished(16.0, "b", "length", 3))
+    return trace
+
+
+# ---------------------------------------------------------------- views
+
+
+def ends(control: Any) -> tuple[Any, Any]:
+    if hasattr(control, "options"):
+        values = [value for _, value in control._options_full]
+        return values[0], values[-1]
+    return control.min, control.max
+
+
+def views() -> dict[str, View]:
+    return {
+        "kv_memory": kv_memory(),
+        "savings": savings(),
+        "timeline": timeline(a_trace()),
+        "empty": timeline(Trace()),
+    }
+
+
+@pytest.mark.parametrize("name", ["kv_memory", "savings", "timeline", "empty"])
+def test_every_control_works_at_both_ends(name: str) -> None:
+    view = views()[name]
+    for control in view.controls.values():
+        for value in ends(control):
+            control.value = value
+            assert re.search(r'<img [^>]*alt="[^"]{20,}"', view.picture.value), (control.description, value)
+            assert "nan" not in view.shown.alt.lower()
+    for low_or_high in (0, 1):  # all controls at the same end together
+        for control in view.controls.values():
+            control.value = ends(control)[low_or_high]
+    assert view.shown.alt
+
+
+@pytest.mark.parametrize("name", ["kv_memory", "savings", "timeline"])
+def test_a_view_has_a_picture_for_pages_without_widgets_and_text_for_terminals(name: str) -> None:
+    data = bundle(views()[name])
+    assert "<img " in data["text/html"]
+    assert len(data["text/plain"]) > 20
+    assert data["application/vnd.jupyter.widget-view+json"]["model_id"]
+
+
+def test_moving_a_slider_changes_the_picture() -> None:
+    view = kv_memory()
+    before = view.picture.value
+    view.controls["requests"].value = 64
+    assert view.picture.value != before
+    assert "64 requests" in view.shown.alt
+
+
+def test_a_figure_without_alt_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="alt"):
+        show(figure(), " ")
+
+
+def test_alt_text_is_escaped() -> None:
+    assert 'alt="a &lt; &quot;b&quot;"' in show(figure(1, 1), 'a < "b"').html
+
+
+def test_the_calculator_shows_the_formula_of_theory() -> None:
+    alt = kv_memory("llama-3-70b", context=8192, requests=1).shown.alt
+    assert "2.68 GB" in alt
+    assert "usable 288 GB" in alt
+
+
+def test_no_time_is_given_for_weights_that_do_not_fit() -> None:
+    assert "no time" in savings("llama-3-70b").shown.alt
+
+
+def test_importing_widgets_imports_no_torch() -> None:
+    code = "import chapters.widgets, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---------------------------------------------------------------- timeline
+
+
+def test_segments_tell_waiting_prefill_decode_preempted_and_recompute_apart() -> None:
+    found = segments(a_trace())
+    assert [s for s in found if s.request_id == "a"] == [
+        Segment("a", "prefill", 0, 1, 4),
+        Segment("a", "prefill", 1, 2, 2),
+        Segment("a", "decode", 2, 3, 1),
+        Segment("a", "decode", 3, 4, 1),
+    ]
+    assert [s for s in found if s.request_id == "b"] == [
+        Segment("b", "waiting", 0, 1),
+        Segment("b", "prefill", 1, 2, 2),
+        Segment("b", "decode", 2, 3, 1),
+        Segment("b", "preempted", 3, 4),
+        Segment("b", "recompute", 4, 5, 3),
+    ]
+
+
+def test_segments_in_seconds_start_at_the_first_arrival() -> None:
+    found = segments(a_trace(), by="seconds")
+    first = next(s for s in found if s.request_id == "a")
+    assert (first.kind, first.start, round(first.end, 6)) == ("waiting", 0.0, 1.0)
+    assert round(max(s.end for s in found), 6) == 5.9
+
+
+def test_a_request_still_waiting_when_the_trace_ends_is_drawn_to_the_end() -> None:
+    trace = a_trace()
+    trace.events.insert(2, RequestArrived(10.7, "c", 5))
+    assert [s for s in segments(trace) if s.request_id == "c"] == [Segment("c", "waiting", 0, 5)]
+
+
+def test_a_step_beyond_the_trace_is_clamped_and_an_unknown_axis_refused() -> None:
+    view = timeline(a_trace())
+    assert "Step 5 of 5" in view.draw(by="step", step=99).alt
+    with pytest.raises(ValueError, match="by"):
+        segments(a_trace(), by="hours")
+
+
+# ---------------------------------------------------------------- predictions
+
+
+def test_a_guess_is_stored_and_shown_beside_the_answer(data: Path) -> None:
+    box = predict("t-1", "How many?", "GB")
+    box.field.value = 5.0
+    box.button.click()
+    assert predictions()["t-1"].guess == 5.0
+    assert "You guessed 5" in repr(reveal("t-1", 2.5))
+    assert predictions()["t-1"].answer == 2.5
+    assert "Your guess so far: 5" in predict("t-1", "How many?", "GB").text
+
+
+def test_a_guess_needs_no_buttons() -> None:
+    assert "Stored" in predict("t-2", "How many?", "GB", guess=3).text
+    assert predictions()["t-2"].guess == 3
+
+
+def test_without_a_guess_the_answer_is_shown_and_nothing_is_stored() -> None:
+    assert "no guess" in repr(reveal("t-3", 1.0))
+    assert predictions() == {}
+
+
+def test_a_line_that_a_crash_cut_short_costs_only_itself(data: Path) -> None:
+    store("t-4", guess=1.0)
+    path = data / "predictions.jsonl"
+    path.write_text(path.read_text() + '{"id": "t-5", "gue')
+    store("t-6", guess=2.0)
+    assert {p.id: p.guess for p in predictions().values()} == {"t-4": 1.0, "t-6": 2.0}
+    assert json.loads(path.read_text().splitlines()[-1])["id"] == "t-6"
+
+
+def test_the_latest_guess_counts() -> None:
+    for value in (1.0, 2.0):
+        store("t-7", guess=value)
+    assert predictions()["t-7"].guess == 2.0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_guess_that_is_no_number_is_refused(value: float) -> None:
+    box = predict("t-8", "How many?", "GB")
+    box.guess(value)
+    assert "finite" in box.text
+    assert predictions() == {}
+
+
+def test_a_folder_that_cannot_be_written_is_said_and_does_no_harm(data: Path) -> None:
+    data.write_text("a file where the folder should be")
+    assert "not stored" in predict("t-9", "How many?", "GB", guess=1).text
+    assert predictions() == {}
+
+
+def test_the_data_folder_is_the_users_own_unless_given(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert data_folder() == data
+    monkeypatch.delenv("INFERLAB_DATA")
+    assert "inferlab" in str(data_folder())
+
+
+def test_a_prediction_box_has_text_for_pages_without_widgets() -> None:
+    data = bundle(predict("t-10", "How <many>?", "GB"))
+    assert "How &lt;many&gt;?" in data["text/html"]
+    assert "guess=" in data["text/plain"]
+
+
+# ---------------------------------------------------------------- quiz
+
+
+@dataclass
+class Verdict:
+    correct: bool
+    message: str
+
+
+@dataclass
+class Asked:
+    """A question as the widget sees one."""
+
+    kind: str
+    right: Any
+    id: str = "q"
+    prompt: str = "Which <one>?"
+    options: tuple[str, ...] = ("a", "b", "c")
+    lefts: tuple[str, ...] = ("x", "y", "z")
+    unit: str = "GB"
+
+    def check(self, given: Any) -> Verdict:
+        if given is None or (isinstance(given, list) and None in given):
+            raise ValueError("choose one option")
+        return Verdict(given == self.right, "because")
+
+    def answer_text(self) -> str:
+        return "the answer"
+
+    def as_text(self) -> str:
+        return self.prompt
+
+
+def test_the_quiz_widget_checks_each_kind() -> None:
+    kinds: dict[str, Any] = {"choice": 1, "multi": {0, 2}, "numeric": 2.5, "order": [2, 0, 1], "match": [1, 2, 0]}
+    cards = {card.question.kind: card for card in quiz([Asked(kind, right) for kind, right in kinds.items()]).cards}
+    cards["choice"].button.click()
+    assert "choose one" in cards["choice"].result.value
+    cards["choice"].box.children[1].value = 1
+    for i in (0, 2):
+        cards["multi"].box.children[1 + i].value = True
+    cards["numeric"].box.children[1].value = 2.5
+    for kind in ("order", "match"):
+        for row, value in zip(cards[kind].box.children[1:4], kinds[kind], strict=True):
+            row.children[1].value = value
+    for card in cards.values():
+        card.button.click()
+        assert card.verdict is not None
+        assert card.verdict.correct, card.question.kind
+        assert "Right." in card.result.value
+
+
+def test_a_text_is_judged_by_its_writer_after_the_answer_was_shown() -> None:
+    card = quiz([Asked("short", {0, 1, 2})]).cards[0]
+    card.button.click()
+    assert "the answer" in card.result.value
+    assert card.verdict is None
+    for box in card._points:
+        box.value = True  # type: ignore[attr-defined]
+    card.button.click()
+    assert card.verdict is not None
+    assert card.verdict.correct
+
+
+def test_the_quiz_without_a_front_end_folds_its_answers_away() -> None:
+    data = bundle(quiz([Asked("choice", 1)]))
+    assert "<details>" in data["text/html"]
+    assert "Which &lt;one&gt;?" in data["text/html"]
+    assert "the answer" not in data["text/plain"]

@@ -1,0 +1,80 @@
+"""What an import costs: torch when an engine name is first used, and never what a GPU or a test needs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import reference_impl
+
+HOME = str(Path(reference_impl.__file__).parent.parent)
+
+
+def loaded_by(statement: str, blocked: tuple[str, ...] = ()) -> set[str]:
+    """Names in sys.modules after the statement, in a fresh process in which `blocked` cannot be imported."""
+    code = (
+        f"import sys, json; sys.path.insert(0, {HOME!r}); sys.modules.update(dict.fromkeys({list(blocked)!r}))\n"
+        f"{statement}\n"
+        "print(json.dumps([name for name, module in sys.modules.items() if module is not None]))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+HEAVY = (
+    "torch",
+    "triton",
+    "transformers",
+    "matplotlib",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "ipywidgets",
+    "pydantic",
+)
+
+
+def test_import_reference_impl_needs_neither_torch_nor_triton_nor_anything_else() -> None:
+    assert not loaded_by("import reference_impl", HEAVY) & set(HEAVY)
+
+
+def test_interfaces_need_only_the_standard_library() -> None:
+    modules = {name.partition(".")[0] for name in loaded_by("import reference_impl.interfaces")}
+    before = {name.partition(".")[0] for name in loaded_by("pass")}
+    assert modules - before <= sys.stdlib_module_names | {"reference_impl"}
+
+
+@pytest.mark.parametrize("room", ["scheduler.scheduler", "kv.block_pool", "kv.manager"])
+def test_scheduler_and_blocks_never_see_a_tensor(room: str) -> None:
+    assert not loaded_by(f"import reference_impl.{room}", HEAVY) & set(HEAVY)
+
+
+def test_theory_computes_without_torch() -> None:
+    rooms = sorted(p.stem for p in (Path(HOME) / "reference_impl" / "theory").glob("*.py") if p.stem != "__init__")
+    assert rooms
+    assert "torch" not in loaded_by("\n".join(f"import reference_impl.theory.{r}" for r in rooms), ("torch", "triton"))
+
+
+def test_the_engine_runs_where_triton_and_transformers_are_missing() -> None:
+    missing = ("triton", "transformers", "matplotlib", "ipywidgets", "IPython", "pydantic", "scipy")
+    modules = loaded_by("import reference_impl.llm, reference_impl.engine, reference_impl.models.loader", missing)
+    assert not modules & set(missing)
+    assert {"torch", "tokenizers", "safetensors"} <= modules
+
+
+def test_llm_pulls_in_nothing_heavy_beyond_torch_and_the_file_readers() -> None:
+    added = loaded_by("import reference_impl.llm") - loaded_by("import torch, tokenizers, safetensors")
+    heavy = {"transformers", "triton", "matplotlib", "ipywidgets", "pydantic", "scipy", "pandas", "jinja2"}
+    assert not {name.partition(".")[0] for name in added} & heavy
+
+
+def test_every_public_name_is_there_and_others_are_not() -> None:
+    for name in reference_impl.__all__:
+        assert getattr(reference_impl, name).__module__.startswith("reference_impl.")
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = reference_impl.nothing
