@@ -143,7 +143,7 @@ def _files(source: Path) -> Iterator[Handed]:
 def _files_in_folder(source: Path) -> Iterator[Handed]:
     for path in sorted(source.rglob("*.ipynb"))[:MAX_FILES]:
         inner = PurePosixPath(path.relative_to(source).as_posix())
-        if any(part.startswith(".") for part in inner.parts):
+        if any(_is_hidden(part) for part in inner.parts):
             continue
         info = path.lstat()
         parents = [source / Path(*inner.parts[:n]) for n in range(1, len(inner.parts))]
@@ -159,11 +159,16 @@ def _files_in_folder(source: Path) -> Iterator[Handed]:
             yield Handed(inner, path.read_bytes(), changed)
 
 
+def _is_hidden(part: str) -> bool:
+    """Checkpoints and what file managers leave behind; `..` is not hidden, it is refused."""
+    return (part.startswith(".") and part != "..") or part == "__MACOSX"
+
+
 def _files_in_zip(source: Path) -> Iterator[Handed]:
     with zipfile.ZipFile(source) as archive:
         for entry in archive.infolist()[:MAX_FILES]:
             inner = PurePosixPath(entry.filename.replace("\\", "/"))
-            if entry.is_dir() or inner.suffix != ".ipynb" or any(p.startswith((".", "__MACOSX")) for p in inner.parts):
+            if entry.is_dir() or inner.suffix != ".ipynb" or any(_is_hidden(part) for part in inner.parts):
                 continue
             if inner.is_absolute() or ".." in inner.parts or stat.S_ISLNK(entry.external_attr >> 16):
                 inner = PurePosixPath(*(part for part in inner.parts if part not in ("..", "/")))

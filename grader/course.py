@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,6 +61,8 @@ def open_course(folder: Path) -> Path:
     """The absolute path of a course folder. Raises CourseError."""
     if not (folder / "nbgrader_config.py").exists():
         raise CourseError(f"{folder} is not a course folder; make one with: inferlab grade new-course DIR")
+    # nbgrader's own queries make SQLAlchemy warn, once per submission; nothing an instructor could act on.
+    warnings.filterwarnings("ignore", module=r"nbgrader\.")
     # nbgrader calls `alembic` by name when it makes a gradebook; without an activated environment it is not on PATH.
     tools = str(Path(sys.executable).parent)
     if tools not in os.environ.get("PATH", "").split(os.pathsep):

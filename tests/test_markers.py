@@ -28,7 +28,7 @@ def run(folder: Path, marker: str, *arguments: str, ci: bool) -> subprocess.Comp
     # Without a PATH no program is found; without a visible device there is no GPU.
     environment = os.environ | {"PATH": "", "CUDA_VISIBLE_DEVICES": "", "INFERLAB_CI": "1" if ci else ""}
     command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *arguments, str(folder)]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize("arguments", [(), ("-n", "2")])

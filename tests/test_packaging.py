@@ -84,7 +84,7 @@ def test_an_unpacked_wheel_finds_its_chapters_labs_and_model(wheel: Path, names:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert result.returncode == 0, result.stderr
     chapters, data, count, model = result.stdout.splitlines()
@@ -99,7 +99,7 @@ def test_no_folder_of_the_repository_becomes_a_package() -> None:
         f"found = [spec for spec in map(importlib.util.find_spec, {folders}) if spec]\n"
         "print(json.dumps([place for spec in found for place in spec.submodule_search_locations or []]))"
     )
-    result = subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert not {Path(place).parent for place in json.loads(result.stdout)} & {ROOT}
     assert not [name for name in folders if (ROOT / name / "__init__.py").exists()]
     assert sys.path[0] != str(ROOT)

@@ -11,6 +11,7 @@ from ipywidgets import HTML, Button, Checkbox, Dropdown, FloatText, HBox, Layout
 from chapters.widgets.figure import live
 
 _FULL = Layout(width="98%")
+_TEXT = '<div style="line-height: 1.4">{}</div>'  # an HTML widget sets its lines as high as a button
 
 
 class Verdict(Protocol):
@@ -48,7 +49,7 @@ class Card:
         self.button = Button(description="Show the answer" if question.kind == "short" else "Check")
         self.button.on_click(lambda _: self.check())
         self.result = HTML()
-        prompt = HTML(f"<b>{number}.</b> {html.escape(question.prompt)}")
+        prompt = HTML(_TEXT.format(f"<b>{number}.</b> {html.escape(question.prompt)}"))
         self.box = VBox([prompt, *controls, self.button, self.result], layout=Layout(margin="0 0 16px 0"))
 
     def check(self) -> None:
@@ -66,7 +67,8 @@ class Card:
         self._say(self.verdict.message, "Right." if self.verdict.correct else "Not yet.")
 
     def _say(self, text: str, mark: str = "") -> None:
-        self.result.value = (f"<b>{mark}</b> " if mark else "") + html.escape(text).replace("\n", "<br>")
+        shown = (f"<b>{mark}</b> " if mark else "") + html.escape(text).replace("\n", "<br>")
+        self.result.value = _TEXT.format(shown)
 
 
 class QuizView:

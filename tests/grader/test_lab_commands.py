@@ -148,5 +148,6 @@ def test_check_runs_inside_a_kernel(notebook: Path, tmp_path: Path) -> None:
     )
     made.cells.append(nbformat.v4.new_code_cell(patch))
     NotebookClient(made, timeout=240).execute()
-    text = "".join(output.get("text", "") for output in made.cells[-1].outputs)
+    outputs = made.cells[-1].outputs
+    text = "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs)
     assert "6 of 6 points" in text

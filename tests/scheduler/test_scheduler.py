@@ -174,9 +174,7 @@ class Serving(RuleBasedStateMachine):
 
 
 TestServing = Serving.TestCase
-TestServing.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, database=None
-)
+TestServing.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True, database=None)
 
 
 def serve(num_blocks: int, block_size: int, seqs: int, budget: int, *requests: Request) -> Scheduler:
@@ -220,16 +218,19 @@ def test_a_preempted_request_keeps_its_generated_tokens_and_its_place() -> None:
         plan = scheduler.schedule(0.0)
         scheduler.update(plan, output_of(plan, token))
     assert len(a.block_table) + len(b.block_table) == 4
-    while not (plan := scheduler.schedule(0.0)).preempted:
+    for _ in range(9):
+        if (plan := scheduler.schedule(0.0)).preempted:
+            break
         scheduler.update(plan, output_of(plan, 15))
     assert plan.preempted == ("b",)
     assert b.output_tokens[:4] == [11, 12, 13, 14]
     assert b.num_computed_tokens == 0
     assert [r.id for r in scheduler.waiting] == ["b", "c"]
     had = b.num_tokens
-    while b.state is RequestState.WAITING:
-        scheduler.update(plan, output_of(plan, 16))
-        plan = scheduler.schedule(0.0)
+    for _ in range(9):
+        if b.state is RequestState.WAITING:
+            scheduler.update(plan, output_of(plan, 16))
+            plan = scheduler.schedule(0.0)
     (row,) = [row for row in plan.rows if row.request_id == "b"]
     assert (row.start, row.num_tokens, row.samples) == (0, had, True), "prompt and output are computed again together"
 
