@@ -23,7 +23,8 @@ from reference_impl.llm import LLM
 NEW_TOKENS = 64
 PROMPTS = (
     "def fibonacci(n):\n    ",
-    "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read(self):\n",
+    "import os\nimport sys\n\n\nclass Reader:\n    def __init__(self, path):\n        self.path = path\n\n    "
+    "def read(self):\n",
     "The for statement is used to iterate over the elements of a sequence",
     "class Queue:",
 )
@@ -159,6 +160,7 @@ def table(result: dict[str, Any]) -> str:
             f"{case['same_tokens']['rows_equal']}/{case['same_tokens']['rows']} rows equal"
         )
     lines.append(
-        f"import beyond torch {result['import']['beyond_torch']['median']:.3f} s, peak memory {result['peak_memory_mb']} MB"
+        f"import beyond torch {result['import']['beyond_torch']['median']:.3f} s, "
+        f"peak memory {result['peak_memory_mb']} MB"
     )
     return "\n".join(lines)
