@@ -97,12 +97,34 @@ def test_held_out_text_shares_no_passage_with_the_training_text(programs):
             assert "\n".join(kept[i : i + 12]) not in lines, f"{name}: lines {i} to {i + 12} are in the training text"
 
 
-def test_the_target_retrieves_what_it_has_read():
-    """On trained weights a value is found again far above chance; on random ones never."""
+def test_the_target_retrieves_and_calls_tools_and_random_weights_do_not(programs):
+    """A sample of what the card reports, generated here: the figures are of these weights."""
+    import random
+
+    from reference_impl import LLM
+
+    tasks, evaluate = programs["tasks"], programs["evaluate"]
+    rng = random.Random(tasks.EVALUATION_SEED + 1)
+    batch = [
+        tasks.retrieval(rng, lambda rng, n: "for line in file:\n    print(line)\n" * (n // 12), 96) for _ in range(10)
+    ]
+    batch += [tasks.json_call(rng) for _ in range(10)]
+
+    def share_right(llm):
+        found = evaluate.answers(llm, [prompt for prompt, _ in batch], 60)
+        return sum(a == b for a, (_, b) in zip(found, batch, strict=True)) / len(batch)
+
+    llm = LLM(FOLDER / "target", dtype="float32")
+    assert share_right(llm) >= 0.8
+    llm.engine.model.embedding.normal_()
+    assert share_right(llm) == 0
+
+
+def test_the_card_reports_figures_that_mean_something():
     result = json.loads((FOLDER / "target" / "evaluation.json").read_text())
-    assert result["perplexity"] < 40
-    assert max(result["retrieval"].values()) > 0.5
-    assert result["json_valid"] > 0.9
+    assert 1 < result["perplexity"] < 4096
+    assert set(result["retrieval"]) == {"16", "64", "128", "256", "512", "900"}
+    assert all(0 <= share <= 1 for share in result["retrieval"].values())
 
 
 def test_tasks_are_a_pure_function_of_their_seed(programs):
