@@ -193,6 +193,7 @@ def card(results: dict[str, dict[str, Any]]) -> str:
         row("copying exactly right", percent("copy_exact")),
         row("Python completions that parse", percent("python_parses")),
     ]  # fmt: skip
+    longest = max(length for _, _, length in target["recipe"]["phases"])
     files = "\n".join(f"- `{n}/{f}` `{digest}`" for n in names for f, digest in results[n]["files"].items())
     return f"""# The course models
 
@@ -201,6 +202,7 @@ quantization damage mean something without downloading anything. `target` is the
 `draft` is for speculative decoding and shares its tokenizer. Architecture: Qwen3 (`Qwen3ForCausalLM`).
 
 They continue Python source, answer four kinds of generated questions in a chat format, and know nothing else.
+Training rows were at most {longest:,} tokens long: the config allows 2,048 positions, the later ones untrained.
 
 {chr(10).join(table)}
 
