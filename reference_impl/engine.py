@@ -88,6 +88,11 @@ class Engine:
         self.num_blocks = config.num_blocks or max(1, config.kv_cache_bytes // self.kv_spec.bytes_per_block)
         self.clock = parts.clock or WallClock()
         self.block_pool = parts.block_pool or DefaultBlockPool(self.num_blocks)
+        if self.block_pool.num_free != self.num_blocks:
+            raise ValueError(
+                f"Parts.block_pool has {self.block_pool.num_free} free blocks; the KV cache has {self.num_blocks}: "
+                f"pass num_blocks={self.block_pool.num_free}, or a pool of that size"
+            )
         self.kv = parts.kv_manager or DefaultKVManager(self.block_pool, config.block_size)
         self.scheduler = parts.scheduler or DefaultScheduler(
             self.kv, config.max_num_seqs, config.max_num_batched_tokens

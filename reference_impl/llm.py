@@ -207,7 +207,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
 
 
 def cpu_has_bf16() -> bool:
-    """True where bf16 arithmetic is in hardware (AVX512-BF16, AMX, or an Arm core's); elsewhere it is slow."""
+    """True where an x86 CPU has bf16 arithmetic (AVX512-BF16 or AMX). Elsewhere, Arm included, bf16 may be slow."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 

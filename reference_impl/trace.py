@@ -45,23 +45,50 @@ Event = RequestArrived | RequestFinished | StepDone
 
 @dataclass
 class Trace:
+    """The events in order, and an index by request so that its metrics cost no search.
+
+    It grows with every step; a long-lived engine may `clear` it between requests. An id that is used again
+    stands for the request that arrived last.
+    """
+
     events: list[Event] = field(default_factory=list)
+    _arrivals: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _token_times: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for event in self.events:
+            self._index(event)
 
     def add(self, event: Event) -> None:
         self.events.append(event)
+        self._index(event)
+
+    def _index(self, event: Event) -> None:
+        if isinstance(event, RequestArrived):
+            self._arrivals[event.request_id] = event.time
+            self._token_times[event.request_id] = []
+        elif isinstance(event, StepDone):
+            for row in event.rows:
+                if row.samples:
+                    self._token_times.setdefault(row.request_id, []).append(event.finished_at)
+
+    def clear(self) -> None:
+        """Forgets everything; requests that still run lose their arrival, so do this when there are none."""
+        self.events.clear()
+        self._arrivals.clear()
+        self._token_times.clear()
 
     def steps(self) -> list[StepDone]:
         return [e for e in self.events if isinstance(e, StepDone)]
 
     def token_times(self, request_id: str) -> list[float]:
         """When each output token of the request came out."""
-        return [s.finished_at for s in self.steps() for r in s.rows if r.request_id == request_id and r.samples]
+        return list(self._token_times.get(request_id, ()))
 
     def arrival(self, request_id: str) -> float:
-        for event in self.events:
-            if isinstance(event, RequestArrived) and event.request_id == request_id:
-                return event.time
-        raise KeyError(f"request {request_id!r} is not in this trace")
+        if request_id not in self._arrivals:
+            raise KeyError(f"request {request_id!r} is not in this trace")
+        return self._arrivals[request_id]
 
     def metrics(self, request_id: str) -> RequestMetrics:
         return RequestMetrics.of(self.arrival(request_id), self.token_times(request_id))

@@ -60,9 +60,12 @@ class Scheduler:
 
         while self.waiting and budget and len(self.running) < self.max_num_seqs and not preempted:
             request = self.waiting[0]
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
-            if not self.kv.reserve(request, num_tokens):
+            missing = request.num_tokens - request.num_computed_tokens
+            # Room for all of it, not only for this step's chunk: a prompt that is let in and then preempted
+            # half-way has computed for nothing.
+            if not self.kv.reserve(request, missing):
                 break  # first come, first served: nobody overtakes
+            num_tokens = min(missing, budget)
             self.waiting.popleft()
             request.state = RequestState.RUNNING
             self.running.append(request)

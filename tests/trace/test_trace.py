@@ -1,0 +1,50 @@
+"""Metrics come from the trace: waiting counts, N tokens have N - 1 gaps, a lone token has none."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference_impl.interfaces import Row
+from reference_impl.trace import RequestArrived, StepDone, Trace
+
+
+def step(number: int, finished_at: float, *rows: Row) -> StepDone:
+    return StepDone(number, finished_at - 0.5, finished_at, rows, (), 0, len(rows), 0)
+
+
+def test_queue_time_belongs_to_ttft_and_n_tokens_have_n_minus_1_gaps():
+    trace = Trace()
+    trace.add(RequestArrived(10.0, "a", 5))
+    trace.add(step(1, 13.0, Row("a", 0, 4, samples=False)))
+    trace.add(step(2, 14.0, Row("a", 4, 1, samples=True)))
+    trace.add(step(3, 14.5, Row("a", 5, 1, samples=True)))
+    trace.add(step(4, 16.5, Row("a", 6, 1, samples=True)))
+    metrics = trace.metrics("a")
+    assert (metrics.num_output_tokens, metrics.ttft, metrics.itl) == (3, 4.0, (0.5, 2.0))
+    assert (metrics.tpot, metrics.latency) == (1.25, 6.5)
+    assert metrics.tokens_per_second == 3 / 6.5
+
+
+def test_a_lone_token_has_no_tpot_and_no_token_has_no_ttft():
+    trace = Trace(
+        [RequestArrived(1.0, "a", 2), RequestArrived(1.0, "b", 2), step(1, 2.0, Row("a", 0, 2, samples=True))]
+    )
+    assert (trace.metrics("a").ttft, trace.metrics("a").tpot) == (1.0, None)
+    assert (trace.metrics("b").ttft, trace.metrics("b").tokens_per_second) == (None, None)
+
+
+def test_an_id_used_again_stands_for_the_request_that_arrived_last():
+    trace = Trace()
+    for start in (0.0, 100.0):
+        trace.add(RequestArrived(start, "a", 1))
+        trace.add(step(1, start + 2.0, Row("a", 0, 1, samples=True)))
+    assert trace.metrics("a").num_output_tokens == 1
+    assert trace.metrics("a").ttft == 2.0
+
+
+def test_an_unknown_request_is_an_error_and_clear_forgets():
+    trace = Trace([RequestArrived(0.0, "a", 1)])
+    trace.clear()
+    assert not trace.events
+    with pytest.raises(KeyError, match="'a' is not in this trace"):
+        trace.metrics("a")
