@@ -210,7 +210,7 @@ class StepPlan:
 
 @dataclass
 class Batch:
-    """One ragged forward pass as tensors. Rows of length 1 come first.
+    """One ragged forward pass as tensors. Rows of length 1 come first, the longest context first.
 
     The tokens of all rows lie one after another: row r owns [query_start_loc[r], query_start_loc[r + 1]).
     A slot is block id x block_size + offset in the block.

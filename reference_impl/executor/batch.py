@@ -15,8 +15,8 @@ def build_batch(
     block_size: int,
     device: torch.device,
 ) -> Batch:
-    """Lays the rows of a plan side by side, rows of one token first."""
-    rows = sorted(plan.rows, key=lambda row: row.num_tokens > 1)
+    """Lays the rows of a plan side by side: rows of one token first, of these the longest context first."""
+    rows = sorted(plan.rows, key=lambda row: (row.num_tokens > 1, -row.start))
     input_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,63 +13,69 @@ from reference_impl.kernels import reference
 
 
 @dataclass
-class _Plan:
+class DecodeGroup:
+    """Rows of one token whose contexts are of like length, padded to the longest of them."""
+
+    rows: slice
+    slots: Tensor  # [rows, max_seq_len]
+    mask: Tensor  # [rows, 1, 1, max_seq_len], 0 or -inf
+
+
+@dataclass
+class Plan:
     """Where each row's context lies; the same for all layers, so it is worked out once a step."""
 
-    decode_slots: Tensor | None  # [num_decode_rows, max_seq_len]
-    decode_mask: Tensor | None  # [num_decode_rows, 1, 1, max_seq_len], 0 or -inf
-    row_slots: dict[int, Tensor | slice]  # row -> [seq_len]
-    first_query: list[int]  # row -> index of its first token in the batch
+    decode: list[DecodeGroup]
+    others: list[tuple[slice, Tensor | slice]]  # a row's tokens in the batch, and its slots [seq_len]
 
 
 class TorchAttention:
-    """Rows of one token are computed together, the others one by one."""
+    """Rows of one token are computed together in groups of like length, the others one by one."""
 
     def __init__(self, scale: float, dtype: torch.dtype):
         self.scale, self.dtype = scale, dtype
 
     def plan(self, batch: Batch) -> None:
-        block_size, decode = batch.block_size, batch.num_decode_rows
-        if decode == 1:  # one sequence: no padding needed, treat it like any other row
-            decode = 0
-        slots, mask = None, None
-        if decode:
-            longest = max(batch.context_lens[:decode])
-            position = torch.arange(longest, device=batch.block_table.device)
-            blocks = batch.block_table[:decode].long().index_select(1, position // block_size)
-            slots = blocks * block_size + position % block_size
-            padding = position >= batch.seq_lens[:decode, None]
-            slots = torch.where(padding, slots[:, :1], slots)
-            mask = torch.zeros(padding.shape, dtype=self.dtype, device=padding.device).masked_fill_(padding, -torch.inf)
-            mask = mask[:, None, None]
-        rows = {r: _row_slots(batch, r) for r in range(decode, batch.num_rows)}
-        first = [0]
-        for n in batch.query_lens:
-            first.append(first[-1] + n)
-        batch.attention_plan = _Plan(slots, mask, rows, first)
+        # A single decoding row needs no padding, so it is treated like any other row.
+        num_grouped = batch.num_decode_rows if batch.num_decode_rows > 1 else 0
+        groups = [self._group(batch, rows) for rows in like_lengths(batch.context_lens[:num_grouped])]
+        others, first = [], num_grouped  # a grouped row has one token
+        for row in range(num_grouped, batch.num_rows):
+            end = first + batch.query_lens[row]
+            others.append((slice(first, end), _row_slots(batch, row)))
+            first = end
+        batch.attention_plan = Plan(groups, others)
 
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        layer: int,
-        kv_cache: KVCache,
-        batch: Batch,
-    ) -> Tensor:
+    def _group(self, batch: Batch, rows: slice) -> DecodeGroup:
+        position = torch.arange(max(batch.context_lens[rows]), device=batch.block_table.device)
+        blocks = batch.block_table[rows].long().index_select(1, position // batch.block_size)
+        slots = blocks * batch.block_size + position % batch.block_size
+        padding = position >= batch.seq_lens[rows, None]
+        slots = torch.where(padding, slots[:, :1], slots)
+        mask = torch.zeros(padding.shape, dtype=self.dtype, device=padding.device).masked_fill_(padding, -torch.inf)
+        return DecodeGroup(rows, slots, mask[:, None, None])
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
         kv_cache.write(layer, k, v, batch)
         keys, values = (t.flatten(0, 1) for t in kv_cache.layer(layer))
-        plan: _Plan = batch.attention_plan
+        plan: Plan = batch.attention_plan
         out = torch.empty_like(q)
-        if plan.decode_slots is not None and plan.decode_mask is not None:
-            n = plan.decode_slots.shape[0]
-            out[:n] = reference.attention_decode_rows(
-                q[:n], keys, values, plan.decode_slots, plan.decode_mask, self.scale
-            )
-        for row, slots in plan.row_slots.items():
-            a, b = plan.first_query[row], plan.first_query[row + 1]
-            out[a:b] = reference.attention_one_row(q[a:b], _at(keys, slots), _at(values, slots), self.scale)
+        for g in plan.decode:
+            out[g.rows] = reference.attention_decode_rows(q[g.rows], keys, values, g.slots, g.mask, self.scale)
+        for tokens, slots in plan.others:
+            out[tokens] = reference.attention_one_row(q[tokens], _at(keys, slots), _at(values, slots), self.scale)
         return out
+
+
+def like_lengths(lengths: Sequence[int]) -> list[slice]:
+    """Cuts rows, longest context first, so that padding at most doubles what a group reads."""
+    groups: list[slice] = []
+    for row, length in enumerate(lengths):
+        if groups and 2 * length >= lengths[groups[-1].start]:
+            groups[-1] = slice(groups[-1].start, row + 1)
+        else:
+            groups.append(slice(row, row + 1))
+    return groups
 
 
 def _at(cache: Tensor, slots: Tensor | slice) -> Tensor:

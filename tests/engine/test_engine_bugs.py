@@ -97,7 +97,8 @@ def test_the_backend_reads_far_blocks_by_64_bit_slots(random_model: Callable) ->
     plan = StepPlan(1, (Row("a", 19, 1, True), Row("b", 18, 1, False)))
     batch = build_batch(plan, requests, 16, torch.device("cpu"))
     engine.attention.plan(batch)
-    slots = batch.attention_plan.decode_slots
+    (group,) = batch.attention_plan.decode
+    slots = group.slots
     assert slots.dtype is torch.int64
     assert slots[0].tolist() == [far * 16 + i for i in range(16)] + [(far + 5) * 16 + i for i in range(4)]
 
