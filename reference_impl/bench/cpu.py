@@ -150,6 +150,24 @@ def peak_memory_mb() -> float:
     return round(float(_python(code)), 1)
 
 
+def markdown(result: dict[str, Any]) -> str:
+    """The table that README.md shows: ratios with their spread, and where they were measured."""
+    stamp = result["stamp"]
+    lines = ["| against `transformers.generate` | median | range |", "|---|---|---|"]
+    for name, case in result["cases"].items():
+        s = case["speedup_over_transformers"]
+        lines.append(f"| {name} | {s['median']:.2f}x | {s['min']:.2f}-{s['max']:.2f} |")
+    lines += [
+        "",
+        f"{result['rounds']} interleaved rounds of {result['new_tokens']} greedy tokens, {stamp['cores']} cores of an "
+        f"{stamp['cpu']}, torch {stamp['versions']['torch']}, transformers {stamp['versions']['transformers']} at the "
+        f"better of its two caches, {stamp['date'].split()[0]}. Importing the engine adds "
+        f"{result['import']['beyond_torch']['median']:.2f} s to importing torch; peak memory "
+        f"{result['peak_memory_mb']:.0f} MB.",
+    ]
+    return "\n".join(lines)
+
+
 def table(result: dict[str, Any]) -> str:
     lines = []
     for name, case in result["cases"].items():
