@@ -1,21 +1,12 @@
-"""Quizzes: chapters/NN_slug/quiz.yaml, checked by a pydantic model, with answers that are computed.
-
-An item may draw numbers (`params`) and name what follows from them (`let`); its texts use both as {name} or {name:.1f}.
-`let`, a numeric item's `answer` and its `mistakes` are expressions over `reference_impl.theory`, so no number is typed
-in. `Item.draw(seed)` gives the Question that a player shows: in a notebook (chapters.widgets.quiz) or as text here.
-"""
+"""The items of quiz.yaml as pydantic models: what each kind must have, and how it becomes a question."""
 
 from __future__ import annotations
 
-import ast
-import importlib
 import itertools
 import math
-import operator
 import random
 import string
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,95 +14,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from grader.quiz.expressions import QuizError, evaluate
+from grader.quiz.question import Question, Verdict, close
 from grader.workspace import chapters_root
 
-THEORY_MODULES = ("units", "hardware", "model_shapes", "kv_cache", "latency")
 Text = Annotated[str, Field(min_length=1)]
-
-
-class QuizError(ValueError):
-    """quiz.yaml cannot be used: says which file, which item, and what was expected."""
-
-
-# ---------------------------------------------------------------- expressions
-
-_OPERATORS: dict[type, Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.USub: operator.neg,
-}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "min": min,
-    "max": max,
-    "abs": abs,
-    "round": round,
-    "int": int,
-    "float": float,
-    "floor": math.floor,
-    "ceil": math.ceil,
-}
-
-
-def evaluate(expression: str | int | float, names: Mapping[str, Any]) -> Any:
-    """The value of an expression: numbers, strings, arithmetic, public members of theory modules, and their calls.
-
-    names: the values of params and let. Anything else (imports, lambdas, subscripts, private names) raises QuizError.
-    """
-    if isinstance(expression, (int, float)):
-        return expression
-    try:
-        return _value(ast.parse(expression, mode="eval").body, names)
-    except QuizError:
-        raise
-    except Exception as error:
-        raise QuizError(f"{expression!r}: {type(error).__name__}: {error}") from error
-
-
-def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Constant(value=int() | float() | str() | None):
-            return node.value
-        case ast.BinOp() if type(node.op) in _OPERATORS:
-            return _OPERATORS[type(node.op)](_value(node.left, names), _value(node.right, names))
-        case ast.UnaryOp(op=ast.USub()):
-            return -_value(node.operand, names)
-        case ast.IfExp(test=ast.Compare(left=left, ops=[ast.Lt() | ast.Gt() as op], comparators=[right])):
-            a, b = _value(left, names), _value(right, names)
-            return _value(node.body if (a < b if isinstance(op, ast.Lt) else a > b) else node.orelse, names)
-        case ast.Name(id=name):
-            if name in names:
-                return names[name]
-            if name in _FUNCTIONS:
-                return _FUNCTIONS[name]
-            if name in THEORY_MODULES:
-                return importlib.import_module(f"reference_impl.theory.{name}")
-            raise QuizError(f"unknown name {name!r}; expected one of {sorted(names)}, {', '.join(THEORY_MODULES)}")
-        case ast.Attribute(value=inner, attr=attr) if not attr.startswith("_"):
-            owner = _value(inner, names)
-            found = getattr(owner, attr)
-            if not str(getattr(owner, "__name__", type(owner).__module__)).startswith("reference_impl.theory."):
-                raise QuizError(f"{ast.unparse(node)}: only members of reference_impl.theory can be used")
-            if hasattr(found, "__spec__") or str(getattr(found, "__module__", "reference_impl")).split(".")[0] not in (
-                "reference_impl",
-                "builtins",
-            ):
-                raise QuizError(f"{ast.unparse(node)}: not a part of reference_impl.theory")
-            return found
-        case ast.Call():
-            called = _value(node.func, names)
-            keywords = {k.arg: _value(k.value, names) for k in node.keywords if k.arg is not None}
-            if len(keywords) != len(node.keywords):
-                raise QuizError(f"{ast.unparse(node)}: ** is not allowed")
-            return called(*(_value(argument, names) for argument in node.args), **keywords)
-        case _:
-            raise QuizError(f"{ast.unparse(node)!r} is not allowed in an expression")
-
-
-# ---------------------------------------------------------------- the model of an item
 
 
 class _Strict(BaseModel):
@@ -373,111 +280,6 @@ def load_quiz(chapter: str, path: Path | None = None) -> Quiz:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError, QuizError) as error:
         raise QuizError(f"{path}: {error}") from None
     return quiz
-
-
-# ---------------------------------------------------------------- a question, ready to be asked
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """score: 0 to 1, with parts for multi, order and match. message: why, in words."""
-
-    correct: bool
-    score: float
-    message: str
-
-
-@dataclass(frozen=True)
-class Question:
-    """An item with its numbers drawn. What `check` takes, by kind:
-
-    choice: index of an option · multi: set of indexes · numeric: a number
-    short: the set of rubric points (its options) that the learner finds in the answer they wrote
-    order: indexes of options in the right order · match: for each of `lefts`, the index of its option
-    """
-
-    id: str
-    kind: str
-    prompt: str
-    options: tuple[str, ...]
-    lefts: tuple[str, ...]
-    unit: str
-    right: Any
-    judge: Callable[[Any], Verdict]
-
-    def check(self, given: Any) -> Verdict:
-        """Raises ValueError for what is no answer at all (nothing chosen, not a number)."""
-        return self.judge(given)
-
-    def as_text(self) -> str:
-        """The question for a player without controls."""
-        if self.kind in ("numeric", "short"):
-            return self.prompt + (f" [{self.unit}]" if self.unit else "")
-        rows = [f"   {chr(97 + i)}) {text}" for i, text in enumerate(self.options)]
-        lefts = [f"   {i}. {text}" for i, text in enumerate(self.lefts, 1)]
-        return "\n".join([self.prompt, *lefts, *rows])
-
-    def answer_text(self) -> str:
-        """What is right, in words, and why."""
-        verdict = self.judge(self.right)
-        match self.kind:
-            case "choice":
-                head = f"{chr(97 + self.right)}) {self.options[self.right]}\n"
-            case "multi" | "order" | "short":
-                order = self.right if self.kind == "order" else sorted(self.right)
-                head = "".join(f"{chr(97 + i)}) {self.options[i]}\n" for i in order)
-            case "match":
-                head = "".join(f"{left}: {self.options[i]}\n" for left, i in zip(self.lefts, self.right, strict=True))
-            case _:
-                head = ""
-        return head + verdict.message
-
-
-def parse_answer(question: Question, text: str) -> Any:
-    """What a learner types for a question shown as text: letters (`b`, `ac`, `cab`), a number, or words.
-
-    Raises ValueError.
-    """
-    text = text.strip()
-    if question.kind == "numeric":
-        try:
-            return float(text.replace(",", "").split()[0])
-        except (ValueError, IndexError):
-            raise ValueError(f"expected a number in {question.unit}, got {text!r}") from None
-    letters = [ord(letter) - 97 for letter in text.lower() if letter.isalpha()]
-    if question.kind == "short" and not letters:
-        return set()
-    if not letters or max(letters) >= len(question.options):
-        raise ValueError(f"expected letters from a to {chr(96 + len(question.options))}, got {text!r}")
-    if question.kind == "choice":
-        if len(letters) > 1:
-            raise ValueError(f"expected one letter, got {text!r}")
-        return letters[0]
-    return set(letters) if question.kind in ("multi", "short") else letters
-
-
-def play(questions: list[Question], ask: Callable[[str], str] = input, say: Callable[[str], None] = print) -> float:
-    """Asks the questions as text, one after the other; returns the mean score."""
-    scores = []
-    for number, question in enumerate(questions, 1):
-        say(f"\n{number}. {question.as_text()}")
-        if question.kind == "short":  # the learner judges: first write, then compare
-            ask("> ")
-            say(question.answer_text() + "\nWhich of these points does your answer have? (letters)")
-        while True:
-            try:
-                verdict = question.check(parse_answer(question, ask("> ")))
-                break
-            except ValueError as error:
-                say(str(error))
-        say(f"{'Right.' if verdict.correct else 'Not yet.'} {verdict.message}")
-        scores.append(verdict.score)
-    return sum(scores) / len(scores) if scores else 0.0
-
-
-def close(given: float, right: float, tolerance: float) -> bool:
-    """Within `tolerance` of the right number, relative to it; a rounding error is always forgiven."""
-    return abs(given - right) <= max(tolerance, 1e-9) * abs(right)
 
 
 def _question(
