@@ -47,8 +47,7 @@ Event = RequestArrived | RequestFinished | StepDone
 class Trace:
     """The events in order, and an index by request so that its metrics cost no search.
 
-    It grows with every step; a long-lived engine may `clear` it between requests. An id that is used again
-    stands for the request that arrived last.
+    It grows with every step. An id that is used again stands for the request that arrived last.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -71,12 +70,6 @@ class Trace:
             for row in event.rows:
                 if row.samples:
                     self._token_times.setdefault(row.request_id, []).append(event.finished_at)
-
-    def clear(self) -> None:
-        """Forgets everything; requests that still run lose their arrival, so do this when there are none."""
-        self.events.clear()
-        self._arrivals.clear()
-        self._token_times.clear()
 
     def steps(self) -> list[StepDone]:
         return [e for e in self.events if isinstance(e, StepDone)]

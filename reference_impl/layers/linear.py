@@ -12,7 +12,8 @@ from reference_impl.layers import packed_linear
 class UnquantizedLinear:
     """y = x W + b with W [in_features, out_features]: the checkpoint's matrix turned over.
 
-    A few rows times W then walk memory in order; on a CPU in float32 that is 1.2 to 1.8 times as fast at 1 to 4 rows.
+    A few rows times W then walk memory in order: for 1 to 4 rows of float32 on one CPU thread, 1.4 to 1.8 times as
+    fast as F.linear over the course model's products.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device):

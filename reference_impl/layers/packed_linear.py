@@ -1,8 +1,10 @@
 """Linear layers on a CPU: the same product, with the weight in the layout that oneDNN computes with.
 
-PyTorch's own linear re-lays the weight out on every call. Packed once, the course model's products took 0.45 of
-the time in bf16 and 0.7 in float32 at 16 rows (two cores, AVX512). The operators are those that torch.compile
-uses; where a build of torch lacks them, `available` says so and the plain method serves.
+Seen over all products of the course model on one thread of an AVX512 CPU, against x @ W: bf16 0.45 of the time at
+1 row and 0.7 at 16; float32 0.7 at 16 rows but 1.2 at 1. So it pays in bf16, and for batches.
+
+The operators are those that torch.compile uses; where a build of torch lacks them, `available` says so and the plain
+method serves.
 """
 
 from __future__ import annotations

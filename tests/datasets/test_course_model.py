@@ -120,11 +120,13 @@ def test_the_target_retrieves_and_calls_tools_and_random_weights_do_not(programs
     assert share_right(llm) == 0
 
 
-def test_the_card_reports_figures_that_mean_something():
-    result = json.loads((FOLDER / "target" / "evaluation.json").read_text())
-    assert 1 < result["perplexity"] < 4096
-    assert set(result["retrieval"]) == {"16", "64", "128", "256", "512", "900"}
-    assert all(0 <= share <= 1 for share in result["retrieval"].values())
+def test_the_figures_of_the_card_come_out_again(programs):
+    """Tool calls and copying, measured anew; a near-tie may fall differently on another CPU."""
+    from reference_impl import LLM
+
+    reported = json.loads((FOLDER / "target" / "evaluation.json").read_text())
+    found = programs["evaluate"].exact_tasks(LLM(FOLDER / "target", dtype="float32"))
+    assert found == {name: pytest.approx(reported[name], abs=0.05) for name in found}
 
 
 def test_tasks_are_a_pure_function_of_their_seed(programs):
