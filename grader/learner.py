@@ -113,6 +113,7 @@ def _become_child(fds: list[int], dataclasses_by_name: dict[str, type]) -> None:
 def main(control_fd: int) -> None:
     """Fork and kill on request: one JSON line per request, file descriptors beside it. Ends when the socket closes."""
     torch.set_num_threads(1)  # also: no thread pool exists when we fork
+    torch.use_deterministic_algorithms(True, warn_only=True)  # torch.empty is NaN: the same grade every time
     folder = os.path.dirname(os.path.abspath(__file__))
     dataclasses_by_name = load_interfaces(folder)
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != os.path.dirname(folder)]

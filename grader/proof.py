@@ -223,6 +223,7 @@ def main(arguments: list[str]) -> int:
     import torch
 
     torch.set_num_threads(1)  # and so no thread pool exists when we fork
+    torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner: torch.empty is NaN
     source, folder = Path(arguments[0]), Path(arguments[1])
     lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
     with Launcher() as launcher:

@@ -310,12 +310,12 @@ def check_full_buffer(held, num_new, max_len, generator):
     k, v = torch.randn(2, held + num_new, 2, 4, generator=generator)
     cache = KVCache(2, 4, max_len)
     cache.append(k[:held].clone(), v[:held].clone())
-    before = [tensor.clone() for tensor in cache.view()]
+    before = [tensor[:held].clone() for tensor in cache.view()]
     error = error_of(cache.append, k[held:].clone(), v[held:].clone())
     print(f"{held} of {max_len} slots used, {num_new} more: {type(error).__name__}: {error}")
     assert isinstance(error, ValueError), f"{held} + {num_new} > {max_len}: expected ValueError, saw {error!r}"
     assert len(cache) == held, f"after a refused append len() is still {held}, saw {len(cache)}"
-    after = cache.view()
+    after = [tensor[:held] for tensor in cache.view()]
     same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert same, "a refused append changed what view() shows"
     if held < max_len:
