@@ -26,6 +26,7 @@ from reference_impl.interfaces import (
     KVSpec,
     Request,
     RequestState,
+    Sampler,
     SamplingParams,
     Scheduler,
     StepOutput,
@@ -36,6 +37,7 @@ from reference_impl.kv.manager import KVManager as DefaultKVManager
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.models.decoder import Decoder
+from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.scheduler import Scheduler as DefaultScheduler
 
 
@@ -55,6 +57,7 @@ class Parts:
     scheduler: Scheduler | None = None
     kv_cache: KVCache | None = None
     attention: AttentionBackend | None = None
+    sampler: Sampler | None = None
     executor: Executor | None = None
     clock: Clock | None = None
 
@@ -100,7 +103,7 @@ class Engine:
         self.kv_cache = parts.kv_cache or PagedKVCache(self.kv_spec, self.num_blocks, model.dtype, model.device)
         self.attention = parts.attention or TorchAttention(c.head_dim**-0.5, model.dtype)
         self.executor = parts.executor or LocalExecutor(
-            model, self.kv_cache, self.attention, config.block_size, self.clock
+            model, self.kv_cache, self.attention, config.block_size, self.clock, parts.sampler or sample
         )
         self.requests: dict[str, Request] = {}  # those not finished
         self.trace = events.Trace()

@@ -239,6 +239,14 @@ class Batch:
         return sum(self.query_lens)
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """What a sampler chose: per row a token, and the log-probabilities where they were asked for."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprobs | None]
+
+
 @dataclass
 class StepOutput:
     """What came back: one token for each row that sampled."""
@@ -336,6 +344,12 @@ class LinearMethod(Protocol):
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         """x [rows, in_features] -> [rows, out_features]."""
         ...
+
+
+class Sampler(Protocol):
+    """Chooses the next token of each request from logits [len(requests), vocab_size]."""
+
+    def __call__(self, logits: Tensor, requests: Sequence[Request]) -> Sampled: ...
 
 
 class Executor(Protocol):

@@ -19,8 +19,8 @@ from reference_impl.config import EngineConfig
 from reference_impl.detokenizer import TextStream
 from reference_impl.engine import Engine, Parts
 from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
+from reference_impl.metrics import RequestMetrics
 from reference_impl.models.loader import load_model
-from reference_impl.trace import RequestMetrics
 
 Prompt = str | Sequence[int]
 

@@ -5,10 +5,11 @@ Times are seconds on the engine's clock. A step is recorded once; per-token time
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from reference_impl.interfaces import Row
+from reference_impl.metrics import RequestMetrics, WorkloadMetrics
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Trace:
 
     events: list[Event] = field(default_factory=list)
     _arrivals: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    _scheduled: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _token_times: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,8 +68,10 @@ class Trace:
         if isinstance(event, RequestArrived):
             self._arrivals[event.request_id] = event.time
             self._token_times[event.request_id] = []
+            self._scheduled.pop(event.request_id, None)
         elif isinstance(event, StepDone):
             for row in event.rows:
+                self._scheduled.setdefault(row.request_id, event.started_at)
                 if row.samples:
                     self._token_times.setdefault(row.request_id, []).append(event.finished_at)
 
@@ -84,38 +88,11 @@ class Trace:
         return self._arrivals[request_id]
 
     def metrics(self, request_id: str) -> RequestMetrics:
-        return RequestMetrics.of(self.arrival(request_id), self.token_times(request_id))
-
-
-@dataclass(frozen=True)
-class RequestMetrics:
-    """Latency of one request, in seconds. Waiting in the queue counts: times start at arrival.
-
-    ttft: arrival to first token. itl: the N - 1 gaps between N tokens.
-    tpot: mean of those gaps; None with fewer than two tokens, since there is no gap to average.
-    """
-
-    num_output_tokens: int
-    ttft: float | None
-    itl: tuple[float, ...]
-    tpot: float | None
-    latency: float | None
-
-    @classmethod
-    def of(cls, arrival: float, token_times: list[float]) -> RequestMetrics:
-        if not token_times:
-            return cls(0, None, (), None, None)
-        gaps = tuple(b - a for a, b in pairwise(token_times))
-        tpot = sum(gaps) / len(gaps) if gaps else None
-        return cls(
-            len(token_times),
-            token_times[0] - arrival,
-            gaps,
-            tpot,
-            token_times[-1] - arrival,
+        return RequestMetrics.of(
+            self.arrival(request_id), self.token_times(request_id), self._scheduled.get(request_id)
         )
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Output tokens over the whole time from arrival to the last one."""
-        return self.num_output_tokens / self.latency if self.latency else None
+    def workload(self, request_ids: Iterable[str] | None = None) -> WorkloadMetrics:
+        """Metrics of all requests of the trace together, or of those named."""
+        ids = self._arrivals if request_ids is None else request_ids
+        return WorkloadMetrics.of((self.arrival(i), self.metrics(i)) for i in ids)

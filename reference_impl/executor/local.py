@@ -12,6 +12,7 @@ from reference_impl.interfaces import (
     Clock,
     KVCache,
     Request,
+    Sampler,
     StepOutput,
     StepPlan,
 )
@@ -29,9 +30,10 @@ class LocalExecutor:
         attention: AttentionBackend,
         block_size: int,
         clock: Clock,
+        sampler: Sampler = sample,
     ):
         self.model, self.kv_cache, self.attention = model, kv_cache, attention
-        self.block_size, self.clock = block_size, clock
+        self.block_size, self.clock, self.sampler = block_size, clock, sampler
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> StepOutput:
@@ -42,7 +44,7 @@ class LocalExecutor:
         sampling = [requests[i] for i in batch.request_ids if by_id[i].samples]
         tokens, logprobs = {}, {}
         if sampling:
-            sampled = sample(logits, sampling)
+            sampled = self.sampler(logits, sampling)
             for request, token, report in zip(sampling, sampled.tokens, sampled.logprobs, strict=True):
                 tokens[request.id] = token
                 if report is not None:

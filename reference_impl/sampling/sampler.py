@@ -6,19 +6,12 @@ Rows are independent: each has its own parameters, and its own uniform number fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
+from reference_impl.interfaces import Request, Sampled, SamplingParams, TokenLogprobs
 from reference_impl.sampling.philox import uniform
-
-
-@dataclass(frozen=True)
-class Sampled:
-    tokens: list[int]
-    logprobs: list[TokenLogprobs | None]
 
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
+from torch import Tensor
 
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
-from reference_impl.interfaces import RequestState, SamplingParams, StepPlan
+from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams, StepPlan
 from reference_impl.scheduler.scheduler import Scheduler
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0)
@@ -146,3 +147,18 @@ def test_the_cache_is_as_large_as_the_bytes_allow(random_model: Callable) -> Non
     assert engine.kv_spec.bytes_per_token == per_token
     assert engine.num_blocks == 10_000 // (4 * per_token)
     assert engine.kv_cache.data.nbytes == engine.num_blocks * 4 * per_token
+
+
+def test_a_sampler_of_your_own_chooses_every_token(random_model: Callable) -> None:
+    def least_likely(logits: Tensor, requests: Sequence[Request]) -> Sampled:
+        return Sampled(logits.argmin(dim=-1).tolist(), [None] * len(requests))
+
+    config = EngineConfig(block_size=4, num_blocks=20)
+    outputs = []
+    for parts in (Parts(sampler=least_likely), Parts()):
+        engine = Engine(random_model("float32"), config, parts)
+        requests = [engine.add([token, 2, 3], GREEDY) for token in (1, 7)]
+        run(engine)
+        outputs.append([r.output_tokens for r in requests])
+    assert [len(tokens) for tokens in outputs[0]] == [4, 4]
+    assert outputs[0][0][0] != outputs[1][0][0]

@@ -45,3 +45,25 @@ def test_an_id_used_again_stands_for_the_request_that_arrived_last():
 def test_an_unknown_request_is_an_error():
     with pytest.raises(KeyError, match="'a' is not in this trace"):
         Trace([RequestArrived(0.0, "b", 1)]).metrics("a")
+
+
+def test_the_wait_ends_where_the_first_step_that_computes_the_request_begins():
+    trace = Trace()
+    trace.add(RequestArrived(10.0, "a", 5))
+    trace.add(step(1, 12.0, Row("b", 0, 4, samples=True)))
+    trace.add(step(2, 13.0, Row("a", 0, 4, samples=False)))
+    trace.add(step(3, 14.0, Row("a", 4, 1, samples=True)))
+    metrics = trace.metrics("a")
+    assert (metrics.queue, metrics.prefill, metrics.ttft) == (2.5, 1.5, 4.0)
+    trace.add(RequestArrived(20.0, "a", 5))
+    assert trace.metrics("a").queue is None
+
+
+def test_a_workload_is_all_requests_of_the_trace_or_those_named():
+    trace = Trace([RequestArrived(0.0, "a", 1), RequestArrived(1.0, "b", 1)])
+    trace.add(step(1, 2.0, Row("a", 0, 1, samples=True), Row("b", 0, 1, samples=True)))
+    trace.add(step(2, 3.0, Row("a", 1, 1, samples=True)))
+    assert (trace.workload().throughput, trace.workload().ttft) == (1.0, (2.0, 1.0))
+    assert trace.workload(["b"]).num_output_tokens == 1
+    with pytest.raises(KeyError, match="'c' is not in this trace"):
+        trace.workload(["c"])
