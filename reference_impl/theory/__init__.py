@@ -2,9 +2,14 @@
 
 units          decimal and binary sizes kept apart, rates that refuse to be mixed
 model_shapes   what a model's config says about its size, and a table of known models
-hardware       what a data sheet says about a device, dated
+hardware       what a data sheet says about a device, dated; its memory hierarchy
+links          bytes per second between devices, hosts and nodes, in one direction
 kv_cache       bytes of keys and values, memory budgets, how much context fits
 latency        operation counts with and without a cache, time bounds from compute and bandwidth
+roofline       arithmetic intensity of matrices, attention and whole steps; where work lands on a device
+collectives    alpha-beta cost of communication, tensor parallelism
+queueing       waiting against load: Little's law and queues with a closed form
+cost           price per token, fleets, the throughput a deployment can have
 drills         random exercises over all of the above, with a checker that explains
 
 Import the module you need; this file imports nothing, so that `import reference_impl.theory` stays cheap.

@@ -9,6 +9,7 @@ never fed back, so pass number i (from 0) sees S + i tokens, and a cache holds S
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -190,3 +191,56 @@ def generation_cost(
 
 def _weights(shape: ModelShape, weights: Number | None) -> Number:
     return weight_bytes(shape) if weights is None else weights
+
+
+def tiered_read_seconds(parts: Sequence[tuple[Number, Number]], overlapped: bool) -> Number:
+    """Time to read (bytes, byte/s) from several memories: the slowest if they overlap, the sum if not (E12.13)."""
+    times = [num_bytes / bandwidth for num_bytes, bandwidth in parts]
+    return np.max(times, axis=0) if overlapped else np.sum(times, axis=0)
+
+
+# ---------------------------------------------------------------- shares and regimes
+
+
+def attention_over_linear(params: Number, pairs: Number, tokens: Number, per_pair: Number) -> Number:
+    """FLOP of attention over FLOP of the matrices, for `tokens` tokens and `pairs` (query, key) pairs.
+
+    per_pair: 4 * layers * num_heads * head_dim. A prefill of L tokens has about L^2 / 2 pairs, a decode step `context`.
+    """
+    return per_pair * pairs / linear_flops(params, tokens)
+
+
+def equal_prompt_length(params: Number, per_pair: Number) -> Number:
+    """Prompt length at which attention costs what the matrices cost: 4 * params / per_pair (L^2 / 2 pairs)."""
+    return 4 * params / per_pair
+
+
+def flat_prefill_tokens(device: Device, precision: str = "bf16", bits: Number = 16, mfu: Number = 1.0) -> Number:
+    """Tokens that a pass computes in the time its weights take to be read: ridge * (bits / 8) / 2 * mfu.
+
+    Up to about here a prefill takes as long as a decode step: the flat regime (erratum E01.3).
+    """
+    return device.ridge(precision) * bits / 16 * mfu
+
+
+def model_flops_utilization(flops: Number, seconds: Number, device: Device, precision: str = "bf16") -> Number:
+    """MFU: the share of the dense peak that useful work used."""
+    return flops / seconds / device.peak(precision)
+
+
+def model_bandwidth_utilization(num_bytes: Number, seconds: Number, device: Device) -> Number:
+    """MBU: the share of the peak bandwidth that the bytes a step must read used."""
+    return num_bytes / seconds / device.bandwidth
+
+
+# ---------------------------------------------------------------- one request
+
+
+def request_seconds(queue: Number, prefill: Number, tpot: Number, output_tokens: Number) -> Number:
+    """End-to-end latency: queue + prefill + (N - 1) * TPOT; the first token ends the prefill (erratum E01.9)."""
+    return queue + prefill + (output_tokens - 1) * tpot
+
+
+def max_output_tokens(budget: Number, ttft: Number, tpot: Number) -> Number:
+    """Tokens that a latency budget in seconds pays for: 1 + floor((budget - TTFT) / TPOT), at least 0."""
+    return np.maximum(0, np.floor((budget - ttft) / tpot + 1e-9) + 1)

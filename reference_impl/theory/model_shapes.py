@@ -8,7 +8,7 @@ Matrices of a decoder layer, d = hidden_size, q = num_heads * head_dim, kv = num
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -309,6 +309,11 @@ _READERS = {
 
 _HF = "config.json and weight index on the Hugging Face hub"
 
+_DEEPSEEK_V3 = ModelShape("deepseek-v3", 61, 7168, 128, 128, 192, 18432, 129280, v_head_dim=128,
+    kv_lora_rank=512, rope_dim=64, max_context=163840,
+    stated_params=671_000_000_000, active_params=37_000_000_000,
+    source="DeepSeek-V3 technical report (2024) and " + _HF)  # fmt: skip
+
 MODELS: Mapping[str, ModelShape] = MappingProxyType(
     {
         shape.name: shape
@@ -323,6 +328,10 @@ MODELS: Mapping[str, ModelShape] = MappingProxyType(
                        max_context=8192, stated_params=8_030_261_248, source=_HF),
             ModelShape("llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256,
                        max_context=8192, stated_params=70_553_706_496, source=_HF),
+            ModelShape("llama-3.1-405b", 126, 16384, 128, 8, 128, 53248, 128256,
+                       max_context=131072, stated_params=405_853_388_800, source=_HF),
+            ModelShape("llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, tied_embeddings=True,
+                       max_context=131072, stated_params=1_235_814_400, source=_HF),
             ModelShape("qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064,
                        max_context=131072, stated_params=72_706_203_648, source=_HF),
             ModelShape("qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, tied_embeddings=True,
@@ -335,10 +344,15 @@ MODELS: Mapping[str, ModelShape] = MappingProxyType(
                        max_context=2048, stated_params=6_921_720_704, source=_HF),
             ModelShape("palm-540b", 118, 18432, 48, 1, 256, 73728, 256000, tied_embeddings=True,
                        max_context=2048, stated_params=540_350_000_000, source="Chowdhery et al. 2022, table 1"),
-            ModelShape("deepseek-v3", 61, 7168, 128, 128, 192, 18432, 129280, v_head_dim=128,
+            ModelShape("mixtral-8x7b", 32, 4096, 32, 8, 128, 14336, 32000, max_context=32768,
+                       stated_params=46_702_792_704, active_params=12_879_925_248,
+                       source=_HF + "; active: two of eight experts per layer, and everything else"),
+            ModelShape("deepseek-v2", 60, 5120, 128, 128, 192, 12288, 102400, v_head_dim=128,
                        kv_lora_rank=512, rope_dim=64, max_context=163840,
-                       stated_params=671_000_000_000, active_params=37_000_000_000,
-                       source="DeepSeek-V3 technical report (2024) and " + _HF),
+                       stated_params=236_000_000_000, active_params=21_000_000_000,
+                       source="DeepSeek-V2 technical report (2024) and " + _HF),
+            _DEEPSEEK_V3,
+            replace(_DEEPSEEK_V3, name="deepseek-r1", source="DeepSeek-R1 (2025): DeepSeek-V3, trained further"),
             ModelShape("qwen3-next-80b-a3b", 48, 2048, 16, 2, 256, 5120, 151936, attention_layers=12,
                        fixed_state_bytes=36 * delta_net_state_bytes(16, 32, 128, 128, 4), max_context=262144,
                        stated_params=80_000_000_000, active_params=3_000_000_000,

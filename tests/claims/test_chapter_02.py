@@ -261,12 +261,12 @@ def test_e09_02_which_model_shares_its_kv_heads_is_read_from_its_config() -> Non
     Llama-2 7B and 13B and Gemma 7B are MHA, Gemma 2B is MQA, Falcon-40B has eight KV heads. The config of Falcon-7B
     says 71 KV heads, and the model has one.
     """
-    kinds = {name: MODELS[name].attention_kind for name in MODELS}
-    assert kinds == {
+    expected = {
         "llama-2-7b": "MHA", "llama-2-13b": "MHA", "llama-2-70b": "GQA", "llama-3-8b": "GQA", "llama-3-70b": "GQA",
         "qwen2.5-72b": "GQA", "qwen3-0.6b": "GQA", "mistral-7b": "GQA", "gemma-7b": "MHA", "falcon-7b": "MQA",
-        "palm-540b": "MQA", "deepseek-v3": "MLA", "qwen3-next-80b-a3b": "GQA",
+        "palm-540b": "MQA", "deepseek-v3": "MLA", "qwen3-next-80b-a3b": "GQA", "mixtral-8x7b": "GQA",
     }  # fmt: skip
+    assert {name: MODELS[name].attention_kind for name in expected} == expected
     falcon_7b = {
         "model_type": "falcon", "num_hidden_layers": 32, "hidden_size": 4544, "num_attention_heads": 71,
         "num_kv_heads": 71, "multi_query": True, "new_decoder_architecture": False, "vocab_size": 65024,
