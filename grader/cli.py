@@ -13,12 +13,13 @@ import typer
 from rich.console import Console
 
 from grader.manifest import ManifestError
+from grader.widget_bench import widgets
 from grader.workspace import Prepared, WorkspaceError, prepare
 
 app = typer.Typer(
     name="inferlab",
     help="Understand LLM inference: read chapters, build parts of an engine in labs, have them graded.",
-    epilog="Start with: inferlab learn",
+    epilog="Start with: inferlab learn. Where you are, and what to do next: inferlab progress",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -26,8 +27,10 @@ app = typer.Typer(
 
 # name of the group (None: its commands stand at the top), module with a typer `app`
 _MOUNTS = (
+    (None, "grader.progress_cli"),
     ("lab", "grader.lab_cli"),
     ("grade", "grader.grade_cli"),
+    ("quiz", "grader.quiz.cli"),
     (None, "reference_impl.cli"),
 )
 
@@ -35,7 +38,7 @@ _MOUNTS = (
 @app.command(epilog="Example: inferlab learn --update")
 def learn(
     update: Annotated[
-        bool, typer.Option("--update", help="Bring new versions of chapters and labs; your edits are kept.")
+        bool, typer.Option("--update", help="Bring new versions of chapters and labs; what you wrote or ran is kept.")
     ] = False,
     prepare_only: Annotated[bool, typer.Option("--prepare-only", help="Copy the files and stop.")] = False,
     port: Annotated[int, typer.Option(help="First port to try; the next free one is taken.", min=1, max=65535)] = 8888,
@@ -71,8 +74,12 @@ def _say_what_was_prepared(prepared: Prepared) -> None:
         print(f"Copied {count(prepared.copied)}.")
     if prepared.updated:
         print(f"Updated {count(prepared.updated)} you had not changed.")
+    for path, aside in prepared.kept.items():
+        print(f"Updated {path}, which you had only run; that copy, with its outputs, is {aside}")
     for path, beside in prepared.beside.items():
         print(f"You changed {path}; it is kept, and its new version is {beside}")
+    for path, reason in prepared.blocked.items():
+        print(f"Left alone {path}: {reason}")
     if prepared.outdated:
         print(f"{count(prepared.outdated)} of yours have a newer version. To get them: inferlab learn --update")
 
@@ -80,6 +87,8 @@ def _say_what_was_prepared(prepared: Prepared) -> None:
 def _mount() -> None:
     for name, module in _MOUNTS:
         app.add_typer(importlib.import_module(module).app, name=name)
+    bench = importlib.import_module("reference_impl.cli").bench_app
+    bench.command(epilog="Example: inferlab bench widgets --rounds 5")(widgets)
 
 
 _mount()

@@ -12,19 +12,12 @@ import math
 import os
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import platformdirs
 from ipywidgets import HTML, Button, FloatText, HBox, VBox
 
+from chapters.learner_data import data_folder
 from chapters.widgets.figure import live
-
-
-def data_folder() -> Path:
-    """Where the course keeps what the learner did: INFERLAB_DATA, or the user's data folder."""
-    given = os.environ.get("INFERLAB_DATA")
-    return Path(given).expanduser() if given else Path(platformdirs.user_data_path("inferlab", appauthor=False))
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,32 @@
-"""The quiz in a notebook. A question is whatever has the members below; `grader.quiz` makes them from quiz.yaml."""
+"""The quiz in a notebook: a question, controls to answer it, a button, and what the answer means.
+
+A question knows what is right and says why; this file only shows it, and tells it what to remember. Any object with
+the members below will do; `grader.quiz` makes them from quiz.yaml.
+"""
 
 from __future__ import annotations
 
 import html
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ipywidgets import HTML, Button, Checkbox, Dropdown, FloatText, HBox, Layout, RadioButtons, Textarea, VBox, Widget
+from ipywidgets import HTML, Button, Checkbox, Layout, Text, Textarea, VBox, Widget
 
-from chapters.widgets.figure import live
+from chapters.widgets.figure import GREEN, ORANGE, live
 
 _FULL = Layout(width="98%")
+_WIDE = {"description_width": "initial"}
 _TEXT = '<div style="line-height: 1.4">{}</div>'  # an HTML widget sets its lines as high as a button
+# Right and wrong are words; the line beside them only repeats it. A screen reader says the text as it comes.
+_RESULT = '<div role="status" style="line-height: 1.4; border-left: 4px solid {}; padding-left: 8px">{}</div>'
+
+# ipywidgets cuts a label to one line; an option must be read to its end.
+_CLASS = "inferlab-quiz"
+_STYLE = (
+    f"<style>.{_CLASS} .widget-checkbox {{ height: auto }}"
+    f" .{_CLASS} .widget-checkbox .widget-label-basic {{ white-space: normal; line-height: 1.4; height: auto }}</style>"
+)
 
 
 class Verdict(Protocol):
@@ -22,40 +37,62 @@ class Verdict(Protocol):
 
 
 class Question(Protocol):
-    """kind: choice | multi | numeric | order | match | short. lefts: what options are matched to. check judges."""
+    """kind: choice | multi | numeric | order | match | short. lefts: what options are matched to.
+
+    parse reads a typed number, check judges, and both raise ValueError for what is no answer. record keeps an answer
+    and returns "" or why it could not. key and seed: which item it is, and which numbers it drew; key may be "".
+    """
 
     id: str
+    key: str
+    seed: int
     kind: str
     prompt: str
     options: tuple[str, ...]
     lefts: tuple[str, ...]
     unit: str
 
+    def parse(self, text: str) -> Any: ...
     def check(self, given: Any) -> Verdict: ...
+    def record(self, verdict: Any, seconds: float) -> str: ...
     def answer_text(self) -> str: ...
     def as_text(self) -> str: ...
 
 
 class Card:
-    """One question with its controls. `verdict` is None until the button was pressed."""
+    """One question with its controls. `verdict` is None until the button was pressed.
+
+    Only the first answer is recorded: after it the explanation stands on the page.
+    """
 
     def __init__(self, question: Question, number: int):
         self.question, self.number = question, number
         self.verdict: Verdict | None = None
+        self.first: Verdict | None = None
+        self.judged: Callable[[], None] = lambda: None  # the view that shows the card puts its count here
+        self.begin = time.monotonic()
         controls, self._read = _CONTROLS[question.kind](question)
         self._points: list[Widget] = []
         if question.kind == "short":
-            self._points, controls = controls, [Textarea(placeholder="Your answer, in your own words", layout=_FULL)]
-        self.button = Button(description="Show the answer" if question.kind == "short" else "Check")
+            self._points = controls
+            controls = [Textarea(description="In your own words:", style=_WIDE, layout=_FULL)]
+            self._show_points(False)
+        self.button = Button(
+            description="Show the answer" if question.kind == "short" else "Check", tooltip=f"Check question {number}"
+        )
         self.button.on_click(lambda _: self.check())
+        for control in controls:
+            control.on_msg(self._enter)
         self.result = HTML()
         prompt = HTML(_TEXT.format(f"<b>{number}.</b> {html.escape(question.prompt)}"))
-        self.box = VBox([prompt, *controls, self.button, self.result], layout=Layout(margin="0 0 16px 0"))
+        self.controls = controls
+        inside = [prompt, *controls, *self._points, self.button, self.result]
+        self.box = VBox(inside, layout=Layout(margin="0 0 16px 0"))
 
     def check(self) -> None:
         """Judges what is entered now. A text is judged by its writer: the first press shows what to compare it with."""
         if self.question.kind == "short" and self.button.description != "Count my points":
-            self.box.children = (*self.box.children[:2], *self._points, *self.box.children[2:])
+            self._show_points(True)
             self.button.description = "Count my points"
             self._say(self.question.answer_text() + "\nTick the points that your answer has.")
             return
@@ -64,17 +101,46 @@ class Card:
         except ValueError as error:
             self._say(str(error))
             return
-        self._say(self.verdict.message, "Right." if self.verdict.correct else "Not yet.")
+        problem = ""
+        if self.first is None:
+            self.first = self.verdict
+            problem = self.question.record(self.verdict, time.monotonic() - self.begin)
+        colour, mark = (GREEN, "Right.") if self.verdict.correct else (ORANGE, "Not yet.")
+        self._say(self.verdict.message + ("\n" + problem if problem else ""), colour, mark)
+        self.judged()
 
-    def _say(self, text: str, mark: str = "") -> None:
+    def _show_points(self, shown: bool) -> None:
+        for box in self._points:  # made now and hidden: a box that came later would take the focus from the button
+            box.layout.display = None if shown else "none"
+
+    def _enter(self, widget: Widget, content: Any, buffers: Any) -> None:
+        if content.get("event") == "submit":  # the Enter key in a field of text
+            self.check()
+
+    def _say(self, text: str, colour: str = "transparent", mark: str = "") -> None:
         shown = (f"<b>{mark}</b> " if mark else "") + html.escape(text).replace("\n", "<br>")
-        self.result.value = _TEXT.format(shown)
+        self.result.value = _RESULT.format(colour, shown)
 
 
 class QuizView:
     def __init__(self, questions: Sequence[Question]):
-        self.cards = [Card(question, number) for number, question in enumerate(questions, 1)]
-        self.box = VBox([card.box for card in self.cards])
+        self.cards = [_card(question, number) for number, question in enumerate(questions, 1)]
+        self.count = HTML()
+        self.box = VBox([*(card.box for card in self.cards), self.count, HTML(_STYLE)])
+        self.box.add_class(_CLASS)
+        for card in self.cards:
+            card.judged = self._count
+        self._count()
+
+    def _count(self) -> None:
+        for card in self.cards:
+            card.begin = time.monotonic()  # the time for the next answer runs from the last one
+        firsts = [card.first for card in self.cards if card.first is not None]
+        right = sum(first.correct for first in firsts)
+        self.count.value = _TEXT.format(
+            f"{len(firsts)} of {len(self.cards)} answered, {right} right at the first try. "
+            "<code>inferlab quiz</code> in a terminal asks each again when it is due."
+        )
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         parts = []
@@ -83,7 +149,20 @@ class QuizView:
             answer = html.escape(card.question.answer_text()).replace("\n", "<br>")
             parts.append(f"<p><b>{card.number}.</b> {text}</p><details><summary>Answer</summary>{answer}</details>")
         plain = "\n\n".join(f"{card.number}. {card.question.as_text()}" for card in self.cards)
-        return live(self.box, "\n".join(parts), plain)
+        return live(self.box, "\n".join(parts), plain + "\n\nTo answer them in a terminal: inferlab quiz")
+
+
+# Cards by what they show, so that running a cell again keeps what was answered in it.
+_CARDS: dict[tuple[Any, ...], Card] = {}
+
+
+def _card(question: Question, number: int) -> Card:
+    if not question.key:
+        return Card(question, number)
+    shown = (question.key, question.seed, number, question.prompt, question.options, question.lefts)
+    if shown not in _CARDS:
+        _CARDS[shown] = Card(question, number)
+    return _CARDS[shown]
 
 
 def quiz(questions: Sequence[Question]) -> QuizView:
@@ -91,37 +170,51 @@ def quiz(questions: Sequence[Question]) -> QuizView:
     return QuizView(questions)
 
 
+# JupyterLab takes arrow keys and letters for itself unless a field of text has the focus, and radio buttons and menus
+# need them: without a mouse nobody could choose. Boxes work with Tab and Space, fields of text with every key.
+
+
+def _boxes(question: Question) -> list[Checkbox]:
+    return [Checkbox(description=text, indent=False, layout=Layout(width="98%")) for text in question.options]
+
+
 def _choice(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
-    radio = RadioButtons(options=[(text, i) for i, text in enumerate(question.options)], index=None, layout=_FULL)
-    return [radio], lambda: radio.value
+    boxes = _boxes(question)
+
+    def alone(change: Any) -> None:
+        if change["new"]:
+            for box in boxes:
+                box.value = box is change["owner"]
+
+    for box in boxes:
+        box.observe(alone, "value")
+    return list(boxes), lambda: next((i for i, box in enumerate(boxes) if box.value), None)
 
 
 def _multi(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
-    boxes = [Checkbox(description=text, indent=False, layout=_FULL) for text in question.options]
+    boxes = _boxes(question)
     return list(boxes), lambda: {i for i, box in enumerate(boxes) if box.value}
 
 
+def _typed(question: Question, label: str) -> tuple[list[Widget], Callable[[], Any]]:
+    """A field of text; above it what its letters stand for."""
+    field = Text(description=label, style=_WIDE, layout=Layout(width="36em", max_width="98%"))
+    lefts = [f"{i}. {text}" for i, text in enumerate(question.lefts, 1)]
+    options = [f"{chr(97 + i)}) {text}" for i, text in enumerate(question.options)]
+    listed = [HTML(_TEXT.format("<br>".join(map(html.escape, lines)))) for lines in (lefts, options) if lines]
+    return [*listed, field], lambda: question.parse(field.value)
+
+
 def _numeric(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
-    field = FloatText(description=question.unit)
-    return [field], lambda: field.value
-
-
-def _places(question: Question, lefts: Sequence[str]) -> tuple[list[Widget], Callable[[], Any]]:
-    """One menu for each place; the answer is the index of the option chosen there."""
-    options = [("choose", None)] + [(text, i) for i, text in enumerate(question.options)]
-    menus = [Dropdown(options=options, layout=Layout(width="60%")) for _ in lefts]
-    rows = [
-        HBox([HTML(html.escape(left), layout=Layout(width="35%")), m]) for left, m in zip(lefts, menus, strict=True)
-    ]
-    return rows, lambda: [menu.value for menu in menus]
+    return _typed(question, f"A number in {question.unit}:")
 
 
 def _order(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
-    return _places(question, [f"{i}." for i in range(1, len(question.options) + 1)])
+    return _typed(question, "Letters in the right order, such as cab:")
 
 
 def _match(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
-    return _places(question, question.lefts)
+    return _typed(question, "A letter for each number, such as cab:")
 
 
 _CONTROLS: dict[str, Callable[[Question], tuple[list[Widget], Callable[[], Any]]]] = {

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import math
 import operator
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
-THEORY_MODULES = ("units", "hardware", "model_shapes", "kv_cache", "latency")
+
+@functools.cache
+def theory_modules() -> tuple[str, ...]:
+    """Names of all modules of `reference_impl.theory`: a new one can be used in quizzes as soon as it is there."""
+    package = importlib.import_module("reference_impl.theory")
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name[0] != "_"))
 
 
 class QuizError(ValueError):
@@ -68,9 +75,9 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
                 return names[name]
             if name in _FUNCTIONS:
                 return _FUNCTIONS[name]
-            if name in THEORY_MODULES:
+            if name in theory_modules():
                 return importlib.import_module(f"reference_impl.theory.{name}")
-            raise QuizError(f"unknown name {name!r}; expected one of {sorted(names)}, {', '.join(THEORY_MODULES)}")
+            raise QuizError(f"unknown name {name!r}; expected one of {sorted(names)}, {', '.join(theory_modules())}")
         case ast.Attribute(value=inner, attr=attr) if not attr.startswith("_"):
             owner = _value(inner, names)
             found = getattr(owner, attr)

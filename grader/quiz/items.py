@@ -6,26 +6,24 @@ import itertools
 import math
 import random
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from grader.quiz.expressions import QuizError, evaluate
-from grader.quiz.question import Question, Verdict, close
-from grader.workspace import chapters_root
+from grader.quiz.question import Question, Verdict, as_number, close
 
 Text = Annotated[str, Field(min_length=1)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Span(_Strict):
+class Span(Strict):
     """Whole numbers low, low + step, ... up to high."""
 
     low: int
@@ -36,7 +34,7 @@ class Span(_Strict):
 Param = Annotated[Span | list[int | float | str], Field(union_mode="left_to_right")]
 
 
-class Option(_Strict):
+class Option(Strict):
     """An answer to choose. A wrong one names the misconception it stands for."""
 
     text: Text
@@ -50,14 +48,14 @@ class Option(_Strict):
         return self
 
 
-class Mistake(_Strict):
+class Mistake(Strict):
     """A known wrong way to a number."""
 
     misconception: Text
     value: str
 
 
-class _Item(_Strict):
+class _Item(Strict):
     id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     prompt: Text
     difficulty: Literal[1, 2, 3]
@@ -98,7 +96,8 @@ class _Item(_Strict):
     def draw(self, seed: int = 0) -> Question:
         """The item with numbers filled in and options shuffled; the same seed gives the same question."""
         rng = random.Random(f"{self.id}:{seed}")
-        return self.build(self.values({name: rng.choice(space) for name, space in self.spaces().items()}), rng)
+        names = self.values({name: rng.choice(space) for name, space in self.spaces().items()})
+        return replace(self.build(names, rng), seed=seed)
 
     def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
         raise NotImplementedError
@@ -131,9 +130,9 @@ class Choice(_TextItem):
             if given == right:
                 return Verdict(True, 1.0, _fill(self.why, names))
             wrong = options[_index(given, len(options))].misconception or ""
-            return Verdict(False, 0.0, f"{_fill(wrong, names)} {_fill(self.why, names)}")
+            return Verdict(False, 0.0, f"{_fill(wrong, names)}\n{_fill(self.why, names)}")
 
-        return _question(self, names, options=[o.text for o in options], right=right, judge=check)
+        return _question(self, names, options=options, right=right, judge=check)
 
 
 class Multi(_TextItem):
@@ -155,13 +154,16 @@ class Multi(_TextItem):
 
         def check(given: Any) -> Verdict:
             chosen = {_index(i, len(options)) for i in given}
-            agree = sum((i in chosen) == (i in right) for i in range(len(options)))
+            if not chosen:
+                raise ValueError("choose at least one option")
+            # A wrong one takes away what a right one gives, so that ticking everything earns nothing by itself.
+            score = max(0, len(chosen & right) - len(chosen - right)) / len(right)
             notes = [_fill(options[i].misconception or "", names) for i in sorted(chosen - right)]
             missing = [f"Also right: {_fill(options[i].text, names)}" for i in sorted(right - chosen)]
             message = "\n".join([*notes, *missing, _fill(self.why, names)])
-            return Verdict(chosen == right, agree / len(options), message)
+            return Verdict(chosen == right, score, message)
 
-        return _question(self, names, options=[o.text for o in options], right=right, judge=check)
+        return _question(self, names, options=options, right=right, judge=check)
 
 
 class Numeric(_Item):
@@ -175,18 +177,18 @@ class Numeric(_Item):
 
     def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
         right = float(evaluate(self.answer, names))
-        wrong = [(m.misconception, float(evaluate(m.value, names))) for m in self.mistakes]
+        wrong = tuple((m.misconception, float(evaluate(m.value, names))) for m in self.mistakes)
 
         def check(given: Any) -> Verdict:
             value = float(given)  # ValueError: not a number
-            why = f"Computed: {_number(right)} {self.unit}. {_fill(self.why, names)}"
+            why = f"Computed: {as_number(right)} {self.unit}. {_fill(self.why, names)}"
             if close(value, right, self.tolerance):
                 return Verdict(True, 1.0, why)
             fitting = [name for name, number in wrong if close(value, number, self.tolerance)]
-            hint = f"That is the number you get by {fitting[0]}. " if fitting else ""
+            hint = f"That is the number you get by {fitting[0]}.\n" if fitting else ""
             return Verdict(False, 0.0, hint + why)
 
-        return _question(self, names, options=[], right=right, judge=check, unit=self.unit)
+        return _question(self, names, right=right, judge=check, unit=self.unit, mistakes=wrong)
 
 
 class Order(_TextItem):
@@ -198,7 +200,9 @@ class Order(_TextItem):
     def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
         shuffled = rng.sample(self.steps, len(self.steps))
         right = tuple(shuffled.index(step) for step in self.steps)
-        return _question(self, names, options=shuffled, right=right, judge=_placed(right, _fill(self.why, names)))
+        return _question(
+            self, names, options=_plain(shuffled), right=right, judge=_placed(right, _fill(self.why, names))
+        )
 
 
 class Match(_TextItem):
@@ -219,7 +223,8 @@ class Match(_TextItem):
         rights = rng.sample([right for _, right in self.pairs], len(self.pairs))
         right = tuple(rights.index(pair[1]) for pair in self.pairs)
         judge = _placed(right, _fill(self.why, names))
-        return _question(self, names, options=rights, right=right, judge=judge, lefts=[left for left, _ in self.pairs])
+        lefts = [left for left, _ in self.pairs]
+        return _question(self, names, options=_plain(rights), right=right, judge=judge, lefts=lefts)
 
 
 class Short(_TextItem):
@@ -238,72 +243,41 @@ class Short(_TextItem):
             return Verdict(score == 1, score, f"{len(found)} of {len(self.rubric)} points.\n{message}")
 
         right = frozenset(range(len(self.rubric)))
-        return _question(self, names, options=list(self.rubric), right=right, judge=check)
+        return _question(self, names, options=_plain(self.rubric), right=right, judge=check)
 
 
 Item = Annotated[Choice | Multi | Numeric | Order | Match | Short, Field(discriminator="kind")]
 
 
-class Quiz(_Strict):
-    """All items of a chapter."""
-
-    chapter: Annotated[str, Field(pattern=r"^\d\d_[a-z0-9_]+$")]
-    items: tuple[Item, ...] = Field(min_length=1)
-
-    @field_validator("items")
-    @classmethod
-    def _ids_are_unique(cls, items: tuple[Item, ...]) -> tuple[Item, ...]:
-        ids = [item.id for item in items]
-        if twice := {i for i in ids if ids.count(i) > 1}:
-            raise ValueError(f"item ids used twice: {sorted(twice)}")
-        return items
-
-    def item(self, id: str) -> Item:
-        """The item with this id. Raises QuizError."""
-        for item in self.items:
-            if item.id == id:
-                return item
-        raise QuizError(f"{self.chapter} has no quiz item {id!r}; it has {', '.join(i.id for i in self.items)}")
-
-    def draw(self, seed: int = 0, tag: str | None = None) -> list[Question]:
-        """One question from each item, or from each with this tag, in the file's order."""
-        return [item.draw(seed) for item in self.items if tag is None or tag in item.tags]
-
-
-def load_quiz(chapter: str, path: Path | None = None) -> Quiz:
-    """Reads and checks the quiz of a chapter's folder (`02_kv_cache`), or the file given. Raises QuizError."""
-    path = path or chapters_root() / chapter / "quiz.yaml"
-    try:
-        quiz = Quiz.model_validate(yaml.safe_load(path.read_text("utf-8")))
-        for item in quiz.items:
-            item.draw(0)  # a name that does not exist is found now, not in front of a learner
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValidationError, QuizError) as error:
-        raise QuizError(f"{path}: {error}") from None
-    return quiz
-
-
 def _question(
-    item: _Item,
-    names: Mapping[str, Any],
-    *,
-    options: list[str],
-    right: Any,
-    judge: Callable[[Any], Verdict],
-    lefts: list[str] | None = None,
-    unit: str = "",
+    item: _Item, names: Mapping[str, Any], *, options: Sequence[Option] = (), lefts: Sequence[str] = (), **rest: Any
 ) -> Question:
-    filled = tuple(_fill(text, names) for text in options)
+    filled = tuple(_fill(option.text, names) for option in options)
     if len(set(filled)) != len(filled):
         raise QuizError(f"{item.id}: two options read the same: {filled}")
-    kind = str(getattr(item, "kind", ""))
-    prompt = _fill(item.prompt, names)
-    return Question(item.id, kind, prompt, filled, tuple(_fill(t, names) for t in lefts or []), unit, right, judge)
+    return Question(
+        id=item.id,
+        kind=str(getattr(item, "kind", "")),
+        prompt=_fill(item.prompt, names),
+        options=filled,
+        lefts=tuple(_fill(text, names) for text in lefts),
+        why=_fill(item.why, names),
+        notes=tuple(_fill(option.misconception or "", names) for option in options),
+        **{"unit": "", **rest},
+    )
+
+
+def _plain(texts: Iterable[str]) -> list[Option]:
+    """Texts that are all right, each in its place."""
+    return [Option(text=text, right=True) for text in texts]
 
 
 def _placed(right: tuple[int, ...], why: str) -> Callable[[Any], Verdict]:
     def check(given: Any) -> Verdict:
         if len(given) != len(right) or None in given:
             raise ValueError(f"expected an answer in each of {len(right)} places")
+        if len(set(given)) != len(given):
+            raise ValueError("each one is used once")
         hits = sum(a == b for a, b in zip(given, right, strict=True))
         return Verdict(hits == len(right), hits / len(right), f"{hits} of {len(right)} in place. {why}")
 
@@ -326,7 +300,3 @@ def _fill(text: str, names: Mapping[str, Any]) -> str:
                 raise QuizError(f"{{{field}}} is neither in params nor in let: {text!r}")
             parts.append(format(names[field], spec or ""))
     return "".join(parts)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"

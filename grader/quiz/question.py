@@ -1,7 +1,9 @@
-"""A question with its numbers drawn, and the player that asks it as text."""
+"""A question with its numbers drawn: how an answer is typed, judged and put into words."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,33 +35,72 @@ class Question:
     unit: str
     right: Any
     judge: Callable[[Any], Verdict]
+    why: str = ""
+    notes: tuple[str, ...] = ()  # for each option the misconception it stands for, "" for a right one
+    mistakes: tuple[tuple[str, float], ...] = ()  # known wrong ways to a number, and the number
+    seed: int = 0  # of the draw
+    key: str = ""  # chapter's folder / id, for the log of answers; "" where it was drawn outside of a quiz
 
     def check(self, given: Any) -> Verdict:
         """Raises ValueError for what is no answer at all (nothing chosen, not a number)."""
         return self.judge(given)
 
+    def parse(self, text: str) -> Any:
+        """What `check` takes, from what a learner types. Raises ValueError."""
+        return parse_answer(self, text)
+
+    def record(self, verdict: Verdict, seconds: float) -> str:
+        """Adds an answer to the learner's log; returns "" or, where it cannot be written, why not."""
+        from grader.quiz.review import ReviewError, record_answer
+
+        try:
+            if self.key:
+                record_answer(self.key, verdict, seed=self.seed, seconds=seconds)
+        except ReviewError as error:
+            return str(error)
+        return ""
+
     def as_text(self) -> str:
         """The question for a player without controls."""
         if self.kind in ("numeric", "short"):
             return self.prompt + (f" [{self.unit}]" if self.unit else "")
-        rows = [f"   {chr(97 + i)}) {text}" for i, text in enumerate(self.options)]
+        rows = [f"   {letter(i)}) {text}" for i, text in enumerate(self.options)]
         lefts = [f"   {i}. {text}" for i, text in enumerate(self.lefts, 1)]
         return "\n".join([self.prompt, *lefts, *rows])
 
-    def answer_text(self) -> str:
-        """What is right, in words, and why."""
-        verdict = self.judge(self.right)
+    def given_text(self, given: Any) -> list[str]:
+        """An answer in words, line by line."""
         match self.kind:
             case "choice":
-                head = f"{chr(97 + self.right)}) {self.options[self.right]}\n"
+                return [f"{letter(given)}) {self.options[given]}"]
             case "multi" | "order" | "short":
-                order = self.right if self.kind == "order" else sorted(self.right)
-                head = "".join(f"{chr(97 + i)}) {self.options[i]}\n" for i in order)
+                order = given if self.kind == "order" else sorted(given)
+                return [f"{letter(i)}) {self.options[i]}" for i in order]
             case "match":
-                head = "".join(f"{left}: {self.options[i]}\n" for left, i in zip(self.lefts, self.right, strict=True))
+                return [f"{left}: {self.options[i]}" for left, i in zip(self.lefts, given, strict=True)]
             case _:
-                head = ""
-        return head + verdict.message
+                return [f"{as_number(given)} {self.unit}"]
+
+    def explained(self) -> str:
+        """Why the right answer is right; with the number of a numeric item and the model answer of a short one."""
+        message = self.judge(self.right).message
+        match self.kind:
+            case "short":
+                return message.partition("\n")[2]  # without the count of points
+            case "numeric":
+                return message
+            case _:
+                return self.why
+
+    def answer_text(self) -> str:
+        """What is right, in words, and why."""
+        head = [] if self.kind == "numeric" else self.given_text(self.right)  # its explanation names the number
+        return "\n".join([*head, self.explained()])
+
+
+def letter(index: int) -> str:
+    """How an option is named where it is typed: a, b, c, …"""
+    return chr(97 + index)
 
 
 def parse_answer(question: Question, text: str) -> Any:
@@ -69,15 +110,12 @@ def parse_answer(question: Question, text: str) -> Any:
     """
     text = text.strip()
     if question.kind == "numeric":
-        try:
-            return float(text.replace(",", "").split()[0])
-        except (ValueError, IndexError):
-            raise ValueError(f"expected a number in {question.unit}, got {text!r}") from None
-    letters = [ord(letter) - 97 for letter in text.lower() if letter.isalpha()]
-    if question.kind == "short" and not letters:
+        return _parse_number(text, question.unit)
+    if question.kind == "short" and not text:
         return set()
-    if not letters or max(letters) >= len(question.options):
-        raise ValueError(f"expected letters from a to {chr(96 + len(question.options))}, got {text!r}")
+    letters = [ord(character) - 97 for character in text.lower() if character not in " ,;.)"]
+    if not letters or not all(0 <= i < len(question.options) for i in letters):
+        raise ValueError(f"expected letters from a to {letter(len(question.options) - 1)}, got {text!r}")
     if question.kind == "choice":
         if len(letters) > 1:
             raise ValueError(f"expected one letter, got {text!r}")
@@ -85,23 +123,29 @@ def parse_answer(question: Question, text: str) -> Any:
     return set(letters) if question.kind in ("multi", "short") else letters
 
 
-def play(questions: list[Question], ask: Callable[[str], str] = input, say: Callable[[str], None] = print) -> float:
-    """Asks the questions as text, one after the other; returns the mean score."""
-    scores = []
-    for number, question in enumerate(questions, 1):
-        say(f"\n{number}. {question.as_text()}")
-        if question.kind == "short":  # the learner judges: first write, then compare
-            ask("> ")
-            say(question.answer_text() + "\nWhich of these points does your answer have? (letters)")
-        while True:
-            try:
-                verdict = question.check(parse_answer(question, ask("> ")))
-                break
-            except ValueError as error:
-                say(str(error))
-        say(f"{'Right.' if verdict.correct else 'Not yet.'} {verdict.message}")
-        scores.append(verdict.score)
-    return sum(scores) / len(scores) if scores else 0.0
+# 1234 · 1,234.5 · 1 234 · 1_234 · .5 · 2e9, and then perhaps the unit. "1,5" is none: it could mean 1.5 or 15.
+_NUMBER = re.compile(
+    r"([+-]?(?:\d{1,3}(?:[, _\u00a0\u202f]\d{3})+(?!\d)|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(.*)", re.ASCII
+)
+
+
+def _parse_number(text: str, unit: str) -> float:
+    found = _NUMBER.fullmatch(text)
+    digits, rest = (re.sub(r"[, _\u00a0\u202f]", "", found[1]), found[2]) if found else ("", text)
+    if rest and rest.casefold() != unit.casefold():
+        digits = ""  # another unit would be another number
+    try:
+        value = float(digits)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"expected a number in {unit}, such as 1234.5 or 2e9, got {text!r}")
+    return value
+
+
+def as_number(value: float) -> str:
+    """A number to read: 327,680 or 0.01234."""
+    return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
 
 
 def close(given: float, right: float, tolerance: float) -> bool:

@@ -4,13 +4,12 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from chapters.widgets import kv_memory, predict, quiz, reveal, savings, show, timeline
+from chapters.widgets import kv_memory, predict, reveal, savings, show, timeline
 from chapters.widgets.figure import View, figure
 from chapters.widgets.predictions import data_folder, predictions, store
 from chapters.widgets.timeline import Segment, segments
@@ -221,74 +220,3 @@ def test_a_prediction_box_has_text_for_pages_without_widgets() -> None:
     data = bundle(predict("t-10", "How <many>?", "GB"))
     assert "How &lt;many&gt;?" in data["text/html"]
     assert "guess=" in data["text/plain"]
-
-
-# ---------------------------------------------------------------- quiz
-
-
-@dataclass
-class Verdict:
-    correct: bool
-    message: str
-
-
-@dataclass
-class Asked:
-    """A question as the widget sees one."""
-
-    kind: str
-    right: Any
-    id: str = "q"
-    prompt: str = "Which <one>?"
-    options: tuple[str, ...] = ("a", "b", "c")
-    lefts: tuple[str, ...] = ("x", "y", "z")
-    unit: str = "GB"
-
-    def check(self, given: Any) -> Verdict:
-        if given is None or (isinstance(given, list) and None in given):
-            raise ValueError("choose one option")
-        return Verdict(given == self.right, "because")
-
-    def answer_text(self) -> str:
-        return "the answer"
-
-    def as_text(self) -> str:
-        return self.prompt
-
-
-def test_the_quiz_widget_checks_each_kind() -> None:
-    kinds: dict[str, Any] = {"choice": 1, "multi": {0, 2}, "numeric": 2.5, "order": [2, 0, 1], "match": [1, 2, 0]}
-    cards = {card.question.kind: card for card in quiz([Asked(kind, right) for kind, right in kinds.items()]).cards}
-    cards["choice"].button.click()
-    assert "choose one" in cards["choice"].result.value
-    cards["choice"].box.children[1].value = 1
-    for i in (0, 2):
-        cards["multi"].box.children[1 + i].value = True
-    cards["numeric"].box.children[1].value = 2.5
-    for kind in ("order", "match"):
-        for row, value in zip(cards[kind].box.children[1:4], kinds[kind], strict=True):
-            row.children[1].value = value
-    for card in cards.values():
-        card.button.click()
-        assert card.verdict is not None
-        assert card.verdict.correct, card.question.kind
-        assert "Right." in card.result.value
-
-
-def test_a_text_is_judged_by_its_writer_after_the_answer_was_shown() -> None:
-    card = quiz([Asked("short", {0, 1, 2})]).cards[0]
-    card.button.click()
-    assert "the answer" in card.result.value
-    assert card.verdict is None
-    for box in card._points:
-        box.value = True  # type: ignore[attr-defined]
-    card.button.click()
-    assert card.verdict is not None
-    assert card.verdict.correct
-
-
-def test_the_quiz_without_a_front_end_folds_its_answers_away() -> None:
-    data = bundle(quiz([Asked("choice", 1)]))
-    assert "<details>" in data["text/html"]
-    assert "Which &lt;one&gt;?" in data["text/html"]
-    assert "the answer" not in data["text/plain"]

@@ -1,0 +1,75 @@
+"""`inferlab bench widgets`: how long a widget takes to redraw when one of its controls is moved. Goal: under 200 ms.
+
+Each control of each widget is moved to both ends and back, as a learner does; a redraw ends when the picture is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from typing import Annotated, Any
+
+import typer
+
+GOAL_MS = 200.0
+
+
+def widgets(
+    rounds: Annotated[int, typer.Option(min=1, help="Times that every control is moved, after one warm-up.")] = 3,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/widgets.json.")] = False,
+) -> None:
+    """The course's widgets: milliseconds per redraw, every control at both of its ends."""
+    harness = importlib.import_module("reference_impl.bench.harness")
+    result = {"stamp": harness.stamp(), "goal_ms": GOAL_MS, "redraw_ms": run(rounds)}
+    for name, row in result["redraw_ms"].items():
+        typer.echo(f"{name:<16}{row['median']:>7.0f} ms median {row['max']:>7.0f} ms worst, {row['runs']} redraws")
+    if save:
+        typer.echo(f"wrote {harness.save('widgets', result)}")
+
+
+def run(rounds: int) -> dict[str, dict[str, float]]:
+    """Milliseconds per redraw of each widget: median, min, max, runs."""
+    return {name: _redraws(view, rounds) for name, view in _views().items()}
+
+
+def _views() -> dict[str, Any]:
+    """Every widget that redraws, the timeline over a trace of the real engine."""
+    made = importlib.import_module("chapters.widgets")
+    views = {name: getattr(made, name)() for name in ("kv_memory", "latency_budget", "roofline", "savings")}
+    return views | {"timeline": made.timeline(_trace())}
+
+
+def _trace() -> Any:
+    engine = importlib.import_module("reference_impl")
+    llm = engine.LLM(engine.course_model("draft"), kv_cache_bytes=2**20, max_num_batched_tokens=64)
+    llm.generate([list(range(3, 3 + 20 * n)) for n in range(1, 13)], engine.SamplingParams(max_tokens=16, seed=0))
+    return llm.engine.trace
+
+
+def _redraws(view: Any, rounds: int) -> dict[str, float]:
+    milliseconds = []
+    for turn in range(rounds + 1):
+        for control in view.controls.values():
+            before = control.value
+            for value in (*_ends(control), before):
+                if value == control.value:
+                    continue
+                began = time.perf_counter()
+                control.value = value
+                if turn:
+                    milliseconds.append((time.perf_counter() - began) * 1e3)
+    return {
+        "median": round(statistics.median(milliseconds), 1),
+        "min": round(min(milliseconds), 1),
+        "max": round(max(milliseconds), 1),
+        "runs": len(milliseconds),
+    }
+
+
+def _ends(control: Any) -> tuple[Any, Any]:
+    """The first and last value that a control can take."""
+    if hasattr(control, "options"):
+        values = [value for _, value in control._options_full]
+        return values[0], values[-1]
+    return control.min, control.max

@@ -1,0 +1,40 @@
+"""The benchmark of the widgets moves every control of every widget that redraws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grader import widget_bench
+
+
+class Counting:
+    """Stands in for a view with one control of three values."""
+
+    def __init__(self) -> None:
+        self.controls = {"x": self}
+        self.min, self.max = 1, 3
+        self._value = 2
+        self.seen: list[int] = []
+
+    @property
+    def value(self) -> int:
+        return self._value
+
+    @value.setter
+    def value(self, new: int) -> None:
+        self._value = new
+        self.seen.append(new)
+
+
+def test_every_control_goes_to_both_ends_and_back_and_the_first_round_does_not_count() -> None:
+    view = Counting()
+    row = widget_bench._redraws(view, rounds=2)
+    assert view.seen == [1, 3, 2] * 3
+    assert row["runs"] == 6
+    assert 0 <= row["min"] <= row["median"] <= row["max"]
+
+
+def test_every_widget_with_controls_is_measured() -> None:
+    views: dict[str, Any] = widget_bench._views()
+    assert {"kv_memory", "latency_budget", "roofline", "savings", "timeline"} == set(views)
+    assert all(view.controls for view in views.values())
