@@ -52,17 +52,22 @@ def attention_one_row(q: Tensor, key: Tensor, value: Tensor, scale: float) -> Te
     return out[0].transpose(0, 1)
 
 
-def attention_decode_rows(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, mask: Tensor, scale: float) -> Tensor:
+def attention_decode_rows(
+    q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, mask: Tensor, scale: float, workspace: Tensor
+) -> Tensor:
     """One query per row, all rows at once, padded to the longest context.
 
     q [rows, num_heads, head_dim]; slots [rows, max_seq_len], where the padding repeats a slot of the same row:
     a slot that nobody wrote may hold NaN, and 0 x NaN is NaN. mask [rows, 1, 1, max_seq_len]: 0, or -inf for padding.
+    workspace [2, rows * max_seq_len or more, num_kv_heads, head_dim]: is written over with the gathered context.
     """
     rows, num_heads, head_dim = q.shape
     num_kv_heads = keys.shape[1]
-    shape = (rows, -1, num_kv_heads, head_dim)
-    k = keys.index_select(0, slots.flatten()).view(shape).transpose(1, 2)  # [rows, num_kv_heads, max_seq_len, head_dim]
-    v = values.index_select(0, slots.flatten()).view(shape).transpose(1, 2)
+    flat = slots.flatten()
+    k, v = (
+        torch.index_select(cache, 0, flat, out=room[: len(flat)]).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
+        for cache, room in zip((keys, values), workspace, strict=True)
+    )  # [rows, num_kv_heads, max_seq_len, head_dim]
     # The query heads of a group read the same keys, so they can stand where several queries would.
     grouped = q.view(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale).view(rows, num_heads, head_dim)
