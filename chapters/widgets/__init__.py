@@ -5,9 +5,23 @@ ipywidgets and matplotlib only; without a front end each shows a static picture 
 
 from chapters.widgets.figure import show
 from chapters.widgets.kv_memory import kv_memory
+from chapters.widgets.latency_budget import latency_budget
 from chapters.widgets.predictions import predict, reveal
 from chapters.widgets.quiz import quiz
+from chapters.widgets.roofline import roofline
+from chapters.widgets.sampling import sampling
 from chapters.widgets.savings import savings
 from chapters.widgets.timeline import timeline
 
-__all__ = ["kv_memory", "predict", "quiz", "reveal", "savings", "show", "timeline"]
+__all__ = [
+    "kv_memory",
+    "latency_budget",
+    "predict",
+    "quiz",
+    "reveal",
+    "roofline",
+    "sampling",
+    "savings",
+    "show",
+    "timeline",
+]

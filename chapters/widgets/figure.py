@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipywidgets import HTML, VBox, Widget
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW = (
@@ -42,7 +43,8 @@ def tidy(axes: Any, xlabel: str = "", ylabel: str = "", title: str = "") -> Any:
 def to_html(fig: Figure, alt: str) -> str:
     """The figure as an <img> with its alt text; no file, no link."""
     buffer = io.BytesIO()
-    fig.savefig(buffer, format="png", dpi=110)
+    fig.set_dpi(110)
+    FigureCanvasAgg(fig).print_png(buffer)  # savefig would draw everything twice
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
     return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt, quote=True)}" style="max-width:100%">'
 

@@ -1,0 +1,633 @@
+# %% [markdown] name="title"
+# # 00a · The map: what happens to a request, and what can run out
+#
+# About 45 minutes. You need some Python and an idea of what a neural network is. `b_roofline` follows and puts numbers
+# on the map. Everything here runs on a laptop; with a GPU it runs there.
+
+# %% name="setup"
+import inspect
+from dataclasses import replace
+
+import numpy as np
+import torch
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from chapters import widgets
+from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, figure, show, tidy
+from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
+from reference_impl.baselines.no_cache import RecomputeAttention
+from reference_impl.baselines.ragged import ragged_batch
+from reference_impl.theory import collectives, cost, kv_cache, latency, roofline
+from reference_impl.theory.hardware import device
+from reference_impl.theory.model_shapes import MODELS, model
+from reference_impl.theory.units import GB, GiB, MiB, format_bytes, format_seconds
+
+torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
+llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=32 * 2**20)
+decoder = llm.engine.model
+small, big, h100 = model("llama-3-8b"), model("llama-3-70b"), device("H100")
+on_gpu = decoder.device.type == "cuda"
+print(f"the course model has {decoder.num_parameters():,} parameters and runs on {decoder.device}")
+
+# %% [markdown] name="question"
+# ## 1. A question with a number
+#
+# You send a prompt of 1,000 tokens to an 8-billion model in 16 bit on one H100, and get an answer of 200 tokens.
+# Nobody else uses the machine, and everything runs at the limits of the hardware. **What percentage of the time goes
+# into writing the answer, and not into reading the prompt?**
+
+# %% name="predict"
+widgets.predict("00a-writing", "What percentage of the time is writing 200 tokens, after a prompt of 1,000?", "%")
+
+# %% [markdown] name="idea"
+# ## 2. The idea
+#
+# Picture a ferry. The model's weights are the water: to bring anything across, the ferry has to cross all of it, and a
+# crossing takes the same time whether it carries one car or a hundred. Each car is a token. While the ferry is under
+# way, the terminal does the paperwork for the cars on board. That is the arithmetic.
+#
+# - **Reading a prompt (prefill).** All cars stand on the dock. They go over together, in one crossing. With enough of
+#   them the paperwork takes longer than the crossing, and then the *terminal* sets the pace.
+# - **Writing an answer (decode).** The next car is built on the far side, and only when the one before it has arrived.
+#   One crossing, one car. The deck is empty, the terminal idle, and the *water* sets the pace.
+# - **Many travellers (batching).** Cars of other people may share the crossing. It costs almost nothing, until
+#   the terminal falls behind.
+# - **Trailers (the KV cache).** Each traveller tows a trailer with everything said so far. It grows by a box per
+#   crossing, it goes along on every crossing, and nobody can share it. The yard for trailers is small.
+# - **Several ferries (more GPUs).** They split the water between them, but have to meet after every few metres.
+#
+# So four things can run out: **compute** (the terminal), **bandwidth** (the water), **capacity** (the yard),
+# **network** (the meetings). Nearly everything in this course is an attack on one of the four. The picture has a
+# limit: a real crossing also has a fixed overhead, the launches and the Python around them. You will see it in every
+# measurement on a small model.
+
+# %% name="idea-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 2.6)
+top, bottom = fig.subplots(2, 1)
+for ax, loads, title in (
+    (top, [12], "prefill: 12 prompt tokens, one crossing"),
+    (bottom, [1, 1, 1, 1, 1], "decode: 5 output tokens, five crossings, each waits for the one before"),
+):
+    for i, cars in enumerate(loads):
+        ax.add_patch(Rectangle((i * 14, 0), 13, 1.0, facecolor="white", edgecolor=INK))
+        for car in range(cars):
+            ax.add_patch(Rectangle((i * 14 + 0.5 + car, 0.2), 0.8, 0.6, facecolor=BLUE if ax is top else ORANGE,
+                                   hatch="" if ax is top else "//", edgecolor="white"))  # fmt: skip
+        if i + 1 < len(loads):
+            ax.annotate("", (i * 14 + 14, 0.5), (i * 14 + 1.5, 0.5), arrowprops={"arrowstyle": "->", "color": GREY})
+    ax.set_xlim(-0.5, 70)
+    ax.set_ylim(-0.1, 1.2)
+    ax.set_title(title, fontsize=10, loc="left")
+    ax.axis("off")
+show(
+    fig,
+    "Above: one ferry full of twelve cars, the prompt. Below: five ferries with one car each, the outputs; an arrow leads "
+    "from each car to the next ferry, because each token is needed to make the next.",
+)
+
+# %% [markdown] name="map-text"
+# ### The map
+#
+# A request arrives as text, is cut into tokens, waits until there is room, is read, and is then written token by
+# token. Each station has the resource it usually runs out of.
+
+# %% name="map-figure" jupyter={"source_hidden": true}
+fig = figure(7.8, 2.7)
+ax = fig.subplots()
+stations = (
+    ("arrive", "text to tokens", GREY, ""), ("wait", "until its cache\nhas room", RED, "capacity"),
+    ("prefill", "read the prompt:\nfew, large passes", BLUE, "compute"),
+    ("decode", "write: one pass\nper token", ORANGE, "bandwidth"), ("finish", "tokens to text,\ncache freed", GREY, ""),
+)  # fmt: skip
+for i, (name, what, colour, limit) in enumerate(stations):
+    ax.add_patch(
+        FancyBboxPatch((i * 2, 0), 1.5, 1, boxstyle="round,pad=0.08", facecolor="white", edgecolor=colour, linewidth=2)
+    )
+    ax.text(i * 2 + 0.75, 0.72, name, ha="center", va="center", fontsize=10, weight="bold")
+    ax.text(i * 2 + 0.75, 0.3, what, ha="center", va="center", fontsize=8)
+    ax.text(i * 2 + 0.75, -0.35, limit, ha="center", va="center", fontsize=9, color=INK, style="italic")
+    if i + 1 < len(stations):
+        ax.annotate("", (i * 2 + 1.92, 0.5), (i * 2 + 1.58, 0.5), arrowprops={"arrowstyle": "->", "color": INK})
+for x0, x1, y, text in ((-0.05, 5.5, 1.45, "TTFT: time to first token"), (5.95, 7.55, 1.45, "TPOT: per output token")):
+    ax.annotate("", (x1, y), (x0, y), arrowprops={"arrowstyle": "<->", "color": INK})
+    ax.text((x0 + x1) / 2, y + 0.13, text, ha="center", fontsize=8)
+ax.text(
+    4.75,
+    -0.75,
+    "network: wherever several devices share one model, or a cache moves",
+    ha="center",
+    fontsize=9,
+    style="italic",
+)
+ax.set_xlim(-0.3, 9.9)
+ax.set_ylim(-0.95, 1.85)
+ax.axis("off")
+show(
+    fig,
+    "Five stations of a request: arrive, wait (capacity), prefill (compute), decode (bandwidth), finish. The time to first "
+    "token spans the first three, the time per output token belongs to decode; the network lies under all of them.",
+)
+
+# %% [markdown] name="chapters-text"
+# ### Which chapter attacks which
+#
+# | runs out | you see it as | what helps |
+# |---|---|---|
+# | compute | a long TTFT on long prompts | read less (06), better kernels (05), more devices (12, 13) |
+# | bandwidth | a long TPOT, an idle chip | share the read (03), fewer bytes (07, 09, 11), more tokens per pass (08) |
+# | capacity | requests that wait or are preempted | no holes (02, 04), smaller caches (07, 09), another tier (14) |
+# | network | more GPUs that do not make it faster | what to split, and how (11, 12), when to move a cache (13) |
+#
+# Chapters 15 to 19 put it together: serving under a promise, cost, images and sound, quality, the interview.
+
+# %% name="chapters-figure" jupyter={"source_hidden": true}
+MAIN, SIDE = 2, 1
+attacks = (  # compute, bandwidth, capacity, network
+    ("01 prefill and decode", (2, 2, 0, 0)), ("02 KV cache", (1, 0, 2, 0)), ("03 batching", (1, 2, 1, 0)),
+    ("04 paged attention", (0, 0, 2, 0)), ("05 flash attention", (2, 1, 0, 0)), ("06 prefix caching", (2, 0, 1, 0)),
+    ("07 quantization", (1, 2, 2, 0)), ("08 speculative decoding", (0, 2, 0, 0)), ("09 attention variants", (0, 2, 2, 0)),
+    ("10 long context", (2, 1, 2, 1)), ("11 mixture of experts", (2, 1, 0, 2)), ("12 parallelism", (1, 1, 2, 2)),
+    ("13 disaggregation", (1, 1, 0, 2)), ("14 KV tiering", (1, 0, 2, 1)),
+)  # fmt: skip
+fig = figure(6.6, 4.2)
+ax = fig.subplots()
+for y, (_, marks) in enumerate(attacks):
+    for x, mark in enumerate(marks):
+        if mark:
+            ax.plot([x], [y], "o", markersize=11 if mark == MAIN else 6, color=(BLUE, ORANGE, RED, PURPLE)[x],
+                    markerfacecolor=(BLUE, ORANGE, RED, PURPLE)[x] if mark == MAIN else "white")  # fmt: skip
+ax.set_yticks(range(len(attacks)), [name for name, _ in attacks], fontsize=9)
+ax.set_xticks(range(4), ["compute", "bandwidth", "capacity", "network"])
+ax.xaxis.tick_top()
+ax.set_xlim(-0.6, 3.6)
+ax.set_ylim(len(attacks) - 0.4, -0.6)
+tidy(ax)
+ax.spines[["left", "bottom"]].set_visible(False)
+show(
+    fig,
+    "Chapters 01 to 14 against the four bottlenecks; a large dot is a chapter's main target, a small open one a side "
+    "effect. Batching, quantization, speculation and attention variants aim at bandwidth; caches and paging at capacity.",
+)
+
+# %% [markdown] name="goals"
+# ### After this course you can
+#
+# - say for any step of any model whether compute, bandwidth, capacity or network binds, with numbers (00, 01, 16);
+# - compute the operations of prefill and decode, and TTFT and TPOT from them, by hand (01);
+# - derive the bytes of a KV cache from a config, with the right heads, and the users that fit (02, 09);
+# - build a cache, a scheduler, a block pool, a prefix index and a speculative verifier, and have them tested (02, 03,
+#   04, 06, 08);
+# - explain continuous batching, chunked prefill and preemption, and what each costs whom (03);
+# - write the online softmax and an attention kernel that never stores the scores (05);
+# - choose a format for weights, activations and cache, and predict what it does to TTFT, TPOT and quality (07, 18);
+# - judge when drafts pay, and prove that they change no distribution (08);
+# - split a model over devices, count the messages, and say when prefill and decode belong apart (11, 12, 13);
+# - budget tokens and memory for many users at once, on the device and below it (02, 14, 15);
+# - run a real engine, read its metrics, set objectives, and size a fleet with its cost (15, 16);
+# - answer all of this aloud, in order, in an interview (19).
+
+# %% [markdown] name="stance"
+# ### How to answer
+#
+# An interviewer says: "It is slow. What do you do?" Do not start with a technique. Three steps, in this order:
+#
+# 1. **Find the bottleneck.** Which metric is bad, TTFT or TPOT? Which of the four runs out?
+# 2. **Put numbers on it.** What is the floor for this model on this machine? How far away are you?
+# 3. **Choose the lever that moves that term**, on the side of the system (batching, caching, placement) *and* of the
+#    model (bits, heads, experts, drafts). Say what it costs, and what will bind next.
+
+# %% name="stance-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 1.9)
+ax = fig.subplots()
+steps = (("1 · find", "which metric?\nwhich of the four?", BLUE), ("2 · quantify", "floor, measured,\nand the ratio", GREEN),
+         ("3 · choose", "system lever,\nmodel lever, price", ORANGE))  # fmt: skip
+for i, (name, what, colour) in enumerate(steps):
+    ax.add_patch(
+        FancyBboxPatch(
+            (i * 2.6, 0), 1.9, 1, boxstyle="round,pad=0.08", facecolor="white", edgecolor=colour, linewidth=2
+        )
+    )
+    ax.text(i * 2.6 + 0.95, 0.74, name, ha="center", va="center", fontsize=11, weight="bold")
+    ax.text(i * 2.6 + 0.95, 0.3, what, ha="center", va="center", fontsize=9)
+    if i < 2:
+        ax.annotate("", (i * 2.6 + 2.5, 0.5), (i * 2.6 + 2.0, 0.5), arrowprops={"arrowstyle": "->", "color": INK})
+ax.annotate(
+    "",
+    (0.95, -0.12),
+    (6.15, -0.12),
+    arrowprops={"arrowstyle": "->", "color": GREY, "connectionstyle": "arc3,rad=-0.12"},
+)
+ax.text(3.55, -0.6, "what binds now?", ha="center", fontsize=9, style="italic")
+ax.set_xlim(-0.2, 7.3)
+ax.set_ylim(-0.75, 1.2)
+ax.axis("off")
+show(
+    fig,
+    "Three boxes in a row: find the bottleneck, quantify it, choose a lever; an arrow leads back from the third to the "
+    "first, because after a change something else binds.",
+)
+
+# %% [markdown] name="scratch-text"
+# ## 3. From scratch
+#
+# A language model is a function: tokens in, one row of scores (*logits*) per token out. The row of the last token says
+# what may come next. Generation is a loop around it: **run, take the last row, choose, append, repeat.** Here it is by
+# hand, against the course model (which has read Python code).
+
+
+# %% name="scratch"
+def run(tokens, rows=None):
+    """One pass over `tokens`, nothing kept. Logits [len(rows), vocabulary]; rows None: the last one only."""
+    batch = ragged_batch([(tokens, 0)], len(tokens), decoder.device)
+    if rows is not None:
+        batch = replace(batch, logits_indices=torch.tensor(rows, device=decoder.device))
+    with torch.inference_mode():
+        return decoder(batch, None, RecomputeAttention(decoder.config.head_dim**-0.5))
+
+
+def greedy(logits):
+    return int(logits.argmax())
+
+
+def sample(logits, temperature=0.8):  # scores to probabilities, then a draw
+    return int(torch.multinomial((logits / temperature).softmax(-1), 1))
+
+
+def generate(prompt, count, choose):
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = run(tokens)[-1]  # run the model, take the last row
+        tokens.append(choose(logits))  # choose, append
+    return tokens[len(prompt) :]
+
+
+prompt = llm.encode("def read_lines(path):\n    ")
+torch.manual_seed(0)
+by_hand = generate(prompt, 24, greedy)
+print("greedy: ", repr(llm.tokenizer.decode(by_hand)))
+print("sampled:", repr(llm.tokenizer.decode(generate(prompt, 24, sample))))
+
+# %% [markdown] name="training-text"
+# ### Why training is parallel and this is not
+#
+# Look at the loop: pass number two needs what pass number one chose. No amount of hardware runs them at the same time.
+# In training nothing is chosen. The whole text is there from the start, every position is asked "what comes next?" at
+# once, and the causal mask keeps each from looking ahead. So one pass over a text of `n` tokens does `n` predictions.
+#
+# The same model, both ways: *checking* 24 tokens takes one pass, *making* them took 24.
+
+# %% name="training"
+whole = prompt + by_hand
+at_once = run(whole[:-1], rows=list(range(len(prompt) - 1, len(whole) - 1)))  # every position that predicts an output
+assert at_once.argmax(-1).tolist() == by_hand
+print(f"{len(by_hand)} passes made the tokens; one pass over the finished text predicts the same {len(at_once)}")
+other = 1 + max(by_hand[0], 100)  # force another first token: everything after it may change
+forced = [other, *generate([*prompt, other], len(by_hand) - 1, greedy)]
+changed = sum(a != b for a, b in zip(forced[1:], by_hand[1:], strict=True))
+print(f"another first token: {changed} of the {len(by_hand) - 1} after it change")
+
+# %% [markdown] name="training-reading"
+# Keep both halves in mind. Prefill is like training: known tokens, one pass. Decode is the loop. And because checking
+# is cheaper than making, one may guess several tokens and check them in one pass (chapter 08).
+
+# %% [markdown] name="engine-text"
+# ## 4. The same thing inside the engine
+#
+# The engine of this course serves many requests at once, keeps a cache, and must still give the same tokens.
+
+# %% name="engine"
+engine_output = llm.generate([prompt], SamplingParams(max_tokens=24, temperature=0, ignore_eos=True))[0]
+assert engine_output.token_ids == by_hand
+print("the engine's greedy output equals the loop by hand")
+for step in llm.engine.trace.steps()[:4]:
+    row = step.rows[0]
+    print(
+        f"step {step.step_id}: {row.num_tokens:2d} token{'s' if row.num_tokens > 1 else ' '} in, from position {row.start}"
+    )
+steps = llm.engine.trace.steps()
+print(f"... {len(steps)} steps for {len(by_hand)} tokens")
+assert len(steps) == len(by_hand)
+assert [row.num_tokens for step in steps for row in step.rows] == [len(prompt)] + [1] * (len(by_hand) - 1)
+
+# %% [markdown] name="engine-reading"
+# The two phases stand there: one step with the whole prompt, then steps with one token each. The first step already
+# gives the first output, so 24 outputs take 24 steps. The loop by hand read the whole text again every time; how the
+# engine avoids that is chapter 02. Its own loop is this:
+
+# %% name="engine-source"
+print(inspect.getsource(Engine.step))
+
+# %% [markdown] name="measure-text"
+# ## 5. Measure and explain
+#
+# One request, 512 tokens in, 64 out, on this machine; and the same lengths for Llama-3-8B on one H100 at its limits
+# (16 bit, `reference_impl.theory.latency`). How far is each after which part of its time?
+
+# %% name="measure"
+engine = Engine(decoder, EngineConfig(num_blocks=64, block_size=16))
+text = (llm.encode(inspect.getsource(Engine)) * 2)[:512]
+engine.add(text, SamplingParams(max_tokens=64, temperature=0, ignore_eos=True), request_id="one")
+while engine.has_work():
+    engine.step()
+lengths = [step.rows[0].num_tokens for step in engine.trace.steps()]
+assert lengths == [512] + [1] * 63
+measured = np.array([step.finished_at - step.started_at for step in engine.trace.steps()])
+theory = np.array(
+    [latency.prefill_seconds(small, 512, h100)] + [latency.decode_seconds(small, 513 + i, h100) for i in range(63)]
+)
+for name, times in (("course model, here", measured), ("8B on an H100, limit", theory)):
+    read, write = times[0] / 512, times[1:].mean()
+    print(f"{name:21s} prefill {format_seconds(times[0]):>7s}, decode {format_seconds(times[1:].sum()):>7s}; a token read "
+          f"{format_seconds(read):>7s}, a token written {format_seconds(write):>7s}: {write / read:.0f} times")  # fmt: skip
+
+# %% name="measure-figure" jupyter={"source_hidden": true}
+fig = figure(7.4, 3.0)
+ax = fig.subplots()
+done = np.concatenate([[0], np.cumsum(lengths)])
+for times, colour, style, name in (
+    (measured, ORANGE, "-", "measured: course model, here"),
+    (theory, BLUE, "--", "theory: 8B on one H100"),
+):
+    share = np.concatenate([[0], np.cumsum(times)]) / times.sum()
+    ax.plot(100 * share, done, style, color=colour, label=name)
+    ax.plot([100 * share[1]], [512], "o", color=colour)
+tidy(ax, "share of the request's time, %", "tokens in the model")
+ax.set_ylim(0, 600)
+ax.legend(fontsize=8, frameon=False, loc="lower right")
+show(
+    fig,
+    "Tokens that went through the model over the share of the request's time. Both curves jump to 512 in the first step, "
+    "the prefill, and then climb slowly to 575. On an H100 the prefill takes a few percent of the time, here more.",
+)
+
+# %% name="measure-flops"
+per_read = latency.prefill_flops(small, 512) / 512
+per_written = latency.decode_flops(small, 544)
+print(f"operations per token of the 8B: {per_read / 1e9:.1f} GFLOP read, {per_written / 1e9:.1f} GFLOP written")
+reading = latency.prefill_seconds(small, 1000, h100)
+writing = sum(latency.decode_seconds(small, 1001 + i, h100) for i in range(199))
+print(f"1,000 tokens in, 200 out: {format_seconds(reading)} reading, {format_seconds(writing)} writing")
+widgets.reveal("00a-writing", 100 * writing / (reading + writing))
+
+# %% [markdown] name="measure-reading"
+# A token costs about the same number of operations, read or written. Yet writing one takes many times as long. So
+# arithmetic is not what decode waits for: each pass reads all weights, for one token. (The first token of the answer
+# comes with the prefill, so 200 outputs are 199 further passes.)
+#
+# Why is the gap smaller on this machine? If it is a CPU: its arithmetic is slow compared with its memory, so 512
+# tokens at once already take a good part of the time. `b_roofline` measures by how much. On a GPU with a model this
+# small it is something else: a pass costs its launches, whatever is in it.
+#
+# ### Four limits, four requests
+#
+# Step 2 of the answer, as code. Four workloads of Llama-3-70B in 16 bit; for each the time that operations, bytes and
+# messages would take at the hardware's limits, and the share of the memory. The largest binds.
+
+
+# %% name="four-limits"
+def limits(machine, count, batch, cached, new):
+    """Seconds by compute, bandwidth and network, and the share of usable memory, for one step of the 70B."""
+    step = roofline.place(big, machine, batch, cached, new)
+    message = collectives.all_reduce_message(batch * new, big.hidden_size)
+    each = collectives.ring_all_reduce(message, count, 2e-6, machine.link_per_direction)  # 2 us per hop: an assumption
+    memory = kv_cache.weight_bytes(big) + kv_cache.cache_bytes(big, cached + new, batch)
+    return (
+        step.flops / (count * machine.peak()),
+        step.num_bytes / (count * machine.bandwidth),
+        collectives.all_reduces_per_token(big.layers) * each,
+        memory / (0.9 * count * machine.capacity),
+    )
+
+
+for what, name, *load in (
+    ("one prompt of 8,192", "H100", 4, 1, 0, 8192), ("one chat at 8,192", "H100", 4, 1, 8191, 1),
+    ("100 chats at 8,192", "H100", 4, 100, 8191, 1), ("one prompt of 8,192", "RTX4090", 8, 1, 0, 8192),
+):  # fmt: skip
+    compute, bandwidth, network, memory = limits(device(name), *load)
+    worst = max((compute, "compute"), (bandwidth, "bandwidth"), (network, "network"))[1] if memory <= 1 else "capacity"
+    print(f"{what:20s} on {load[0]} x {name:8s} compute {format_seconds(compute):>8s}, bandwidth {format_seconds(bandwidth):>8s}, "
+          f"network {format_seconds(network):>8s}, memory {memory:4.0%} -> {worst}")  # fmt: skip
+
+# %% [markdown] name="four-limits-reading"
+# The same model, four different answers to "it is slow". Eight gaming cards have a good deal of arithmetic, but their
+# messages go over PCIe. And 100 chats do not fit at all, so they wait, however fast the step is. Levers follow from
+# the last column, not from the model's name.
+#
+# ### What is it worth?
+#
+# Thirty percent more throughput on a thousand GPUs: how many do you save? Not 30 %. The rent is an assumption you can
+# change.
+
+# %% name="worth"
+DOLLARS_PER_HOUR = 2.5  # per GPU; prices change by the month
+saved = cost.devices_saved(1000, 0.30)
+print(f"the same work needs {1000 - saved:.0f} GPUs instead of 1,000: {saved:.0f} saved, {saved / 1000:.0%}")
+print(f"at ${DOLLARS_PER_HOUR} an hour: ${cost.dollars_per_year(saved, DOLLARS_PER_HOUR) / 1e6:.1f} million a year, "
+      f"of ${cost.dollars_per_year(1000, DOLLARS_PER_HOUR) / 1e6:.1f} million")  # fmt: skip
+
+# %% [markdown] name="models-text"
+# ### The models of this course
+#
+# One table, read by every calculator and widget. Weights and cache in 16 bit. Look at the cache column: it does not
+# follow the parameters, because heads and layers decide it. In mixtures of experts a token meets only the *active*
+# weights.
+
+# %% name="models"
+print(
+    f"{'model':15s} {'params':>8s} {'active':>8s} {'layers':>6s} {'q/KV heads':>11s} {'head':>5s} {'weights':>8s} {'KV per token':>13s}"
+)
+for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b", "qwen2.5-72b",
+             "mistral-7b", "mixtral-8x7b", "deepseek-v2", "deepseek-v3", "deepseek-r1", "falcon-7b", "palm-540b", "gemma-7b"):  # fmt: skip
+    s = MODELS[name]
+    heads = f"{s.num_heads}/latent" if s.kv_lora_rank else f"{s.num_heads}/{s.num_kv_heads}"
+    active = f"{s.active_params / 1e9:.1f}B" if s.active_params else "all"
+    print(f"{name:15s} {s.num_params / 1e9:7.1f}B {active:>8s} {s.layers:6d} {heads:>11s} {s.head_dim:5d} "
+          f"{format_bytes(kv_cache.weight_bytes(s)):>8s} {format_bytes(kv_cache.bytes_per_token(s), binary=True):>13s}")  # fmt: skip
+
+# %% [markdown] name="pope-text"
+# ### The classic account
+#
+# Pope et al., *Efficiently Scaling Transformer Inference* (2022, [arXiv
+# 2211.05102](https://arxiv.org/abs/2211.05102)), wrote this analysis down for PaLM-540B on TPU v4: operations, bytes
+# and messages per step, and a layout of the model chosen from them. Their two best-known numbers are 29 ms per
+# generated token at a low batch (8-bit weights, 64 chips, 2,048 tokens of context), and 76 % of the peak in
+# large-batch prefill. With a chip of 275 TFLOP/s and 1.2 TB/s, what are the floors?
+
+# %% name="pope"
+palm, chips, peak, bandwidth = (
+    model("palm-540b"),
+    64,
+    275e12,
+    1.2e12,
+)  # TPU v4: dense bf16, HBM (Google's documentation)
+weights = kv_cache.weight_bytes(palm, 8)
+for batch in (1, 64):
+    moved = roofline.step_bytes(palm, batch, 2048, weights=weights) / (chips * bandwidth)
+    compute = batch * latency.decode_flops(palm, 2048) / (chips * peak)
+    print(
+        f"batch {batch:2d}: read {format_seconds(moved)}, compute {format_seconds(compute)} -> reported 29 ms is {0.029 / max(moved, compute):.1f} times the floor"
+    )
+tokens = 512 * 2048
+print(f"prefill of 512 x 2,048 tokens at the peak: {format_seconds(512 * latency.prefill_flops(palm, 2048) / (chips * peak))}; at 76 %: "
+      f"{format_seconds(512 * latency.prefill_flops(palm, 2048) / (chips * peak) / 0.76)}")  # fmt: skip
+multi_head = kv_cache.attention_bytes_per_token(palm.layers, palm.num_heads, palm.head_dim)
+print(
+    f"its one KV head: {kv_cache.bytes_per_token(palm):,} bytes per token; with a KV head per query head {multi_head / kv_cache.bytes_per_token(palm):.0f} times as many"
+)
+
+# %% [markdown] name="pope-reading"
+# Decode is far from its floor and prefill is close. Part of what is missing in decode are messages between 64 chips,
+# which do not shrink when the work per chip does. That is why the paper spends most of its pages on layouts. One KV
+# head for all query heads (multi-query attention) is what made long contexts affordable there.
+
+# %% [markdown] name="explore-text"
+# ## 6. Explore
+#
+# Four requests in the engine, arriving together, with room for not quite all of them. Move the step with the slider or
+# the arrow keys. Find the stations of the map: waiting, prefill, decode. Which request waits, and what does it wait
+# for? The lower curve shows free blocks of cache.
+
+# %% name="explore"
+busy = Engine(decoder, EngineConfig(num_blocks=10, block_size=16, max_num_batched_tokens=64))
+for i, (reads, writes) in enumerate(((40, 12), (24, 20), (56, 8), (16, 10))):
+    busy.add(
+        text[i * 60 : i * 60 + reads],
+        SamplingParams(max_tokens=writes, temperature=0, ignore_eos=True),
+        request_id=f"r{i}",
+    )
+while busy.has_work():
+    busy.step()
+widgets.timeline(busy.trace)
+
+# %% [markdown] name="errata-one-at-a-time"
+# ## 7. What the cheat sheets get wrong
+#
+# **"Models produce one token at a time."** They *write* one at a time. They read as many as you give them. The trace
+# in section 4 shows both. A sentence about "the model" that does not name the phase is usually wrong for one of them.
+#
+# **GB and GiB in one breath.** (E00.9) "2.68 GB", "about 2.6 GB" and "2.5 GB" for the same cache; "268 MB" and "256
+# MB" for the same matrix. Data sheets and bandwidths are decimal, allocators binary. Say which.
+
+# %% name="errata-units-cell"
+for what, size in (
+    ("8,192 tokens of Llama-3-70B", kv_cache.cache_bytes(big, 8192)), ("32,768 tokens", kv_cache.cache_bytes(big, 32768)),
+    ("an 8192 x 8192 matrix in fp32", 8192**2 * 4), ("what the driver of an '80 GB' H100 reports, 81,559 MiB", 81559 * MiB),
+):  # fmt: skip
+    print(f"{what}: {size:,} bytes = {format_bytes(size)} = {format_bytes(size, binary=True)}")
+print(f"a GiB is {GiB / GB - 1:.1%} larger than a GB")
+
+# %% [markdown] name="errata-size-of-what"
+# The second question is **a size of what?** Per head or per layer or for the model, keys only or values too, in which
+# format. Each of these lines is "the cache of one token" to somebody:
+
+# %% name="errata-size-of-what-cell"
+key = small.head_dim * 2
+for what, size in (
+    ("one key, one head, one layer, 16 bit", key), ("key and value, one head, one layer", 2 * key),
+    ("one layer, 8 KV heads", 2 * key * small.num_kv_heads), ("all 32 layers", kv_cache.bytes_per_token(small)),
+    ("all layers, in 8 bit", kv_cache.bytes_per_token(small, 1)),
+    ("all layers, counted with the 32 query heads: wrong", kv_cache.attention_bytes_per_token(small.layers, small.num_heads, small.head_dim)),
+):  # fmt: skip
+    print(f"Llama-3-8B, {what}: {size:,} bytes = {format_bytes(size, binary=True)}")
+
+# %% [markdown] name="errata-formulas"
+# Some sheets announce formulas that were lost in rendering (E19.4). The one behind these lines, for keys and values
+# per token:
+#
+# $$ 2 \cdot L \cdot n_{kv} \cdot d_h \cdot b $$
+#
+# with layers $L$, KV heads $n_{kv}$, head dimension $d_h$ and bytes per value $b$. The cell checks it against the
+# result that belongs to it, 8,192 tokens of Llama-3-70B.
+
+# %% name="errata-formulas-cell"
+by_formula = 2 * big.layers * big.num_kv_heads * big.head_dim * 2
+assert by_formula == kv_cache.bytes_per_token(big)
+print(
+    f"2 x {big.layers} x {big.num_kv_heads} x {big.head_dim} x 2 = {by_formula:,} bytes; 8,192 tokens: {8192 * by_formula / GB:.2f} GB = {8192 * by_formula / GiB:.2f} GiB"
+)
+print(f"query heads per KV head: {big.num_heads} / {big.num_kv_heads} = {big.num_heads // big.num_kv_heads}")
+
+# %% [markdown] name="errata-batching"
+# **"Sharing the weights is the whole reason for continuous batching."** (E00.10) It is the reason for *batching*. A
+# fixed batch shares them just as well. Continuous batching, where newcomers may join at every step, answers another
+# problem: outputs end at different times, and requests arrive at different times. Count steps with eight seats, with
+# and without that:
+
+
+# %% name="errata-batching-cell"
+def count(lengths, arrivals, seats, continuous):
+    """(steps in all, steps that a request waits for its first one, on average)"""
+    clock, waited, running, waiting = 0, 0, [], list(zip(arrivals, lengths, strict=True))
+    while running or waiting:
+        if continuous or not running:  # a static batch lets nobody in before all are done
+            while waiting and len(running) < seats and waiting[0][0] <= clock:
+                arrival, length = waiting.pop(0)
+                running.append(length)
+                waited += clock - arrival
+        running = [left - 1 for left in running if left > 1]
+        clock += 1
+    return clock, waited / len(lengths)
+
+
+draw = np.random.default_rng(0)
+equal, varied = [100] * 64, np.ceil(draw.exponential(100, 64)).astype(int).tolist()
+together, spread = [0] * 64, [15 * i for i in range(64)]
+for name, lengths, arrivals in (
+    ("equal lengths, together", equal, together), ("varied lengths, together", varied, together),
+    ("equal lengths, one every 15 steps", equal, spread),
+):  # fmt: skip
+    static, joined = (count(lengths, arrivals, 8, continuous) for continuous in (False, True))
+    print(
+        f"{name:34s} static {static[0]:5,} steps, mean wait {static[1]:6.1f}; continuous {joined[0]:5,}, {joined[1]:6.1f}"
+    )
+    assert static == joined if (lengths is equal and arrivals is together) else static != joined
+
+# %% [markdown] name="errata-batching-reading"
+# With equal lengths that arrive together nothing is gained. Eight requests share every read of the weights either way.
+# Lengths that differ cost a static batch steps, because it waits for its longest. Arrivals that differ cost waiting.
+# (The count takes every step as equally long, and a step with fewer requests is not cheaper. That holds as long as
+# decode is bound by reading the weights.)
+
+# %% [markdown] name="production"
+# ## 8. In production
+#
+# As of November 2026. Names change; look them up in the version you run.
+#
+# **vLLM** has had one scheduler for both phases since its V1 engine (2025): a request has tokens and a count of those
+# computed, and each step brings it closer. The engine of this course follows that idea.
+#
+# **SGLang** shows the map in its logs: lines for prefill batches and for decode batches, with the share of the cache
+# in use and the length of the queue. Read those before any profiler.
+#
+# **TensorRT-LLM** calls mixing the phases in one step *in-flight batching*, after Orca's iteration-level scheduling
+# (2022).
+#
+# **Disaggregated stacks** (NVIDIA Dynamo, llm-d, Mooncake) run prefill and decode on different machines, because the
+# two want different hardware, and pay with a transfer of the cache: the network enters the map (chapter 13).
+#
+# **Hugging Face transformers** has the loop of section 3 in `generate`, with a cache: the simplest reference to
+# compare with.
+
+# %% [markdown] name="quiz-text"
+# ## 9. Quiz
+#
+# Wrong answers stand for a particular mistake, and the answer names it. Change the seed for other numbers. You will
+# write the generation loop yourself in [lab 02](../../labs/02_kv_cache/kv_cache.ipynb).
+
+# %% name="quiz"
+from grader.quiz import load_quiz
+
+widgets.quiz(load_quiz("00_orientation").draw(seed=1, tag="map"))
+
+# %% [markdown] name="card"
+# ## 10. Card
+#
+# - Generation: run, take the last row, choose, append, repeat. `N` outputs take `N` passes; the prefill gives the
+#   first.
+# - Prefill: known tokens, one pass, like training. Decode: one token per pass, because each needs the one before.
+# - Operations per token are about the same in both. A decode pass reads all weights for one token per request.
+# - Four things run out: compute, bandwidth, capacity, network. And overhead, on small models.
+# - Answer in three steps: find the bottleneck, put numbers on it, choose the lever that moves that term.
+# - A gain `g` in throughput saves `g / (1 + g)` of a fleet: 30 % saves 23 %.
+# - Batching shares the read of the weights. Continuous batching is for lengths and arrivals that differ.
+# - Say GB (10⁹) or GiB (2³⁰), of what (head, layer, model), and in which format.

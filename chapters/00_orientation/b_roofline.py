@@ -1,0 +1,826 @@
+# %% [markdown] name="title"
+# # 00b · The roofline: how fast can this possibly be?
+#
+# About 45 minutes. You need `a_map`. This notebook gives you the one calculation that decides most arguments about
+# inference speed: operations, bytes, and which of the two takes longer. Chapter 01 applies it to the two phases.
+
+# %% name="setup"
+import json
+import shutil
+import subprocess
+import time
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from chapters import widgets
+from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, figure, show, tidy
+from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
+from reference_impl.layers.linear import Linear
+from reference_impl.theory import kv_cache, latency, links, model_shapes, roofline
+from reference_impl.theory.hardware import DEVICES, device, hierarchy
+from reference_impl.theory.units import (
+    GB,
+    BytesPerSecond,
+    FlopPerByte,
+    FlopPerSecond,
+    UnitError,
+    compute_utilization_ceiling,
+    format_bytes,
+    format_flops,
+    format_seconds,
+)
+
+torch.set_num_threads(1)  # one core, so that its own limits are easy to see
+on_gpu = torch.cuda.is_available()
+here, dtype = ("cuda", torch.float16) if on_gpu else ("cpu", torch.float32)
+width = torch.finfo(dtype).bits // 8  # bytes of one value
+h100, big, small = device("H100"), model_shapes.model("llama-3-70b"), model_shapes.model("llama-3-8b")
+print(f"measuring on {here} in {dtype}; the reference device is {h100.sku} ({h100.announced})")
+
+# %% [markdown] name="question"
+# ## 1. A question with a number
+#
+# Llama-3-70B in 16 bit runs on as many H100 as it needs. 128 conversations are being answered at once, each 8,192
+# tokens long. Every step writes one token for each of them. Nothing is wasted: perfect kernels, no communication.
+# **What percentage of the tensor cores' peak can such a step use, at most?**
+
+# %% name="predict"
+widgets.predict("00b-share", "At most what percentage of the peak, 128 requests of 8,192 tokens on a 70B model?", "%")
+
+# %% [markdown] name="idea"
+# ## 2. The idea
+#
+# Every piece of work does operations and moves bytes. Divide the two, and you have its **arithmetic intensity**:
+#
+# $$ I = \frac{\text{operations}}{\text{bytes moved between memory and chip}} \qquad \left[\frac{\text{FLOP}}{\text{byte}}\right] $$
+#
+# A multiplication and an addition count as two FLOP. The bytes are those that cross between device memory and the
+# chip: weights, keys and values, activations. What stays on the chip is free.
+#
+# A device offers two rates: a peak $P$ in FLOP/s, and a bandwidth $B$ in byte/s. Each byte that arrives is good for $I$
+# operations, so memory can feed $I \cdot B$ FLOP/s, and the arithmetic units never do more than $P$:
+#
+# $$ \text{attainable FLOP/s} = \min(P,\; I \cdot B) \qquad\qquad I_{\text{ridge}} = \frac{P}{B} $$
+#
+# That is the whole **roofline** (Williams, Waterman, Patterson 2009). Left of the ridge a higher peak changes nothing,
+# and fewer bytes shorten the step. Right of it, it is the other way round.
+#
+# Keep two things apart. Intensity belongs to a piece of **work**. The ridge belongs to a **device and a number
+# format**. In the picture of the ferry (`a_map`): intensity is how many cars each crossing carries, the ridge is how
+# many the terminal can handle while the ferry is under way.
+
+# %% name="idea-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 3.8)
+ax = fig.subplots()
+x = np.logspace(-1, 4, 200)
+for precision, colour, style, side in (("bf16", INK, "-", "right"), ("fp8", PURPLE, "--", "left")):
+    reach = roofline.attainable_flops(x, h100, precision) / 1e12
+    ax.loglog(x, reach, color=colour, linestyle=style, label=f"roof, dense {precision}")
+    ax.axvline(h100.ridge(precision), color=GREY, linestyle=":", linewidth=1)
+    ridge = h100.ridge(precision)
+    ax.annotate(f" ridge {precision} \n {ridge:.0f} ", (ridge, 0.5), fontsize=8, ha=side)
+works = (
+    ("one request, decode", roofline.step_intensity(small, 1, 2048), BLUE, "o"),
+    ("32 requests, decode", roofline.step_intensity(small, 32, 2048), ORANGE, "s"),
+    ("prefill of 2,048 tokens", roofline.step_intensity(small, 1, 0, 2048), GREEN, "^"),
+)
+for name, intensity, colour, marker in works:
+    at = roofline.attainable_flops(intensity, h100) / 1e12
+    ax.plot([intensity], [at], marker, color=colour, markersize=9, label=f"{name}: {intensity:,.0f} FLOP/byte")
+ax.annotate("bound by bandwidth", (3.5, 2.5), rotation=37, fontsize=9, color=INK)
+ax.annotate("bound by compute", (900, 620), fontsize=9, color=INK, va="top")
+tidy(ax, "arithmetic intensity, FLOP per byte", "TFLOP/s", "Llama-3-8B, 16 bit, context 2,048, on one H100 SXM")
+ax.legend(fontsize=8, frameon=False, loc="upper left")
+show(
+    fig,
+    "Roofline of an H100 on two log axes: a rising line up to the ridge at 295 FLOP per byte for bf16 and 591 for fp8, "
+    "then flat. One request in decode lies far down on the slope, 32 requests higher up on it, a prefill of 2,048 tokens "
+    "on the flat part.",
+)
+
+# %% [markdown] name="scratch-text"
+# ## 3. From scratch
+#
+# Count it with real tensors. A layer's matrix `W` has `d_in × d_out` weights. One token does a multiplication and an
+# addition with each. How many FLOP per byte of `W` is that? It depends on how many bytes a weight takes.
+
+
+# %% name="scratch"
+d_in = d_out = 4096
+stored = {
+    "16 bit": torch.zeros(d_in, d_out, dtype=torch.bfloat16),
+    "8 bit": torch.zeros(d_in, d_out, dtype=torch.int8),
+    "4 bit": torch.zeros(d_in, d_out // 2, dtype=torch.uint8),  # two weights in a byte
+}
+
+
+def intensity(rows, weights, activations=True):
+    flop = 2 * rows * d_in * d_out
+    moved = weights.nbytes + (2 * rows * (d_in + d_out) if activations else 0)  # x in and y out, 16 bit
+    return flop / moved
+
+
+for bits, (name, W) in zip((16, 8, 4), stored.items(), strict=True):
+    alone = intensity(1, W, activations=False)
+    print(f"{name}: {W.nbytes:>10,} bytes, {2 * d_in * d_out:,} FLOP for one token: {alone:.0f} FLOP/byte")
+    assert alone == roofline.weight_intensity(1, bits)
+
+# %% [markdown] name="scratch-reading"
+# **1 at 16 bit, 2 at 8 bit, 4 at 4 bit**, and so many times more with each further token that shares the read. Only the
+# weights count here. Now let the rows of `x` and `y` count as well, and give it more and more tokens.
+
+# %% name="grow"
+for rows in (1, 16, 64, 295, 850, 1024, 8192, 100_000):
+    got = intensity(rows, stored["16 bit"])
+    assert np.isclose(got, roofline.gemm_intensity(rows, d_in, d_out))
+    print(
+        f"{rows:7,} tokens: {got:7.1f} FLOP/byte here, {roofline.gemm_intensity(rows, 8192, 8192):7.1f} at 8192 x 8192"
+    )
+print(
+    f"limit d_in d_out / (d_in + d_out): {d_in * d_out / (d_in + d_out):.0f} here, {8192 * 8192 / (8192 + 8192):.0f} there"
+)
+
+# %% [markdown] name="grow-reading"
+# Intensity is about the number of tokens, as long as that is far below the matrix's sides. Then it bends and
+# saturates, because the rows themselves have to be moved. Both limits of the matrix are far above the ridge of 295, so
+# large prefills are bound by compute. A prompt of 64 tokens is not.
+
+# %% [markdown] name="engine-text"
+# ## 4. The same thing inside the engine
+#
+# Now a whole model, the one of this course. Give the engine some requests, let it read the prompts, and watch one
+# decode step. `Counter` hangs on every matrix and on every attention call and counts operations where they happen.
+
+
+# %% name="counter"
+folder = course_model("target")
+llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20)
+model = llm.engine.model
+shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
+
+
+class Counter(TorchFunctionMode):
+    """FLOP of the layers' matrices, of the output projection, and of attention, without what masks leave out."""
+
+    flop = 0
+
+    def saw_matrix(self, module, inputs, output):
+        self.flop += 2 * inputs[0].numel() * output.shape[-1]  # rows x in x out
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            q, keys, mask = args[0], args[1].shape[-2], kwargs.get("attn_mask")
+            queries = q.shape[:-1]  # every axis but head_dim
+            seen = mask.expand(*queries, keys).eq(0).sum() if mask is not None else queries.numel() * keys
+            self.flop += 4 * int(seen) * q.shape[-1]  # scores and weighted sum
+        out = func(*args, **kwargs)
+        if func in (torch.Tensor.matmul, torch.Tensor.__matmul__, torch.matmul) and out.shape[-1] == shape.vocab_size:
+            self.flop += 2 * args[0].numel() * shape.vocab_size
+        return out
+
+
+def decode_step(batch, context):
+    """An engine whose next step gives one token to each of `batch` requests that have `context` cached tokens."""
+    tokens = batch * (context + 16)
+    engine = Engine(model, EngineConfig(num_blocks=tokens // 16 + batch, block_size=16, max_num_batched_tokens=tokens))
+    for i in range(batch):
+        prompt = [(7 * i + 3 * j) % 4000 + 16 for j in range(context)]
+        engine.add(prompt, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True), request_id=f"r{i}")
+    engine.step()  # all prompts
+    return engine
+
+
+# %% name="engine-count"
+matrices = sum(linear.num_parameters() for linear in model.linears()) + model.embedding.numel()
+weight_bytes = matrices * model.embedding.element_size()
+each = llm.engine.kv_spec.bytes_per_token
+print(f"{matrices:,} weights that every token meets, {format_bytes(weight_bytes)}; {each:,} bytes of cache per token")
+for batch, context in ((1, 32), (8, 32), (8, 512)):
+    engine = decode_step(batch, context)
+    with Counter() as counter:
+        hooks = [m.register_forward_hook(counter.saw_matrix) for m in model.modules() if isinstance(m, Linear)]
+        engine.step()
+    for hook in hooks:
+        hook.remove()
+    cached = sum(row.start for row in engine.trace.steps()[-1].rows)  # tokens that were in the cache before the step
+    moved = weight_bytes + (cached + batch) * each  # and each request writes one more
+    assert counter.flop == batch * latency.pass_flops(shape, 1, context)
+    assert moved == roofline.step_bytes(shape, batch, context, weights=weight_bytes, kv_bytes=4)
+    print(f"batch {batch}, context {context:3d}: {format_flops(counter.flop)}, {format_bytes(moved)}, "
+          f"{counter.flop / moved:.2f} FLOP/byte")  # fmt: skip
+
+# %% [markdown] name="engine-reading"
+# Operations and bytes equal `reference_impl.theory`, exactly. Look at the last two lines. Eight requests share one
+# read of the weights, which is why the intensity rises nearly eight times. But with a longer text it falls again: each
+# request reads its *own* cache, and nobody shares that. Weights are 4 bytes here, so one request starts at 0.5 and not
+# at 1.
+
+# %% [markdown] name="measure-text"
+# ## 5. Measure and explain
+#
+# ### The roofline of the machine you are sitting at
+#
+# Two measurements give the roof: a long read that does almost no arithmetic, and a large product of matrices that reads
+# almost nothing. Times are shown, never checked. They depend on your machine and on what else it does.
+
+
+# %% name="roof"
+def seconds(work, repeats=4):
+    """The best of a few runs: the others were disturbed."""
+    best = float("inf")
+    for _ in range(repeats + 1):
+        if on_gpu:
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        work()
+        if on_gpu:
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+stream = torch.ones((2**30 if on_gpu else 2**26), dtype=torch.float32, device=here)  # far larger than any cache
+n = 8192 if on_gpu else 2048
+a, b = torch.randn(2, n, n, device=here).to(dtype)
+my_bandwidth = stream.nbytes / seconds(stream.sum)
+my_peak = 2 * n**3 / seconds(lambda: a @ b)
+my_ridge = my_peak / my_bandwidth
+print(f"read {my_bandwidth / GB:.1f} GB/s, matrices {my_peak / 1e12:.3g} TFLOP/s: ridge {my_ridge:.1f} FLOP/byte")
+print(
+    f"H100 by its data sheet: {h100.bandwidth / GB:,.0f} GB/s, {h100.peak() / 1e12:.0f} TFLOP/s: ridge {h100.ridge():.0f}"
+)
+
+# %% [markdown] name="rows-text"
+# Now place real work under it: one matrix times 1, 2, 4, ... rows. With one row this is what decode does to every
+# matrix of a model; with many it is prefill.
+
+# %% name="rows"
+side = 8192 if on_gpu else 4096
+W = torch.randn(side, side, device=here).to(dtype)
+ROWS = [2**i for i in range(13 if on_gpu else 9)]
+at, reached = [], []
+for rows in ROWS:
+    x = torch.randn(rows, side, device=here).to(dtype)
+    took = seconds(lambda x=x: x @ W, repeats=2)
+    at.append(roofline.gemm_intensity(rows, side, side, width))
+    reached.append(2 * rows * side * side / took)
+    print(f"{rows:5d} rows: {at[-1]:6.1f} FLOP/byte, {took * 1e3:7.2f} ms, {W.nbytes / took / GB:6.1f} GB/s of weights, "
+          f"{reached[-1] / my_peak:4.0%} of the measured matrix rate")  # fmt: skip
+
+# %% name="rows-figure" jupyter={"source_hidden": true}
+fig = figure(7.4, 3.4)
+ax = fig.subplots()
+x = np.logspace(np.log10(at[0] / 2), np.log10(at[-1] * 2), 100)
+ax.loglog(
+    x, np.minimum(my_peak, x * my_bandwidth) / 1e9, color=INK, linestyle="--", label="theory: min(peak, I · bandwidth)"
+)
+ax.loglog(at, np.array(reached) / 1e9, "o-", color=ORANGE, label=f"measured: {side} x {side} times rows")
+ax.axvline(my_ridge, color=GREY, linestyle=":", label=f"ridge of this machine: {my_ridge:.1f}")
+for i in (0, len(ROWS) // 2, len(ROWS) - 1):
+    ax.annotate(f"{ROWS[i]} row{'s' if ROWS[i] > 1 else ''}", (at[i], reached[i] / 1e9), textcoords="offset points",
+                xytext=(6, -12), fontsize=8)  # fmt: skip
+tidy(ax, "arithmetic intensity, FLOP per byte", "GFLOP/s")
+ax.legend(fontsize=8, frameon=False)
+show(
+    fig,
+    "Measured rate of a matrix product over its arithmetic intensity, below the roofline of this machine. The first "
+    "point lies near the slope, the last near the flat roof, and those between lie below the corner.",
+)
+
+# %% [markdown] name="rows-reading"
+# The ends should lie near the roof and the middle below it. (If other programs run, the measurements disturb each
+# other; run the cells again when it is quiet.) A roof is a limit, not a promise. Near the corner both resources would
+# have to be full at the same time, which no routine manages; and on a CPU, the routine that is made for many rows
+# first rearranges the matrix, so a few rows pay for more bytes than the formula counts. A GPU's libraries pick another
+# kernel per shape and come closer. Either way you now have a question to ask of any slow kernel: *how far below which
+# part of the roof is it?*
+#
+# Notice where the ridge is. A CPU core turns compute-bound after a few FLOP per byte, a GPU after hundreds. So batching
+# pays much longer on a GPU.
+
+# %% [markdown] name="busy-text"
+# ### Busy is not the same as computing
+#
+# `nvidia-smi` prints "GPU-Util". It is the share of time in which **at least one kernel was running**. It does not say
+# what the kernel did. A CPU's load has the same blind spot, so you can see it here. Three loops run for a moment each:
+# one copies, one multiplies a matrix by one row, one by many.
+
+
+# %% name="busy"
+def busy(work, flop, moment=0.4):
+    """(share of the time in which this process was running, share of the measured matrix rate)."""
+    work()
+    started, cpu, times = time.perf_counter(), time.process_time(), 0
+    while time.perf_counter() - started < moment:
+        work()
+        times += 1
+    if on_gpu:
+        torch.cuda.synchronize()
+    took = time.perf_counter() - started
+    return (time.process_time() - cpu) / took, times * flop / took / my_peak
+
+
+one, many, copy = torch.randn(1, side, device=here).to(dtype), torch.randn(256, side, device=here).to(dtype), W.clone()
+loops = {
+    "copy a matrix": (lambda: copy.copy_(W), 0),
+    "matrix x 1 row": (lambda: one @ W, 2 * side * side),
+    "matrix x 256 rows": (lambda: many @ W, 2 * 256 * side * side),
+}
+most = 0.0
+for name, (work, flop) in loops.items():
+    running, computing = busy(work, flop)
+    most = max(most, running)
+    print(f"{name:18s} process running {running:4.0%} of the time, arithmetic at {computing:5.1%} of the measured rate")
+
+# %% [markdown] name="busy-reading"
+# All three look equally busy. On a GPU the gap is wider, because the ridge is: at batch 1 in 16 bit an H100 can use at
+# most 1/295 of its tensor cores and still shows 100 %. Ask for a counter of the *pipe* instead: DCGM calls it
+# `DCGM_FI_PROF_PIPE_TENSOR_ACTIVE`, and `DCGM_FI_PROF_DRAM_ACTIVE` is the one for memory. Or compute the share from the
+# operations your model needs, as we do: that is MFU.
+
+# %% name="busy-gpu"
+if on_gpu and shutil.which("nvidia-smi"):
+    for _ in range(20_000):
+        one @ W  # queued; the GPU works through them while we ask
+    ask = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
+    print(
+        "GPU-Util while multiplying by one row:",
+        subprocess.run(ask, capture_output=True, text=True).stdout.split(),
+        "%",
+    )
+    torch.cuda.synchronize()
+else:
+    print("no GPU here: on a CUDA machine this cell asks nvidia-smi while a batch-1 loop runs")
+
+# %% [markdown] name="busy-exercise-text"
+# **Exercise.** Write `my_work` so that the process runs all the time and the arithmetic stays below 15 % of the matrix
+# rate, while it still does at least one operation per element of `stream`. Then say which limit of the machine it sits
+# at.
+
+
+# %% name="busy-exercise"
+def my_work():
+    """Yours. Must do at least stream.numel() operations; this one only copies, so it does none."""
+    stream.copy_(stream)
+
+
+MY_FLOP = 0  # operations of one call
+running, computing = busy(my_work, MY_FLOP)
+done = stream.numel() <= MY_FLOP and running > 0.8 * most and computing < 0.15
+print(f"running {running:.0%}, computing {computing:.1%}, {MY_FLOP / stream.numel():.0f} FLOP per element:",
+      "that is it" if done else "not there yet")  # fmt: skip
+
+# %% [markdown] name="batch-text"
+# ### A step of the engine, over batch and context
+#
+# Section 4 counted. Now the clock: steps of 1, 4 and 16 requests, with short and with longer texts. Theory is the
+# roofline of your machine from above, `max(FLOP / peak, bytes / bandwidth)`.
+
+# %% name="batch-time"
+BATCHES = (1, 4, 16) + ((64,) if on_gpu else ())
+CONTEXTS = (32, 512)
+measured, floor = {}, {}
+for context in CONTEXTS:
+    for batch in BATCHES:
+        engine = decode_step(batch, context)
+        for _ in range(5):
+            engine.step()
+        steps = [s for s in engine.trace.steps()[1:] if len(s.rows) == batch]
+        assert all(row.num_tokens == 1 for s in steps for row in s.rows)
+        measured[context, batch] = min(s.finished_at - s.started_at for s in steps)
+        flop = batch * latency.pass_flops(shape, 1, context)
+        moved = roofline.step_bytes(shape, batch, context, weights=weight_bytes, kv_bytes=4)
+        floor[context, batch] = max(flop / my_peak, moved / my_bandwidth)
+        print(f"context {context:3d}, batch {batch:2d}: {flop / moved:5.2f} FLOP/byte, floor "
+              f"{format_seconds(floor[context, batch]):>7s}, measured {format_seconds(measured[context, batch])}")  # fmt: skip
+
+# %% name="batch-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 3.3)
+ax = fig.subplots()
+looks = {CONTEXTS[0]: (BLUE, "o"), CONTEXTS[1]: (ORANGE, "s")}
+price = measured[CONTEXTS[0], 1] - floor[CONTEXTS[0], 1]
+for context, (colour, marker) in looks.items():
+    ax.plot(BATCHES, [1e3 * measured[context, b] for b in BATCHES], marker, color=colour, linestyle="-",
+            label=f"measured, context {context}")  # fmt: skip
+    ax.plot(BATCHES, [1e3 * (price + floor[context, b]) for b in BATCHES], color=colour, linestyle=":",
+            label=f"floor + the price of a pass, context {context}")  # fmt: skip
+    ax.plot(BATCHES, [1e3 * floor[context, b] for b in BATCHES], color=colour, linestyle="--", linewidth=1,
+            label=f"floor, context {context}")  # fmt: skip
+ax.set_xscale("log", base=2)
+ax.set_xticks(BATCHES, [str(b) for b in BATCHES])
+ax.set_ylim(bottom=0)
+tidy(ax, "requests in the step", "ms per step")
+ax.legend(fontsize=8, frameon=False)
+show(
+    fig,
+    "Milliseconds per decode step of the course model over the batch, at two contexts: measured, the floor by the "
+    "roofline, and the floor plus a fixed price per pass. The longer context grows faster with the batch.",
+)
+
+# %% [markdown] name="batch-reading"
+# Two gaps to explain. First a fixed one: a pass through a model this small is mostly Python and the calls of many
+# small kernels, so the measured line starts well above the floor; the dotted line adds that price, taken from the
+# first point. (29 MB of weights may also lie in your CPU's cache, and then the floor is not even a floor. On a large
+# model neither matters.) Second, what grows: with short texts four requests cost little more than one, because they
+# share the weights. With longer texts every request brings its own cache to read and its own attention to compute, and
+# the step grows with the batch. **That part batching does not buy.** It even grows faster than the dotted line,
+# because this engine's attention is plain torch: it first gathers the keys and values of all requests into one padded
+# tensor and then reads that, so it moves the cache about three times. A kernel that reads the blocks where they lie
+# does not (chapter 05).
+#
+# ### The ceiling of decode
+#
+# Let the batch grow without end. The weights' share goes to zero, and what is left is FLOP per sequence over cache
+# bytes per sequence. That is a constant. Here are Llama-3-70B and an H100 in 16 bit:
+
+# %% name="ceiling"
+for context in (512, 2048, 8192, 131_072):
+    row = [float(roofline.step_intensity(big, batch, context)) for batch in (1, 8, 32, 128, 512)]
+    limit = roofline.max_decode_intensity(big, context)
+    need = roofline.batch_for_ridge(big, context, h100.ridge())
+    print(f"context {context:7,}: batch 1, 8, 32, 128, 512 -> {', '.join(f'{v:5.1f}' for v in row)}; limit {limit:6.1f}; "
+          f"ridge reached at batch {f'{need:,.0f}' if np.isfinite(need) else 'never'}")  # fmt: skip
+share = roofline.place(big, h100, 128, 8192).utilization
+print(f"128 requests of 8,192 tokens: at most {share:.1%} of the peak")
+widgets.reveal("00b-share", 100 * float(share))
+
+# %% name="ceiling-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 3.4)
+ax = fig.subplots()
+B = np.logspace(0, 4, 80)
+shades = (BLUE, GREEN, ORANGE, RED)
+for context, colour, style in zip((512, 2048, 8192, 131_072), shades, ("-", "--", "-.", ":"), strict=True):
+    ax.loglog(B, roofline.step_intensity(big, B, context), color=colour, linestyle=style, label=f"context {context:,}")
+ax.loglog(B, roofline.weight_intensity(B), color=GREY, linewidth=1, label="weights alone: one per request")
+ax.axhline(h100.ridge(), color=INK, linewidth=1.2)
+ax.annotate("ridge of an H100, bf16", (1.2, h100.ridge() * 1.12), fontsize=8)
+ax.set_ylim(0.7, 1500)
+tidy(ax, "requests in the step", "FLOP per byte of the step", "Llama-3-70B, weights and cache in 16 bit")
+ax.legend(fontsize=8, frameon=False, loc="lower right")
+show(
+    fig,
+    "Intensity of a decode step over the batch for four contexts. Only the shortest crosses the ridge of 295; at 8,192 "
+    "tokens the curve flattens at 60, at 131,072 tokens at 11. The line for weights alone keeps rising.",
+)
+
+# %% name="ceiling-why"
+for s, name in ((big, "llama-3-70b"), (small, "llama-3-8b")):
+    attention = roofline.decode_attention_intensity(s)
+    longest = roofline.compute_bound_context(s.linear_params, kv_cache.bytes_per_token(s), h100.ridge(), attention)
+    print(f"{name}: attention alone {attention:.0f} FLOP/byte, at any batch; from a mean context of {longest:,.0f} tokens on "
+          "no batch reaches the ridge")  # fmt: skip
+
+# %% [markdown] name="ceiling-reading"
+# In decode a cached key is used once per query head that shares it. So attention has an intensity of `query heads / KV
+# heads`, the group size, and no batch changes that. What does move the ceiling: a smaller cache per token (8-bit keys
+# and values, fewer KV heads, a latent), several new tokens per request (speculation), and requests that share a prefix
+# *and* a kernel that reads it once.
+#
+# ### One token of a 70B model
+#
+# How lopsided is it? Take the round numbers of the interview question: 70 billion weights, 2 bytes each, 989 TFLOP/s
+# dense, 3.35 TB/s.
+
+# %% name="one-token"
+flop, moved = latency.linear_flops(70e9, 1), 70e9 * 2
+print(f"compute {format_flops(flop)} / peak = {format_seconds(flop / h100.peak())}")
+print(
+    f"read {format_bytes(moved)} / bandwidth = {format_seconds(moved / h100.bandwidth)}, {moved / h100.bandwidth / (flop / h100.peak()):.0f} times longer"
+)
+try:
+    latency.require_fit(moved, h100)
+except ValueError as error:
+    print("and on one H100:", error)
+
+# %% [markdown] name="one-token-reading"
+# The ratio is the ridge again, because the intensity is 1. And the last line is the trap: 140 GB do not fit in 80 GB,
+# so "a 70B on an H100" is a thought experiment. Split over two or four GPUs, both times shrink alike and the ratio
+# stays.
+#
+# ### Where the bytes live
+#
+# Memory is a ladder. Each rung down holds more and delivers less. Sizes and bandwidths of an H100, all SMs together:
+
+# %% name="hierarchy"
+for level in hierarchy(h100):
+    size = " to ".join(dict.fromkeys(format_bytes(v, binary=v < 1e9) for v in level.capacity))
+    speed = " to ".join(dict.fromkeys(f"{v / 1e12:,.4g}" for v in level.bandwidth))
+    print(f"{level.name:14s} {size:>20s} {speed:>10s} TB/s   {level.note}")
+chip = h100.chip
+print(f"per SM ({chip.num_sms} of them): registers {format_bytes(chip.register_bytes_per_sm, binary=True)}, "
+      f"shared memory up to {format_bytes(chip.shared_bytes_per_sm, binary=True)}")  # fmt: skip
+
+# %% name="hierarchy-figure" jupyter={"source_hidden": true}
+fig = figure(7.4, 2.9)
+ax = fig.subplots()
+levels = hierarchy(h100)
+marks = ("o", "s", "^", "D", "v", "P")
+for level, marker, colour in zip(levels, marks, (BLUE, ORANGE, GREEN, RED, PURPLE, INK), strict=True):
+    x, y = np.mean(level.capacity), np.mean(level.bandwidth) / 1e12
+    ax.loglog([x], [y], marker, color=colour, markersize=9)
+    ax.annotate(level.name, (x, y), textcoords="offset points", xytext=(8, 4), fontsize=8)
+ax.set_xlim(1e7, 3e14)
+tidy(ax, "capacity, bytes", "TB/s as the GPU sees it", "memory of an H100 SXM with PCIe 5")
+show(
+    fig,
+    "Six levels of memory on two log axes. Bandwidth falls from hundreds of TB/s in registers over 31 in shared memory, "
+    "5 to 12 in L2, 3.35 in device memory and 0.06 over PCIe to 0.007 from an SSD, while capacity grows.",
+)
+
+# %% [markdown] name="devices-text"
+# ### The devices of this course
+#
+# One table, read by every calculator and widget. Dense peaks, per SKU, with the month it was announced. The ridge is
+# for bf16, or fp16 where there is no bf16.
+
+# %% name="devices"
+print(
+    f"{'device':10s} {'date':8s} {'16-bit TFLOP/s':>14s} {'fp8':>7s} {'TB/s':>6s} {'GB':>5s} {'ridge':>6s} {'link GB/s, one way':>19s}"
+)
+for d in DEVICES.values():
+    precision = "bf16" if "bf16" in d.dense_flops else "fp16"
+    fp8 = f"{d.peak('fp8') / 1e12:,.0f}" if "fp8" in d.dense_flops else "none"
+    print(f"{d.name:10s} {d.announced:8s} {d.peak(precision) / 1e12:14,.0f} {fp8:>7s} {d.bandwidth / 1e12:6.2f} "
+          f"{d.capacity / GB:5.0f} {d.ridge(precision):6.0f} {d.link_per_direction / GB:8.0f} {d.link or d.host_link}")  # fmt: skip
+
+# %% name="devices-figure" jupyter={"source_hidden": true}
+fig = figure(7.4, 3.2)
+ax = fig.subplots()
+places = {"MI300X": (8, -3, "left"), "GH200": (0, -13, "center"), "H200": (4, -13, "left")}
+for d in DEVICES.values():
+    peak = d.peak("bf16" if "bf16" in d.dense_flops else "fp16") / 1e12
+    ax.loglog([d.bandwidth / 1e12], [peak], "o", color=BLUE)
+    right, up, side = places.get(d.name, (0, 7, "center"))
+    ax.annotate(d.name, (d.bandwidth / 1e12, peak), textcoords="offset points", xytext=(right, up), fontsize=8, ha=side)
+x = np.array([0.2, 12])
+for ridge, style in ((150, ":"), (300, "--"), (500, "-.")):
+    ax.loglog(x, x * ridge, color=GREY, linestyle=style, linewidth=1, label=f"ridge {ridge}")
+ax.set_ylim(40, 4000)
+tidy(ax, "device memory, TB/s", "dense 16-bit TFLOP/s")
+ax.legend(fontsize=8, frameon=False, loc="lower right")
+show(
+    fig,
+    "Nine devices by memory bandwidth and dense 16-bit peak, with lines of equal ridge. Data-centre parts from A100 to "
+    "B200 lie between ridges of about 150 and 300; an L4 lies near 400.",
+)
+
+# %% [markdown] name="ledger-text"
+# ### The ledger of one generated token
+#
+# When a step is bound by bandwidth, its time is its bytes. So write down where the bytes come from, per generated
+# token:
+#
+# $$ \frac{\text{weights}}{\text{batch}} \;+\; \text{context} \cdot \text{KV bytes per token} \;+\; \text{new KV} \;+\; \text{activations} $$
+#
+# Every proposal lowers one of these terms, or leaves them all alone and raises the bandwidth. Say which. Here is the
+# course model, with bytes counted from the tensors the engine really holds, and two levers pulled:
+
+# %% name="ledger-engine"
+narrow = LLM(folder, dtype="bfloat16", kv_cache_bytes=2**20)
+for name, chosen, batch in (("float32", llm, 1), ("float32", llm, 8), ("bfloat16", narrow, 8)):
+    m, past = chosen.engine.model, 512
+    weights = sum(linear.num_parameters() for linear in m.linears()) * m.embedding.element_size() + m.embedding.nbytes
+    slot = chosen.engine.kv_cache.data[:, :, 0, 0].nbytes  # keys and values of one token, all layers
+    size = m.embedding.element_size()
+    theory = roofline.bytes_per_generated_token(shape, batch, past, weights=shape.linear_params * size, kv_bytes=size)
+    assert (weights / batch, past * slot, slot) == (theory.weights, theory.cache_read, theory.cache_write)
+    print(f"{name:8s} batch {batch}, context {past}: weights {format_bytes(weights / batch)}, cache {format_bytes(past * slot)} "
+          f"read and {format_bytes(slot)} written per token")  # fmt: skip
+
+# %% [markdown] name="ledger-levers-text"
+# And a real one: Llama-3-8B in 16 bit on an H100, one request at 8,192 tokens, then one lever at a time. Activations
+# count the input and the output of every matrix once. Speculation is shown with three tokens per pass: it divides what
+# a pass reads.
+
+# %% name="ledger"
+ledger = roofline.bytes_per_generated_token
+context = 8192
+as_mha = replace(small, name="8B with MHA", num_kv_heads=small.num_heads)
+four_bit = kv_cache.weight_bytes(small, kv_cache.bits_per_weight(4, 128))
+base = ledger(small, 1, context)
+levers = {
+    "as it is": base,
+    "without GQA": ledger(as_mha, 1, context, weights=kv_cache.weight_bytes(small)),
+    "4-bit weights": ledger(small, 1, context, weights=four_bit),
+    "8-bit cache": ledger(small, 1, context, kv_bytes=1),
+    "batch 16": ledger(small, 16, context),
+    "batch 16, 8-bit cache": ledger(small, 16, context, kv_bytes=1),
+    "3 tokens per pass": replace(base, weights=base.weights / 3, cache_read=base.cache_read / 3),
+}
+for name, row in levers.items():
+    print(f"{name:22s} weights {format_bytes(row.weights):>8s}  cache {format_bytes(row.cache_read):>8s}  activations "
+          f"{format_bytes(row.activations):>8s}  at 3.35 TB/s {format_seconds(row.total / h100.bandwidth):>8s}")  # fmt: skip
+for name in ("H100", "H200", "B200"):
+    print(f"the same bytes on {name}: {format_seconds(base.total / device(name).bandwidth)}")
+
+# %% name="ledger-figure" jupyter={"source_hidden": true}
+fig = figure(7.4, 3.0)
+ax = fig.subplots()
+names = list(levers)
+left = np.zeros(len(names))
+for term, colour, hatch in (("weights", BLUE, ""), ("cache_read", ORANGE, "//"), ("activations", GREEN, "..")):
+    values = np.array([getattr(levers[name], term) for name in names]) / GB
+    ax.barh(
+        range(len(names)), values, left=left, color=colour, hatch=hatch, edgecolor="white", label=term.replace("_", " ")
+    )
+    left += values
+ax.set_yticks(range(len(names)), names)
+ax.invert_yaxis()
+tidy(ax, "GB moved per generated token")
+ax.legend(fontsize=8, frameon=False, loc="lower right")
+show(
+    fig,
+    "Bytes moved per generated token of Llama-3-8B at 8,192 tokens, as stacked bars for several levers. Weights dominate "
+    "with one request; at batch 16 weights and cache are about equal; activations cannot be seen.",
+)
+
+# %% [markdown] name="explore-text"
+# ## 6. Explore
+#
+# Put any dense model on any device. The blue marks are the same step at batch 1, 2, 4, ... Try these:
+#
+# - Raise *Requests* at 8,192 cached tokens: the marks pile up at the red line. Now set *Cached tokens* to 512.
+# - Set *Cached tokens* to 0 and *New tokens* to 64, 256, 1,024: a prefill crosses the ridge.
+# - *Weights* in 4 bit at one request: how far does the point move? And at 128 requests?
+# - *Arithmetic* fp8: the ridge moves, the point does not. Choose the T4 and bf16, and read what it says.
+# - Which steps of the 70B fit on four H100, and which do not?
+
+# %% name="explore"
+widgets.roofline("llama-3-70b", "H100", devices=4, batch=16, past=8192)
+
+# %% [markdown] name="errata-ridge"
+# ## 7. What the cheat sheets get wrong
+#
+# **"An H100 needs about 500 FLOP per byte."** (E00.1) Ask which line of the data sheet. Vendors print the figure for
+# 2:4 sparsity first, which doubles the peak, and no model here uses it.
+
+# %% name="errata-ridge-cell"
+for precision in ("bf16", "fp8"):
+    print(
+        f"H100 {precision}: dense {h100.ridge(precision):.0f}, with 2:4 sparsity {h100.ridge(precision, sparse=True):.0f} FLOP/byte"
+    )
+print("dense bf16:", {d.name: round(d.ridge()) for d in DEVICES.values() if "bf16" in d.dense_flops})
+print(f"the nearest to 500: GH200, sparse bf16 over 4 TB/s = {device('GH200').ridge(sparse=True):.0f}")
+
+# %% [markdown] name="errata-batch1"
+# **"Each weight byte gives 2 FLOP, so batch 1 has intensity 2 and batch 128 has 256."** (E00.2) Two FLOP per *weight*,
+# and a 16-bit weight is two bytes. 2 and 256 belong to 8-bit weights. If the arithmetic is fp8 as well, the ridge has
+# moved too.
+
+# %% name="errata-batch1-cell"
+for bits in (16, 8, 4):
+    print(f"{bits:2d}-bit weights: batch 1 {roofline.weight_intensity(1, bits):.0f}, batch 128 {roofline.weight_intensity(128, bits):.0f} FLOP/byte; "
+          f"weights alone reach the bf16 ridge at batch {h100.ridge() / roofline.weight_intensity(1, bits):.0f}")  # fmt: skip
+print(
+    f"8-bit weights and fp8 arithmetic: ridge {h100.ridge('fp8'):.0f}, reached at batch {h100.ridge('fp8') / roofline.weight_intensity(1, 8):.0f}"
+)
+
+# %% [markdown] name="errata-enough"
+# **"Batch enough, and decode becomes compute-bound."** (E00.3) True of the weights' matrices. For the whole step
+# section 5 showed the ceiling: not with a 70B at 8,192 tokens, at any batch. And the caches have to fit:
+
+# %% name="errata-enough-cell"
+for batch in (8, 32, 128, 512):
+    need = kv_cache.weight_bytes(big) + kv_cache.cache_bytes(big, 8192, batch)
+    at_most = float(roofline.place(big, h100, batch, 8192).utilization)
+    print(f"batch {batch:3d} at 8,192: at most {at_most:5.1%} of the peak; memory {format_bytes(need)}, "
+          f"{int(np.ceil(need / (0.9 * h100.capacity)))} x H100 at 90 %")  # fmt: skip
+
+# %% [markdown] name="errata-prefill"
+# **"Prefill has intensity batch × length", "about 700", "decode is always memory-bound."** (E00.4) The first forgets
+# that the rows have to be moved too, the second is one point of the curve, and the third has exceptions:
+
+# %% name="errata-prefill-cell"
+tokens = np.arange(1, 5000)
+print(f"8192 x 8192: 700 FLOP/byte at {tokens[np.argmin(abs(roofline.gemm_intensity(tokens, 8192, 8192) - 700))]} tokens; 8 x 2,048 tokens give "
+      f"{roofline.gemm_intensity(8 * 2048, 8192, 8192):,.0f}, not {8 * 2048:,}")  # fmt: skip
+print(
+    f"a prefill below about {latency.flat_prefill_tokens(h100):.0f} tokens is bound by bandwidth on an H100, like decode"
+)
+mla = roofline.decode_attention_intensity(model_shapes.model("deepseek-v3"))
+print(
+    f"latent attention with 128 heads: {mla:.0f} FLOP/byte; two tokens verified at once: {2 * mla:.0f}, above the ridge of {h100.ridge():.0f}"
+)
+print(
+    f"8B at 256 tokens of context, batch 2,000: {roofline.step_intensity(small, 2000, 256):.0f} FLOP/byte: compute-bound decode"
+)
+
+# %% [markdown] name="errata-levels"
+# **"Registers 20 KB at 10 TB/s, shared memory 200 KB at 19 TB/s, L2 50 MB at 5 TB/s."** (E00.5) Which row cannot be
+# right? The registers: faster rungs have to be at the top, and they hold *more* than the shared memory below them. 19
+# TB/s belongs to another chip. **"50 MB of SRAM at 100 TB/s"** (E00.6) fits none of the levels. Quote each by itself,
+# with the SKU.
+
+# %% name="errata-levels-cell"
+for name in ("A100-80GB", "H100"):
+    c = device(name).chip
+    print(f"{name:9s} registers {format_bytes(c.register_bytes_per_sm, binary=True)} per SM, {format_bytes(c.register_bytes, binary=True)} in all, "
+          f"{c.register_bandwidth / 1e12:.0f} TB/s; shared {format_bytes(c.shared_bytes, binary=True)}, {c.shared_bandwidth / 1e12:.1f} TB/s")  # fmt: skip
+speeds = [level.bandwidth[1] for level in hierarchy(h100)]
+assert speeds == sorted(speeds, reverse=True), "bandwidth falls on every rung"
+print(
+    "HBM in the table: "
+    + ", ".join(
+        f"{d.name} {d.capacity / GB:.0f} GB at {d.bandwidth / 1e12:.2f} TB/s ({d.announced})"
+        for d in DEVICES.values()
+        if d.bandwidth > 1.5e12
+    )
+)
+
+# %% [markdown] name="errata-gap"
+# **"There is a 10 to 50 times bandwidth gap between memory and compute."** (E00.7) Bytes per second and operations per
+# second have no ratio that says who is ahead. The course's units refuse the division:
+
+# %% name="errata-gap-cell"
+compute, bandwidth = FlopPerSecond(h100.peak()), BytesPerSecond(h100.bandwidth)
+try:
+    compute / bandwidth
+except UnitError as error:
+    print(error)
+print(
+    f"with an intensity it means something: at 1 FLOP/byte the tensor cores are at most {compute_utilization_ceiling(FlopPerByte(1.0), compute, bandwidth):.2%} busy"
+)
+print(f"and memory against memory: shared over device memory {h100.chip.shared_bandwidth / h100.bandwidth:.1f} times")
+
+# %% [markdown] name="errata-nvlink"
+# **"NVLink 5 gives 900 GB/s, and so does the H100's NVLink."** (E00.8) One of the two counts both directions, the
+# other one. A transfer goes one way, so formulas take the half. **"CPU memory at 200 GB/s"** (E14.3), listed below
+# HBM, is what the *CPU* sees. A GPU sees the link in front of it. Whether to fetch a cache from the host or to compute
+# it again hangs on that:
+
+# %% name="errata-nvlink-cell"
+for name in ("NVLink 4", "NVLink 5", "NVLink-C2C", "PCIe 5 x16"):
+    wire = links.link(name)
+    print(f"{name:11s} {wire.per_direction / GB:5.0f} GB/s one way, {wire.both_directions / GB:6.0f} both")
+moved = kv_cache.cache_bytes(small, 8192)
+again = latency.prefill_seconds(small, 8192, h100, mfu=0.5)
+for name in ("H100", "GH200"):
+    host = next(level for level in hierarchy(device(name)) if level.name == "host memory")
+    print(f"8,192 tokens of Llama-3-8B ({format_bytes(moved)}) from the host of a {name}: {host.bandwidth[0] / GB:.0f} GB/s "
+          f"({host.note}), {format_seconds(links.transfer_seconds(moved, host.bandwidth[0]))}")  # fmt: skip
+print(
+    f"computing them again at half of an H100's peak: {format_seconds(again)}; fetching wins above {links.break_even_bandwidth(moved, again) / GB:.1f} GB/s"
+)
+
+# %% [markdown] name="errata-flash"
+# **"FlashAttention and PagedAttention are the answer to decode's bandwidth."** (E05.14) Put them in the ledger.
+# FlashAttention keeps the scores on the chip; in decode there is one row of them per head. PagedAttention saves
+# *capacity*: it moves the same bytes. (It may let a larger batch fit, and that lowers the weights' term.)
+
+# %% name="errata-flash-cell"
+scores = 2 * 2 * small.layers * small.num_heads * context  # written and read again, 2 bytes each
+print(f"8B at {context:,}: weights {format_bytes(base.weights)}, cache {format_bytes(base.cache_read)}, scores if written out "
+      f"{format_bytes(scores)}: {scores / base.total:.2%} of the bytes")  # fmt: skip
+for name in ("4-bit weights", "8-bit cache", "batch 16", "3 tokens per pass"):
+    print(f"{name:18s} {1 - levers[name].total / base.total:6.1%} fewer bytes per token")
+
+# %% [markdown] name="errata-formula"
+# The intensity formula itself is missing from some sheets, lost in rendering (E19.4). It stands in section 2, and
+# section 3 asserts its values.
+
+# %% [markdown] name="production"
+# ## 8. In production
+#
+# As of November 2026. Names of counters and options change; look them up in the version you run.
+#
+# **Counters.** `nvidia-smi` and DCGM's `DCGM_FI_DEV_GPU_UTIL` say whether any kernel ran. The profiling fields
+# (`DCGM_FI_PROF_PIPE_TENSOR_ACTIVE`, `DCGM_FI_PROF_DRAM_ACTIVE`, `DCGM_FI_PROF_SM_ACTIVE`) say which part of the chip
+# was at work. They are what a dashboard of an inference fleet should show.
+#
+# **Nsight Compute** draws a roofline per kernel, with the counted bytes of each memory level. There you see how far
+# below the roof a kernel is, as in our section 5.
+#
+# **Engines** act on the same two terms. vLLM, SGLang and TensorRT-LLM put prompt chunks and decodes into one step up
+# to a token budget: decode steps have spare arithmetic, and prefill fills it (chapter 03). All three offer weights in
+# 8 and 4 bit and an 8-bit cache, which lower two terms of the ledger (chapter 07).
+
+# %% [markdown] name="quiz-text"
+# ## 9. Quiz
+#
+# Change the seed for other numbers. This chapter has no lab of its own: the generation loop of `a_map` comes back in
+# [lab 02](../../labs/02_kv_cache/kv_cache.ipynb).
+
+# %% name="quiz"
+from grader.quiz import load_quiz
+
+widgets.quiz(load_quiz("00_orientation").draw(seed=1, tag="roofline"))
+
+# %% [markdown] name="card"
+# ## 10. Card
+#
+# - `I = FLOP / bytes moved`. Attainable = `min(peak, I · bandwidth)`. Ridge = `peak / bandwidth`.
+# - H100 SXM, dense: 295 FLOP/byte in bf16, 591 in fp8. Name SKU, precision, dense or sparse.
+# - Weights alone: `2 · tokens / bytes per weight`. Batch 1: 1 in 16 bit, 2 in 8 bit, 4 in 4 bit.
+# - A matrix `d_in × d_out` saturates at `d_in · d_out / (d_in + d_out)`.
+# - Attention in decode: `query heads / KV heads` at 2 bytes, whatever the batch. So decode has a ceiling:
+#   `FLOP per sequence / cache bytes per sequence`.
+# - Step floor = `max(FLOP / peak, bytes / bandwidth)`, on a deployment that fits.
+# - Bytes per generated token = `weights / batch + context · KV bytes + new KV + activations`. Say which term a lever
+#   lowers, or that it raises bandwidth.
+# - "GPU-Util" says that some kernel ran. MFU and the tensor-pipe counter say whether anything was computed.
+# - Quote the bandwidth of the path, in one direction.

@@ -1,0 +1,786 @@
+# %% [markdown] name="title"
+# # 01b · Floors: the shortest time a step can take
+#
+# About 45 minutes. You need `a_phases`. You will count the operations and bytes of a step, turn them into a time that no
+# engine can beat, and find out where the rest of a measured time goes. The lab of this chapter is
+# [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
+
+# %% name="setup"
+import json
+import random
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from chapters import widgets
+from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, figure, show, tidy
+from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
+from reference_impl.executor.batch import build_batch
+from reference_impl.interfaces import Request, Row, StepPlan
+from reference_impl.layers import packed_linear
+from reference_impl.sampling.sampler import sample
+from reference_impl.theory import collectives, kv_cache, latency, model_shapes, roofline
+from reference_impl.theory.hardware import device
+from reference_impl.theory.units import GB, format_bytes, format_flops, format_seconds
+
+torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
+folder = course_model("target")
+llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20)
+model, cache, attention = llm.engine.model, llm.engine.kv_cache, llm.engine.attention
+shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
+on_gpu = model.device.type == "cuda"
+weights_here = kv_cache.weight_bytes(shape, 32)  # the course model in float32
+h100 = device("H100")
+
+# %% [markdown] name="question"
+# ## 1. A question with a number
+#
+# Llama-2-7B in BF16 has 13.5 GB of weights. One user, one H100 SXM5 (3.35 TB/s, 989 TFLOP/s dense BF16), a short context.
+# **How many tokens per second can no engine exceed?** One token per pass.
+
+# %% name="predict"
+widgets.predict("01b-ceiling", "Most tokens per second of one stream, Llama-2-7B in BF16 on one H100?", "tokens/s")
+
+# %% [markdown] name="idea"
+# ## 2. The idea
+#
+# Picture a customs office with two counters. Every shipment has to pass both. At one counter clerks **stamp papers**: that is
+# the arithmetic, so many operations per second. At the other, workers **unload crates**: those are the bytes that come
+# from memory, so many per second. Both work at the same time on the same shipment. It leaves when the *slower* counter is
+# done.
+#
+# `floor = max(operations / peak rate, bytes / bandwidth)`
+#
+# A decode step has few papers and many crates. A long prefill has many papers for the same crates. The floor says
+# what the office needs if nobody ever pauses. It is a lower bound, with three uses:
+#
+# - Nobody can promise less. A claim below the floor is wrong, or it counts something else.
+# - The *ratio* of measured time to floor says how good an engine is. A time alone does not.
+# - It tells which counter to enlarge. More clerks do not help a shipment that waits for the crates.
+
+# %% name="idea-figure" jupyter={"source_hidden": true}
+llama = model_shapes.model("llama-3-8b")
+steps = {
+    "decode, 1 user, 2,048 cached": (1, 2047, 1),
+    "decode, 64 users, 2,048 cached": (64, 2047, 1),
+    "prefill of 256 tokens": (1, 0, 256),
+    "prefill of 2,048 tokens": (1, 0, 2048),
+}
+fig = figure(7.4, 2.6)
+ax = fig.subplots()
+said = []
+for i, (name, (batch, past, new)) in enumerate(steps.items()):
+    at = roofline.place(llama, h100, batch, past, new)
+    stamps, crates = at.flops / h100.peak() * 1e3, at.num_bytes / h100.bandwidth * 1e3
+    ax.barh(i - 0.18, stamps, 0.34, color=ORANGE, hatch="//", edgecolor="white", label="operations" if i == 0 else None)
+    ax.barh(i + 0.18, crates, 0.34, color=BLUE, edgecolor="white", label="bytes" if i == 0 else None)
+    ax.text(max(stamps, crates) + 0.3, i, f"floor {at.seconds * 1e3:.2f} ms", va="center", fontsize=8)
+    said.append(f"{name}: operations {stamps:.2f} ms, bytes {crates:.2f} ms")
+ax.set_yticks(range(len(steps)), list(steps))
+ax.invert_yaxis()
+ax.set_xlim(0, 42)
+tidy(ax, "ms on one H100 at its limits (Llama-3-8B, BF16)")
+ax.legend(fontsize=8, frameon=False, loc="upper right")
+show(
+    fig,
+    "Two bars per step, time for operations and time for bytes; the longer one is the floor. " + "; ".join(said) + ".",
+)
+
+# %% [markdown] name="scratch-text"
+# ## 3. From scratch
+#
+# All of it in one screen, from the numbers of a config. Two kinds of work:
+#
+# - **matrices**: every token meets every weight once, a multiplication and an addition: `2 · N` FLOP per token. `N` counts
+#   the matrices without the input embedding, which is a look-up.
+# - **attention**: every query meets every key it may see, and mixes as many values: `4 · heads · head_dim · layers` FLOP per
+#   pair. `heads · head_dim` is often called `d`. A decode step has `context` pairs. A causal prefill of `L`
+#   tokens has `L(L+1)/2`, so about `2 · L² · d · layers`.
+
+
+# %% name="scratch"
+def config_numbers(c):
+    """(weights that are multiplied, FLOP per pair, cache bytes per token in 16 bit)."""
+    d, f = c["hidden_size"], c["intermediate_size"]
+    q, kv = c["num_attention_heads"] * c["head_dim"], c["num_key_value_heads"] * c["head_dim"]
+    layer = d * q + 2 * d * kv + q * d + 3 * d * f  # Q, K, V, O, gate, up, down
+    n = c["num_hidden_layers"] * layer + c["vocab_size"] * d  # and the output matrix
+    return n, 4 * q * c["num_hidden_layers"], 2 * c["num_hidden_layers"] * kv * 2
+
+
+def floor(c, new, past, all_weights, peak, bandwidth):
+    """Seconds that one pass over `new` tokens after `past` cached ones takes at least, 16-bit weights and cache."""
+    n, per_pair, per_token = config_numbers(c)
+    pairs = new * past + new * (new + 1) / 2
+    flops = 2 * n * new + per_pair * pairs
+    num_bytes = 2 * all_weights + past * per_token
+    return max(flops / peak, num_bytes / bandwidth)
+
+
+config_8b = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256,
+}  # fmt: skip
+n, per_pair, per_token = config_numbers(config_8b)
+assert (n, per_token) == (llama.linear_params, kv_cache.bytes_per_token(llama))
+for new, past in ((1, 2047), (2048, 0), (32768, 0)):
+    mine = floor(config_8b, new, past, llama.num_params, h100.peak(), h100.bandwidth)
+    theirs = roofline.place(llama, h100, 1, past, new).seconds
+    assert np.isclose(mine, theirs)
+    print(f"{new:6,} new tokens over {past:,}: at least {format_seconds(mine)}")
+
+# %% [markdown] name="engine-text"
+# ## 4. The same thing inside the engine
+#
+# Do the formulas count what the engine does? PyTorch brings a counter for matrix products, `FlopCounterMode`. It knows
+# shapes, not masks: causal attention would be counted as a full square, although a fused kernel skips the half that is
+# masked. So the counter counts the matrices, and we count the pairs that the mask leaves in, at the one function through which
+# all attention passes.
+
+
+# %% name="counter"
+class Pairs(TorchFunctionMode):
+    """Query-key pairs that the mask leaves in, summed over heads and layers."""
+
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            queries, keys = args[0].shape[:-1], args[1].shape[-2]
+            if kwargs.get("is_causal"):
+                self.count += queries[:-1].numel() * keys * (keys + 1) // 2
+            elif kwargs.get("attn_mask") is not None:
+                allowed = kwargs["attn_mask"]
+                allowed = allowed if allowed.dtype is torch.bool else allowed == 0
+                self.count += int(allowed.expand(*queries, keys).sum())
+            else:
+                self.count += queries.numel() * keys
+        return func(*args, **kwargs)
+
+
+def packed(x, weight, *rest, out_shape=None, **options):  # the counter does not know the engine's CPU layout
+    return 2 * int(np.prod(x)) * out_shape[-1]
+
+
+known = {torch.ops.mkldnn._linear_pointwise: packed} if packed_linear.available(torch.float32) else {}
+products = {torch.ops.aten.mm, torch.ops.aten.addmm, *known}
+
+
+def counted(batch):
+    """(FLOP in the matrices, FLOP in attention) of one forward pass of the engine's model."""
+    with torch.inference_mode(), FlopCounterMode(display=False, custom_mapping=known) as flops, Pairs() as pairs:
+        model(batch, cache, attention)
+    in_matrices = sum(count for op, count in flops.get_flop_counts()["Global"].items() if op in products)
+    return in_matrices, 4 * shape.head_dim * pairs.count
+
+
+def a_batch(rows, block_size=16):
+    """A Batch of rows (new tokens, past tokens), built by the engine's own code."""
+    requests, plan, first = {}, [], 0
+    for i, (new, past) in enumerate(rows):
+        count = -(-(new + past) // block_size)
+        requests[str(i)] = Request(
+            id=str(i), tokens=[5] * (new + past), num_prompt_tokens=1, sampling=SamplingParams(temperature=0), seed=0,
+            arrival=0.0, stop_token_ids=frozenset(), max_total_tokens=new + past + 1,
+            block_table=list(range(first, first + count)),
+        )  # fmt: skip
+        first += count
+        plan.append(Row(str(i), past, new, True))
+    return build_batch(StepPlan(1, tuple(plan)), requests, block_size, model.device)
+
+
+head = shape.vocab_size * shape.hidden_size  # weights of the output matrix
+cache.data.normal_()  # contents do not matter for counts and times
+for name, rows in {
+    "prefill of 500": [(500, 0)],
+    "decode at 500": [(1, 499)],
+    "chunk of 100 after 400": [(100, 400)],
+    "decode of 3 users": [(1, 99), (1, 499), (1, 899)],
+    "a mixed step": [(200, 0), (1, 499), (64, 300)],
+}.items():
+    in_matrices, in_attention = counted(a_batch(rows))
+    formula = sum(latency.pass_flops(shape, new, past) for new, past in rows)
+    # The formula gives every token its logits. The engine computes them for the last token of each row only.
+    skipped = sum(latency.linear_flops(head, new - 1) for new, _ in rows)
+    assert in_matrices + in_attention == formula - skipped
+    print(f"{name:23s} matrices {format_flops(in_matrices):>11s}, attention {format_flops(in_attention):>11s}: "
+          f"exactly the formula, less {format_flops(skipped)} of logits nobody needs")  # fmt: skip
+
+# %% [markdown] name="counter-reading"
+# The formula and the counter agree to the last operation, for prefill, decode, chunks and mixed steps. One detail is worth
+# knowing: `2 · N · L` for a prefill gives every token its logits. An engine computes those of the last position only.
+# In small models with large vocabularies this matters; in large ones hardly:
+
+# %% name="head-share"
+for s in (shape, model_shapes.model("llama-3.2-1b"), llama, model_shapes.model("llama-3-70b")):
+    print(
+        f"{s.name:14s}: the output matrix is {s.vocab_size * s.hidden_size / s.linear_params:5.1%} of the weights a token meets"
+    )
+
+# %% [markdown] name="measure-text"
+# ## 5. Measure and explain
+#
+# ### Prefill: three regimes
+#
+# Prompts of 1 to 2,048 tokens through the course model. (It was trained on texts of up to 1,024 tokens, and its config
+# allows 2,048. Its words beyond are worth little, its times are as good as any.) We fit three prices: one per pass, one per
+# token, one per pair.
+
+
+# %% name="prefill"
+def once(f):
+    """Seconds of one run."""
+    if on_gpu:
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    f()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def shortest(functions, rounds):
+    """Shortest seconds of each function. They run in turns, so that a busy moment of the machine hits all alike."""
+    times = [[once(f) for f in functions] for _ in range(rounds)]
+    return np.min(times, axis=0)
+
+
+lengths = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 2048])
+prompts = [a_batch([(int(n), 0)]) for n in lengths]
+with torch.inference_mode():
+    short = shortest([lambda b=b: model(b, cache, attention) for b in prompts[:8]], rounds=15)
+    long = shortest([lambda b=b: model(b, cache, attention) for b in prompts[8:]], rounds=3)
+measured = np.concatenate([short, long])
+
+
+def fit(columns, values):
+    """Least squares of the relative error with no price below 0: the best of all choices of columns."""
+    best = None
+    for chosen in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
+        found, *_ = np.linalg.lstsq(columns[:, chosen] / values[:, None], np.ones(len(values)), rcond=None)
+        error = np.sum((columns[:, chosen] @ found / values - 1) ** 2)
+        if (found >= 0).all() and (best is None or error < best[0]):
+            best = error, dict(zip(chosen, found, strict=True))
+    return [best[1].get(i, 0.0) for i in range(columns.shape[1])]
+
+
+# seconds = per_pass + per_token * L + per_pair * L(L+1)/2
+columns = np.stack([np.ones(len(lengths)), lengths, latency.causal_pairs(lengths)], axis=1)
+per_pass, per_token_here, per_pair_here = fit(columns, measured)
+flat_until = per_pass / per_token_here
+print(f"{format_seconds(per_pass)} per pass, {format_seconds(per_token_here)} per token"
+      + (f", {format_seconds(per_pair_here)} per pair" if per_pair_here else ""))  # fmt: skip
+print(f"the pass costs more than the tokens up to {flat_until:.0f} tokens")
+here = 4 * shape.num_heads * shape.head_dim * shape.layers  # FLOP per pair, all layers
+body = shape.linear_params - head  # what every prompt token meets
+for n in (128, 1024, 2048):
+    share = latency.attention_over_linear(body, latency.causal_pairs(n), n, here)
+    print(f"{n:5d} tokens: attention is {share:4.0%} of the operations of the matrices")
+print(f"equal at {latency.equal_prompt_length(body, here):,.0f} tokens, more than this model has positions")
+
+# %% name="prefill-figure" jupyter={"source_hidden": true}
+fig = figure(7.8, 3.3)
+left, right = fig.subplots(1, 2)
+fine = np.geomspace(1, 2048, 200)
+for part, label, style in (
+    (np.full_like(fine, per_pass), "per pass (flat)", {"color": GREEN, "linestyle": ":"}),
+    (per_token_here * fine, "per token (linear)", {"color": BLUE, "linestyle": "--"}),
+    (per_pair_here * fine * (fine + 1) / 2, "per pair (quadratic)", {"color": PURPLE, "linestyle": "-."}),
+):
+    left.loglog(fine, part * 1e3, label=label, **style)
+fitted = per_pass + per_token_here * fine + per_pair_here * fine * (fine + 1) / 2
+left.loglog(fine, fitted * 1e3, color=INK, linewidth=1, label="sum")
+left.loglog(lengths, measured * 1e3, "o", color=ORANGE, label="measured")
+left.set_ylim(measured.min() * 1e3 / 8, measured.max() * 2e3)
+tidy(left, "prompt tokens", "ms", "course model on this machine")
+left.legend(fontsize=7, frameon=False)
+long = np.geomspace(16, 262144, 200)
+total = latency.prefill_seconds(llama, long, h100)
+matrices = latency.linear_flops(llama.linear_params, long) / h100.peak()
+pairs = (latency.prefill_flops(llama, long) - latency.linear_flops(llama.linear_params, long)) / h100.peak()
+right.loglog(long, np.full_like(long, kv_cache.weight_bytes(llama) / h100.bandwidth * 1e3), color=GREEN, linestyle=":")
+right.loglog(long, matrices * 1e3, color=BLUE, linestyle="--")
+right.loglog(long, pairs * 1e3, color=PURPLE, linestyle="-.")
+right.loglog(long, total * 1e3, color=INK, linewidth=1)
+right.set_ylim(1, total.max() * 2e3)
+tidy(right, "prompt tokens", "ms", "Llama-3-8B, BF16, H100: floor")
+show(
+    fig,
+    "Prefill time over prompt length, log-log. Left, the course model: measured points lie on the sum of a flat, a linear "
+    "and a quadratic part. Right, the floor for Llama-3-8B on an H100: flat up to about 300 tokens, then linear, and "
+    "quadratic beyond about 60,000 tokens, where attention overtakes the matrices.",
+)
+
+# %% [markdown] name="prefill-reading"
+# - **Flat:** below some tokens a prompt costs what one token costs. On a GPU that is the time to read the weights;
+#   here it is mostly the price of a pass (section below).
+# - **Linear:** the matrices. Twice the prompt, twice the time.
+# - **Quadratic:** attention. In this small model it shows early, because `d · layers` is large against the weights.
+#
+# The fitted prices are prices of kernels: the next cell turns them into rates. Attention need not reach the rate that
+# matrices reach.
+#
+# ### How good is it? MFU and MBU
+#
+# **MFU** (model FLOP utilization) is the useful operations divided by what the peak could have done in the time. **MBU** is the
+# same for bytes. We measure this machine's peak rates with a large product and a long read.
+
+# %% name="utilization"
+buffer = torch.ones(int(weights_here) // 4, device=model.device)
+bandwidth = buffer.nbytes / shortest([buffer.sum], 15)[0]
+side = 8192 if on_gpu else 1024
+square = torch.randn(side, side, device=model.device)
+rate = 2 * side**3 / shortest([lambda: square @ square], 5)[0]
+print(
+    f"this machine: {rate / 1e9:,.0f} GFLOP/s in float32, reading {format_bytes(weights_here)} at {bandwidth / 1e9:,.0f} GB/s"
+)
+print(f"the fit: {2 * body / per_token_here / 1e9:,.0f} GFLOP/s in the matrices"
+      + (f", {here / per_pair_here / 1e9:,.0f} GFLOP/s in attention" if per_pair_here else ""))  # fmt: skip
+for n, seconds in zip(lengths, measured, strict=True):
+    flops = latency.prefill_flops(shape, int(n)) - latency.linear_flops(head, int(n) - 1)
+    moved = weights_here + int(n) * kv_cache.bytes_per_token(shape, 4)
+    bound = max(flops / rate, moved / bandwidth)
+    print(f"prefill of {n:4d}: {format_seconds(seconds):>8s}, floor {format_seconds(bound):>8s}, "
+          f"{flops / seconds / rate:4.0%} of the rate, {moved / seconds / bandwidth:4.0%} of the bandwidth")  # fmt: skip
+
+# %% [markdown] name="waterfall-text"
+# ### Decode: from the floor to what you measure
+#
+# One user, context 512, one step. The floor is the time to read weights and cache at this machine's rate. Then we run more
+# and more of the real step and look at what each part adds: the matrices alone, the attention of all layers alone, the
+# whole model, building the batch, sampling, and at last the whole `engine.step()`. Every bar is a measurement or a
+# difference of two.
+
+# %% name="waterfall"
+context = 512
+batch = a_batch([(1, context - 1)])
+attention.plan(batch)
+c, dtype = model.config, model.dtype
+inputs = {n: torch.randn(1, n, device=model.device, dtype=dtype) for n in {lin.in_features for lin in model.linears()}}
+q, k = (torch.randn(1, h, c.head_dim, device=model.device, dtype=dtype) for h in (c.num_heads, c.num_kv_heads))
+asking = Request(
+    id="0", tokens=[5] * context, num_prompt_tokens=1, sampling=SamplingParams(temperature=0), seed=0, arrival=0.0,
+    stop_token_ids=frozenset(), max_total_tokens=context + 1,
+)  # fmt: skip
+logits = torch.randn(1, c.vocab_size, device=model.device, dtype=dtype)
+
+
+def all_matrices():
+    for lin in model.linears():
+        lin(inputs[lin.in_features])
+    inputs[c.hidden_size] @ model.embedding.T
+
+
+def all_attention():
+    attention.plan(batch)
+    for layer in range(c.num_layers):
+        attention.forward(q, k, k, layer, cache, batch)
+
+
+engine = Engine(model, EngineConfig(num_blocks=80))
+engine.add([5] * (context - 20), SamplingParams(max_tokens=500, temperature=0, ignore_eos=True))
+engine.step()  # the prefill
+pieces = {
+    "matrices": all_matrices,
+    "attention": all_attention,
+    "model": lambda: model(batch, cache, attention),
+    "batch": lambda: a_batch([(1, context - 1)]),
+    "sampling": lambda: sample(logits, [asking]),
+    "step": engine.step,
+}
+with torch.inference_mode():
+    took = dict(zip(pieces, shortest(list(pieces.values()), rounds=40), strict=True))
+weight_floor = weights_here / bandwidth
+cache_floor = kv_cache.cache_bytes(shape, context, bytes_per_value=4) / bandwidth
+parts = {
+    "weights, read at full rate": weight_floor,
+    "cache, read at full rate": cache_floor,
+    "matrices beyond their floor": took["matrices"] - weight_floor,
+    "attention beyond its floor": took["attention"] - cache_floor,
+    "norms, rotary, sums, Python": took["model"] - took["matrices"] - took["attention"],
+    "building the batch": took["batch"],
+    "sampling": took["sampling"],
+    "scheduler, trace, the rest": took["step"] - took["model"] - took["batch"] - took["sampling"],
+}
+for name, seconds in parts.items():
+    print(f"{name:28s} {seconds * 1e3:6.2f} ms  {seconds / took['step']:5.0%}")
+print(f"{'one step of the engine':28s} {took['step'] * 1e3:6.2f} ms = {1 / took['step']:.0f} tokens/s; "
+      f"floor {(weight_floor + cache_floor) * 1e3:.2f} ms, {(weight_floor + cache_floor) / took['step']:.0%} of it")  # fmt: skip
+
+# %% name="waterfall-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 3.0)
+ax = fig.subplots()
+start = 0.0
+for i, seconds in enumerate(parts.values()):
+    floor_part = i < 2
+    ax.barh(i, seconds * 1e3, left=start * 1e3, color=BLUE if floor_part else ORANGE, hatch="" if floor_part else "//",
+            edgecolor="white")  # fmt: skip
+    start += seconds
+ax.barh(len(parts), took["step"] * 1e3, color=GREY)
+ax.axvline((weight_floor + cache_floor) * 1e3, color=INK, linestyle="--", linewidth=1)
+ax.text((weight_floor + cache_floor) * 1e3, -0.75, " floor", fontsize=8, color=INK, va="center")
+ax.set_yticks(range(len(parts) + 1), [*parts, "measured step"])
+ax.invert_yaxis()
+tidy(ax, "ms, one decode step of the course model, context 512")
+show(
+    fig,
+    "Waterfall from the floor of a decode step to its measured time. "
+    + "; ".join(f"{name} {seconds * 1e3:.2f} ms" for name, seconds in parts.items())
+    + f"; measured step {took['step'] * 1e3:.2f} ms.",
+)
+
+# %% [markdown] name="waterfall-reading"
+# Read it with its condition: a model of 7 million parameters on one core. The floor is a small part. Some hundred small
+# operations per step each cost a fixed price, and small matrices are read below the full rate. In a large model the blue
+# bars grow with the weights, and the orange ones hardly grow; so the *share* of overhead falls. On a GPU the orange bars are
+# kernel launches. CUDA graphs and compiled models remove most of them (chapter 05).
+#
+# The number of operations that are handed to PyTorch is a count, and it does not depend on how busy the machine is:
+
+
+# %% name="launches"
+class Operations(TorchDispatchMode):
+    """Counts what PyTorch is asked to do; views, which move no data, included."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+with torch.inference_mode(), Operations() as operations:
+    model(batch, cache, attention)
+beyond = took["model"] - weight_floor - cache_floor
+print(f"{operations.count} operations in one forward pass of {c.num_layers} layers, {operations.count / c.num_layers:.0f} per layer; "
+      f"the time beyond the floor is {format_seconds(beyond / operations.count)} for each")  # fmt: skip
+
+# %% [markdown] name="explore-text"
+# ## 6. Explore
+#
+# The roofline of chapter 00, with a decode step of a 70B model on four GPUs. Try: one GPU (refused, and why?), batch 1
+# against 64, new tokens 1 against 2,048, 4-bit weights at batch 1. For which of them does the floor change?
+
+# %% name="explore"
+widgets.roofline("llama-3-70b", device_name="H100", devices=4, batch=1, past=2048, new=1)
+
+# %% [markdown] name="errata-30ms"
+# ## 7. What the cheat sheets get wrong
+#
+# **"A 7B model in BF16 takes about 30 ms per token on an H100."** (E01.1) That is what somebody measured, not what the hardware
+# asks for. Here is the question from the top:
+
+# %% name="errata-30ms-cell"
+small = model_shapes.model("llama-2-7b")
+for name, num_bytes in (("7 billion x 2 bytes", 14 * GB), ("Llama-2-7B exactly", kv_cache.weight_bytes(small))):
+    seconds = num_bytes / h100.bandwidth
+    print(
+        f"{name}: {format_bytes(num_bytes)} / 3.35 TB/s = {format_seconds(seconds)}, at most {1 / seconds:.0f} tokens/s"
+    )
+claimed = 0.030
+print(f"30 ms would be {14 * GB / claimed / 1e9:.0f} GB/s, "
+      f"{latency.model_bandwidth_utilization(14 * GB, claimed, h100):.0%} of the bandwidth, "
+      f"{claimed / (14 * GB / h100.bandwidth):.1f} times the floor")  # fmt: skip
+floor_70b = 140 * GB / h100.bandwidth
+print(
+    f"70 billion x 2 bytes per 3.35 TB/s: {format_seconds(floor_70b)} (such a device would need room for them, see below)"
+)
+widgets.reveal("01b-ceiling", h100.bandwidth / kv_cache.weight_bytes(small))
+
+# %% [markdown] name="errata-30ms-reading"
+# 30 ms is believable for a loop in eager mode whose time goes into launches. A compiled engine with CUDA graphs should
+# come within about 1.3 to 2 times of the floor, as a rule of thumb. Therefore: with every decode time, give the share of the bandwidth. Here
+# is the line our engine can print for itself, with this machine's measured rate instead of a data sheet's:
+
+# %% name="errata-30ms-engine"
+floor_here = weight_floor + cache_floor
+print(f"{format_seconds(took['step'])} per token, floor {format_seconds(floor_here)}, ratio {took['step'] / floor_here:.1f}, "
+      f"{floor_here / took['step']:.0%} of the bandwidth used")  # fmt: skip
+
+# %% [markdown] name="errata-prefill"
+# **"Prefill of 1,000 tokens takes 50 ms with a 7B model on an H100."** (E01.2) Compute the floor, then say which MFU you assume.
+
+# %% name="errata-prefill-cell"
+flops = latency.linear_flops(7e9, 1024)
+at_peak = flops / h100.peak()
+print(f"2 x 7e9 x 1,024 = {format_flops(flops)}; at the dense BF16 peak {format_seconds(at_peak)}")
+for mfu in (0.6, 0.5, 0.4):
+    print(f"at {mfu:.0%} MFU {format_seconds(at_peak / mfu)}")
+print(f"50 ms would be {latency.model_flops_utilization(flops, 0.050, h100):.0%} MFU")
+print(f"with attention, Llama-2-7B: {format_flops(latency.prefill_flops(small, 1024))}, "
+      f"{format_seconds(latency.prefill_seconds(small, 1024, h100))} at peak")  # fmt: skip
+n = 512
+flops_here = latency.prefill_flops(shape, n) - latency.linear_flops(head, n - 1)
+time_here = measured[list(lengths).index(n)]
+print(
+    f"our engine, {n} tokens: {format_seconds(time_here)}, {flops_here / time_here / rate:.0%} of this machine's measured rate"
+)
+
+# %% [markdown] name="errata-linear"
+# **"Prefill costs 2·L·N, so it is linear in the prompt", "TTFT grows linearly for *long* prompts", and "prefill is quadratic"** (E01.3).
+# Each is right somewhere. Long prompts are exactly where the linear rule fails:
+
+# %% name="errata-linear-cell"
+for name, thousands in (("llama-3-8b", (1, 8, 32, 128)), ("llama-3-70b", (1, 8, 32, 128))):
+    s = model_shapes.model(name)
+    pair = 4 * s.num_heads * s.head_dim * s.layers
+    shares = [latency.attention_over_linear(s.num_params, (k * 1024) ** 2 / 2, k * 1024, pair) for k in thousands]
+    print(f"{name}: attention / matrices at "
+          + ", ".join(f"{k}k {share:.1%}" for k, share in zip(thousands, shares, strict=True))
+          + f"; equal at {latency.equal_prompt_length(s.num_params, pair):,.0f} tokens")  # fmt: skip
+print(f"flat up to about {latency.flat_prefill_tokens(h100):.0f} tokens (H100, BF16, at peak)")
+for length in (128, 4096, 8192, 65536, 131072):
+    print(f"  llama-3-8b, {length:7,} tokens: {format_seconds(latency.prefill_seconds(llama, length, h100)):>8s}; "
+          f"doubling multiplies the floor by {latency.prefill_seconds(llama, 2 * length, h100) / latency.prefill_seconds(llama, length, h100):.2f}")  # fmt: skip
+
+# %% [markdown] name="errata-linear-reading"
+# Three regimes: flat, linear, quadratic. And TTFT is not prefill alone: the queue comes on top (`c_metrics`).
+#
+# **"A decode token costs 2N FLOP."** (E01.4) Plus `4 · context · d · layers`. We counted it in the engine in section 4. For an
+# 8B model:
+
+# %% name="errata-decode-cell"
+pair = 4 * llama.num_heads * llama.head_dim * llama.layers
+for k in (1, 8, 32, 128):
+    extra = latency.attention_over_linear(llama.num_params, k * 1024, 1, pair)
+    print(f"context {k:3d}k: attention adds {extra:4.0%} to the operations of the matrices")
+counts = [sum(counted(a_batch([(1, past)]))) for past in (0, 999, 1999)]
+print(f"counted in the course model: {[format_flops(f) for f in counts]} at contexts 1, 1,000 and 2,000")
+assert counts[2] - counts[0] == here * 1999
+
+# %% [markdown] name="errata-decode-reading"
+# Such operations rarely decide the time of a decode step, since they come with bytes: each pair also reads a key and a
+# value. But a FLOP count that leaves them out is wrong by a factor at long contexts.
+#
+# **"One H100 serves a 70B model in FP16 at up to 24 tokens/s, because 3350 / 140 = 24."** (E01.5) The division is right and the
+# machine does not exist: 140 GB do not fit in 80. Check the deployment first, then compute:
+
+# %% name="errata-fit-cell"
+big = model_shapes.model("llama-3-70b")
+try:
+    latency.require_fit(140 * GB, h100, 1)
+except ValueError as error:
+    print("refused:", error)
+for degree in (2, 4, 8):
+    latency.require_fit(140 * GB, h100, degree)
+    seconds = collectives.tensor_parallel_seconds(140 * GB, h100.bandwidth, degree, big.layers, 10e-6)
+    reads = 140 * GB / degree / h100.bandwidth
+    print(f"{degree} x H100: {format_bytes(140 * GB / degree)} each, {format_seconds(reads)} of reading + "
+          f"{collectives.all_reduces_per_token(big.layers)} all-reduces of 10 us = {format_seconds(seconds)}, "
+          f"{1 / seconds:.0f} tokens/s")  # fmt: skip
+
+# %% [markdown] name="errata-single"
+# **"In practice 10 to 25 tokens/s below a ceiling of 24; batching brings one stream to the upper end; the weights not
+# staying in on-chip memory is one reason for the shortfall."** (E01.6) Three slips in one paragraph. A ceiling is not exceeded.
+# A batch raises what all users get *together*; each single stream gets slower or stays. And that weights are read in every step is
+# what the ceiling already says, so it cannot be the reason for being below it.
+#
+# What does take away from the ceiling? Reading the cache; a bandwidth that is reached to 80 or 90 %; the price of a
+# pass; communication between GPUs. You saw a waterfall from our engine. Here is one for a deployment that exists,
+# as a calculation with its assumptions in the labels:
+
+# %% name="errata-single-cell"
+degree, context = 4, 8192
+weights = kv_cache.weight_bytes(big) / degree
+own = kv_cache.cache_bytes(big, context) / degree  # each GPU keeps its share of the KV heads
+mbu, all_reduce = 0.85, 10e-6
+latency.require_fit(kv_cache.weight_bytes(big) + kv_cache.cache_bytes(big, context), h100, degree)
+bill = {
+    "weights at the peak bandwidth": weights / h100.bandwidth,
+    f"cache of {context:,} tokens": own / h100.bandwidth,
+    f"bandwidth reached to {mbu:.0%}": (weights + own) / h100.bandwidth * (1 / mbu - 1),
+    f"{collectives.all_reduces_per_token(big.layers)} all-reduces of {format_seconds(all_reduce)}": collectives.all_reduces_per_token(
+        big.layers
+    )
+    * all_reduce,
+}
+total = 0.0
+for name, seconds in bill.items():
+    total += seconds
+    print(f"{name:34s} +{seconds * 1e3:5.2f} ms -> {total * 1e3:5.2f} ms, {1 / total:4.0f} tokens/s")
+for batch in (1, 16, 64):
+    seconds = float(collectives.tensor_parallel_seconds(
+        kv_cache.weight_bytes(big) + kv_cache.cache_bytes(big, context, batch), h100.bandwidth, degree, big.layers, all_reduce
+    ))  # fmt: skip
+    print(f"batch {batch:2d}: {1 / seconds:3.0f} tokens/s for each stream, {batch / seconds:5.0f} together")
+
+# %% [markdown] name="errata-gpus"
+# **"More GPUs do not make one stream faster"**, and elsewhere **"TP=2 halves the latency"** (E01.7). Tensor parallelism splits
+# every matrix, so each GPU *reads* only its share: it multiplies bandwidth, which is what a lone stream lacks. But after attention
+# and after the MLP of each layer the GPUs have to add up their parts, and that takes a fixed time each.
+
+# %% name="errata-gpus-cell"
+for degree in (1, 2, 4, 8):
+    seconds = collectives.tensor_parallel_seconds(140 * GB, h100.bandwidth, degree, big.layers, 10e-6)
+    note = "  (does not fit on one; for comparison)" if degree == 1 else ""
+    print(f"70B, TP={degree}: {format_seconds(seconds)}, {floor_70b / seconds:.2f} times as fast{note}")
+
+degrees = [1, 2, 4, 8, 16, 32]
+names = ("llama-3.2-1b", "llama-3-8b", "llama-3-70b")
+for alpha in (1e-6, 3e-6):
+    for name in names:
+        s = model_shapes.model(name)
+
+        def ring(n, s=s, alpha=alpha):
+            message = collectives.all_reduce_message(1, s.hidden_size)
+            return float(collectives.ring_all_reduce(message, n, alpha, h100.link_per_direction))
+
+        best = collectives.best_tensor_parallel_degree(
+            kv_cache.weight_bytes(s), h100.bandwidth, s.layers, ring, degrees
+        )
+        alone, parallel = (
+            collectives.tensor_parallel_seconds(
+                kv_cache.weight_bytes(s), h100.bandwidth, n, s.layers, ring(n) if n > 1 else 0.0
+            )
+            for n in (1, best)
+        )
+        print(f"{name:13s}, {format_seconds(alpha)} per ring step: fastest of {degrees} is TP={best}, "
+              f"{alone / parallel:.1f} times as fast as one GPU's bandwidth")  # fmt: skip
+
+# %% name="errata-gpus-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 2.9)
+for ax, alpha in zip(fig.subplots(1, 2, sharey=True), (1e-6, 3e-6), strict=True):
+    for name, colour, mark in zip(names, (GREEN, ORANGE, BLUE), ("o", "s", "^"), strict=True):
+        s = model_shapes.model(name)
+        message = collectives.all_reduce_message(1, s.hidden_size)
+        seconds = [
+            collectives.tensor_parallel_seconds(
+                kv_cache.weight_bytes(s), h100.bandwidth, n, s.layers,
+                float(collectives.ring_all_reduce(message, n, alpha, h100.link_per_direction)) if n > 1 else 0.0,
+            )
+            for n in degrees
+        ]  # fmt: skip
+        ax.plot(degrees, np.array(seconds) * 1e3, marker=mark, color=colour, label=name)
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_xticks(degrees, [str(n) for n in degrees])
+    tidy(
+        ax,
+        "GPUs (TP degree)",
+        "ms per token, one stream" if alpha == 1e-6 else "",
+        f"{format_seconds(alpha)} per step of the ring",
+    )
+    ax.legend(fontsize=8, frameon=False)
+show(
+    fig,
+    "Floor of a decode step over the tensor-parallel degree for models of 1, 8 and 70 billion parameters, with 1 and 3 "
+    "microseconds per step of a ring all-reduce. Each curve falls, reaches a minimum and rises; the minimum comes "
+    "early for the 1B model and late for the 70B, and earlier with the slower all-reduce.",
+)
+
+# %% [markdown] name="errata-gpus-reading"
+# So tensor parallelism helps one stream, less than in proportion, until communication weighs as much as reading. A small
+# model reaches that point at once. Two conditions: a ring over one NVLink domain with nothing overlapped. An H100 node has eight GPUs,
+# so degrees of 16 and 32 are hypothetical here. Real libraries use other algorithms for messages this small (chapter 12).
+#
+# The other two kinds of parallelism do not help one stream. **Pipeline** stages work one after another: the token still
+# waits for every weight to be read once. **Data** parallelism copies the model for *other* users.
+
+# %% name="errata-gpus-others"
+seconds = kv_cache.weight_bytes(llama) / h100.bandwidth
+stage = kv_cache.weight_bytes(llama) / 4 / h100.bandwidth
+print(f"8B on one GPU {format_seconds(seconds)}; four pipeline stages, one after another: 4 x {format_seconds(stage)} = "
+      f"{format_seconds(4 * stage)}, plus three transfers; four replicas: {format_seconds(seconds)} each")  # fmt: skip
+
+# %% [markdown] name="practice-text"
+# ## Practice
+#
+# A model, a machine and a load, drawn by a seed. How many GPUs do weights and cache need at least? On that many, with
+# communication left out: the prefill time with attention, the floor of a decode step, and the share of the bandwidth that somebody's
+# measured rate used. Compute by hand or write formulas into `my_answers`, then run the check. It
+# names the mistake when it knows it. The first answer below makes a classic one. Change the seed for another exercise.
+
+
+# %% name="practice"
+def exercise(seed):
+    """(text, answers, known mistakes): everything computed by `reference_impl.theory`."""
+    pick = random.Random(seed)
+    s, gpu = (
+        model_shapes.model(pick.choice(["llama-3-8b", "mistral-7b", "llama-3-70b"])),
+        device(pick.choice(["H100", "H200"])),
+    )
+    prompt, mfu, share = 1024 * pick.choice([16, 32, 64]), pick.choice([0.4, 0.5, 0.6]), pick.choice([0.4, 0.6, 0.8])
+    size = kv_cache.weight_bytes(s)
+    step = size + kv_cache.cache_bytes(s, prompt)
+    count = int(np.ceil(step / gpu.capacity))  # their bandwidths and peaks add up; communication is left out
+    flops, peak, rate = latency.prefill_flops(s, prompt), count * gpu.peak(), count * gpu.bandwidth
+    tokens = round(share * rate / step)
+    text = (f"{s.name}, {s.linear_params / 1e9:.2f} billion weights that a token meets ({format_bytes(size)} in BF16), "
+            f"{s.layers} layers, heads x head_dim = {s.num_heads * s.head_dim}, {kv_cache.bytes_per_token(s):,} bytes of cache per token. "
+            f"{gpu.sku}: {gpu.capacity / GB:.0f} GB, {gpu.bandwidth / 1e12:.2f} TB/s, {gpu.peak() / 1e12:.0f} TFLOP/s. "
+            f"Prompt and context: {prompt:,} tokens. MFU {mfu:.0%}. Somebody measured {tokens} tokens/s for one stream.")  # fmt: skip
+    answers = {
+        "GPUs, at least": count,
+        "prefill, ms": 1000 * flops / (mfu * peak),
+        "decode floor, ms": 1000 * step / rate,
+        "share of bandwidth, %": 100 * tokens * step / rate,
+    }
+    mistakes = {
+        "prefill, ms": {"the MFU is missing": 1000 * flops / peak,
+                        "attention is missing": 1000 * latency.linear_flops(s.linear_params, prompt) / (mfu * peak)},
+        "decode floor, ms": {"the cache is missing": 1000 * size / rate, "the arithmetic is not the limit": 1000 * flops / prompt / peak},
+        "share of bandwidth, %": {"the cache is missing": 100 * tokens * size / rate},
+    }  # fmt: skip
+    return text, answers, mistakes
+
+
+def my_answers():
+    return {"GPUs, at least": None, "prefill, ms": None, "decode floor, ms": 4.79, "share of bandwidth, %": None}
+
+
+text, answers, mistakes = exercise(seed=3)
+print(text)
+for name, given in my_answers().items():
+    verdict = "not answered yet"
+    if given is not None:
+        fitting = [why for why, wrong in mistakes.get(name, {}).items() if abs(given / wrong - 1) < 0.01]
+        right = abs(given / answers[name] - 1) < 0.01
+        verdict = "right" if right else f"not yet: {fitting[0] if fitting else 'no known mistake'}"
+    print(f"{name:22s} {given}: {verdict}")
+
+# %% [markdown] name="production"
+# ## 8. In production
+#
+# As of November 2026. Measure on the machine you have; the floors above come from data sheets.
+#
+# **vLLM, SGLang and TensorRT-LLM** all capture decode steps as CUDA graphs by default, for a list of batch sizes. That is their
+# answer to the price of a pass. vLLM's `--enforce-eager` turns it off, which is a simple way to see what it is worth.
+#
+# **Benchmarks of one stream** should name SKU, precision, context, degree of tensor parallelism and batch 1. Then
+# anybody can compute the share of bandwidth. `vllm bench latency` measures a fixed batch without a server.
+#
+# **Small all-reduces** are why engines carry their own: vLLM and SGLang have custom one-shot kernels, TensorRT-LLM has
+# fused ones, since a general ring takes too many steps for a few kilobytes.
+#
+# **CPU back ends** have their own overheads. vLLM's documentation for CPUs, for example, recommends preloading another memory
+# allocator (TCMalloc).
+
+# %% [markdown] name="quiz-text"
+# ## 9. Quiz
+#
+# Change the seed for other numbers. `c_metrics` and `d_sampling` come next, then the lab:
+# [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
+
+# %% name="quiz"
+from grader.quiz import load_quiz
+
+widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="floors"))
+
+# %% [markdown] name="card"
+# ## 10. Card
+#
+# - Floor of a step: `max(FLOP / peak, bytes / bandwidth)`, on a deployment that fits. Check the fit first.
+# - FLOP: `2N` per token and `4 · d · layers` per query-key pair (`d` = heads · head_dim). Prefill of L: `2NL + 2L²·d·layers`.
+#   Decode: `2N + 4 · context · d · layers`.
+# - Prefill is flat (below the ridge), linear, then quadratic. Attention = matrices at `L = N / (d · layers)`: 61k tokens for 8B.
+# - Prefill time = FLOP / (MFU · peak). No time without an MFU. Dense peak.
+# - Decode floor = (weights + caches) / bandwidth. 7B in BF16 on an H100: 4.2 ms. Give the ratio to it with every decode time.
+# - Most tokens/s of one stream = bandwidth / bytes. What takes away: cache reads, reached bandwidth, price of a pass,
+#   communication. A batch raises the sum, never one stream.
+# - TP helps one stream until `2 · layers` all-reduces weigh as much as `bytes / (TP · bandwidth)`. PP and DP do not.
