@@ -11,7 +11,10 @@ from rich.console import Console
 from grader.lab import LabError
 
 app = typer.Typer(
-    name="lab", help="Build a part of the engine yourself: start, check, reset, diff.", no_args_is_help=True
+    name="lab",
+    help="Build a part of the engine yourself: start, check, reset, diff.",
+    epilog="Start with: inferlab lab start 02",
+    no_args_is_help=True,
 )
 console = Console()
 
@@ -41,8 +44,11 @@ def check(
     lab: LabArgument,
     file: Annotated[Path | None, typer.Option(help="Check this notebook instead of the one in your workspace.")] = None,
 ) -> None:
-    """Run the lab's visible checks on your saved notebook, the way a grader does."""
-    from grader import lab_work
+    """Run the lab's visible checks on your saved notebook, the way a grader does.
+
+    The result is kept and shown by `inferlab progress`; that of another --file is not.
+    """
+    from grader import lab_log, lab_work
     from grader.show import show_result
 
     try:
@@ -51,6 +57,9 @@ def check(
     except (LabError, OSError) as error:
         _stop(error)
     show_result(console, result, lab)
+    # Another file may be another learner's: it is checked, and is not this one's progress.
+    if file is None and (problem := lab_log.record(result)):
+        console.print(f"Note: {problem}", markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(0 if result.status == "passed" else 1)
 
 
@@ -69,6 +78,7 @@ def reset(
         _stop(error)
     console.print(f"{cell} is as it was handed out. What you had written: {kept}", markup=False, soft_wrap=True)
     console.print("If the notebook is open, reload it from disk before you go on.")
+    console.print(f"When you have written it again: inferlab lab check {lab}", markup=False, highlight=False)
 
 
 @app.command(epilog="Example: inferlab lab diff 02")

@@ -13,6 +13,8 @@ from grader.intake import Refused, Submission, read_submission
 from grader.lab import Lab, LabError, find_lab, load_lab
 from grader.results import CheckResult, Result
 
+PROGRESS = "inferlab progress"
+
 
 @dataclass(frozen=True)
 class Work:
@@ -86,8 +88,7 @@ def reset_cell(work: Work, cell: str) -> Path:
 
 def difference(work: Work) -> str:
     """A unified diff from the reference to the learner's cells. Raises LabError where no solutions are at hand."""
-    solutions = workspace.data_root() / "solutions" / work.lab.slug
-    path = next(iter(sorted(solutions.glob("*.ipynb"))), None)
+    path = _reference(work.lab.slug)
     if path is None:
         raise LabError("the solutions are not part of the installed package; they are in the course's repository")
     submission = read_submission(work.path.read_bytes(), work.lab)
@@ -102,14 +103,27 @@ def difference(work: Work) -> str:
     return "\n".join(lines)
 
 
-def next_step(result: Result, lab: str) -> str:
-    """What to do after a check, in one sentence."""
+def next_step(result: Result, lab: str, in_notebook: bool = False) -> str:
+    """What to do after a check, in one or two sentences. lab: as the learner names it on commands, such as 02."""
     first: CheckResult | None = next((c for c in result.checks if c.status != "passed"), None)
+    again = "run its cell and grader.check() again" if in_notebook else "save the notebook and check again"
     if first is None:
-        return f"All checks passed. Compare with the reference: inferlab lab diff {lab}"
+        if _reference(result.lab) is None:
+            where = f"solutions/{result.lab} of the course's repository"
+            return (
+                f"All checks passed. To compare with the reference, look into {where}. What comes next says: {PROGRESS}"
+            )
+        return (
+            f"All checks passed. Compare with the reference: inferlab lab diff {lab}. What comes next says: {PROGRESS}"
+        )
     if first.status == "not written":
-        return f"Next: write what {first.grade_id} asks for, save the notebook, check again."
-    return f"Next: start with {first.grade_id}; later checks often fail for the same reason."
+        return f"Next: write what {first.grade_id} asks for, then {again}."
+    return f"Next: start with {first.grade_id}; later checks often fail for the same reason. Then {again}."
+
+
+def _reference(lab: str) -> Path | None:
+    """The solution notebook of a lab; None where only the package is installed, which has no solutions."""
+    return next(iter(sorted((workspace.data_root() / "solutions" / lab).glob("*.ipynb"))), None)
 
 
 def _place(released: Path) -> Path:

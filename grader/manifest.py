@@ -65,7 +65,7 @@ class Chapter(_Entry):
 
 class Course(_Entry):
     title: str = Field(min_length=1)
-    install_url: str = Field(min_length=1)  # what `pip install` takes on Colab
+    install_url: str  # what `pip install` takes on Colab; empty as long as the course is not published
     chapters: tuple[Chapter, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

@@ -13,8 +13,8 @@ from grader.results import Result
 MAX_LINES = 24  # of one message; the end of a traceback is what says what happened
 
 
-def show_result(console: Console, result: Result, lab: str) -> None:
-    """Print what passed, what was seen, the hints, and what to do next."""
+def show_result(console: Console, result: Result, lab: str, in_notebook: bool = False) -> None:
+    """Print what passed, what was seen, the hints, and what to do next. lab: as the learner names it on commands."""
     table = Table(title=f"{result.lab}: {result.earned:g} of {result.points:g} points", show_lines=True, expand=True)
     table.add_column("check", no_wrap=True)
     table.add_column("state", no_wrap=True)
@@ -34,10 +34,12 @@ def show_result(console: Console, result: Result, lab: str) -> None:
         table.add_row(check.grade_id, state, text)
     console.print(table)
     for note in result.notes:
-        console.print(f"Note: {note}", markup=False)
+        console.print(f"Note: {note}", markup=False, highlight=False)
     if result.printed.strip() and result.earned < result.points:
-        console.print("Your code printed:\n" + _shortened(result.printed.strip()), markup=False, style="dim")
-    console.print(next_step(result, lab), markup=False)
+        console.print(
+            "Your code printed:\n" + _shortened(result.printed.strip()), markup=False, highlight=False, style="dim"
+        )
+    console.print(next_step(result, lab, in_notebook), markup=False, highlight=False)
 
 
 def _shortened(text: str) -> str:

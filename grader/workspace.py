@@ -1,20 +1,37 @@
 """The learner's workspace: copies of chapters and labs, which belong to the learner.
 
-`prepare` copies what is missing and remembers the hash of what it copied. A file whose hash has changed since is the
-learner's and is never overwritten: a newer version goes beside it, as NAME.new.ipynb.
+`prepare` copies what is missing. A new version of the course, when asked for, replaces what the learner has not written
+in, and goes beside what they have, as NAME.new.ipynb. Nothing a learner saved is ever without a name:
+
+- Not touched: replaced.
+- Only run (outputs and counts differ from what we copied, no source does): replaced too, since whoever reads a chapter
+  runs it, and expects the corrected one under its name. Outputs may matter, so the run copy stays: NAME.old.ipynb.
+- Edited, read-only, or a link: stays under its name.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import os
-import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from grader.workspace_files import (
+    Version,
+    in_the_way,
+    is_protected,
+    place,
+    place_beside,
+    replace,
+    version_of,
+)
+from grader.workspace_files import write_atomically as write_atomically  # also for what else is put beside a notebook
+
 STATE_NAME = ".inferlab.json"
+PATIENCE = 20  # seconds; a prepare takes less than one
 
 
 class WorkspaceError(RuntimeError):
@@ -47,17 +64,19 @@ class Prepared:
 
     home: Path
     copied: list[str] = field(default_factory=list)  # new here
-    updated: list[str] = field(default_factory=list)  # replaced; the learner had not touched them
+    updated: list[str] = field(default_factory=list)  # replaced; the learner had not changed them
+    kept: dict[str, str] = field(default_factory=dict)  # replaced, but had been run -> where the run copy is
     beside: dict[str, str] = field(default_factory=dict)  # edited by the learner -> where the new version went
     outdated: list[str] = field(default_factory=list)  # a new version exists and --update was not given
+    blocked: dict[str, str] = field(default_factory=dict)  # left alone -> why
 
 
 @dataclass
 class _State:
-    """Hashes by path: of what we last put there, and of the newer version that lies beside the learner's file."""
+    """By path: every version the course has had here, and the content hash of the newest one the learner was given."""
 
-    copied: dict[str, str] = field(default_factory=dict)
-    offered: dict[str, str] = field(default_factory=dict)
+    ours: dict[str, list[Version]] = field(default_factory=dict)
+    given: dict[str, str] = field(default_factory=dict)
 
 
 def prepare(update: bool = False) -> Prepared:
@@ -66,51 +85,61 @@ def prepare(update: bool = False) -> Prepared:
     Raises WorkspaceError if the workspace cannot be made or written.
     """
     result = Prepared(_make_home())
-    state = _read_state(result.home)
+    course = [(relative, source.read_bytes()) for relative, source in _course_files()]
     try:
-        try:
-            for relative, source in _course_files():
-                _bring(relative, source.read_bytes(), result, state, update)
-        finally:
-            write_atomically(result.home / STATE_NAME, json.dumps(asdict(state), indent=1).encode())
+        with _one_at_a_time(result.home):
+            state = _read_state(result.home)
+            for relative, content in course:
+                if (version := version_of(content)) not in state.ours.setdefault(relative, []):
+                    state.ours[relative].append(version)
+            _write_state(result.home, state)  # before the first copy: after a crash it must not look like an edit
+            try:
+                for relative, content in course:
+                    _bring(relative, content, result, state, update)
+            finally:
+                _write_state(result.home, state)
     except OSError as error:
         raise _unwritable(result.home, error) from None
     return result
 
 
 def _bring(relative: str, content: bytes, result: Prepared, state: _State, update: bool) -> None:
-    target, new = result.home / relative, _sha256(content)
-    there = _sha256(target.read_bytes()) if target.is_file() else None
-    before = state.copied.get(relative)
-    if there == new:
-        state.copied[relative] = new
-    elif there is None:
-        write_atomically(target, content)
-        state.copied[relative] = new
+    for _ in range(3):
+        if reason := in_the_way(result.home, relative):
+            result.blocked[relative] = reason
+            return
+        # The names that are taken, or gone, were free, or there, a moment ago: an editor or another process saves.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            _bring_once(relative, content, result, state, update)
+            return
+    result.blocked[relative] = "another program keeps saving it"
+
+
+def _bring_once(relative: str, content: bytes, result: Prepared, state: _State, update: bool) -> None:
+    target, new, ours = result.home / relative, version_of(content), state.ours[relative]
+    if not target.exists():
+        place(target, content)
         result.copied.append(relative)
-    elif new in (before, state.offered.get(relative)):
-        pass  # the learner's edits, and nothing newer than what they started from or were given
-    elif not update:
-        result.outdated.append(relative)
-    elif there == before:
-        write_atomically(target, content)
-        state.copied[relative] = new
-        result.updated.append(relative)
     else:
-        beside = _write_beside(target, content)
-        state.offered[relative] = new
-        result.beside[relative] = beside.relative_to(result.home).as_posix()
-
-
-def _write_beside(target: Path, content: bytes) -> Path:
-    """Writes NAME.new.ipynb, or NAME.new2.ipynb, … where that is taken: it may hold edits too."""
-    for number in range(1, 1000):
-        suffix = ".new" if number == 1 else f".new{number}"
-        beside = target.with_name(f"{target.stem}{suffix}{target.suffix}")
-        if not beside.exists():
-            write_atomically(beside, content)
-            return beside
-    raise WorkspaceError(f"{target.parent}: too many .new files; delete the ones you do not need")
+        there = version_of(target.read_bytes())
+        untouched = there in ours and not is_protected(target)
+        only_run = there.text in {version.text for version in ours} and not is_protected(target)
+        if there == new or (there.text == new.text and not untouched):
+            pass  # it has the newest text
+        elif not untouched and state.given.get(relative) == new.content:
+            pass  # the learner's edits, and nothing newer than what they started from or were given
+        elif not update:
+            result.outdated.append(relative)
+            return
+        elif only_run:
+            aside = replace(target, content, is_ours=lambda found: version_of(found) in ours)
+            if aside:
+                result.kept[relative] = aside.relative_to(result.home).as_posix()
+            else:
+                result.updated.append(relative)
+        else:
+            result.beside[relative] = place_beside(target, content).relative_to(result.home).as_posix()
+    state.given[relative] = new.content
 
 
 def _course_files() -> Iterator[tuple[str, Path]]:
@@ -161,27 +190,37 @@ def _read_state(folder: Path) -> _State:
     path = folder / STATE_NAME
     try:
         raw = json.loads(path.read_text("utf-8"))
-        return _State(copied=dict(raw["copied"]), offered=dict(raw["offered"]))
-    except (OSError, ValueError, TypeError, KeyError):
+        ours = {str(name): [Version(**version) for version in versions] for name, versions in raw["ours"].items()}
+        return _State(ours, dict(raw["given"]))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         # Missing or damaged: every file counts as the learner's and nothing is overwritten, which is the safe side.
         return _State()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file as a whole or not at all: under another name first, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".inferlab-")
+def _write_state(folder: Path, state: _State) -> None:
+    content = json.dumps(asdict(state), indent=1).encode()
+    path = folder / STATE_NAME
+    if not path.is_file() or path.read_bytes() != content:
+        write_atomically(path, content)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Two `inferlab learn` take turns. Where one hangs, or files cannot be locked, the other goes on after a while:
+    no file is lost then, but a version may come twice.
+    """
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes 0600; a workspace may be shared with a group
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+        for _ in range(PATIENCE * 10):
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.1)
+            except OSError:
+                break
+        yield
+    finally:
+        os.close(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from typer.testing import CliRunner
 
 from grader import workspace
 from grader.lab import load_lab
+from grader.lab_log import read_checks
+from grader.results import CheckResult, Result
 
 RIGHT = {
     "Window": """
@@ -38,6 +41,7 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release_text: str,
     monkeypatch.setattr(workspace, "data_root", lambda: tmp_path / "root")
     monkeypatch.setattr(workspace, "chapters_root", lambda: tmp_path / "root" / "chapters")
     monkeypatch.setenv("INFERLAB_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("INFERLAB_DATA", str(tmp_path / "data"))
     return tmp_path / "home" / "labs" / "01_toy" / "toy.ipynb"
 
 
@@ -79,7 +83,44 @@ def test_check_says_what_to_do_next_and_fails_until_all_passes(notebook: Path) -
     assert "start with check_window" in said
     assert "Hint:" in said
     write(notebook, RIGHT)
-    assert "All checks passed" in lab("check", "01")
+    said = lab("check", "01")
+    assert "All checks passed" in said
+    assert "inferlab progress" in said
+    kept, damaged = read_checks()
+    assert [(check.points, check.first) for check in kept["01_toy"]] == [
+        (6, "check_window"),
+        (6, "check_window"),
+        (6, ""),
+    ]
+    assert (kept["01_toy"][0].earned, kept["01_toy"][2].earned) == (0, 6)
+    assert damaged == 0
+
+
+def test_a_check_of_another_file_is_not_kept_as_this_learners_progress(notebook: Path, tmp_path: Path) -> None:
+    lab("start", "01")
+    other = tmp_path / "other.ipynb"
+    other.write_text(notebook.read_text())
+    assert "0 of 6 points" in lab("check", "01", "--file", str(other), ok=False)
+    assert read_checks() == ({}, 0)
+
+
+def test_where_the_solutions_are_not_at_hand_the_learner_is_told_where_they_are(notebook: Path, tmp_path: Path) -> None:
+    from grader.lab_work import next_step
+
+    passed = Result("01_toy", 6, checks=[CheckResult("check_window", 6, 6, "passed", "")])
+    assert "lab diff 01" in next_step(passed, "01")
+    shutil.rmtree(tmp_path / "root" / "solutions")
+    said = next_step(passed, "01")
+    assert "solutions/01_toy of the course's repository" in said
+    assert "lab diff" not in said
+
+
+def test_the_first_cell_of_another_version_is_not_a_cell_of_the_learner(notebook: Path) -> None:
+    from grader.bootstrap import bootstrap_source
+    from grader.notebook import submission_from_history
+
+    lab("start", "01")
+    assert submission_from_history(load_lab(notebook), [bootstrap_source("an-older-place")]).added == []
 
 
 def test_a_damaged_notebook_is_an_error_that_names_the_file(notebook: Path) -> None:
@@ -151,3 +192,4 @@ def test_check_runs_inside_a_kernel(notebook: Path, tmp_path: Path) -> None:
     outputs = made.cells[-1].outputs
     text = "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs)
     assert "6 of 6 points" in text
+    assert (tmp_path / "data" / "lab_checks.jsonl").exists()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -103,7 +104,9 @@ def test_edits_without_a_new_version_are_left_in_peace(course: Path) -> None:
     assert (home / NOTEBOOK).read_text() == "my notes"
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"copied": 3, "offered": {}}'])
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", '{"ours": 3, "given": {}}', '{"ours": {"x": [{"y": 1}]}, "given": {}}']
+)
 def test_a_damaged_state_file_costs_nobody_their_edits(course: Path, damage: str) -> None:
     home = prepare().home
     (home / NOTEBOOK).write_text("my notes")
@@ -111,7 +114,7 @@ def test_a_damaged_state_file_costs_nobody_their_edits(course: Path, damage: str
     (course / NOTEBOOK).write_text("version 2")
     prepare(update=True)
     assert (home / NOTEBOOK).read_text() == "my notes"
-    assert set(json.loads((home / STATE_NAME).read_text())) == {"copied", "offered"}
+    assert set(json.loads((home / STATE_NAME).read_text())) == {"ours", "given"}
 
 
 def test_an_interrupted_write_leaves_the_old_file_whole(
@@ -134,7 +137,7 @@ def test_a_full_disk_is_reported_with_what_to_do(course: Path, monkeypatch: pyte
     def full(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(workspace, "write_atomically", full)
+    monkeypatch.setattr(workspace, "place", full)
     with pytest.raises(WorkspaceError, match="No space left on device.*INFERLAB_HOME"):
         prepare()
 
@@ -174,3 +177,85 @@ def test_an_empty_inferlab_home_means_the_default(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("INFERLAB_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert workspace.home() == tmp_path / "inferlab"
+
+
+# ---------------------------------------------------------------- read and run, but not edited
+
+OLD = "chapters/02_kv_cache/chapter.old.ipynb"
+
+
+def notebook(text: str, run: int | None = None) -> bytes:
+    cell = {"cell_type": "code", "metadata": {}, "source": [text], "execution_count": run, "outputs": []}
+    return json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}).encode()
+
+
+def test_a_notebook_that_was_only_run_is_updated_and_its_run_copy_put_aside(course: Path) -> None:
+    (course / NOTEBOOK).write_bytes(notebook("x = 1"))
+    home = prepare().home
+    (home / NOTEBOOK).write_bytes(notebook("x = 1", run=7))
+    assert not prepare(update=True).kept, "there is no newer version"
+    (course / NOTEBOOK).write_bytes(notebook("x = 2"))
+    prepared = prepare(update=True)
+    assert prepared.kept == {NOTEBOOK: OLD}
+    assert not prepared.beside
+    assert (home / NOTEBOOK).read_bytes() == notebook("x = 2")
+    assert (home / OLD).read_bytes() == notebook("x = 1", run=7)
+
+
+def test_a_read_only_file_and_a_link_are_the_learners(course: Path, tmp_path: Path) -> None:
+    home = prepare().home
+    (home / NOTEBOOK).chmod(0o444)
+    (home / LAB).replace(tmp_path / "elsewhere")
+    (home / LAB).symlink_to(tmp_path / "elsewhere")
+    for name in (NOTEBOOK, LAB):
+        (course / name).write_text("version 2")
+    assert set(prepare(update=True).beside) == {NOTEBOOK, LAB}
+    assert (home / NOTEBOOK).read_text() == (tmp_path / "elsewhere").read_text() == "version 1"
+    assert (home / LAB).is_symlink()
+
+
+def test_what_is_in_the_way_is_left_alone_and_named_and_the_rest_goes_on(course: Path) -> None:
+    home = prepare().home
+    (home / NOTEBOOK).unlink()
+    (home / NOTEBOOK).mkdir()
+    (course / NOTEBOOK).write_text("version 2")
+    (course / LAB).write_text("version 2")
+    prepared = prepare(update=True)
+    assert prepared.blocked == {NOTEBOOK: "it is a folder"}
+    assert prepared.updated == [LAB]
+
+
+def test_without_hard_links_nothing_is_lost_either(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(source: object, target: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    (course / NOTEBOOK).write_bytes(notebook("x = 1"))
+    home = prepare().home
+    (home / NOTEBOOK).write_bytes(notebook("x = 1", run=7))
+    (home / LAB).write_text("my solution")
+    (course / NOTEBOOK).write_bytes(notebook("x = 2"))
+    (course / LAB).write_text("version 2")
+    prepared = prepare(update=True)
+    assert prepared.kept == {NOTEBOOK: OLD}
+    assert prepared.beside == {LAB: "labs/02_kv_cache/kv_cache.new.ipynb"}
+    assert (home / OLD).read_bytes() == notebook("x = 1", run=7)
+    assert (home / LAB).read_text() == "my solution"
+
+
+def test_one_waits_for_the_other_but_not_for_ever(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = prepare().home
+    (course / LAB).write_text("version 2")
+    other = os.open(home, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    waits: list[float] = []
+    monkeypatch.setattr(workspace.time, "sleep", lambda seconds: (waits.append(seconds), os.close(other)))
+    assert prepare(update=True).updated == [LAB]
+    assert len(waits) == 1, "it goes on when the other has ended"
+    (course / LAB).write_text("version 3")
+    other = os.open(home, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    monkeypatch.setattr(workspace.time, "sleep", waits.append)
+    assert prepare(update=True).updated == [LAB]
+    assert sum(waits[1:]) == pytest.approx(workspace.PATIENCE)
+    os.close(other)
