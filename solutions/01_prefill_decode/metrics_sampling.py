@@ -1,0 +1,1313 @@
+# %% [markdown] nbgrader={"grade_id": "intro"}
+# # Lab 01: metrics and sampling
+#
+# Two people wait for a model. One gets 10 tokens, each 10 ms after the one before. The other gets 4 tokens, with gaps
+# of 10, 10 and 200 ms. What is the mean time between tokens? Write a number down. A cell below computes two, and both
+# are right.
+#
+# In the first half you turn what an engine reports into latency, throughput and goodput. In the second half you choose
+# tokens: temperature, top-k, top-p and one draw. At the end both halves run inside the engine: it writes text with your
+# sampler, and your metrics say how fast.
+#
+# - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
+# - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
+# - Times are in seconds. Tensors are on the CPU. What your functions are given belongs to the caller: do not write into
+#   it.
+# - Use `torch`, `numpy` and the standard library: when your cells are graded, nothing else is there, no engine and no
+#   grader.
+#
+# 20 points.
+
+# %% nbgrader={"grade_id": "imports"} inferlab={"where": "both"}
+import math
+
+import numpy as np
+import torch
+
+# %% nbgrader={"grade_id": "tools"}
+# Given: what the checks use. You may read it; it is not yours to change.
+import functools
+
+from grader.checks import rng, seed
+
+
+def random_int(low, high, generator):
+    """An integer in [low, high]."""
+    return int(torch.randint(low, high + 1, (), generator=generator))
+
+
+def random_seconds(high, generator):
+    return high * float(torch.rand((), dtype=torch.float64, generator=generator))
+
+
+def agrees(seen, expected):
+    """Whether two numbers are equal to a millionth, or two lists of them. None agrees with None only."""
+    if isinstance(expected, list):
+        return isinstance(seen, list | tuple) and len(seen) == len(expected) and all(map(agrees, seen, expected))
+    if seen is None or expected is None:
+        return seen is None and expected is None
+    return abs(float(seen) - expected) <= 1e-6 * max(1.0, abs(expected))
+
+
+def first_difference(seen, expected):
+    """What differs first between two dicts of numbers and lists of numbers, as a sentence; None if nothing does."""
+    if not isinstance(seen, dict):
+        return f"expected a dict, saw {seen!r}"
+    for key, value in expected.items():
+        if key not in seen:
+            return f"{key!r} is missing, the keys are {list(seen)}"
+        if not agrees(seen[key], value):
+            return f"{key!r}: expected {value}, saw {seen[key]}"
+    return None
+
+
+def measured(arrived, ttft, gaps):
+    """A request as request_metrics describes it; ttft None: it got no token."""
+    if ttft is None:
+        return {"arrived": arrived, "num_tokens": 0, "queue": None, "ttft": None, "itl": [], "tpot": None,
+                "latency": None}  # fmt: skip
+    tpot = sum(gaps) / len(gaps) if gaps else None
+    return {"arrived": arrived, "num_tokens": len(gaps) + 1, "queue": 0.0, "ttft": ttft, "itl": list(gaps),
+            "tpot": tpot, "latency": ttft + sum(gaps)}  # fmt: skip
+
+
+def random_requests(num_requests, generator):
+    """Described requests in order of arrival: some without a token, some with a lone one. The clock is not at 0."""
+    arrived, requests = 100 + random_seconds(900, generator), []
+    for i in range(num_requests):
+        arrived += random_seconds(2, generator)
+        ttft = 0.1 + random_seconds(3, generator) if i % 6 else None
+        num_gaps = random_int(1, 8, generator) if i % 3 else 0
+        requests.append(measured(arrived, ttft, [random_seconds(0.5, generator) for _ in range(num_gaps)]))
+    return requests
+
+
+def random_events(num_requests, generator):
+    """An event stream of requests that overlap; every third gets no token, some are scheduled again."""
+    events, start = [], 100 + random_seconds(900, generator)
+    for i in range(num_requests):
+        name, time = f"r{random_int(100, 999, generator)}-{i}", start + random_seconds(2, generator)
+        events.append((time, "arrived", name))
+        num_tokens = 0 if i % 3 == 0 else random_int(1, 6, generator)
+        if i % 2:
+            time += random_seconds(1, generator)
+            events.append((time, "scheduled", name))
+        for k in range(num_tokens):
+            time += random_seconds(0.5, generator) * (random_int(0, 3, generator) > 0)  # now and then the same time
+            if not (i % 2 or k):
+                events.append((time, "scheduled", name))
+            events.append((time, "token", name))
+            if random_int(0, 5, generator) == 0:
+                events.append((time, "scheduled", name))
+        if i % 4:
+            time += random_seconds(0.5, generator)
+            events.append((time, "finished" if num_tokens else "aborted", name))
+    return sorted(events, key=lambda event: event[0])
+
+
+def assert_tensor(name, seen, shape, dtype):
+    """A plain tensor of this shape and dtype."""
+    assert isinstance(seen, torch.Tensor), f"{name}: expected a tensor, saw {type(seen).__name__}"
+    assert tuple(seen.shape) == tuple(shape), f"{name}: expected shape {tuple(shape)}, saw {tuple(seen.shape)}"
+    assert seen.dtype == dtype, f"{name}: expected {dtype}, saw {seen.dtype}"
+
+
+def unchanged(function, tensor, *args):
+    """What function(tensor, *args) returns; fails if it writes into its tensors."""
+    tensors = [tensor, *(x for x in args if isinstance(x, torch.Tensor))]
+    before = [x.clone() for x in tensors]
+    result = function(tensor, *args)
+    for now, then in zip(tensors, before, strict=True):
+        assert torch.equal(now, then), "an input was changed; it belongs to the caller"
+    return result
+
+
+def shares_of(tokens, vocab_size):
+    """How often each id was drawn, as shares of 1: [vocab_size]."""
+    assert_tensor("tokens", tokens, (len(tokens),), torch.int64)
+    outside = sorted({token for token in tokens.tolist() if not 0 <= token < vocab_size})
+    assert not outside, f"expected ids in [0, {vocab_size}), saw {outside[:10]}"
+    return tokens.bincount(minlength=vocab_size) / len(tokens)
+
+
+def even_u(num_rows, generator):
+    """num_rows numbers in (0, 1) at equal distances, shuffled: a token of probability p is drawn by p of them."""
+    u = (torch.arange(num_rows) + 0.5) / num_rows
+    return u[torch.randperm(num_rows, generator=generator)]
+
+
+# %% [markdown] nbgrader={"grade_id": "text_timelines"}
+# ## 1. One timeline for each request
+#
+# An engine reports what happens as a list of events, each a tuple `(time, kind, request_id)`:
+#
+# | kind | what happened |
+# |---|---|
+# | `"arrived"` | the request came in: always its first event |
+# | `"scheduled"` | the engine began to compute it; again, if it was interrupted and had to wait a second time |
+# | `"token"` | one token of its output came out |
+# | `"finished"` | its output is complete |
+# | `"aborted"` | somebody gave up on it, perhaps before it had a token |
+#
+# Events are in order of time, and those of several requests are mixed. Times are seconds on a clock that began
+# anywhere, not at 0. Two tokens may have the same time: a step can yield more than one. An id stands for one request.
+# The list stops when somebody stopped to look, so the last events of a request may be missing.
+#
+# **Build** `timelines(events)`: a dict with an entry for every request that arrived, however it ended:
+# `{request_id: {"arrived": time, "scheduled": time, "tokens": [time, time, ...]}}`. `"scheduled"` is the *first* time
+# it was scheduled, or `None`. `"tokens"` has one time for each token, in order.
+#
+# **Hint:** one pass over the events. Make the entry, with an empty list in it, when the request arrives.
+#
+# **Trap (mixed):** the event before a token usually belongs to another request. Only the id says whose token it is.
+
+
+# %% nbgrader={"grade_id": "timelines", "solution": true}
+def timelines(events):
+    """Events (time, kind, request_id) -> {request_id: {"arrived": s, "scheduled": s or None, "tokens": [s, ...]}}."""
+    ### BEGIN SOLUTION
+    found = {}
+    for time, kind, request_id in events:
+        if kind == "arrived":
+            found[request_id] = {"arrived": time, "scheduled": None, "tokens": []}
+        elif kind == "scheduled" and found[request_id]["scheduled"] is None:
+            found[request_id]["scheduled"] = time
+        elif kind == "token":
+            found[request_id]["tokens"].append(time)
+    return found
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_timelines", "grade": true, "points": 1}
+# property: every request that arrived has its own arrival, first scheduling and token times, in order.
+# hint: look the request up by its id; keep the first "scheduled"; an aborted request stays in the result.
+def check_timelines_of(events, expected):
+    seen = timelines(list(events))
+    assert isinstance(seen, dict), f"expected a dict, saw {type(seen).__name__}"
+    assert set(seen) == set(expected), f"expected the requests {sorted(expected)}, saw {sorted(seen)}"
+    for name, timeline in expected.items():
+        problem = first_difference(seen[name], timeline)
+        assert problem is None, f"request {name}: {problem}"
+    return seen
+
+
+events = [
+    (100.0, "arrived", "anna"),
+    (100.5, "scheduled", "anna"),
+    (100.75, "arrived", "ben"),
+    (101.0, "token", "anna"),
+    (101.0, "scheduled", "ben"),
+    (101.5, "token", "anna"),
+    (101.5, "token", "ben"),
+    (102.0, "scheduled", "anna"),  # again: it had been interrupted
+    (102.25, "arrived", "cleo"),
+    (102.5, "token", "anna"),
+    (102.5, "token", "ben"),
+    (102.5, "token", "ben"),  # two tokens from one step
+    (102.75, "finished", "anna"),
+    (103.0, "aborted", "cleo"),
+    (103.5, "arrived", "dora"),
+]
+expected = {
+    "anna": {"arrived": 100.0, "scheduled": 100.5, "tokens": [101.0, 101.5, 102.5]},
+    "ben": {"arrived": 100.75, "scheduled": 101.0, "tokens": [101.5, 102.5, 102.5]},
+    "cleo": {"arrived": 102.25, "scheduled": None, "tokens": []},
+    "dora": {"arrived": 103.5, "scheduled": None, "tokens": []},
+}
+for name, timeline in check_timelines_of(events, expected).items():
+    print(f"{name}: {timeline}")
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_timelines")
+for _ in range(4):
+    events = random_events(random_int(3, 12, draw_numbers), draw_numbers)
+    expected = {name: {} for _, kind, name in events if kind == "arrived"}
+    for name, timeline in expected.items():
+        own = [(time, kind) for time, kind, owner in events if owner == name]
+        timeline["arrived"] = own[0][0]
+        timeline["scheduled"] = next((time for time, kind in own if kind == "scheduled"), None)
+        timeline["tokens"] = [time for time, kind in own if kind == "token"]
+    check_timelines_of(events, expected)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_request"}
+# ## 2. The latency of one request
+#
+# **Build** `request_metrics(arrived, scheduled, tokens)`: from one timeline to a dict. The N tokens came at t1 ... tN.
+#
+# | key | value | if N = 0 |
+# |---|---|---|
+# | `"arrived"` | as given | as given |
+# | `"num_tokens"` | N | 0 |
+# | `"queue"` | scheduled - arrived; `None` if it never was scheduled | the same |
+# | `"ttft"` | t1 - arrived: time to first token | `None` |
+# | `"itl"` | the gaps t2 - t1, t3 - t2, ... as a list: inter-token latencies | `[]` |
+# | `"tpot"` | (tN - t1) / (N - 1): time per output token; `None` for a lone token, which has no gap | `None` |
+# | `"latency"` | tN - arrived: end to end, up to the last token | `None` |
+#
+# **Count:** N tokens have N - 1 gaps, so ttft + sum(itl) = latency and ttft + (N - 1)·tpot = latency. The
+# check prints both sides.
+#
+# **Hint:** the gaps are `tokens[k] - tokens[k - 1]` for k from 1. Deal with N = 0 and N = 1 before you divide.
+#
+# **Trap (queue):** TTFT begins when the request *arrived*. Somebody who waits in a queue waits. Measured from
+# `scheduled`, an overloaded server looks as fast as an idle one.
+
+
+# %% nbgrader={"grade_id": "request_metrics", "solution": true}
+def request_metrics(arrived, scheduled, tokens):
+    """Latency of one request: arrived and scheduled (or None) in seconds, tokens a list of times -> dict, see above."""
+    ### BEGIN SOLUTION
+    num_tokens = len(tokens)
+    itl = [tokens[k] - tokens[k - 1] for k in range(1, num_tokens)]
+    return {
+        "arrived": arrived,
+        "num_tokens": num_tokens,
+        "queue": None if scheduled is None else scheduled - arrived,
+        "ttft": tokens[0] - arrived if tokens else None,
+        "itl": itl,
+        "tpot": (tokens[-1] - tokens[0]) / (num_tokens - 1) if num_tokens > 1 else None,
+        "latency": tokens[-1] - arrived if tokens else None,
+    }
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_ttft", "grade": true, "points": 1}
+# property: TTFT runs from the arrival, so the queue is part of it; a request without tokens has no TTFT.
+# hint: queue = scheduled - arrived and ttft = first token - arrived; neither is the time on the clock itself.
+def check_first_token(arrived, scheduled, tokens, queue, ttft):
+    seen = request_metrics(arrived, scheduled, list(tokens))
+    expected = {"arrived": arrived, "num_tokens": len(tokens), "queue": queue, "ttft": ttft}
+    if not tokens:
+        expected |= {"itl": [], "tpot": None, "latency": None}
+    problem = first_difference(seen, expected)
+    assert problem is None, f"arrived {arrived}, scheduled {scheduled}, tokens {tokens}: {problem}"
+    print(f"arrived {arrived}, scheduled {scheduled}, tokens {tokens}: queue {seen['queue']}, ttft {seen['ttft']}")
+
+
+check_first_token(100.0, 100.25, [100.5, 100.75], queue=0.25, ttft=0.5)  # a short queue
+check_first_token(100.0, 108.0, [108.25, 108.5], queue=8.0, ttft=8.25)  # the same work after a long one
+check_first_token(100.0, 101.0, [], queue=1.0, ttft=None)  # aborted while its prompt was computed
+check_first_token(100.0, None, [], queue=None, ttft=None)  # aborted in the queue
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_ttft")
+for num_tokens in (0, 2, 2, 5):
+    arrived, queue = 100 + random_seconds(900, draw_numbers), 0.1 + random_seconds(5, draw_numbers)
+    ttft = queue + 0.1 + random_seconds(1, draw_numbers)
+    tokens = [arrived + ttft + 0.1 * k for k in range(num_tokens)]
+    check_first_token(arrived, arrived + queue, tokens, queue, ttft if tokens else None)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_gaps", "grade": true, "points": 2}
+# property: N tokens have N - 1 gaps; TPOT is their mean; TTFT and the gaps add up to the latency; a lone token has no
+#   TPOT.
+# hint: divide by N - 1 and not by N; for N = 1 the list is empty and TPOT is None, not 0.
+def check_stream(arrived, tokens, itl, tpot, latency):
+    seen = request_metrics(arrived, arrived + 0.25, list(tokens))
+    problem = first_difference(seen, {"itl": itl, "tpot": tpot, "latency": latency})
+    assert problem is None, f"arrived {arrived}, tokens {tokens}: {problem}"
+    rounded, total = [round(float(gap), 4) for gap in seen["itl"]], tokens[0] - arrived + sum(seen["itl"])
+    print(f"tokens {len(tokens)}: itl {rounded}, tpot {seen['tpot']}")
+    print(f"    ttft + sum(itl) = {total:.4f}, latency = {seen['latency']:.4f}")
+
+
+check_stream(50.0, [51.0, 51.5, 52.75, 53.25], itl=[0.5, 1.25, 0.5], tpot=0.75, latency=3.25)
+check_stream(50.0, [51.0, 51.5], itl=[0.5], tpot=0.5, latency=1.5)
+check_stream(50.0, [51.0], itl=[], tpot=None, latency=1.0)  # a lone token
+check_stream(50.0, [51.0, 51.5, 51.5], itl=[0.5, 0.0], tpot=0.25, latency=1.5)  # two tokens at the same time
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_gaps")
+for num_tokens in (1, 2, 3, random_int(4, 30, draw_numbers)):
+    arrived, ttft = 100 + random_seconds(900, draw_numbers), 1 + random_seconds(1, draw_numbers)
+    itl = [0.01 + random_seconds(0.5, draw_numbers) for _ in range(num_tokens - 1)]
+    tokens = [arrived + ttft + sum(itl[:k]) for k in range(num_tokens)]
+    check_stream(arrived, tokens, itl, sum(itl) / len(itl) if itl else None, ttft + sum(itl))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_load"}
+# ## 3. The metrics of a load
+#
+# **Build** `load_metrics(requests)`. `requests` is a list of dicts as `request_metrics` returns them, in any order.
+# Return a dict:
+#
+# | key | value | if there is nothing to measure |
+# |---|---|---|
+# | `"num_tokens"` | output tokens of all requests | 0 |
+# | `"duration"` | from the first arrival of any request to the last token of any request | 0.0 if no token came |
+# | `"throughput"` | num_tokens / duration | 0.0 if the duration is 0 |
+# | `"mean_ttft"` | mean over the requests that have a TTFT | `None` |
+# | `"mean_tpot"` | mean over the requests that have a TPOT: every *request* weighs the same | `None` |
+# | `"mean_itl"` | mean over all gaps of all requests: every *gap* weighs the same | `None` |
+# | `"p99_itl"` | 99th percentile of all gaps of all requests | `None` |
+#
+# A percentile of n values: sort them and go to place 0.99·(n - 1), counted from 0. If that lies between two
+# values, take the point on the straight line between them. `np.percentile(values, 99)` does this.
+#
+# **Hint:** the last token of a request came at arrived + latency.
+#
+# **Trap (mean of means):** mean ITL is not the mean of the requests' mean gaps. That is mean TPOT, another number.
+# Either may be the larger one; the cell below the checks shows both cases. People use the two names for one another,
+# so state the formula when you state a number.
+
+
+# %% nbgrader={"grade_id": "load_metrics", "solution": true}
+def load_metrics(requests):
+    """Metrics of many requests together. requests: dicts as from request_metrics -> dict, see above."""
+    ### BEGIN SOLUTION
+    ttfts = [r["ttft"] for r in requests if r["ttft"] is not None]
+    tpots = [r["tpot"] for r in requests if r["tpot"] is not None]
+    gaps = [gap for r in requests for gap in r["itl"]]
+    ends = [r["arrived"] + r["latency"] for r in requests if r["latency"] is not None]
+    num_tokens = sum(r["num_tokens"] for r in requests)
+    duration = max(ends) - min(r["arrived"] for r in requests) if ends else 0.0
+    return {
+        "num_tokens": num_tokens,
+        "duration": duration,
+        "throughput": num_tokens / duration if duration else 0.0,
+        "mean_ttft": float(np.mean(ttfts)) if ttfts else None,
+        "mean_tpot": float(np.mean(tpots)) if tpots else None,
+        "mean_itl": float(np.mean(gaps)) if gaps else None,
+        "p99_itl": float(np.percentile(gaps, 99)) if gaps else None,
+    }
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_throughput", "grade": true, "points": 1}
+# property: throughput is all tokens over the time from the first arrival to the last token, whoever they belong to.
+# hint: the clock does not start at 0; rates of requests do not add up, because not all requests ran all the time.
+def check_rate(requests, num_tokens, duration):
+    throughput = num_tokens / duration if duration else 0.0
+    seen = load_metrics([dict(r) for r in requests])
+    problem = first_difference(seen, {"num_tokens": num_tokens, "duration": duration, "throughput": throughput})
+    assert problem is None, f"{len(requests)} requests: {problem}"
+    print(f"{seen['num_tokens']} tokens in {seen['duration']:.2f} s: {seen['throughput']:.3f} tokens/s")
+
+
+check_rate([measured(100.0, 1.0, [0.5, 0.5])], num_tokens=3, duration=2.0)
+load = [
+    measured(100.0, None, []),  # the first to arrive; aborted, but it was part of the load
+    measured(101.0, 2.0, [1.0, 5.0]),  # has the last token, at 109
+    measured(104.0, 1.0, [1.0]),  # arrives last and ends first, at 106
+]
+check_rate(load, num_tokens=5, duration=9.0)
+check_rate(load[::-1], num_tokens=5, duration=9.0)
+check_rate([measured(100.0, None, [])], num_tokens=0, duration=0.0)
+check_rate([], num_tokens=0, duration=0.0)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_throughput")
+for _ in range(4):
+    load = random_requests(random_int(2, 20, draw_numbers), draw_numbers)
+    end = max(r["arrived"] + r["latency"] for r in load if r["latency"] is not None)
+    check_rate(load, sum(r["num_tokens"] for r in load), end - load[0]["arrived"])
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_means", "grade": true, "points": 2}
+# property: mean TPOT weighs requests and mean ITL weighs gaps; requests without a value are left out; p99 interpolates.
+# hint: collect one list of TPOTs and one list of all gaps; sort before you look for a percentile.
+def check_load_means(requests, expected):
+    seen = load_metrics([dict(r) for r in requests])
+    problem = first_difference(seen, expected)
+    assert problem is None, f"gaps {[r['itl'] for r in requests]}: {problem}"
+    print(", ".join(f"{key} {seen[key] if seen[key] is None else round(float(seen[key]), 4)}" for key in expected))
+
+
+load = [
+    measured(100.0, 1.0, [0.25, 0.75, 0.25, 0.25, 0.25, 0.25]),
+    measured(100.0, 3.0, [1.0]),
+    measured(101.0, 5.0, []),  # a lone token: a TTFT and no TPOT
+    measured(102.0, None, []),  # no token: neither
+]
+p99 = 0.75 + (7 - 1) * 0.99 % 1 * (1.0 - 0.75)  # place 5.94 of the sorted gaps 0.25 (five times), 0.75, 1
+check_load_means(load, {"mean_ttft": 3.0, "mean_tpot": (2.0 / 6 + 1.0) / 2, "mean_itl": 3.0 / 7, "p99_itl": p99})
+check_load_means(load[::-1], {"mean_ttft": 3.0, "mean_tpot": (2.0 / 6 + 1.0) / 2, "mean_itl": 3.0 / 7, "p99_itl": p99})
+check_load_means(load[2:], {"mean_ttft": 5.0, "mean_tpot": None, "mean_itl": None, "p99_itl": None})
+check_load_means(load[3:], {"mean_ttft": None, "mean_tpot": None, "mean_itl": None, "p99_itl": None})
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_means")
+for _ in range(4):
+    load = random_requests(random_int(3, 20, draw_numbers), draw_numbers)
+    gaps = sorted(gap for r in load for gap in r["itl"])
+    place, tpots = 0.99 * (len(gaps) - 1), [r["tpot"] for r in load if r["itl"]]
+    low, high = gaps[math.floor(place)], gaps[math.ceil(place)]
+    ttfts = [r["ttft"] for r in load if r["ttft"] is not None]
+    expected = {
+        "mean_ttft": sum(ttfts) / len(ttfts),
+        "mean_tpot": sum(tpots) / len(tpots),
+        "mean_itl": sum(gaps) / len(gaps),
+        "p99_itl": low + place % 1 * (high - low),
+    }
+    check_load_means(load, expected)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_two_means"}
+# Here is the question from the top, in ms, and a second load for which the order is the other way round. In the first,
+# the stuttering request has few tokens, so it weighs more when requests are counted. In the second, the slow
+# request has most of the tokens.
+
+# %% nbgrader={"grade_id": "two_means"} inferlab={"where": "notebook"}
+for gaps in (([10] * 9, [10, 10, 200]), ([100] * 9, [10] * 3)):
+    load = load_metrics([measured(0.0, 50.0, request_gaps) for request_gaps in gaps])
+    print(f"gaps {gaps[0]} and {gaps[1]}: mean TPOT {load['mean_tpot']:.1f}, mean ITL {load['mean_itl']:.1f} ms")
+
+# %% [markdown] nbgrader={"grade_id": "text_goodput"}
+# ## 4. Goodput
+#
+# Tokens that come too late are of little use. An objective says what is fast enough, for example TTFT at most 1 s and
+# TPOT at most 50 ms. *Attainment* is the share of requests that meet both objectives, *goodput* the number of such
+# requests per second.
+#
+# **Build** `goodput(requests, duration, max_ttft, max_tpot)`. `requests` and `duration` are as in part 3, the
+# two limits in seconds. Return `{"attainment": share, "goodput": requests per second}`.
+#
+# - A request meets both objectives if its TTFT is at most `max_ttft` and its TPOT is at most `max_tpot`. Equal is met.
+# - A lone token has no TPOT to miss: its TTFT decides. A request without a token meets nothing.
+# - If the duration is 0, goodput is 0.0. If there is no request, raise `ValueError`: a share of nothing is not defined.
+#
+# **Hint:** count those that meet both once, then divide it by two different things.
+#
+# **Trap (survivors):** a request that was aborted without a token stays in the denominator of the share. Leave such
+# requests out, and a server gets the better marks the more people give up waiting.
+
+
+# %% nbgrader={"grade_id": "goodput", "solution": true}
+def goodput(requests, duration, max_ttft, max_tpot):
+    """Share of requests that meet both objectives, and how many a second: {"attainment": ..., "goodput": ...}."""
+    ### BEGIN SOLUTION
+    if not requests:
+        raise ValueError("expected at least one request, got none")
+    good = 0
+    for r in requests:
+        in_time = r["ttft"] is not None and r["ttft"] <= max_ttft
+        steady = r["tpot"] is None or r["tpot"] <= max_tpot
+        good += in_time and steady
+    return {"attainment": good / len(requests), "goodput": good / duration if duration else 0.0}
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_goodput", "grade": true, "points": 1}
+# property: a request counts if it meets both objectives; all requests are in the denominator of the share.
+# hint: go through the cases: both met, one missed, a lone token, no token; equal to the limit is met.
+def check_good(requests, duration, limits, num_good):
+    seen = goodput([dict(r) for r in requests], duration, *limits)
+    expected = {"attainment": num_good / len(requests), "goodput": num_good / duration if duration else 0.0}
+    problem = first_difference(seen, expected)
+    assert problem is None, f"{len(requests)} requests, {num_good} of them good, in {duration:.2f} s: {problem}"
+    print(f"{len(requests)} requests, {num_good} of them good, in {duration:.2f} s: {seen}")
+
+
+load = [
+    measured(100.0, 0.5, [0.25, 0.25]),  # meets both
+    measured(100.0, 1.0, [0.5, 0.5]),  # both exactly at the limit
+    measured(100.0, 1.5, [0.25, 0.25]),  # first token late
+    measured(100.0, 0.5, [0.25, 1.25]),  # slow stream
+    measured(100.0, 0.75, []),  # a lone token in time
+    measured(100.0, 2.0, []),  # a lone token late
+    measured(101.0, None, []),  # aborted without a token
+    measured(101.0, None, []),
+]
+check_good(load, 2.0, (1.0, 0.5), num_good=3)
+check_good(load[6:], 0.0, (1.0, 0.5), num_good=0)
+check_good(load[:1], 0.0, (1.0, 0.5), num_good=1)
+try:
+    goodput([], 1.0, 1.0, 0.5)
+except ValueError as error:
+    print("no requests: ValueError:", error)
+else:
+    raise AssertionError("goodput([], ...): expected ValueError, it returned")
+### BEGIN HIDDEN TESTS
+from reference_impl.metrics import RequestMetrics
+
+draw_numbers = rng("check_goodput")
+for _ in range(4):
+    load = random_requests(random_int(5, 30, draw_numbers), draw_numbers)
+    limits = 0.5 + random_seconds(2, draw_numbers), 0.1 + random_seconds(0.3, draw_numbers)
+    as_engine = [RequestMetrics(r["num_tokens"], r["ttft"], (), r["tpot"], r["latency"]) for r in load]
+    check_good(load, 1 + random_seconds(9, draw_numbers), limits, sum(m.meets(*limits) for m in as_engine))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_metrics"}
+# ## 5. From events to metrics
+#
+# **Build** `metrics(events)`: put parts 1 to 3 together. Return
+# `{"requests": {request_id: what request_metrics says}, "load": what load_metrics says of all of them}`.
+#
+# **Hint:** the keys of a timeline have the names of the arguments: `request_metrics(**timeline)`.
+
+
+# %% nbgrader={"grade_id": "metrics", "solution": true}
+def metrics(events):
+    """Events (time, kind, request_id) -> {"requests": {request_id: dict}, "load": dict}. All times in seconds."""
+    ### BEGIN SOLUTION
+    requests = {name: request_metrics(**timeline) for name, timeline in timelines(events).items()}
+    return {"requests": requests, "load": load_metrics(list(requests.values()))}
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_metrics", "grade": true, "points": 1}
+# property: metrics has an entry for every request, also without tokens, and the load's metrics of all of them.
+# hint: timelines, then request_metrics for each, then load_metrics of the list of all; leave nobody out.
+def check_composed(events):
+    seen = metrics(list(events))
+    assert isinstance(seen, dict), f"expected a dict, saw {type(seen).__name__}"
+    assert set(seen) == {"requests", "load"}, f"expected the keys requests and load, saw {sorted(map(str, seen))}"
+    requests = {name: request_metrics(**timeline) for name, timeline in timelines(list(events)).items()}
+    assert isinstance(seen["requests"], dict), f"requests: expected a dict, saw {type(seen['requests']).__name__}"
+    names = set(seen["requests"])
+    assert names == set(requests), f"expected the requests {sorted(requests)}, saw {sorted(names)}"
+    for name, expected in requests.items():
+        problem = first_difference(seen["requests"][name], expected)
+        assert problem is None, f"request {name} is not what your request_metrics says: {problem}"
+    problem = first_difference(seen["load"], load_metrics(list(requests.values())))
+    assert problem is None, f"the load is not what your load_metrics says: {problem}"
+    return seen
+
+
+events = [
+    (7.0, "arrived", "cleo"),
+    (8.0, "arrived", "anna"),
+    (8.5, "arrived", "ben"),
+    (9.0, "scheduled", "anna"),
+    (9.0, "scheduled", "ben"),
+    (10.0, "token", "anna"),
+    (10.5, "token", "ben"),
+    (11.0, "token", "anna"),
+    (11.5, "finished", "ben"),
+    (11.75, "aborted", "cleo"),
+    (12.0, "token", "anna"),
+]
+seen = check_composed(events)
+for name, request in seen["requests"].items():
+    print(f"{name}: {request}")
+print("load:", seen["load"])
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_metrics")
+for _ in range(3):
+    check_composed(random_events(random_int(3, 12, draw_numbers), draw_numbers))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_softmax"}
+# ## 6. From logits to probabilities
+#
+# The second half. After each step the model gives for every request a row of *logits*: one number per token id, the
+# larger the more likely. Choosing the next token turns a row into probabilities, cuts off what is unlikely, and draws.
+# Each row is a request of its own. What stands in one row must not change what another row gets.
+#
+# **Build** `probabilities(logits, temperature)`: `logits` `[rows, vocab]` float32, `temperature` a number.
+# Return `[rows, vocab]` float32.
+#
+# - Above 0: softmax(logits / temperature) over each row. Below 1 this makes likely tokens likelier, above 1 it evens
+#   the row out.
+# - Temperature 0 is *greedy*: probability 1 for the largest logit of the row, 0 for all others. If several are equal,
+#   the one with the lowest token id gets it.
+# - A logit of -inf means "never": probability exactly 0. Each row has at least one finite logit. Logits may be as large
+#   as 10 000 and temperatures as small as 0.00001.
+# - `logits` belongs to the caller and stays as it is.
+#
+# **Hint:** subtracting the same number from all logits of a row does not change the softmax. With the row's largest
+# logit subtracted, no exponent is above 0. `argmax` finds the first of equals.
+#
+# **Trap (overflow):** exp(100) is more than float32 can hold: it becomes inf, and inf / inf is NaN.
+
+
+# %% nbgrader={"grade_id": "probabilities", "solution": true}
+def probabilities(logits, temperature):
+    """Softmax of logits / temperature over each row, [rows, vocab] float32; temperature 0: all on the largest logit."""
+    ### BEGIN SOLUTION
+    if temperature == 0:
+        first = logits.argmax(dim=-1, keepdim=True)
+        return torch.zeros_like(logits).scatter(1, first, 1.0)
+    scores = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+    weights = scores.exp()
+    return weights / weights.sum(dim=-1, keepdim=True)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_softmax", "grade": true, "points": 1}
+# property: each row is softmax(logits / temperature), also for huge logits, -inf and tiny temperatures.
+# hint: divide by the temperature; subtract each row's own largest value before exp, in a new tensor; sum over the row.
+def check_softmax_of(logits, temperature, expected):
+    seen = unchanged(probabilities, logits, temperature)
+    assert_tensor("probabilities", seen, logits.shape, torch.float32)
+    shown = [[round(float(p), 4) for p in row] for row in seen[:2, :6]]
+    print(f"temperature {temperature}: {shown}")
+    assert not bool(seen.isnan().any()), f"{int(seen.isnan().sum())} of {seen.numel()} probabilities are NaN"
+    off = float((seen - expected).abs().max())
+    assert off < 1e-4, f"temperature {temperature}: expected {expected[:2].tolist()}, saw {shown}, off by {off:.2g}"
+    forbidden = int((seen[logits == -math.inf] != 0).sum())
+    assert forbidden == 0, f"{forbidden} tokens with logit -inf have a probability above 0"
+
+
+never = -math.inf
+logits = torch.tensor([[2.0, 1.0, 0.0, never], [0.0, 3.0, never, 0.0]])
+for temperature in (0.5, 1.0, 2.0):
+    weights = [[math.exp(x / temperature) for x in row] for row in logits.tolist()]
+    check_softmax_of(logits.clone(), temperature, torch.tensor([[w / sum(row) for w in row] for row in weights]))
+check_softmax_of(
+    torch.tensor([[1e4, 1e4 - 1, 0.0], [-1e4, 0.0, -5e3]]),
+    1.0,
+    torch.tensor([[1 / (1 + math.exp(-1)), 1 / (1 + math.e), 0.0], [0.0, 1.0, 0.0]]),
+)
+check_softmax_of(torch.tensor([[9998.0, 1e4, never], [3.0, 1.0, 2.0]]), 1e-5, torch.tensor([[0.0, 1, 0], [1, 0, 0]]))
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_softmax")
+for _ in range(4):
+    rows, vocab = random_int(2, 5, draw_numbers), random_int(3, 40, draw_numbers)
+    logits = 4 * torch.randn(rows, vocab, generator=draw_numbers)
+    logits[:, 1:][torch.rand(rows, vocab - 1, generator=draw_numbers) < 0.2] = -math.inf
+    temperature = 0.3 + random_seconds(2, draw_numbers)
+    expected = (logits.double() / temperature).softmax(-1)
+    check_softmax_of(logits, temperature, expected.float())
+    whole = torch.randperm(vocab, generator=draw_numbers).float() + 1e4 - 50
+    check_softmax_of(whole[None], 2.0, (whole[None].double() / 2).softmax(-1).float())
+    check_softmax_of(whole[None], 1e-5, (whole == whole.max())[None].float())
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_greedy", "grade": true, "points": 1}
+# property: temperature 0 puts probability 1 on the largest logit of each row, the first one if several are equal.
+# hint: a case of its own, without a division; 1 at argmax(dim=-1) of each row and 0 elsewhere.
+def check_greedy_of(logits, expected):
+    seen = unchanged(probabilities, logits, 0)
+    assert_tensor("probabilities", seen, logits.shape, torch.float32)
+    ids = [[i for i, p in enumerate(row) if p != 0] for row in seen.tolist()]
+    print("temperature 0: tokens with a probability above 0, per row:", ids)
+    assert ids == [[i] for i in expected], f"expected one token per row, {expected}, saw {ids}"
+    assert bool((seen.sum(dim=-1) == 1).all()), f"the probability must be exactly 1, saw {seen.amax(dim=-1).tolist()}"
+
+
+check_greedy_of(torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 5.0], [-1e4, -math.inf, -2e4]]), [1, 0, 0])
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_greedy")
+for _ in range(3):
+    logits = torch.randint(-5, 5, (6, 8), generator=draw_numbers).float()
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    check_greedy_of(logits, expected)
+    check_greedy_of(logits * 1e3 - 1e4, expected)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_top_k"}
+# ## 7. Top-k
+#
+# Even a token of probability 0.0001 is drawn once in ten thousand, and vocabularies are large: all the unlikely tokens
+# together are drawn often. Two filters cut them off.
+#
+# **Build** `keep_top_k(probs, k)`: `probs` `[rows, vocab]` float32, each row sums to 1. Keep the k largest of each row,
+# set the others to 0, and divide by what is left, so that each row sums to 1 again. Return `[rows, vocab]` float32; ids
+# keep their places.
+#
+# - Exactly k tokens stay. Of equal ones at the edge, those with the lower ids stay.
+# - `k = 0` switches the filter off: all stay. A k larger than the vocabulary keeps all, too.
+#
+# **Hint:** `probs.sort(dim=-1, descending=True, stable=True)` returns values and ids and leaves equal values in
+# the order of their ids. (`topk` promises nothing about equal ones.) `torch.zeros_like(probs).scatter(1, ids, values)`
+# puts values back to their ids.
+#
+# **Trap (ties):** "keep whatever is at least as large as the k-th" keeps more than k where values are equal.
+
+
+# %% nbgrader={"grade_id": "keep_top_k", "solution": true}
+def keep_top_k(probs, k):
+    """The k most likely tokens of each row, the rest 0, each row divided by its sum. [rows, vocab] -> the same."""
+    ### BEGIN SOLUTION
+    if k == 0:
+        return probs
+    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
+    kept = torch.zeros_like(probs).scatter(1, ids[:, :k], ordered[:, :k])
+    return kept / kept.sum(dim=-1, keepdim=True)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_top_k", "grade": true, "points": 1}
+# property: exactly k tokens stay, of equal ones those with the lower ids; each row sums to 1; k = 0 keeps all.
+# hint: sort by probability with stable=True, take the first k ids of each row, and put their values back in place.
+def check_kept(function, name, probs, limit, kept_ids):
+    """kept_ids: per row the ids that must stay."""
+    seen = unchanged(function, probs, limit)
+    assert_tensor(name, seen, probs.shape, torch.float32)
+    seen_ids = [[i for i, p in enumerate(row) if p != 0] for row in seen.tolist()]
+    print(f"{name}, {limit:g}: the ids {seen_ids} stay")
+    assert seen_ids == [sorted(ids) for ids in kept_ids], f"{limit:g}: expected {kept_ids} to stay, saw {seen_ids}"
+    for row, ids in enumerate(kept_ids):
+        expected = torch.zeros(probs.shape[1])
+        expected[ids] = probs[row, ids] / probs[row, ids].sum()
+        off = float((seen[row] - expected).abs().max())
+        assert off < 1e-5, f"{limit:g}: expected {expected.tolist()} in row {row}, saw {seen[row].tolist()}"
+
+
+probs = torch.tensor([[0.125, 0.25, 0.25, 0.25, 0.125], [0.5, 0.0, 0.125, 0.25, 0.125]])
+for k, kept in ((1, [[1], [0]]), (2, [[1, 2], [0, 3]]), (4, [[0, 1, 2, 3], [0, 2, 3, 4]])):
+    check_kept(keep_top_k, "top-k", probs.clone(), k, kept)
+everything = [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
+for k in (0, 5, 1000):
+    check_kept(keep_top_k, "top-k", probs.clone(), k, everything)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_top_k")
+for _ in range(4):
+    vocab = random_int(4, 30, draw_numbers)
+    weights = torch.randint(1, 6, (3, vocab), generator=draw_numbers).float()  # many are equal
+    k = random_int(1, vocab - 1, draw_numbers)
+    by_size = [sorted(range(vocab), key=lambda i, row=row: (-row[i], i)) for row in weights.tolist()]
+    probs = weights / weights.sum(dim=-1, keepdim=True)
+    check_kept(keep_top_k, "top-k", probs.clone(), k, [ids[:k] for ids in by_size])
+    check_kept(keep_top_k, "top-k", probs.clone(), vocab + k, by_size)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_top_p"}
+# ## 8. Top-p
+#
+# k = 50 is many where the model is sure, and few where hundreds of tokens would do. Top-p (also called nucleus
+# sampling) counts mass and not tokens.
+#
+# **Build** `keep_top_p(probs, p)`: of each row keep the smallest set of most likely tokens whose probabilities
+# together reach `p` (`0 < p <= 1`). Set the others to 0 and divide by what is left. Return `[rows, vocab]` float32.
+#
+# - Reaching is enough: if the first two have exactly p together, these two stay. Of equal ones at the edge, those with
+#   the lower ids stay.
+# - The most likely token always stays, however small p is.
+# - `p = 1` switches the filter off. Do not compare then: a sum of float32 numbers can reach 1 before the last token.
+#
+# **Hint:** sort as before. A token stays if the mass *before* it is less than p. `cumsum` counts the mass up to
+# and including each token.
+#
+# **Trap (the one that crosses):** the token with which the sum first reaches p stays. Without it the set is too small:
+# in a row of 0.6 and 0.4, p = 0.5 would leave nothing.
+
+
+# %% nbgrader={"grade_id": "keep_top_p", "solution": true}
+def keep_top_p(probs, p):
+    """The smallest set of most likely tokens with mass p in each row, the rest 0, each row divided by its sum."""
+    ### BEGIN SOLUTION
+    if p == 1:
+        return probs
+    ordered, ids = probs.sort(dim=-1, descending=True, stable=True)
+    mass_before = ordered.cumsum(dim=-1) - ordered
+    kept = torch.zeros_like(probs).scatter(1, ids, ordered.masked_fill(mass_before >= p, 0.0))
+    return kept / kept.sum(dim=-1, keepdim=True)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_top_p", "grade": true, "points": 2}
+# property: the smallest set whose mass reaches p stays, the token that crosses p included; p = 1 keeps every token.
+# hint: sort, then keep a token while the mass before it is below p; put the values back to their ids.
+probs = torch.tensor([[0.125, 0.5, 0.25, 0.125], [0.25, 0.25, 0.25, 0.25]])  # sums of these are exact
+for p, kept in (
+    (1e-6, [[1], [0]]),
+    (0.4, [[1], [0, 1]]),
+    (0.5, [[1], [0, 1]]),
+    (0.6, [[1, 2], [0, 1, 2]]),
+    (0.8, [[0, 1, 2], [0, 1, 2, 3]]),
+    (0.9, [[0, 1, 2, 3], [0, 1, 2, 3]]),
+    (1.0, [[0, 1, 2, 3], [0, 1, 2, 3]]),
+):
+    check_kept(keep_top_p, "top-p", probs.clone(), p, kept)
+sure = torch.tensor([[0.0, 30.0, 0.0]]).softmax(dim=-1)  # the second token alone: 1 in float32
+check_kept(keep_top_p, "top-p", sure, 1.0, [[0, 1, 2]])
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_top_p")
+for _ in range(5):
+    vocab = random_int(4, 12, draw_numbers)
+    weights = torch.randint(1, 10, (1, vocab), generator=draw_numbers).float()
+    row = weights[0].tolist()
+    ids = sorted(range(vocab), key=lambda i, row=row: (-row[i], i))
+    probs = weights / weights.sum()
+    num_kept = random_int(2, vocab, draw_numbers)
+    p = float(probs[0, ids[: num_kept - 1]].sum() + probs[0, ids[num_kept - 1]] / 2)  # half way through its last one
+    check_kept(keep_top_p, "top-p", probs.clone(), p, [ids[:num_kept]])
+    check_kept(keep_top_p, "top-p", probs.clone(), 1e-4, [ids[:1]])
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_draw"}
+# ## 9. The draw
+#
+# Lay the tokens of a row side by side on a line, each as long as its probability, in the order of their *ids*. A number
+# u in [0, 1) is a place on that line, and the token that lies there is chosen. This is called inverse transform
+# sampling. With u from a random generator each token comes up as often as its probability says.
+#
+# The order is a convention. Sorted by probability, every token would come up just as often, but the same u would
+# give another token, and so the same seed another text. The engine draws in the order of ids; so do you.
+#
+# **Build** `draw(probs, u)`: `probs` `[rows, vocab]` float32, `u` `[rows]` float32, one number for each row. Return
+# token ids `[rows]`, int64: in each row the first id whose cumulative probability (its own included) is *greater* than
+# u times the row's sum.
+#
+# - u = 0 is possible. A token of probability 0 is never chosen, also not by u = 0.
+#
+# **Hint:** `cumsum`, then count the ids whose cumulative probability is not greater: that many come before.
+# `u[:, None]` stands beside the rows as a column. `.double()` before the cumsum makes it exact enough for a large
+# vocabulary.
+#
+# **Trap (rounding):** the probabilities may sum to a little less than 1. If you compare with u itself, a u close to 1
+# is beyond the end of the line, and the answer is no token, or the last one of the vocabulary, whatever its
+# probability. The check exaggerates and uses rows that sum to 0.75.
+
+
+# %% nbgrader={"grade_id": "draw", "solution": true}
+def draw(probs, u):
+    """Inverse transform in the order of ids. probs [rows, vocab], u [rows] in [0, 1) -> token ids [rows] int64."""
+    ### BEGIN SOLUTION
+    cumulative = probs.double().cumsum(dim=-1)
+    target = u.double()[:, None] * cumulative[:, -1:]  # [rows, 1]
+    return (cumulative <= target).sum(dim=-1)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_draw", "grade": true, "points": 2}
+# property: each row gets the first id whose cumulative probability exceeds its own u times the row's sum.
+# hint: cumulative sums in the order of ids; compare with u * sum; > and not >=; every row has its own u.
+def check_drawn(probs, u, expected):
+    seen = unchanged(draw, probs, u)
+    assert_tensor("draw", seen, (len(probs),), torch.int64)
+    for row in range(len(probs)):
+        given = f"probabilities {[round(p, 4) for p in probs[row].tolist()]}, u = {float(u[row]):.8g}"
+        if len(probs) < 12:
+            print(f"{given}: token {int(seen[row])}")
+        assert int(seen[row]) == expected[row], f"row {row}, {given}: expected {expected[row]}, saw {int(seen[row])}"
+
+
+below_1 = 1 - 2.0**-24  # the largest float32 below 1
+line = [0.25, 0.0, 0.5, 0.25]
+places = {0.0: 0, 0.2: 0, 0.25: 2, 0.5: 2, 0.7: 2, 0.75: 3, below_1: 3}
+check_drawn(torch.tensor([line] * len(places)), torch.tensor(list(places)), list(places.values()))
+check_drawn(torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.5, 0.0]]), torch.tensor([0.0, below_1]), [1, 1])
+short = [0.25, 0.25, 0.25, 0.0]  # sums to 0.75
+check_drawn(torch.tensor([short] * 4), torch.tensor([0.3, 0.5, 0.7, 0.9]), [0, 1, 2, 2])
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_draw")
+for _ in range(4):
+    rows, vocab = 20, random_int(3, 50, draw_numbers)
+    weights = torch.randint(0, 6, (rows, vocab), generator=draw_numbers).double()
+    weights[:, random_int(0, vocab - 1, draw_numbers)] += 1
+    expected = weights.multinomial(1, generator=draw_numbers)[:, 0]  # which token; then a u inside its part of the line
+    end = weights.cumsum(dim=-1).gather(1, expected[:, None])[:, 0]
+    inside = 0.1 + 0.8 * torch.rand(rows, generator=draw_numbers, dtype=torch.float64)
+    u = (end - inside * weights.gather(1, expected[:, None])[:, 0]) / weights.sum(dim=-1)
+    scale = 1 - 0.2 * torch.rand(rows, 1, generator=draw_numbers, dtype=torch.float64)
+    probs = scale * weights / weights.sum(dim=-1, keepdim=True)
+    check_drawn(probs.float(), u.float(), expected.tolist())
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_sample"}
+# ## 10. The sampler
+#
+# **Build** `sample(logits, u, temperature, top_k, top_p)`: `logits` `[rows, vocab]` float32, `u` `[rows]` float32, and
+# three numbers that hold for all rows. Return token ids `[rows]`, int64. In this order: temperature, top-k, top-p
+# within what top-k left, draw.
+#
+# **Hint:** four calls. Temperature 0 needs no case here: its row has one token, and that one is drawn whatever u is.
+#
+# **Trap (order):** top-p comes after the temperature. The temperature changes the masses, so it changes which tokens
+# reach p. The first lines of the check show a row in which the order decides.
+
+
+# %% nbgrader={"grade_id": "sample", "solution": true}
+def sample(logits, u, temperature, top_k, top_p):
+    """Next token of each row. logits [rows, vocab] float32, u [rows] in [0, 1) -> token ids [rows] int64."""
+    ### BEGIN SOLUTION
+    probs = probabilities(logits, temperature)
+    probs = keep_top_k(probs, top_k)
+    probs = keep_top_p(probs, top_p)
+    return draw(probs, u)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_sample", "grade": true, "points": 2}
+# property: temperature, top-k, top-p, draw, in this order; tokens come as often as they should; rows do not mix.
+# hint: each filter gets what the one before it returned; if a share is wrong, look at the check of that part first.
+def check_shares(weights, temperature, top_k, top_p, expected, num_rows=1000):
+    """Draws from a row whose probabilities at this temperature are in proportion to the weights."""
+    logits = (torch.tensor([weights]).log() * temperature).repeat(num_rows, 1)
+    tokens = unchanged(sample, logits, even_u(num_rows, rng("even")), temperature, top_k, top_p)
+    seen, expected = shares_of(tokens, len(weights)), torch.tensor(expected) / sum(expected)
+    shown, wanted = ([round(float(share), 3) for share in shares] for shares in (seen, expected))
+    settings = f"temperature {temperature}, top-k {top_k}, top-p {top_p}"
+    print(f"{settings}: shares {shown}")
+    off = float((seen - expected).abs().max())
+    assert off < 0.002, f"{settings}: expected shares {wanted}, saw {shown}"
+
+
+def check_rows(logits, u, settings, expected):
+    """Every row's token, in one batch and in each row alone."""
+    tokens = unchanged(sample, logits, u, *settings)
+    assert_tensor("sample", tokens, (len(logits),), torch.int64)
+    seen = tokens.tolist()
+    assert seen == expected, f"temperature, top-k, top-p {settings}: expected tokens {expected}, saw {seen}"
+    for row in range(min(3, len(logits))):
+        alone = int(sample(logits[row : row + 1].clone(), u[row : row + 1].clone(), *settings)[0])
+        assert alone == expected[row], f"row {row} alone gets token {alone}, among other rows {expected[row]}"
+
+
+check_shares([0.6, 0.3, 0.1], 1.0, 0, 0.7, [6.0, 3.0, 0.0])
+check_shares([0.36, 0.09, 0.01], 0.5, 0, 0.7, [1.0, 0.0, 0.0])  # the same logits at temperature 0.5
+check_shares([5.0, 1.9, 1.8, 1.3], 1.0, 2, 0.7, [1.0, 0.0, 0.0, 0.0])  # 5 of 5 + 1.9 reach 0.7
+check_shares([1.0, 6.0, 2.0, 8.0, 3.0], 0.8, 4, 0.8, [0.0, 6.0, 0.0, 8.0, 3.0])
+check_shares([1.0, 6.0, 2.0, 8.0, 3.0], 1.5, 0, 1.0, [1.0, 6.0, 2.0, 8.0, 3.0])
+logits = torch.tensor([[2.0, 1.0, 5.0]]).log().repeat(3, 1)
+check_rows(logits, torch.tensor([0.2, 0.3, 0.4]), (1.0, 0, 1.0), [0, 1, 2])
+print("probabilities in proportion to 2, 1, 5: u = 0.2, 0.3, 0.4 choose tokens 0, 1, 2")
+logits = torch.tensor([[0.0, 9.0, 1.0], [1e4, 0.0, -math.inf], [0.0, 1.0, 2.0]])
+for settings in ((0, 0, 1.0), (0, 2, 0.5), (1e-5, 0, 1.0), (1.0, 1, 1.0), (1.0, 0, 1e-6)):
+    check_rows(logits.clone(), torch.tensor([0.3, 0.9, 0.5]), settings, [1, 0, 2])
+print("temperature 0, top-k 1 and a tiny top-p all choose the largest logit of each row")
+### BEGIN HIDDEN TESTS
+from reference_impl.interfaces import SamplingParams
+from reference_impl.sampling import sampler as engine_sampler
+
+draw_numbers = rng("check_sample")
+for _ in range(5):
+    rows, vocab = 12, random_int(8, 40, draw_numbers)
+    temperature, top_k = 0.4 + random_seconds(1.5, draw_numbers), random_int(3, vocab, draw_numbers)
+    top_p = 0.5 + random_seconds(0.5, draw_numbers)
+    params = [
+        SamplingParams(temperature=temperature, top_k=top_k, top_p=p)
+        for p in (top_p - 1e-4, top_p, top_p + 1e-4)
+        if p <= 1
+    ]
+    logits, u, expected = [], [], []
+    while len(logits) < rows:
+        row = 3 * torch.randn(1, vocab, generator=draw_numbers)
+        less, exact, *more = engine_sampler.probabilities(row.double().repeat(len(params), 1), params)
+        token = int(exact.multinomial(1, generator=draw_numbers))
+        if exact[token] < 0.01 or any(not torch.equal(less > 0, other > 0) for other in (exact, *more)):
+            continue  # too close to an edge: rounding would decide
+        inside = 0.25 + random_seconds(0.5, draw_numbers)
+        u.append(float(exact[: token + 1].sum() - inside * exact[token]))
+        logits.append(row[0])
+        expected.append(token)
+    check_rows(torch.stack(logits), torch.tensor(u), (temperature, top_k, top_p), expected)
+logits = 2 * torch.randn(1, 10, generator=draw_numbers)
+u = torch.rand(5_000, generator=draw_numbers)
+shares = shares_of(sample(logits.repeat(len(u), 1), u, 1.3, 0, 1.0), 10)
+exact = engine_sampler.probabilities(logits.double(), [SamplingParams(temperature=1.3)])[0]
+distance = float((shares - exact).abs().sum() / 2)  # total variation; about 0.02 by chance
+assert distance < 0.05, f"5000 random draws: expected shares {exact.tolist()}, saw {shares.tolist()}"
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_engine"}
+# ## 11. Inside the engine: your sampler
+#
+# The engine asks a *sampler* for the next token of each request: a callable `(logits, requests)`. The cell below is one
+# that uses your `sample`. It looks up each request's temperature, top-k and top-p, and calls you once for all rows that
+# have the same. u is the engine's own: computed from the request's seed and the number of its tokens, so that a
+# text depends neither on who shares its batch nor on when it runs.
+#
+# The engine's scheduler, model and cache stay as they are. Your token is what the model goes on with. The text must be
+# that of the engine's own sampler, token for token. Only where u lies so close to the edge between two tokens that
+# rounding decides does the engine's token count.
+
+
+# %% nbgrader={"grade_id": "engine_sampler"}
+class YourSampler:
+    """A Sampler over your `sample`; compares each token with the engine's and says which part differs."""
+
+    def __call__(self, logits, requests):
+        from reference_impl.interfaces import Sampled
+        from reference_impl.sampling import philox, sampler
+
+        expected = sampler.sample(logits, requests)
+        u = torch.from_numpy(philox.uniform([r.seed for r in requests], 0, [r.num_tokens for r in requests]))
+        rows_with = {}  # (temperature, top_k, top_p) -> rows
+        for row, request in enumerate(requests):
+            params = request.sampling
+            rows_with.setdefault((params.temperature, params.top_k, params.top_p), []).append(row)
+        tokens = list(expected.tokens)
+        for settings, rows in rows_with.items():
+            seen = sample(logits[rows].clone(), u[rows].clone(), *settings)
+            assert_tensor("sample", seen, (len(rows),), torch.int64)
+            for row, token in zip(rows, seen.tolist(), strict=True):
+                if token == tokens[row] or token in possible_tokens(logits[row], float(u[row]), settings):
+                    continue
+                wrong = first_wrong_part(logits[row : row + 1].clone(), u[row : row + 1].clone(), settings)
+                raise AssertionError(f"temperature, top-k, top-p {settings}, u {float(u[row]):.6f}: the engine "
+                                     f"chooses token {tokens[row]}, sample chose {token}: {wrong}")  # fmt: skip
+        return Sampled(tokens, expected.logprobs)
+
+
+def engine_probabilities(logits, temperature, top_k=0, top_p=1.0):
+    """The engine's own, [rows, vocab]."""
+    from reference_impl import SamplingParams
+    from reference_impl.sampling import sampler
+
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=min(1.0, top_p))
+    return sampler.probabilities(logits, [params] * len(logits))
+
+
+def possible_tokens(logits, u, settings):
+    """Ids that u may give: two where u is within rounding of the edge between them."""
+    temperature, top_k, top_p = settings
+    found = set()
+    for nearby_p in (top_p - 1e-5, top_p + 1e-5):
+        probs = engine_probabilities(logits[None].double(), temperature, top_k, nearby_p)[0]
+        end = probs.cumsum(dim=-1)
+        inside = (probs > 0) & (end - probs - 1e-4 < u) & (u < end + 1e-4)
+        found.update(inside.nonzero()[:, 0].tolist())
+    return found
+
+
+def first_wrong_part(logits, u, settings):
+    temperature, top_k, top_p = settings
+    probs = engine_probabilities(logits, temperature)
+    top = engine_probabilities(logits, temperature, top_k)
+    kept = engine_probabilities(logits, temperature, top_k, top_p)
+    for name, seen, expected in (
+        ("probabilities", probabilities(logits.clone(), temperature), probs),
+        ("keep_top_k", keep_top_k(probs.clone(), top_k), top),
+        ("keep_top_p", keep_top_p(top.clone(), top_p), kept),
+    ):
+        if tuple(seen.shape) != tuple(expected.shape) or not bool(((seen - expected).abs() < 1e-3).all()):
+            return f"{name} gives other probabilities than the engine"
+    if int(draw(kept.clone(), u)[0]) != int(engine_sampler_draw(kept, u)[0]):
+        return "the probabilities are right, draw chooses another token"
+    return "the four parts are right, sample puts them together in another way"
+
+
+def engine_sampler_draw(probs, u):
+    from reference_impl.sampling import sampler
+
+    return sampler.draw(probs, u)
+
+
+@functools.cache
+def course_llm():
+    from reference_impl import LLM, course_model
+
+    torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
+    return LLM(course_model("target"), dtype="float32", device="cpu", num_blocks=32)
+
+
+def write(prompt, settings, sampler, num_tokens):
+    """Token ids that the engine writes after each prompt. settings: per prompt (temperature, top_k, top_p, seed)."""
+    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
+
+    engine = Engine(course_llm().engine.model, EngineConfig(num_blocks=64), Parts(sampler=sampler))
+    requests = []
+    for temperature, top_k, top_p, number in settings:
+        params = SamplingParams(num_tokens, temperature, top_k, top_p, seed=number, ignore_eos=True)
+        requests.append(engine.add(course_llm().encode(prompt), params))
+    while engine.has_work():
+        engine.step()
+    return [request.output_tokens for request in requests]
+
+
+def check_written(prompt, settings, num_tokens):
+    """Writes with your sampler and without, and compares; returns the texts."""
+    seen, expected = (write(prompt, settings, sampler, num_tokens) for sampler in (YourSampler(), None))
+    for one, own, setting in zip(seen, expected, settings, strict=True):
+        assert one == own, f"temperature, top-k, top-p, seed {setting}: the engine writes {own}, with yours {one}"
+    return [course_llm().tokenizer.decode(tokens) for tokens in seen]
+
+
+# %% nbgrader={"grade_id": "check_engine_sampler", "grade": true, "points": 1}
+# property: with your sampler the engine writes the same text as with its own, for every temperature and seed.
+# hint: the message names the part that differs; make that part's own check pass first.
+settings = [(0, 0, 1.0, 1), (0.7, 0, 0.9, 1), (0.7, 0, 0.9, 2), (1.0, 20, 1.0, 3), (1.3, 50, 0.7, 4)]
+prompt = "def add(a, b):\n"
+for (temperature, top_k, top_p, number), text in zip(settings, check_written(prompt, settings, 8), strict=True):
+    print(f"temperature {temperature}, top-k {top_k}, top-p {top_p}, seed {number}: {text!r}")
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_engine_sampler")
+settings = [(0, 0, 1.0, 1)]
+for case in range(3):
+    temperature, top_p = 0.5 + random_seconds(1, draw_numbers), 0.6 + random_seconds(0.4, draw_numbers)
+    settings.append((temperature, (0, random_int(2, 60, draw_numbers))[case % 2], top_p, seed(f"engine {case}")))
+check_written("class Reader:\n    def read(self):\n", settings, 4)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_engine_metrics"}
+# ## 12. Inside the engine: your metrics
+#
+# The engine keeps a trace of what it did, step by step. The cell below turns such a trace into the events of part 1.
+# The check runs a small load in which requests queue, one is aborted in the queue and one has a single token. It runs
+# on a clock that moves whenever somebody looks at it, and compares your `metrics` with the engine's.
+
+
+# %% nbgrader={"grade_id": "engine_events"}
+def events_of(trace):
+    """The events (time, kind, request_id) of an engine's trace."""
+    from reference_impl.trace import RequestArrived, RequestFinished
+
+    events, waiting = [], set()
+    for event in trace.events:
+        if isinstance(event, RequestArrived):
+            waiting.add(event.request_id)
+            events.append((event.time, "arrived", event.request_id))
+        elif isinstance(event, RequestFinished):
+            events.append((event.time, "aborted" if event.reason == "abort" else "finished", event.request_id))
+        else:  # a step
+            waiting.update(event.preempted)
+            for row in event.rows:
+                if row.request_id in waiting:
+                    waiting.remove(row.request_id)
+                    events.append((event.started_at, "scheduled", row.request_id))
+            events += [(event.finished_at, "token", row.request_id) for row in event.rows if row.samples]
+    return sorted(events, key=lambda event: event[0])
+
+
+class MovingClock:
+    """Each look at it finds it some milliseconds later: a run on it is the same every time."""
+
+    def __init__(self, start):
+        self.time, self.looks = start, 0
+
+    def now(self):
+        self.looks += 1
+        self.time += 0.001 * (1 + self.looks * self.looks % 101)
+        return self.time
+
+
+def run_load(prompts, settings, num_tokens, sampler=None, clock=None):
+    """Serves prompts two at a time, the third and later ones arriving while it runs; the last is aborted in the queue.
+
+    settings: per prompt (temperature, top_k, top_p, seed). Returns the engine and the requests.
+    """
+    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
+
+    config = EngineConfig(num_blocks=64, max_num_seqs=2)
+    engine = Engine(course_llm().engine.model, config, Parts(sampler=sampler, clock=clock))
+    requests = []
+    for i, (prompt, n) in enumerate(zip(prompts, num_tokens, strict=True)):
+        temperature, top_k, top_p, number = settings[i]
+        params = SamplingParams(n, temperature, top_k, top_p, seed=number, ignore_eos=True)
+        requests.append(engine.add(course_llm().encode(prompt), params, request_id=f"request-{i}"))
+        if i > 0:
+            engine.step()
+    engine.abort(requests[-1].id)
+    while engine.has_work():
+        engine.step()
+    return engine, requests
+
+
+# %% nbgrader={"grade_id": "check_engine_metrics", "grade": true, "points": 1}
+# property: from the engine's trace your metrics are what the engine's own metrics are.
+# hint: the message names the request and the number that differs; make the check of that part pass first.
+def check_run(num_tokens, start):
+    prompts, greedy = ["x = "] * len(num_tokens), [(0, 0, 1.0, 0)] * len(num_tokens)
+    engine, _ = run_load(prompts, greedy, num_tokens, clock=MovingClock(start))
+    seen, own = metrics(events_of(engine.trace)), engine.trace.workload()
+    assert isinstance(seen, dict), f"expected a dict, saw {type(seen).__name__}"
+    assert set(seen) == {"requests", "load"}, f"expected the keys requests and load, saw {sorted(map(str, seen))}"
+    assert isinstance(seen["requests"], dict), f"requests: expected a dict, saw {type(seen['requests']).__name__}"
+    names = {f"request-{i}" for i in range(len(num_tokens))}
+    assert set(seen["requests"]) == names, f"expected the requests {sorted(names)}, saw {sorted(seen['requests'])}"
+    for name in sorted(names):
+        m, request = engine.trace.metrics(name), seen["requests"][name]
+        problem = first_difference(request, {"num_tokens": m.num_output_tokens, "queue": m.queue, "ttft": m.ttft,
+                                             "itl": list(m.itl), "tpot": m.tpot, "latency": m.latency})  # fmt: skip
+        assert problem is None, f"{name}: {problem}"
+    expected = {
+        "num_tokens": own.num_output_tokens,
+        "duration": own.duration,
+        "throughput": own.throughput,
+        "mean_ttft": sum(own.ttft) / len(own.ttft),
+        "mean_tpot": sum(own.tpot) / len(own.tpot),
+        "mean_itl": sum(own.itl) / len(own.itl),
+        "p99_itl": float(np.percentile(own.itl, 99)),
+    }
+    problem = first_difference(seen["load"], expected)
+    assert problem is None, f"the load: {problem}"
+    return seen
+
+
+load = check_run(num_tokens=[5, 3, 6, 1, 5], start=1000.0)
+for name, request in load["requests"].items():
+    queue, ttft = (None if request[key] is None else round(request[key], 3) for key in ("queue", "ttft"))
+    print(f"{name}: queue {queue}, TTFT {ttft}, tokens {request['num_tokens']}")
+print(f"mean TTFT {load['load']['mean_ttft']:.3f} s, throughput {load['load']['throughput']:.1f} tokens/s")
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_engine_metrics")
+num_tokens = [random_int(2, 4, draw_numbers), random_int(2, 4, draw_numbers), 1, random_int(2, 4, draw_numbers), 5]
+check_run(num_tokens, start=100 + random_seconds(900, draw_numbers))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_report"}
+# ## 13. Your engine writes, and you say how fast
+#
+# Now on the real clock: your sampler chooses every token, your metrics read the trace. Two requests run at a time, so
+# the later ones wait; the last is aborted while it waits. Look at the queue in the TTFT, and at what an objective of
+# 50 ms leaves of it. Change temperatures and seeds and run it again. The seconds belong to this machine and are not
+# checked. The model is a small one trained for this course on Python code: it has the form of code and little sense.
+
+# %% nbgrader={"grade_id": "report"} inferlab={"where": "notebook"}
+prompts = [
+    "def add(a, b):\n",
+    "class Stack:\n    def push(self, item):\n        ",
+    "import ",
+    "# The number of ",
+    "for line in ",
+    "while ",
+]
+settings = [
+    (0.7, 0, 0.9, 7),
+    (0.7, 0, 0.9, 8),
+    (0.9, 40, 1.0, 9),
+    (0.9, 0, 0.9, 10),
+    (1.1, 0, 0.9, 11),
+    (1, 0, 1.0, 12),
+]
+engine, requests = run_load(prompts, settings, [32, 24, 24, 16, 16, 16], sampler=YourSampler())
+result = metrics(events_of(engine.trace))
+for request in requests[:-1]:
+    print(f"--- temperature {request.sampling.temperature}\n{course_llm().tokenizer.decode(request.tokens)}")
+
+
+def milliseconds(value):
+    return "      -" if value is None else f"{1000 * value:7.1f}"
+
+
+print(f"\n{'in ms':12s}{'tokens':>7s}{'queue':>9s}{'TTFT':>9s}{'TPOT':>9s}{'latency':>9s}")
+for name, request in result["requests"].items():
+    columns = [milliseconds(request[key]) for key in ("queue", "ttft", "tpot", "latency")]
+    print(f"{name:12s}{request['num_tokens']:7d}  " + "  ".join(columns))
+load = result["load"]
+print(f"\n{load['num_tokens']} tokens in {load['duration']:.2f} s: {load['throughput']:.0f} tokens/s")
+print(f"mean TTFT {milliseconds(load['mean_ttft'])}, mean TPOT {milliseconds(load['mean_tpot'])}, ", end="")
+print(f"mean ITL {milliseconds(load['mean_itl'])}, p99 ITL {milliseconds(load['p99_itl'])} ms")
+good = goodput(list(result["requests"].values()), load["duration"], max_ttft=0.05, max_tpot=0.05)
+print(f"TTFT and TPOT at most 50 ms: {good['attainment']:.0%} of the requests, {good['goodput']:.1f} a second")
+
+# %% [markdown] nbgrader={"grade_id": "text_loop"}
+# ## 14. The loop itself
+#
+# All that an engine does for one request, without the engine: run the model, take the last logits, choose a token,
+# append it, repeat. It computes the whole sequence anew for every token; lab 02 ends that. The bars show what
+# the temperature does to the model's first choice.
+
+# %% nbgrader={"grade_id": "loop"} inferlab={"where": "notebook"}
+from reference_impl.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
+from reference_impl.baselines.ragged import ragged_batch
+
+decoder = course_llm().engine.model
+
+
+@torch.inference_mode()
+def last_logits(tokens):
+    """Logits [1, vocab] after the last of the tokens, with nothing kept from earlier calls."""
+    cache = ContiguousKVCache(decoder, rows=1, max_len=len(tokens))
+    batch = ragged_batch([(tokens, 0)], len(tokens), decoder.device)
+    return decoder(batch, cache, ContiguousAttention(decoder.config.head_dim**-0.5))
+
+
+tokens, generator = course_llm().encode("def is_even(number):\n    return "), torch.Generator().manual_seed(0)
+logits = last_logits(tokens)
+for temperature in (0.5, 1.0, 2.0):
+    print(f"temperature {temperature}")
+    for p, token in zip(*(x[0].tolist() for x in probabilities(logits, temperature).topk(5)), strict=True):
+        print(f"    {course_llm().tokenizer.decode([token])!r:14}{p:6.3f} {'#' * round(60 * p)}")
+for _ in range(24):
+    u = torch.rand(1, generator=generator)
+    tokens.append(int(sample(last_logits(tokens), u, 0.7, 0, 0.9)[0]))
+print(course_llm().tokenizer.decode(tokens))
+
+# %% [markdown] nbgrader={"grade_id": "extensions"}
+# ## Further (not graded)
+#
+# Add cells below and try one.
+#
+# - **What a client sees.** A server sends tokens in bundles of two. What do the client's gaps look like, and what is
+#   the mean ITL then, compared with TPOT?
+# - **Min-p.** Keep the tokens whose probability is at least m times that of the most likely one. For which rows does
+#   it keep more than top-p, for which fewer?
+# - **Two at a time, or eight.** Change `max_num_seqs` in `run_load`. What happens to TTFT, TPOT and throughput?
+#   (Lab 03.)
+# - **Without sorting.** Draw with the largest of log(p) plus Gumbel noise, -log(-log(u)) with one u per token. Is the
+#   distribution the same? Is the text?

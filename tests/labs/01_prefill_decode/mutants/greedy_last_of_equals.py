@@ -1,0 +1,15 @@
+# fault: greedy takes the last of equal logits.
+# fails: check_greedy
+
+# %% nbgrader={"grade_id": "probabilities"}
+import torch
+
+
+def probabilities(logits, temperature):
+    """Softmax of logits / temperature over each row, [rows, vocab] float32; temperature 0: all on the largest logit."""
+    if temperature == 0:
+        first = logits.shape[1] - 1 - logits.flip(1).argmax(dim=-1, keepdim=True)
+        return torch.zeros_like(logits).scatter(1, first, 1.0)
+    scores = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+    weights = scores.exp()
+    return weights / weights.sum(dim=-1, keepdim=True)

@@ -1,0 +1,18 @@
+# fault: the wait for the first token is counted as a gap.
+# fails: check_gaps, check_engine_metrics
+
+# %% nbgrader={"grade_id": "request_metrics"}
+def request_metrics(arrived, scheduled, tokens):
+    """Latency of one request: arrived and scheduled (or None) in seconds, tokens a list of times -> dict, see above."""
+    num_tokens = len(tokens)
+    times = [arrived, *tokens]
+    itl = [times[k] - times[k - 1] for k in range(1, len(times))]
+    return {
+        "arrived": arrived,
+        "num_tokens": num_tokens,
+        "queue": None if scheduled is None else scheduled - arrived,
+        "ttft": tokens[0] - arrived if tokens else None,
+        "itl": itl,
+        "tpot": (tokens[-1] - tokens[0]) / (num_tokens - 1) if num_tokens > 1 else None,
+        "latency": tokens[-1] - arrived if tokens else None,
+    }
