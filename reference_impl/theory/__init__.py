@@ -7,9 +7,11 @@ links          bytes per second between devices, hosts and nodes, in one directi
 kv_cache       bytes of keys and values, memory budgets, how much context fits
 latency        operation counts with and without a cache, time bounds from compute and bandwidth
 roofline       arithmetic intensity of matrices, attention and whole steps; where work lands on a device
+attention_traffic  values that attention moves over a whole prompt, unfused and tiled
 collectives    alpha-beta cost of communication, tensor parallelism
 queueing       waiting against load: Little's law and queues with a closed form
 cost           price per token, fleets, the throughput a deployment can have
+adapters       size of low-rank adapters
 drills         random exercises over all of the above, with a checker that explains
 
 Import the module you need; this file imports nothing, so that `import reference_impl.theory` stays cheap.

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference_impl.theory.hardware import Device
-from reference_impl.theory.kv_cache import bytes_per_token, cache_bytes, concurrent_requests, weight_bytes
-from reference_impl.theory.latency import pass_flops, require_fit, step_bound
+from reference_impl.theory.kv_cache import bytes_per_token, concurrent_requests, weight_bytes
+from reference_impl.theory.latency import cache_traffic, pass_flops, require_fit, step_bound
 from reference_impl.theory.model_shapes import ModelShape
 from reference_impl.theory.units import Number
 
@@ -45,7 +45,7 @@ def dollars_per_year(num_devices: Number, dollars_per_hour: Number) -> Number:
 
 def devices_for_load(tokens_per_second: Number, per_device: Number, utilization: Number = 1.0) -> Number:
     """Whole devices for a load, each giving `per_device` tokens/s and kept at `utilization` of it."""
-    return np.ceil(tokens_per_second / (per_device * utilization))
+    return np.ceil(tokens_per_second / (per_device * utilization) * (1 - 1e-12))  # 3 * 1.1 / 1.1 is 3, not 4
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def max_throughput(
     read = float(weight_bytes(shape) if weights is None else weights)
     require_fit(read, device, num_devices)
     memory = num_devices * device.capacity
-    per_sequence = float(cache_bytes(shape, context, 1, kv_bytes))
+    per_sequence = float(cache_traffic(shape, 1, context - 1, kv_bytes))
     room = int(concurrent_requests(memory, read, context, bytes_per_token(shape, kv_bytes), utilization,
                                    fixed_state_each=shape.fixed_state_bytes))  # fmt: skip
     if room < 1:
@@ -102,13 +102,15 @@ def max_throughput(
 
     batch = room
     if tpot is not None:
-        meeting = np.flatnonzero(seconds(np.arange(1, room + 1)) <= tpot)
-        if not len(meeting):
+        # The largest batch of which neither the operations nor the bytes take longer than tpot.
+        by_compute = tpot * num_devices * device.peak(precision) / flops
+        by_bandwidth = (tpot * num_devices * device.bandwidth - read) / per_sequence
+        batch = min(room, int(np.floor(min(by_compute, by_bandwidth) * (1 + 1e-12))))
+        if batch < 1:
             raise ValueError(
                 f"expected steps of at most {tpot:g} s, got {float(seconds(1)):.3g} s with one sequence: "
                 "use more devices, fewer bits, or another objective"
             )
-        batch = int(meeting[-1]) + 1
     step = float(seconds(batch))
     compute = batch * flops / num_devices / device.peak(precision) >= step * (1 - 1e-12)
     bound = "objective" if batch < room else "compute" if compute else "capacity"

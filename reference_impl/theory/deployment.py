@@ -67,8 +67,7 @@ class Deployment:
         """Floor of one forward pass. Arrays with one entry per row: tokens computed, tokens already in the cache."""
         new, past = np.atleast_1d(new_tokens).astype(float), np.atleast_1d(past_tokens).astype(float)
         flops = np.sum(latency.pass_flops(self.shape, new, past))
-        moved = self.weights + np.sum((new + past) * self.bytes_per_token)
-        moved += len(new) * self.shape.fixed_state_bytes
+        moved = self.weights + np.sum(latency.cache_traffic(self.shape, new, past, self.kv_bytes))
         n = self.num_devices
         bound = latency.step_bound(flops / n, moved / n, self.device, self.precision, self.mfu, self.mbu)
         return float(bound) + self.communication_seconds(float(new.sum()))

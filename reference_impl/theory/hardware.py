@@ -19,7 +19,8 @@ from reference_impl.theory.units import GB, BytesPerSecond, FlopPerByte, FlopPer
 class Chip:
     """What is on the die. SM: streaming multiprocessor; a compute unit (CU) on AMD.
 
-    clock: Hz, the boost clock that the data sheet's peaks belong to. l2_bytes: shared by all SMs.
+    clock: Hz, the one behind the tensor peaks; Hopper and Blackwell reach their fp32 peak at 1.98 GHz.
+    l2_bytes: shared by all SMs.
     """
 
     num_sms: int
@@ -29,6 +30,7 @@ class Chip:
     shared_bytes_per_sm: int  # the most a kernel can use; carved out of the L1 cache on NVIDIA
     l2_bytes: float
     l2_bandwidth: tuple[float, float] | None = None  # byte/s, range of published measurements
+    shared_bytes_per_clock: int = 128  # of one SM: 32 banks of 4 bytes; Turing moves half of that
 
     @property
     def register_bytes(self) -> int:
@@ -45,8 +47,8 @@ class Chip:
 
     @property
     def shared_bandwidth(self) -> float:
-        """byte/s of shared memory, all SMs together: SMs * 128 byte * clock (32 banks of 4 bytes)."""
-        return self.num_sms * 128 * self.clock
+        """byte/s of shared memory, all SMs together: SMs * bytes per clock * clock."""
+        return self.num_sms * self.shared_bytes_per_clock * self.clock
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ class Device:
     source: str
     sparse_flops: Mapping[str, float] = field(default_factory=dict)  # 2:4 structured sparsity, as data sheets print it
     notes: str = ""
+    host_memory: tuple[float, float] | None = None  # bytes and byte/s, where it belongs to the part and is fixed
 
     def __post_init__(self) -> None:
         for name in ("dense_flops", "sparse_flops"):
@@ -115,21 +118,34 @@ class Level:
 
 def hierarchy(device: Device) -> tuple[Level, ...]:
     """From registers to the SSD: each level with its size and bandwidth (errata E00.5, E00.6, E14.3)."""
-    chip, host, drive = device.chip, LINKS[device.host_link], LINKS["NVMe SSD, PCIe 4 x4"]
+    chip, link, drive = device.chip, LINKS[device.host_link], LINKS["NVMe SSD, PCIe 4 x4"]
+    # A path is as fast as its slowest part: Grace's LPDDR5X is slower than the link in front of it.
+    size, rate = device.host_memory or (None, link.per_direction)
+    host = Level(
+        "host memory",
+        (64 * GB, 2048 * GB) if size is None else (size, size),
+        (min(rate, link.per_direction),) * 2,
+        f"seen through {link.name}",
+    )
 
     def same(value: float) -> tuple[float, float]:
         return (value, value)
 
     levels = [
         Level("registers", same(chip.register_bytes), same(chip.register_bandwidth), "three operands a clock and lane"),
-        Level("shared memory", same(chip.shared_bytes), same(chip.shared_bandwidth), "128 bytes a clock and SM"),
+        Level(
+            "shared memory",
+            same(chip.shared_bytes),
+            same(chip.shared_bandwidth),
+            f"{chip.shared_bytes_per_clock} bytes a clock and SM",
+        ),
     ]
     if chip.l2_bandwidth is not None:
         levels.append(Level("L2", same(chip.l2_bytes), chip.l2_bandwidth, "measurements differ"))
     return (
         *levels,
         Level("device memory", same(device.capacity), same(device.bandwidth), "data sheet"),
-        Level("host memory", (64 * GB, 2048 * GB), same(host.per_direction), f"seen through {host.name}"),
+        host,
         Level("NVMe SSD", (1000 * GB, 30000 * GB), same(drive.per_direction), "one drive, sequential reads"),
     )
 
@@ -158,7 +174,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
         for device in (
             Device(
                 "T4", "NVIDIA T4 16GB PCIe", "2018-09", _tera(fp16=65, int8=130, fp32=8.1), 320e9, 16 * GB,
-                Chip(40, 1.59e9, 64, 256 * KiB, 64 * KiB, 4 * MiB), None, "PCIe 3 x16",
+                Chip(40, 1.59e9, 64, 256 * KiB, 64 * KiB, 4 * MiB, shared_bytes_per_clock=64), None, "PCIe 3 x16",
                 "NVIDIA T4 product brief (320 GB/s; the one-page data sheet rounds to 300)",
                 notes="No bf16 and no fp8 tensor cores; the free GPU of hosted notebooks.",
             ),
@@ -190,6 +206,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 _HOPPER_CHIP, "NVLink 4", "NVLink-C2C",
                 "NVIDIA GH200 data sheet; LPDDR5X: Grace benchmarking guide", _twice(*_TENSOR, "fp8", **_HOPPER),
                 "The C2C link gives 450 GB/s each way, the LPDDR5X of the 480 GB version about 360 GB/s.",
+                (480 * GB, 360e9),
             ),
             Device(
                 "H200", "NVIDIA H200 141GB SXM", "2023-11", _tera(**_HOPPER), 4800e9, 141 * GB,
@@ -209,6 +226,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 "NVIDIA DGX B200 and HGX data sheets, divided by eight GPUs; sizes on the chip as drivers report them",
                 _twice(*_TENSOR, "fp8", "fp4", **_B200),
                 "192 GB of HBM3e on the package, 180 GB per GPU usable in HGX and DGX systems; other SKUs run faster. "
+                "The DGX data sheet says 8 TB/s (64 for eight), a later one of HGX 7.7. "
                 "The clock is the one at which the tensor cores reach the data sheet's peak.",
             ),
         )

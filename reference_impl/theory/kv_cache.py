@@ -47,6 +47,15 @@ def stranded_bytes(reserved_tokens: Number, used_tokens: Number, bytes_each: Num
     return (reserved_tokens - used_tokens) * bytes_each
 
 
+def tail_waste_share(tokens: Number, block_size: Number) -> Number:
+    """Mean share of a paged sequence's slots that stay empty: w / (tokens + w) with w = (block_size - 1) / 2.
+
+    The last block is part empty, by 0 to block_size - 1 tokens; the mean holds where lengths spread over whole blocks.
+    """
+    empty = (block_size - 1) / 2
+    return empty / (tokens + empty)
+
+
 def bits_per_weight(
     bits: Number, group_size: int | None = None, scale_bits: Number = 16, zero_point_bits: Number = 0
 ) -> Number:

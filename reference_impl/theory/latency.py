@@ -3,6 +3,7 @@
 Two kinds of work per forward pass, which grow differently (errata E02.1, E02.2, E02.13):
     linear     every new token passes every matrix once:      2 * params FLOP per token
     attention  every new token meets itself and all before it: 4 * heads * head_dim * layers FLOP per (query, key) pair
+               (latent attention: see `flops_per_pair`)
 Generating T tokens from a prompt of S tokens takes T forward passes, with a cache or without. The token sampled last is
 never fed back, so pass number i (from 0) sees S + i tokens, and a cache holds S + T - 1 at the end.
 """
@@ -66,14 +67,28 @@ def attention_flops(pairs: Number, layers: Number, num_heads: Number, head_dim: 
     return 4 * pairs * layers * num_heads * head_dim
 
 
+def flops_per_pair(shape: ModelShape) -> tuple[int, int]:
+    """FLOP of attention, all layers and heads, per pair with another new token and per pair with a cached one.
+
+    Both are 2 * (head_dim + v_head_dim) a head and layer. Latent attention meets the cache in its absorbed form: every
+    head takes the latent and rotary key for the score and the latent for the output, 2 * (2 * kv_lora_rank + rope_dim);
+    more FLOP than rebuilt keys and values, and no bytes but the latent's (DeepSeek-V2, arXiv 2405.04434).
+    """
+    heads = 2 * shape.kv_layers * shape.num_heads
+    new = heads * (shape.head_dim + shape.value_dim)
+    if shape.kv_lora_rank is None or shape.rope_dim is None:
+        return new, new
+    return new, heads * (2 * shape.kv_lora_rank + shape.rope_dim)
+
+
 def pass_flops(shape: ModelShape, query_tokens: Number, past_tokens: Number = 0) -> Number:
     """FLOP of one forward pass of `query_tokens` new tokens over `past_tokens` cached ones.
 
-    Exact in the pairs; 2 * params uses all matrices but the input embedding. Latent attention is counted in its
-    uncompressed form (keys of head_dim, values of v_head_dim).
+    Exact in the pairs; 2 * params uses all matrices but the input embedding (see `ModelShape.linear_params`).
     """
-    per_pair = 2 * shape.kv_layers * shape.num_heads * (shape.head_dim + shape.value_dim)
-    return linear_flops(shape.linear_params, query_tokens) + per_pair * causal_pairs(query_tokens, past_tokens)
+    query, past = _wide(query_tokens), _wide(past_tokens)
+    new, cached = flops_per_pair(shape)
+    return linear_flops(shape.linear_params, query) + new * causal_pairs(query) + cached * query * past
 
 
 def prefill_flops(shape: ModelShape, prompt_tokens: Number) -> Number:
@@ -86,7 +101,30 @@ def decode_flops(shape: ModelShape, context_tokens: Number) -> Number:
     return pass_flops(shape, 1, context_tokens - 1)
 
 
+def engine_pass_flops(shape: ModelShape, query_tokens: Number, past_tokens: Number = 0) -> Number:
+    """FLOP of one pass of one sequence in an engine: logits of its last new token only, not of every token.
+
+    `pass_flops` less 2 * vocab_size * hidden_size for each of the other tokens: nothing in a decode step, and in a long
+    prefill the output matrix's share of the weights.
+    """
+    head = shape.vocab_size * shape.hidden_size
+    return pass_flops(shape, query_tokens, past_tokens) - linear_flops(head, _wide(query_tokens) - 1)
+
+
+def _wide(count: Number) -> Number:
+    """Integer arrays as floats: 64 bits wrap silently in products that Python's own integers hold."""
+    return count.astype(float) if isinstance(count, np.ndarray | np.generic) else count
+
+
 # ---------------------------------------------------------------- time
+
+
+def cache_traffic(shape: ModelShape, new_tokens: Number, past_tokens: Number, bytes_per_value: Number = 2) -> Number:
+    """Bytes of cache one sequence moves in one pass: past keys and values read, new ones written.
+
+    The fixed state of a hybrid is read and written whole, however many tokens the pass computes.
+    """
+    return (past_tokens + new_tokens) * bytes_per_token(shape, bytes_per_value) + 2 * shape.fixed_state_bytes
 
 
 def step_bound(
@@ -119,7 +157,7 @@ def prefill_seconds(
     weights: Number | None = None,
 ) -> Number:
     """Bound for prefilling one prompt: its FLOP, or reading the weights once and writing its cache."""
-    moved = _weights(shape, weights) + prompt_tokens * bytes_per_token(shape)
+    moved = _weights(shape, weights) + cache_traffic(shape, prompt_tokens, 0)
     return step_bound(prefill_flops(shape, prompt_tokens), moved, device, precision, mfu)
 
 
@@ -137,10 +175,9 @@ def decode_seconds(
 
     A mixture of experts reads only the experts its tokens chose: pass those bytes as `weights`.
     """
-    cache = context_tokens * bytes_per_token(shape, bytes_per_value) + shape.fixed_state_bytes
-    return step_bound(
-        batch * decode_flops(shape, context_tokens), _weights(shape, weights) + batch * cache, device, precision, mfu
-    )
+    cache = cache_traffic(shape, 1, context_tokens - 1, bytes_per_value)
+    flops = 1.0 * decode_flops(shape, context_tokens)
+    return step_bound(batch * flops, _weights(shape, weights) + batch * cache, device, precision, mfu)
 
 
 @dataclass(frozen=True)
@@ -173,10 +210,8 @@ def generation_cost(
     length = np.arange(prompt_tokens, prompt_tokens + new_tokens, dtype=np.float64)  # context of each pass
     query = length if not cached else np.where(length == prompt_tokens, length, 1.0)
     past = length - query
-    pairs = query * past + query * (query + 1) / 2
-    per_pair = 2 * shape.kv_layers * shape.num_heads * (shape.head_dim + shape.value_dim)
-    flops = linear_flops(shape.linear_params, query) + per_pair * pairs
-    moved = _weights(shape, weights) + (length * bytes_per_token(shape) if cached else 0.0)
+    flops = pass_flops(shape, query, past)
+    moved = _weights(shape, weights) + (cache_traffic(shape, query, past) if cached else 0.0)
     count_linear, count_pairs = (
         (cached_linear_tokens, cached_attention_pairs) if cached else (uncached_linear_tokens, uncached_attention_pairs)
     )
@@ -195,7 +230,7 @@ def _weights(shape: ModelShape, weights: Number | None) -> Number:
 
 def tiered_read_seconds(parts: Sequence[tuple[Number, Number]], overlapped: bool) -> Number:
     """Time to read (bytes, byte/s) from several memories: the slowest if they overlap, the sum if not (E12.13)."""
-    times = [num_bytes / bandwidth for num_bytes, bandwidth in parts]
+    times = np.broadcast_arrays(*(num_bytes / bandwidth for num_bytes, bandwidth in parts))
     return np.max(times, axis=0) if overlapped else np.sum(times, axis=0)
 
 

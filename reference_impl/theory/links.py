@@ -37,7 +37,8 @@ LINKS: Mapping[str, Link] = MappingProxyType(
             Link("NVLink 3", 300e9, "node", "2020", "NVIDIA A100 data sheet: 600 GB/s, 12 links of 50 GB/s both ways"),
             Link("NVLink 4", 450e9, "node", "2022", "NVIDIA H100 data sheet: 900 GB/s, 18 links of 50 GB/s both ways"),
             Link("NVLink 5", 900e9, "node", "2024", "NVIDIA Blackwell: 1.8 TB/s, 18 links of 100 GB/s both ways"),
-            Link("Infinity Fabric (MI300X)", 448e9, "node", "2023", "AMD MI300X data sheet: 7 links, 64 GB/s one way"),
+            Link("Infinity Fabric (MI300X)", 448e9, "node", "2023", "AMD MI300X data sheet: 7 links of 64 GB/s one way,"
+                 " one to each peer: to a single peer 64 GB/s"),
             Link("NVLink-C2C", 450e9, "chip", "2023", "NVIDIA GH200 data sheet: 900 GB/s both ways, CPU to GPU"),
             Link("PCIe 3 x16", 15.75e9, "node", "2010", "PCI-SIG: 8 GT/s, 16 lanes, 128b/130b"),
             Link("PCIe 4 x16", 31.5e9, "node", "2017", "PCI-SIG: 16 GT/s, 16 lanes, 128b/130b; copies see 25-28"),

@@ -35,7 +35,11 @@ def mm1_seconds(service_seconds: Number, rho: Number) -> Number:
 
 def mm1_percentile(service_seconds: Number, rho: Number, percent: Number) -> Number:
     """Time in an M/M/1 system that `percent` of the requests stay below: it is exponential, so -W * ln(1 - p/100)."""
-    return -mm1_seconds(service_seconds, rho) * np.log1p(-np.asarray(percent) / 100)
+    with np.errstate(divide="ignore"):  # 100 %: infinity
+        means = -np.log1p(-np.asarray(percent, dtype=float) / 100)
+    # 0 % is 0 even where the mean is infinite.
+    found = np.where(means > 0, mm1_seconds(service_seconds, rho) * np.where(means > 0, means, 1.0), 0.0)
+    return float(found) if found.ndim == 0 else found
 
 
 def mg1_wait_seconds(service_seconds: Number, rho: Number, scv: Number = 1.0) -> Number:

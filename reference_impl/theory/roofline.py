@@ -19,7 +19,7 @@ import numpy as np
 
 from reference_impl.theory.hardware import Device
 from reference_impl.theory.kv_cache import bytes_per_token, weight_bytes
-from reference_impl.theory.latency import pass_flops, step_bound
+from reference_impl.theory.latency import cache_traffic, pass_flops, step_bound
 from reference_impl.theory.model_shapes import ModelShape
 from reference_impl.theory.units import Number
 
@@ -65,11 +65,20 @@ def decode_attention_intensity(shape: ModelShape, bytes_per_value: Number = 2) -
 
 
 def step_bytes(
-    shape: ModelShape, batch: Number, past_tokens: Number, *, weights: Number | None = None, kv_bytes: Number = 2
+    shape: ModelShape,
+    batch: Number,
+    past_tokens: Number,
+    new_tokens: Number = 1,
+    *,
+    weights: Number | None = None,
+    kv_bytes: Number = 2,
 ) -> Number:
-    """Bytes read in one step: the weights once, and per sequence its own cache. Activations are left out."""
+    """Bytes moved in one step: the weights once, and per sequence its own cache, read and extended.
+
+    Activations are left out. `weights` None reads all of them; a mixture of experts reads those that its tokens chose.
+    """
     read = weight_bytes(shape) if weights is None else weights
-    return read + batch * (past_tokens * bytes_per_token(shape, kv_bytes) + shape.fixed_state_bytes)
+    return read + batch * cache_traffic(shape, new_tokens, past_tokens, kv_bytes)
 
 
 def step_intensity(
@@ -82,13 +91,16 @@ def step_intensity(
     kv_bytes: Number = 2,
 ) -> Number:
     """FLOP/byte of a whole step: `batch` sequences, each `new_tokens` new tokens over `past_tokens` cached ones."""
-    flops = batch * pass_flops(shape, new_tokens, past_tokens)
-    return flops / step_bytes(shape, batch, past_tokens, weights=weights, kv_bytes=kv_bytes)
+    flops = batch * (1.0 * pass_flops(shape, new_tokens, past_tokens))
+    return flops / step_bytes(shape, batch, past_tokens, new_tokens, weights=weights, kv_bytes=kv_bytes)
 
 
 def max_decode_intensity(shape: ModelShape, context: Number, kv_bytes: Number = 2) -> Number:
-    """FLOP/byte of a decode step as the batch grows without bound: what no batch can exceed (erratum E00.3)."""
-    return pass_flops(shape, 1, context - 1) / (context * bytes_per_token(shape, kv_bytes))
+    """FLOP/byte of a decode step as the batch grows without bound: what no batch can exceed (erratum E00.3).
+
+    context: tokens of each sequence, the new one included.
+    """
+    return pass_flops(shape, 1, context - 1) / cache_traffic(shape, 1, context - 1, kv_bytes)
 
 
 def compute_bound_context(params: Number, kv_bytes_per_token: Number, ridge: Number, attention: Number) -> Number:
@@ -98,32 +110,33 @@ def compute_bound_context(params: Number, kv_bytes_per_token: Number, ridge: Num
     by itself every context qualifies: infinity.
     """
     gap = np.asarray(ridge, dtype=float) - attention
-    with np.errstate(divide="ignore"):
-        found = np.where(gap > 0, 2 * params / (kv_bytes_per_token * np.where(gap > 0, gap, 1.0)), np.inf)
+    found = np.where(gap > 0, 2 * params / (kv_bytes_per_token * np.where(gap > 0, gap, 1.0)), np.inf)
     return float(found) if found.ndim == 0 else found
 
 
-def batch_for_ridge(shape: ModelShape, context: Number, ridge: Number, kv_bytes: Number = 2) -> Number:
+def batch_for_ridge(
+    shape: ModelShape, context: Number, ridge: Number, kv_bytes: Number = 2, *, weights: Number | None = None
+) -> Number:
     """Smallest batch (not rounded) whose decode step reaches `ridge` FLOP/byte; infinity where none does.
 
     weights / (FLOP per sequence / ridge - KV bytes per sequence), from batch * FLOP = ridge * (weights + batch * KV).
     """
-    spare = pass_flops(shape, 1, context - 1) / ridge - context * bytes_per_token(shape, kv_bytes)
+    read = weight_bytes(shape) if weights is None else weights
+    spare = pass_flops(shape, 1, context - 1) / ridge - cache_traffic(shape, 1, context - 1, kv_bytes)
     spare = np.asarray(spare, dtype=float)
-    found = np.where(spare > 0, weight_bytes(shape) / np.where(spare > 0, spare, 1.0), np.inf)
+    found = np.where(spare > 0, read / np.where(spare > 0, spare, 1.0), np.inf)
     return float(found) if found.ndim == 0 else found
 
 
 def activation_traffic(shape: ModelShape, bytes_per_value: Number = 2) -> Number:
-    """Bytes per token written and read again between the matrices of all layers when nothing is fused.
+    """Bytes per token that the matrices of all layers read as input and write as output, each once.
 
-    Per layer: in and out of Q, K, V, O, gate, up and down. An upper bound: fused kernels keep some of it on the chip.
+    Q, K and V share one read, and so do gate and up. Norms, residuals and activation functions come on top unless they
+    are fused with their neighbours. Raises ValueError where layers are not uniform and dense.
     """
-    d, f = shape.hidden_size, shape.intermediate_size
-    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    attention = (d + q + 2 * kv) + (q + d)
-    mlp = (d + (2 if shape.gated_mlp else 1) * f) + (f + d)
-    return shape.layers * (attention + mlp) * bytes_per_value
+    outputs = {name: wide for name, (_, wide) in shape.layer_matrices.items()}
+    inputs = {name: shape.layer_matrices[name][0] for name in ("q", "o", "up", "down")}
+    return shape.layers * (sum(inputs.values()) + sum(outputs.values())) * bytes_per_value
 
 
 @dataclass(frozen=True)
@@ -131,8 +144,8 @@ class Ledger:
     """Bytes of device memory moved per generated token. What a lever lowers is one of these terms."""
 
     weights: Number  # shared by the batch: weight bytes / batch
-    cache_read: Number  # its own context
-    cache_write: Number  # its own new key and value
+    cache_read: Number  # its own context, and the fixed state of a hybrid
+    cache_write: Number  # its own new key and value, and that state again
     activations: Number
 
     @property
@@ -145,8 +158,8 @@ def bytes_per_generated_token(
 ) -> Ledger:
     """The ledger of a decode step of `batch` sequences with `context` cached tokens each, divided by its tokens."""
     read = weight_bytes(shape) if weights is None else weights
-    per_token = bytes_per_token(shape, kv_bytes)
-    return Ledger(read / batch, context * per_token, per_token, activation_traffic(shape))
+    per_token, fixed = bytes_per_token(shape, kv_bytes), shape.fixed_state_bytes
+    return Ledger(read / batch, context * per_token + fixed, per_token + fixed, activation_traffic(shape))
 
 
 # ---------------------------------------------------------------- placing work on a device
@@ -191,8 +204,8 @@ def place(
 
     `seconds` is a floor: compute and memory overlap perfectly, and nothing else takes time.
     """
-    flops = batch * pass_flops(shape, new_tokens, past_tokens)
-    moved = step_bytes(shape, batch, past_tokens, weights=weights, kv_bytes=kv_bytes)
+    flops = batch * (1.0 * pass_flops(shape, new_tokens, past_tokens))
+    moved = step_bytes(shape, batch, past_tokens, new_tokens, weights=weights, kv_bytes=kv_bytes)
     return Placement(
         flops=flops,
         num_bytes=moved,

@@ -8,8 +8,11 @@ Plain numbers inside the calculators are always bytes, FLOP, seconds or tokens; 
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 KB, MB, GB, TB, PB = 10**3, 10**6, 10**9, 10**12, 10**15
 KiB, MiB, GiB, TiB, PiB = 2**10, 2**20, 2**30, 2**40, 2**50
@@ -33,14 +36,13 @@ def format_flops(flop: float, digits: int = 3) -> str:
 
 def format_seconds(seconds: float, digits: int = 3) -> str:
     """A duration as text in the unit a reader would choose: '141 us', '4.18 ms', '11.3 min', '47.1 h'."""
-    if seconds >= 3600:
-        return f"{_significant(seconds / 3600, digits)} h"
-    if seconds >= 60:
-        return f"{_significant(seconds / 60, digits)} min"
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= scale:
-            return f"{_significant(seconds / scale, digits)} {unit}"
-    return f"{_significant(seconds / 1e-9, digits)} ns"
+    sign, seconds = ("-", -float(seconds)) if seconds < 0 else ("", float(seconds))
+    steps = (("ns", 1e-9, 1000), ("us", 1e-6, 1000), ("ms", 1e-3, 1000), ("s", 1.0, 60), ("min", 60.0, 60))
+    for unit, scale, next_step in steps:
+        # As for bytes: 0.99999 s is printed as 1.00 s, not as 1000 ms.
+        if float(_significant(seconds / scale, digits)) < next_step:
+            return f"{sign}{_significant(seconds / scale, digits)} {unit}"
+    return f"{sign}{_significant(seconds / 3600, digits)} h"
 
 
 def _scaled(value: float, base: int, names: tuple[str, ...], digits: int) -> str:
@@ -66,16 +68,22 @@ class UnitError(TypeError):
     """Two quantities were combined that have no meaning together."""
 
 
+def _is_factor(other: object) -> bool:
+    """A plain number or an array of them."""
+    return isinstance(other, numbers.Real) or hasattr(other, "__array__")
+
+
 class _Quantity:
     """A value with a unit; same unit divided by same unit is a plain ratio, everything else must be defined."""
 
     unit = "?"
     value: Number
+    __array_ufunc__ = None  # array * quantity is a quantity, not an array of quantities
 
     def __truediv__(self, other: object) -> Number:
         if type(other) is type(self):
             return self.value / other.value
-        if isinstance(other, (int, float)):
+        if _is_factor(other):
             return type(self)(self.value / other)  # type: ignore[call-arg]
         if isinstance(other, _Quantity):
             raise UnitError(
@@ -87,7 +95,7 @@ class _Quantity:
         return NotImplemented
 
     def __mul__(self, other: object) -> Number:
-        if isinstance(other, (int, float)):
+        if _is_factor(other):
             return type(self)(self.value * other)  # type: ignore[call-arg]
         # byte/s * FLOP/byte = FLOP/s: what this bandwidth can feed at that intensity.
         if isinstance(other, _Quantity) and {type(self), type(other)} == {BytesPerSecond, FlopPerByte}:
@@ -136,7 +144,6 @@ def ridge_point(compute: FlopPerSecond, bandwidth: BytesPerSecond) -> FlopPerByt
     return FlopPerByte(compute.value / bandwidth.value)
 
 
-def compute_utilization_ceiling(intensity: FlopPerByte, compute: FlopPerSecond, bandwidth: BytesPerSecond) -> float:
+def compute_utilization_ceiling(intensity: FlopPerByte, compute: FlopPerSecond, bandwidth: BytesPerSecond) -> Number:
     """Largest share of peak compute that work of this intensity can reach: min(1, intensity / ridge)."""
-    ratio: float = intensity / ridge_point(compute, bandwidth)
-    return min(1.0, ratio)
+    return np.minimum(1.0, intensity / ridge_point(compute, bandwidth))

@@ -199,3 +199,21 @@ def test_the_cap_on_context_is_the_smaller_of_model_and_memory() -> None:
         4 * 80 * GB, kv_cache.weight_bytes(shape), 100, kv_cache.bytes_per_token(shape)
     )
     assert budget == 4351 < shape.max_context
+
+
+@given(st.floats(1, 1e6), st.integers(1, 256))
+def test_tail_waste_falls_with_length_and_vanishes_for_blocks_of_one(tokens: float, block: int) -> None:
+    share = kv_cache.tail_waste_share(tokens, block)
+    assert 0 <= share < 1
+    assert kv_cache.tail_waste_share(tokens, 1) == 0
+    assert kv_cache.tail_waste_share(2 * tokens, block) <= share
+    assert kv_cache.tail_waste_share(tokens, block + 1) > share
+
+
+@given(st.integers(1, 64), st.integers(1, 50))
+def test_tail_waste_is_the_mean_over_all_remainders(block: int, blocks: int) -> None:
+    """Every length from one token in the last block to a full one, exactly once."""
+    lengths = np.arange((blocks - 1) * block + 1, blocks * block + 1)
+    empty = (blocks * block - lengths).mean()
+    assert empty == (block - 1) / 2
+    assert kv_cache.tail_waste_share(lengths.mean(), block) == pytest.approx(empty / (blocks * block))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from reference_impl.theory import latency
 from reference_impl.theory.hardware import DEVICES, device
 from reference_impl.theory.kv_cache import bytes_per_token, weight_bytes
-from reference_impl.theory.model_shapes import model
+from reference_impl.theory.model_shapes import MODELS, model
 
 SMALL = st.integers(1, 60)
 
@@ -142,3 +142,139 @@ def test_weights_that_do_not_fit_are_refused_before_any_latency_is_given() -> No
         latency.require_fit(weights, device("H100"))
     latency.require_fit(weights, device("H100"), 2)
     latency.require_fit(weights, device("MI300X"))
+
+
+# ---------------------------------------------------------------- any shape
+
+
+NAMES = st.sampled_from(sorted(MODELS))
+
+
+@given(NAMES, st.integers(1, 5000), st.integers(0, 5000))
+def test_a_pass_counts_matrices_and_pairs_of_any_shape(name: str, new: int, past: int) -> None:
+    shape = model(name)
+    among_new, with_cached = latency.flops_per_pair(shape)
+    pairs = among_new * latency.causal_pairs(new) + with_cached * new * past
+    assert latency.pass_flops(shape, new, past) == 2 * shape.linear_params * new + pairs
+    assert with_cached >= among_new  # absorbed latent attention computes more and reads less
+
+
+def test_a_pass_without_a_past_is_a_prefill() -> None:
+    shape = model("llama-3-8b")
+    assert latency.pass_flops(shape, 7) == latency.pass_flops(shape, 7, 0) == latency.prefill_flops(shape, 7)
+    assert latency.causal_pairs(7) == latency.causal_pairs(7, 0) == 28
+
+
+def test_hybrids_attend_in_a_quarter_of_their_layers_and_latent_attention_in_two_forms() -> None:
+    hybrid, latent = model("qwen3-next-80b-a3b"), model("deepseek-v3")
+    assert latency.flops_per_pair(hybrid) == (4 * 12 * 16 * 256,) * 2
+    assert latency.flops_per_pair(latent) == (2 * 61 * 128 * (192 + 128), 2 * 61 * 128 * (576 + 512))
+    prompt = latency.prefill_flops(latent, 1000) - latency.linear_flops(latent.linear_params, 1000)
+    assert prompt == 2 * 61 * 128 * 320 * 500_500
+
+
+@given(NAMES, st.integers(1, 10**5), st.integers(0, 10**5), st.sampled_from([1, 2]))
+def test_cache_traffic_reads_the_past_writes_the_new_and_moves_the_state_twice(
+    name: str, new: int, past: int, size: int
+) -> None:
+    shape = model(name)
+    moved = latency.cache_traffic(shape, new, past, size)
+    assert moved == (new + past) * bytes_per_token(shape, size) + 2 * shape.fixed_state_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_time_bounds_of_arrays_are_those_of_scalars(name: str) -> None:
+    shape, h100 = model(name), device("H100")
+    tokens, batch = np.array([1, 300, 100_000]), np.array([[1], [64]])
+    prefill = latency.prefill_seconds(shape, tokens, h100, mfu=0.5)
+    decode = latency.decode_seconds(shape, tokens, h100, batch)
+    assert decode.shape == (2, 3)
+    for j, n in enumerate(tokens.tolist()):
+        assert prefill[j] == pytest.approx(latency.prefill_seconds(shape, n, h100, mfu=0.5))
+        for i, b in enumerate((1, 64)):
+            assert decode[i, j] == pytest.approx(latency.decode_seconds(shape, n, h100, b))
+    assert (np.diff(prefill) >= 0).all()
+    assert (np.diff(decode, axis=0) > 0).all()
+
+
+def test_prefill_writes_its_cache_and_a_quantized_weight_is_read_in_its_bytes() -> None:
+    shape, h100 = model("llama-3-8b"), device("H100")
+    one = latency.prefill_seconds(shape, 1, h100)
+    assert one * h100.bandwidth == pytest.approx(weight_bytes(shape) + bytes_per_token(shape))
+    assert latency.prefill_seconds(shape, 1, h100, weights=1e9) * h100.bandwidth == pytest.approx(1e9 + 131_072)
+    assert latency.decode_seconds(shape, 1, h100, weights=1e9) * h100.bandwidth == pytest.approx(1e9 + 131_072)
+    halved = latency.decode_seconds(shape, 1000, h100, weights=0, bytes_per_value=1)
+    assert halved == pytest.approx(latency.decode_seconds(shape, 1000, h100, weights=0) / 2)
+    compute = latency.decode_seconds(shape, 1, h100, batch=4096, precision="fp8", mfu=0.5)
+    assert compute == pytest.approx(4096 * latency.decode_flops(shape, 1) / (0.5 * h100.peak("fp8")))
+
+
+# ---------------------------------------------------------------- shares, regimes, one request
+
+
+@given(st.floats(1e8, 1e12), st.floats(1e3, 1e7))
+def test_attention_equals_the_matrices_at_the_equal_prompt_length(params: float, per_pair: float) -> None:
+    length = latency.equal_prompt_length(params, per_pair)
+    assert latency.attention_over_linear(params, length**2 / 2, length, per_pair) == pytest.approx(1)
+    assert latency.attention_over_linear(params, 2 * length**2, 2 * length, per_pair) == pytest.approx(2)
+
+
+@given(st.sampled_from(sorted(DEVICES)), st.sampled_from([4, 4.5, 8, 16]), st.floats(0.1, 1))
+def test_flat_prefill_ends_where_computing_takes_as_long_as_reading_the_weights(
+    name: str, bits: float, mfu: float
+) -> None:
+    part, params = device(name), 1e9
+    tokens = latency.flat_prefill_tokens(part, "fp16", bits, mfu)
+    read = params * bits / 8 / part.bandwidth
+    assert latency.step_bound(latency.linear_flops(params, tokens), 0, part, "fp16", mfu) == pytest.approx(read)
+
+
+@given(st.floats(1e6, 1e18), st.floats(1e3, 1e14), st.floats(0.1, 1), st.floats(0.1, 1))
+def test_utilizations_give_back_the_shares_that_made_the_time(
+    flops: float, num_bytes: float, mfu: float, mbu: float
+) -> None:
+    h100 = device("H100")
+    seconds = latency.step_bound(flops, num_bytes, h100, "fp8", mfu, mbu)
+    reached = (
+        latency.model_flops_utilization(flops, seconds, h100, "fp8"),
+        latency.model_bandwidth_utilization(num_bytes, seconds, h100),
+    )
+    assert reached[0] <= mfu * (1 + 1e-9)
+    assert reached[1] <= mbu * (1 + 1e-9)
+    assert reached[0] == pytest.approx(mfu) or reached[1] == pytest.approx(mbu)
+
+
+@given(st.floats(0, 100), st.floats(0.001, 100), st.floats(1e-4, 1), st.integers(1, 10**5))
+def test_a_budget_pays_for_the_tokens_of_the_request_that_takes_it(
+    queue: float, prefill: float, tpot: float, tokens: int
+) -> None:
+    total = latency.request_seconds(queue, prefill, tpot, tokens)
+    assert total == pytest.approx(queue + prefill + (tokens - 1) * tpot)
+    paid = latency.max_output_tokens(total, queue + prefill, tpot)
+    assert abs(paid - tokens) <= 1  # rounding of the sum
+    assert latency.max_output_tokens(queue + prefill + (tokens - 0.5) * tpot, queue + prefill, tpot) == tokens
+
+
+def test_a_budget_below_ttft_pays_for_nothing_and_exactly_ttft_for_one_token() -> None:
+    budgets = np.array([0.0, 0.99, 1.0, 1.05, 1.1, 2.0])
+    assert latency.max_output_tokens(budgets, 1.0, 0.1).tolist() == [0, 0, 1, 1, 2, 11]
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(1e9, 1e13)), min_size=1, max_size=4))
+def test_reads_from_several_memories_take_the_longest_or_the_sum(parts: list[tuple[float, float]]) -> None:
+    times = [size / rate for size, rate in parts]
+    assert latency.tiered_read_seconds(parts, overlapped=True) == max(times)
+    assert latency.tiered_read_seconds(parts, overlapped=False) == pytest.approx(sum(times))
+
+
+def test_a_swept_memory_may_stand_beside_a_fixed_one() -> None:
+    spilled = np.array([0, 10e9, 50e9])
+    parts = [(140e9 - spilled, 4e12), (spilled, 360e9), (1e9, 1e12)]
+    assert latency.tiered_read_seconds(parts, True) == pytest.approx([35e-3, 32.5e-3, 138.9e-3], rel=1e-3)
+    assert latency.tiered_read_seconds(parts, False) == pytest.approx([36e-3, 61.3e-3, 162.4e-3], rel=1e-3)
+
+
+def test_a_deployment_that_exactly_fits_is_accepted() -> None:
+    latency.require_fit(80e9, device("H100"))
+    with pytest.raises(ValueError, match=r"expected at most 160 GB on 2 x H100, got 161 GB; use at least 3 devices"):
+        latency.require_fit(161e9, device("H100"), 2)

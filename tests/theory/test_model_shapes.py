@@ -165,3 +165,107 @@ def test_tying_the_embeddings_halves_them() -> None:
     untied = dataclasses.replace(tied, tied_embeddings=False)
     assert untied.embedding_params == 2 * tied.embedding_params == 1600
     assert untied.linear_params == tied.linear_params  # the look-up is no multiplication
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "hidden", "heads", "kv_heads", "head_dim"),
+    [
+        ("llama-2-7b", 32, 4096, 32, 32, 128), ("llama-2-13b", 40, 5120, 40, 40, 128),
+        ("llama-2-70b", 80, 8192, 64, 8, 128), ("llama-3-8b", 32, 4096, 32, 8, 128),
+        ("llama-3-70b", 80, 8192, 64, 8, 128), ("llama-3.1-405b", 126, 16384, 128, 8, 128),
+        ("llama-3.2-1b", 16, 2048, 32, 8, 64), ("mixtral-8x7b", 32, 4096, 32, 8, 128),
+        ("deepseek-v2", 60, 5120, 128, 128, 192), ("deepseek-v3", 61, 7168, 128, 128, 192),
+    ],
+)  # fmt: skip
+def test_rows_have_the_dimensions_of_their_configs(
+    name: str, layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int
+) -> None:
+    s = model(name)
+    assert (s.layers, s.hidden_size, s.num_heads, s.num_kv_heads, s.head_dim) == (
+        layers, hidden, heads, kv_heads, head_dim,
+    )  # fmt: skip
+
+
+def test_mixtral_adds_up_from_eight_experts_and_its_active_count_from_two() -> None:
+    """Attention, router and norms of 32 layers, 8 (or 2) experts of three matrices, both embeddings, the last norm."""
+    s, d = model("mixtral-8x7b"), 4096
+    attention = 2 * d * (s.num_heads + s.num_kv_heads) * s.head_dim
+
+    def count(experts: int) -> int:
+        per_layer = attention + experts * 3 * d * s.intermediate_size + 8 * d + 2 * d
+        return s.layers * per_layer + s.embedding_params + d
+
+    assert count(8) == s.stated_params == s.num_params
+    assert count(2) == s.active_params == s.linear_params
+    # The publisher's active count has the input embedding in it, which no product reads: 1 %.
+    assert s.vocab_size * d / s.active_params == pytest.approx(0.010, abs=5e-4)
+
+
+def test_deepseek_v3_activates_5_percent_of_its_parameters_and_caches_a_latent() -> None:
+    s = model("deepseek-v3")
+    assert s.active_params / s.num_params == pytest.approx(0.055, abs=5e-4)
+    assert s.kv_values_per_layer == 512 + 64
+    assert (s.head_dim, s.value_dim) == (128 + 64, 128)
+    # The latent projections of a layer, written out: the shapes of the table are those of the attention that exists.
+    q_rank, d, heads = 1536, s.hidden_size, s.num_heads
+    down = d * (q_rank + 512 + 64)
+    up = q_rank * heads * s.head_dim + 512 * heads * (128 + s.value_dim)
+    attention = down + up + heads * s.value_dim * d
+    assert attention / 1e6 == pytest.approx(187.1, abs=0.05)
+    dense = 3 * d * s.intermediate_size  # the MLP of the first three layers
+    experts = 3 * d * 2048  # one expert of the 58 others: 256 routed, one shared
+    total = 61 * attention + 3 * dense + 58 * (257 * experts + 256 * d) + s.embedding_params
+    assert total == pytest.approx(s.num_params, rel=1e-3)
+    active = 61 * attention + 3 * dense + 58 * (9 * experts + 256 * d) + s.embedding_params
+    assert active == pytest.approx(s.active_params, rel=0.02)
+    assert model("deepseek-r1") == dataclasses.replace(s, name="deepseek-r1", source=model("deepseek-r1").source)
+
+
+def test_deepseek_v2_has_the_latent_of_v3_in_a_smaller_model() -> None:
+    v2, v3 = model("deepseek-v2"), model("deepseek-v3")
+    assert v2.kv_values_per_layer == v3.kv_values_per_layer
+    assert (v2.num_params, v2.active_params) == (236e9, 21e9)
+    q_rank, d = 1536, v2.hidden_size
+    up = q_rank * 128 * 192 + 512 * 128 * (128 + 128)
+    attention = d * (q_rank + 576) + up + 128 * 128 * d
+    total = 60 * attention + 3 * d * v2.intermediate_size + 59 * (162 * 3 * d * 1536 + 160 * d) + v2.embedding_params
+    assert total == pytest.approx(v2.num_params, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", [name for name, shape in MODELS.items() if shape.active_params is None])
+def test_layer_matrices_chain_from_hidden_to_hidden(name: str) -> None:
+    s = model(name)
+    m = s.layer_matrices
+    assert [m[n][0] for n in ("q", "k", "v", "up")] == [s.hidden_size] * 4
+    assert [m[n][1] for n in ("o", "down")] == [s.hidden_size] * 2
+    assert m["q"][1] == s.num_heads * s.head_dim == m["o"][0]
+    assert m["k"][1] == s.num_kv_heads * s.head_dim == m["v"][1]
+    assert m["up"][1] == m["down"][0] == s.intermediate_size
+    assert ("gate" in m) == s.gated_mlp
+    assert s.layer_params == sum(i * o for i, o in m.values())
+    assert s.linear_params == s.layers * s.layer_params + s.vocab_size * s.hidden_size
+
+
+@pytest.mark.parametrize("name", [name for name, shape in MODELS.items() if shape.active_params is not None])
+def test_layers_that_are_not_uniform_have_no_matrices_to_list(name: str) -> None:
+    with pytest.raises(ValueError, match=r"expected uniform dense layers, got .*use stated_params"):
+        _ = model(name).layer_matrices
+
+
+def test_the_longest_context_of_each_model() -> None:
+    expected = {
+        "llama-2-7b": 4096, "llama-2-13b": 4096, "llama-2-70b": 4096, "llama-3-8b": 8192, "llama-3-70b": 8192,
+        "llama-3.1-405b": 131_072, "llama-3.2-1b": 131_072, "qwen2.5-72b": 131_072, "qwen3-0.6b": 40_960,
+        "mistral-7b": 32_768, "gemma-7b": 8192, "falcon-7b": 2048, "palm-540b": 2048, "mixtral-8x7b": 32_768,
+        "deepseek-v2": 163_840, "deepseek-v3": 163_840, "deepseek-r1": 163_840, "qwen3-next-80b-a3b": 262_144,
+    }  # fmt: skip
+    assert {name: shape.max_context for name, shape in MODELS.items()} == expected
+
+
+def test_every_fourth_layer_of_a_hybrid_attends_unless_its_config_says_otherwise() -> None:
+    silent = {name: value for name, value in QWEN3_NEXT.items() if name != "full_attention_interval"}
+    assert from_config(silent).attention_layers == 12
+    assert from_config(silent | {"full_attention_interval": 6}).attention_layers == 8
+    # 36 layers keep 32 matrices of 128 x 128 in fp32, and three inputs of a convolution over q, k and v in 2 bytes.
+    each = 32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2
+    assert from_config(silent).fixed_state_bytes == 36 * each == model("qwen3-next-80b-a3b").fixed_state_bytes
