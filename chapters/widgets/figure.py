@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ipywidgets import HTML, VBox, Widget
+from ipywidgets import HTML, Button, Dropdown, HBox, Layout, VBox, Widget
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -80,7 +80,7 @@ class View:
     def __post_init__(self) -> None:
         self.shown = self.draw(**self.values)
         self.picture = HTML(self.shown.html)
-        self.box = VBox([*self.controls.values(), self.picture])
+        self.box = VBox([*map(_by_keyboard, self.controls.values()), self.picture])
         for control in self.controls.values():
             control.observe(self._redraw, "value")
 
@@ -94,6 +94,20 @@ class View:
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         return live(self.box, self.shown.html, self.shown.alt)
+
+
+def _by_keyboard(control: Widget) -> Widget:
+    """A menu with two buttons that step through it: JupyterLab takes a menu's arrow keys, not a slider's."""
+    if not isinstance(control, Dropdown):
+        return control
+
+    def step(by: int) -> Button:
+        what = f"{'Next' if by > 0 else 'Previous'}: {control.description}"
+        button = Button(description=">" if by > 0 else "<", tooltip=what, layout=Layout(width="36px"))
+        button.on_click(lambda _: setattr(control, "index", (control.index + by) % len(control.options)))
+        return button
+
+    return HBox([control, step(-1), step(+1)])
 
 
 def live(widget: Widget, html: str, text: str) -> dict[str, Any]:

@@ -220,3 +220,17 @@ def test_a_prediction_box_has_text_for_pages_without_widgets() -> None:
     data = bundle(predict("t-10", "How <many>?", "GB"))
     assert "How &lt;many&gt;?" in data["text/html"]
     assert "guess=" in data["text/plain"]
+
+
+def test_a_menu_has_buttons_that_step_through_it_because_jupyterlab_takes_its_arrow_keys() -> None:
+    view = kv_memory()
+    menu = view.controls["device_name"]
+    back, forth = next(row.children[1:] for row in view.box.children if menu in getattr(row, "children", ()))
+    first, last = menu.options[0], menu.options[-1]
+    menu.value = last
+    forth.click()
+    assert menu.value == first
+    assert first in view.shown.alt
+    back.click()
+    assert menu.value == last
+    assert "Device" in forth.tooltip
