@@ -26,15 +26,14 @@ torch.set_num_threads(1)  # a model this small gains little from more, and times
 llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=32 * 2**20)
 decoder = llm.engine.model
 small, big, h100 = model("llama-3-8b"), model("llama-3-70b"), device("H100")
-on_gpu = decoder.device.type == "cuda"
 print(f"the course model has {decoder.num_parameters():,} parameters and runs on {decoder.device}")
 
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# You send a prompt of 1,000 tokens to an 8-billion model in 16 bit on one H100, and get an answer of 200 tokens.
-# Nobody else uses the machine, and everything runs at the limits of the hardware. **What percentage of the time goes
-# into writing the answer, and not into reading the prompt?**
+# You send a prompt of 1,000 tokens to Llama-3-8B, a model of 8 billion parameters, in 16 bit on one H100 (the SXM
+# version with 80 GB), and get an answer of 200 tokens. Nobody else uses the machine, and everything runs at the limits
+# of the hardware. **What percentage of the time goes into writing the answer, and not into reading the prompt?**
 
 # %% name="predict"
 widgets.predict("00a-writing", "What percentage of the time is writing 200 tokens, after a prompt of 1,000?", "%")
@@ -52,14 +51,16 @@ widgets.predict("00a-writing", "What percentage of the time is writing 200 token
 #   One crossing, one car. The deck is empty, the terminal idle, and the *water* sets the pace.
 # - **Many travellers (batching).** Cars of other people may share the crossing. It costs almost nothing, until
 #   the terminal falls behind.
-# - **Trailers (the KV cache).** Each traveller tows a trailer with everything said so far. It grows by a box per
-#   crossing, it goes along on every crossing, and nobody can share it. The yard for trailers is small.
+# - **Trailers (the KV cache).** What the model has worked out about each token so far is kept, so that it need not be
+#   worked out again: the *keys and values* of chapter 02. Each traveller tows it along on every crossing, a box more
+#   each time, and long trailers slow the ferry. They are not shared. (Chapter 06 finds an exception.) The yard for
+#   trailers is small.
 # - **Several ferries (more GPUs).** They split the water between them, but have to meet after every few metres.
 #
 # So four things can run out: **compute** (the terminal), **bandwidth** (the water), **capacity** (the yard),
-# **network** (the meetings). Nearly everything in this course is an attack on one of the four. The picture has a
-# limit: a real crossing also has a fixed overhead, the launches and the Python around them. You will see it in every
-# measurement on a small model.
+# **network** (the meetings). Nearly everything in this course is an attack on one of the four. The picture has a limit:
+# a real crossing also has a fixed overhead, the starting of many small routines (*kernels*) and the Python around them.
+# You will see it in every measurement on a small model.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.6)
@@ -88,8 +89,9 @@ show(
 # %% [markdown] name="map-text"
 # ### The map
 #
-# A request arrives as text, is cut into tokens, waits until there is room, is read, and is then written token by
-# token. Each station has the resource it usually runs out of.
+# A request arrives as text, is cut into tokens, waits until there is room, is read, and is then answered token by
+# token. Each station has the resource it usually runs out of. Two times describe what a user feels: **TTFT**, time to
+# first token, from arrival to the first token of the answer, and **TPOT**, time per output token, for each one after.
 
 # %% name="map-figure" jupyter={"source_hidden": true}
 fig = figure(7.8, 2.7)
@@ -133,18 +135,19 @@ show(
 #
 # | runs out | you see it as | what helps |
 # |---|---|---|
-# | compute | a long TTFT on long prompts | read less (06), better kernels (05), more devices (12, 13) |
-# | bandwidth | a long TPOT, an idle chip | share the read (03), fewer bytes (07, 09, 11), more tokens per pass (08) |
-# | capacity | requests that wait or are preempted | no holes (02, 04), smaller caches (07, 09), another tier (14) |
+# | compute | a long TTFT on long prompts | compute nothing twice (02, 06), fewer operations (11), more devices (12, 13) |
+# | bandwidth | a long TPOT, idle arithmetic | share the read (03), fewer bytes (05, 07, 09), more tokens per pass (08) |
+# | capacity | requests that wait, or are stopped | no holes (04), smaller caches (07, 09), more devices (12), host memory (14) |
 # | network | more GPUs that do not make it faster | what to split, and how (11, 12), when to move a cache (13) |
 #
-# Chapters 15 to 19 put it together: serving under a promise, cost, images and sound, quality, the interview.
+# Chapter 01 gives the formulas, and chapter 10 is about long texts, where three of the four bind. Chapters 15 to 19 put
+# it together: serving under a promise, cost, images and sound, quality, the interview.
 
 # %% name="chapters-figure" jupyter={"source_hidden": true}
 MAIN, SIDE = 2, 1
 attacks = (  # compute, bandwidth, capacity, network
-    ("01 prefill and decode", (2, 2, 0, 0)), ("02 KV cache", (1, 0, 2, 0)), ("03 batching", (1, 2, 1, 0)),
-    ("04 paged attention", (0, 0, 2, 0)), ("05 flash attention", (2, 1, 0, 0)), ("06 prefix caching", (2, 0, 1, 0)),
+    ("01 prefill and decode", (2, 2, 0, 0)), ("02 KV cache", (2, 0, 2, 0)), ("03 batching", (1, 2, 1, 0)),
+    ("04 paged attention", (0, 0, 2, 0)), ("05 flash attention", (1, 2, 1, 0)), ("06 prefix caching", (2, 0, 1, 0)),
     ("07 quantization", (1, 2, 2, 0)), ("08 speculative decoding", (0, 2, 0, 0)), ("09 attention variants", (0, 2, 2, 0)),
     ("10 long context", (2, 1, 2, 1)), ("11 mixture of experts", (2, 1, 0, 2)), ("12 parallelism", (1, 1, 2, 2)),
     ("13 disaggregation", (1, 1, 0, 2)), ("14 KV tiering", (1, 0, 2, 1)),
@@ -165,8 +168,9 @@ tidy(ax)
 ax.spines[["left", "bottom"]].set_visible(False)
 show(
     fig,
-    "Chapters 01 to 14 against the four bottlenecks; a large dot is a chapter's main target, a small open one a side "
-    "effect. Batching, quantization, speculation and attention variants aim at bandwidth; caches and paging at capacity.",
+    "Chapters 01 to 14 against the four bottlenecks; a large dot is what a chapter is mainly about, a small open one a "
+    "side effect. Batching, attention kernels, quantization, speculation and attention variants stand at bandwidth; the "
+    "cache, paging and tiers at capacity; experts, parallelism and disaggregation at the network.",
 )
 
 # %% [markdown] name="goals"
@@ -191,7 +195,8 @@ show(
 #
 # An interviewer says: "It is slow. What do you do?" Do not start with a technique. Three steps, in this order:
 #
-# 1. **Find the bottleneck.** Which metric is bad, TTFT or TPOT? Which of the four runs out?
+# 1. **Find the bottleneck.** Which metric is bad, TTFT, TPOT, or the cost per token? At what load? Which of the four
+#    runs out?
 # 2. **Put numbers on it.** What is the floor for this model on this machine? How far away are you?
 # 3. **Choose the lever that moves that term**, on the side of the system (batching, caching, placement) *and* of the
 #    model (bits, heads, experts, drafts). Say what it costs, and what will bind next.
@@ -232,7 +237,7 @@ show(
 #
 # A language model is a function: tokens in, one row of scores (*logits*) per token out. The row of the last token says
 # what may come next. Generation is a loop around it: **run, take the last row, choose, append, repeat.** Here it is by
-# hand, against the course model (which has read Python code).
+# hand, against the course model (which was trained on Python code).
 
 
 # %% name="scratch"
@@ -296,15 +301,16 @@ print(f"another first token: {changed} of the {len(by_hand) - 1} after it change
 # The engine of this course serves many requests at once, keeps a cache, and must still give the same tokens.
 
 # %% name="engine"
+before = len(llm.engine.trace.steps())  # other cells, or this one run twice
 engine_output = llm.generate([prompt], SamplingParams(max_tokens=24, temperature=0, ignore_eos=True))[0]
 assert engine_output.token_ids == by_hand
 print("the engine's greedy output equals the loop by hand")
-for step in llm.engine.trace.steps()[:4]:
+steps = llm.engine.trace.steps()[before:]
+for step in steps[:4]:
     row = step.rows[0]
     print(
         f"step {step.step_id}: {row.num_tokens:2d} token{'s' if row.num_tokens > 1 else ' '} in, from position {row.start}"
     )
-steps = llm.engine.trace.steps()
 print(f"... {len(steps)} steps for {len(by_hand)} tokens")
 assert len(steps) == len(by_hand)
 assert [row.num_tokens for step in steps for row in step.rows] == [len(prompt)] + [1] * (len(by_hand) - 1)
@@ -320,8 +326,9 @@ print(inspect.getsource(Engine.step))
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# One request, 512 tokens in, 64 out, on this machine; and the same lengths for Llama-3-8B on one H100 at its limits
-# (16 bit, `reference_impl.theory.latency`). How far is each after which part of its time?
+# One request, 512 tokens in, 64 out, on this machine; and the same lengths for Llama-3-8B on one H100 SXM at its limits
+# (16 bit, dense peak and full bandwidth, `reference_impl.theory.latency`). Which part of its time has each spent when
+# the prompt is read?
 
 # %% name="measure"
 engine = Engine(decoder, EngineConfig(num_blocks=64, block_size=16))
@@ -354,10 +361,12 @@ for times, colour, style, name in (
 tidy(ax, "share of the request's time, %", "tokens in the model")
 ax.set_ylim(0, 600)
 ax.legend(fontsize=8, frameon=False, loc="lower right")
+here, there = (100 * times[0] / times.sum() for times in (measured, theory))
 show(
     fig,
-    "Tokens that went through the model over the share of the request's time. Both curves jump to 512 in the first step, "
-    "the prefill, and then climb slowly to 575. On an H100 the prefill takes a few percent of the time, here more.",
+    "Tokens that went through the model over the share of the request's time. Both curves rise to 512 in the first step, "
+    f"the prefill, and then climb slowly to {sum(lengths)}. The prefill takes {there:.0f} % of the time on an H100 at its "
+    f"limits and {here:.0f} % measured here.",
 )
 
 # %% name="measure-flops"
@@ -374,14 +383,16 @@ widgets.reveal("00a-writing", 100 * writing / (reading + writing))
 # arithmetic is not what decode waits for: each pass reads all weights, for one token. (The first token of the answer
 # comes with the prefill, so 200 outputs are 199 further passes.)
 #
-# Why is the gap smaller on this machine? If it is a CPU: its arithmetic is slow compared with its memory, so 512
-# tokens at once already take a good part of the time. `b_roofline` measures by how much. On a GPU with a model this
-# small it is something else: a pass costs its launches, whatever is in it.
+# Why is the gap on your machine another one? On a CPU it is smaller: its arithmetic is slow compared with its memory,
+# so 512 tokens at once already take a good part of the time. `b_roofline` measures by how much. On a GPU with a model
+# this small it may be larger: a pass costs the launches of its kernels, whatever is in it, for one token as for 512.
 #
 # ### Four limits, four requests
 #
-# Step 2 of the answer, as code. Four workloads of Llama-3-70B in 16 bit; for each the time that operations, bytes and
-# messages would take at the hardware's limits, and the share of the memory. The largest binds.
+# Step 2 of the answer, as code. Four workloads of Llama-3-70B in 16 bit, split over several GPUs. For each, the time
+# that operations (dense peak), bytes and messages would take at the hardware's limits, and the share of the memory it
+# needs (90 % of the capacity is 100 % here, because an engine needs the rest). The longest time binds, unless memory is
+# short.
 
 
 # %% name="four-limits"
@@ -410,18 +421,20 @@ for what, name, *load in (
 
 # %% [markdown] name="four-limits-reading"
 # The same model, four different answers to "it is slow". Eight gaming cards have a good deal of arithmetic, but their
-# messages go over PCIe. And 100 chats do not fit at all, so they wait, however fast the step is. Levers follow from
-# the last column, not from the model's name.
+# messages go over PCIe. And 100 chats do not fit at all, so some wait, however fast the step is. Levers follow from the
+# last column, not from the model's name. (The times say which limit is nearest, not how long a step takes: messages
+# rarely hide behind the arithmetic altogether, and PCIe between gaming cards reaches less than its specification.)
 #
 # ### What is it worth?
 #
-# Thirty percent more throughput on a thousand GPUs: how many do you save? Not 30 %. The rent is an assumption you can
-# change.
+# Thirty percent more throughput on a thousand H100s: how many do you save if the work stays the same? Not 30 %. The
+# rent is an assumption you can change. (If the work grows instead, count the GPUs that you need not add.)
 
 # %% name="worth"
-DOLLARS_PER_HOUR = 2.5  # per GPU; prices change by the month
+DOLLARS_PER_HOUR = 2.5  # per H100: an assumption, because prices change by the month
 saved = cost.devices_saved(1000, 0.30)
-print(f"the same work needs {1000 - saved:.0f} GPUs instead of 1,000: {saved:.0f} saved, {saved / 1000:.0%}")
+print(f"the same work needs {1000 - saved:.0f} GPUs instead of 1,000: {saved:.0f} saved, {saved / 1000:.0%}; "
+      f"30 % more work would have needed {1000 * 0.30:.0f} more")  # fmt: skip
 print(f"at ${DOLLARS_PER_HOUR} an hour: ${cost.dollars_per_year(saved, DOLLARS_PER_HOUR) / 1e6:.1f} million a year, "
       f"of ${cost.dollars_per_year(1000, DOLLARS_PER_HOUR) / 1e6:.1f} million")  # fmt: skip
 
@@ -429,8 +442,9 @@ print(f"at ${DOLLARS_PER_HOUR} an hour: ${cost.dollars_per_year(saved, DOLLARS_P
 # ### The models of this course
 #
 # One table, read by every calculator and widget. Weights and cache in 16 bit. Look at the cache column: it does not
-# follow the parameters, because heads and layers decide it. In mixtures of experts a token meets only the *active*
-# weights.
+# follow the parameters, because layers, KV heads and their width decide it. (A token has a key and a value per KV head
+# and layer; several query heads may share a KV head. *latent*: one compressed vector per layer instead.) In a *mixture
+# of experts* each token chooses a few of many parallel blocks and meets only those, the *active* weights.
 
 # %% name="models"
 print(
@@ -477,15 +491,19 @@ print(
 
 # %% [markdown] name="pope-reading"
 # Decode is far from its floor and prefill is close. Part of what is missing in decode are messages between 64 chips,
-# which do not shrink when the work per chip does. That is why the paper spends most of its pages on layouts. One KV
-# head for all query heads (multi-query attention) is what made long contexts affordable there.
+# which shrink more slowly than the work per chip, or not at all. That is why the paper spends so many pages on layouts.
+# One KV head for all query heads (multi-query attention), with the cache split over the chips by requests, is what made
+# long contexts affordable there.
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
 #
-# Four requests in the engine, arriving together, with room for not quite all of them. Move the step with the slider or
-# the arrow keys. Find the stations of the map: waiting, prefill, decode. Which request waits, and what does it wait
-# for? The lower curve shows free blocks of cache.
+# Four requests in the engine, arriving together. A step takes at most 64 tokens, and the cache has 10 blocks of 16
+# tokens, not quite enough for all four. Move the step with the slider or the arrow keys. Find the stations of the map:
+# waiting, prefill, decode. The lower curve shows free blocks of cache.
+#
+# Two questions. What do two requests wait for in the first step? And why does one stop half way (*preempted*) and read
+# its text again later (*recompute*)?
 
 # %% name="explore"
 busy = Engine(decoder, EngineConfig(num_blocks=10, block_size=16, max_num_batched_tokens=64))
@@ -499,6 +517,15 @@ while busy.has_work():
     busy.step()
 widgets.timeline(busy.trace)
 
+# %% name="explore-answer"
+first = busy.trace.steps()[0]
+print(
+    f"step 1: {sum(row.num_tokens for row in first.rows)} tokens of at most 64, so the others wait for a turn, not for room"
+)
+for step in busy.trace.steps():
+    if step.preempted:
+        print(f"step {step.step_id}: {', '.join(step.preempted)} gives up its blocks, so that the others can go on")
+
 # %% [markdown] name="errata-one-at-a-time"
 # ## 7. What the cheat sheets get wrong
 #
@@ -506,7 +533,8 @@ widgets.timeline(busy.trace)
 # in section 4 shows both. A sentence about "the model" that does not name the phase is usually wrong for one of them.
 #
 # **GB and GiB in one breath.** (E00.9) "2.68 GB", "about 2.6 GB" and "2.5 GB" for the same cache; "268 MB" and "256
-# MB" for the same matrix. Data sheets and bandwidths are decimal, allocators binary. Say which.
+# MB" for the same matrix. One of them is right in no unit: which? Data sheets and bandwidths are decimal, allocators
+# and drivers binary. Say which you mean.
 
 # %% name="errata-units-cell"
 for what, size in (
@@ -523,10 +551,10 @@ print(f"a GiB is {GiB / GB - 1:.1%} larger than a GB")
 # %% name="errata-size-of-what-cell"
 key = small.head_dim * 2
 for what, size in (
-    ("one key, one head, one layer, 16 bit", key), ("key and value, one head, one layer", 2 * key),
-    ("one layer, 8 KV heads", 2 * key * small.num_kv_heads), ("all 32 layers", kv_cache.bytes_per_token(small)),
-    ("all layers, in 8 bit", kv_cache.bytes_per_token(small, 1)),
-    ("all layers, counted with the 32 query heads: wrong", kv_cache.attention_bytes_per_token(small.layers, small.num_heads, small.head_dim)),
+    ("one key, one head, one layer, 16 bit", key), ("key and value, one head, one layer, 16 bit", 2 * key),
+    ("one layer, 8 KV heads, 16 bit", 2 * key * small.num_kv_heads),
+    ("all 32 layers, 16 bit", kv_cache.bytes_per_token(small)), ("all layers, 8 bit", kv_cache.bytes_per_token(small, 1)),
+    ("all layers, 16 bit, counted with the 32 query heads: wrong", kv_cache.attention_bytes_per_token(small.layers, small.num_heads, small.head_dim)),
 ):  # fmt: skip
     print(f"Llama-3-8B, {what}: {size:,} bytes = {format_bytes(size, binary=True)}")
 
@@ -549,9 +577,9 @@ print(f"query heads per KV head: {big.num_heads} / {big.num_kv_heads} = {big.num
 
 # %% [markdown] name="errata-batching"
 # **"Sharing the weights is the whole reason for continuous batching."** (E00.10) It is the reason for *batching*. A
-# fixed batch shares them just as well. Continuous batching, where newcomers may join at every step, answers another
-# problem: outputs end at different times, and requests arrive at different times. Count steps with eight seats, with
-# and without that:
+# fixed batch shares them just as well, as long as all its seats are taken. Continuous batching, where newcomers may
+# join at every step, answers another problem: outputs end at different times, and requests arrive at different times.
+# Count steps with eight seats, with and without that:
 
 
 # %% name="errata-batching-cell"
@@ -583,7 +611,7 @@ for name, lengths, arrivals in (
     assert static == joined if (lengths is equal and arrivals is together) else static != joined
 
 # %% [markdown] name="errata-batching-reading"
-# With equal lengths that arrive together nothing is gained. Eight requests share every read of the weights either way.
+# With equal lengths that arrive together nothing is gained: eight requests share every read of the weights either way.
 # Lengths that differ cost a static batch steps, because it waits for its longest. Arrivals that differ cost waiting.
 # (The count takes every step as equally long, and a step with fewer requests is not cheaper. That holds as long as
 # decode is bound by reading the weights.)
@@ -594,16 +622,17 @@ for name, lengths, arrivals in (
 # As of November 2026. Names change; look them up in the version you run.
 #
 # **vLLM** has had one scheduler for both phases since its V1 engine (2025): a request has tokens and a count of those
-# computed, and each step brings it closer. The engine of this course follows that idea.
+# already computed, and a step lets the count catch up. The engine of this course follows that idea.
 #
-# **SGLang** shows the map in its logs: lines for prefill batches and for decode batches, with the share of the cache
-# in use and the length of the queue. Read those before any profiler.
+# **SGLang** shows the map in its server log: lines for prefill batches and lines for decode batches, with the share of
+# the cache in use and the length of the queue. They are worth a look before any profiler.
 #
-# **TensorRT-LLM** calls mixing the phases in one step *in-flight batching*, after Orca's iteration-level scheduling
-# (2022).
+# **TensorRT-LLM** calls it *in-flight batching* when requests of both phases share a step. The idea was published as
+# iteration-level scheduling in Orca (2022).
 #
-# **Disaggregated stacks** (NVIDIA Dynamo, llm-d, Mooncake) run prefill and decode on different machines, because the
-# two want different hardware, and pay with a transfer of the cache: the network enters the map (chapter 13).
+# **Disaggregated stacks** (NVIDIA Dynamo, llm-d, Mooncake) can run prefill and decode on different machines, so that
+# neither disturbs the other and each gets hardware that suits it. They pay with a transfer of the cache: the network
+# enters the map (chapter 13).
 #
 # **Hugging Face transformers** has the loop of section 3 in `generate`, with a cache: the simplest reference to
 # compare with.
@@ -623,11 +652,12 @@ widgets.quiz(load_quiz("00_orientation").draw(seed=1, tag="map"))
 # ## 10. Card
 #
 # - Generation: run, take the last row, choose, append, repeat. `N` outputs take `N` passes; the prefill gives the
-#   first.
+#   first. (Prompts in chunks take more passes, accepted drafts fewer.)
 # - Prefill: known tokens, one pass, like training. Decode: one token per pass, because each needs the one before.
-# - Operations per token are about the same in both. A decode pass reads all weights for one token per request.
+# - Operations per token are about the same in both at a like context. A decode pass reads all weights for one token per
+#   request.
 # - Four things run out: compute, bandwidth, capacity, network. And overhead, on small models.
 # - Answer in three steps: find the bottleneck, put numbers on it, choose the lever that moves that term.
-# - A gain `g` in throughput saves `g / (1 + g)` of a fleet: 30 % saves 23 %.
+# - A gain `g` in throughput saves `g / (1 + g)` of a fleet with the same work: 30 % saves 23 %.
 # - Batching shares the read of the weights. Continuous batching is for lengths and arrivals that differ.
 # - Say GB (10⁹) or GiB (2³⁰), of what (head, layer, model), and in which format.

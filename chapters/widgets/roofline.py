@@ -39,7 +39,8 @@ class Placed:
 
     point: theory.Placement
     sweep: theory.Placement  # the same step at each of BATCHES
-    ceiling: float  # FLOP/byte that no batch exceeds
+    sweep_fits: np.ndarray  # which of those have room
+    ceiling: float  # FLOP/byte that no batch exceeds; infinite where no cache is read
     needed: float
     usable: float
     precision: str
@@ -80,13 +81,16 @@ def placed(
     precision, note = runs_as(one, arithmetic)
     read, kv = float(kv_cache.weight_bytes(shape, WEIGHT_BITS[weights])), CACHE_TYPES[cache]
     options: dict[str, Any] = {"precision": precision, "weights": read, "kv_bytes": kv}
+    batches, usable = np.array(BATCHES), 0.9 * machine.capacity
     return Placed(
         theory.place(shape, machine, batch, past, new, **options),
-        theory.place(shape, machine, np.array(BATCHES), past, new, **options),
-        # Without weights only the cache traffic of each sequence is left: the limit of a growing batch.
-        float(theory.step_intensity(shape, 1, past, new, weights=0, kv_bytes=kv)),
+        theory.place(shape, machine, batches, past, new, **options),
+        read + kv_cache.cache_bytes(shape, past + new, batches.astype(float), kv) <= usable,
+        # Without weights only the cache traffic of each sequence is left: the limit of a growing batch. A prompt that
+        # reads no cache only writes one; what would limit it are activations, and those are left out here.
+        float(theory.step_intensity(shape, 1, past, new, weights=0, kv_bytes=kv)) if past else np.inf,
         read + float(kv_cache.cache_bytes(shape, past + new, batch, kv)),
-        0.9 * machine.capacity,
+        usable,
         precision,
         note,
     )
@@ -115,16 +119,22 @@ def describe(it: Placed) -> list[str]:
     """What the picture says: what was drawn instead, where the point lies, whether it can exist."""
     p = it.point
     bound = "compute" if p.compute_bound else "bandwidth"
+    limit = f"no batch exceeds {_plain(it.ceiling)}" if np.isfinite(it.ceiling) else "no cache is read"
     sizes = f"{format_bytes(it.needed)} of {format_bytes(it.usable)} usable (90 %)"
     return [
         *([it.note] if it.note else []),
-        f"intensity {p.intensity:,.4g} FLOP/byte, ridge {p.ridge:,.0f}; no batch exceeds {it.ceiling:,.4g}",
-        f"bound by {bound}: at most {p.utilization:.2%} of the peak, {p.attainable / 1e12:,.4g} TFLOP/s",
+        f"intensity {_plain(p.intensity)} FLOP/byte without activations, ridge {p.ridge:,.0f}; {limit}",
+        f"bound by {bound}: at most {p.utilization:.2%} of the dense peak, {_plain(p.attainable / 1e12)} TFLOP/s",
         # A time for a step that has no room would be a fiction.
         f"DOES NOT FIT: needs {sizes}; no time to give"
         if it.needed > it.usable
         else f"fits: {sizes}; floor of the step {format_seconds(float(p.seconds))}",
     ]
+
+
+def _plain(value: Any) -> str:
+    """Four significant digits, without an exponent."""
+    return f"{float(f'{float(value):.4g}'):,.10g}"
 
 
 def _draw_roof(ax: Any, machine: Device, it: Placed) -> None:
@@ -137,8 +147,12 @@ def _draw_roof(ax: Any, machine: Device, it: Placed) -> None:
     ax.axvline(log(p.ridge), color=GREY, linestyle="--", linewidth=1.2, label=f"ridge {p.ridge:,.0f} FLOP/byte")
     if it.ceiling < high:
         ax.axvline(log(it.ceiling), color=RED, linestyle=":", linewidth=1.8, label="limit of any batch, by the cache")
-    ax.plot(log(it.sweep.intensity), log(it.sweep.attainable / 1e12), "|", color=BLUE, markersize=14,
-            markeredgewidth=1.6, label=f"batch {BATCHES[0]}, 2, 4 ... {BATCHES[-1]:,}")  # fmt: skip
+    marks = f"batch {BATCHES[0]}, 2, 4 ... {BATCHES[-1]:,}"
+    for room, colour, size, label in ((True, BLUE, 14, f"{marks}: has room"), (False, GREY, 10, f"{marks}: no room")):
+        some = it.sweep_fits == room
+        if some.any():
+            ax.plot(log(it.sweep.intensity[some]), log(it.sweep.attainable[some] / 1e12), "|", color=colour,
+                    markersize=size, markeredgewidth=1.6, label=label)  # fmt: skip
     fits, at = it.needed <= it.usable, (log(p.intensity), log(p.attainable / 1e12))
     ax.plot(*at, "o", markersize=10, markeredgecolor=ORANGE if fits else RED, markeredgewidth=2,
             color=ORANGE if fits else "white", label="this step" if fits else "this step (does not fit)")  # fmt: skip

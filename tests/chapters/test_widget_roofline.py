@@ -83,6 +83,20 @@ def test_no_batch_passes_the_ceiling_and_a_large_one_comes_near() -> None:
     assert prefill.ceiling > 100 * it.ceiling  # a prompt reads no cache; it only writes one
 
 
+def test_marks_of_batches_without_room_are_told_from_those_that_fit() -> None:
+    shape, machine = model("llama-3-70b"), device("H100")
+    it = placed(shape, machine, 4, 1, 8192, 1, "16 bit", "bf16", "16 bit")
+    for batch, fits in zip(BATCHES, it.sweep_fits, strict=True):
+        alone = placed(shape, machine, 4, batch, 8192, 1, "16 bit", "bf16", "16 bit")
+        assert fits == (alone.needed <= alone.usable)
+    assert set(it.sweep_fits.tolist()) == {True, False}  # four H100 hold some of these batches and not all
+
+
+def test_no_limit_by_the_cache_is_claimed_where_no_cache_is_read() -> None:
+    assert "no cache is read" in roofline("llama-3-8b", "H100", 1, past=0, new=512).shown.alt
+    assert "no batch exceeds" in roofline("llama-3-8b", "H100", 1, past=512).shown.alt
+
+
 def test_a_step_that_does_not_fit_gets_no_time() -> None:
     large = roofline("llama-3-70b", "H100", 1, batch=1, past=0).shown.alt
     assert "DOES NOT FIT" in large
