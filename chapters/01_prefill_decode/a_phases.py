@@ -156,17 +156,14 @@ for name, memory in (("together", together), ("one by one", one_by_one)):
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# Here is a prompt of six words, which happen to be six tokens. Each line is one pass of the real engine: what went in, what came
-# out, and how many tokens are in the cache afterwards. The last column divides operations by bytes, both from
+# Here is a prompt of six words, which happen to be six tokens. Each line is one pass of the real engine: what went in,
+# what came out, and how many tokens are in the cache afterwards. The last column divides operations by bytes, both from
 # `reference_impl.theory`.
 
 # %% name="trace"
 greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
 prompt = llm.encode("Return the number of words in")
 assert len(prompt) == 6
-
-
-head = shape.vocab_size * shape.hidden_size  # weights of the output matrix
 
 
 def spell(tokens):
@@ -181,8 +178,7 @@ def run(**config):
         fed = request.tokens[request.num_computed_tokens :][: config.get("max_num_batched_tokens", 2048)]
         past = request.num_computed_tokens
         out = engine.step().tokens
-        # The formula gives every token its logits; the engine computes those of the last token only.
-        flops = latency.pass_flops(shape, len(fed), past) - latency.linear_flops(head, len(fed) - 1)
+        flops = latency.engine_pass_flops(shape, len(fed), past)  # logits of the last token only
         moved = roofline.step_bytes(shape, 1, past, weights=weights_here, kv_bytes=4)
         lines.append((fed, list(out.values()), past + len(fed), flops, moved))
     return engine, request, lines
@@ -205,8 +201,8 @@ assert len(lines) == len(request.output_tokens) == 5
 # and the operations a small part.
 #
 # So N outputs take N passes, and the first of them is the prefill. Now look for the two phases in the engine's code. You
-# will not find them. A pass computes those tokens of a request that are not computed yet, six or one. To prove it, forbid the
-# engine more than one token per pass. Then the prompt is read by passes that look like decode:
+# will not find them. A pass computes those tokens of a request that are not computed yet, six or one. To see it, allow
+# the engine one token per pass and no more. Then the prompt is read by passes that look like decode:
 
 # %% name="no-phases"
 slow_engine, slow_request, slow_lines = run(max_num_batched_tokens=1)
@@ -316,17 +312,19 @@ left.legend(fontsize=8, frameon=False)
 show(
     fig,
     "Time of a matrix product over the number of rows, log-log. Theory: flat until the ridge, then proportional to the "
-    "rows. Measured points follow it. Right: time per row falls as one over rows until the ridge, then stays.",
+    "rows. Right: theory per row falls as one over rows until the ridge, then stays. The points are what this machine "
+    f"measured: {format_seconds(product_seconds[0])} for 1 row, {format_seconds(product_seconds[-1])} for {rows[-1]}.",
 )
 
 # %% [markdown] name="gemm-reading"
 # Left: almost flat at first. One row costs what several cost, because the time goes into reading the matrix. Right of
 # the ridge the time is proportional to the rows: now the arithmetic is what takes long.
 #
-# The gaps: right of the ridge the points lie on the line. Left of it they lie above, because a product of few rows does
-# not read as fast as the plain sum that we took for the bandwidth. (Two rows may even cost less than one: a library has
-# different kernels for different shapes, and on a CPU the engine's layout is made for about 16 rows.) The corner of theory is sharp and the measured
-# one is round, because near the ridge reading and multiplying do not overlap perfectly.
+# The gaps, on a quiet machine: right of the ridge the points lie on the line. (Points below it mean that the machine was
+# busier while its rate was measured.) Left of it they lie above, because a product of few rows does
+# not read as fast as the plain sum that we took for the bandwidth. (Two rows may even cost less than one: a
+# library has different kernels for different shapes, and on a CPU the engine's layout is made for about 16 rows.) The
+# corner of theory is sharp and the measured one is round, because near the ridge reading and multiplying do not overlap perfectly.
 #
 # That is the whole reason for "prefill is compute-bound, decode is memory-bound". It is a statement about the number of
 # rows. It is not about the phase: prefill of a *short* prompt is left of the ridge, and decode of *many* users can be
@@ -421,8 +419,9 @@ left.legend(fontsize=8, frameon=False)
 show(
     fig,
     "Time of a decode step of the course model. Left over the number of users, right over the context of one user. "
-    "Floors from this machine's rates are dashed; a fixed price per pass added to them gives the solid line; measured "
-    "points lie near it. Time grows far more slowly than the number of users.",
+    "Floors from this machine's rates are dashed; a fixed price per pass added to them gives the solid line. Measured: "
+    f"{format_seconds(by_users[0])} for 1 user, {format_seconds(by_users[-1])} for {users[-1]}; "
+    f"{format_seconds(by_context[-1])} at a context of {contexts[-1]}.",
 )
 
 # %% name="steps-summary"
@@ -466,8 +465,8 @@ for context in (128, 512, 8192):
           f"{roofline.max_decode_intensity(llama, context):.0f} FLOP/byte, the ridge {h100.ridge():.0f}")  # fmt: skip
 
 # %% [markdown] name="batching-limits-reading"
-# So "decode becomes compute-bound with enough users" holds for short texts only. Users share the weights, and
-# they do not share their caches. Chapter 03 builds the scheduler that fills the steps.
+# So "decode becomes compute-bound with enough users" holds for short texts only, for this model and this GPU in BF16.
+# Users share the weights, and they do not share their caches. Chapter 03 builds the scheduler that fills the steps.
 #
 # ### Side by side
 #
@@ -515,7 +514,8 @@ widgets.reveal("01a-writing", writing / reading)
 #
 # One phase wants arithmetic, the other wants bandwidth, and a long prefill makes everybody's decode wait. So why not
 # give each phase its own machines (**disaggregation**, chapter 13)? Each side can then be sized and tuned for its own
-# limit. The price: when the prefill ends, the cache has to travel. Compute it before you believe either side:
+# limit. The price: when the prefill ends, the cache has to travel. Compute it before you believe either side. (Llama 3
+# itself reads 8,192 tokens. Llama 3.1 has the same shape and reads 131,072, so the longer prompt is one of that model.)
 
 # %% name="transfer"
 for name in ("NVLink 4", "InfiniBand NDR 400G", "Ethernet 100G"):
@@ -550,8 +550,8 @@ for step in range(60):
     if engine.has_work():
         engine.step()
 gaps = engine.trace.metrics("0").itl
-print(f"request 0: usual gap {format_seconds(float(np.median(gaps)))}, longest {format_seconds(max(gaps))}, "
-      f"while {len(long_prompt)} tokens of request 1 were read in the same pass")  # fmt: skip
+print(f"request 0: usual gap {format_seconds(float(np.median(gaps)))}, longest {format_seconds(max(gaps))}; "
+      f"one of its passes also read the {len(long_prompt)} tokens of request 1")  # fmt: skip
 widgets.timeline(engine.trace, by="seconds")
 
 # %% [markdown] name="errata-trace"
@@ -568,36 +568,40 @@ print(f"after {len(lines)} outputs: {len(prompt)} + {len(lines)} tokens of text,
 
 # %% [markdown] name="errata-random"
 # **"Decode makes random accesses to the KV cache."** (E01.13) Each step reads *all* keys and values of a text, once, in
-# order. What can be scattered is where its blocks lie. Is that random access? It depends on how large the pieces are.
+# order. An engine keeps them in **blocks** of, say, 16 tokens, and a **block table** lists the blocks of each text
+# (chapter 04). What can be scattered is where the blocks lie. Is that random access? It depends on how large the pieces
+# are.
 #
-# We take the engine's own decode attention and a pool larger than the processor's caches. Two users of 1,024 tokens, once
-# with blocks side by side, once with a shuffled block table. Each measurement reads blocks that were not read before.
+# We take the engine's own decode attention and a pool larger than the processor's caches. Two users of 1,024 tokens (on
+# a GPU 64 of them, since less is over before it counts), once with blocks side by side, once with a shuffled block
+# table. Each measurement reads blocks that were not read before.
 # Beside it stands true random access: single numbers of four bytes, gathered from everywhere.
 
 
 # %% name="errata-random-cell"
 @torch.inference_mode()
-def gather_rates(block_size, kv_heads, head_dim, pool_bytes=(2**31 if on_gpu else 2**28), length=1024, rounds=12):
-    """(bytes of a contiguous piece, byte/s in order, byte/s shuffled) of one layer's decode attention for two users."""
+def gather_rates(block_size, kv_heads, head_dim, length=1024, rounds=12):
+    """(bytes of a contiguous piece, byte/s in order, byte/s shuffled) of one layer's decode attention."""
+    users, pool_bytes = (64, 2**31) if on_gpu else (2, 2**28)
     spec = KVSpec(1, kv_heads, head_dim, block_size, 4)
     pool = PagedKVCache(spec, pool_bytes // spec.bytes_per_block, torch.float32, model.device)
     backend = TorchAttention(head_dim**-0.5, torch.float32)
     each = length // block_size
-    rounds = min(rounds, pool.num_blocks // (2 * each))
+    rounds = min(rounds, pool.num_blocks // (users * each))
     shuffled = random.Random(0).sample(range(pool.num_blocks), pool.num_blocks)
-    q, k = (torch.randn(2, heads, head_dim, device=model.device) for heads in (2 * kv_heads, kv_heads))
+    q, k = (torch.randn(users, heads, head_dim, device=model.device) for heads in (2 * kv_heads, kv_heads))
     times = {"in order": [], "shuffled": []}
     for r in range(rounds):
         for name, blocks in (("in order", range(pool.num_blocks)), ("shuffled", shuffled)):
-            tables = [list(blocks[(2 * r + u) * each : (2 * r + u + 1) * each]) for u in (0, 1)]
-            batch = a_batch([(1, length - 1)] * 2, block_size, tables)
+            tables = [list(blocks[(users * r + u) * each : (users * r + u + 1) * each]) for u in range(users)]
+            batch = a_batch([(1, length - 1)] * users, block_size, tables)
             backend.plan(batch)
             times[name].append(once(lambda b=batch: backend.forward(q, k, k, 0, pool, b)))
-    read = 2 * length * spec.bytes_per_token
-    return spec.bytes_per_block // 2, read / np.median(times["in order"]), read / np.median(times["shuffled"])
+    read = users * length * spec.bytes_per_token
+    return spec.bytes_per_block // 2, read / min(times["in order"]), read / min(times["shuffled"])
 
 
-def single_numbers(count=2**19, rounds=5):
+def single_numbers(count=2**23 if on_gpu else 2**19, rounds=5):
     """(4, byte/s in order, byte/s at random) of gathering single float32 values."""
     pool = torch.ones(2**26, device=model.device)
     times = {"in order": [], "random": []}
@@ -608,7 +612,7 @@ def single_numbers(count=2**19, rounds=5):
             ("random", torch.randint(len(pool), (count,), device=model.device)),
         ):
             times[name].append(once(lambda p=places: pool.index_select(0, p)))
-    return 4, *(4 * count / np.median(t) for t in times.values())
+    return 4, *(4 * count / min(t) for t in times.values())
 
 
 found = [single_numbers()]
@@ -617,7 +621,7 @@ found += [gather_rates(block_size, llama.num_kv_heads, llama.head_dim, length=25
 for piece, in_order, scattered in found:
     print(f"pieces of {piece:7,} bytes: in order {in_order / 1e9:6.2f} GB/s, scattered {scattered / 1e9:6.2f} GB/s, "
           f"{scattered / in_order:4.0%}")  # fmt: skip
-print(f"one block of 16 tokens, keys of one layer: course model {16 * 2 * 64 * 4:,} bytes in float32, "
+print(f"one block of 16 tokens, keys of one layer: course model {16 * shape.num_kv_heads * shape.head_dim * 4:,} bytes in float32, "
       f"llama-3-8b {16 * llama.num_kv_heads * llama.head_dim * 2:,} bytes in BF16")  # fmt: skip
 
 # %% name="errata-random-figure" jupyter={"source_hidden": true}
@@ -642,8 +646,9 @@ tidy(ax, "bytes of a contiguous piece", "scattered / in order")
 ax.legend(fontsize=8, frameon=False, loc="upper left")
 show(
     fig,
-    "Rate of reading scattered pieces relative to reading in order, over the size of a piece. Single numbers of four "
-    "bytes reach a small fraction. Pieces of kilobytes reach more, and the largest blocks come near the rate in order.",
+    "Rate of reading scattered pieces relative to reading in order, over the size of a piece: "
+    + ", ".join(f"{share:.0%} for {piece:,} bytes" for piece, share in zip(pieces, shares, strict=True))
+    + ". A block of 16 tokens of llama-3-8b in BF16 is marked.",
 )
 
 # %% [markdown] name="errata-random-reading"
@@ -656,7 +661,7 @@ show(
 # single accesses. The condition is the block size in bytes: a cache with one head, few dimensions and one token per
 # block would come closer to the slogan.
 #
-# One honest note on the figures: this backend copies the gathered blocks before it computes, so its GB/s are below
+# One note on the figures: this backend copies the gathered blocks before it computes, so its GB/s are below
 # the machine's. A paged attention kernel reads through the block table without a copy (chapters 04 and 05).
 
 # %% [markdown] name="production"
@@ -664,24 +669,24 @@ show(
 #
 # As of November 2026. Look up names and defaults in the version you run.
 #
-# **vLLM** dropped the distinction from its scheduler with the V1 engine (default since 2025): a request has computed
-# tokens and tokens to compute, and one step may mix both kinds. Long prompts are cut into chunks by default
-# (`max_num_batched_tokens`). The engine of this course follows that idea.
+# **vLLM** dropped the distinction from its scheduler with the V1 engine (the default since 0.8, 2025): a request has
+# computed tokens and tokens to compute, and one step may mix both kinds. Prompts longer than the step's budget
+# (`max_num_batched_tokens`) are cut into chunks by default. The engine of this course follows that idea.
 #
 # **TensorRT-LLM** calls the two *context phase* and *generation phase*; in-flight batching puts both into one step.
 #
 # **SGLang** schedules separate prefill ("extend") and decode batches by default and can mix them when asked
 # (`--enable-mixed-chunk`).
 #
-# **Splitting the phases over machines** was argued by Splitwise and DistServe (both 2024) and is offered today by vLLM
+# **Splitting the phases over machines** was argued by Splitwise (2023) and DistServe (2024) and is offered today by vLLM
 # (KV connectors), SGLang (PD disaggregation) and NVIDIA Dynamo (2025). Mooncake (2024) described it in production at
 # Moonshot AI. Chapter 13 says when it pays.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
 #
-# Wrong answers stand for a particular mistake, and the answer names it. Change the seed for other numbers. The lab comes after
-# `d_sampling`: [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
+# Wrong answers stand for a particular mistake, and the answer names it. Change the seed for other numbers. The lab comes
+# after `d_sampling`: [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
 
 # %% name="quiz"
 from grader.quiz import load_quiz
@@ -696,6 +701,7 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="phases"))
 # - Same code, same weights, same FLOP per token. What differs is how many tokens share one read of the weights.
 # - Intensity of the matrices: `2 · tokens / bytes per weight`. Flat below the ridge, proportional to tokens above.
 # - "Prefill is compute-bound" holds past the ridge. "Decode is memory-bound" holds until many users with short texts.
-# - A batch shares the weights, not the caches. At long contexts no batch reaches the ridge.
+# - A batch shares the weights, not the caches. At long contexts no batch reaches the ridge (8B, BF16, H100: from a few
+#   hundred tokens on).
 # - Decode reads each cache once per step, in order within blocks: streaming, with a gather per block.
 # - Splitting the phases: each side tuned for its own limit; the price is moving the cache.

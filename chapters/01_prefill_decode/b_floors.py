@@ -35,12 +35,14 @@ model, cache, attention = llm.engine.model, llm.engine.kv_cache, llm.engine.atte
 shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
 on_gpu = model.device.type == "cuda"
 weights_here = kv_cache.weight_bytes(shape, 32)  # the course model in float32
-h100 = device("H100")
+h100, small = device("H100"), model_shapes.model("llama-2-7b")
+print(f"{h100.sku}: {h100.bandwidth / 1e12:.2f} TB/s, {h100.peak() / 1e12:.0f} TFLOP/s dense BF16")
+print(f"{small.name} in BF16: {format_bytes(kv_cache.weight_bytes(small))} of weights")
 
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# Llama-2-7B in BF16 has 13.5 GB of weights. One user, one H100 SXM5 (3.35 TB/s, 989 TFLOP/s dense BF16), a short context.
+# Llama-2-7B in BF16, one user, a short context, on one H100 SXM5. The cell above prints what both are.
 # **How many tokens per second can no engine exceed?** One token per pass.
 
 # %% name="predict"
@@ -59,7 +61,7 @@ widgets.predict("01b-ceiling", "Most tokens per second of one stream, Llama-2-7B
 # A decode step has few papers and many crates. A long prefill has many papers for the same crates. The floor says
 # what the office needs if nobody ever pauses. It is a lower bound, with three uses:
 #
-# - Nobody can promise less. A claim below the floor is wrong, or it counts something else.
+# - Nobody can promise less for the same operations and bytes. A claim below the floor is wrong, or it counts other ones.
 # - The *ratio* of measured time to floor says how good an engine is. A time alone does not.
 # - It tells which counter to enlarge. More clerks do not help a shipment that waits for the crates.
 
@@ -118,7 +120,7 @@ def floor(c, new, past, all_weights, peak, bandwidth):
     n, per_pair, per_token = config_numbers(c)
     pairs = new * past + new * (new + 1) / 2
     flops = 2 * n * new + per_pair * pairs
-    num_bytes = 2 * all_weights + past * per_token
+    num_bytes = 2 * all_weights + (past + new) * per_token  # cached keys and values are read, new ones written
     return max(flops / peak, num_bytes / bandwidth)
 
 
@@ -195,7 +197,6 @@ def a_batch(rows, block_size=16):
     return build_batch(StepPlan(1, tuple(plan)), requests, block_size, model.device)
 
 
-head = shape.vocab_size * shape.hidden_size  # weights of the output matrix
 cache.data.normal_()  # contents do not matter for counts and times
 for name, rows in {
     "prefill of 500": [(500, 0)],
@@ -205,23 +206,24 @@ for name, rows in {
     "a mixed step": [(200, 0), (1, 499), (64, 300)],
 }.items():
     in_matrices, in_attention = counted(a_batch(rows))
-    formula = sum(latency.pass_flops(shape, new, past) for new, past in rows)
-    # The formula gives every token its logits. The engine computes them for the last token of each row only.
-    skipped = sum(latency.linear_flops(head, new - 1) for new, _ in rows)
-    assert in_matrices + in_attention == formula - skipped
+    every_logit = sum(latency.pass_flops(shape, new, past) for new, past in rows)
+    formula = sum(latency.engine_pass_flops(shape, new, past) for new, past in rows)  # logits of each last token only
+    assert in_matrices + in_attention == formula
     print(f"{name:23s} matrices {format_flops(in_matrices):>11s}, attention {format_flops(in_attention):>11s}: "
-          f"exactly the formula, less {format_flops(skipped)} of logits nobody needs")  # fmt: skip
+          f"exactly the formula; logits for every token would add {format_flops(every_logit - formula)}")  # fmt: skip
 
 # %% [markdown] name="counter-reading"
-# The formula and the counter agree to the last operation, for prefill, decode, chunks and mixed steps. One detail is worth
-# knowing: `2 · N · L` for a prefill gives every token its logits. An engine computes those of the last position only.
-# In small models with large vocabularies this matters; in large ones hardly:
+# The formula and the counter agree to the last operation, for prefill, decode, chunks and mixed steps. One detail is
+# worth knowing. The usual `2 · N · L` for a prefill gives every token its logits, and so do the floors in this notebook
+# (`latency.prefill_seconds`, `roofline.place`). An engine computes the logits of the last position only, which is
+# `latency.engine_pass_flops`. In small models with large vocabularies this matters, in large ones hardly:
 
 # %% name="head-share"
 for s in (shape, model_shapes.model("llama-3.2-1b"), llama, model_shapes.model("llama-3-70b")):
-    print(
-        f"{s.name:14s}: the output matrix is {s.vocab_size * s.hidden_size / s.linear_params:5.1%} of the weights a token meets"
-    )
+    share = s.vocab_size * s.hidden_size / s.linear_params
+    less = 1 - latency.engine_pass_flops(s, 2048) / latency.prefill_flops(s, 2048)
+    print(f"{s.name:14s}: the output matrix is {share:5.1%} of the weights a token meets; "
+          f"a prefill of 2,048 tokens with one row of logits takes {less:5.1%} fewer operations")  # fmt: skip
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
@@ -253,10 +255,15 @@ def shortest(functions, rounds):
 
 lengths = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 2048])
 prompts = [a_batch([(int(n), 0)]) for n in lengths]
+side = 8192 if on_gpu else 1024
+square = torch.randn(side, side, device=model.device)
+buffer = torch.ones(int(weights_here) // 4, device=model.device)
+yardsticks = [lambda: square @ square, buffer.sum]  # in turns with the prompts: the next section compares them
 with torch.inference_mode():
-    short = shortest([lambda b=b: model(b, cache, attention) for b in prompts[:8]], rounds=15)
-    long = shortest([lambda b=b: model(b, cache, attention) for b in prompts[8:]], rounds=3)
-measured = np.concatenate([short, long])
+    short = shortest([*yardsticks, *(lambda b=b: model(b, cache, attention) for b in prompts[:8])], rounds=15)
+    long = shortest([*yardsticks, *(lambda b=b: model(b, cache, attention) for b in prompts[8:])], rounds=3)
+product_seconds, read_seconds = np.minimum(short[:2], long[:2])
+measured = np.concatenate([short[2:], long[2:]])
 
 
 def fit(columns, values):
@@ -273,12 +280,12 @@ def fit(columns, values):
 # seconds = per_pass + per_token * L + per_pair * L(L+1)/2
 columns = np.stack([np.ones(len(lengths)), lengths, latency.causal_pairs(lengths)], axis=1)
 per_pass, per_token_here, per_pair_here = fit(columns, measured)
-flat_until = per_pass / per_token_here
-print(f"{format_seconds(per_pass)} per pass, {format_seconds(per_token_here)} per token"
-      + (f", {format_seconds(per_pair_here)} per pair" if per_pair_here else ""))  # fmt: skip
-print(f"the pass costs more than the tokens up to {flat_until:.0f} tokens")
+for name, price in (("pass", per_pass), ("token", per_token_here), ("pair", per_pair_here)):
+    print(f"{format_seconds(price)} per {name}" if price else f"per {name}: too little to be seen here")
+if per_token_here:
+    print(f"the pass costs more than the tokens up to {per_pass / per_token_here:.0f} tokens")
 here = 4 * shape.num_heads * shape.head_dim * shape.layers  # FLOP per pair, all layers
-body = shape.linear_params - head  # what every prompt token meets
+body = shape.linear_params - shape.vocab_size * shape.hidden_size  # what every prompt token meets
 for n in (128, 1024, 2048):
     share = latency.attention_over_linear(body, latency.causal_pairs(n), n, here)
     print(f"{n:5d} tokens: attention is {share:4.0%} of the operations of the matrices")
@@ -312,13 +319,13 @@ right.set_ylim(1, total.max() * 2e3)
 tidy(right, "prompt tokens", "ms", "Llama-3-8B, BF16, H100: floor")
 show(
     fig,
-    "Prefill time over prompt length, log-log. Left, the course model: measured points lie on the sum of a flat, a linear "
-    "and a quadratic part. Right, the floor for Llama-3-8B on an H100: flat up to about 300 tokens, then linear, and "
+    "Prefill time over prompt length, log-log. Left, the course model: measured points and the sum of a flat, a linear "
+    "and a quadratic part that was fitted to them. Right, the floor for Llama-3-8B on an H100: flat up to about 300 tokens, then linear, and "
     "quadratic beyond about 60,000 tokens, where attention overtakes the matrices.",
 )
 
 # %% [markdown] name="prefill-reading"
-# - **Flat:** below some tokens a prompt costs what one token costs. On a GPU that is the time to read the weights;
+# - **Flat:** up to some tokens a prompt costs what one token costs. For a large model on a GPU that is the time to read the weights;
 #   here it is mostly the price of a pass (section below).
 # - **Linear:** the matrices. Twice the prompt, twice the time.
 # - **Quadratic:** attention. In this small model it shows early, because `d · layers` is large against the weights.
@@ -328,22 +335,21 @@ show(
 #
 # ### How good is it? MFU and MBU
 #
-# **MFU** (model FLOP utilization) is the useful operations divided by what the peak could have done in the time. **MBU** is the
-# same for bytes. We measure this machine's peak rates with a large product and a long read.
+# **MFU** (model FLOP utilization) is the useful operations divided by what the peak could have done in the time. **MBU**
+# is the same for bytes. In place of this machine's peaks we take a large product and a long read, measured in turns with
+# the prompts. They are yardsticks and no data sheet: a share above 100 % says that the engine's matrix layout, or a
+# quieter moment, was faster than the yardstick.
 
 # %% name="utilization"
-buffer = torch.ones(int(weights_here) // 4, device=model.device)
-bandwidth = buffer.nbytes / shortest([buffer.sum], 15)[0]
-side = 8192 if on_gpu else 1024
-square = torch.randn(side, side, device=model.device)
-rate = 2 * side**3 / shortest([lambda: square @ square], 5)[0]
+bandwidth, rate = buffer.nbytes / read_seconds, 2 * side**3 / product_seconds
 print(
     f"this machine: {rate / 1e9:,.0f} GFLOP/s in float32, reading {format_bytes(weights_here)} at {bandwidth / 1e9:,.0f} GB/s"
 )
-print(f"the fit: {2 * body / per_token_here / 1e9:,.0f} GFLOP/s in the matrices"
-      + (f", {here / per_pair_here / 1e9:,.0f} GFLOP/s in attention" if per_pair_here else ""))  # fmt: skip
+for name, flops, price in (("the matrices", 2 * body, per_token_here), ("attention", here, per_pair_here)):
+    if price:
+        print(f"the fit: {flops / price / 1e9:,.0f} GFLOP/s in {name}")
 for n, seconds in zip(lengths, measured, strict=True):
-    flops = latency.prefill_flops(shape, int(n)) - latency.linear_flops(head, int(n) - 1)
+    flops = latency.engine_pass_flops(shape, int(n))
     moved = weights_here + int(n) * kv_cache.bytes_per_token(shape, 4)
     bound = max(flops / rate, moved / bandwidth)
     print(f"prefill of {n:4d}: {format_seconds(seconds):>8s}, floor {format_seconds(bound):>8s}, "
@@ -355,7 +361,7 @@ for n, seconds in zip(lengths, measured, strict=True):
 # One user, context 512, one step. The floor is the time to read weights and cache at this machine's rate. Then we run more
 # and more of the real step and look at what each part adds: the matrices alone, the attention of all layers alone, the
 # whole model, building the batch, sampling, and at last the whole `engine.step()`. Every bar is a measurement or a
-# difference of two.
+# difference of two. Small differences are noise, and a bar may even point to the left.
 
 # %% name="waterfall"
 context = 512
@@ -438,8 +444,9 @@ show(
 # %% [markdown] name="waterfall-reading"
 # Read it with its condition: a model of 7 million parameters on one core. The floor is a small part. Some hundred small
 # operations per step each cost a fixed price, and small matrices are read below the full rate. In a large model the blue
-# bars grow with the weights, and the orange ones hardly grow; so the *share* of overhead falls. On a GPU the orange bars are
-# kernel launches. CUDA graphs and compiled models remove most of them (chapter 05).
+# bars grow with the weights, and the orange ones hardly grow; so the *share* of overhead falls. On a GPU the orange bars
+# are mostly kernel launches: Python hands over each operation by itself, which is called *eager mode*. CUDA graphs record
+# a whole step once and launch it as one. They and compiled models remove most of that price (chapter 05).
 #
 # The number of operations that are handed to PyTorch is a count, and it does not depend on how busy the machine is:
 
@@ -477,11 +484,10 @@ widgets.roofline("llama-3-70b", device_name="H100", devices=4, batch=1, past=204
 # asks for. Here is the question from the top:
 
 # %% name="errata-30ms-cell"
-small = model_shapes.model("llama-2-7b")
 for name, num_bytes in (("7 billion x 2 bytes", 14 * GB), ("Llama-2-7B exactly", kv_cache.weight_bytes(small))):
     seconds = num_bytes / h100.bandwidth
     print(
-        f"{name}: {format_bytes(num_bytes)} / 3.35 TB/s = {format_seconds(seconds)}, at most {1 / seconds:.0f} tokens/s"
+        f"{name}: {format_bytes(num_bytes)} / ({h100.bandwidth / 1e12:.2f} TB/s) = {format_seconds(seconds)}, at most {1 / seconds:.0f} tokens/s"
     )
 claimed = 0.030
 print(f"30 ms would be {14 * GB / claimed / 1e9:.0f} GB/s, "
@@ -489,14 +495,15 @@ print(f"30 ms would be {14 * GB / claimed / 1e9:.0f} GB/s, "
       f"{claimed / (14 * GB / h100.bandwidth):.1f} times the floor")  # fmt: skip
 floor_70b = 140 * GB / h100.bandwidth
 print(
-    f"70 billion x 2 bytes per 3.35 TB/s: {format_seconds(floor_70b)} (such a device would need room for them, see below)"
+    f"70 billion x 2 bytes per {h100.bandwidth / 1e12:.2f} TB/s: {format_seconds(floor_70b)} (such a device would need room for them, see below)"
 )
 widgets.reveal("01b-ceiling", h100.bandwidth / kv_cache.weight_bytes(small))
 
 # %% [markdown] name="errata-30ms-reading"
 # 30 ms is believable for a loop in eager mode whose time goes into launches. A compiled engine with CUDA graphs should
-# come within about 1.3 to 2 times of the floor, as a rule of thumb. Therefore: with every decode time, give the share of the bandwidth. Here
-# is the line our engine can print for itself, with this machine's measured rate instead of a data sheet's:
+# come within about 1.3 to 2 times of the floor, as a rule of thumb. Therefore: with every decode time, give the share of
+# the bandwidth. Here is the line our engine can print for itself, with this machine's measured rate instead of a data
+# sheet's:
 
 # %% name="errata-30ms-engine"
 floor_here = weight_floor + cache_floor
@@ -516,7 +523,7 @@ print(f"50 ms would be {latency.model_flops_utilization(flops, 0.050, h100):.0%}
 print(f"with attention, Llama-2-7B: {format_flops(latency.prefill_flops(small, 1024))}, "
       f"{format_seconds(latency.prefill_seconds(small, 1024, h100))} at peak")  # fmt: skip
 n = 512
-flops_here = latency.prefill_flops(shape, n) - latency.linear_flops(head, n - 1)
+flops_here = latency.engine_pass_flops(shape, n)
 time_here = measured[list(lengths).index(n)]
 print(
     f"our engine, {n} tokens: {format_seconds(time_here)}, {flops_here / time_here / rate:.0%} of this machine's measured rate"
@@ -524,7 +531,8 @@ print(
 
 # %% [markdown] name="errata-linear"
 # **"Prefill costs 2·L·N, so it is linear in the prompt", "TTFT grows linearly for *long* prompts", and "prefill is quadratic"** (E01.3).
-# Each is right somewhere. Long prompts are exactly where the linear rule fails:
+# Each is right somewhere. Long prompts are exactly where the linear rule fails. N is here the full parameter count, as in
+# the rule. (Llama 3 reads 8,192 tokens; Llama 3.1 has the same shapes and reads 131,072.)
 
 # %% name="errata-linear-cell"
 for name, thousands in (("llama-3-8b", (1, 8, 32, 128)), ("llama-3-70b", (1, 8, 32, 128))):
@@ -533,7 +541,8 @@ for name, thousands in (("llama-3-8b", (1, 8, 32, 128)), ("llama-3-70b", (1, 8, 
     shares = [latency.attention_over_linear(s.num_params, (k * 1024) ** 2 / 2, k * 1024, pair) for k in thousands]
     print(f"{name}: attention / matrices at "
           + ", ".join(f"{k}k {share:.1%}" for k, share in zip(thousands, shares, strict=True))
-          + f"; equal at {latency.equal_prompt_length(s.num_params, pair):,.0f} tokens")  # fmt: skip
+          + f"; equal at {latency.equal_prompt_length(s.num_params, pair):,.0f} tokens, or at "
+          + f"{latency.equal_prompt_length(s.linear_params, pair):,.0f} without the input embedding, a look-up")  # fmt: skip
 print(f"flat up to about {latency.flat_prefill_tokens(h100):.0f} tokens (H100, BF16, at peak)")
 for length in (128, 4096, 8192, 65536, 131072):
     print(f"  llama-3-8b, {length:7,} tokens: {format_seconds(latency.prefill_seconds(llama, length, h100)):>8s}; "
@@ -581,8 +590,8 @@ for degree in (2, 4, 8):
 # A batch raises what all users get *together*; each single stream gets slower or stays. And that weights are read in every step is
 # what the ceiling already says, so it cannot be the reason for being below it.
 #
-# What does take away from the ceiling? Reading the cache; a bandwidth that is reached to 80 or 90 %; the price of a
-# pass; communication between GPUs. You saw a waterfall from our engine. Here is one for a deployment that exists,
+# What does take away from the ceiling? Reading the cache; a bandwidth that is reached only in part (80 to 90 % is a rule
+# of thumb for long reads); the price of a pass; communication between GPUs. You saw a waterfall from our engine. Here is one for a deployment that exists,
 # as a calculation with its assumptions in the labels:
 
 # %% name="errata-single-cell"
@@ -604,16 +613,18 @@ total = 0.0
 for name, seconds in bill.items():
     total += seconds
     print(f"{name:34s} +{seconds * 1e3:5.2f} ms -> {total * 1e3:5.2f} ms, {1 / total:4.0f} tokens/s")
-for batch in (1, 16, 64):
-    seconds = float(collectives.tensor_parallel_seconds(
-        kv_cache.weight_bytes(big) + kv_cache.cache_bytes(big, context, batch), h100.bandwidth, degree, big.layers, all_reduce
-    ))  # fmt: skip
+for batch in (1, 16, 32):
+    read = kv_cache.weight_bytes(big) + kv_cache.cache_bytes(big, context, batch)
+    latency.require_fit(read / 0.9, h100, degree)  # a tenth of the memory stays for other things
+    seconds = float(collectives.tensor_parallel_seconds(read, mbu * h100.bandwidth, degree, big.layers, all_reduce))
     print(f"batch {batch:2d}: {1 / seconds:3.0f} tokens/s for each stream, {batch / seconds:5.0f} together")
 
 # %% [markdown] name="errata-gpus"
-# **"More GPUs do not make one stream faster"**, and elsewhere **"TP=2 halves the latency"** (E01.7). Tensor parallelism splits
-# every matrix, so each GPU *reads* only its share: it multiplies bandwidth, which is what a lone stream lacks. But after attention
-# and after the MLP of each layer the GPUs have to add up their parts, and that takes a fixed time each.
+# **"More GPUs do not make one stream faster"**, and elsewhere **"TP=2 halves the latency"** (E01.7). Tensor parallelism
+# (TP) splits every matrix, so each GPU *reads* only its share: it multiplies bandwidth, which is what a lone stream lacks.
+# But after attention and after the MLP of each layer the GPUs have to add up their parts. That is an **all-reduce**. For
+# one token its time hardly depends on the few kilobytes it moves. The first lines assume 10 us for each, the others a ring
+# whose number of steps grows with the GPUs.
 
 # %% name="errata-gpus-cell"
 for degree in (1, 2, 4, 8):
@@ -676,8 +687,8 @@ show(
 
 # %% [markdown] name="errata-gpus-reading"
 # So tensor parallelism helps one stream, less than in proportion, until communication weighs as much as reading. A small
-# model reaches that point at once. Two conditions: a ring over one NVLink domain with nothing overlapped. An H100 node has eight GPUs,
-# so degrees of 16 and 32 are hypothetical here. Real libraries use other algorithms for messages this small (chapter 12).
+# model reaches that point soon. Conditions: batch 1, short context, a ring over one NVLink domain with nothing
+# overlapped. An H100 node has eight GPUs, so degrees of 16 and 32 are hypothetical here. Real libraries use other algorithms for messages this small (chapter 12).
 #
 # The other two kinds of parallelism do not help one stream. **Pipeline** stages work one after another: the token still
 # waits for every weight to be read once. **Data** parallelism copies the model for *other* users.
@@ -692,9 +703,9 @@ print(f"8B on one GPU {format_seconds(seconds)}; four pipeline stages, one after
 # ## Practice
 #
 # A model, a machine and a load, drawn by a seed. How many GPUs do weights and cache need at least? On that many, with
-# communication left out: the prefill time with attention, the floor of a decode step, and the share of the bandwidth that somebody's
-# measured rate used. Compute by hand or write formulas into `my_answers`, then run the check. It
-# names the mistake when it knows it. The first answer below makes a classic one. Change the seed for another exercise.
+# communication left out: the prefill time with attention (logits for every token, as in `2 · N · L`), the floor of a
+# decode step, and the share of the bandwidth that somebody's measured rate used. Compute by hand or write formulas into
+# `my_answers`, then run the check. It names the mistake when it knows it. The first answer below makes a classic one. Change the seed for another exercise.
 
 
 # %% name="practice"
@@ -713,7 +724,7 @@ def exercise(seed):
     tokens = round(share * rate / step)
     text = (f"{s.name}, {s.linear_params / 1e9:.2f} billion weights that a token meets ({format_bytes(size)} in BF16), "
             f"{s.layers} layers, heads x head_dim = {s.num_heads * s.head_dim}, {kv_cache.bytes_per_token(s):,} bytes of cache per token. "
-            f"{gpu.sku}: {gpu.capacity / GB:.0f} GB, {gpu.bandwidth / 1e12:.2f} TB/s, {gpu.peak() / 1e12:.0f} TFLOP/s. "
+            f"{gpu.sku}: {gpu.capacity / GB:.0f} GB, {gpu.bandwidth / 1e12:.2f} TB/s, {gpu.peak() / 1e12:.0f} TFLOP/s dense BF16. "
             f"Prompt and context: {prompt:,} tokens. MFU {mfu:.0%}. Somebody measured {tokens} tokens/s for one stream.")  # fmt: skip
     answers = {
         "GPUs, at least": count,
@@ -749,8 +760,8 @@ for name, given in my_answers().items():
 #
 # As of November 2026. Measure on the machine you have; the floors above come from data sheets.
 #
-# **vLLM, SGLang and TensorRT-LLM** all capture decode steps as CUDA graphs by default, for a list of batch sizes. That is their
-# answer to the price of a pass. vLLM's `--enforce-eager` turns it off, which is a simple way to see what it is worth.
+# **vLLM, SGLang and TensorRT-LLM** capture decode steps as CUDA graphs by default on NVIDIA GPUs, for a list of batch
+# sizes. That is their answer to the price of a pass. vLLM's `--enforce-eager` turns it off, which is a simple way to see what it is worth.
 #
 # **Benchmarks of one stream** should name SKU, precision, context, degree of tensor parallelism and batch 1. Then
 # anybody can compute the share of bandwidth. `vllm bench latency` measures a fixed batch without a server.
@@ -758,8 +769,8 @@ for name, given in my_answers().items():
 # **Small all-reduces** are why engines carry their own: vLLM and SGLang have custom one-shot kernels, TensorRT-LLM has
 # fused ones, since a general ring takes too many steps for a few kilobytes.
 #
-# **CPU back ends** have their own overheads. vLLM's documentation for CPUs, for example, recommends preloading another memory
-# allocator (TCMalloc).
+# **CPU back ends** have their own overheads. vLLM's documentation for CPUs, for example, recommends preloading another
+# memory allocator (TCMalloc).
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
@@ -778,7 +789,8 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="floors"))
 # - Floor of a step: `max(FLOP / peak, bytes / bandwidth)`, on a deployment that fits. Check the fit first.
 # - FLOP: `2N` per token and `4 · d · layers` per query-key pair (`d` = heads · head_dim). Prefill of L: `2NL + 2L²·d·layers`.
 #   Decode: `2N + 4 · context · d · layers`.
-# - Prefill is flat (below the ridge), linear, then quadratic. Attention = matrices at `L = N / (d · layers)`: 61k tokens for 8B.
+# - Prefill is flat (below the ridge), linear, then quadratic. Attention = matrices at `L = N / (d · layers)`: 61k tokens
+#   for 8B. `2NL` counts logits for every token; an engine computes one row of them.
 # - Prefill time = FLOP / (MFU · peak). No time without an MFU. Dense peak.
 # - Decode floor = (weights + caches) / bandwidth. 7B in BF16 on an H100: 4.2 ms. Give the ratio to it with every decode time.
 # - Most tokens/s of one stream = bandwidth / bytes. What takes away: cache reads, reached bandwidth, price of a pass,

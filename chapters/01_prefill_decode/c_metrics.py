@@ -1,8 +1,9 @@
 # %% [markdown] name="title"
 # # 01c · What a user feels: latency, throughput, goodput
 #
-# About 45 minutes. You need `a_phases` and `b_floors`. The next notebook, `d_sampling`, is about choosing the token. The
-# lab of both is [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
+# About 45 minutes. Parts whose heading says *(more)* come on top, about 15 minutes together; nothing later needs them.
+# You need `a_phases` and `b_floors`. The next notebook, `d_sampling`, is about choosing the token. The lab of both is
+# [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
 
 # %% name="setup"
 import inspect
@@ -47,8 +48,8 @@ print(
 # token comes after one prefill, the time printed above. Now 30 requests arrive per second, at random moments, a little
 # more than it can take in the long run, for twenty seconds.
 #
-# **How many times longer than that prefill is the time to first token, at the 95th percentile?** And what
-# becomes of the prefill itself?
+# **How many times longer than that prefill is the time to first token, at the 95th percentile?** That is the value which
+# 95 of 100 requests stay below, p95 for short. And what becomes of the prefill itself?
 
 # %% name="predict"
 widgets.predict("01c-ttft", "p95 of the time to first token over one idle prefill, at 30 requests per second?", "times")
@@ -61,7 +62,9 @@ widgets.predict("01c-ttft", "p95 of the time to first token over one idle prefil
 # word. A newcomer first stands at the door. Once he has a seat, the interpreter reads his whole letter within a round,
 # and at its end speaks his first word.
 #
-# Everything a user feels is in this picture.
+# Everything a user feels is in this picture. First there is a pause, for the letter has to be read before a word can be
+# said. Then words come one by one, because a round gives one word. They can be passed on as they come: the text *streams*,
+# and the user need not wait for its end.
 #
 # - **The door** is the queue. How long you stand there has nothing to do with your letter. It depends on the others.
 # - **Reading your letter** is the prefill. A longer letter takes longer.
@@ -125,7 +128,8 @@ show(
 #
 # A server's log is one list. Events of all requests are mixed, and the event before yours is usually somebody else's.
 # So first collect per request, by its name; then subtract. There are three traps in it: the queue belongs to TTFT,
-# N tokens have N − 1 gaps, and some requests have one token or none.
+# N tokens have N − 1 gaps, and some requests have one token or none. (A request that was interrupted is scheduled again.
+# The first time counts.)
 
 # %% name="scratch"
 log = [  # (seconds, what, who); the clock started anywhere
@@ -160,7 +164,8 @@ for who in ("ann", "bob", "cyd", "dan"):
     print(f"{who}: " + ", ".join(f"{k} {np.round(v, 3) if v is not None else None}" for k, v in mine.items()))
 
 # %% [markdown] name="scratch-reading"
-# Ann's third token came late: Bob's prompt was computed in the same step. Bob's only token gives a TTFT and no
+# The last lines compare each number with the engine's own module. Ann's third token came late: Bob's prompt was computed
+# in the same step. Bob's only token gives a TTFT and no
 # TPOT. Cyd and Dan have no token yet. They are not fast; they are *unmeasured*, and an average that leaves them out says
 # nothing about how long they have stood there.
 
@@ -180,7 +185,7 @@ print(inspect.getsource(RequestMetrics.of))
 
 # %% name="engine-serve"
 def real(prompts, outputs, seats):
-    config = EngineConfig(num_blocks=256, max_num_seqs=seats, max_num_batched_tokens=2048)
+    config = EngineConfig(num_blocks=512, max_num_seqs=seats, max_num_batched_tokens=2048)
     engine = Engine(model, config)
     for i, (p, n) in enumerate(zip(prompts, outputs, strict=True)):
         engine.add(text[31 * i : 31 * i + p], SamplingParams(max_tokens=n, temperature=0, ignore_eos=True), f"r{i}")
@@ -237,10 +242,10 @@ show(
 # %% [markdown] name="breakdown-table"
 # | part | what bounds it | what shortens it |
 # |---|---|---|
-# | queue | seats, free KV blocks, and the work of those before you | more replicas, admission control, priorities; anything that shortens the other parts for everybody |
-# | prefill | arithmetic, as long as the prompt is longer than the ridge allows; below that, one read of the weights | fewer tokens to compute (shorter prompt, prefix hit), more FLOP/s, lower precision |
+# | queue | seats, free memory for keys and values, and the work of those before you | more replicas, admission control, priorities; anything that shortens the other parts for everybody |
+# | prefill | arithmetic, as long as the prompt is longer than the ridge allows; below that, one read of the weights | fewer tokens to compute (a shorter prompt, or a beginning that is cached already: a *prefix hit*, chapter 06), more FLOP/s, lower precision |
 # | first token | the end of the prefill: the logits of the last position and one draw. No step of its own | `d_sampling` measures the draw |
-# | gaps | bytes: all weights once per step, and every running request's keys and values; plus the prefills in the step | fewer bytes, more bandwidth, smaller chunks of prompts; drafts (chapter 08) |
+# | gaps | bytes: all weights once per step, and every running request's keys and values; plus the prefills in the step | fewer bytes, more bandwidth, smaller chunks of prompts; several tokens per step (drafts, chapter 08) |
 #
 # What you measure at the client has more in it: network, tokenizing, and turning tokens into text. Nothing of that
 # is in this trace.
@@ -252,10 +257,11 @@ show(
 # accounting, the real trace) and replace two parts. The **executor** returns the same stand-in token for everybody. The
 # **clock** moves on, in each step, by what the formula says that step takes at least. So the *order* of
 # events is the scheduler's. The *times* are the formula's, for a stated MFU and MBU, without launches and host work. The
-# tokens mean nothing.
+# tokens mean nothing. The code is folded; you need only its two functions. `serve(deployment, arrivals, budget)` runs a
+# list of (second, prompt tokens, output tokens) and gives the trace. `poisson(rate, count, seed)` makes such a list.
 
 
-# %% name="virtual"
+# %% name="virtual" jupyter={"source_hidden": true}
 class VirtualGPU:
     """Executor and clock in one: a step takes what theory says; every token is number 7."""
 
@@ -322,8 +328,8 @@ print(f"one request alone: TTFT {format_seconds(alone.ttft)}, TPOT {format_secon
 #
 # Now the question from the top. Requests arrive at random (Poisson), more and more per second, with two seeds. The
 # budget is 1,024 tokens per step, so about one prompt is read per step. The dashed line is an old formula of
-# queueing theory: customers served *one at a time* (M/G/1, Pollaczek and Khinchine), where each takes the arithmetic that
-# one request costs this GPU.
+# queueing theory (M/G/1, Pollaczek and Khinchine): customers are served *one at a time*, and each takes as long as the
+# arithmetic of a mean request on this GPU.
 
 # %% name="sweep"
 work = latency.prefill_flops(llama, 1000) + 99 * latency.decode_flops(llama, 1050)
@@ -383,16 +389,18 @@ tidy(right, "requests per second", "requests per second", "served, and served in
 right.legend(fontsize=7, frameon=False)
 show(
     fig,
-    "Left: TTFT over the arrival rate on a log axis. The prefill interval stays within a factor of about three while p95 "
-    "TTFT climbs steeply near the capacity, which is marked. Right: requests finished per second keep rising; those "
+    "Left: TTFT over the arrival rate on a log axis. The p95 of the prefill interval goes from "
+    f"{1e3 * over_seeds(rates[0], p95_of('prefill')):.0f} to {1e3 * over_seeds(rates[-1], p95_of('prefill')):.0f} ms, that of "
+    f"TTFT from {1e3 * over_seeds(rates[0], p95_of('ttft')):.0f} to {1e3 * over_seeds(rates[-1], p95_of('ttft')):.0f} ms, "
+    "steeply near the capacity, which is marked. Right: requests finished per second keep rising; those "
     "in time follow up to the capacity and then fall.",
 )
 
 # %% [markdown] name="sweep-reading"
 # Read three things.
 #
-# - **The prefill interval hardly moves.** It doubles, because the decodes of the others take a part of each budget, and a
-#   prompt then needs two steps or more. What explodes is the queue.
+# - **The prefill interval grows little.** Its p95 doubles and then stays, because the decodes of the others take a part of
+#   each budget, and a prompt then needs two steps. What grows without bound is the queue.
 # - **The formula has the right shape and the wrong number.** Up to about two thirds of the capacity it agrees with the
 #   mean by luck: the engine makes a newcomer wait for the step that runs, the formula for customers before him. Near
 #   the capacity it is too gloomy, because its customer occupies the server until his last word, while the engine reads a
@@ -457,7 +465,7 @@ show(
 # fixed part of a step) is most of the step. And `1 / aggregate` is nobody's gap: at 32 requests, the time between two
 # tokens *of the system* is a small part of what each user waits.
 #
-# ### Why long chats slow down
+# ### Why long chats slow down (more)
 #
 # In each turn of a chat the whole history comes along. If nothing is kept between turns, the prompt grows, so TTFT
 # does. And each decode step reads a longer cache, so the stream slows, for everybody in the batch.
@@ -509,7 +517,8 @@ widgets.timeline(whole, by="seconds")
 #
 # Objectives depend on the use. Those below are examples, not laws; the widget uses the same. Ask what they leave: after
 # 30 % of the TTFT for network and queue, how long a prompt can be read; and within the total, how many tokens can be
-# written. One Llama-3-8B on one H100, and Llama-3-70B in bf16 on four, batch 16.
+# written. Llama-3-8B in bf16 on one H100, and Llama-3-70B in bf16 on four with tensor parallelism; MFU 50 %, MBU 80 %.
+# The tokens count from a prompt of 1,000 tokens, in a batch of 16.
 
 # %% name="targets"
 large70 = Deployment(shape_of("llama-3-70b"), device("H100"), num_devices=4, mfu=0.5, mbu=0.8)
@@ -527,10 +536,9 @@ for what, words_per_minute in (("speech", 150), ("silent reading", 250)):
     )
 
 # %% [markdown] name="targets-reading"
-# The longest prompts are longer than Llama-3's context of 8,192; later models of that size have more. Batch jobs are
-# missing on purpose: nobody waits for their first token (section 7). For voice, the model's TTFT is
-# only a part: speech has to be recognised before and spoken after. And the tokens count from a prompt of 1,000
-# tokens, which for the 70B already takes much of the shorter TTFTs.
+# A prompt above 8,192 tokens is longer than Llama 3 reads; Llama 3.1 has the same shapes and reads more. Batch jobs are
+# missing on purpose: nobody waits for their first token (section 7). For voice, the model's TTFT is only a part: speech
+# has to be recognised before and spoken after.
 #
 # The widget does this arithmetic for any pair. Try: 70B on one H100 (it says why not); fewer bits per weight;
 # a longer queue, which costs TTFT and nothing else.
@@ -542,8 +550,8 @@ widgets.latency_budget("llama-3-8b", use="chat", prompt=2048, output=256)
 # ### "TTFT is too high." "ITL is too high."
 #
 # Which remedy helps which number? Computed for one request of 4,000 prompt tokens among 16 that decode at
-# that context: the factor by which each number shrinks. *Capacity* is how many such requests (200 tokens out) a GPU
-# serves per second, the number that decides the queue.
+# that context, at the same MFU and MBU unless the line says otherwise: the factor by which each number shrinks.
+# *Capacity* is how many such requests (200 tokens out) are served per second, the number that decides the queue.
 
 
 # %% name="remedies"
@@ -558,7 +566,9 @@ def changed(**fields):
 
 base = numbers(h100)
 levers = {
-    "H200: bandwidth x1.43, same FLOP/s": numbers(changed(device=device("H200"))),
+    f"H200: bandwidth x{device('H200').bandwidth / h100.device.bandwidth:.2f}, same FLOP/s": numbers(
+        changed(device=device("H200"))
+    ),
     "two GPUs, tensor parallel": numbers(changed(num_devices=2)),
     "two GPUs, two replicas": numbers(h100, replicas=2),
     "fp8 weights and arithmetic": numbers(changed(weight_bits=8, precision="fp8")),
@@ -577,7 +587,8 @@ for name, found in levers.items():
 
 # %% [markdown] name="remedies-reading"
 # - The prefill of a long prompt wants arithmetic: more FLOP/s, or fewer tokens. Faster memory does nothing for it, nor do
-#   4-bit weights that are computed in 16 bits.
+#   4-bit weights that are computed in 16 bits. (In a real engine 4-bit weights may even cost a little: unpacking them is
+#   work, too.)
 # - TPOT wants fewer bytes. The batch is in it: a smaller one is faster per stream and costs capacity.
 # - **If the queue is the problem, look at the last column.** Lists of remedies for TTFT tend to stop at the prefill. But
 #   a second replica changes no prefill at all and still repairs a TTFT that consists of waiting; so do admission
@@ -603,7 +614,7 @@ for batch in (1, 64):
 #
 # ## 7. What the cheat sheets get wrong
 #
-# **"TTFT is the prefill latency."** (E01.8) One source says so, and another says queue plus prefill. The clock of a user
+# **"TTFT is the prefill latency."** (E01.8) Some sources say so, another says queue plus prefill. The clock of a user
 # starts when the request is sent. In section 5 the queue's share of TTFT grew with the load until it was most of
 # it. Here is the same p95 with the clock started at the wrong place:
 
@@ -643,7 +654,7 @@ print(
 )
 
 # %% [markdown] name="errata-stutter"
-# A related rule says that readers notice gaps above about 100 ms. A mean cannot tell you. Look at the *share* of gaps
+# A related rule of thumb says that readers notice gaps above about 100 ms. A mean cannot tell you. Look at the *share* of gaps
 # above it, and the worst. A load with 10 % prompts of 8,000 tokens, 8 requests per second, budget for a whole prompt in
 # a step, and in pieces:
 
@@ -699,8 +710,8 @@ ax.set_ylim(0)
 ax.legend(fontsize=8, frameon=False)
 show(
     fig,
-    "p95 TTFT against p99 TPOT for several step budgets. Small budgets give a long TTFT and a short TPOT; "
-    "from 96 to 512 TTFT falls and TPOT rises; larger budgets lengthen both. The curve for fp8 lies nearer to the origin in both directions.",
+    "p95 TTFT against p99 TPOT for several step budgets. Below 192 tokens TPOT stays and TTFT is much longer; from 192 "
+    "to 512 TTFT falls and TPOT rises; larger budgets lengthen both. The curve for fp8 lies nearer to the origin.",
 )
 
 # %% name="errata-tension-floor"
@@ -710,11 +721,12 @@ print(
 )
 
 # %% [markdown] name="errata-tension-reading"
-# From 96 to 512 you trade: TTFT falls, TPOT rises. Smaller budgets than the number printed above do not shorten a step
-# any more; they only make prompts take more of them. Above 512 this scheduler loses on both: a step then holds several
-# prompts, and everybody in it waits for its end. (An engine that lets prompts go first while decodes stand still trades
-# further; chapter 03.) So the two are not independent, and not doomed either: there is a knee, and there are levers such
-# as fp8, prefix hits or a second GPU that move the whole curve towards the origin.
+# Read the curve from the right. Budgets below the number printed above do not shorten a step any more. They only make
+# prompts take more steps, so TTFT is long for nothing. From 192 to 512 you trade: TTFT falls, TPOT rises. Above 512 this
+# scheduler loses on both: a step then holds several prompts, and everybody in it waits for its end. (An engine that lets
+# prompts go first while decodes stand still trades further; chapter 03.) So the two are not independent, and not doomed
+# either: there is a knee, and there are levers such as fp8, prefix hits or a second GPU that move the whole curve towards
+# the origin.
 #
 # **A timeline in which the second request is read beside the first one's decode, and nobody slows down.** (E01.14)
 # The bars of such a picture are drawn by hand. Section 6 drew ours from events: B waits until A's prompt is
@@ -731,6 +743,8 @@ for name, trace in (("whole", whole), ("chunks of 1,024", chunked)):
 widgets.timeline(chunked, by="seconds")
 
 # %% [markdown] name="errata-batch"
+# ### A batch job (more)
+#
 # **"Batch processing wants a TTFT below 2 s."** (E01.15) A batch job has no reader. Take 240 documents of 1,500 tokens
 # that are all there at the start. What does it take to give *each* its first token within 2 s? And what if only a
 # deadline of one minute counts?
@@ -755,26 +769,35 @@ for gpus in (1, 2, 4, 6, 8):
 # several times the machines for a number nobody looks at. Give interactive work TTFT and TPOT; give batch work a
 # deadline, a price, or tokens per second.
 #
+# ### What bounds the gaps (more)
+#
 # **"FlashAttention and PagedAttention cut the bytes a decode step reads; the keys and values are the bottleneck."**
-# (E05.14) Count them. One request of Llama-3-8B at a context of 8,192, what a step must read:
+# (E05.14) Chapter 00b has the whole ledger. Here is what one step of Llama-3-8B must read for one request at a context of
+# 8,192, with each lever at work. FlashAttention keeps the scores on the chip, so count what they would be. Paging keeps
+# memory from being reserved, so count what is held:
 
 # %% name="errata-bytes-cell"
 weights, cache = kv_cache.weight_bytes(llama), 8192 * kv_cache.bytes_per_token(llama)
-heads = kv_cache.bytes_per_token(llama) * llama.num_heads // llama.num_kv_heads
-rows = {
-    "as it is": weights + cache,
-    "FlashAttention": weights + cache,  # saves score matrices; one query has one row of them
-    "PagedAttention": weights + cache,  # saves unused reservations, which nobody reads
-    "weights in 4 bit": kv_cache.weight_bytes(llama, kv_cache.bits_per_weight(4, 128)) + cache,
-    "cache in 8 bit": weights + cache / 2,
-    "per token, batch 16": weights / 16 + cache,
-    "without grouped heads": weights + 8192 * heads,
-}
+every_head = cache * llama.num_heads / llama.num_kv_heads  # were keys and values not shared by groups of heads
+# One query per head: one row of scores, written, read by the softmax, written, and read again, 2 bytes each.
+scores = 4 * 2 * llama.layers * llama.num_heads * 8192
 print(
     f"weights {format_bytes(weights)}, keys and values {format_bytes(cache)}: {cache / (weights + cache):.0%} of the bytes"
 )
+rows = {
+    "no FlashAttention": weights + cache + scores,
+    "FlashAttention": weights + cache,
+    "weights in 4 bit": kv_cache.weight_bytes(llama, kv_cache.bits_per_weight(4, 128)) + cache,
+    "cache in 8 bit": weights + cache / 2,
+    "per token, batch 16": weights / 16 + cache,
+    "without grouped heads": weights + every_head,
+}
 for name, total in rows.items():
-    print(f"{name:22s} {format_bytes(total):>8s} per token, {total / rows['as it is']:.2f} of the bytes")
+    print(f"{name:22s} {format_bytes(total):>8s} per token, {total / rows['FlashAttention']:.3f} of the bytes")
+request, block = 1000, 16  # a text of 1,000 tokens in an engine that allows 8,192
+paged = -(-request // block) * block
+print(f"a text of {request:,} tokens: paging holds {format_bytes(paged * kv_cache.bytes_per_token(llama))}, a reservation of 8,192 "
+      f"tokens {format_bytes(cache)}; a step reads {format_bytes(request * kv_cache.bytes_per_token(llama))} in both")  # fmt: skip
 
 # %% [markdown] name="errata-bytes-reading"
 # Both are good ideas for other reasons: FlashAttention for prefill's memory traffic (chapter 05), paging for capacity
@@ -788,16 +811,17 @@ for name, total in rows.items():
 # **vLLM** exports histograms with the prefix `vllm:`, among them `time_to_first_token_seconds`,
 # `inter_token_latency_seconds`, `request_queue_time_seconds`, `request_prefill_time_seconds` and
 # `e2e_request_latency_seconds`. TTFT there starts when the frontend receives the request. Its newer *per-request*
-# metrics, returned with an answer, define time to first token from when the request was *scheduled*, with the queue as a
+# metrics, returned with an answer on request (`--enable-per-request-metrics`), define time to first token from when the request was *scheduled*, with the queue as a
 # field of its own. Same name, another clock: read the definition before you compare.
 #
 # **`vllm bench serve`** computes TPOT as this course does, `(latency − TTFT) / (N − 1)`, pools ITL over all tokens, and
 # takes objectives for goodput (`--goodput ttft:... tpot:...`). Its ITL is measured at the client, so it sees bundles.
 #
-# **SGLang** exports the same kinds under `sglang:` and brings `sglang.bench_serving`, which has the same lineage.
+# **SGLang** exports the same kinds under `sglang:` and brings `sglang.bench_serving`, which grew out of vLLM's script. Check
+# in your version how it counts a message with several tokens.
 #
-# **NVIDIA's GenAI-Perf** and its successor AIPerf call the mean per request "inter-token latency", where this course says
-# TPOT.
+# **NVIDIA's GenAI-Perf** and its successor AIPerf call `(latency − TTFT) / (N − 1)` of a request "inter-token latency",
+# where this course says TPOT. For the gaps between messages AIPerf has a name of its own, "inter-chunk latency".
 #
 # **MLPerf Inference** is a place where objectives are fixed in writing. For Llama-2-70B the server scenario (v4.0,
 # 2024) allows a p99 TTFT of 2 s and TPOT of 200 ms; the interactive one (v5.0, 2025) 450 ms and 40 ms. Its offline
@@ -815,7 +839,7 @@ from grader.quiz import load_quiz
 widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="metrics"))
 
 # %% [markdown] name="quiz-more-text"
-# Ten more about the same things, if you like:
+# Ten more about the same things, if you like (more):
 
 # %% name="quiz-more"
 widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="practice"))
@@ -831,6 +855,6 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="practice"))
 # - Stutter: report the share of gaps above 100 ms and the worst gap, not the mean.
 # - Throughput per GPU = all output tokens / duration / GPUs. Goodput = requests per second that met every objective;
 #   requests without a token stay in the denominator of a share.
-# - Step budget: too small costs TTFT, too large costs TPOT. Fewer bits, prefix hits and more GPUs improve both.
+# - Step budget: too small costs TTFT, too large costs TPOT, far too large costs both. Fewer bits, prefix hits and more GPUs improve both.
 # - Long TTFT: is it queue or prefill? Queue: capacity, admission, priority. Prefill: FLOP/s, fewer tokens.
 # - Interactive work gets TTFT and TPOT. Batch work gets a deadline or a price.

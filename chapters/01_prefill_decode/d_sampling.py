@@ -1,8 +1,8 @@
 # %% [markdown] name="title"
 # # 01d · Choosing the token: greedy, temperature, top-k, top-p
 #
-# About 30 minutes. You need `a_phases`. After each pass the model hands over one number per token of its vocabulary, and
-# somebody has to choose. The lab is [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb), parts 6
+# About 30 minutes. You need `a_phases`. After each pass the model hands over one number per token of its vocabulary, a
+# **logit**: the larger, the likelier. Somebody has to choose. The lab is [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb), parts 6
 # to 11.
 
 # %% name="setup"
@@ -63,14 +63,15 @@ widgets.predict("01d-kept", "How many of 4,096 tokens does top-p 0.9 keep after 
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# Cut a ribbon of length 1 into pieces, one for each token, as long as the token is likely. Lay the pieces side by side
+# Cut a ribbon of length 1 into pieces, one for each token, as long as the token is likely. (The length comes from the
+# logits by **softmax**: `exp(logit)` of the token over the sum of `exp(logit)` of all.) Lay the pieces side by side
 # in the order of their ids. Now stick a pin into the ribbon at a place between 0 and 1 that chance chooses. The piece you
 # hit is the next token. Likely tokens are hit often because they are long. That is all of *sampling*.
 #
 # The settings change the ribbon before the pin.
 #
-# - **Temperature** stretches the long pieces and shrinks the short ones (below 1), or makes them more alike (above 1).
-#   Temperature 0 leaves one piece: *greedy*, no chance in it.
+# - **Temperature** divides the logits before that. It stretches the long pieces and shrinks the short ones (below 1), or
+#   makes them more alike (above 1). Temperature 0 leaves one piece: *greedy*, no chance in it.
 # - **Top-k** throws away all but the k longest pieces.
 # - **Top-p** sorts the pieces by length and keeps the longest until they make up at least p of the ribbon. The piece
 #   that reaches p stays, whole.
@@ -123,9 +124,8 @@ show(
 # - **The draw.** Sum up in the order of the *ids*, not of the sorted list, and take the first token at which the sum
 #   exceeds u. Tokens with probability 0 are never taken.
 
+
 # %% name="scratch"
-
-
 def to_probs(logits, temperature):  # [vocab] -> [vocab]
     if temperature == 0:  # greedy: no division; the first of equals
         return torch.nn.functional.one_hot(logits.argmax(), len(logits)).float()
@@ -188,7 +188,9 @@ print(inspect.getsource(sampler._keep_top))
 
 # %% [markdown] name="engine-philox-text"
 # Where does u come from? From a counter, not from a stream of random numbers: a pure function of the request's seed and
-# of the token's position. So a request writes the same text alone, among others, or after it was preempted.
+# of the token's position. So a request writes the same text alone, among others, or after it was preempted. (As far as
+# the logits are the same: a batch of another size rounds differently, and a token whose edge lies within that rounding
+# of u can change.)
 
 # %% name="engine-philox"
 warm = SamplingParams(max_tokens=16, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
@@ -262,6 +264,8 @@ class Timed:
         self.seconds = []
 
     def __call__(self, logits, requests):
+        if on_gpu:
+            torch.cuda.synchronize()  # the model's own work is still under way
         started = time.perf_counter()
         result = sampler.sample(logits, requests)  # its last step copies the tokens to the host, so a GPU is awaited
         self.seconds.append(time.perf_counter() - started)
@@ -347,17 +351,18 @@ tidy(ax, f"vocabulary, {made_rows} rows", "ms")
 fig.legend(loc="outside upper center", ncols=5, fontsize=8, frameon=False)
 show(
     fig,
-    "Time of one sampling step over the vocabulary size, log-log, measured here. Greedy is cheapest, temperature alone "
-    "takes several copies of the logits, and the sorts of top-k and top-p take by far the longest.",
+    "Time of one sampling step over the vocabulary size, log-log, measured here. With the largest vocabulary: "
+    + ", ".join(f"{name} {format_seconds(table[sizes[-1]][name])}" for name in looks)
+    + ".",
 )
 
 # %% [markdown] name="vocab-reading"
 # All lines grow with the vocabulary. What differs is how often the logits are touched. Greedy reads them once.
-# Temperature and softmax need a handful of passes. The filters sort, and sorting is what costs: so samplers for GPUs
+# Temperature and softmax need a handful of passes. The filters sort, and sorting is what costs: so fast samplers for GPUs
 # avoid it. They look for the threshold instead (is the probability above `x` at least p?), in one kernel that halves an
 # interval, or reject tokens that fall outside. That kernel comes in chapter 05.
 #
-# And it is in *every* decode step. On a GPU whose step takes a few milliseconds, a sampler that launches twenty small
+# And it is in *every* decode step. On a GPU whose step takes a few milliseconds, a sampler that launches many small
 # kernels and sorts can be seen in TPOT. In TTFT it occurs once.
 
 # %% [markdown] name="explore-text"
@@ -428,19 +433,21 @@ for temperature in (0.5, 1.5):
 #
 # As of November 2026. Names and defaults change; look them up in the version you run.
 #
-# **vLLM** (V1 engine) applies penalties and other logits processors, then temperature, then min-p, top-k and top-p. With
-# FlashInfer installed and enabled it samples without sorting. `seed` per request makes a request repeatable on
-# one set-up.
+# **vLLM** (V1 engine) applies penalties and other logits processors, then temperature, then min-p, top-k and top-p. On
+# NVIDIA GPUs it can use FlashInfer's kernels, which do not sort. Whether it does so unasked has changed between versions
+# (`VLLM_USE_FLASHINFER_SAMPLER`: off in 0.18, used where the GPU allows it in 0.22). `seed` per request fixes the random
+# numbers; rounding that depends on the batch can still change a token.
 #
 # **FlashInfer** draws by rejection inside one kernel. Where both filters are on, its functions for logits take
 # `filter_apply_order`: `"top_k_first"` or `"joint"`, which is the difference of the last cell.
 #
 # **SGLang** chooses between FlashInfer and plain PyTorch with `--sampling-backend`.
 #
-# **Hugging Face transformers** `generate` builds a list of warpers: temperature, top-k, top-p, in that order.
+# **Hugging Face transformers** (5.23) `generate` builds a list of logits processors, those for sampling in the order
+# temperature, top-k, top-p, min-p. Others can stand between them.
 #
 # **llama.cpp** has a chain that you can reorder with `--samplers`. By default its temperature comes *last*, after
-# top-k, top-p and min-p. The same numbers in the same request therefore mean another distribution there.
+# top-k, top-p, min-p and others. The same numbers in the same request therefore mean another distribution there.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ipywidgets import Dropdown, IntSlider, SelectionSlider
 
-from chapters.widgets.figure import BLUE, GREY, INK, RED, SKY, Shown, View, figure, show, tidy
+from chapters.widgets.figure import BLUE, GREY, INK, RED, SKY, Shown, View, figure, show
 from reference_impl.theory import kv_cache
 from reference_impl.theory.deployment import Deployment, RequestTime, request_time
 from reference_impl.theory.hardware import DEVICES, device
@@ -100,28 +100,32 @@ def judge(
 def _bars(
     name: str, use: str, objective: Objective, time: RequestTime, met: dict[str, bool], advice: list[str], rate: float
 ) -> Shown:
-    fig = figure(7.8, 4.2)
-    fig.set_layout_engine("none")  # placed by hand: with three axes the automatic layout takes most of the time
-    places = [fig.add_axes((0.14, bottom, 0.83, 0.09)) for bottom in (0.63, 0.41, 0.19)]
+    fig = figure(7.8, 3.7)
+    fig.set_layout_engine("none")  # placed by hand, one axes: a layout engine, or axes per row, take most of the time
+    ax = fig.add_axes((0.15, 0.1, 0.83, 0.62))
     queue, prefill = ("queue", time.queue, GREY, ".."), ("prefill", time.prefill, BLUE, "")
     rows = (
-        ("first token", 1.0, "s", objective.ttft, (queue, prefill)),
-        ("whole answer", 1.0, "s", objective.total, (queue, prefill, ("decode", time.decode, SKY, "//"))),
-        ("one step", 1000.0, "ms", objective.tpot, (("decode", time.tpot, SKY, "//"),)),
+        ("first token", objective.ttft, (queue, prefill)),
+        ("whole answer", objective.total, (queue, prefill, ("decode", time.decode, SKY, "//"))),
+        ("one step", objective.tpot, (("decode", time.tpot, SKY, "//"),)),
     )
     handles = {}
-    for ax, (label, scale, unit, limit, parts) in zip(places, rows, strict=True):
-        left = 0.0
+    for y, (_, limit, parts) in enumerate(rows):
+        needed = sum(seconds for _, seconds, _, _ in parts)
+        full, left = 1.05 * max(needed, limit or 0), 0.0  # every row has a scale of its own
         for part, seconds, colour, hatch in parts:
-            handles[part] = ax.barh(0, scale * seconds, left=scale * left, color=colour, hatch=hatch, edgecolor="white")
-            left += seconds
+            handles[part] = ax.barh(y, seconds / full, 0.42, left, color=colour, hatch=hatch, edgecolor="white")
+            left += seconds / full
         if limit is not None:
-            handles["objective"] = ax.axvline(scale * limit, color=RED, linestyle="--", linewidth=1.6)
-        ax.set_xlim(0, 1.05 * scale * max(left, limit or 0))
+            (line,) = ax.plot([limit / full] * 2, [y - 0.3, y + 0.3], color=RED, linestyle="--", linewidth=1.6)
+            handles["objective"] = line
         asked = "no objective" if limit is None else f"objective {_time(limit)}"
-        tidy(ax, f"{unit}: {_time(left)}, {asked}")
-        ax.xaxis.label.set_fontsize(9)
-        ax.set_yticks([0], [label])
+        ax.text(0.005, y + 0.42, f"{_time(needed)}, {asked}; the row ends at {_time(full)}", fontsize=9, va="center")
+    ax.set_xlim(0, 1)
+    ax.set_ylim(2.7, -0.4)
+    ax.set_xticks([])
+    ax.set_yticks(range(3), [label for label, _, _ in rows])
+    ax.spines[["top", "right", "bottom"]].set_visible(False)
     verdict = ", ".join(f"{key} {'met' if ok else 'MISSED'}" for key, ok in met.items()) or "no objective per request"
     tokens = "" if objective.total is None else f"; {time.tokens_within(objective.total):,} output tokens fit"
     speed = f"{1 / time.tpot:,.0f} tokens/s per stream, {rate:,.0f} per device"

@@ -24,7 +24,8 @@ def draw(
         order = np.append(order[:-1], drawn)
     place = np.arange(len(order))
     fig = figure(7.8, 3.3)
-    ax = fig.subplots()
+    fig.set_layout_engine("none")  # fixed margins: a layout engine draws everything twice
+    ax = fig.add_axes((0.09, 0.28, 0.89, 0.62))
     ax.bar(place - 0.2, plain[order], 0.4, color=GREY, label="after temperature")
     colours = [ORANGE if i == drawn else BLUE for i in order]
     ax.bar(place + 0.2, kept[order], 0.4, color=colours, hatch="//", edgecolor="white", label="after top-k and top-p")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from ipywidgets import Dropdown, IntSlider
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from chapters.widgets.figure import BLUE, GREY, INK, ORANGE, RED, SKY, Shown, View, figure, show, tidy
 from reference_impl.interfaces import Row
@@ -80,14 +84,18 @@ def _of_one(
 ) -> list[Segment]:
     found: list[Segment] = []
     state, seen = "waiting", 0  # seen: how many of its tokens were computed at least once
+    passed_over = False
     for step, (start, end) in life:
         if request_id in step.preempted:
             state = "preempted"
         row = _row(step, request_id)
         if row is None:
+            passed_over = True
             continue
-        if start > at:
+        # Between two steps in a row lies a little host time: nobody was passed over, so that is not idle.
+        if start > at and (state != "idle" or passed_over):
             found.append(Segment(request_id, state, at, start))
+        passed_over = False
         fresh = "prefill" if row.start < num_prompt else "decode"
         kind = "recompute" if row.start < seen else fresh
         found.append(Segment(request_id, kind, start, end, row.num_tokens))
@@ -100,41 +108,74 @@ def draw(trace: Trace, by: str = "step", step: int = 1) -> Shown:
     """A bar per request above the free blocks; the chosen step is marked and put into words. step counts from 1."""
     parts, steps = segments(trace, by), trace.steps()
     order = [e.request_id for e in trace.events if isinstance(e, RequestArrived)]
-    fig = figure(7.8, 1.9 + 0.32 * max(1, len(order)))
-    top, bottom = fig.subplots(2, 1, sharex=True, height_ratios=[max(2, len(order)), 2])
-    # Edges tell neighbouring steps apart as long as they are wider than the edge. One collection per row and kind: a
-    # patch per step would make a long trace slow to draw.
-    edge = min(0.4, 30 / max(1, len(steps)))
-    for row, request_id in enumerate(order):
-        for kind, (colour, hatch) in LOOKS.items():
-            spans = [(p.start, p.end - p.start) for p in parts if p.request_id == request_id and p.kind == kind]
-            top.broken_barh(spans, (row - 0.36, 0.72), facecolor=colour, hatch=hatch, edgecolor="white", linewidth=edge)
     shown = [kind for kind in LOOKS if any(part.kind == kind for part in parts)]
-    handles = [top.barh(0, 0, color=LOOKS[k][0], hatch=LOOKS[k][1], edgecolor="white") for k in shown]
-    fig.legend(handles, shown, loc="outside upper center", ncols=len(shown) or 1, fontsize=8, frameon=False)
+    at, text = _in_words(steps, step)
+    words = _wrap(text)
+    fig, top, bottom = _axes(order, words.count("\n"))
+    _bars(top, parts, order, min(0.4, 30 / max(1, len(steps))))
+    handles = [Rectangle((0, 0), 1, 1, facecolor=LOOKS[k][0], hatch=LOOKS[k][1], edgecolor="#DDDDDD") for k in shown]
+    fig.legend(handles, shown, loc="upper center", ncols=len(shown) or 1, fontsize=8, frameon=False)
     tidy(top, ylabel="request")
     top.set_yticks(range(len(order)), order)
     top.set_ylim(len(order) - 0.4, -0.6)
+    top.tick_params(labelbottom=False)
     tidy(bottom, xlabel="step" if by == "step" else "seconds since the first arrival", ylabel="free blocks")
-    text = "The trace holds no step."
     if steps:
         zero = _zero(trace)
         x = [i + 1.0 if by == "step" else s.finished_at - zero for i, s in enumerate(steps)]
         free = [s.num_free_blocks for s in steps]
         bottom.step(x, free, where="post", color=INK)
         bottom.set_ylim(0, max(free) * 1.15 + 1)
-        chosen = steps[min(max(step, 1), len(steps)) - 1]
-        at = steps.index(chosen)
+        chosen = steps[at]
         middle = at + 0.5 if by == "step" else (chosen.started_at + chosen.finished_at) / 2 - zero
         for ax in (top, bottom):
             ax.axvline(middle, color=RED, linewidth=1)
-        rows = ", ".join(f"{r.request_id}: {r.num_tokens} from {r.start}" for r in chosen.rows)
-        text = f"Step {at + 1} of {len(steps)}. Tokens computed: {rows}. "
-        text += f"Preempted: {', '.join(chosen.preempted)}. " if chosen.preempted else ""
-        text += f"After it: {chosen.num_free_blocks} blocks free, {chosen.num_waiting} requests waiting."
-        bottom.set_title(_wrap(text), fontsize=8, loc="left")
+            ax.set_xlim(0, 1.02 * x[-1])
+        bottom.set_title(words, fontsize=8, loc="left")
     counts = ", ".join(f"{sum(p.kind == k for p in parts)} {k}" for k in shown)
     return show(fig, f"Timeline of {len(order)} requests over {len(steps)} steps; segments: {counts or 'none'}. {text}")
+
+
+def _axes(order: list[str], more_lines: int) -> tuple[Figure, Any, Any]:
+    """Figure and both axes, placed in inches: a layout engine would draw everything twice."""
+    width, rows, words = 7.8, 0.32 * max(2, len(order)), 0.32 + 0.15 * more_lines
+    height = 0.3 + rows + words + 0.6 + 0.5  # legend, bars, the step in words, free blocks, axis
+    left = 0.75 + 0.07 * max((len(name) for name in order), default=1)
+    fig = figure(width, height)
+    fig.set_layout_engine("none")
+    span = (left / width, 0.98 - left / width)
+    bottom = fig.add_axes((span[0], 0.5 / height, span[1], 0.6 / height))
+    top = fig.add_axes((span[0], (1.1 + words) / height, span[1], rows / height))
+    return fig, top, bottom
+
+
+def _bars(ax: Any, parts: list[Segment], order: list[str], edge: float) -> None:
+    """One collection per kind for all requests: a patch per step would make a long trace slow to draw.
+
+    edge: tells neighbouring steps apart as long as they are wider than it.
+    """
+    row = {request_id: i for i, request_id in enumerate(order)}
+    for kind, (colour, hatch) in LOOKS.items():
+        boxes = []
+        for p in parts:
+            if p.kind == kind:
+                low, high = row[p.request_id] - 0.36, row[p.request_id] + 0.36
+                boxes.append([(p.start, low), (p.end, low), (p.end, high), (p.start, high)])
+        if boxes:
+            looks = {"facecolor": colour, "hatch": hatch or None, "edgecolor": "white", "linewidth": edge}
+            ax.add_collection(PolyCollection(boxes, **looks), autolim=False)
+
+
+def _in_words(steps: list[StepDone], step: int) -> tuple[int, str]:
+    """(index of the chosen step, what it did). step counts from 1 and is clipped to the steps there are."""
+    if not steps:
+        return 0, "The trace holds no step."
+    at = min(max(step, 1), len(steps)) - 1
+    chosen = steps[at]
+    rows = ", ".join(f"{r.request_id}: {r.num_tokens} from {r.start}" for r in chosen.rows)
+    text = f"Step {at + 1} of {len(steps)}. Tokens computed: {rows}. "
+    text += f"Preempted: {', '.join(chosen.preempted)}. " if chosen.preempted else ""
+    return at, text + f"After it: {chosen.num_free_blocks} blocks free, {chosen.num_waiting} requests waiting."
 
 
 def _wrap(text: str, width: int = 120) -> str:

@@ -1,8 +1,10 @@
 """One model on one group of devices: the shortest time of any ragged step, and what a latency budget pays for.
 
     step = max(FLOP / (mfu * peaks), bytes / (mbu * bandwidths)) + communication
-Tensor parallelism divides FLOP and bytes by the number of devices and adds 2 * layers all-reduces. Host work, launches
-and sampling are left out, so a real engine is slower; mfu and mbu are the shares of the peaks that you grant it.
+FLOP count logits for every token, as the usual 2 * params * tokens does; an engine needs fewer, see
+`latency.engine_pass_flops`. Tensor parallelism divides FLOP and bytes by the number of devices and adds 2 * layers
+all-reduces. Host work, launches and sampling are left out, so a real engine is slower; mfu and mbu are the shares of
+the peaks that you grant it.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def pass_flops(shape: ModelShape, query_tokens: Number, past_tokens: Number = 0)
 
 
 def prefill_flops(shape: ModelShape, prompt_tokens: Number) -> Number:
-    """FLOP to compute a whole prompt once."""
+    """FLOP to compute a whole prompt once, logits for every token; an engine needs fewer, see `engine_pass_flops`."""
     return pass_flops(shape, prompt_tokens, 0)
 
 
