@@ -37,7 +37,18 @@ def _views() -> dict[str, Any]:
     """Every widget that redraws, the timeline over a trace of the real engine."""
     made = importlib.import_module("chapters.widgets")
     views = {name: getattr(made, name)() for name in ("kv_memory", "latency_budget", "roofline", "savings")}
-    return views | {"timeline": made.timeline(_trace())}
+    return views | {
+        "sampling": made.sampling(_distribution, [str(i) for i in range(4096)]),
+        "timeline": made.timeline(_trace()),
+    }
+
+
+def _distribution(temperature: float, top_k: int, top_p: float) -> Any:
+    """The engine's own filters over a vocabulary of the course model's size."""
+    torch, engine = importlib.import_module("torch"), importlib.import_module("reference_impl")
+    params = engine.SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    logits = torch.linspace(8, -8, 4096)[None]
+    return importlib.import_module("reference_impl.sampling.sampler").probabilities(logits, [params])[0].numpy()
 
 
 def _trace() -> Any:
