@@ -9,12 +9,14 @@
 # tokens: temperature, top-k, top-p and one draw. At the end both halves run inside the engine: it writes text with your
 # sampler, and your metrics say how fast.
 #
-# - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
+# - Parts 1 to 5 need notebook 01c, parts 6 to 11 notebook 01d.
+# - Each part has a text, a cell for your code, and checks. Run a check as often as you like; `inferlab lab check 01`
+#   runs all of them on the saved notebook.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
 # - Times are in seconds. Tensors are on the CPU. What your functions are given belongs to the caller: do not write into
 #   it.
-# - Use `torch`, `numpy` and the standard library: when your cells are graded, nothing else is there, no engine and no
-#   grader.
+# - Your own cells may use `torch`, `numpy` and the standard library. Where they are graded nothing else exists, no
+#   engine and no grader.
 #
 # 20 points.
 
@@ -149,15 +151,17 @@ def even_u(num_rows, generator):
 # | `"finished"` | its output is complete |
 # | `"aborted"` | somebody gave up on it, perhaps before it had a token |
 #
-# Events are in order of time, and those of several requests are mixed. Times are seconds on a clock that began
-# anywhere, not at 0. Two tokens may have the same time: a step can yield more than one. An id stands for one request.
-# The list stops when somebody stopped to look, so the last events of a request may be missing.
+# Events are in order of time, and those of several requests are mixed. Times are seconds on some clock whose 0 has no
+# meaning: only the difference of two times has one. Two tokens may have the same time: a step can yield more than one.
+# An id stands for one request. The list stops where the recording stopped, so the last events of a request may be
+# missing.
 #
 # **Build** `timelines(events)`: a dict with an entry for every request that arrived, however it ended:
 # `{request_id: {"arrived": time, "scheduled": time, "tokens": [time, time, ...]}}`. `"scheduled"` is the *first* time
 # it was scheduled, or `None`. `"tokens"` has one time for each token, in order.
 #
-# **Hint:** one pass over the events. Make the entry, with an empty list in it, when the request arrives.
+# **Hint:** one pass over the events. Make the entry, with an empty list in it, when the request arrives. "Not yet
+# scheduled" is `is None`; a time of 0.0 would be a time.
 #
 # **Trap (mixed):** the event before a token usually belongs to another request. Only the id says whose token it is.
 
@@ -247,7 +251,8 @@ for _ in range(4):
 # **Count:** N tokens have N - 1 gaps, so ttft + sum(itl) = latency and ttft + (N - 1)·tpot = latency. The
 # check prints both sides.
 #
-# **Hint:** the gaps are `tokens[k] - tokens[k - 1]` for k from 1. Deal with N = 0 and N = 1 before you divide.
+# **Hint:** the gaps are `tokens[k] - tokens[k - 1]` for k from 1. Deal with N = 0 before you take `tokens[0]`, and with
+# N = 1 before you divide.
 #
 # **Trap (queue):** TTFT begins when the request *arrived*. Somebody who waits in a queue waits. Measured from
 # `scheduled`, an overloaded server looks as fast as an idle one.
@@ -273,15 +278,17 @@ def request_metrics(arrived, scheduled, tokens):
 
 # %% nbgrader={"grade_id": "check_ttft", "grade": true, "points": 1}
 # property: TTFT runs from the arrival, so the queue is part of it; a request without tokens has no TTFT.
-# hint: queue = scheduled - arrived and ttft = first token - arrived; neither is the time on the clock itself.
+# hint: queue = scheduled - arrived and ttft = first token - arrived; neither is the time on the clock itself. Without
+#   a token there is no tokens[0]; never scheduled, there is nothing to subtract from.
 def check_first_token(arrived, scheduled, tokens, queue, ttft):
+    print(f"arrived {arrived}, scheduled {scheduled}, tokens {tokens}")
     seen = request_metrics(arrived, scheduled, list(tokens))
     expected = {"arrived": arrived, "num_tokens": len(tokens), "queue": queue, "ttft": ttft}
     if not tokens:
         expected |= {"itl": [], "tpot": None, "latency": None}
     problem = first_difference(seen, expected)
     assert problem is None, f"arrived {arrived}, scheduled {scheduled}, tokens {tokens}: {problem}"
-    print(f"arrived {arrived}, scheduled {scheduled}, tokens {tokens}: queue {seen['queue']}, ttft {seen['ttft']}")
+    print(f"    queue {seen['queue']}, ttft {seen['ttft']}")
 
 
 check_first_token(100.0, 100.25, [100.5, 100.75], queue=0.25, ttft=0.5)  # a short queue
@@ -333,7 +340,7 @@ for num_tokens in (1, 2, 3, random_int(4, 30, draw_numbers)):
 # | key | value | if there is nothing to measure |
 # |---|---|---|
 # | `"num_tokens"` | output tokens of all requests | 0 |
-# | `"duration"` | from the first arrival of any request to the last token of any request | 0.0 if no token came |
+# | `"duration"` | from the first arrival, also of a request without a token, to the last token | 0.0 if no token came |
 # | `"throughput"` | num_tokens / duration | 0.0 if the duration is 0 |
 # | `"mean_ttft"` | mean over the requests that have a TTFT | `None` |
 # | `"mean_tpot"` | mean over the requests that have a TPOT: every *request* weighs the same | `None` |
@@ -374,13 +381,17 @@ def load_metrics(requests):
 
 # %% nbgrader={"grade_id": "check_throughput", "grade": true, "points": 1}
 # property: throughput is all tokens over the time from the first arrival to the last token, whoever they belong to.
-# hint: the clock does not start at 0; rates of requests do not add up, because not all requests ran all the time.
+# hint: the clock does not start at 0; the first to arrive may have no token; rates of requests do not add up, because
+#   not all requests ran all the time.
 def check_rate(requests, num_tokens, duration):
     throughput = num_tokens / duration if duration else 0.0
+    ends = [None if r["latency"] is None else r["arrived"] + r["latency"] for r in requests]
+    if len(requests) < 5:
+        print(f"arrivals {[r['arrived'] for r in requests]}, last tokens {ends}")
     seen = load_metrics([dict(r) for r in requests])
     problem = first_difference(seen, {"num_tokens": num_tokens, "duration": duration, "throughput": throughput})
     assert problem is None, f"{len(requests)} requests: {problem}"
-    print(f"{seen['num_tokens']} tokens in {seen['duration']:.2f} s: {seen['throughput']:.3f} tokens/s")
+    print(f"    {seen['num_tokens']} tokens in {seen['duration']:.2f} s: {seen['throughput']:.3f} tokens/s")
 
 
 check_rate([measured(100.0, 1.0, [0.5, 0.5])], num_tokens=3, duration=2.0)
@@ -404,12 +415,16 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "check_means", "grade": true, "points": 2}
 # property: mean TPOT weighs requests and mean ITL weighs gaps; requests without a value are left out; p99 interpolates.
-# hint: collect one list of TPOTs and one list of all gaps; sort before you look for a percentile.
+# hint: collect one list of the TPOTs that are not None and one list of all gaps; a list with nothing in it has no mean
+#   and no percentile, so None; sort before you look for a percentile.
 def check_load_means(requests, expected):
+    if len(requests) < 5:
+        print(f"gaps of each request {[r['itl'] for r in requests]}")
     seen = load_metrics([dict(r) for r in requests])
     problem = first_difference(seen, expected)
     assert problem is None, f"gaps {[r['itl'] for r in requests]}: {problem}"
-    print(", ".join(f"{key} {seen[key] if seen[key] is None else round(float(seen[key]), 4)}" for key in expected))
+    shown = (f"{key} {seen[key] if seen[key] is None else round(float(seen[key]), 4)}" for key in expected)
+    print("    " + ", ".join(shown))
 
 
 load = [
@@ -464,7 +479,8 @@ for gaps in (([10] * 9, [10, 10, 200]), ([100] * 9, [10] * 3)):
 # - A lone token has no TPOT to miss: its TTFT decides. A request without a token meets nothing.
 # - If the duration is 0, goodput is 0.0. If there is no request, raise `ValueError`: a share of nothing is not defined.
 #
-# **Hint:** count those that meet both once, then divide it by two different things.
+# **Hint:** count once how many meet both. Divided by the number of all requests it is the attainment, divided by the
+# duration the goodput.
 #
 # **Trap (survivors):** a request that was aborted without a token stays in the denominator of the share. Leave such
 # requests out, and a server gets the better marks the more people give up waiting.
@@ -487,7 +503,8 @@ def goodput(requests, duration, max_ttft, max_tpot):
 
 # %% nbgrader={"grade_id": "check_goodput", "grade": true, "points": 1}
 # property: a request counts if it meets both objectives; all requests are in the denominator of the share.
-# hint: go through the cases: both met, one missed, a lone token, no token; equal to the limit is met.
+# hint: go through the cases: both met, one missed, a lone token, no token; equal to the limit is met. The share is of
+#   all requests, also of those without a token; an empty list is a ValueError before anything is divided.
 def check_good(requests, duration, limits, num_good):
     seen = goodput([dict(r) for r in requests], duration, *limits)
     expected = {"attainment": num_good / len(requests), "goodput": num_good / duration if duration else 0.0}
@@ -509,10 +526,11 @@ load = [
 check_good(load, 2.0, (1.0, 0.5), num_good=3)
 check_good(load[6:], 0.0, (1.0, 0.5), num_good=0)
 check_good(load[:1], 0.0, (1.0, 0.5), num_good=1)
+print("no requests: a ValueError is expected")
 try:
     goodput([], 1.0, 1.0, 0.5)
 except ValueError as error:
-    print("no requests: ValueError:", error)
+    print("    ValueError:", error)
 else:
     raise AssertionError("goodput([], ...): expected ValueError, it returned")
 ### BEGIN HIDDEN TESTS
@@ -532,7 +550,8 @@ for _ in range(4):
 # **Build** `metrics(events)`: put parts 1 to 3 together. Return
 # `{"requests": {request_id: what request_metrics says}, "load": what load_metrics says of all of them}`.
 #
-# **Hint:** the keys of a timeline have the names of the arguments: `request_metrics(**timeline)`.
+# **Hint:** the keys of a timeline have the names of the arguments, so `request_metrics(**timeline)` passes each value
+# to the argument of its name.
 
 
 # %% nbgrader={"grade_id": "metrics", "solution": true}
@@ -629,11 +648,11 @@ def probabilities(logits, temperature):
 def check_softmax_of(logits, temperature, expected):
     seen = unchanged(probabilities, logits, temperature)
     assert_tensor("probabilities", seen, logits.shape, torch.float32)
-    shown = [[round(float(p), 4) for p in row] for row in seen[:2, :6]]
+    shown, wanted = ([[round(float(p), 4) for p in row] for row in probs[:2, :6]] for probs in (seen, expected))
     print(f"temperature {temperature}: {shown}")
     assert not bool(seen.isnan().any()), f"{int(seen.isnan().sum())} of {seen.numel()} probabilities are NaN"
     off = float((seen - expected).abs().max())
-    assert off < 1e-4, f"temperature {temperature}: expected {expected[:2].tolist()}, saw {shown}, off by {off:.2g}"
+    assert off < 1e-4, f"temperature {temperature}: expected {wanted}, saw {shown}, off by {off:.2g}"
     forbidden = int((seen[logits == -math.inf] != 0).sum())
     assert forbidden == 0, f"{forbidden} tokens with logit -inf have a probability above 0"
 
@@ -720,19 +739,23 @@ def keep_top_k(probs, k):
 
 # %% nbgrader={"grade_id": "check_top_k", "grade": true, "points": 1}
 # property: exactly k tokens stay, of equal ones those with the lower ids; each row sums to 1; k = 0 keeps all.
-# hint: sort by probability with stable=True, take the first k ids of each row, and put their values back in place.
+# hint: sort by probability with stable=True, take the first k ids of each row, put their values back in place, and
+#   divide each row by its own sum; k = 0 is a case of its own.
 def check_kept(function, name, probs, limit, kept_ids):
     """kept_ids: per row the ids that must stay."""
     seen = unchanged(function, probs, limit)
     assert_tensor(name, seen, probs.shape, torch.float32)
+    assert not bool(seen.isnan().any()), f"{name} {limit:g}: NaN. A row in which nothing stays is divided by 0"
     seen_ids = [[i for i, p in enumerate(row) if p != 0] for row in seen.tolist()]
-    print(f"{name}, {limit:g}: the ids {seen_ids} stay")
-    assert seen_ids == [sorted(ids) for ids in kept_ids], f"{limit:g}: expected {kept_ids} to stay, saw {seen_ids}"
+    print(f"{name} {limit:g}: the ids {seen_ids} stay")
     for row, ids in enumerate(kept_ids):
+        given = f"{name} {limit:g} of {[float(f'{p:.4g}') for p in probs[row].tolist()]}"
+        assert seen_ids[row] == sorted(ids), f"{given}: expected the ids {sorted(ids)} to stay, saw {seen_ids[row]}"
         expected = torch.zeros(probs.shape[1])
         expected[ids] = probs[row, ids] / probs[row, ids].sum()
         off = float((seen[row] - expected).abs().max())
-        assert off < 1e-5, f"{limit:g}: expected {expected.tolist()} in row {row}, saw {seen[row].tolist()}"
+        shown, wanted = ([round(p, 4) for p in values.tolist()] for values in (seen[row], expected))
+        assert off < 1e-5, f"{given}: expected {wanted}, saw {shown}, off by {off:.2g}"
 
 
 probs = torch.tensor([[0.125, 0.25, 0.25, 0.25, 0.125], [0.5, 0.0, 0.125, 0.25, 0.125]])
@@ -765,7 +788,8 @@ for _ in range(4):
 # - Reaching is enough: if the first two have exactly p together, these two stay. Of equal ones at the edge, those with
 #   the lower ids stay.
 # - The most likely token always stays, however small p is.
-# - `p = 1` switches the filter off. Do not compare then: a sum of float32 numbers can reach 1 before the last token.
+# - `p = 1` switches the filter off: every token stays. Make it a case of its own, because a sum of rounded numbers can
+#   reach 1 before the last token.
 #
 # **Hint:** sort as before. A token stays if the mass *before* it is less than p. `cumsum` counts the mass up to
 # and including each token.
@@ -789,7 +813,8 @@ def keep_top_p(probs, p):
 
 # %% nbgrader={"grade_id": "check_top_p", "grade": true, "points": 2}
 # property: the smallest set whose mass reaches p stays, the token that crosses p included; p = 1 keeps every token.
-# hint: sort, then keep a token while the mass before it is below p; put the values back to their ids.
+# hint: sort, then keep a token while the mass before it, its own not included, is below p; put the values back to
+#   their ids; p = 1 is a case of its own.
 probs = torch.tensor([[0.125, 0.5, 0.25, 0.125], [0.25, 0.25, 0.25, 0.25]])  # sums of these are exact
 for p, kept in (
     (1e-6, [[1], [0]]),
@@ -913,14 +938,16 @@ def sample(logits, u, temperature, top_k, top_p):
 
 # %% nbgrader={"grade_id": "check_sample", "grade": true, "points": 2}
 # property: temperature, top-k, top-p, draw, in this order; tokens come as often as they should; rows do not mix.
-# hint: each filter gets what the one before it returned; if a share is wrong, look at the check of that part first.
+# hint: each filter gets what the one before it returned; make the checks of the four parts pass first. If they do and a
+#   share is wrong, it is the order.
 def check_shares(weights, temperature, top_k, top_p, expected, num_rows=1000):
     """Draws from a row whose probabilities at this temperature are in proportion to the weights."""
     logits = (torch.tensor([weights]).log() * temperature).repeat(num_rows, 1)
     tokens = unchanged(sample, logits, even_u(num_rows, rng("even")), temperature, top_k, top_p)
     seen, expected = shares_of(tokens, len(weights)), torch.tensor(expected) / sum(expected)
     shown, wanted = ([round(float(share), 3) for share in shares] for shares in (seen, expected))
-    settings = f"temperature {temperature}, top-k {top_k}, top-p {top_p}"
+    before = [round(weight / sum(weights), 3) for weight in weights]
+    settings = f"probabilities {before} at temperature {temperature}, then top-k {top_k}, top-p {top_p}"
     print(f"{settings}: shares {shown}")
     off = float((seen - expected).abs().max())
     assert off < 0.002, f"{settings}: expected shares {wanted}, saw {shown}"
@@ -992,8 +1019,8 @@ assert distance < 0.05, f"5000 random draws: expected shares {exact.tolist()}, s
 # text depends neither on who shares its batch nor on when it runs.
 #
 # The engine's scheduler, model and cache stay as they are. Your token is what the model goes on with. The text must be
-# that of the engine's own sampler, token for token. Only where u lies so close to the edge between two tokens that
-# rounding decides does the engine's token count.
+# that of the engine's own sampler, token for token. One exception: if u lies so close to the edge between two tokens
+# that rounding decides which one it hits, both are accepted, and the model goes on with the engine's.
 
 
 # %% nbgrader={"grade_id": "engine_sampler"}
@@ -1223,9 +1250,10 @@ check_run(num_tokens, start=100 + random_seconds(900, draw_numbers))
 # ## 13. Your engine writes, and you say how fast
 #
 # Now on the real clock: your sampler chooses every token, your metrics read the trace. Two requests run at a time, so
-# the later ones wait; the last is aborted while it waits. Look at the queue in the TTFT, and at what an objective of
-# 50 ms leaves of it. Change temperatures and seeds and run it again. The seconds belong to this machine and are not
-# checked. The model is a small one trained for this course on Python code: it has the form of code and little sense.
+# the later ones wait; the last is aborted while it waits. Look at how much of each TTFT is queue, and at how few
+# requests meet an objective of 50 ms. Change temperatures and seeds and run it again. The seconds belong to this
+# machine and are not checked; they include the engine's own sampler, which `YourSampler` asks in every step to compare.
+# The model is a small one trained for this course on Python code: it has the form of code and little sense.
 
 # %% nbgrader={"grade_id": "report"} inferlab={"where": "notebook"}
 prompts = [
