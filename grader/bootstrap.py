@@ -60,7 +60,8 @@ if importlib.util.find_spec("reference_impl") is None:
 def bootstrap_source(install_url: str | None = None) -> str:
     """Source of the cell. install_url: what pip installs; None takes it from chapters/course.yaml, "" is nowhere.
 
-    INFERLAB_INSTALL_URL in the kernel's environment comes first. The cell does nothing where the course is installed. It raises RuntimeError, with what to do, where it cannot be.
+    INFERLAB_INSTALL_URL in the kernel's environment comes first. The cell does nothing where the course is installed,
+    and raises RuntimeError, with what to do, where it cannot be.
     """
     if install_url is None:
         from grader.manifest import load_course

@@ -529,6 +529,9 @@ for step in busy.trace.steps():
 # %% [markdown] name="errata-one-at-a-time"
 # ## 7. What the cheat sheets get wrong
 #
+# A tag such as (E00.9) is the number of an entry in our list of 159 errors that study materials pass on. Where a
+# calculator or the engine of this course can show the right value, a test does (`tests/claims/` in the repository).
+#
 # **"Models produce one token at a time."** They *write* one at a time. They read as many as you give them. The trace
 # in section 4 shows both. A sentence about "the model" that does not name the phase is usually wrong for one of them.
 #

@@ -44,8 +44,9 @@ print(
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# That machine serves requests with prompts of 1,000 tokens and about 100 tokens of output. On an idle machine the first
-# token comes after one prefill, the time printed above. Now 30 requests arrive per second, at random moments, a little
+# That machine (MFU and MBU: the shares of its peak arithmetic and bandwidth that are reached, see `b_floors`) serves
+# requests with prompts of 1,000 tokens and about 100 tokens of output. When it is idle the first token comes after one
+# prefill, the time printed above. Now 30 requests arrive per second, at random moments, a little
 # more than it can take in the long run, for twenty seconds.
 #
 # **How many times longer than that prefill is the time to first token, at the 95th percentile?** That is the value which
@@ -122,6 +123,7 @@ show(
 # | latency | request | last token − arrival | all | code that needs the whole answer |
 # | throughput | load | all output tokens / duration | all | who pays for the GPU |
 # | goodput | load | requests that met their objectives / duration | all | who promised something |
+# | attainment | load | requests that met their objectives / all requests | all | the same, as a share |
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
@@ -139,8 +141,11 @@ log = [  # (seconds, what, who); the clock started anywhere
 ]  # fmt: skip
 
 
-def of_one(who):
-    times = {what: [t for t, w, name in log if w == what and name == who] for what in ("arrived", "scheduled", "token")}
+def stamps_of(who):  # what happened to this request -> when
+    return {what: [t for t, w, name in log if w == what and name == who] for what in ("arrived", "scheduled", "token")}
+
+
+def of_one(times):
     arrived, tokens = times["arrived"][0], times["token"]
     gaps = [b - a for a, b in pairwise(tokens)]  # N tokens, N - 1 gaps
     return {
@@ -153,14 +158,12 @@ def of_one(who):
 
 
 for who in ("ann", "bob", "cyd", "dan"):
-    mine = of_one(who)
-    stamps = {
-        what: [t for t, w, name in log if w == what and name == who] for what in ("arrived", "scheduled", "token")
-    }
-    ours = RequestMetrics.of(stamps["arrived"][0], stamps["token"], next(iter(stamps["scheduled"]), None))
-    for name, value in mine.items():
-        np.testing.assert_allclose(np.nan_to_num(value or 0), np.nan_to_num(getattr(ours, name) or 0), atol=1e-9)
-        assert (value is None) == (getattr(ours, name) is None)
+    times = stamps_of(who)
+    mine = of_one(times)
+    ours = RequestMetrics.of(times["arrived"][0], times["token"], next(iter(times["scheduled"]), None))
+    for name, value in mine.items():  # the same number, or None in both
+        other = getattr(ours, name)
+        assert value is other is None or np.allclose(value, other)
     print(f"{who}: " + ", ".join(f"{k} {np.round(v, 3) if v is not None else None}" for k, v in mine.items()))
 
 # %% [markdown] name="scratch-reading"
@@ -347,12 +350,16 @@ def p95_of(part):
 
 
 print(f"a request costs {format_seconds(service)} of arithmetic: at most {1 / service:.1f} requests per second")
-print("per second   busy   p95 queue  p95 prefill  p95 TTFT  queue's share of TTFT  tokens/s")
+one_at_a_time = 0  # variance of the service time over its mean squared: all requests are alike
+print("per second   busy   p95 queue  p95 prefill  p95 TTFT  mean TTFT  formula  queue's share  tokens/s")
 for rate in rates:
     share = over_seeds(rate, lambda w: sum(m.queue for m in w.requests) / sum(w.ttft))
+    busy = queueing.utilization(rate, service)
+    formula = queueing.mg1_wait_seconds(service, busy, one_at_a_time) + h100.prefill_seconds(1000)
     print(
-        f"{rate:10d} {queueing.utilization(rate, service):6.0%} {1e3 * over_seeds(rate, p95_of('queue')):8.0f} ms "
-        f"{1e3 * over_seeds(rate, p95_of('prefill')):9.0f} ms {1e3 * over_seeds(rate, p95_of('ttft')):6.0f} ms {share:16.0%} "
+        f"{rate:10d} {busy:6.0%} {1e3 * over_seeds(rate, p95_of('queue')):8.0f} ms "
+        f"{1e3 * over_seeds(rate, p95_of('prefill')):9.0f} ms {1e3 * over_seeds(rate, p95_of('ttft')):6.0f} ms "
+        f"{1e3 * over_seeds(rate, lambda w: np.mean(w.ttft)):7.0f} ms {1e3 * formula:6.0f} ms {share:10.0%} "
         f"{over_seeds(rate, lambda w: w.throughput):15,.0f}"
     )
 widgets.reveal("01c-ttft", over_seeds(30, p95_of("ttft")) / h100.prefill_seconds(1000))
@@ -362,7 +369,8 @@ TTFT_OBJECTIVE, TPOT_OBJECTIVE = 0.25, 0.05
 fig = figure(7.8, 3.3)
 left, right = fig.subplots(1, 2)
 fine = np.linspace(1, 0.995 / service, 200)
-one_by_one = queueing.mg1_wait_seconds(service, queueing.utilization(fine, service), 0) + h100.prefill_seconds(1000)
+waits = queueing.mg1_wait_seconds(service, queueing.utilization(fine, service), one_at_a_time)
+one_by_one = waits + h100.prefill_seconds(1000)
 left.plot(fine, 1e3 * one_by_one, "--", color=INK, label="formula: mean TTFT, one at a time")
 left.plot(rates, [1e3 * over_seeds(r, lambda w: np.mean(w.ttft)) for r in rates], "o-", color=BLUE, label="mean TTFT")
 left.plot(rates, [1e3 * over_seeds(r, p95_of("ttft")) for r in rates], "^-", color=RED, label="p95 TTFT")
@@ -399,8 +407,9 @@ show(
 # %% [markdown] name="sweep-reading"
 # Read three things.
 #
-# - **The prefill interval grows little.** Its p95 doubles and then stays, because the decodes of the others take a part of
-#   each budget, and a prompt then needs two steps. What grows without bound is the queue.
+# - **The prefill interval grows little.** Its p95 doubles over most of the range, because the decodes of the others take
+#   a part of each budget, and a prompt then needs two steps. What grows is the queue, and above the capacity it grows for
+#   as long as the load lasts.
 # - **The formula has the right shape and the wrong number.** Up to about two thirds of the capacity it agrees with the
 #   mean by luck: the engine makes a newcomer wait for the step that runs, the formula for customers before him. Near
 #   the capacity it is too gloomy, because its customer occupies the server until his last word, while the engine reads a
@@ -811,8 +820,8 @@ print(f"a text of {request:,} tokens: paging holds {format_bytes(paged * kv_cach
 # **vLLM** exports histograms with the prefix `vllm:`, among them `time_to_first_token_seconds`,
 # `inter_token_latency_seconds`, `request_queue_time_seconds`, `request_prefill_time_seconds` and
 # `e2e_request_latency_seconds`. TTFT there starts when the frontend receives the request. Its newer *per-request*
-# metrics, returned with an answer on request (`--enable-per-request-metrics`), define time to first token from when the request was *scheduled*, with the queue as a
-# field of its own. Same name, another clock: read the definition before you compare.
+# metrics, returned with an answer on request (`--enable-per-request-metrics`), define time to first token from when the
+# request was *scheduled*, with the queue as a field of its own. Same name, another clock: read the definition before you compare.
 #
 # **`vllm bench serve`** computes TPOT as this course does, `(latency − TTFT) / (N − 1)`, pools ITL over all tokens, and
 # takes objectives for goodput (`--goodput ttft:... tpot:...`). Its ITL is measured at the client, so it sees bundles.
@@ -823,7 +832,7 @@ print(f"a text of {request:,} tokens: paging holds {format_bytes(paged * kv_cach
 # **NVIDIA's GenAI-Perf** and its successor AIPerf call `(latency − TTFT) / (N − 1)` of a request "inter-token latency",
 # where this course says TPOT. For the gaps between messages AIPerf has a name of its own, "inter-chunk latency".
 #
-# **MLPerf Inference** is a place where objectives are fixed in writing. For Llama-2-70B the server scenario (v4.0,
+# **MLPerf Inference** (MLCommons) is a place where objectives are fixed in writing, in the rules of each round. For Llama-2-70B the server scenario (v4.0,
 # 2024) allows a p99 TTFT of 2 s and TPOT of 200 ms; the interactive one (v5.0, 2025) 450 ms and 40 ms. Its offline
 # scenario has no latency objective at all.
 

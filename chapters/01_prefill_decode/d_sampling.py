@@ -142,6 +142,8 @@ def keep_k(probs, k):
 
 
 def keep_p(probs, p):
+    if p == 1:
+        return probs  # off: a rounded sum may reach 1 before the last token
     order = probs.argsort(descending=True, stable=True)
     before = probs[order].cumsum(0) - probs[order]  # probability of all longer pieces
     kept = torch.zeros_like(probs)
@@ -164,7 +166,8 @@ for temperature, k, p in ((0, 0, 1.0), (1.0, 0, 1.0), (0.7, 0, 0.9), (1.3, 40, 1
           f"u = 0.62 picks {names[pick(mine, 0.62)]!r}")  # fmt: skip
 
 # %% [markdown] name="scratch-reading"
-# The lab asks for the same on many rows at once, each a request of its own.
+# The lab asks for the same on many rows at once, each a request of its own. There, work along `dim=-1` and put values
+# back into place with `scatter`. Note that p = 1 switches top-p off; it is a case of its own.
 #
 # Here is the answer to the question, and the same prompt at other temperatures. The number that top-p keeps
 # follows the model's own certainty. Top-k keeps k, certain or not.
