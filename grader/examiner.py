@@ -9,9 +9,14 @@ fresh process.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
+import os
 import re
 import signal
+import sys
+import sysconfig
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -180,9 +185,22 @@ def check_result(cell: Cell, status: str, message: str, seen: str = "", seconds:
 
 
 def clean(text: str) -> str:
-    """Text of a learner without what no file or terminal should get: lone surrogates and control characters."""
+    """Text of a learner without what no file or terminal should get: lone surrogates, control characters, and this
+    machine's folders, which warnings of libraries name.
+    """
     text = text.encode("utf-8", "replace").decode("utf-8")
+    text = _folders().sub("", text)
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)
+
+
+@functools.cache
+def _folders() -> re.Pattern[str]:
+    """Matches the folders of Python, of the course and of the one who runs it, at the beginning of a path."""
+    found = [*sys.path, *sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, tempfile.gettempdir()]
+    found += [os.getcwd(), os.path.expanduser("~"), os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    absolute = {path.rstrip("/") for entry in found for path in (entry, os.path.realpath(entry)) if os.path.isabs(path)}
+    longest_first = sorted(absolute - {""}, key=lambda path: (-len(path), path))
+    return re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, longest_first))})/")
 
 
 def explain(error: BaseException, cell: Cell) -> tuple[str, str]:

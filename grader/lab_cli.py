@@ -28,12 +28,12 @@ def start(lab: LabArgument) -> None:
     from grader.workspace import WorkspaceError, prepare
 
     try:
-        before = lab_work.has_started(lab)
+        edited = lab_work.has_edits(lab)
         prepare()
         work = lab_work.open_work(lab)
     except (LabError, WorkspaceError, OSError) as error:
         _stop(error)
-    console.print(f"{'It is there, with your work in it' if before else 'Your notebook'}:", end=" ")
+    console.print(f"{'It is there, with your work in it' if edited else 'Your notebook'}:", end=" ")
     console.print(str(work.path), markup=False, soft_wrap=True)
     console.print(f"It has {len(work.lab.of_kind('check'))} checks. Open it with: inferlab learn")
     console.print(f"When you have written a part: inferlab lab check {lab}")

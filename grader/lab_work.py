@@ -12,6 +12,7 @@ from grader import workspace
 from grader.intake import Refused, Submission, read_submission
 from grader.lab import Lab, LabError, find_lab, load_lab
 from grader.results import CheckResult, Result
+from grader.workspace_files import version_of
 
 PROGRESS = "inferlab progress"
 
@@ -24,9 +25,14 @@ class Work:
     path: Path
 
 
-def has_started(wanted: str) -> bool:
-    """Whether the learner's workspace has the lab's notebook. Raises LabError for an unknown lab."""
-    return _place(find_lab(workspace.data_root() / "labs", wanted)).exists()
+def has_edits(wanted: str) -> bool:
+    """Whether the workspace has the lab's notebook and it differs from the release in what is written in its cells.
+
+    Raises LabError for an unknown lab.
+    """
+    released = find_lab(workspace.data_root() / "labs", wanted)
+    mine = _place(released)
+    return mine.exists() and version_of(mine.read_bytes()).text != version_of(released.read_bytes()).text
 
 
 def open_work(wanted: str, file: Path | None = None) -> Work:

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from .peer import MAX_TEXT, Peer
+from .peer import CELL, Peer, trace_text
 from .wire import Connection
 
 # Machinery of the course that a solution must not lean on: in the sandbox it will not be there at all.
@@ -63,17 +63,14 @@ def load_interfaces(folder: str) -> dict[str, type]:
 
 def run_cell(source: str, name: str, namespace: dict[str, Any]) -> str | None:
     """Run one cell; None, or the text of what went wrong (the cell's own lines only)."""
-    filename = f"<cell {name}>"
+    filename = f"{CELL}{name}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     try:
         exec(compile(source, filename, "exec", dont_inherit=True), namespace)
     except SystemExit as error:
         return f"SystemExit: {error}"
     except Exception as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next
-        return "".join(traceback.format_exception(type(error), error, trace))[-MAX_TEXT:]
+        return trace_text(error)
     return None
 
 

@@ -25,6 +25,7 @@ from .wire import Connection
 
 DUNDERS = ("__len__", "__getitem__", "__setitem__", "__contains__", "__iter__", "__next__", "__enter__", "__exit__")
 LAB_MODULE = "lab_cells"  # __name__ of the namespace in which the examiner runs a lab's cells
+CELL = "<cell "  # how the file name of a learner's cell begins: "<cell NAME>"
 MAX_NESTING = 40
 MAX_TEXT = 8000  # characters of an exception's text
 
@@ -301,9 +302,30 @@ def _describe(error: BaseException, with_trace: bool = True) -> dict[str, Any]:
     except Exception:
         text = "(an exception whose text cannot be read)"
     plain = all(type(a) in (int, float, bool, type(None)) or (type(a) is str and len(a) < MAX_TEXT) for a in error.args)
-    trace = "".join(traceback.format_exception(error)[-40:])[-MAX_TEXT:] if with_trace else ""
+    trace = trace_text(error) if with_trace else ""
     args = list(error.args) if plain and len(error.args) < 8 else [text]
     return {"type": builtin.__name__, "args": args, "name": type(error).__name__, "trace": trace}
+
+
+def trace_text(error: BaseException) -> str:
+    """The traceback of an exception: only what lies in a learner's cells; all of it, if nothing does.
+
+    Frames of libraries lie deep, say nothing about the learner's mistake, and name folders of this machine.
+    """
+    described = traceback.TracebackException.from_exception(error)
+    chain = [described]
+    for part in chain:  # grows while it is read: what an exception was raised from, or holds
+        chain += [linked for linked in (part.__cause__, part.__context__, *(part.exceptions or ())) if linked]
+    if any(frame.filename.startswith(CELL) for part in chain for frame in part.stack) or _in_cell(described):
+        for part in chain:
+            own = [frame for frame in part.stack if frame.filename.startswith(CELL)]
+            part.stack = traceback.StackSummary.from_list(own)
+    return "".join(list(described.format())[-40:])[-MAX_TEXT:]
+
+
+def _in_cell(error: traceback.TracebackException) -> bool:
+    """Whether it is a syntax error in a cell: its place is in the exception, not in a frame."""
+    return str(getattr(error, "filename", "")).startswith(CELL)
 
 
 def _rebuild(description: Any) -> Exception:

@@ -31,7 +31,10 @@ app = typer.Typer(
 )
 
 Chapters = Annotated[
-    list[str] | None, typer.Argument(help="Numbers or folders of chapters, such as 02. None: all finished ones.")
+    list[str] | None,
+    typer.Argument(
+        help="Numbers or folders of chapters, such as 02. None: all chapters of the course that are written."
+    ),
 ]
 Tag = Annotated[str | None, typer.Option(help="Only items with this tag, such as memory.")]
 
@@ -67,7 +70,7 @@ def ask(
         check_tag(quizzes, tag)
         reviews = Reviews.load().of(quiz.key(item) for quiz in (*finished, *quizzes) for item in quiz.items)
         if interview:
-            _interview(quizzes, tag, drawn_with, minutes or 20, reviews)
+            _interview(quizzes, tag, drawn_with, minutes or 20, reviews, _source(quizzes, bool(chapters)))
         elif chapters:
             _practise(draw_all(quizzes, tag, drawn_with), reviews, _now())
         else:
@@ -132,9 +135,10 @@ def _practise(questions: list[Any], reviews: Any, now: datetime) -> None:
     say_next(screen, reviews, now)
 
 
-def _interview(quizzes: list[Any], tag: str | None, seed: int, minutes: int, reviews: Any) -> None:
+def _interview(quizzes: list[Any], tag: str | None, seed: int, minutes: int, reviews: Any, source: str) -> None:
     from grader.quiz.exam import judge_texts, report, sit
     from grader.quiz.practice import Recorder
+    from grader.quiz.question import counted
     from grader.quiz.quizzes import draw_interview
     from grader.quiz.screen import Screen
 
@@ -144,16 +148,28 @@ def _interview(quizzes: list[Any], tag: str | None, seed: int, minutes: int, rev
     record = Recorder(screen, reviews)
     _say_damaged(screen, reviews)
     screen.say(
-        f"Interview: {len(questions)} questions in {minutes} minutes (seed {seed}). Explanations come at the end."
+        f"Interview: {counted(len(questions), 'question')} in {counted(minutes, 'minute')} (seed {seed}). "
+        f"{source} Explanations come at the end."
     )
     exam = sit(screen, questions, minutes, record)
     judge_texts(screen, exam, record)
     report(screen, exam)
 
 
+def _source(quizzes: list[Any], chosen: bool) -> str:
+    """Where the questions of an interview come from, as a sentence. chosen: the learner named the chapters."""
+    numbers = ", ".join(quiz.chapter[:2] for quiz in quizzes)
+    if chosen:
+        return f"Drawn from {'chapter' if len(quizzes) == 1 else 'chapters'} {numbers}."
+    return f"Drawn from every chapter of the course that is written ({numbers}), whether you studied it or not."
+
+
 def _say_damaged(screen: Any, reviews: Any) -> None:
+    from grader.quiz.question import counted
+
     if reviews.damaged:
-        screen.warn(f"{reviews.path}: {reviews.damaged} damaged lines were left out.")
+        were = "was" if reviews.damaged == 1 else "were"
+        screen.warn(f"{reviews.path}: {counted(reviews.damaged, 'damaged line')} {were} left out.")
 
 
 def _nothing_due(reviews: Any, chapters: list[str], tag: str | None) -> None:

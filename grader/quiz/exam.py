@@ -123,7 +123,7 @@ def judge_texts(screen: Screen, exam: Exam, record: Record) -> None:
 
 
 def report(screen: Screen, exam: Exam) -> None:
-    """How it ended, the score by chapter and tag, every wrong answer explained, and what was not answered."""
+    """How it ended, the score by chapter and tag, and what is right and why for all that was wrong or not answered."""
     screen.say()
     screen.say(_ending(exam), style="bold")
     screen.say(f"Score: {_share(exam.counted)}", style="bold")
@@ -137,7 +137,7 @@ def report(screen: Screen, exam: Exam) -> None:
     _section(screen, "Wrong or partly right", wrong, _explain)
     _section(screen, "Written, but not judged: not in the score", [e for e in exam.entries if e.open_text], _compare)
     missing = [entry for entry in exam.entries if entry.given is None]
-    _section(screen, "Not answered: 0 points each", missing, lambda screen, entry: None)
+    _section(screen, "Not answered: 0 points each", missing, _answer)
 
 
 def _ending(exam: Exam) -> str:
@@ -193,6 +193,13 @@ def _compare(screen: Screen, entry: Entry) -> None:
     screen.say(entry.given, lead="   Yours: ")
     screen.listed("   Points: ", entry.question.given_text(entry.question.right))
     screen.say(entry.question.explained(), lead="   ")
+
+
+def _answer(screen: Screen, entry: Entry) -> None:
+    question = entry.question
+    if question.kind not in ("numeric", "short"):  # their explanation holds the answer
+        screen.listed("   Right: ", question.given_text(question.right))
+    screen.say(question.explained(), lead="   ")
 
 
 def _minutes(minutes: float) -> str:

@@ -123,6 +123,8 @@ def parse_answer(question: Question, text: str) -> Any:
     return set(letters) if question.kind in ("multi", "short") else letters
 
 
+NUMBERS = "written like 1234, 12.5 or 2e9"  # the ways to type a number; says nothing about which one is right
+
 # 1234 · 1,234.5 · 1 234 · 1_234 · .5 · 2e9, and then perhaps the unit. "1,5" is none: it could mean 1.5 or 15.
 _NUMBER = re.compile(
     r"([+-]?(?:\d{1,3}(?:[, _\u00a0\u202f]\d{3})+(?!\d)|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(.*)", re.ASCII
@@ -139,13 +141,18 @@ def _parse_number(text: str, unit: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"expected a number in {unit}, such as 1234.5 or 2e9, got {text!r}")
+        raise ValueError(f"expected a number in {unit}, {NUMBERS}, got {text!r}")
     return value
 
 
 def as_number(value: float) -> str:
     """A number to read: 327,680 or 0.01234."""
     return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 question`, `2 questions`. noun: one that takes an s."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def close(given: float, right: float, tolerance: float) -> bool:

@@ -70,7 +70,7 @@ def load_quiz(chapter: str, path: Path | None = None) -> Quiz:
 
 
 def open_quizzes(chapters: Sequence[str] = ()) -> list[Quiz]:
-    """The quizzes of these chapters (`02`, `2` or `02_kv_cache`), or of all finished ones, in the order of study.
+    """The quizzes of these chapters (`02`, `2` or `02_kv_cache`), or of all that are written, in the order of study.
 
     Raises QuizError for a chapter that does not exist or has no quiz.
     """

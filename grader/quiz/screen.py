@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from grader.quiz.question import Question, Verdict, letter, parse_answer
+from grader.quiz.question import NUMBERS, Question, Verdict, letter, parse_answer
 from grader.quiz.review import grade
 
 _HOW = {
     "choice": "one letter, such as b",
     "multi": "all letters that apply, such as ac",
-    "numeric": "a number in {unit}, such as 1234.5 or 2e9",
+    "numeric": "a number in {unit}",
     "order": "the letters in the right order, such as cab",
     "match": "a letter for each number, in the numbers' order, such as cab",
     "short": "your answer in your own words, on one line; then you compare it with a model answer",
@@ -99,7 +99,7 @@ class Screen:
     def answer(self, question: Question) -> Any:
         """What `question.check` takes; for a short answer, the text. Asks again for what is no answer."""
         while True:
-            line = self.ask(_how(question))
+            line = self.ask(_how(question) + (f", {NUMBERS}" if question.kind == "numeric" else ""))
             try:
                 if question.kind == "short":
                     if not line:

@@ -295,6 +295,7 @@ check_first_token(100.0, 100.25, [100.5, 100.75], queue=0.25, ttft=0.5)  # a sho
 check_first_token(100.0, 108.0, [108.25, 108.5], queue=8.0, ttft=8.25)  # the same work after a long one
 check_first_token(100.0, 101.0, [], queue=1.0, ttft=None)  # aborted while its prompt was computed
 check_first_token(100.0, None, [], queue=None, ttft=None)  # aborted in the queue
+check_first_token(-1.0, 0.0, [0.5, 0.75], queue=1.0, ttft=1.5)  # a clock may pass 0
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_ttft")
 for num_tokens in (0, 2, 2, 5):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 ALL = ("check_window", "check_len", "check_calls")
+
+FOLDERS = [sys.prefix, sysconfig.get_paths()["stdlib"], tempfile.gettempdir() + "/", str(Path(__file__).parents[2])]
 
 WINDOW = """
 class Window:
@@ -129,6 +134,50 @@ def test_a_learners_error_is_shown_with_the_learners_lines_only(examine: Any) ->
     assert "return self.missing" in message
     assert "peer.py" not in message
     assert "assert" not in message
+
+
+LIBRARY_ERRORS = {
+    "numpy": "import numpy; return numpy.percentile([1.0], 990)",
+    "raised from": "import json\n        try: json.loads('{')\n        except ValueError as e: raise KeyError from e",
+    "deep": "import copy\n        x = []\n        for _ in range(900): x = [x]\n        return copy.deepcopy(x)",
+    "names a file": "from json import nothing_of_this_name",
+}
+
+
+@pytest.mark.parametrize("length", LIBRARY_ERRORS.values(), ids=LIBRARY_ERRORS)
+def test_an_error_inside_a_library_shows_the_learners_frames_and_no_folder_of_the_machine(
+    examine: Any, length: str
+) -> None:
+    message = examine(Window=window(length=length)).checks[1].message
+    assert "your code raised " in message
+    assert '  File "<cell Window>", line ' in message
+    assert "in __len__" in message
+    assert all("<cell Window>" in line for line in message.split("\n") if "File " in line)
+    assert message.split("\n")[-1].split(":")[0] in ("ValueError", "KeyError", "RecursionError", "ImportError")
+    for folder in FOLDERS:
+        assert folder not in message
+
+
+def test_what_a_library_warns_of_names_no_folder_of_the_machine(examine: Any) -> None:
+    warns = "import warnings; warnings.warn_explicit('careful', UserWarning, torch.__file__, 7)"
+    result = examine(Window=window(append=f"{warns}; import os; print(os.getcwd() + '/x')"))
+    assert "torch/__init__.py:7: UserWarning: careful" in result.printed
+    for folder in FOLDERS:
+        assert folder not in result.printed
+
+
+def test_a_cell_that_stops_inside_a_library_shows_its_own_line_only(examine: Any) -> None:
+    message = examine(Window="import json\njson.loads('{')\n" + window()).checks[0].message
+    assert "json.loads('{')" in message
+    assert "decoder.py" not in message
+    assert "JSONDecodeError" in message
+
+
+@pytest.mark.parametrize("text", ["12 tokens/s, a/b", "/s", "x = y /torch/z", "https://example.org/tmp/x"])
+def test_text_that_only_looks_like_a_path_is_left_as_it_is(text: str) -> None:
+    from grader.examiner import clean
+
+    assert clean(text) == text
 
 
 def test_an_error_in_an_added_cell_costs_nothing(examine: Any) -> None:

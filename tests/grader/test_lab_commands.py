@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from grader import workspace
 from grader.lab import load_lab
 from grader.lab_log import read_checks
 from grader.results import CheckResult, Result
+from grader.show import show_result
 
 RIGHT = {
     "Window": """
@@ -62,6 +65,7 @@ def write(path: Path, answers: dict[str, str]) -> None:
 
 def test_start_brings_the_lab_and_never_overwrites_edits(notebook: Path) -> None:
     assert str(notebook) in lab("start", "01")
+    assert "with your work in it" not in lab("start", "01")
     write(notebook, RIGHT)
     before = notebook.read_text()
     assert "with your work in it" in lab("start", "1")
@@ -77,7 +81,7 @@ def test_check_says_what_to_do_next_and_fails_until_all_passes(notebook: Path) -
     lab("start", "01")
     said = lab("check", "01", ok=False)
     assert "0 of 6 points" in said
-    assert "not written yet" in said
+    assert "Not written yet, 3 of 3 checks: check_window" in said
     write(notebook, {**RIGHT, "Window": RIGHT["Window"].replace("[-self.size :]", "")})
     said = lab("check", "01", ok=False)
     assert "start with check_window" in said
@@ -94,6 +98,55 @@ def test_check_says_what_to_do_next_and_fails_until_all_passes(notebook: Path) -
     ]
     assert (kept["01_toy"][0].earned, kept["01_toy"][2].earned) == (0, 6)
     assert damaged == 0
+
+
+def test_a_notebook_that_was_only_run_has_no_work_in_it(notebook: Path) -> None:
+    workspace.prepare()  # what `inferlab learn` does
+    raw = json.loads(notebook.read_text())
+    for cell in raw["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"], cell["execution_count"] = [{"output_type": "stream", "name": "stdout", "text": "x"}], 3
+    notebook.write_text(json.dumps(raw))
+    assert "with your work in it" not in lab("start", "01")
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_only_what_failed_shows_its_hint_and_what_is_unwritten_shares_a_line(in_notebook: bool) -> None:
+    checks = [
+        CheckResult("check_a", 1, 1, "passed", "A holds", seen="a is 1"),
+        CheckResult("check_b", 1, 0, "failed", "B holds", message="b is 2", hint="look at b", seen="b: 2"),
+        *(
+            CheckResult(f"check_{name}", 1, 0, "not written", f"{name} holds", f"{name} is not written yet", "hint")
+            for name in "cdef"
+        ),
+    ]
+    said = shown(Result("01_toy", 6, checks=checks), in_notebook)
+    for text in ("A holds", "B holds", "b: 2", "b is 2", "Hint: look at b", "4 of 6 checks: check_c, check_d"):
+        assert text in said
+    assert said.count("Hint:") == 1
+    for text in ("a is 1", "c holds", "c is not written"):
+        assert text not in said
+    assert said.index("check_f") < said.index("Next: start with check_b")
+
+
+@pytest.mark.parametrize("in_notebook", [False, True])
+def test_of_an_untouched_lab_only_names_and_the_next_step_are_shown(in_notebook: bool) -> None:
+    checks = [CheckResult(f"check_{n}", 1, 0, "not written", "holds", hint="hint") for n in range(15)]
+    said = shown(Result("01_toy", 15, checks=checks), in_notebook)
+    assert "0 of 15 points" in said
+    assert said.count("\n") <= 8
+    assert "Next: write what check_0 asks for" in said
+
+
+def test_when_all_passed_what_was_seen_is_shown() -> None:
+    assert "a is 1" in shown(Result("01_toy", 1, checks=[CheckResult("check_a", 1, 1, "passed", "", seen="a is 1")]))
+
+
+def shown(result: Result, in_notebook: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    show_result(console, result, "01", in_notebook)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def test_a_check_of_another_file_is_not_kept_as_this_learners_progress(notebook: Path, tmp_path: Path) -> None:

@@ -272,6 +272,26 @@ def test_a_skipped_question_counts_nothing_and_is_not_recorded() -> None:
     assert len(log) == 1
 
 
+def test_what_was_not_answered_gets_its_answer_and_why() -> None:
+    for id in (item.id for item in KV.items):
+        exam, learner, _ = interview("s", ids=(id,))
+        question = KV.question(id, 3)
+        assert exam.entries[0].given is None
+        report_text = learner.flat.partition("Not answered")[2]
+        assert " ".join(question.explained().split()) in report_text
+        for line in question.given_text(question.right) if question.kind not in ("numeric", "short") else ():
+            assert " ".join(line.split()) in report_text
+
+
+def test_a_number_is_asked_for_without_an_example_and_its_forms_are_in_the_help() -> None:
+    learner = Learner("?", "many")
+    practise(learner.screen, questions(NUMBER), Log())
+    before, _, after = learner.flat.partition("? for help")
+    assert f"Type a number in {KV.question(NUMBER, 3).unit}." in before
+    assert "2e9" not in before
+    assert after.count("written like 1234, 12.5 or 2e9") == 2  # the help, and the answer that is no number
+
+
 def test_texts_are_judged_after_the_time_and_count_then() -> None:
     exam, learner, log = interview("the passes", right(CHOICE), "abcd", ids=(SHORT, CHOICE))
     assert exam.score == 2

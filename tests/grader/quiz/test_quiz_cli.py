@@ -13,6 +13,7 @@ import pytest
 
 from grader.quiz import load_quiz
 from grader.quiz.question import letter
+from grader.quiz.quizzes import open_quizzes
 from grader.quiz.review import Reviews
 
 KV = load_quiz("02_kv_cache")
@@ -170,8 +171,18 @@ def test_what_is_due_is_asked_with_new_numbers_most_urgent_first(data: Path) -> 
 
 def test_an_interview_over_all_chapters_names_its_seed(data: Path) -> None:
     result = pipe(data, "--interview", "--minutes", "6", typed="s\n" * 20)
-    assert re.search(r"Interview: \d+ questions in 6 minutes \(seed \d+\)", result.stdout)
+    said = " ".join(result.stdout.split())
+    written = ", ".join(quiz.chapter[:2] for quiz in open_quizzes())
+    assert re.search(r"Interview: \d+ questions in 6 minutes \(seed \d+\)", said)
+    assert f"Drawn from every chapter of the course that is written ({written})" in said
     assert "The interview is over: 0 of" in result.stdout
+
+
+def test_one_question_in_one_minute_is_said_in_the_singular(data: Path) -> None:
+    said = " ".join(
+        pipe(data, "02", "--interview", "--minutes", "1", "--tag", "requests", "--seed", "3").stdout.split()
+    )
+    assert re.search(r"Interview: 1 question in 1 minute \(seed 3\)\. Drawn from chapter 02\.", said)
 
 
 def test_damaged_lines_are_said_and_the_quiz_goes_on(data: Path) -> None:
@@ -179,7 +190,7 @@ def test_damaged_lines_are_said_and_the_quiz_goes_on(data: Path) -> None:
     (data / "reviews.jsonl").write_bytes(b"\xff\x00 not a line")
     result = pipe(data, "02")
     assert result.returncode == 0
-    assert "1 damaged line" in result.stdout
+    assert "1 damaged line was left out" in " ".join(result.stdout.split())
 
 
 # ---------------------------------------------------------------- errors
