@@ -59,6 +59,9 @@ class Question(Protocol):
     def as_text(self) -> str: ...
 
 
+_CUES = {"choice": "One is right.", "multi": "Tick all that apply."}  # both show boxes
+
+
 class Card:
     """One question with its controls. `verdict` is None until the button was pressed.
 
@@ -84,7 +87,8 @@ class Card:
         for control in controls:
             control.on_msg(self._enter)
         self.result = HTML()
-        prompt = HTML(_TEXT.format(f"<b>{number}.</b> {html.escape(question.prompt)}"))
+        cue = f" <i>{_CUES[question.kind]}</i>" if question.kind in _CUES else ""
+        prompt = HTML(_TEXT.format(f"<b>{number}.</b> {html.escape(question.prompt)}{cue}"))
         self.controls = controls
         inside = [prompt, *controls, *self._points, self.button, self.result]
         self.box = VBox(inside, layout=Layout(margin="0 0 16px 0"))
