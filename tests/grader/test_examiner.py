@@ -180,6 +180,12 @@ def test_text_that_only_looks_like_a_path_is_left_as_it_is(text: str) -> None:
     assert clean(text) == text
 
 
+def test_memory_that_nobody_wrote_is_nan_so_that_a_grade_never_depends_on_chance(examine: Any, statuses: Any) -> None:
+    # The second tensor may get the memory of the first, which holds the right answer.
+    length = "x = torch.full((4096,), 2.0); del x; return len(self.rows) if torch.empty(4096).isnan().all() else 99"
+    assert statuses(examine(Window=window(length=length)))["check_len"] == "passed"
+
+
 def test_an_error_in_an_added_cell_costs_nothing(examine: Any) -> None:
     result = examine(added=("1 / 0", "raise SystemExit", "def broken(:"))
     assert result.status == "passed"
