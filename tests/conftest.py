@@ -14,9 +14,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from reference_impl.models.decoder import Decoder
+
+# Tests bound what could hang, never speed: a loaded machine must not fail a property by being slow. In CI the examples
+# are the same every time, so that whether a change lands is not luck; on your machine they differ from run to run.
+_CI = bool(os.environ.get("INFERLAB_CI"))
+settings.register_profile(
+    "inferlab",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=_CI,
+    database=None if _CI else settings().database,
+)
+settings.load_profile("inferlab")
 
 
 @pytest.fixture(scope="session")
