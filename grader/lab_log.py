@@ -1,21 +1,17 @@
 """The log of lab checks: one file of JSON lines in the learner's data folder. Nothing in it is ever rewritten.
 
-    {"v": 1, "lab": "02_kv_cache", "time": "2026-11-20T16:40:00+00:00", "earned": 7.0, "points": 20.0,
-     "first": "check_mask"}
-
-A record is its line break and then its JSON, in one write that the system appends as a whole; so a record that a kill
-cut short costs only itself.
+{"v": 1, "lab": "02_kv_cache", "time": "2026-11-20T16:40:00+00:00", "earned": 7.0, "points": 20.0,
+ "first": "check_mask"}
 """
 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from chapters.learner_data import data_folder
+from chapters.learner_data import append_record, data_folder
 from grader.results import Result
 
 FILE_NAME = "lab_checks.jsonl"
@@ -48,18 +44,11 @@ def record(result: Result, now: datetime | None = None) -> str:
         "points": result.points,
         "first": next((check.grade_id for check in result.checks if check.status != "passed"), ""),
     }
-    line = ("\n" + json.dumps(entry)).encode()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            complete = os.write(handle, line) == len(line)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        append_record(path, json.dumps(entry))
     except OSError as error:
         return f"this result is not in your progress: {path}: {error.strerror or error}"
-    return "" if complete else f"this result is not in your progress: {path}: the disk is full"
+    return ""
 
 
 def read_checks(path: Path | None = None) -> tuple[dict[str, list[Check]], int]:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import html
 import json
 import math
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from ipywidgets import HTML, Button, FloatText, HBox, VBox
 
-from chapters.learner_data import data_folder
+from chapters.learner_data import append_record, data_folder
 from chapters.widgets.figure import live
 
 
@@ -55,21 +54,8 @@ def predictions() -> dict[str, Prediction]:
 def store(id: str, **values: float | str) -> str:
     """Adds one line to the file; returns "" or, where it cannot be written, why not. Never raises for a full disk."""
     path = data_folder() / "predictions.jsonl"
-    line = json.dumps({"id": id, "time": round(time.time(), 1), **values}) + "\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            # After a line that a crash cut short, start a new one.
-            size = os.fstat(handle).st_size
-            if size:
-                os.lseek(handle, size - 1, os.SEEK_SET)
-                if os.read(handle, 1) != b"\n":
-                    line = "\n" + line
-            os.write(handle, line.encode())
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        append_record(path, json.dumps({"id": id, "time": round(time.time(), 1), **values}))
     except OSError as error:
         return f"not stored: {path}: {error.strerror or error}"
     return ""

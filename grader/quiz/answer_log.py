@@ -3,21 +3,19 @@
     {"v": 1, "key": "02_kv_cache/pairs-ratio", "time": "2026-11-20T16:17:45.123456+00:00",
      "verdict": "right", "score": 1.0, "seed": 7, "seconds": 41.5}
 
-A record is its line break and then its JSON, in one write that the system appends as a whole. So a record that a kill
-cut short ends where the next one begins and costs only itself, and players that write at the same time need no lock.
+A record that a kill cut short costs only itself, and players that write at the same time need no lock.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from chapters.learner_data import data_folder
+from chapters.learner_data import append_record, data_folder
 
 FILE_NAME = "reviews.jsonl"
 VERSION = 1
@@ -84,19 +82,10 @@ def append_answer(answer: Answer, path: Path) -> None:
         "seconds": round(answer.seconds, 1),
     }
     _answer(entry, path)  # what could not be read back is a fault of the caller, found now
-    record = ("\n" + json.dumps(entry)).encode("ascii")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            written = os.write(handle, record)
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        append_record(path, json.dumps(entry))
     except OSError as error:
         raise ReviewError(f"the answer was not stored: {path}: {error.strerror or error}. {_WAY_OUT}") from None
-    if written < len(record):  # writing the rest now could land behind another player's record
-        raise ReviewError(f"the answer was not stored: {path}: the disk is full. {_WAY_OUT}")
 
 
 _WAY_OUT = "Make room there, or set INFERLAB_DATA to another folder"

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import string
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
@@ -99,8 +100,9 @@ class _Item(Strict):
         names = self.values({name: rng.choice(space) for name, space in self.spaces().items()})
         return replace(self.build(names, rng), seed=seed)
 
+    @abstractmethod
     def build(self, names: Mapping[str, Any], rng: random.Random) -> Question:
-        raise NotImplementedError
+        """The question with these numbers; `rng` shuffles its options."""
 
 
 class _TextItem(_Item):

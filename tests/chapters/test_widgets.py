@@ -181,13 +181,25 @@ def test_without_a_guess_the_answer_is_shown_and_nothing_is_stored() -> None:
     assert predictions() == {}
 
 
-def test_a_line_that_a_crash_cut_short_costs_only_itself(data: Path) -> None:
+def test_a_line_that_a_crash_cut_short_costs_only_itself_wherever_it_was_cut(data: Path) -> None:
     store("t-4", guess=1.0)
     path = data / "predictions.jsonl"
-    path.write_text(path.read_text() + '{"id": "t-5", "gue')
+    before = path.read_bytes()
+    store("t-5", guess=9.0)
+    whole = path.read_bytes()
+    for end in range(len(before), len(whole)):  # every byte at which the write of t-5 may stop
+        path.write_bytes(whole[:end])
+        store("t-6", guess=2.0)
+        assert {p.id: p.guess for p in predictions().values()} == {"t-4": 1.0, "t-6": 2.0}
+        assert json.loads(path.read_text().splitlines()[-1])["id"] == "t-6"
+
+
+def test_a_file_whose_lines_end_with_a_line_break_is_read_and_continued(data: Path) -> None:
+    path = data / "predictions.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"id": "t-4", "time": 1.0, "guess": 1.0}\n')  # as earlier versions of the course wrote it
     store("t-6", guess=2.0)
     assert {p.id: p.guess for p in predictions().values()} == {"t-4": 1.0, "t-6": 2.0}
-    assert json.loads(path.read_text().splitlines()[-1])["id"] == "t-6"
 
 
 def test_the_latest_guess_counts() -> None:
