@@ -14,19 +14,25 @@ learn:
 	@.venv/bin/inferlab learn
 
 # One thread per worker: torch would otherwise start as many per process as there are cores.
-test test-all: export OMP_NUM_THREADS = 1
-test test-all: export MKL_NUM_THREADS = 1
-test test-all: export OPENBLAS_NUM_THREADS = 1
-test test-all: export TOKENIZERS_PARALLELISM = false
-test test-all: export HF_HUB_OFFLINE = 1
-test test-all: export NO_PROXY = 127.0.0.1,localhost
-test test-all: export no_proxy = 127.0.0.1,localhost
+test test-all soak: export OMP_NUM_THREADS = 1
+test test-all soak: export MKL_NUM_THREADS = 1
+test test-all soak: export OPENBLAS_NUM_THREADS = 1
+test test-all soak: export TOKENIZERS_PARALLELISM = false
+test test-all soak: export HF_HUB_OFFLINE = 1
+test test-all soak: export NO_PROXY = 127.0.0.1,localhost
+test test-all soak: export no_proxy = 127.0.0.1,localhost
 
+# What runs together and what first: tests/conftest.py.
 test: lint
-	$(RUN) pytest -n auto -m "not slow"
+	$(RUN) pytest -n auto --dist loadscope --no-loadscope-reorder -m "not slow"
 
 test-all: lint
-	$(RUN) pytest -n auto
+	$(RUN) pytest -n auto --dist loadscope --no-loadscope-reorder
+
+# Random load, aborts and faults for as long as you like: no text may change, nothing leak.
+soak: SECONDS = 600
+soak: install-test
+	INFERLAB_SOAK_SECONDS=$(SECONDS) $(RUN) pytest tests/engine/test_soak.py
 
 lint: install-test
 	$(RUN) ruff check .
@@ -37,4 +43,4 @@ lint: install-test
 install-test:
 	@$(PYTHON) .ci/install.py test
 
-.PHONY: help learn test test-all lint install-test
+.PHONY: help learn test test-all soak lint install-test

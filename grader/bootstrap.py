@@ -64,7 +64,7 @@ def bootstrap_source(install_url: str | None = None) -> str:
     and raises RuntimeError, with what to do, where it cannot be.
     """
     if install_url is None:
-        from grader.manifest import load_course
+        from grader.study.manifest import load_course
 
         install_url = load_course().install_url
     return f"{FIRST_LINE}\n{_CELL % json.dumps(install_url)}"

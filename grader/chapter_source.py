@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.bootstrap import bootstrap_source
-from grader.lab_source import KERNEL, differing, write_notebook
+from grader.labs.lab_source import KERNEL, differing, write_notebook
 
 _ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 # Notebook metadata that a source may set beside the name, e.g. jupyter={"source_hidden": true} for a long figure.

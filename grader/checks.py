@@ -1,5 +1,7 @@
 """What a lab's check cells import: randomness that a learner cannot foresee when graded, and can repeat otherwise.
 
+For several roles: `with roles(4) as ranks:` and `together([...])`, see `grader.examination.roles`.
+
 In a learner's notebook the secret is a fixed public default, so a failing check fails again. When graded, the examiner
 sets a secret of its own for the run, and writes it into the result so that the run can be repeated.
 """
@@ -12,8 +14,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from grader.examination.roles import Deadlock, roles, together
+
 if TYPE_CHECKING:
     import torch
+
+__all__ = ["PUBLIC_SECRET", "Deadlock", "rng", "roles", "secret_seed", "seed", "together"]
 
 PUBLIC_SECRET = b"public"
 

@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from grader.manifest import ManifestError
+from grader.grader_bench import grader
+from grader.study.manifest import ManifestError
+from grader.study.workspace import Prepared, WorkspaceError, prepare
 from grader.widget_bench import widgets
-from grader.workspace import Prepared, WorkspaceError, prepare
 
 app = typer.Typer(
     name="inferlab",
@@ -27,9 +28,9 @@ app = typer.Typer(
 
 # name of the group (None: its commands stand at the top), module with a typer `app`
 _MOUNTS = (
-    (None, "grader.progress_cli"),
-    ("lab", "grader.lab_cli"),
-    ("grade", "grader.grade_cli"),
+    (None, "grader.commands.progress_cli"),
+    ("lab", "grader.commands.lab_cli"),
+    ("grade", "grader.commands.grade_cli"),
     ("quiz", "grader.quiz.cli"),
     (None, "reference_impl.cli"),
 )
@@ -52,7 +53,7 @@ def learn(
     prepared = prepare(update)
     _say_what_was_prepared(prepared)
     if not prepare_only:
-        from grader.learn import serve
+        from grader.study.learn import serve
 
         serve(prepared.home, port, ip)
 
@@ -89,6 +90,7 @@ def _mount() -> None:
         app.add_typer(importlib.import_module(module).app, name=name)
     bench = importlib.import_module("reference_impl.cli").bench_app
     bench.command(epilog="Example: inferlab bench widgets --rounds 5")(widgets)
+    bench.command(epilog="Example: inferlab bench grader --submissions 500 --stock 20")(grader)
 
 
 _mount()

@@ -9,56 +9,34 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
-from rich.table import Table
 
-from grader.workspace import home
+from grader.findings import COLOURS, Row, Verdict, table
+from grader.study.workspace import home
 
 GIB = 1024**3
 # Lowest supported versions; pyproject.toml says the same, and a test compares the two.
 TORCH = (2, 8)
 TRITON = (3, 4)
 
-Verdict = Literal["ok", "info", "warn", "fail"]
-_COLOURS: dict[Verdict, str] = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "bold red"}
-
-
-@dataclass(frozen=True)
-class Row:
-    """One finding. advice: what to do about a warning or a failure."""
-
-    name: str
-    found: str
-    verdict: Verdict = "ok"
-    advice: str = ""
-
 
 def run(console: Console | None = None) -> int:
     """Prints the findings, generates a line with the engine, returns the exit code: 1 if something has to be fixed."""
     console = console or Console(highlight=False)
     rows = list(machine_rows())
-    console.print(_table(rows))
+    console.print(table(rows, "inferlab doctor"))
     engine = engine_row()
-    console.print(f"[{_COLOURS[engine.verdict]}]{engine.verdict}[/]  [bold]{engine.name}[/]")
+    console.print(f"[{COLOURS[engine.verdict]}]{engine.verdict}[/]  [bold]{engine.name}[/]")
     console.print(engine.found, markup=False)
     rows.append(engine)
     for row in rows:
         if row.advice:
-            console.print(f"[{_COLOURS[row.verdict]}]{row.name}:[/] ", end="")
+            console.print(f"[{COLOURS[row.verdict]}]{row.name}:[/] ", end="")
             console.print(row.advice, markup=False, soft_wrap=True)
     return int(any(row.verdict == "fail" for row in rows))
-
-
-def _table(rows: list[Row]) -> Table:
-    table = Table("", "what", "found", title="inferlab doctor", title_justify="left")
-    for row in rows:
-        table.add_row(f"[{_COLOURS[row.verdict]}]{row.verdict}[/]", row.name, row.found.replace("[", r"\["))
-    return table
 
 
 def machine_rows() -> Iterator[Row]:

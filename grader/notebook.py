@@ -9,22 +9,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from grader.bootstrap import FIRST_LINE
-from grader.intake import Added, Submission, plain_python
-from grader.lab import Lab, LabError, defined_names, load_lab, split_hidden
+from grader.examination.intake import Added, Submission, plain_python
+from grader.labs.lab import Lab, LabError, comment_text, defined_names, load_lab, split_hidden
 
 
 def check_this_notebook() -> None:
     """Find out which lab is open, check it, and show the result. Raises LabError outside a lab's notebook."""
     from rich.console import Console
 
-    from grader import lab_log, lab_work, workspace
-    from grader.show import show_result
+    from grader.study import lab_log, lab_work, workspace
+    from grader.study.show import show_result
 
     history = executed_cells()
-    labs = [load_lab(path) for path in sorted((workspace.data_root() / "labs").glob("[0-9]*_*/*.ipynb"))]
+    labs = [load_lab(path) for path in sorted(workspace.labs_root().glob("[0-9]*_*/*.ipynb"))]
     lab = which_lab(labs, history)
     result = lab_work.check_submission(lab, submission_from_history(lab, history))
     show_result(Console(), result, lab.slug.split("_")[0], in_notebook=True)
+    if other := other_checks(lab, history):
+        print(f"Note: of the checks you ran, {other} are not those of the release: edited, or another course's.")
+        print("Did the notebook come in a bundle? Then set INFERLAB_HOME to the folder you unpacked, and start again.")
     if problem := lab_log.record(result):
         print(f"Note: {problem}")
 
@@ -39,6 +42,12 @@ def executed_cells() -> list[str]:
     if shell is None:
         raise LabError("grader.check() works inside a notebook; in a terminal: inferlab lab check 02")
     return [source for source in shell.user_ns.get("In", []) if source.strip()]
+
+
+def other_checks(lab: Lab, history: Sequence[str]) -> int:
+    """How many of the executed cells are checks, and none of this lab: edited, or those of another course's release."""
+    ours = {split_hidden(cell.source)[0].strip() for cell in lab.of_kind("check")}
+    return len({source.strip() for source in history if comment_text(source, "property")} - ours)
 
 
 def which_lab(labs: Sequence[Lab], history: Sequence[str]) -> Lab:

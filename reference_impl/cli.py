@@ -57,7 +57,7 @@ def cpu(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 5,
     save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/cpu.json.")] = False,
 ) -> None:
-    """The engine against transformers.generate on the course model: one stream and 16 ragged requests."""
+    """The engine against transformers.generate on the course model; its scheduler and prefix cache against none."""
     from reference_impl.bench import cpu as bench
     from reference_impl.bench import harness
 

@@ -7,23 +7,29 @@ It owns no policy and no tensor: each is a part, and each part can be replaced b
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import operator
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from reference_impl import trace as events
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.executor.local import LocalExecutor
 from reference_impl.interfaces import (
     AttentionBackend,
+    BlockId,
     BlockPool,
     Clock,
     Executor,
     KVCache,
     KVManager,
     KVSpec,
+    Policy,
+    PrefixIndex,
     Request,
     RequestState,
     Sampler,
@@ -33,12 +39,19 @@ from reference_impl.interfaces import (
     StepPlan,
 )
 from reference_impl.kv.block_pool import BlockPool as DefaultBlockPool
+from reference_impl.kv.cache_key import prefix_key
+from reference_impl.kv.groups import kv_specs, longest_sequence
+from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager as DefaultKVManager
+from reference_impl.kv.radix_index import RadixIndex
+from reference_impl.kv_store.budget import check_memory, num_blocks_for, num_host_blocks_for
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.models.decoder import Decoder
 from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.scheduler import Scheduler as DefaultScheduler
+
+T = TypeVar("T")
 
 
 class WallClock:
@@ -53,7 +66,9 @@ class Parts:
     """What to use instead of the engine's own; None keeps the default."""
 
     block_pool: BlockPool | None = None
+    prefix_index: PrefixIndex | None = None
     kv_manager: KVManager | None = None
+    policy: Policy | None = None
     scheduler: Scheduler | None = None
     kv_cache: KVCache | None = None
     attention: AttentionBackend | None = None
@@ -70,6 +85,14 @@ class StepResult:
     finished: tuple[Request, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Pin:
+    """A cached prefix that stays."""
+
+    blocks: tuple[BlockId, ...]
+    num_tokens: int
+
+
 class Engine:
     def __init__(
         self,
@@ -79,43 +102,86 @@ class Engine:
     ):
         config, parts = config or EngineConfig(), parts or Parts()
         self.model, self.config = model, config
-        self.max_model_len = _max_model_len(model, config)
         c = model.config
-        self.kv_spec = KVSpec(
-            c.num_layers,
-            c.num_kv_heads,
-            c.head_dim,
-            config.block_size,
-            model.dtype.itemsize,
-        )
-        self.num_blocks = config.num_blocks or max(1, config.kv_cache_bytes // self.kv_spec.bytes_per_block)
-        self.clock = parts.clock or WallClock()
-        self.block_pool = parts.block_pool or DefaultBlockPool(self.num_blocks)
+        self.max_model_len = _max_model_len(model, config)
+        # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
+        windows = [w if w is not None and w < self.max_model_len else None for w in c.layer_windows]
+        self.kv_specs = kv_specs(windows, c.num_kv_heads, c.head_dim, config.block_size, model.dtype.itemsize)
+        self.num_blocks = num_blocks_for(config, self.kv_specs)
+        self.clock = _part(parts.clock, WallClock)
+        self.block_pool = _part(parts.block_pool, lambda: DefaultBlockPool(self.num_blocks))
         if self.block_pool.num_free != self.num_blocks:
             raise ValueError(
                 f"Parts.block_pool has {self.block_pool.num_free} free blocks; the KV cache has {self.num_blocks}: "
                 f"pass num_blocks={self.block_pool.num_free}, or a pool of that size"
             )
-        self.kv = parts.kv_manager or DefaultKVManager(self.block_pool, config.block_size)
-        self.scheduler = parts.scheduler or DefaultScheduler(
-            self.kv, config.max_num_seqs, config.max_num_batched_tokens
+        self.num_host_blocks = num_host_blocks_for(config, self.kv_specs)
+        self.kv = _part(
+            parts.kv_manager,
+            lambda: DefaultKVManager(
+                self.block_pool,
+                config.block_size,
+                [spec.window for spec in self.kv_specs],
+                _prefix_index(config, self.kv_specs) if parts.prefix_index is None else parts.prefix_index,
+                DefaultBlockPool(self.num_host_blocks) if self.num_host_blocks else None,
+            ),
         )
-        self.kv_cache = parts.kv_cache or PagedKVCache(self.kv_spec, self.num_blocks, model.dtype, model.device)
-        self.attention = parts.attention or TorchAttention(c.head_dim**-0.5, model.dtype)
-        self.executor = parts.executor or LocalExecutor(
-            model, self.kv_cache, self.attention, config.block_size, self.clock, parts.sampler or sample
+        self.scheduler = _part(
+            parts.scheduler,
+            lambda: DefaultScheduler(
+                self.kv,
+                config.max_num_seqs,
+                config.max_num_batched_tokens,
+                parts.policy,
+                config.admission,
+                config.preemption,
+            ),
+        )
+        self.kv_cache = _part(parts.kv_cache, self._make_cache)
+        self.attention = _part(
+            parts.attention, lambda: TorchAttention(c.attention_scale, model.dtype, c.attention_softcap)
+        )
+        self.executor = _part(
+            parts.executor,
+            lambda: LocalExecutor(
+                model, self.kv_cache, self.attention, self.kv_specs, self.clock, _part(parts.sampler, lambda: sample)
+            ),
         )
         self.requests: dict[str, Request] = {}  # those not finished
+        self.pins: list[Pin] = []
         self.trace = events.Trace()
-        self._num_added = 0
+        self._num_added = self._num_forked = 0
+
+    def _make_cache(self) -> KVCache:
+        model, blocks, host_blocks = self.model, self.num_blocks, self.num_host_blocks
+        check_memory(blocks, host_blocks, self.kv_spec, model.device)
+        return PagedKVCache(self.kv_specs, blocks, model.dtype, model.device, host_blocks)
+
+    @property
+    def kv_spec(self) -> KVSpec:
+        """Of the first KV group, the only one unless the model has layers of several kinds."""
+        return self.kv_specs[0]
 
     def add(
         self,
         prompt: Sequence[int],
         sampling: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        deadline: float | None = None,
+        cache_salt: str | None = None,
+        holds: bool = False,
     ) -> Request:
-        """Queues a prompt of token ids. ValueError if it is empty, holds unknown ids, or can never fit."""
+        """Queues a prompt of token ids. ValueError if it is empty, holds unknown ids, or can never fit.
+
+        priority (smaller goes first), tenant and deadline (seconds on the engine's clock) are for the policy.
+        Requests with different cache_salt share no prefixes. holds: see `append`. With sampling.n > 1 the request
+        returned is sample 0, and its `children` are the others.
+        """
+        if deadline is not None and not math.isfinite(deadline):
+            raise ValueError(f"deadline: expected finite seconds on the engine's clock, or None, got {deadline}")
         sampling = sampling or SamplingParams()
         request_id = request_id if request_id is not None else self._new_id()
         prompt = self._check(prompt, request_id)
@@ -129,18 +195,85 @@ class Engine:
             arrival=self.clock.now(),
             stop_token_ids=frozenset((*sampling.stop_token_ids, *ends)),
             max_total_tokens=min(len(prompt) + sampling.max_tokens, self._longest()),
+            block_tables=[[] for _ in self.kv_specs],
+            holds=holds,
+            cache_salt=cache_salt,
+            priority=priority,
+            tenant=tenant,
+            deadline=deadline,
         )
-        self.requests[request_id] = request
+        request.children = [self._child(request, i, f"{request_id}/{i}") for i in range(1, sampling.n)]
+        for member in (request, *request.children):
+            self._arrived(member)
         self.scheduler.add(request)
-        self.trace.add(events.RequestArrived(request.arrival, request_id, len(prompt)))
         return request
+
+    def fork(self, request_id: str, token: int) -> Request:
+        """A request of its own that begins like a held one and goes on with `token`; it shares the blocks so far.
+
+        The branch is held too. Use it before `append`, and `append` for the branch that stays.
+        """
+        parent = self._unfinished(request_id)
+        self._num_forked += 1
+        child = self._child(parent, parent.sample_index, f"{request_id}+{self._num_forked}")
+        child.tokens.append(token)
+        child.num_computed_tokens = parent.num_computed_tokens
+        self._arrived(child)
+        self.scheduler.fork(parent, child)
+        return child
+
+    def append(self, request_id: str, token: int) -> None:
+        """A held request goes on with `token`: its own sampled tokens are reported and not appended."""
+        self._unfinished(request_id).tokens.append(token)
+
+    def _child(self, parent: Request, sample_index: int, request_id: str) -> Request:
+        if request_id in self.requests:
+            raise ValueError(f"request id {request_id!r} is in use")
+        fresh: dict[str, Any] = {"num_computed_tokens": 0, "num_cached_tokens": 0, "state": RequestState.WAITING}
+        return dataclasses.replace(
+            parent, id=request_id, parent_id=parent.id, sample_index=sample_index, tokens=list(parent.tokens),
+            block_tables=[[] for _ in self.kv_specs], children=[], logprobs=[],
+            sampling=dataclasses.replace(parent.sampling, n=1), **fresh,
+        )  # fmt: skip
+
+    def _arrived(self, request: Request) -> None:
+        self.requests[request.id] = request
+        self.trace.add(events.RequestArrived(request.arrival, request.id, request.num_prompt_tokens))
+
+    def _unfinished(self, request_id: str) -> Request:
+        if request_id not in self.requests:
+            raise KeyError(f"no unfinished request {request_id!r}; unfinished: {sorted(self.requests)}")
+        return self.requests[request_id]
+
+    def pin(self, prefix: Sequence[int], cache_salt: str | None = None) -> Pin:
+        """Keeps what is cached of a prefix (its full blocks) from being evicted, until `unpin`.
+
+        ValueError if an unfinished request could then never fit.
+        """
+        blocks = self.kv.pin(prefix, prefix_key(None, cache_salt))
+        self.pins.append(pin := Pin(tuple(blocks), len(blocks) * self.config.block_size))
+        longest = max((request.max_total_tokens for request in self.requests.values()), default=0)
+        if longest > self._longest():
+            left = self._longest()
+            self.unpin(pin)
+            raise ValueError(
+                f"pinned, {len(blocks)} blocks would leave room for {left} tokens; a request needs {longest}"
+            )
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        """ValueError if it is not pinned (any more)."""
+        if pin not in self.pins:
+            raise ValueError("this pin was taken off already, or is another engine's")
+        self.pins.remove(pin)
+        self.kv.unpin(pin.blocks)
 
     def step(self) -> StepResult:
         """Plans, runs and books one forward pass."""
-        plan = self.scheduler.schedule(self.clock.now())
-        if not plan.rows:
-            if self.has_work():
-                raise RuntimeError("the scheduler planned nothing although requests wait; they would wait forever")
+        now = self.clock.now()
+        plan = self.scheduler.schedule(now)
+        if not plan.rows and not plan.preempted:
+            self._check_patience(now)
             return StepResult({}, ())
         output = self.executor.collect(self.executor.submit(plan, self.requests))
         finished = self.scheduler.update(plan, output)
@@ -149,14 +282,26 @@ class Engine:
             del self.requests[request.id]
         return StepResult(output.tokens, tuple(finished))
 
+    def _check_patience(self, now: float) -> None:
+        """Nothing was planned: right if there is nothing to do, if held requests are in the way until somebody appends
+        to them, or if the scheduler waits on purpose (dynamic batching says until when)."""
+        waits_until = getattr(self.scheduler, "next_event", lambda now: None)(now)
+        held = any(request.holds for request in self.requests.values())
+        if self.has_work() and waits_until is None and not held:
+            raise RuntimeError("the scheduler planned nothing although requests wait; they would wait forever")
+
     def abort(self, request_id: str, reason: str = "abort") -> None:
-        """Stops a request and frees its blocks. KeyError if it is not running or waiting."""
-        if request_id not in self.requests:
-            raise KeyError(f"no unfinished request {request_id!r}; unfinished: {sorted(self.requests)}")
+        """Stops a request and frees its blocks, also of samples that were not forked from it yet.
+
+        KeyError if it is not running or waiting.
+        """
+        request = self._unfinished(request_id)
+        ending = [*request.children, request]
         self.scheduler.abort(request_id)
-        request = self.requests.pop(request_id)
-        request.finish_reason = reason
-        self._record_finish(request)
+        for member in ending:
+            del self.requests[member.id]
+            member.finish_reason = reason
+            self._record_finish(member)
 
     def has_work(self) -> bool:
         return self.scheduler.has_work()
@@ -166,7 +311,10 @@ class Engine:
 
     def _longest(self) -> int:
         """Most tokens a request may ever have: all but the last one need a slot in the cache."""
-        return min(self.max_model_len, self.num_blocks * self.config.block_size + 1)
+        windows = [spec.window for spec in self.kv_specs]
+        blocks = self.num_blocks - len({block for pin in self.pins for block in pin.blocks})
+        budget = self.config.max_num_batched_tokens
+        return min(self.max_model_len, longest_sequence(blocks, self.config.block_size, windows, budget) + 1)
 
     def _new_id(self) -> str:
         """The next number that nobody took as a name."""
@@ -196,12 +344,11 @@ class Engine:
         return prompt
 
     def _record(self, plan: StepPlan, output: StepOutput, finished: list[Request]) -> None:
-        running = sum(r.state is RequestState.RUNNING for r in self.requests.values())
-        waiting = sum(r.state is RequestState.WAITING for r in self.requests.values())
         self.trace.add(
             events.StepDone(
                 plan.step_id, output.started_at, output.finished_at, plan.rows, plan.preempted,
-                waiting, running, self.kv.num_available,
+                self.scheduler.num_waiting, self.scheduler.num_running, self.kv.num_available,
+                plan.transfers, plan.admitted,
             )
         )  # fmt: skip
         for request in finished:
@@ -215,15 +362,26 @@ class Engine:
         self.trace.add(events.RequestFinished(self.clock.now(), request.id, reason, num_output))
 
 
+def _part(given: T | None, make: Callable[[], T]) -> T:
+    """Not `given or make()`: a part of length 0, an empty index, is false."""
+    return make() if given is None else given
+
+
 def _max_model_len(model: Decoder, config: EngineConfig) -> int:
-    """The longest sequence; a model with a sliding window is served only while the window hides nothing."""
     limit = min(model.config.max_position, model.rotary.cos.shape[0])
     length = config.max_model_len or limit
     if length > limit:
         raise ConfigError(f"max_model_len {length} is above the model's {limit} positions")
-    window = model.config.sliding_window
-    if window is not None and length > window:
-        raise ConfigError(
-            f"sliding_window {window} is not supported beyond the window: pass max_model_len={window} or less"
-        )
     return length
+
+
+def _prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIndex | None:
+    windows = [spec.window for spec in specs if spec.window is not None]
+    if config.prefix_cache == "off" or (config.prefix_cache == "auto" and windows):
+        return None
+    if windows:
+        raise ConfigError(
+            f"prefix_cache {config.prefix_cache!r} is not supported for layers with a sliding window ({windows[0]}): "
+            "they give up the blocks that a later prompt would need. Use prefix_cache='off'"
+        )
+    return RadixIndex(config.block_size) if config.prefix_cache == "radix" else HashIndex(config.block_size)

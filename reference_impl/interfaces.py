@@ -7,18 +7,19 @@ Imports nothing but the standard library, so that every room can import it. Shap
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 BlockId = int
+NO_BLOCK: BlockId = -1  # in a block table: these positions have fallen out of the window and are never read again
 
 
 class RequestState(enum.Enum):
-    WAITING = "waiting"  # no KV blocks; queued, or preempted and queued again
+    WAITING = "waiting"  # no KV blocks on the device; new, or preempted and queued again
     RUNNING = "running"  # holds KV blocks
     FINISHED = "finished"
 
@@ -35,6 +36,7 @@ _NUMBERS = (
     ("frequency_penalty", False, False),
     ("seed", True, True),
     ("logprobs", True, True),
+    ("n", True, False),
 )
 
 
@@ -63,6 +65,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    n: int = 1  # how many independent samples
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -116,18 +119,20 @@ class SamplingParams:
                 self.logprobs is None or self.logprobs >= 0,
                 "None or at least 0",
             ),
+            ("n", self.n >= 1, "at least 1"),
         )
         for name, ok, expected in checks:
             if not ok:
                 raise ValueError(f"SamplingParams.{name}: expected {expected}, got {getattr(self, name)!r}")
 
 
-@dataclass
+@dataclass(eq=False)  # a request is itself, not its fields
 class Request:
     """One sequence on its way through the engine.
 
     tokens holds prompt and output; num_computed_tokens of them have their keys and values in the cache.
     The last sampled token is always in `tokens` and not yet in the cache.
+    With n > 1 the first sample is the parent; the others are its children, forked when its prompt is computed.
     """
 
     id: str
@@ -139,7 +144,17 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     max_total_tokens: int = 0  # prompt + output, never exceeded
     num_computed_tokens: int = 0
-    block_table: list[BlockId] = field(default_factory=list)
+    num_cached_tokens: int = 0  # of these, how many a prefix hit gave when the request was let in last
+    block_tables: list[list[BlockId]] = field(default_factory=lambda: [[]])  # one per KV group
+    parent_id: str | None = None
+    sample_index: int = 0
+    children: list[Request] = field(default_factory=list)  # not forked yet
+    holds: bool = False  # sampled tokens are reported and not appended; whoever set this appends (beam search)
+    adapter: str | None = None  # together with the salt: whose prefixes this request may share
+    cache_salt: str | None = None
+    priority: int = 0  # smaller goes first, as in Unix and vLLM
+    tenant: str = ""
+    deadline: float | None = None  # seconds on the engine's clock, for the last token
     state: RequestState = RequestState.WAITING
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -151,6 +166,16 @@ class Request:
     @property
     def output_tokens(self) -> list[int]:
         return self.tokens[self.num_prompt_tokens :]
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens that are known and not computed: 1 while decoding, many while the prompt is read."""
+        return len(self.tokens) - self.num_computed_tokens
+
+    @property
+    def block_table(self) -> list[BlockId]:
+        """Of the first KV group, the only one unless the model has layers of several kinds."""
+        return self.block_tables[0]
 
 
 @dataclass(frozen=True)
@@ -164,13 +189,19 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class KVSpec:
-    """What one layer's cache must hold for one token, and in what unit it is handed out."""
+    """What one KV group's cache must hold for one token, and in what unit it is handed out.
 
-    num_layers: int
+    A group is a set of layers that keep the same positions. All groups of a model have as many layers, so that
+    a block of one pool can serve any of them.
+    """
+
+    num_layers: int  # in this group
     num_kv_heads: int
     head_dim: int
     block_size: int  # tokens in a block
     bytes_per_value: int
+    layers: tuple[int, ...] = ()  # which layers of the model; () is the first num_layers
+    window: int | None = None  # a query at position p sees p - window + 1 ... p; None: everything before it
 
     @property
     def bytes_per_token(self) -> int:
@@ -182,8 +213,7 @@ class KVSpec:
         return self.bytes_per_token * self.block_size
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One request's share of a step: tokens [start, start + num_tokens) are computed.
 
     samples is true when the row reaches the request's last token, so that its logits choose the next one.
@@ -195,6 +225,23 @@ class Row:
     samples: bool
 
 
+class BlockPair(NamedTuple):
+    """Contents of block src go to block dst."""
+
+    src: BlockId
+    dst: BlockId
+
+
+@dataclass(frozen=True)
+class Transfers:
+    """What must be moved before a step writes anything, in this order: out to the host, within the device, in again."""
+
+    swap_out: tuple[BlockPair, ...] = ()  # device -> host
+    copies: tuple[BlockPair, ...] = ()  # device -> device (copy-on-write)
+    swap_in: tuple[BlockPair, ...] = ()  # host -> device
+    evicted: tuple[BlockId, ...] = ()  # nothing to move: blocks of the prefix cache that went to somebody else
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """What the scheduler wants done in one forward pass."""
@@ -202,6 +249,8 @@ class StepPlan:
     step_id: int
     rows: tuple[Row, ...]
     preempted: tuple[str, ...] = ()
+    transfers: Transfers = field(default_factory=Transfers)
+    admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
 
     @property
     def num_tokens(self) -> int:
@@ -209,25 +258,33 @@ class StepPlan:
 
 
 @dataclass
+class GroupTables:
+    """Where the tokens of a batch lie in one KV group. A slot is block id x block_size + offset in the block."""
+
+    window: int | None
+    slot_mapping: Tensor  # [num_tokens] int64, where each new key and value goes
+    block_table: Tensor  # [num_rows, max_blocks] int32; 0 where a row has no block (padding, or out of the window)
+
+
+@dataclass
 class Batch:
     """One ragged forward pass as tensors. Rows of length 1 come first, the longest context first.
 
     The tokens of all rows lie one after another: row r owns [query_start_loc[r], query_start_loc[r + 1]).
-    A slot is block id x block_size + offset in the block.
     """
 
     input_ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64
     query_start_loc: Tensor  # [num_rows + 1] int32
-    seq_lens: Tensor  # [num_rows] int32, tokens a row may look at: cached ones and its own
-    slot_mapping: Tensor  # [num_tokens] int64, where each new key and value goes
-    block_table: Tensor  # [num_rows, max_blocks] int32, padded with 0
+    seq_lens: Tensor  # [num_rows] int32, positions up to the row's last token: cached ones and its own
     logits_indices: Tensor  # [num_sampling_rows] int64, which tokens need logits
     request_ids: tuple[str, ...]  # [num_rows]
     query_lens: tuple[int, ...]  # [num_rows], host copy
     context_lens: tuple[int, ...]  # [num_rows], host copy of seq_lens
     num_decode_rows: int  # how many leading rows have one token
     block_size: int
+    groups: tuple[GroupTables, ...]  # one per KV group
+    group_of_layer: tuple[int, ...]  # [num_layers]
     attention_plan: Any = None  # whatever the attention backend prepared once for all layers
 
     @property
@@ -237,6 +294,16 @@ class Batch:
     @property
     def num_tokens(self) -> int:
         return sum(self.query_lens)
+
+    @property
+    def slot_mapping(self) -> Tensor:
+        """Of the first KV group, the only one unless the model has layers of several kinds."""
+        return self.groups[0].slot_mapping
+
+    @property
+    def block_table(self) -> Tensor:
+        """Of the first KV group."""
+        return self.groups[0].block_table
 
 
 @dataclass(frozen=True)
@@ -272,22 +339,104 @@ class BlockPool(Protocol):
     def ref_count(self, block: BlockId) -> int: ...
 
 
-class KVManager(Protocol):
-    """Gives requests the blocks that their tokens need."""
+class PrefixIndex(Protocol):
+    """Which blocks hold the keys and values of which token prefix. Counts no references: the KV manager does.
 
-    def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Make room for the request's next num_tokens; all or nothing."""
+    `key` (bytes) is whose prefix it is: prefixes of different keys never meet. Only full blocks are indexed, and a
+    block never without the ones before it.
+    """
+
+    def match(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
+        """The blocks of the longest indexed prefix of `tokens`; they count as used now."""
         ...
 
-    def free(self, request: Request) -> None: ...
+    def insert(self, tokens: Sequence[int], key: bytes, blocks: Sequence[BlockId]) -> list[BlockId]:
+        """Index blocks[i] as holding tokens [i * block_size, (i + 1) * block_size); len(tokens) is a multiple of it.
+
+        Returns the blocks that stand for this prefix from now on: where one was indexed already, that one, and the
+        one given is not taken. They count as used now.
+        """
+        ...
+
+    def evict(self, num_blocks: int, evictable: Callable[[BlockId], bool]) -> list[BlockId]:
+        """Forget up to num_blocks blocks: the least recently used of those that no other continues (leaves), and of
+        blocks used at the same moment the one deeper in its prefix. Never one that is not evictable."""
+        ...
+
+    def __len__(self) -> int:
+        """How many blocks are indexed."""
+        ...
+
+
+class KVManager(Protocol):
+    """Gives requests the blocks that their tokens need. What it does not do, it leaves unchanged."""
+
+    def admit(self, request: Request, num_tokens: int, budget: int) -> bool:
+        """Blocks for tokens [0, num_tokens) of a request that has none: cached ones, swapped-out ones, new ones.
+        At most `budget` of them are computed in the first step.
+
+        Sets num_computed_tokens and num_cached_tokens to what was found. At least the last token stays to be computed.
+        """
+        ...
+
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Make room for the request's next num_tokens; all or nothing. A shared block that they fall in is copied."""
+        ...
+
+    def commit(self, request: Request) -> None:
+        """The request's computed tokens may now be found by others."""
+        ...
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """The child, whose tokens begin like the parent's, shares the blocks of its first num_computed_tokens."""
+        ...
+
+    def free(self, request: Request) -> None:
+        """Give all blocks back, on device and host."""
+        ...
+
+    def pin(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
+        """Hold what is cached of a prefix, so that it is not evicted; returns the blocks."""
+        ...
+
+    def unpin(self, blocks: Sequence[BlockId]) -> None: ...
+
+    def swap_out(self, request: Request) -> bool:
+        """Move the request's computed blocks to host memory; False (nothing changed) if they do not fit there."""
+        ...
+
+    def take_transfers(self) -> Transfers:
+        """What the calls since the last time this was asked want moved."""
+        ...
+
     @property
-    def num_available(self) -> int: ...
+    def num_available(self) -> int:
+        """Blocks that can be had: free ones, and cached ones that nobody uses."""
+        ...
+
+
+class Policy(Protocol):
+    """Whose turn it is."""
+
+    preemptive: bool  # may a waiting request take the place of a running one that ranks after it?
+
+    def rank(self, request: Request) -> Any:
+        """Asked once, when the request arrives; the smaller goes first. Ranks of one policy can be compared."""
+        ...
+
+    def finished(self, request: Request) -> None:
+        """The request has its last token, or was aborted."""
+        ...
 
 
 class Scheduler(Protocol):
     """Decides who computes how many tokens. It never touches a tensor."""
 
     def add(self, request: Request) -> None: ...
+    def fork(self, parent: Request, child: Request) -> None:
+        """Add a request that shares what it has computed with another (beam search)."""
+        ...
+
     def abort(self, request_id: str) -> None: ...
     def schedule(self, now: float) -> StepPlan: ...
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
@@ -295,6 +444,10 @@ class Scheduler(Protocol):
         ...
 
     def has_work(self) -> bool: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_running(self) -> int: ...
 
 
 class KVCache(Protocol):
@@ -303,6 +456,10 @@ class KVCache(Protocol):
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None: ...
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """(keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]."""
+        ...
+
+    def transfer(self, transfers: Transfers) -> None:
+        """Move whole blocks, of all layers, before the step writes."""
         ...
 
 

@@ -15,9 +15,10 @@ from typing import Any, cast
 import torch
 from tokenizers import Tokenizer
 
+from reference_impl.beam import Beam, beam_search
 from reference_impl.config import EngineConfig
 from reference_impl.detokenizer import TextStream
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine, Parts, StepResult
 from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
 from reference_impl.metrics import RequestMetrics
 from reference_impl.models.loader import load_model
@@ -30,6 +31,7 @@ class RequestOutput:
     """A finished request. text stops before a stop string; token_ids keeps every generated token.
 
     finish_reason: "stop" (an end token or a stop string), "length", or "abort".
+    others: with n > 1, samples 1 ... n - 1 of the same prompt; this one is sample 0.
     """
 
     request_id: str
@@ -39,6 +41,7 @@ class RequestOutput:
     finish_reason: str
     logprobs: list[TokenLogprobs]
     metrics: RequestMetrics
+    others: tuple[RequestOutput, ...] = ()
 
 
 class LLM:
@@ -111,9 +114,18 @@ class LLM:
             self._leave(running)
         return [r.output() for r in running]
 
+    def beam_search(
+        self, prompt: Prompt, width: int = 4, max_tokens: int = 128, length_penalty: float = 1.0
+    ) -> list[Beam]:
+        """The `width` most probable texts found, best first: see `beam.py`."""
+        return beam_search(self.engine, self.encode(prompt), width, max_tokens, length_penalty, self._step)
+
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
         """Pieces of text as they become certain. Leaving the loop early aborts the request."""
-        running = self._start(prompt, sampling or SamplingParams())
+        sampling = sampling or SamplingParams()
+        if sampling.n != 1:
+            raise ValueError(f"stream: expected SamplingParams(n=1), got n={sampling.n}: start one stream per sample")
+        running = self._start(prompt, sampling)
         try:
             while running.unfinished:
                 self._step()
@@ -128,44 +140,51 @@ class LLM:
         return self.generate(self.chat_prompt(messages), sampling)[0]
 
     def _start(self, prompt: Prompt, sampling: SamplingParams) -> _Running:
-        running = _Running(self, self.encode(prompt), sampling)
-        self._live[running.request.id] = running
-        return running
+        tokens = self.encode(prompt)
+        if sampling.stop and self.tokenizer is None:
+            raise ValueError("stop strings need a tokenizer: use stop_token_ids")
+        request = self.engine.add(tokens, sampling)
+        samples = [_Running(self, member, tokens) for member in (request, *request.children)]
+        samples[0].others = samples[1:]
+        for sample in samples:
+            self._live[sample.request.id] = sample
+        return samples[0]
 
-    def _step(self) -> None:
+    def _step(self) -> StepResult:
         """One step of the engine; each token goes to its request, also to one that another caller streams."""
-        for request_id, token in self.engine.step().tokens.items():
+        result = self.engine.step()
+        for request_id, token in result.tokens.items():
             if request_id in self._live:
                 self._live[request_id].push(token)
+        return result
 
     def _leave(self, running: list[_Running]) -> None:
-        for r in running:
-            del self._live[r.request.id]
-            if r.unfinished:
-                self.engine.abort(r.request.id)
+        for first in running:
+            for r in (*first.others, first):
+                del self._live[r.request.id]
+                if r.request.id in self.engine.requests:
+                    self.engine.abort(r.request.id)
 
 
 class _Running:
     """One request with its text."""
 
-    def __init__(self, llm: LLM, prompt: list[int], sampling: SamplingParams):
-        if sampling.stop and llm.tokenizer is None:
-            raise ValueError("stop strings need a tokenizer: use stop_token_ids")
-        self.engine = llm.engine
-        self.request: Request = llm.engine.add(prompt, sampling)
-        self.text = TextStream(llm.tokenizer, prompt, sampling.stop) if llm.tokenizer else None
+    def __init__(self, llm: LLM, request: Request, prompt: list[int]):
+        self.engine, self.request = llm.engine, request
+        self.text = TextStream(llm.tokenizer, prompt, request.sampling.stop) if llm.tokenizer else None
+        self.others: list[_Running] = []  # the other samples of the same prompt
         self._new = ""  # text that nobody took yet
 
     @property
     def unfinished(self) -> bool:
-        return self.request.id in self.engine.requests
+        return self.request.id in self.engine.requests or any(other.unfinished for other in self.others)
 
     def push(self, token: int) -> None:
         if self.text is None:
             return
         if self.request.finish_reason != "stop":  # an end token says "stop"; it is not text
             self._new += self.text.push(token)
-        if not self.unfinished:
+        if self.request.id not in self.engine.requests:
             self._new += self.text.finish()
         elif self.text.stopped_by is not None:
             self.engine.abort(self.request.id, reason="stop")
@@ -185,6 +204,7 @@ class _Running:
             finish_reason="stop" if stopped else r.finish_reason or "abort",
             logprobs=r.logprobs,
             metrics=self.engine.trace.metrics(r.id),
+            others=tuple(other.output() for other in self.others),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from reference_impl.interfaces import Row
+from reference_impl.interfaces import Row, Transfers
 from reference_impl.metrics import RequestMetrics, WorkloadMetrics
 
 
@@ -38,7 +38,23 @@ class StepDone:
     preempted: tuple[str, ...]
     num_waiting: int
     num_running: int
-    num_free_blocks: int
+    num_free_blocks: int  # that could be had: free ones, and cached ones that nobody uses
+    transfers: Transfers = field(default_factory=Transfers)
+    admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
+
+
+@dataclass(frozen=True)
+class PrefixCacheUse:
+    """prompt_tokens: of the requests let in. cached_tokens: of these, not computed again. evicted_blocks: forgotten."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    evicted_blocks: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens that were found; 0 without prompts."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
 Event = RequestArrived | RequestFinished | StepDone
@@ -91,6 +107,17 @@ class Trace:
         return RequestMetrics.of(
             self.arrival(request_id), self.token_times(request_id), self._scheduled.get(request_id)
         )
+
+    def prefix_cache(self) -> PrefixCacheUse:
+        """What prefix hits saved when requests were let in for the first time."""
+        first: dict[str, int] = {}
+        evicted = 0
+        for step in self.steps():
+            evicted += len(step.transfers.evicted)
+            for request_id, cached in step.admitted:
+                first.setdefault(request_id, cached)
+        arrived = [e for e in self.events if isinstance(e, RequestArrived) and e.request_id in first]
+        return PrefixCacheUse(sum(e.num_prompt_tokens for e in arrived), sum(first.values()), evicted)
 
     def workload(self, request_ids: Iterable[str] | None = None) -> WorkloadMetrics:
         """Metrics of all requests of the trace together, or of those named."""

@@ -22,7 +22,7 @@ from nbclient import NotebookClient
 
 from grader.bootstrap import FIRST_LINE, bootstrap_source
 from grader.chapter_source import chapter_notebook
-from grader.lab_source import replaced
+from grader.labs.lab_source import replaced
 
 ROOT = Path(__file__).resolve().parent.parent
 LAB = ROOT / "labs/02_kv_cache/kv_cache.ipynb"

@@ -23,7 +23,8 @@ from reference_impl.theory.model_shapes import MODELS, model
 from reference_impl.theory.units import GB, GiB, MiB, format_bytes, format_seconds
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
-llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=32 * 2**20)
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off")
 decoder = llm.engine.model
 small, big, h100 = model("llama-3-8b"), model("llama-3-70b"), device("H100")
 print(f"the course model has {decoder.num_parameters():,} parameters and runs on {decoder.device}")
@@ -318,7 +319,8 @@ assert [row.num_tokens for step in steps for row in step.rows] == [len(prompt)] 
 # %% [markdown] name="engine-reading"
 # The two phases stand there: one step with the whole prompt, then steps with one token each. The first step already
 # gives the first output, so 24 outputs take 24 steps. The loop by hand read the whole text again every time; how the
-# engine avoids that is chapter 02. Its own loop is this:
+# engine avoids that is chapter 02. Its own loop is this (`holds` is for beam search, where somebody else chooses the
+# tokens; here nobody does):
 
 # %% name="engine-source"
 print(inspect.getsource(Engine.step))
@@ -331,7 +333,7 @@ print(inspect.getsource(Engine.step))
 # the prompt is read?
 
 # %% name="measure"
-engine = Engine(decoder, EngineConfig(num_blocks=64, block_size=16))
+engine = Engine(decoder, EngineConfig(num_blocks=64, block_size=16, prefix_cache="off"))
 text = (llm.encode(inspect.getsource(Engine)) * 2)[:512]
 engine.add(text, SamplingParams(max_tokens=64, temperature=0, ignore_eos=True), request_id="one")
 while engine.has_work():
@@ -506,7 +508,7 @@ print(
 # its text again later (*recompute*)?
 
 # %% name="explore"
-busy = Engine(decoder, EngineConfig(num_blocks=10, block_size=16, max_num_batched_tokens=64))
+busy = Engine(decoder, EngineConfig(num_blocks=10, block_size=16, max_num_batched_tokens=64, prefix_cache="off"))
 for i, (reads, writes) in enumerate(((40, 12), (24, 20), (56, 8), (16, 10))):
     busy.add(
         text[i * 60 : i * 60 + reads],

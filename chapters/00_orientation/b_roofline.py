@@ -167,7 +167,8 @@ print(
 
 # %% name="counter"
 folder = course_model("target")
-llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20)
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off")
 model = llm.engine.model
 shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
 
@@ -196,7 +197,10 @@ class Counter(TorchFunctionMode):
 def decode_step(batch, context):
     """An engine whose next step gives one token to each of `batch` requests that have `context` cached tokens."""
     tokens = batch * (context + 16)
-    engine = Engine(model, EngineConfig(num_blocks=tokens // 16 + batch, block_size=16, max_num_batched_tokens=tokens))
+    engine = Engine(
+        model,
+        EngineConfig(num_blocks=tokens // 16 + batch, block_size=16, max_num_batched_tokens=tokens, prefix_cache="off"),
+    )
     for i in range(batch):
         prompt = [(7 * i + 3 * j) % 4000 + 16 for j in range(context)]
         engine.add(prompt, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True), request_id=f"r{i}")
@@ -622,7 +626,7 @@ show(
 # which. Here is the course model, with bytes counted from the tensors the engine really holds, and two levers pulled:
 
 # %% name="ledger-engine"
-narrow = LLM(folder, dtype="bfloat16", kv_cache_bytes=2**20)
+narrow = LLM(folder, dtype="bfloat16", kv_cache_bytes=2**20, prefix_cache="off")
 for name, chosen, batch in (("float32", llm, 1), ("float32", llm, 8), ("bfloat16", narrow, 8)):
     m, past = chosen.engine.model, 512
     weights = sum(linear.num_parameters() for linear in m.linears()) * m.embedding.element_size() + m.embedding.nbytes

@@ -28,7 +28,8 @@ from reference_impl.theory.units import format_bytes, format_flops, format_secon
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
 folder = course_model("target")
-llm = LLM(folder, dtype="float32", kv_cache_bytes=2**28 if torch.cuda.is_available() else 2**25)
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(folder, dtype="float32", kv_cache_bytes=2**28 if torch.cuda.is_available() else 2**25, prefix_cache="off")
 model = llm.engine.model
 shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
 on_gpu = model.device.type == "cuda"
@@ -172,7 +173,7 @@ def spell(tokens):
 
 def run(**config):
     """The engine after one request, and a line per pass: (tokens in, token out, cached, FLOP, bytes)."""
-    engine, lines = Engine(model, EngineConfig(num_blocks=4, **config)), []
+    engine, lines = Engine(model, EngineConfig(num_blocks=4, **config, prefix_cache="off")), []
     request = engine.add(prompt, greedy, request_id="six")
     while engine.has_work():
         fed = request.tokens[request.num_computed_tokens :][: config.get("max_num_batched_tokens", 2048)]
@@ -363,19 +364,19 @@ for count, seconds in zip(rows, product_seconds, strict=True):
 
 
 # %% name="steps"
-def a_batch(rows, block_size=16, tables=None):
+def a_batch(rows, spec=llm.engine.kv_spec, tables=None):
     """A Batch of rows (new tokens, past tokens), built by the engine; tables: block ids of each row."""
     requests, plan, first = {}, [], 0
     for i, (new, past) in enumerate(rows):
-        count = -(-(new + past) // block_size)
+        count = -(-(new + past) // spec.block_size)
         table = tables[i] if tables else list(range(first, first + count))
         first += count
         requests[str(i)] = Request(
             id=str(i), tokens=[5] * (new + past), num_prompt_tokens=1, sampling=greedy, seed=0, arrival=0.0,
-            stop_token_ids=frozenset(), max_total_tokens=new + past + 1, block_table=table,
+            stop_token_ids=frozenset(), max_total_tokens=new + past + 1, block_tables=[table],
         )  # fmt: skip
         plan.append(Row(str(i), past, new, True))
-    return build_batch(StepPlan(1, tuple(plan)), requests, block_size, model.device)
+    return build_batch(StepPlan(1, tuple(plan)), requests, [spec], model.device)
 
 
 cache, attention = llm.engine.kv_cache, llm.engine.attention
@@ -540,7 +541,7 @@ for name in ("NVLink 4", "InfiniBand NDR 400G", "Ethernet 100G"):
 # prefill is as wide as a decode there, and that is how the engine counts.
 
 # %% name="explore"
-engine = Engine(model, EngineConfig(num_blocks=80))
+engine = Engine(model, EngineConfig(num_blocks=80, prefix_cache="off"))
 long_prompt = (llm.encode("def parse(lines):\n    for line in lines:\n        yield line.split()\n") * 40)[:700]
 writes = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 engine.add(prompt, writes)
@@ -584,7 +585,7 @@ def gather_rates(block_size, kv_heads, head_dim, length=1024, rounds=12):
     """(bytes of a contiguous piece, byte/s in order, byte/s shuffled) of one layer's decode attention."""
     users, pool_bytes = (64, 2**31) if on_gpu else (2, 2**28)
     spec = KVSpec(1, kv_heads, head_dim, block_size, 4)
-    pool = PagedKVCache(spec, pool_bytes // spec.bytes_per_block, torch.float32, model.device)
+    pool = PagedKVCache([spec], pool_bytes // spec.bytes_per_block, torch.float32, model.device)
     backend = TorchAttention(head_dim**-0.5, torch.float32)
     each = length // block_size
     rounds = min(rounds, pool.num_blocks // (users * each))
@@ -594,7 +595,7 @@ def gather_rates(block_size, kv_heads, head_dim, length=1024, rounds=12):
     for r in range(rounds):
         for name, blocks in (("in order", range(pool.num_blocks)), ("shuffled", shuffled)):
             tables = [list(blocks[(users * r + u) * each : (users * r + u + 1) * each]) for u in range(users)]
-            batch = a_batch([(1, length - 1)] * users, block_size, tables)
+            batch = a_batch([(1, length - 1)] * users, spec, tables)
             backend.plan(batch)
             times[name].append(once(lambda b=batch: backend.forward(q, k, k, 0, pool, b)))
     read = users * length * spec.bytes_per_token

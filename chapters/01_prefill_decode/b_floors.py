@@ -30,7 +30,8 @@ from reference_impl.theory.units import GB, format_bytes, format_flops, format_s
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
 folder = course_model("target")
-llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20)
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off")
 model, cache, attention = llm.engine.model, llm.engine.kv_cache, llm.engine.attention
 shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
 on_gpu = model.device.type == "cuda"
@@ -182,19 +183,19 @@ def counted(batch):
     return in_matrices, 4 * shape.head_dim * pairs.count
 
 
-def a_batch(rows, block_size=16):
+def a_batch(rows, spec=llm.engine.kv_spec):
     """A Batch of rows (new tokens, past tokens), built by the engine's own code."""
     requests, plan, first = {}, [], 0
     for i, (new, past) in enumerate(rows):
-        count = -(-(new + past) // block_size)
+        count = -(-(new + past) // spec.block_size)
         requests[str(i)] = Request(
             id=str(i), tokens=[5] * (new + past), num_prompt_tokens=1, sampling=SamplingParams(temperature=0), seed=0,
             arrival=0.0, stop_token_ids=frozenset(), max_total_tokens=new + past + 1,
-            block_table=list(range(first, first + count)),
+            block_tables=[list(range(first, first + count))],
         )  # fmt: skip
         first += count
         plan.append(Row(str(i), past, new, True))
-    return build_batch(StepPlan(1, tuple(plan)), requests, block_size, model.device)
+    return build_batch(StepPlan(1, tuple(plan)), requests, [spec], model.device)
 
 
 cache.data.normal_()  # contents do not matter for counts and times
@@ -389,7 +390,7 @@ def all_attention():
         attention.forward(q, k, k, layer, cache, batch)
 
 
-engine = Engine(model, EngineConfig(num_blocks=80))
+engine = Engine(model, EngineConfig(num_blocks=80, prefix_cache="off"))
 engine.add([5] * (context - 20), SamplingParams(max_tokens=500, temperature=0, ignore_eos=True))
 engine.step()  # the prefill
 pieces = {

@@ -28,7 +28,8 @@ from reference_impl.theory.model_shapes import model as shape_of
 from reference_impl.theory.units import format_bytes, format_seconds
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
-llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=32 * 2**20)
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off")
 model = llm.engine.model
 on_gpu = model.device.type == "cuda"
 text = llm.encode(inspect.getsource(Engine)) * 4
@@ -188,7 +189,7 @@ print(inspect.getsource(RequestMetrics.of))
 
 # %% name="engine-serve"
 def real(prompts, outputs, seats):
-    config = EngineConfig(num_blocks=512, max_num_seqs=seats, max_num_batched_tokens=2048)
+    config = EngineConfig(num_blocks=512, max_num_seqs=seats, max_num_batched_tokens=2048, prefix_cache="off")
     engine = Engine(model, config)
     for i, (p, n) in enumerate(zip(prompts, outputs, strict=True)):
         engine.add(text[31 * i : 31 * i + p], SamplingParams(max_tokens=n, temperature=0, ignore_eos=True), f"r{i}")
@@ -287,11 +288,11 @@ class VirtualGPU:
 
 
 def weightless(shape, longest=16_384):  # what the engine asks a model for, without its weights
+    # One thin layer: the engine looks whether this machine has room for the cache, and the GPU's memory is not here.
     config = parse_model_config({
-        "architectures": ["LlamaForCausalLM"], "vocab_size": shape.vocab_size, "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size, "num_hidden_layers": shape.layers, "head_dim": shape.head_dim,
-        "num_attention_heads": shape.num_heads, "num_key_value_heads": shape.num_kv_heads, "rms_norm_eps": 1e-5,
-        "max_position_embeddings": longest, "torch_dtype": "bfloat16", "eos_token_id": 0,
+        "architectures": ["LlamaForCausalLM"], "vocab_size": shape.vocab_size, "hidden_size": 8,
+        "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": longest, "torch_dtype": "bfloat16", "eos_token_id": 0,
     })  # fmt: skip
     rotary = SimpleNamespace(cos=np.empty((longest, 1)))
     return SimpleNamespace(config=config, dtype=torch.bfloat16, device=torch.device("cpu"), rotary=rotary)
@@ -300,7 +301,12 @@ def weightless(shape, longest=16_384):  # what the engine asks a model for, with
 def serve(deployment, arrivals, budget=1024, seats=256, names=()):
     """arrivals: (second, prompt tokens, output tokens), in order -> the trace."""
     gpu = VirtualGPU(deployment)
-    config = EngineConfig(num_blocks=deployment.cache_tokens() // 16, max_num_seqs=seats, max_num_batched_tokens=budget)
+    config = EngineConfig(
+        num_blocks=deployment.cache_tokens() // 16,
+        max_num_seqs=seats,
+        max_num_batched_tokens=budget,
+        prefix_cache="off",
+    )
     engine = Engine(weightless(deployment.shape), config, Parts(executor=gpu, clock=gpu, kv_cache=object()))
     coming, names = deque(arrivals), iter(names)
     while coming or engine.has_work():

@@ -22,7 +22,8 @@ from reference_impl.theory.kv_cache import logits_bytes
 from reference_impl.theory.units import format_bytes, format_seconds
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
-llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=32 * 2**20)
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off")
 model = llm.engine.model
 on_gpu = model.device.type == "cuda"
 vocab = model.config.vocab_size
@@ -39,7 +40,7 @@ class Tap:
 
 def logits_after(text):
     tap = Tap()
-    engine = Engine(model, EngineConfig(num_blocks=64), Parts(sampler=tap))
+    engine = Engine(model, EngineConfig(num_blocks=64, prefix_cache="off"), Parts(sampler=tap))
     engine.add(llm.encode(text), SamplingParams(max_tokens=1, temperature=0))
     engine.step()
     return tap.logits[0].float().cpu()  # [vocab]
@@ -286,7 +287,7 @@ rows = 64 if on_gpu else 16
 
 def watched(options, outputs):  # (seconds of choosing, seconds of a step), medians over the decode steps
     watch = Timed()
-    engine = Engine(model, EngineConfig(num_blocks=512), Parts(sampler=watch))
+    engine = Engine(model, EngineConfig(num_blocks=512, prefix_cache="off"), Parts(sampler=watch))
     for i in range(rows):
         engine.add(llm.encode(PROMPT), SamplingParams(max_tokens=outputs, seed=i, ignore_eos=True, **options))
     while engine.has_work():
@@ -393,7 +394,7 @@ widgets.sampling(distribution, names)
 
 # %% name="errata-one-cell"
 def passes(prompt_tokens, outputs, budget):
-    engine = Engine(model, EngineConfig(num_blocks=128, max_num_batched_tokens=budget))
+    engine = Engine(model, EngineConfig(num_blocks=128, max_num_batched_tokens=budget, prefix_cache="off"))
     prompt = (llm.encode(inspect.getsource(Engine)) * 2)[:prompt_tokens]
     engine.add(prompt, SamplingParams(max_tokens=outputs, temperature=0, ignore_eos=True))
     given = []

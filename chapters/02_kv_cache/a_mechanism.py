@@ -29,7 +29,8 @@ from reference_impl.theory.units import format_flops, format_seconds
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
 folder = course_model("target")
-llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20)
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off")
 model = llm.engine.model
 shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
 on_gpu = model.device.type == "cuda"
@@ -193,7 +194,7 @@ def spell(tokens):
     return [llm.tokenizer.decode([t]) for t in tokens]
 
 
-engine = Engine(model, EngineConfig(num_blocks=2, block_size=16))
+engine = Engine(model, EngineConfig(num_blocks=2, block_size=16, prefix_cache="off"))
 prompt = llm.encode("return the value")[:3]
 request = engine.add(prompt, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True), request_id="worked")
 lengths = []
@@ -526,7 +527,7 @@ print(f"stated: 3000 ms, {3000 / T:.1f} ms per step; cached 80 ms, {80 / T:.2f} 
 # new tokens *and* a cache that holds some already. It occurs when a long prompt is read in chunks, when a prefix was
 # found in a cache, and when drafts are verified. Then the triangle has to be shifted. Query `i` of the new ones stands
 # at position `past + i` and may see that far. Here is the shifted mask, and PyTorch's `is_causal=True`, which is not
-# shifted:
+# shifted. (`window` is for layers that see only the last tokens; without it the mask is the triangle.)
 
 # %% name="errata-mask-cell"
 print(inspect.getsource(reference.causal_mask))

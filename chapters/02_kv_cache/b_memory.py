@@ -25,7 +25,8 @@ from reference_impl.theory.units import GB, GiB, format_bytes
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
 folder = course_model("target")
-llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20)
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off")
 model = llm.engine.model
 shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
 on_gpu = model.device.type == "cuda"
@@ -117,7 +118,9 @@ for name, kv_heads in (("MHA", 8), ("GQA", 2), ("MQA", 1)):
 # ## 4. The same thing inside the engine
 #
 # The engine takes the formula at its word. It computes bytes per block from the model's config, divides the memory you
-# gave it, and allocates everything at the start. Each request then gets blocks, never bytes.
+# gave it, and allocates everything at the start. Each request then gets blocks, never bytes. The last two fields,
+# `layers` and `window`, are for models in which some layers keep only the last tokens (a *sliding window*): their layers
+# form several groups. The course model has one group, of all its layers.
 
 # %% name="engine"
 print(inspect.getsource(KVSpec))
@@ -138,7 +141,7 @@ print(
 # engine took from its pool, read from the trace. The gap is the unused rest of the last block, less than one block.
 
 # %% name="measure-bytes"
-engine = Engine(model, EngineConfig(num_blocks=16, block_size=16))
+engine = Engine(model, EngineConfig(num_blocks=16, block_size=16, prefix_cache="off"))
 prompt = llm.encode("class Stack:\n    def __init__(self):\n        self.items = []\n")[:10]
 engine.add(prompt, SamplingParams(max_tokens=110, temperature=0, ignore_eos=True), request_id="grows")
 held, stored = [], []

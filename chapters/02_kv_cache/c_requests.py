@@ -20,7 +20,8 @@ from reference_impl.theory import kv_cache
 from reference_impl.theory.units import format_bytes
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
-llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=8 * 2**20)
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=8 * 2**20, prefix_cache="off")
 model = llm.engine.model
 each = llm.engine.kv_spec.bytes_per_token
 
@@ -169,7 +170,7 @@ print("prompts of", [len(p) for p in prompts[:3]], "tokens: the same outputs tog
 # order. This is all that paging is; chapter 04 builds it.
 
 # %% name="engine-blocks"
-engine = Engine(model, EngineConfig(num_blocks=8, block_size=4))
+engine = Engine(model, EngineConfig(num_blocks=8, block_size=4, prefix_cache="off"))
 a = engine.add(prompts[0][:6], SamplingParams(max_tokens=9, temperature=0, ignore_eos=True), request_id="a")
 b = engine.add(prompts[1][:3], SamplingParams(max_tokens=9, temperature=0, ignore_eos=True), request_id="b")
 for _ in range(7):
@@ -184,7 +185,7 @@ print("slots of a, in order:", reference.context_slots(torch.tensor(a.block_tabl
 # how many tokens it has in the cache and how many blocks it holds, and we compare with a buffer of 256 for each.
 
 # %% name="measure"
-roomy = Engine(model, EngineConfig(num_blocks=64, block_size=16))
+roomy = Engine(model, EngineConfig(num_blocks=64, block_size=16, prefix_cache="off"))
 added = [roomy.add(p, s, request_id=f"r{i}") for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
 used, blocks, reserved = [], [], []
 while roomy.has_work():
@@ -230,7 +231,9 @@ show(
 
 # %% name="tight"
 def run(num_blocks, max_tokens=None):
-    engine = Engine(model, EngineConfig(num_blocks=num_blocks, block_size=16, max_num_batched_tokens=48))
+    engine = Engine(
+        model, EngineConfig(num_blocks=num_blocks, block_size=16, max_num_batched_tokens=48, prefix_cache="off")
+    )
     done = []
     for i, (p, s) in enumerate(zip(prompts, params, strict=True)):
         limit = s.max_tokens if max_tokens is None else min(s.max_tokens, max_tokens)

@@ -3,25 +3,35 @@
 ipywidgets and matplotlib only; without a front end each shows a static picture or text.
 """
 
+from chapters.widgets.batching import batching
+from chapters.widgets.block_table import block_table
+from chapters.widgets.chunk_size import chunk_size
 from chapters.widgets.figure import show
 from chapters.widgets.kv_memory import kv_memory
 from chapters.widgets.latency_budget import latency_budget
 from chapters.widgets.predictions import predict, reveal
 from chapters.widgets.quiz import quiz
+from chapters.widgets.radix_tree import radix_tree
 from chapters.widgets.roofline import roofline
 from chapters.widgets.sampling import sampling
 from chapters.widgets.savings import savings
+from chapters.widgets.schedule import schedule
 from chapters.widgets.timeline import timeline
 
 __all__ = [
+    "batching",
+    "block_table",
+    "chunk_size",
     "kv_memory",
     "latency_budget",
     "predict",
     "quiz",
+    "radix_tree",
     "reveal",
     "roofline",
     "sampling",
     "savings",
+    "schedule",
     "show",
     "timeline",
 ]

@@ -55,10 +55,10 @@ def ask(
 
     Answers are kept in your data folder and decide when an item is due again. Type ? at a question for help.
     """
-    from grader.manifest import ManifestError
     from grader.quiz.expressions import QuizError
     from grader.quiz.quizzes import check_tag, draw_all, draw_due, open_quizzes
     from grader.quiz.review import ReviewError, Reviews
+    from grader.study.manifest import ManifestError
 
     if minutes is not None and not interview:
         _stop(f"--minutes is the time of an interview. Try: inferlab quiz --interview --minutes {minutes}")
@@ -93,9 +93,9 @@ def export(
     tag: Tag = None,
 ) -> None:
     """Write the questions to a page for your phone (--html), to a package for Anki (--anki), or to both."""
-    from grader.manifest import ManifestError
     from grader.quiz.expressions import QuizError
     from grader.quiz.quizzes import check_tag, open_quizzes
+    from grader.study.manifest import ManifestError
 
     if anki is None and html is None:
         _stop("nothing to write. Name a file: inferlab quiz export --html quiz.html, or --anki quiz.apkg")

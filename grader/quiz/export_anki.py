@@ -17,7 +17,7 @@ import genanki
 from grader.quiz.export_html import environment
 from grader.quiz.question import Question
 from grader.quiz.quizzes import Quiz, draw_exported, title
-from grader.workspace import write_atomically
+from grader.study.workspace import write_atomically
 
 MODEL_ID = 1_497_302_118  # chosen once; another one would be another note type
 _FIELDS = ("Key", "Question", "Answer")

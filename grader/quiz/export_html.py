@@ -7,10 +7,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from grader.manifest import load_course
 from grader.quiz.question import as_number, letter
 from grader.quiz.quizzes import Quiz, draw_exported, title
-from grader.workspace import write_atomically
+from grader.study.manifest import load_course
+from grader.study.workspace import write_atomically
 
 HOW = {
     "choice": "One is right.",

@@ -12,11 +12,11 @@ from typing import Annotated
 import yaml
 from pydantic import Field, ValidationError, field_validator
 
-from grader.manifest import Chapter, load_course
 from grader.quiz.expressions import QuizError
 from grader.quiz.items import Item, Strict
 from grader.quiz.question import Question
-from grader.workspace import chapters_root
+from grader.study.manifest import Chapter, load_course
+from grader.study.workspace import chapters_root
 
 # Ten times as fast where PyYAML was built with libyaml, which matters when all chapters are opened at once.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -38,10 +38,10 @@ class ContiguousKVCache:
 
 
 class ContiguousAttention:
-    """Each row attends to its own first `length` slots."""
+    """Each row attends to its own first `length` slots. A window hides slots; it frees none."""
 
-    def __init__(self, scale: float):
-        self.scale = scale
+    def __init__(self, scale: float, softcap: float | None = None):
+        self.scale, self.softcap = scale, softcap
 
     def plan(self, batch: Batch) -> None:
         pass
@@ -49,9 +49,9 @@ class ContiguousAttention:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: ContiguousKVCache, batch: Batch) -> Tensor:
         kv_cache.write(layer, k, v, batch)
         keys, values = kv_cache.layer(layer)
-        queries = q.split(batch.query_lens)
+        queries, window = q.split(batch.query_lens), batch.groups[batch.group_of_layer[layer]].window
         return torch.cat([
-            reference.attention_one_row(queries[row], keys[row, :n], values[row, :n], self.scale)
+            reference.attention_one_row(queries[row], keys[row, :n], values[row, :n], self.scale, window, self.softcap)
             for row, n in enumerate(batch.context_lens)
         ])  # fmt: skip
 
@@ -61,11 +61,13 @@ def generate_contiguous_cache(model: Decoder, prompts: list[list[int]], max_new_
     """Greedy, all prompts together; returns the new token ids of each."""
     max_len = max(map(len, prompts)) + max_new_tokens
     cache = ContiguousKVCache(model, len(prompts), max_len)
-    attention = ContiguousAttention(model.config.head_dim**-0.5)
+    c = model.config
+    attention = ContiguousAttention(c.attention_scale, c.attention_softcap)
     new = [list(prompt) for prompt in prompts]  # tokens whose keys and values are not in the cache yet
     outputs: list[list[int]] = [[] for _ in prompts]
     for _ in range(max_new_tokens):
-        batch = ragged_batch(list(zip(new, cache.lengths, strict=True)), max_len, model.device)
+        rows = list(zip(new, cache.lengths, strict=True))
+        batch = ragged_batch(rows, max_len, model.device, c.layer_windows)
         chosen = model(batch, cache, attention).argmax(dim=-1).tolist()
         for row, token in enumerate(chosen):
             cache.lengths[row] += len(new[row])

@@ -18,23 +18,25 @@ from reference_impl.models.decoder import Decoder
 class RecomputeAttention:
     """Keys and values live for one pass only: they are used and forgotten."""
 
-    def __init__(self, scale: float):
-        self.scale = scale
+    def __init__(self, scale: float, softcap: float | None = None):
+        self.scale, self.softcap = scale, softcap
 
     def plan(self, batch: Batch) -> None:
         pass
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache | None, batch: Batch) -> Tensor:
-        return reference.attention_one_row(q, k, v, self.scale)
+        window = batch.groups[batch.group_of_layer[layer]].window
+        return reference.attention_one_row(q, k, v, self.scale, window, self.softcap)
 
 
 @torch.inference_mode()
 def generate_no_cache(model: Decoder, prompt: list[int], max_new_tokens: int) -> list[int]:
     """Greedy; returns the new token ids. model: a Decoder; prompt: token ids."""
-    attention = RecomputeAttention(model.config.head_dim**-0.5)
+    c = model.config
+    attention = RecomputeAttention(c.attention_scale, c.attention_softcap)
     tokens = list(prompt)
     for _ in range(max_new_tokens):
-        batch = ragged_batch([(tokens, 0)], max_len=len(tokens), device=model.device)
+        batch = ragged_batch([(tokens, 0)], len(tokens), model.device, c.layer_windows)
         logits = model(batch, None, attention)
         tokens.append(int(logits[0].argmax()))
     return tokens[len(prompt) :]

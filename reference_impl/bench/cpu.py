@@ -1,4 +1,5 @@
-"""The engine against `transformers.generate` on the course model: one stream, and 16 ragged requests.
+"""The engine against `transformers.generate` on the course model: one stream, 16 and 64 ragged requests; and what its
+scheduler, prefix cache and host work are worth on the same engine (batching.py, prefix.py, host_work.py).
 
 Same weights, dtype, threads and number of greedy tokens; `transformers` at the better of its dynamic and
 static cache, its batch padded on the left. Texts are compared: where they part (bf16 only), the two tokens
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from reference_impl.bench import harness
+from reference_impl.bench import batching, harness, host_work, prefix
 from reference_impl.config import course_model
 from reference_impl.interfaces import SamplingParams
 from reference_impl.llm import LLM
@@ -33,19 +34,24 @@ PROMPTS = (
 def ragged_prompts(llm: LLM, count: int) -> list[list[int]]:
     """count prompts of 8 to 158 tokens, lengths spread evenly."""
     text = llm.encode("\n\n\n".join(PROMPTS) * 6)
-    return [text[i : i + 8 + 10 * i] for i in range(count)]
+    return [text[i : i + 8 + 150 * i // (count - 1)] for i in range(count)]
 
 
 def run(rounds: int) -> dict[str, Any]:
     """All measurements; takes a few minutes on two cores."""
     result: dict[str, Any] = {"stamp": harness.stamp(), "new_tokens": NEW_TOKENS, "rounds": rounds, "cases": {}}
     for dtype in ("float32", "bfloat16"):
-        llm, peer = LLM(course_model("target"), dtype=dtype), _Peer(dtype)
-        cases = {"one stream": [llm.encode(PROMPTS[1])], "16 ragged requests": ragged_prompts(llm, 16)}
+        llm, peer = LLM(course_model("target"), dtype=dtype, prefix_cache="off"), _Peer(dtype)
+        cases = {"one stream": [llm.encode(PROMPTS[1])]}
+        cases |= {f"{n} ragged requests": ragged_prompts(llm, n) for n in (16, 64)}
         for name, prompts in cases.items():
             result["cases"][f"{name}, {dtype}"] = _compare(llm, peer, prompts, rounds)
+        if dtype == "float32":
+            result["batching"] = batching.run(llm.engine.model, rounds)
+            result["prefix"] = prefix.run(llm.engine.model, rounds)
         del llm, peer
         gc.collect()
+    result["host_work"] = host_work.run(rounds)
     result["import"] = import_seconds(rounds)
     result["peak_memory_mb"] = peak_memory_mb()
     return result
@@ -152,6 +158,7 @@ def markdown(result: dict[str, Any]) -> str:
     for name, case in result["cases"].items():
         s = case["speedup_over_transformers"]
         lines.append(f"| {name} | {s['median']:.2f}x | {s['min']:.2f}-{s['max']:.2f} |")
+    lines += _own_rows(result) if "batching" in result else []
     lines += [
         "",
         f"{result['rounds']} interleaved rounds of {result['new_tokens']} greedy tokens, {stamp['cores']} cores of an "
@@ -163,6 +170,23 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _own_rows(result: dict[str, Any]) -> list[str]:
+    """The same engine with another scheduler, or without its prefix cache."""
+    lines = ["", "| on the same engine | median | range |", "|---|---|---|"]
+    b = result["batching"]
+    for kind, case in b["workloads"].items():
+        for name, r in case["faster_than"].items():
+            what = f"continuous over {name}, {b['requests']} requests, {b['max_num_seqs']} seats, {kind} outputs"
+            lines.append(f"| {what} | {r['median']:.2f}x | {r['min']:.2f}-{r['max']:.2f} |")
+    p, h = result["prefix"], result["host_work"]
+    for kind, r in p["faster_than_off"].items():
+        what = f"first token, {p['shared_tokens']:,} of {p['shared_tokens'] + p['own_tokens']:,} tokens cached ({kind})"
+        lines.append(f"| {what} | {r['median']:.1f}x | {r['min']:.1f}-{r['max']:.1f} |")
+    step = h["scheduler_step_ms"]["256"]
+    lines.append(f"| scheduler, 256 running requests | {step['median']:.2f} ms | {step['min']:.2f}-{step['max']:.2f} |")
+    return lines
+
+
 def table(result: dict[str, Any]) -> str:
     lines = []
     for name, case in result["cases"].items():
@@ -172,6 +196,24 @@ def table(result: dict[str, Any]) -> str:
             f"transformers {t['dynamic']:.0f} dynamic / {t['static']:.0f} static, "
             f"{case['same_tokens']['rows_equal']}/{case['same_tokens']['rows']} rows equal"
         )
+    for kind, case in result["batching"]["workloads"].items():
+        for name, r in case["faster_than"].items():
+            lines.append(
+                f"continuous over {name}, {kind} outputs: {r['median']:.2f}x ({r['min']:.2f}-{r['max']:.2f}), "
+                f"{case['steps']['continuous']} against {case['steps'][name]} steps"
+            )
+    p = result["prefix"]
+    for kind, r in p["faster_than_off"].items():
+        lines.append(
+            f"first token, {p['shared_tokens']} of {p['shared_tokens'] + p['own_tokens']} tokens cached ({kind}): "
+            f"{r['median']:.1f}x ({r['min']:.1f}-{r['max']:.1f})"
+        )
+    h = result["host_work"]
+    for n, ms in h["scheduler_step_ms"].items():
+        us = h["scheduler_us_per_request"][n]["median"]
+        lines.append(f"scheduler, {n} running requests: {ms['median']:.3f} ms a step, {us:.2f} us a request")
+    for n, us in h["block_operation_us"].items():
+        lines.append(f"allocate and free one of {n:,} blocks: {us['median']:.2f} us")
     lines.append(
         f"import beyond torch {result['import']['beyond_torch']['median']:.3f} s, "
         f"peak memory {result['peak_memory_mb']} MB"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,6 +11,7 @@ from reference_impl.interfaces import (
     AttentionBackend,
     Clock,
     KVCache,
+    KVSpec,
     Request,
     Sampler,
     StepOutput,
@@ -28,17 +29,20 @@ class LocalExecutor:
         model: Decoder,
         kv_cache: KVCache,
         attention: AttentionBackend,
-        block_size: int,
+        kv_specs: Sequence[KVSpec],
         clock: Clock,
         sampler: Sampler = sample,
     ):
         self.model, self.kv_cache, self.attention = model, kv_cache, attention
-        self.block_size, self.clock, self.sampler = block_size, clock, sampler
+        self.kv_specs, self.clock, self.sampler = kv_specs, clock, sampler
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> StepOutput:
         started = self.clock.now()
-        batch = build_batch(plan, requests, self.block_size, self.model.device)
+        self.kv_cache.transfer(plan.transfers)
+        if not plan.rows:
+            return StepOutput({}, {}, started, self.clock.now())
+        batch = build_batch(plan, requests, self.kv_specs, self.model.device)
         logits = self.model(batch, self.kv_cache, self.attention)
         by_id = {row.request_id: row for row in plan.rows}
         sampling = [requests[i] for i in batch.request_ids if by_id[i].samples]

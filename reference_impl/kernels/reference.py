@@ -18,42 +18,55 @@ def context_slots(block_table: Tensor, seq_len: int, block_size: int) -> Tensor:
     return slots.flatten()[:seq_len]
 
 
-def causal_mask(query_len: int, seq_len: int, device: torch.device) -> Tensor:
-    """[query_len, seq_len] bool, true where a query may look.
+def causal_mask(query_len: int, seq_len: int, device: torch.device, window: int | None = None) -> Tensor:
+    """[query_len, seq_len] bool, true where a query may look: at position p it sees p - window + 1 ... p.
 
-    Aligned bottom-right: the last query sees everything. `is_causal=True` of scaled_dot_product_attention
+    Aligned bottom-right: the last query sees the last key. `is_causal=True` of scaled_dot_product_attention
     aligns top-left, which is wrong as soon as the cache already holds tokens.
     """
-    query_position = torch.arange(seq_len - query_len, seq_len, device=device)
-    return torch.arange(seq_len, device=device)[None] <= query_position[:, None]
+    query = torch.arange(seq_len - query_len, seq_len, device=device)[:, None]
+    key = torch.arange(seq_len, device=device)[None]
+    visible = key <= query
+    return visible if window is None else visible & (key > query - window)
 
 
-def attention_one_row(q: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """Queries of one sequence over its whole context, causal.
+def attention_one_row(
+    q: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None, softcap: float | None = None
+) -> Tensor:
+    """Queries of one sequence over its context, causal. The last key is that of the last query.
 
     q [query_len, num_heads, head_dim], key and value [seq_len, num_kv_heads, head_dim] -> like q.
+    With a window, keys that no query sees may be left out in front.
     """
     query_len, num_heads, head_dim = q.shape
     seq_len, num_kv_heads, _ = key.shape
+    if window is not None and window >= seq_len:
+        window = None  # it hides nothing
     k, v = (
         key.transpose(0, 1)[None],
         value.transpose(0, 1)[None],
     )  # [1, num_kv_heads, seq_len, head_dim]
-    if query_len == 1:  # the last token sees everything: no mask, and a group of heads shares one read of k
+    if query_len == 1 and window is None:  # it sees everything: no mask, and a group of heads shares one read of k
         grouped = q.view(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        return F.scaled_dot_product_attention(grouped, k, v, scale=scale).view(1, num_heads, head_dim)
+        return _attend(grouped, k, v, None, scale, softcap).view(1, num_heads, head_dim)
     heads = q.transpose(0, 1)[None]
-    gqa = num_heads != num_kv_heads
-    if query_len == seq_len:
+    if query_len == seq_len and window is None and softcap is None:
+        gqa = num_heads != num_kv_heads
         out = F.scaled_dot_product_attention(heads, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
     else:
-        mask = causal_mask(query_len, seq_len, q.device)
-        out = F.scaled_dot_product_attention(heads, k, v, attn_mask=mask, scale=scale, enable_gqa=gqa)
+        out = _attend(heads, k, v, causal_mask(query_len, seq_len, q.device, window), scale, softcap)
     return out[0].transpose(0, 1)
 
 
 def attention_decode_rows(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, mask: Tensor, scale: float, workspace: Tensor
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    mask: Tensor,
+    scale: float,
+    workspace: Tensor,
+    softcap: float | None = None,
 ) -> Tensor:
     """One query per row, all rows at once, padded to the longest context.
 
@@ -70,12 +83,30 @@ def attention_decode_rows(
     )  # [rows, num_kv_heads, max_seq_len, head_dim]
     # The query heads of a group read the same keys, so they can stand where several queries would.
     grouped = q.view(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    return F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale).view(rows, num_heads, head_dim)
+    return _attend(grouped, k, v, mask, scale, softcap).view(rows, num_heads, head_dim)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+    """softmax(cap(q k^T x scale) + mask) v, where a softcap is given (Gemma 2).
+
+    q [rows, num_heads, n, head_dim], k and v [rows, num_kv_heads, seq_len, head_dim]; mask bool, or 0 and -inf.
+    torch's fused attention knows no soft cap, so that case is written out, and not in less than float32.
+    """
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    groups = q.unflatten(1, (k.shape[1], -1)).to(dtype)  # [rows, num_kv_heads, heads in a group, n, head_dim]
+    scores = soft_cap(groups @ k[:, :, None].to(dtype).transpose(-1, -2) * scale, softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask[:, :, None]
+    return (scores.softmax(-1) @ v[:, :, None].to(dtype)).flatten(1, 2).to(q.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
-    return F.rms_norm(x, x.shape[-1:], weight, eps)
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in the weight's dtype; given back in that of x."""
+    if weight is None or weight.dtype is x.dtype:
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    return F.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps).to(x.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -92,3 +123,14 @@ def silu_and_mul(x: Tensor) -> Tensor:
     """SwiGLU's gate: x [..., 2 n] = (gate, up) -> silu(gate) * up, [..., n]."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def gelu_tanh_and_mul(x: Tensor) -> Tensor:
+    """GeGLU's gate (Gemma), with the tanh approximation of gelu: x [..., 2 n] = (gate, up) -> gelu(gate) * up."""
+    gate, up = x.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap x tanh(x / cap): near 0 it is x, and it never passes the cap (Gemma 2)."""
+    return cap * torch.tanh(x / cap)

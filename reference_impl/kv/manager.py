@@ -1,32 +1,261 @@
-"""Turns tokens into blocks: each request's block table grows as its tokens are computed."""
+"""Turns tokens into blocks: block tables that grow, share, are copied when written, cached, and moved to the host.
+
+Paging and copy-on-write are PagedAttention's (Kwon et al. 2023), sharing through an index of prefixes is vLLM's and
+SGLang's. Integers only: what must be moved is noted, and the executor moves it before the step writes anything.
+"""
 
 from __future__ import annotations
 
-from reference_impl.interfaces import BlockPool, Request
+from collections.abc import Sequence
+
+from reference_impl.interfaces import (
+    NO_BLOCK,
+    BlockId,
+    BlockPair,
+    BlockPool,
+    PrefixIndex,
+    Request,
+    Transfers,
+)
+from reference_impl.kv.cache_key import cache_key
 
 
 class KVManager:
-    """One block table per request, over one pool."""
+    """Block tables over one pool.
 
-    def __init__(self, pool: BlockPool, block_size: int):
-        self.pool, self.block_size = pool, block_size
+    windows: per KV group its sliding window, or None. index: where computed prefixes can be found again; only for
+    models whose layers all see everything. host_pool: blocks of host memory for requests that are swapped out.
+
+    Every holder of a block has a reference to it: each request, and the index for each block in it. So an indexed
+    block with one reference is in nobody's way and can be evicted. A request that holds an indexed block holds all
+    blocks before it too (see `commit`), so evicting leaf by leaf can free every one of them.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        windows: Sequence[int | None] = (None,),
+        index: PrefixIndex | None = None,
+        host_pool: BlockPool | None = None,
+    ):
+        if index is not None and tuple(windows) != (None,):
+            raise ValueError(
+                f"prefix caching needs a model whose layers all see everything; this one has windows {list(windows)}"
+            )
+        self.pool, self.block_size, self.windows = pool, block_size, tuple(windows)
+        self.index, self.host_pool = index, host_pool
+        self._indexed: set[BlockId] = set()
+        self._num_evictable = 0  # indexed blocks with one reference
+        self._evict_at_once = max(1, pool.num_free // 128)  # looking for the oldest costs more than forgetting a few
+        self._on_host: dict[str, list[list[BlockId]]] = {}  # swapped-out requests: a table of host blocks per group
+        self._copies: list[BlockPair] = []
+        self._swap_out: list[BlockPair] = []
+        self._swap_in: list[BlockPair] = []
+        self._evicted: list[BlockId] = []
 
     @property
     def num_available(self) -> int:
-        return self.pool.num_free
+        return self.pool.num_free + self._num_evictable
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)  # ceiling
 
-    def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Blocks for the request's next num_tokens, or False and nothing changed."""
-        missing = self.blocks_for(request.num_computed_tokens + num_tokens) - len(request.block_table)
-        if missing > self.pool.num_free:
+    def admit(self, request: Request, num_tokens: int, budget: int) -> bool:
+        """Blocks for tokens [0, num_tokens) of a request that has none: cached ones, swapped-out ones, new ones.
+
+        Of a window group only what the first chunk of at most `budget` tokens needs: the rest comes and goes.
+        """
+        if request.id in self._on_host:
+            return self._bring_back(request, num_tokens, budget)
+        cached = self._match(request)
+        self._hold(cached)
+        request.block_tables = [cached, *([] for _ in self.windows[1:])]
+        start = len(cached) * self.block_size
+        ends = [num_tokens if window is None else min(num_tokens, budget) for window in self.windows]
+        blocks = self._take(sum(self.blocks_for(end) - len(cached) for end in ends))
+        if blocks is None:
+            self._release(cached)
+            request.block_tables = [[] for _ in self.windows]
             return False
-        if missing > 0:
-            request.block_table += self.pool.allocate(missing)
+        for table, end in zip(request.block_tables, ends, strict=True):
+            table += _pop(blocks, self.blocks_for(end) - len(table))
+        request.num_computed_tokens = request.num_cached_tokens = start
         return True
 
+    def _match(self, request: Request) -> list[BlockId]:
+        """At least the last token is computed, even of a prompt that is cached as a whole: its logits are needed."""
+        if self.index is None:
+            return []
+        longest = (request.num_tokens - 1) // self.block_size * self.block_size
+        return list(self.index.match(request.tokens[:longest], cache_key(request)))
+
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Room for the request's next num_tokens, or False and nothing changed."""
+        start = request.num_computed_tokens
+        first, end = start // self.block_size, self.blocks_for(start + num_tokens)
+        missing, shared = 0, []
+        for table, window in zip(request.block_tables, self.windows, strict=True):
+            if window is not None:
+                self._let_go(table, start - window + 1)
+            if end > len(table):
+                missing += end - len(table)
+            if first < len(table) and self.pool.ref_count(table[first]) > 1:  # somebody else reads the block we write
+                shared.append(table)
+        if not missing and not shared:
+            return True
+        blocks = self._take(missing + len(shared))
+        if blocks is None:
+            return False
+        for table in shared:
+            [copy] = _pop(blocks, 1)
+            self._copies.append(BlockPair(table[first], copy))
+            self._release([table[first]])
+            table[first] = copy
+        for table in request.block_tables:
+            table += _pop(blocks, max(0, end - len(table)))
+        return True
+
+    def _let_go(self, table: list[BlockId], first_seen: int) -> None:
+        """Gives back the blocks that lie wholly before position first_seen, the first that any later query sees."""
+        block = min(first_seen // self.block_size, len(table)) - 1
+        while block >= 0 and table[block] != NO_BLOCK:
+            self._release([table[block]])
+            table[block] = NO_BLOCK
+            block -= 1
+
+    def commit(self, request: Request) -> None:
+        """Index the request's full computed blocks.
+
+        Where somebody computed the same tokens before, the request takes over that block and gives back its own.
+        """
+        if self.index is None or not request.block_table:
+            return
+        table, full = request.block_table, request.num_computed_tokens // self.block_size
+        if not full or table[full - 1] in self._indexed:
+            return
+        tokens = request.tokens[: full * self.block_size]
+        canonical = self.index.insert(tokens, cache_key(request), table[:full])
+        for i, block in enumerate(canonical):
+            if block != table[i]:
+                self._hold([block])
+                self._release([table[i]])
+                table[i] = block
+            elif block not in self._indexed:
+                self.pool.incref([block])  # the index's own reference
+                self._indexed.add(block)
+
+    def pin(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
+        """Hold the cached blocks of this prefix, so that they are not evicted until `unpin`; returns them."""
+        blocks = [] if self.index is None else list(self.index.match(tokens, key))
+        self._hold(blocks)
+        return blocks
+
+    def unpin(self, blocks: Sequence[BlockId]) -> None:
+        self._release(blocks)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        self.commit(parent)  # so that both hold the same indexed path
+        blocks = self.blocks_for(child.num_computed_tokens)
+        child.block_tables = [table[:blocks] for table in parent.block_tables]
+        for table in child.block_tables:
+            self._hold(table)
+
     def free(self, request: Request) -> None:
-        self.pool.decref(request.block_table)
-        request.block_table.clear()
+        self.commit(request)
+        for table in request.block_tables:
+            self._release(table)
+        for table in self._on_host.pop(request.id, ()):
+            assert self.host_pool is not None
+            self.host_pool.decref([block for block in table if block != NO_BLOCK])
+        request.block_tables = [[] for _ in self.windows]
+
+    def swap_out(self, request: Request) -> bool:
+        """Blocks with computed tokens go to the host, reserved ones are only given back."""
+        used = self.blocks_for(request.num_computed_tokens)
+        tables = [table[:used] for table in request.block_tables]
+        wanted = sum(block != NO_BLOCK for table in tables for block in table)
+        if self.host_pool is None or wanted == 0 or wanted > self.host_pool.num_free:
+            return False
+        host = self.host_pool.allocate(wanted)
+        there = [[NO_BLOCK if block == NO_BLOCK else host.pop() for block in table] for table in tables]
+        self._swap_out += _pairs(tables, there)
+        self.free(request)
+        self._on_host[request.id] = there
+        return True
+
+    def _bring_back(self, request: Request, num_tokens: int, budget: int) -> bool:
+        there = self._on_host[request.id]
+        saved = [block for table in there for block in table if block != NO_BLOCK]
+        chunk = min(num_tokens, request.num_computed_tokens + budget)
+        ends = [self.blocks_for(num_tokens if window is None else chunk) for window in self.windows]
+        blocks = self._take(len(saved) + sum(end - len(table) for table, end in zip(there, ends, strict=True)))
+        if blocks is None:
+            return False
+        here = [[NO_BLOCK if block == NO_BLOCK else blocks.pop() for block in table] for table in there]
+        self._swap_in += _pairs(there, here)
+        request.block_tables = [table + _pop(blocks, end - len(table)) for table, end in zip(here, ends, strict=True)]
+        assert self.host_pool is not None
+        self.host_pool.decref(saved)
+        del self._on_host[request.id]
+        request.num_cached_tokens = 0
+        return True
+
+    def take_transfers(self) -> Transfers:
+        if not (self._copies or self._swap_out or self._swap_in or self._evicted):
+            return Transfers()
+        transfers = Transfers(tuple(self._swap_out), tuple(self._copies), tuple(self._swap_in), tuple(self._evicted))
+        self._copies, self._swap_out, self._swap_in, self._evicted = [], [], [], []
+        return transfers
+
+    def _take(self, num_blocks: int) -> list[BlockId] | None:
+        """New blocks, if need be from the index; None, and nothing evicted, if there are not as many."""
+        short = num_blocks - self.pool.num_free
+        if short > self._num_evictable:
+            return None
+        if short > 0:
+            self._evict(max(short, min(self._evict_at_once, self._num_evictable)))
+        return self.pool.allocate(num_blocks)
+
+    def _evict(self, num_blocks: int) -> None:
+        assert self.index is not None
+        blocks = self.index.evict(num_blocks, lambda block: self.pool.ref_count(block) == 1)
+        for block in blocks:
+            if block not in self._indexed or self.pool.ref_count(block) != 1:
+                raise RuntimeError(f"PrefixIndex.evict gave block {block}, which is not indexed or is in use")
+            self._indexed.remove(block)
+            self._num_evictable -= 1
+            self.pool.decref([block])
+        self._evicted += blocks
+        if len(blocks) != num_blocks:
+            raise RuntimeError(
+                f"PrefixIndex.evict({num_blocks}) gave {len(blocks)} blocks; {self._num_evictable} more are indexed "
+                "and in nobody's use"
+            )
+
+    def _hold(self, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            if block != NO_BLOCK:
+                self._num_evictable -= block in self._indexed and self.pool.ref_count(block) == 1
+                self.pool.incref([block])
+
+    def _release(self, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            if block != NO_BLOCK:
+                self.pool.decref([block])
+                self._num_evictable += block in self._indexed and self.pool.ref_count(block) == 1
+
+
+def _pop(blocks: list[BlockId], n: int) -> list[BlockId]:
+    """Takes the first n off the list."""
+    taken, blocks[:] = blocks[:n], blocks[n:]
+    return taken
+
+
+def _pairs(sources: list[list[BlockId]], targets: list[list[BlockId]]) -> list[BlockPair]:
+    return [
+        BlockPair(src, dst)
+        for from_, to in zip(sources, targets, strict=True)
+        for src, dst in zip(from_, to, strict=True)
+        if src != NO_BLOCK
+    ]

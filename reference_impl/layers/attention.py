@@ -8,64 +8,82 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference_impl.interfaces import Batch, KVCache
+from reference_impl.interfaces import Batch, GroupTables, KVCache
 from reference_impl.kernels import reference
 
 
 @dataclass
-class DecodeGroup:
-    """Rows of one token whose contexts are of like length, padded to the longest of them."""
+class LikeRows:
+    """Rows of one token that see about equally much, padded to the one that sees most."""
 
     rows: slice
-    slots: Tensor  # [rows, max_seq_len]
-    mask: Tensor  # [rows, 1, 1, max_seq_len], 0 or -inf
+    slots: Tensor  # [rows, longest]
+    mask: Tensor  # [rows, 1, 1, longest], 0 or -inf
 
 
 @dataclass
 class Plan:
-    """Where each row's context lies; the same for all layers, so it is worked out once a step."""
+    """What each row sees of one KV group; the same for all its layers, so it is worked out once a step."""
 
-    decode: list[DecodeGroup]
-    others: list[tuple[slice, Tensor | slice]]  # a row's tokens in the batch, and its slots [seq_len]
+    window: int | None
+    decode: list[LikeRows]
+    others: list[tuple[slice, Tensor | slice]]  # a row's tokens in the batch, and the slots that any of them sees
 
 
 class TorchAttention:
-    """Rows of one token are computed together in groups of like length, the others one by one."""
+    """Rows of one token are computed together with those that see about as much, the others one by one.
 
-    def __init__(self, scale: float, dtype: torch.dtype):
-        self.scale, self.dtype = scale, dtype
+    softcap: scores s become softcap x tanh(s / softcap) before the softmax.
+    """
+
+    def __init__(self, scale: float, dtype: torch.dtype, softcap: float | None = None):
+        self.scale, self.dtype, self.softcap = scale, dtype, softcap
         self._workspace: Tensor | None = None
 
     def plan(self, batch: Batch) -> None:
+        batch.attention_plan = [self._plan(batch, group) for group in batch.groups]
+
+    def _plan(self, batch: Batch, group: GroupTables) -> Plan:
         # A single decoding row needs no padding, so it is treated like any other row.
         num_grouped = batch.num_decode_rows if batch.num_decode_rows > 1 else 0
-        groups = [self._group(batch, rows) for rows in like_lengths(batch.context_lens[:num_grouped])]
+        window = group.window
+        seen = [n if window is None else min(n, window) for n in batch.context_lens[:num_grouped]]
+        decode = [self._like_rows(batch, group, rows, seen[rows.start]) for rows in like_lengths(seen)]
         others, first = [], num_grouped  # a grouped row has one token
         for row in range(num_grouped, batch.num_rows):
             end = first + batch.query_lens[row]
-            others.append((slice(first, end), _row_slots(batch, row)))
+            others.append((slice(first, end), _row_slots(batch, group, row)))
             first = end
-        batch.attention_plan = Plan(groups, others)
+        return Plan(window, decode, others)
 
-    def _group(self, batch: Batch, rows: slice) -> DecodeGroup:
-        position = torch.arange(max(batch.context_lens[rows]), device=batch.block_table.device)
-        blocks = batch.block_table[rows].long().index_select(1, position // batch.block_size)
+    def _like_rows(self, batch: Batch, group: GroupTables, rows: slice, longest: int) -> LikeRows:
+        seq_lens, table = batch.seq_lens[rows, None], group.block_table[rows].long()
+        position = torch.arange(longest, device=table.device)
+        if group.window is None:
+            blocks = table.index_select(1, position // batch.block_size)
+        else:  # each row's positions begin where its window does
+            position = position + (seq_lens - group.window).clamp(min=0)
+            blocks = table.gather(1, position // batch.block_size)
         slots = blocks * batch.block_size + position % batch.block_size
-        padding = position >= batch.seq_lens[rows, None]
+        padding = position >= seq_lens
         slots = torch.where(padding, slots[:, :1], slots)
         mask = torch.zeros(padding.shape, dtype=self.dtype, device=padding.device).masked_fill_(padding, -torch.inf)
-        return DecodeGroup(rows, slots, mask[:, None, None])
+        return LikeRows(rows, slots, mask[:, None, None])
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
         kv_cache.write(layer, k, v, batch)
         keys, values = (t.flatten(0, 1) for t in kv_cache.layer(layer))
-        plan: Plan = batch.attention_plan
+        plan: Plan = batch.attention_plan[batch.group_of_layer[layer]]
         out = torch.empty_like(q)
         for g in plan.decode:
             room = self._room(g.slots.numel(), keys)
-            out[g.rows] = reference.attention_decode_rows(q[g.rows], keys, values, g.slots, g.mask, self.scale, room)
+            out[g.rows] = reference.attention_decode_rows(
+                q[g.rows], keys, values, g.slots, g.mask, self.scale, room, self.softcap
+            )
         for tokens, slots in plan.others:
-            out[tokens] = reference.attention_one_row(q[tokens], _at(keys, slots), _at(values, slots), self.scale)
+            out[tokens] = reference.attention_one_row(
+                q[tokens], _at(keys, slots), _at(values, slots), self.scale, plan.window, self.softcap
+            )
         return out
 
     def _room(self, num_slots: int, keys: Tensor) -> Tensor:
@@ -80,7 +98,7 @@ class TorchAttention:
 
 
 def like_lengths(lengths: Sequence[int]) -> list[slice]:
-    """Cuts rows, longest context first, so that padding at most doubles what a group reads."""
+    """Cuts rows, longest context first, so that padding at most doubles what is read."""
     groups: list[slice] = []
     for row, length in enumerate(lengths):
         if groups and 2 * length >= lengths[groups[-1].start]:
@@ -94,11 +112,17 @@ def _at(cache: Tensor, slots: Tensor | slice) -> Tensor:
     return cache[slots] if isinstance(slots, slice) else cache.index_select(0, slots)
 
 
-def _row_slots(batch: Batch, row: int) -> Tensor | slice:
-    """The row's slots; a slice (a view instead of a copy) where its blocks happen to lie side by side."""
-    seq_len = batch.context_lens[row]
-    num_blocks = -(-seq_len // batch.block_size)
-    blocks = batch.block_table[row, :num_blocks].tolist()
-    if blocks == list(range(blocks[0], blocks[0] + num_blocks)):
-        return slice(blocks[0] * batch.block_size, blocks[0] * batch.block_size + seq_len)
-    return reference.context_slots(batch.block_table[row], seq_len, batch.block_size)
+def _row_slots(batch: Batch, group: GroupTables, row: int) -> Tensor | slice:
+    """Slots of the positions that any of the row's queries sees.
+
+    A slice (a view instead of a copy) where its blocks happen to lie side by side.
+    """
+    size, end = batch.block_size, batch.context_lens[row]
+    # The first query stands at end - query_len and sees window - 1 positions before its own.
+    start = 0 if group.window is None else max(0, end - batch.query_lens[row] - group.window + 1)
+    # Blocks that end before the window may be another request's by now: they are not read.
+    table = group.block_table[row, start // size : -(-end // size)]
+    first, last, blocks = start % size, end - start // size * size, table.tolist()
+    if blocks == list(range(blocks[0], blocks[0] + len(blocks))):
+        return slice(blocks[0] * size + first, blocks[0] * size + last)
+    return reference.context_slots(table, last, size)[first:]

@@ -1,4 +1,4 @@
-"""The decoder that Llama, Mistral, Qwen2 and Qwen3 share; what differs is read from the config.
+"""The decoder that Llama, Mistral, Qwen and Gemma share; what differs is read from the config.
 
 One forward pass over a ragged batch: all tokens of all requests side by side, [num_tokens, hidden_size].
 Only attention knows that they belong to different sequences.
@@ -13,11 +13,13 @@ from reference_impl.config import ModelConfig
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, LinearMethod
 from reference_impl.kernels import reference
 from reference_impl.layers.linear import Linear, default_method
+from reference_impl.layers.mlp import GatedMLP
 from reference_impl.layers.rotary import RotaryTable
+from reference_impl.models.moe import MixtureOfExperts
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); some families normalise what is added, too."""
 
     def __init__(
         self,
@@ -41,15 +43,21 @@ class DecoderLayer(nn.Module):
             c.qkv_bias,
         )
         self.o = Linear(method, heads, {"o_proj": c.hidden_size}, c.o_bias)
-        n = c.intermediate_size
-        self.gate_up = Linear(method, c.hidden_size, {"gate_proj": n, "up_proj": n}, c.mlp_bias)
-        self.down = Linear(method, n, {"down_proj": c.hidden_size}, c.mlp_bias)
-        self.input_norm = torch.empty(c.hidden_size, dtype=dtype, device=device)
-        self.post_norm = torch.empty(c.hidden_size, dtype=dtype, device=device)
+        self.mlp: nn.Module
+        if c.experts is not None and index in c.experts.layers:
+            router = torch.empty(c.experts.num_experts, c.hidden_size, dtype=dtype, device=device)
+            self.mlp = MixtureOfExperts(c, c.experts, method, router)
+        else:
+            self.mlp = GatedMLP(method, c.hidden_size, c.intermediate_size, c.activation, c.mlp_bias)
+
+        def norm(*shape: int) -> Tensor:
+            return torch.empty(*shape, dtype=norm_dtype(c, dtype), device=device)
+
+        self.input_norm, self.mlp_norm = norm(c.hidden_size), norm(c.hidden_size)
+        self.attention_output_norm = norm(c.hidden_size) if c.output_norms else None
+        self.mlp_output_norm = norm(c.hidden_size) if c.output_norms else None
         # Query and key heads are normalised together; row h is the weight of head h.
-        self.qk_norm = (
-            torch.empty(c.num_heads + c.num_kv_heads, c.head_dim, dtype=dtype, device=device) if c.qk_norm else None
-        )
+        self.qk_norm = norm(c.num_heads + c.num_kv_heads, c.head_dim) if c.qk_norm else None
 
     def forward(
         self,
@@ -65,13 +73,17 @@ class DecoderLayer(nn.Module):
         qkv = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = qkv[:, : -c.num_kv_heads], qkv[:, -c.num_kv_heads :]
         if self.qk_norm is not None:
-            qk = reference.rms_norm(qk, None, c.norm_eps) * self.qk_norm
+            qk = (reference.rms_norm(qk, None, c.norm_eps) * self.qk_norm).to(x.dtype)
         qk = reference.rotate(qk, cos, sin)
         q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
-        o = attention.forward(q, k, v, self.index, kv_cache, batch)
-        x = x + self.o(o.flatten(1))
-        gate_up = self.gate_up(reference.rms_norm(x, self.post_norm, c.norm_eps))
-        return x + self.down(reference.silu_and_mul(gate_up))
+        o = self.o(attention.forward(q, k, v, self.index, kv_cache, batch).flatten(1))
+        if self.attention_output_norm is not None:
+            o = reference.rms_norm(o, self.attention_output_norm, c.norm_eps)
+        x = x + o
+        y = self.mlp(reference.rms_norm(x, self.mlp_norm, c.norm_eps))
+        if self.mlp_output_norm is not None:
+            y = reference.rms_norm(y, self.mlp_output_norm, c.norm_eps)
+        return x + y
 
 
 class Decoder(nn.Module):
@@ -89,26 +101,34 @@ class Decoder(nn.Module):
         self.config, self.dtype, self.device = config, dtype, device
         method = linear_method or default_method(dtype, device)
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        # Rounded to the model's dtype, as Gemma was trained.
+        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
         self.layers = nn.ModuleList(DecoderLayer(config, i, method, dtype, device) for i in range(config.num_layers))
-        self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
+        self.norm = torch.empty(config.hidden_size, dtype=norm_dtype(config, dtype), device=device)
         self.lm_head = None if config.tied_embeddings else torch.empty_like(self.embedding)
-        self.rotary = RotaryTable(
-            config.rope,
-            config.head_dim,
-            max_position or config.max_position,
-            dtype,
-            device,
+        positions = max_position or config.max_position
+        self.rotary = RotaryTable(config.rope, config.head_dim, positions, dtype, device)
+        self.window_rotary = (
+            self.rotary
+            if config.window_rope is None
+            else RotaryTable(config.window_rope, config.head_dim, positions, dtype, device)
         )
 
     def forward(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         """Logits [num_sampling_rows, vocab_size] of the tokens at batch.logits_indices."""
+        c = self.config
         x = self.embedding[batch.input_ids]
-        cos, sin = self.rotary.at(batch.positions)
+        if c.embedding_scale != 1:
+            x = x * self.embedding_scale
+        full = self.rotary.at(batch.positions)
+        windowed = full if self.window_rotary is self.rotary else self.window_rotary.at(batch.positions)
         attention.plan(batch)
-        for layer in self.layers:
+        for layer, window in zip(self.layers, c.layer_windows, strict=True):
+            cos, sin = full if window is None else windowed
             x = layer(x, cos, sin, attention, kv_cache, batch)
-        x = reference.rms_norm(x[batch.logits_indices], self.norm, self.config.norm_eps)
-        return x @ (self.embedding if self.lm_head is None else self.lm_head).T
+        x = reference.rms_norm(x[batch.logits_indices], self.norm, c.norm_eps)
+        logits = x @ (self.embedding if self.lm_head is None else self.lm_head).T
+        return logits if c.final_softcap is None else reference.soft_cap(logits, c.final_softcap)
 
     def linears(self) -> list[Linear]:
         """The linear layers, in order; an untied lm_head is not one of them."""
@@ -116,7 +136,14 @@ class Decoder(nn.Module):
 
     def num_parameters(self) -> int:
         """Parameters in memory; a tied embedding counts once, a norm shared by heads once."""
+        c = self.config
         count = self.embedding.numel() + self.norm.numel() + (0 if self.lm_head is None else self.lm_head.numel())
         count += sum(linear.num_parameters() for linear in self.linears())
-        norms = 2 * self.config.hidden_size + 2 * self.config.head_dim * self.config.qk_norm
-        return count + self.config.num_layers * norms
+        count += sum(module.router.numel() for module in self.modules() if isinstance(module, MixtureOfExperts))
+        norms = (4 if c.output_norms else 2) * c.hidden_size + 2 * c.head_dim * c.qk_norm
+        return count + c.num_layers * norms
+
+
+def norm_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+    """1 + w is no number of bfloat16 for a small w, so such norms are kept, and computed, in float32 at least."""
+    return torch.promote_types(dtype, torch.float32) if config.norm_plus_one else dtype

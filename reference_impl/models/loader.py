@@ -14,9 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from reference_impl.config import ModelConfig, read_model_config
+from reference_impl.config import read_model_config
 from reference_impl.layers.linear import Linear
+from reference_impl.layers.mlp import GatedMLP
 from reference_impl.models.decoder import Decoder, DecoderLayer
+from reference_impl.models.moe import MixtureOfExperts
 
 
 class CheckpointError(ValueError):
@@ -60,40 +62,69 @@ def weight_files(folder: Path) -> list[Path]:
 
 def destinations(model: Decoder) -> dict[str, Destination]:
     """Checkpoint name -> (shape, store) for every tensor that the model needs."""
-    c: ModelConfig = model.config
+    plus_one = model.config.norm_plus_one
     table: dict[str, Destination] = {
         "model.embed_tokens.weight": _whole(model.embedding),
-        "model.norm.weight": _whole(model.norm),
+        "model.norm.weight": _norm(model.norm, plus_one),
     }
     if model.lm_head is not None:
         table["lm_head.weight"] = _whole(model.lm_head)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
         prefix = f"model.layers.{layer.index}."
-        table[prefix + "input_layernorm.weight"] = _whole(layer.input_norm)
-        table[prefix + "post_attention_layernorm.weight"] = _whole(layer.post_norm)
-        for linear, where in (
-            (layer.qkv, "self_attn."),
-            (layer.o, "self_attn."),
-            (layer.gate_up, "mlp."),
-            (layer.down, "mlp."),
-        ):
+        for name, weight in _norms(layer).items():
+            table[f"{prefix}{name}.weight"] = _norm(weight, plus_one)
+        for where, linear in _linears(layer):
             for part in linear.parts:
                 for name in linear.params:
                     table[f"{prefix}{where}{part}.{name}"] = _rows(linear, part, name)
-        if layer.qk_norm is not None:
-            # One weight for all query heads, one for all key heads.
-            table[prefix + "self_attn.q_norm.weight"] = _repeated(layer.qk_norm[: c.num_heads])
-            table[prefix + "self_attn.k_norm.weight"] = _repeated(layer.qk_norm[c.num_heads :])
+        if isinstance(layer.mlp, MixtureOfExperts):
+            table[f"{prefix}{_experts_prefix(layer)}gate.weight"] = _whole(layer.mlp.router)
     return table
+
+
+def _norms(layer: DecoderLayer) -> dict[str, Tensor]:
+    """Checkpoint name -> norm. In families with four, post_attention_layernorm is another one than with two."""
+    names = {"input_layernorm": layer.input_norm}
+    if layer.attention_output_norm is None or layer.mlp_output_norm is None:
+        names["post_attention_layernorm"] = layer.mlp_norm
+    else:
+        names["post_attention_layernorm"] = layer.attention_output_norm
+        names["pre_feedforward_layernorm"] = layer.mlp_norm
+        names["post_feedforward_layernorm"] = layer.mlp_output_norm
+    if layer.qk_norm is not None:  # one weight for all query heads, one for all key heads
+        heads = layer.config.num_heads
+        names["self_attn.q_norm"], names["self_attn.k_norm"] = layer.qk_norm[:heads], layer.qk_norm[heads:]
+    return names
+
+
+def _linears(layer: DecoderLayer) -> Iterator[tuple[str, Linear]]:
+    """(prefix in the checkpoint, linear layer)."""
+    yield from (("self_attn.", layer.qkv), ("self_attn.", layer.o))
+    if isinstance(layer.mlp, MixtureOfExperts):
+        mlps = {f"{_experts_prefix(layer)}experts.{e}.": mlp for e, mlp in enumerate(layer.mlp.experts)}
+    else:
+        mlps = {"mlp.": layer.mlp}
+    for where, mlp in mlps.items():
+        assert isinstance(mlp, GatedMLP)
+        yield from ((where, mlp.gate_up), (where, mlp.down))
+
+
+def _experts_prefix(layer: DecoderLayer) -> str:
+    return "block_sparse_moe." if layer.config.architecture == "MixtralForCausalLM" else "mlp."
 
 
 def _whole(target: Tensor) -> Destination:
     return tuple(target.shape), target.copy_
 
 
-def _repeated(target: Tensor) -> Destination:
-    return (target.shape[1],), lambda tensor: target.copy_(tensor.expand_as(target))
+def _norm(target: Tensor, plus_one: bool) -> Destination:
+    """One weight, for all heads if the target has a row for each. plus_one: what is kept is 1 + w."""
+
+    def store(tensor: Tensor) -> None:
+        target.copy_((tensor.to(target.dtype) + plus_one).expand_as(target))
+
+    return (target.shape[-1],), store
 
 
 def _rows(linear: Linear, part: str, name: str) -> Destination:

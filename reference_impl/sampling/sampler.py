@@ -23,7 +23,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:
     if all(p.temperature == 0 for p in params):
         tokens = scores.argmax(dim=-1)
     else:
-        u = uniform([r.seed for r in requests], 0, [r.num_tokens for r in requests])
+        u = uniform([r.seed for r in requests], [r.sample_index for r in requests], [r.num_tokens for r in requests])
         tokens = draw(probabilities(scores, params), torch.from_numpy(u).to(logits.device))
     chosen = tokens.tolist()
     reports: list[TokenLogprobs | None] = [None] * len(chosen)

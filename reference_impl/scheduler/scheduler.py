@@ -1,107 +1,243 @@
-"""First come, first served, under a budget of new tokens per step (continuous batching with chunked prefill).
+"""Continuous batching: before every step it is decided anew who computes how many tokens (Orca, Yu et al. 2022),
+with prompts cut into chunks so that they never hold up those who decode (Sarathi-Serve, Agrawal et al. 2024).
 
-There is no prefill and no decode here: a request has tokens, some of them computed, and gets as many
-of the missing ones as the budget allows. A running request misses one token when it decodes and many
-while its prompt is read. When blocks run out, the request that came last gives its blocks back and
-computes its tokens again later; the tokens it has generated are kept.
+There is no prefill and no decode here: a request has tokens, some of them computed, and gets as many of the missing
+ones as the budget allows. It misses one while it decodes and many while its prompt is read. When blocks run out, the
+running request that ranks last gives its blocks back and goes on later; the tokens it has generated are kept.
+
+    schedule: 1. who misses one token gets it        2. prompts that are being read get their next chunk
+              3. waiting requests are let in         -> a plan; nothing has been computed yet
+    update:   books what was computed and sampled, forks samples, finishes requests
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from reference_impl.interfaces import (
     KVManager,
+    Policy,
     Request,
     RequestState,
     Row,
     StepOutput,
     StepPlan,
 )
+from reference_impl.scheduler.policy import FirstCome
+from reference_impl.scheduler.queue import RankedQueue
+
+Rank = tuple[Any, int]  # the policy's, and the order of arrival where that is equal
+
+
+@dataclass
+class _Step:
+    """A plan while it is made."""
+
+    budget: int  # tokens that may still be handed out
+    rows: dict[str, Row] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
+    admitted: list[tuple[str, int]] = field(default_factory=list)
 
 
 class Scheduler:
-    def __init__(self, kv: KVManager, max_num_seqs: int, max_num_batched_tokens: int):
-        self.kv = kv
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # in order of arrival
+    """Requests wait in the order of their rank and run in the order of their rank.
+
+    max_num_seqs: how many may run. max_num_batched_tokens: new tokens in one step. policy: whose turn it is.
+    admission: "fill" lets a request in when its known tokens fit, and preempts when blocks run out later;
+    "worst_case" when all it may ever have fits, so that nobody is preempted and fewer run (unless windows come and go).
+    preemption: "recompute" drops the blocks, "swap" moves them to the host (and drops them where that is full).
+    """
+
+    def __init__(
+        self,
+        kv: KVManager,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        policy: Policy | None = None,
+        admission: Literal["fill", "worst_case"] = "fill",
+        preemption: Literal["recompute", "swap"] = "recompute",
+    ):
+        self.kv, self.policy = kv, FirstCome() if policy is None else policy
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.admission, self.preemption = admission, preemption
+        self.waiting = RankedQueue()
+        self.running: list[Request] = []  # best rank first
+        self._requests: dict[str, Request] = {}  # those not finished
+        self._ranks: dict[str, Rank] = {}
+        self._num_ranked = 0
         self._step_id = 0
 
-    def add(self, request: Request) -> None:
-        self.waiting.append(request)
+    # --- requests come and go -------------------------------------------------------------------------------------
 
-    def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
+    def add(self, request: Request) -> None:
+        self._enroll(request)
+        for child in request.children:
+            self._requests[child.id] = child  # so that it can be aborted; it gets its rank when it is forked
+        self.waiting.push(request, self._ranks[request.id])
+
+    def _enroll(self, request: Request) -> None:
+        self._requests[request.id] = request
+        self._num_ranked += 1
+        self._ranks[request.id] = (self.policy.rank(request), self._num_ranked)
 
     def abort(self, request_id: str) -> None:
-        for request in [*self.running, *self.waiting]:
-            if request.id == request_id:
-                self._finish(request, "abort")
+        """Frees what the request holds, now; also while a step runs. Its children that were not forked yet end too."""
+        request = self._requests[request_id]
+        for child in [*request.children]:
+            self._finish(child, "abort")
+        self._finish(request, "abort")
+
+    def has_work(self) -> bool:
+        """Is there a token to compute? Not for a request that is held until somebody appends to it."""
+        return bool(self.waiting) or any(request.num_missing_tokens for request in self.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running)
+
+    # --- before a step --------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> StepPlan:
-        """Running requests first, then as many waiting ones as fit. May be empty only when nothing waits."""
-        budget, rows, preempted = self.max_num_batched_tokens, [], []
-
-        for request in list(self.running):
-            if request.state is not RequestState.RUNNING or not budget:  # preempted a moment ago
-                continue
-            num_tokens = min(request.num_tokens - request.num_computed_tokens, budget)
-            while not self.kv.reserve(request, num_tokens):
-                victim = self.running[-1]
-                self._preempt(victim)
-                preempted.append(victim.id)
-                if victim is request:
-                    break
-            else:
-                rows.append(self._row(request, num_tokens))
-                budget -= num_tokens
-
-        while self.waiting and budget and len(self.running) < self.max_num_seqs and not preempted:
-            request = self.waiting[0]
-            missing = request.num_tokens - request.num_computed_tokens
-            # Room for all of it, not only for this step's chunk: a prompt that is let in and then preempted
-            # half-way has computed for nothing.
-            if not self.kv.reserve(request, missing):
-                break  # first come, first served: nobody overtakes
-            num_tokens = min(missing, budget)
-            self.waiting.popleft()
-            request.state = RequestState.RUNNING
-            self.running.append(request)
-            rows.append(self._row(request, num_tokens))
-            budget -= num_tokens
-
+        """The next step's plan; without rows only where nothing can be computed."""
+        step = _Step(self.max_num_batched_tokens)
+        if self.policy.preemptive:
+            self._overtake(step)
+        work = [(request, request.num_missing_tokens) for request in self.running]
+        for request, missing in work:
+            if missing == 1:
+                self._continue(request, missing, step)
+        for request, missing in work:
+            if missing > 1:
+                self._continue(request, missing, step)
+        self._let_in(step)
         self._step_id += 1
-        return StepPlan(self._step_id, tuple(rows), tuple(preempted))
+        return StepPlan(
+            self._step_id,
+            tuple(step.rows.values()),
+            tuple(step.preempted),
+            self.kv.take_transfers(),
+            tuple(step.admitted),
+        )
+
+    def _continue(self, request: Request, missing: int, step: _Step) -> None:
+        """A running request gets its next tokens, if need be at the cost of those that rank last."""
+        if request.state is not RequestState.RUNNING or not step.budget:  # preempted a moment ago
+            return
+        num_tokens = min(missing, step.budget)
+        while not self.kv.reserve(request, num_tokens):
+            victim = next(r for r in reversed(self.running) if r.id not in step.rows)
+            self._preempt(victim, step)
+            if victim is request:
+                return
+        self._give(request, num_tokens, step)
+
+    def _let_in(self, step: _Step) -> None:
+        """Waiting requests start while there is room. Nobody overtakes, and nobody enters where one was thrown out."""
+        while self.waiting and step.budget and not step.preempted and self._enter(self.waiting.first(), step):
+            request = self.waiting.pop()
+            self._give(request, min(request.num_missing_tokens, step.budget), step)
+
+    def _overtake(self, step: _Step) -> None:
+        """The first of the queue takes the place of running requests that rank after it."""
+        while self.waiting and self.running:
+            first, last = self.waiting.first(), self.running[-1]
+            if self._ranks[last.id] < self._ranks[first.id]:
+                return
+            if self._enter(first, step):
+                self.waiting.pop()
+            else:
+                self._preempt(last, step)
+
+    def _enter(self, request: Request, step: _Step) -> bool:
+        """Room for all its known tokens, not only for this step's chunk: a prompt that is let in and thrown out
+        half-way has computed for nothing."""
+        wanted = (
+            request.num_tokens if self.admission == "fill" else max(request.num_tokens, request.max_total_tokens - 1)
+        )
+        if len(self.running) >= self.max_num_seqs or not self.kv.admit(request, wanted, step.budget):
+            return False
+        request.state = RequestState.RUNNING
+        self._line_up(request)
+        step.admitted.append((request.id, request.num_cached_tokens))
+        return True
+
+    def _give(self, request: Request, num_tokens: int, step: _Step) -> None:
+        start = request.num_computed_tokens
+        step.rows[request.id] = Row(request.id, start, num_tokens, samples=start + num_tokens == request.num_tokens)
+        step.budget -= num_tokens
+
+    def _preempt(self, request: Request, step: _Step) -> None:
+        """It keeps its tokens and its rank, so it is among the first to come back."""
+        if self.preemption == "recompute" or not self.kv.swap_out(request):
+            self.kv.free(request)
+            request.num_computed_tokens = request.num_cached_tokens = 0
+        request.state = RequestState.WAITING
+        self.running.remove(request)
+        self.waiting.push(request, self._ranks[request.id])
+        step.preempted.append(request.id)
+
+    def _line_up(self, request: Request) -> None:
+        insort(self.running, request, key=lambda r: self._ranks[r.id])
+
+    # --- after a step ---------------------------------------------------------------------------------------------
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
-        by_id = {request.id: request for request in self.running}
+        """Returns the requests that finished."""
         finished = []
         for row in plan.rows:
-            request = by_id.get(row.request_id)
+            request = self._requests.get(row.request_id)
             if request is None:  # aborted while its step ran
                 continue
             request.num_computed_tokens += row.num_tokens
+            if row.num_tokens > 1:  # a prompt may be shared as soon as it is computed, an answer when it is finished
+                self.kv.commit(request)
             if row.samples:
-                request.tokens.append(output.tokens[request.id])
-                if request.id in output.logprobs:
-                    request.logprobs.append(output.logprobs[request.id])
-                if reason := self._finish_reason(request):
-                    self._finish(request, reason)
+                self._fork_samples(request)
+                if self._append(request, output):
                     finished.append(request)
         return finished
 
-    def _row(self, request: Request, num_tokens: int) -> Row:
-        start = request.num_computed_tokens
-        return Row(
-            request.id,
-            start,
-            num_tokens,
-            samples=start + num_tokens == request.num_tokens,
-        )
+    def _append(self, request: Request, output: StepOutput) -> bool:
+        """The sampled token joins its request; true if it was the last."""
+        if request.id in output.logprobs:
+            request.logprobs.append(output.logprobs[request.id])
+        if request.holds:
+            return False
+        request.tokens.append(output.tokens[request.id])
+        reason = self._finish_reason(request)
+        if reason is not None:
+            self._finish(request, reason)
+        return reason is not None
 
-    def _finish_reason(self, request: Request) -> str | None:
+    def _fork_samples(self, parent: Request) -> None:
+        """Its prompt is computed, so the other samples share it. Each computes the prompt's last token again, into a
+        block of its own, and draws from its logits."""
+        for child in parent.children:
+            child.num_computed_tokens = parent.num_prompt_tokens - 1
+            self.fork(parent, child)
+        parent.children = []
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """The child shares the blocks of its computed tokens, which are the parent's. Where the parent has lost them,
+        or no seat is free, the child waits like anybody else and computes for itself."""
+        self._enroll(child)
+        if parent.state is RequestState.RUNNING and len(self.running) < self.max_num_seqs:
+            self.kv.fork(parent, child)
+            child.num_cached_tokens = child.num_computed_tokens
+            child.state = RequestState.RUNNING
+            self._line_up(child)
+        else:
+            child.num_computed_tokens = 0
+            self.waiting.push(child, self._ranks[child.id])
+
+    @staticmethod
+    def _finish_reason(request: Request) -> str | None:
         if request.tokens[-1] in request.stop_token_ids:
             return "stop"
         num_output = request.num_tokens - request.num_prompt_tokens
@@ -109,17 +245,16 @@ class Scheduler:
             return "length"
         return None
 
-    def _preempt(self, request: Request) -> None:
-        self.kv.free(request)
-        request.num_computed_tokens = 0
-        request.state = RequestState.WAITING
-        self.running.remove(request)
-        self.waiting.appendleft(request)  # it keeps its place in the queue
-
     def _finish(self, request: Request, reason: str) -> None:
-        if request in self.running:
+        if request.state is RequestState.RUNNING:
             self.running.remove(request)
-        else:
-            self.waiting.remove(request)
+        elif request.id in self.waiting:
+            self.waiting.remove(request.id)
+        else:  # a sample that was not forked yet
+            assert request.parent_id is not None
+            self._requests[request.parent_id].children.remove(request)
         self.kv.free(request)
         request.state, request.finish_reason = RequestState.FINISHED, reason
+        self.policy.finished(request)
+        del self._requests[request.id]
+        self._ranks.pop(request.id, None)

@@ -47,6 +47,11 @@ def stranded_bytes(reserved_tokens: Number, used_tokens: Number, bytes_each: Num
     return (reserved_tokens - used_tokens) * bytes_each
 
 
+def blocks_for(tokens: Number, block_size: Number) -> Number:
+    """Blocks that hold `tokens` tokens of one sequence: tokens / block_size, rounded up."""
+    return -(-tokens // block_size)
+
+
 def tail_waste_share(tokens: Number, block_size: Number) -> Number:
     """Mean share of a paged sequence's slots that stay empty: w / (tokens + w) with w = (block_size - 1) / 2.
 

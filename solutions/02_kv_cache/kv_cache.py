@@ -62,6 +62,7 @@ class CountingModel:
 
     def first_wrong(self, prompt, output):
         """Index of the first token of `output` that is not the most likely one after all tokens before it, or None."""
+        assert isinstance(output, list | tuple | torch.Tensor), f"expected a list of tokens, saw {output!r}"
         for i, token in enumerate(output):
             if int(token) != int(self.logits([*prompt, *map(int, output[:i])]).argmax()):
                 return i
@@ -1085,7 +1086,8 @@ def serve(prompts, num_new_tokens, attention=None, max_num_batched_tokens=16):
     """Greedy output of the course model for prompts of token ids, all in one engine, in chunks."""
     from reference_impl import Engine, EngineConfig, Parts, SamplingParams
 
-    config = EngineConfig(num_blocks=64, max_num_batched_tokens=max_num_batched_tokens)
+    # A prompt that finds its beginning in the engine's prefix cache would skip tokens that your cache has never seen.
+    config = EngineConfig(num_blocks=64, max_num_batched_tokens=max_num_batched_tokens, prefix_cache="off")
     engine = Engine(course_llm().engine.model, config, Parts(attention=attention))
     sampling = SamplingParams(max_tokens=num_new_tokens, temperature=0, ignore_eos=True)
     requests = [engine.add(prompt, sampling, request_id=str(i)) for i, prompt in enumerate(prompts)]

@@ -60,10 +60,10 @@ class Counter:
         model.layers[0].qkv.register_forward_hook(lambda _, args, __: self.count_tokens(args[0]))
         self.layer = layer
 
-        def counted(q: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+        def counted(q: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options: float | None) -> torch.Tensor:
             num_q, seq_len = q.shape[0], key.shape[0]
             self.pairs += sum(seq_len - num_q + i + 1 for i in range(num_q))
-            return attend(q, key, value, scale)
+            return attend(q, key, value, *options)
 
         monkeypatch.setattr(reference, "attention_one_row", counted)
 

@@ -40,37 +40,47 @@ class TappedModel:
 
 
 class ShuffledPool(BlockPool):
-    """Hands out blocks in a random order, and says which ones came back."""
+    """Hands out blocks in a random order."""
 
     def __init__(self, num_blocks: int, seed: int):
         super().__init__(num_blocks)
-        self.random, self.on_free = random.Random(seed), lambda blocks: None
+        self.random = random.Random(seed)
         self.random.shuffle(self._free)
 
     def decref(self, ids: Sequence[int]) -> list[int]:
         freed = super().decref(ids)
         self.random.shuffle(self._free)
-        self.on_free(freed)
         return freed
+
+
+def poison_free_blocks(engine: Engine) -> None:
+    """From now on a block that nobody owns when a step begins to write holds NaN, and host memory likewise."""
+    cache, transfer = engine.kv_cache, engine.kv_cache.transfer
+
+    def transfer_and_poison(transfers: Any) -> None:
+        transfer(transfers)
+        cache.data[:, :, [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]] = torch.nan
+        host = engine.kv.host_pool
+        if host is not None:
+            cache.host[:, :, [b for b in range(engine.num_host_blocks) if host.ref_count(b) == 0]] = torch.nan
+
+    cache.data.fill_(torch.nan)
+    cache.host.fill_(torch.nan)
+    cache.transfer = transfer_and_poison
 
 
 @pytest.fixture(scope="session")
 def tapped_engine() -> Callable[..., tuple[Engine, dict[str, dict[int, list[torch.Tensor]]]]]:
-    """tapped_engine(model, seed, **engine options) -> (engine, its logits).
+    """tapped_engine(model, seed, parts, **engine options) -> (engine, its logits).
 
     Blocks come in an order that depends on the seed, and a block that nobody owns holds NaN.
     """
 
-    def make(model: Decoder, seed: int = 0, **options: Any) -> tuple[Engine, Any]:
+    def make(model: Decoder, seed: int = 0, parts: Parts | None = None, **options: Any) -> tuple[Engine, Any]:
         tap = TappedModel(model)
-        pool = ShuffledPool(options["num_blocks"], seed)
-        engine = Engine(tap, EngineConfig(**options), Parts(block_pool=pool))  # type: ignore[arg-type]
-        engine.kv_cache.data.fill_(torch.nan)
-
-        def poison(blocks: list[int]) -> None:
-            engine.kv_cache.data[:, :, blocks] = torch.nan
-
-        pool.on_free = poison
+        parts = dataclasses.replace(parts or Parts(), block_pool=ShuffledPool(options["num_blocks"], seed))
+        engine = Engine(tap, EngineConfig(**options), parts)  # type: ignore[arg-type]
+        poison_free_blocks(engine)
         return engine, tap.logits
 
     return make
@@ -83,10 +93,11 @@ def one_shot() -> Callable[[Decoder, Sequence[int]], torch.Tensor]:
     from reference_impl.baselines.ragged import ragged_batch
 
     def logits(model: Decoder, tokens: Sequence[int]) -> torch.Tensor:
-        batch = ragged_batch([(tokens, 0)], len(tokens), model.device)
+        c = model.config
+        batch = ragged_batch([(tokens, 0)], len(tokens), model.device, c.layer_windows)
         batch.logits_indices = torch.arange(len(tokens))
         with torch.inference_mode():
-            return model(batch, None, RecomputeAttention(model.config.head_dim**-0.5))
+            return model(batch, None, RecomputeAttention(c.attention_scale, c.attention_softcap))
 
     return logits
 

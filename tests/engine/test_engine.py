@@ -8,9 +8,10 @@ from itertools import pairwise
 import pytest
 from torch import Tensor
 
-from reference_impl.config import EngineConfig
+from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.engine import Engine, Parts
 from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams, StepPlan
+from reference_impl.kv.radix_index import RadixIndex
 from reference_impl.scheduler.scheduler import Scheduler
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0)
@@ -55,7 +56,7 @@ def test_an_abort_frees_the_blocks_and_names_unknown_requests(engine: Engine) ->
         engine.abort(a.id)
     run(engine)
     assert b.finish_reason == "length"
-    assert engine.block_pool.num_free == 20
+    assert engine.kv.num_available == 20
 
 
 def test_a_step_without_work_does_nothing(engine: Engine) -> None:
@@ -111,8 +112,9 @@ def test_a_part_of_your_own_serves_the_same_tokens(random_model: Callable, engin
     """Last come, first served: another order, the same tokens."""
 
     class LastComeFirst(Scheduler):
-        def add(self, request) -> None:
-            self.waiting.appendleft(request)
+        def _enroll(self, request) -> None:
+            super()._enroll(request)
+            self._ranks[request.id] = (-self._num_ranked, 0)
 
     model, config = random_model("float32"), EngineConfig(block_size=4, num_blocks=20, max_num_seqs=1)
     mine = Engine(model, config)
@@ -162,3 +164,29 @@ def test_a_sampler_of_your_own_chooses_every_token(random_model: Callable) -> No
         outputs.append([r.output_tokens for r in requests])
     assert [len(tokens) for tokens in outputs[0]] == [4, 4]
     assert outputs[0][0][0] != outputs[1][0][0]
+
+
+def test_a_part_that_is_empty_is_a_part(random_model: Callable) -> None:
+    """`parts.prefix_index or the engine's own` dropped an index with nothing in it yet: its length is 0."""
+
+    class Watched(RadixIndex):
+        inserted = 0
+
+        def insert(self, *args) -> list[int]:
+            self.inserted += 1
+            return super().insert(*args)
+
+    index = Watched(4)
+    assert len(index) == 0
+    engine = Engine(random_model("float32"), EngineConfig(block_size=4, num_blocks=20), Parts(prefix_index=index))
+    engine.add([1] * 9, GREEDY)
+    run(engine)
+    assert index.inserted > 0
+    assert len(index) == 3
+
+
+def test_a_cache_of_your_own_is_not_measured_against_this_machines_memory(random_model: Callable) -> None:
+    engine = Engine(random_model("float32"), EngineConfig(num_blocks=10**8), Parts(kv_cache=object()))  # type: ignore
+    assert engine.num_blocks == 10**8
+    with pytest.raises(ConfigError, match="100,000,000 KV blocks of 4,096 bytes need"):
+        Engine(random_model("float32"), EngineConfig(num_blocks=10**8))

@@ -55,7 +55,7 @@ def llm(folder: Path) -> LLM:
 
 
 def is_idle(engine: Engine) -> bool:
-    return not engine.has_work() and not engine.requests and engine.block_pool.num_free == engine.num_blocks
+    return not engine.has_work() and not engine.requests and engine.kv.num_available == engine.num_blocks
 
 
 def test_results_come_in_the_order_of_the_prompts_whenever_they_finish(llm: LLM) -> None:

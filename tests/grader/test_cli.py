@@ -15,9 +15,9 @@ import click
 import pytest
 import typer.main
 
-from grader import learn
 from grader.cli import app
-from grader.workspace import WorkspaceError
+from grader.study import learn
+from grader.study.workspace import WorkspaceError
 
 Found = TypeVar("Found")
 HEAVY = ("torch", "transformers", "triton", "jupyterlab", "nbgrader", "matplotlib", "IPython", "numpy")

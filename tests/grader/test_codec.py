@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grader.codec import DTYPES, CannotCross, Malformed, Packer, Unpacker
+from grader.learner_side.codec import DTYPES, CannotCross, Malformed, Packer, Unpacker
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from grader import doctor
-from grader.doctor import Row
+from grader.findings import Row
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, *rows: Row, engine: Row) -> tuple[int, str]:

@@ -45,8 +45,8 @@ def test_the_reference_earns_all_points(examine: Any, lab: Any) -> None:
 
 
 def test_the_stub_earns_nothing_and_says_what_is_not_written(lab: Any, launcher: Any, statuses: Any) -> None:
-    from grader.examiner import examine
-    from grader.intake import Submission
+    from grader.examination.examiner import examine
+    from grader.examination.intake import Submission
 
     result = examine(lab, Submission(), launcher, secret=b"test")
     assert statuses(result) == dict.fromkeys(ALL, "not written")
@@ -102,15 +102,27 @@ def test_a_loop_that_swallows_interrupts_is_ended_too(examine: Any, statuses: An
 def test_a_check_that_loops_over_endless_answers_times_out(lab: Any, launcher: Any, solution_text: str) -> None:
     import json
 
-    from grader.examiner import Limits, examine
-    from grader.intake import Submission
-    from grader.lab import lab_from_notebook
+    from grader.examination.examiner import Limits, examine
+    from grader.examination.intake import Submission
+    from grader.labs.lab import lab_from_notebook
 
     notebook = json.loads(solution_text.replace("assert len(w) == 0", "while w.size: pass\\nassert len(w) == 0"))
     looping = lab_from_notebook(notebook, "01_toy", "toy")
     solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
     result = examine(looping, Submission(solved), launcher, secret=b"test", limits=Limits(check=1.0))
     assert [check.status for check in result.checks] == ["passed", "timed out", "passed"]
+
+
+def test_after_one_time_out_the_later_calls_of_a_submission_get_less(lab: Any, launcher: Any) -> None:
+    from grader.examination.examiner import Limits, examine
+    from grader.examination.intake import Submission
+
+    solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+    endless = Submission({**solved, "Window": window(length="while True: pass", append="while True: pass")})
+    result = examine(lab, endless, launcher, secret=b"test", limits=Limits(call=1.0, later_call=0.25))
+    waited = [check.message.rsplit(" after ", 1)[1] for check in result.checks if check.status == "timed out"]
+    assert waited == ["1 s", *["0.25 s"] * (len(waited) - 1)]
+    assert len(waited) > 1
 
 
 def test_a_solution_cell_that_hangs_fails_every_check_once(examine: Any, statuses: Any) -> None:
@@ -176,7 +188,7 @@ def test_a_cell_that_stops_inside_a_library_shows_its_own_line_only(examine: Any
 
 @pytest.mark.parametrize("text", ["12 tokens/s, a/b", "/s", "x = y /torch/z", "https://example.org/tmp/x"])
 def test_text_that_only_looks_like_a_path_is_left_as_it_is(text: str) -> None:
-    from grader.examiner import clean
+    from grader.examination.examiner import clean
 
     assert clean(text) == text
 
@@ -292,9 +304,9 @@ def test_nothing_outlives_a_submission(examine: Any, tmp_path: Any) -> None:
 
 
 def test_a_killed_warm_process_is_replaced_for_the_next_submission(lab: Any) -> None:
-    from grader.examiner import examine
-    from grader.intake import Submission
-    from grader.launcher import Launcher
+    from grader.examination.examiner import examine
+    from grader.examination.intake import Submission
+    from grader.isolation.launcher import Launcher
 
     solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
     killer = window(length="import os; os.kill(os.getppid(), 9); os._exit(0)")
@@ -319,7 +331,7 @@ def test_the_same_secret_gives_the_same_inputs_and_another_secret_others() -> No
 
 
 def test_a_result_survives_its_file(examine: Any) -> None:
-    from grader.results import result_from_json
+    from grader.results.result import result_from_json
 
     result = examine(Window=window(length="return 'é \\ud800'"))
     assert result_from_json(result.to_json()) == result

@@ -62,7 +62,7 @@ REFUSED = {"not-a-notebook": b"hello", "empty": b"", "not-utf8": b"\xff\xfe{"}
 
 
 def inferlab(*arguments: str, ok: bool = True) -> str:
-    from grader.grade_cli import app
+    from grader.commands.grade_cli import app
 
     done = CliRunner().invoke(app, list(arguments))
     assert (done.exit_code == 0) == ok, done.output + str(done.exception)
@@ -79,7 +79,7 @@ def submission(release: Path, answers: dict[str, str]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A course in which ten submissions were collected and graded, with short limits."""
-    from grader import examiner
+    from grader.courses import batch
 
     folder = tmp_path_factory.mktemp("course")
     root, handed = folder / "course", folder / "handed"
@@ -96,15 +96,11 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     said = inferlab("collect", "01", str(handed), "--course", str(root))
     assert "11 submissions taken in, 4 of them refused" in said
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(examiner.Limits, "__init__", _short_limits(examiner.Limits.__init__))
-        said = inferlab("run", "01", "--course", str(root))
+        # Long enough for a busy machine to answer one toy call, short enough to wait for three times.
+        patch.setattr(batch, "LIMITS", {"call": 8.0})
+        said = inferlab("run", "01", "--insecure", "--course", str(root))
     assert "11 graded, 0 unchanged" in said
     return root
-
-
-def _short_limits(original: Any) -> Any:
-    # Long enough for a busy machine to answer one toy call, short enough to wait for three times.
-    return lambda self: original(self, call=8.0)
 
 
 def results(root: Path) -> dict[str, Any]:
@@ -141,7 +137,7 @@ def test_the_release_holds_one_file_and_nothing_of_the_solution(course: Path) ->
 
 
 def test_a_second_run_grades_only_what_changed(course: Path, tmp_path: Path) -> None:
-    assert "0 graded, 11 unchanged" in inferlab("run", "01", "--course", str(course))
+    assert "0 graded, 11 unchanged" in inferlab("run", "01", "--insecure", "--course", str(course))
     notebook = submission(course / "labs" / "01_toy" / "toy.ipynb", CLASS["right"][0])
     with zipfile.ZipFile(tmp_path / "late.zip", "w") as archive:
         archive.writestr("handed/nothing/toy.ipynb", json.dumps(notebook))
@@ -149,7 +145,7 @@ def test_a_second_run_grades_only_what_changed(course: Path, tmp_path: Path) -> 
         archive.writestr("handed/../../evil/toy.ipynb", json.dumps(notebook))
     said = inferlab("collect", "01", str(tmp_path / "late.zip"), "--course", str(course))
     assert "outside its folder" in said
-    said = inferlab("run", "01", "--course", str(course))
+    said = inferlab("run", "01", "--insecure", "--course", str(course))
     assert "nothing: 6 of 6, passed" in said
     assert "late: 6 of 6, passed" in said
     assert "3 graded" in said
@@ -181,18 +177,22 @@ def test_the_report_shows_every_student_and_check(course: Path) -> None:
         assert word[:8] in said
 
 
-def test_a_failure_of_the_grader_is_a_zero_that_waits_for_a_person(
+def test_a_failure_of_the_grader_is_a_zero_that_waits_for_a_person_and_is_tried_again(
     course: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from grader import nbgrader_hooks
+    from grader.examination import worker
 
-    def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("disk full")
+    def fail(*_: Any) -> Any:
+        raise worker.ServerGone("the disk is full")
 
-    monkeypatch.setattr(nbgrader_hooks, "examine", fail)
-    said = inferlab("run", "01", "--all", "--course", str(course), ok=False)
-    assert "could not be graded" in said
+    (course / "results" / "01_toy" / "right.json").unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.Server, "examine", fail)
+        said = inferlab("run", "01", "--insecure", "--course", str(course), ok=False)
+    assert "1 could not be graded" in said
     assert results(course)["right"]["status"] == "machinery"
+    assert "the disk is full" in results(course)["right"]["checks"][0]["message"]
     assert gradebook(course)["right"] == (0, True)
-    monkeypatch.undo()
-    CLASS.pop("never-ends"), CLASS.pop("never-starts")
+    said = inferlab("run", "01", "--insecure", "--course", str(course))
+    assert "right: 6 of 6, passed" in said
+    assert gradebook(course)["right"] == (6, False)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grader.intake import Refused, learner_cells, plain_python, read_submission, rebuild
-from grader.lab import Lab, lab_from_notebook
+from grader.examination.intake import MAX_CODE, Refused, learner_cells, plain_python, read_submission, rebuild
+from grader.labs.lab import Lab, lab_from_notebook
 
 ANSWER = "class Window:\n    pass"
 
@@ -132,6 +132,13 @@ def test_what_intake_built_is_taken_in_unchanged(released: Lab, edited: Any, rel
 BAD = {
     "empty": b"  ",
     "not UTF-8": b"\xff\xfe\x00{",
+    "Latin-1": '{"cells": [{"cell_type": "code", "source": "# \xe9"}]}'.encode("latin-1"),
+    "a Python script": b"import torch\n",
+    "a zip": b"PK\x03\x04" + bytes(100),
+    "a PDF": b"%PDF-1.7",
+    "a web page": b"<!DOCTYPE html><html>",
+    "null bytes": bytes(1000),
+    "NaN": b"NaN",
     "not JSON": b"print('hi')",
     "not a notebook": b"[1, 2]",
     "an old notebook": b'{"worksheets": []}',
@@ -139,7 +146,13 @@ BAD = {
     "a cell that is no cell": b'{"cells": [5]}',
     "a source that is no text": b'{"cells": [{"cell_type": "code", "source": {"a": 1}}]}',
     "nested 200,000 deep": b'{"cells": ' + b"[" * 200_000,
-    "too large": b" " * (21 << 20),
+    "too large": b"[" + b" " * (64 << 20),
+    "a million tables": b'{"cells": [' + b"{}," * (1 << 20) + b"{}]}",
+    "millions of numbers": b'{"cells": [' + b"1," * (7 << 20) + b"1]}",
+    "a source of numbers": b'{"cells": [{"cell_type": "code", "source": 7}]}',
+    "a source of mixed lines": b'{"cells": [{"cell_type": "code", "source": ["x = 1", 2]}]}',
+    "worksheets that are none": b'{"worksheets": [{"cells": 1}], "nbformat": 3}',
+    "code without end": json.dumps({"cells": [{"cell_type": "code", "source": "x=1\n" * 2500}] * 30}).encode(),
     "a cell of megabytes": json.dumps({"cells": [{"cell_type": "code", "source": "x" * (2 << 20)}]}).encode(),
     "too many cells": json.dumps({"cells": [{"cell_type": "code", "source": ""}] * 3000}).encode(),
 }
@@ -150,6 +163,165 @@ def test_what_cannot_be_read_is_refused_with_a_reason(released: Lab, raw: bytes)
     with pytest.raises(Refused) as caught:
         read_submission(raw, released)
     assert len(str(caught.value)) > 10
+
+
+REASONS = {
+    "merge conflict (line 3)": b'{\n "cells": [\n<<<<<<< HEAD\n {},\n=======\n]\n>>>>>>> theirs\n}',
+    "ends in the middle": b'{"cells": [{"cell_type": "code", "source": "x = 1',
+    "ends in the middle, as": b'{"cells": [{"cell_type": "code"}',
+    "line 1: ": b'{"cells": [],}',
+    "web page": b"<html>",
+    "a zip archive": b"PK\x03\x04",
+    "not text in UTF-8 (its byte 3 is not)": b'{"\xe9"}',
+    "clear its outputs": b"[" * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_refusal_says_what_to_do_about_it(released: Lab, reason: str) -> None:
+    with pytest.raises(Refused) as caught:
+        read_submission(REASONS[reason], released)
+    assert reason in str(caught.value)
+
+
+def answered(release_text: str, change: Callable[[dict[str, Any]], Any] = lambda notebook: None) -> dict[str, Any]:
+    """The released notebook with an answer in it, and another change made."""
+    notebook: dict[str, Any] = json.loads(release_text)
+    next(cell for cell in notebook["cells"] if cell["id"] == "Window")["source"] = ANSWER
+    change(notebook)
+    return notebook
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
+def test_a_file_with_a_byte_order_mark_is_read(released: Lab, release_text: str, encoding: str) -> None:
+    submission = read_submission(json.dumps(answered(release_text)).encode(encoding), released)
+    assert submission.answers["Window"] == ANSWER
+    assert [note for note in submission.notes if "UTF-8" not in note] == []
+
+
+def test_the_old_format_with_worksheets_is_read(released: Lab, release_text: str) -> None:
+    notebook = answered(release_text)
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell["input"] = cell.pop("source")
+        cell.pop("id")
+    old = {"nbformat": 3, "worksheets": [{"cells": notebook["cells"]}, {"cells": []}]}
+    submission = read_submission(json.dumps(old).encode(), released)
+    assert submission.answers["Window"] == ANSWER
+    assert submission.notes == [
+        "the notebook is in the old format nbformat 3: its cells were read as those of nbformat 4"
+    ]
+
+
+def test_cells_that_lost_their_metadata_are_recognised_by_their_id(released: Lab, release_text: str) -> None:
+    def lose(notebook: dict[str, Any]) -> None:
+        for number, cell in enumerate(notebook["cells"]):
+            cell["metadata"] = {"id": cell.pop("id")} if number % 2 else {}
+
+    submission = read_submission(json.dumps(answered(release_text, lose)).encode(), released)
+    assert submission.answers["Window"] == ANSWER
+    assert all("lost its metadata" in note for note in submission.notes)
+    assert len(submission.notes) == len(released.cells)
+
+
+def test_a_renamed_cell_is_recognised_by_its_id(released: Lab, edited: Any) -> None:
+    def rename(cells: list[dict[str, Any]], by_id: dict[str, Any]) -> None:
+        by_id["Window"].update(source=ANSWER)
+        by_id["Window"]["metadata"]["nbgrader"]["grade_id"] = "mine"
+        by_id["check_len"]["metadata"]["nbgrader"]["grade_id"] = "check_nothing"
+
+    submission = read_submission(edited(rename), released)
+    assert submission.answers["Window"] == ANSWER
+    assert submission.added == []
+    assert len(submission.notes) == 2
+
+
+def test_a_cell_split_in_two_runs_both_halves_in_order(released: Lab, edited: Any) -> None:
+    def split(cells: list[dict[str, Any]], by_id: dict[str, Any]) -> None:
+        first = {**by_id["Window"], "source": "helper = 1"}
+        by_id["Window"]["source"] = ANSWER
+        cells.insert(cells.index(by_id["Window"]), first)
+
+    submission = read_submission(edited(split), released)
+    sources = [source for source, _ in learner_cells(released, submission)]
+    assert sources.index("helper = 1") == sources.index(ANSWER) - 1
+
+
+def test_a_duplicate_moved_behind_later_cells_still_runs_before_the_answer(released: Lab, edited: Any) -> None:
+    def scatter(cells: list[dict[str, Any]], by_id: dict[str, Any]) -> None:
+        cells.append({**by_id["Window"], "source": "class Window:\n    first = 1"})
+        cells.append({**by_id["Window"], "source": ANSWER})
+        cells.remove(by_id["Window"])
+
+    submission = read_submission(edited(scatter), released)
+    sources = [source for source, _ in learner_cells(released, submission) if "class Window" in source]
+    assert sources == ["class Window:\n    first = 1", ANSWER]
+    assert "the lab's cells were moved: the original order was used" in submission.notes
+
+
+def test_changed_points_are_reported(released: Lab, edited: Any) -> None:
+    def change(cells: list[dict[str, Any]], by_id: dict[str, Any]) -> None:
+        by_id["check_len"]["metadata"]["nbgrader"]["points"] = 100
+
+    notes = read_submission(edited(change), released).notes
+    assert notes == ["cell check_len had its points or its grading marks changed: the original ones were used"]
+
+
+def test_line_ends_of_windows_are_no_change(released: Lab, release_text: str) -> None:
+    def windows(notebook: dict[str, Any]) -> None:
+        for cell in notebook["cells"]:
+            cell["source"] = "".join(cell["source"]).replace("\n", "\r\n")
+
+    submission = read_submission(json.dumps(answered(release_text, windows)).encode(), released)
+    assert submission.notes == []
+    assert submission.answers["Window"] == ANSWER
+
+
+@pytest.mark.parametrize("html", ["<p>é</p>" * (4 << 20), '<p>,\\"[{' * (5 << 20)])
+def test_outputs_of_fifty_megabytes_cost_nothing(released: Lab, edited: Any, html: str) -> None:
+    def show(cells: list[dict[str, Any]], by_id: dict[str, Any]) -> None:
+        by_id["Window"].update(source=ANSWER, outputs=[{"data": {"text/html": html}}])
+
+    raw = edited(show)
+    assert len(raw) > 50e6
+    assert read_submission(raw, released).answers["Window"] == ANSWER
+
+
+def test_odd_json_that_jupyter_reads_is_read(released: Lab, release_text: str) -> None:
+    text = json.dumps(answered(release_text))
+    odd = '{"cells": [], "x": NaN, "y": ' + "9" * 6000 + ", " + text[1:]
+    submission = read_submission(odd.encode(), released)
+    assert submission.answers["Window"] == ANSWER
+    assert "twice" in submission.notes[0]
+
+
+@pytest.mark.parametrize("metadata", [None, 1, "x", [], {"nbgrader": 5}, {"nbgrader": {"grade_id": ["Window"]}}])
+def test_metadata_of_any_type_is_survived(released: Lab, edited: Any, metadata: Any) -> None:
+    def replace(cells: list[dict[str, Any]], by_id: dict[str, Any]) -> None:
+        by_id["Window"].update(source=ANSWER, metadata=metadata)
+
+    assert read_submission(edited(replace), released).answers["Window"] == ANSWER
+
+
+def test_a_notebook_full_of_faults_has_a_readable_number_of_notes(released: Lab, edited: Any) -> None:
+    def many(cells: list[dict[str, Any]], by_id: dict[str, Any]) -> None:
+        cells.extend({**by_id["Window"], "source": "x", "cell_type": f"type {n}"} for n in range(500))
+
+    notes = read_submission(edited(many), released).notes
+    assert len(notes) == 41
+    assert "more" in notes[-1]
+
+
+def test_what_is_just_within_the_limits_still_is_when_it_is_read_again(released: Lab, release_text: str) -> None:
+    stubs = sum(len(cell.source) for cell in released.of_kind("solution"))
+    room = MAX_CODE - stubs - 1998 * 2
+    cells = [code("x" * (room - 1)), *(code("y\n") for _ in range(1998)), code("z")]
+    submission = read_submission(json.dumps({"cells": cells}).encode(), released)
+    rebuilt = rebuild(json.loads(release_text), released, submission)
+    assert read_submission(json.dumps(rebuilt).encode(), released).added == submission.added
+    for more in (code("xx"), code("#")):
+        with pytest.raises(Refused, match="of your own"):
+            read_submission(json.dumps({"cells": [*cells, more]}).encode(), released)
 
 
 def test_text_that_no_file_can_hold_is_made_harmless(released: Lab, edited: Any, release_text: str) -> None:
@@ -180,5 +352,7 @@ def test_magics_and_shell_lines_become_python() -> None:
     names: dict[str, Any] = {}
     exec(plain_python(source), names)
     assert names["x"] == 1
-    exec(plain_python("%%time\nthis is not python"), names)
+    exec(plain_python("%%bash\nthis is not python"), names)
+    exec(plain_python("%%time\n%precision 3\nprint?\n?print\ny = 2"), names)
+    assert names["y"] == 2
     assert plain_python("x = '''\n%d\n'''") == "x = '''\n%d\n'''"

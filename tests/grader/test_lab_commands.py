@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from grader import workspace
-from grader.lab import load_lab
-from grader.lab_log import read_checks
-from grader.results import CheckResult, Result
-from grader.show import show_result
+from grader.labs.lab import load_lab
+from grader.results.result import CheckResult, Result
+from grader.study import workspace
+from grader.study.lab_log import read_checks
+from grader.study.show import show_result
 
 RIGHT = {
     "Window": """
@@ -49,7 +49,7 @@ def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release_text: str,
 
 
 def lab(*arguments: str, ok: bool = True) -> str:
-    from grader.lab_cli import app
+    from grader.commands.lab_cli import app
 
     done = CliRunner().invoke(app, list(arguments))
     assert (done.exit_code == 0) == ok, done.output + str(done.exception)
@@ -158,7 +158,7 @@ def test_a_check_of_another_file_is_not_kept_as_this_learners_progress(notebook:
 
 
 def test_where_the_solutions_are_not_at_hand_the_learner_is_told_where_they_are(notebook: Path, tmp_path: Path) -> None:
-    from grader.lab_work import next_step
+    from grader.study.lab_work import next_step
 
     passed = Result("01_toy", 6, checks=[CheckResult("check_window", 6, 6, "passed", "")])
     assert "lab diff 01" in next_step(passed, "01")
@@ -203,8 +203,8 @@ def test_diff_opens_only_after_full_marks(notebook: Path) -> None:
 
 
 def test_check_in_a_notebook_gives_the_result_of_lab_check(notebook: Path) -> None:
-    from grader import lab_work
     from grader.notebook import submission_from_history, which_lab
+    from grader.study import lab_work
 
     lab("start", "01")
     released = load_lab(notebook)
@@ -237,7 +237,7 @@ def test_check_runs_inside_a_kernel(notebook: Path, tmp_path: Path) -> None:
     write(notebook, RIGHT)
     made = nbformat.read(notebook, as_version=4)
     patch = (
-        "from pathlib import Path\nfrom grader import workspace\n"
+        "from pathlib import Path\nfrom grader.study import workspace\n"
         f"workspace.data_root = lambda: Path({str(tmp_path / 'root')!r})\nimport grader\ngrader.check()"
     )
     made.cells.append(nbformat.v4.new_code_cell(patch))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from grader.lab import Lab, LabError, lab_from_notebook
-from grader.lab_source import build_labs, differing, released_notebook, solution_notebook, write_notebook
-from grader.workspace import data_root
+from grader.labs.lab import Lab, LabError, lab_from_notebook
+from grader.labs.lab_source import build_labs, differing, released_notebook, solution_notebook, write_notebook
+from grader.study.workspace import data_root
 
 
 def test_building_twice_gives_the_same_bytes(toy_source: Path, solution_text: str, release_text: str) -> None:
@@ -93,4 +93,4 @@ def test_an_authors_mistake_is_named(tmp_path: Path, old: str, new: str, word: s
 
 def test_the_labs_of_the_repository_are_built() -> None:
     files = build_labs(data_root())
-    assert not differing(files), "run: python -m grader.lab_source"
+    assert not differing(files), "run: python -m grader.labs.lab_source"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grader.manifest import ManifestError, load_course
-from grader.workspace import chapters_root, data_root
+from grader.study.manifest import ManifestError, load_course
+from grader.study.workspace import chapters_root, data_root
 
 COURSE = load_course()
 

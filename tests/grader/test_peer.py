@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from grader.peer import LAB_MODULE, Handle, Peer
-from grader.wire import Connection
+from grader.learner_side.peer import LAB_MODULE, Handle, Peer
+from grader.learner_side.wire import Connection
 
 
 class Pair:
@@ -397,3 +397,29 @@ def test_a_process_that_gets_no_processor_time_gets_more_wall_clock_time() -> No
     assert next(spent) == 0.3  # asked at the start, at the first deadline, and at the second one, when 0.2 s were used
     theirs.close()
     ours.close()
+
+
+def test_time_in_which_a_process_waits_for_a_processor_is_not_its_own() -> None:
+    ours, theirs = socket.socketpair()
+    begun = time.monotonic()
+
+    def waited() -> float:
+        return min(time.monotonic() - begun, 1.0)  # for a second a neighbour keeps all processors busy
+
+    connection = Connection(ours, lambda: 0.0, waited)
+    connection.allow(0.1)
+    with pytest.raises(TimeoutError):
+        connection.receive()
+    assert time.monotonic() - begun >= 1.0
+    theirs.close()
+    ours.close()
+
+
+@pytest.mark.parametrize("use", [lambda f: list(map(f, [1, 2])), lambda f: list(zip([1], map(f, [1]), strict=True))])
+def test_a_stop_iteration_out_of_a_call_does_not_end_the_callers_loop(pair: Pair, use: Callable) -> None:
+    def stop(x: int) -> None:
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        use(pair.get(f=stop))
+    assert list(pair.get(s=Store.of(1, 2))) == [1, 2]

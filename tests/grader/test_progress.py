@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from grader import lab_log, workspace
-from grader.manifest import Course, load_course
-from grader.progress import (
+from grader.commands.progress_cli import show
+from grader.results.result import CheckResult, Result
+from grader.study import lab_log, workspace
+from grader.study.manifest import Course, load_course
+from grader.study.progress import (
     ChapterProgress,
     LabProgress,
     PartProgress,
@@ -29,9 +31,7 @@ from grader.progress import (
     nearness,
     predictions_asked,
 )
-from grader.progress_cli import show
-from grader.progress_next import next_step
-from grader.results import CheckResult, Result
+from grader.study.progress_next import next_step
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 PART = "chapters/01_toy/a.ipynb"
@@ -325,8 +325,8 @@ def test_the_command_imports_no_torch_and_writes_no_colour_into_a_pipe(tmp_path:
 
 
 def test_json_holds_what_is_shown(course: Course, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from grader import progress
-    from grader.progress_cli import app
+    from grader.commands.progress_cli import app
+    from grader.study import progress
 
     monkeypatch.setattr(progress, "load_course", lambda: course)
     checked(6)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from grader import workspace
-from grader.workspace import STATE_NAME, WorkspaceError, prepare
+from grader.study import workspace
+from grader.study.workspace import STATE_NAME, WorkspaceError, prepare
 
 NOTEBOOK = "chapters/02_kv_cache/chapter.ipynb"
 LAB = "labs/02_kv_cache/kv_cache.ipynb"

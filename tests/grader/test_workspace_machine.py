@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from grader import workspace
-from grader.workspace import STATE_NAME, Prepared, WorkspaceError, prepare
-from grader.workspace_files import version_of
+from grader.study import workspace
+from grader.study.workspace import STATE_NAME, Prepared, WorkspaceError, prepare
+from grader.study.workspace_files import version_of
 
 CHAPTER = "chapters/02_kv_cache/a.ipynb"
 PAGE = "labs/AGENTS.md"

@@ -97,7 +97,7 @@ def test_a_pool_without_blocks_is_refused(n: int) -> None:
 
 def request(computed: int = 0, blocks: list[int] | None = None) -> Request:
     r = Request("r", [1] * 100, 100, SamplingParams(), 0, 0.0, num_computed_tokens=computed)
-    r.block_table = blocks or []
+    r.block_tables = [blocks or []]
     return r
 
 

@@ -16,7 +16,8 @@ SOURCES = sorted((ROOT / "solutions").glob("[0-9]*_*/*.py"))
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
 def test_every_case_fails_exactly_the_checks_it_must(source: Path) -> None:
     # A process of its own: the proof forks, which a test worker with threads must not.
-    command = [sys.executable, "-P", "-m", "grader.proof", str(source), str(Path(__file__).parent / source.parent.name)]
+    folder = Path(__file__).parent / source.parent.name
+    command = [sys.executable, "-P", "-m", "grader.proofs.proof", str(source), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,90 +3,203 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
 from reference_impl.executor.batch import build_batch
-from reference_impl.interfaces import Request, Row, SamplingParams, StepPlan
+from reference_impl.interfaces import NO_BLOCK, KVSpec, Request, Row, SamplingParams, StepPlan
 from reference_impl.kernels import reference
+from reference_impl.kv_store.cache import PagedKVCache
+from reference_impl.layers.attention import TorchAttention, like_lengths
+
+CPU = torch.device("cpu")
+HEADS, KV_HEADS, HEAD_DIM, SCALE = 4, 2, 8, 0.3
 
 
-def attend_in_pages(model, rows: list[tuple[int, int]], block_size: int, seed: int = 0) -> float:
-    """Rows of (query_len, context_len) over shuffled pages full of NaN; returns the worst error against plain rows."""
-    c, chance = model.config, random.Random(seed)
+def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None, cap: float | None) -> torch.Tensor:
+    """Query by query, head by head, by the definition: position p sees p - window + 1 ... p."""
+    out, past = torch.empty_like(q), k.shape[0] - q.shape[0]
+    for i in range(q.shape[0]):
+        p = past + i
+        seen = slice(0 if window is None else max(0, p - window + 1), p + 1)
+        for h in range(HEADS):
+            kv_head = h * KV_HEADS // HEADS
+            scores = k[seen, kv_head] @ q[i, h] * SCALE
+            if cap is not None:
+                scores = cap * torch.tanh(scores / cap)
+            out[i, h] = scores.softmax(0) @ v[seen, kv_head]
+    return out
+
+
+def attend_in_pages(
+    rows: Sequence[tuple[int, int]],
+    block_size: int,
+    windows: Sequence[int | None] = (None,),
+    softcap: float | None = None,
+    seed: int = 0,
+) -> float:
+    """Rows of (query_len, context_len) over shuffled pages, NaN wherever no row may look; one layer per KV group.
+
+    Blocks that have left a window are given up. Returns the worst error against the formula, over all groups.
+    """
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    specs = [KVSpec(1, KV_HEADS, HEAD_DIM, block_size, 8, (layer,), w) for layer, w in enumerate(windows)]
     needed = [-(-context // block_size) for _, context in rows]
-    engine = Engine(model, EngineConfig(block_size=block_size, num_blocks=sum(needed) + 5))
-    cache = engine.kv_cache
+    num_blocks = sum(needed) * len(specs) + 5
+    ids = chance.sample(range(num_blocks), num_blocks - 5)
+    cache = PagedKVCache(specs, num_blocks, torch.float64, CPU)
     cache.data.fill_(torch.nan)
-    ids = chance.sample(range(engine.num_blocks), sum(needed))
-    generator = torch.Generator().manual_seed(seed)
     requests, plan, contexts = {}, [], []
     for number, ((query_len, context), blocks) in enumerate(zip(rows, needed, strict=True)):
         name, start = str(number), context - query_len
-        requests[name] = Request(name, [0] * context, context, SamplingParams(), 0, 0.0)
-        requests[name].block_table, ids = ids[:blocks], ids[blocks:]
+        tables = []
+        for layer, window in enumerate(windows):
+            table, ids = ids[:blocks], ids[blocks:]
+            first = 0 if window is None else max(0, start - window + 1) // block_size
+            tables.append([NO_BLOCK] * first + table[first:])
+            contexts.append(torch.randn(2, context, KV_HEADS, HEAD_DIM, generator=generator, dtype=torch.float64))
+            for position in range(first * block_size, start):  # what earlier steps have written
+                slot = table[position // block_size], position % block_size
+                for page, written in zip(cache.layer(layer), contexts[-1], strict=True):
+                    page[slot] = written[position]
+        requests[name] = Request(name, [0] * context, context, SamplingParams(), 0, 0.0, block_tables=tables)
         plan.append(Row(name, start, query_len, True))
-        kv = torch.randn(2, context, c.num_kv_heads, c.head_dim, generator=generator, dtype=model.dtype)
-        contexts.append(kv)
-        for position in range(start):  # what earlier steps have written
-            slot = requests[name].block_table[position // block_size], position % block_size
-            keys, values = cache.layer(1)
-            keys[slot], values[slot] = kv[0, position], kv[1, position]
-    batch = build_batch(StepPlan(1, tuple(plan)), requests, block_size, torch.device("cpu"))
-    q = torch.randn(batch.num_tokens, c.num_heads, c.head_dim, generator=generator, dtype=model.dtype)
-    new = [contexts[int(r)][:, -n:] for r, n in zip(batch.request_ids, batch.query_lens, strict=True)]
-    k, v = torch.cat(new, dim=1)
-    engine.attention.plan(batch)
-    found = engine.attention.forward(q, k, v, 1, cache, batch).split(batch.query_lens)
+    batch = build_batch(StepPlan(1, tuple(plan)), requests, specs, CPU)
+    attention = TorchAttention(SCALE, torch.float64, softcap)
+    attention.plan(batch)
     worst = 0.0
-    for name, query, out in zip(batch.request_ids, q.split(batch.query_lens), found, strict=True):
-        kv = contexts[int(name)]
-        expected = reference.attention_one_row(query, kv[0], kv[1], c.head_dim**-0.5)
-        assert out.isfinite().all()
-        worst = max(worst, float((out - expected).abs().max()))
+    for layer, window in enumerate(windows):
+        context_of = {name: contexts[int(name) * len(windows) + layer] for name in batch.request_ids}
+        q = torch.randn(batch.num_tokens, HEADS, HEAD_DIM, generator=generator, dtype=torch.float64)
+        new = [context_of[r][:, -n:] for r, n in zip(batch.request_ids, batch.query_lens, strict=True)]
+        found = attention.forward(q, *torch.cat(new, dim=1), layer, cache, batch).split(batch.query_lens)
+        for name, query, out in zip(batch.request_ids, q.split(batch.query_lens), found, strict=True):
+            assert out.isfinite().all()
+            worst = max(worst, float((out - formula(query, *context_of[name], window, softcap)).abs().max()))
     return worst
 
 
+ROWS = [
+    [(1, 1)],
+    [(1, 40)],
+    [(1, 1), (1, 40), (1, 17)],
+    [(5, 18), (1, 33), (9, 9), (1, 2), (1, 16)],
+    [(12, 46), (3, 3)],
+    [(1, 16), (16, 32), (1, 32)],
+]
+
+
 @pytest.mark.parametrize("block_size", [1, 4, 16])
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [(1, 1)],
-        [(1, 40)],
-        [(1, 1), (1, 40), (1, 17)],
-        [(5, 18), (1, 33), (9, 9), (1, 2), (1, 16)],
-        [(12, 46), (3, 3)],
-        [(1, 16), (16, 32), (1, 32)],
-    ],
-    ids=str,
-)
-def test_each_row_reads_its_own_pages(rows, block_size, random_model) -> None:
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+def test_each_row_reads_its_own_pages(rows, block_size) -> None:
     for seed in range(3):
-        assert attend_in_pages(random_model("float64"), rows, block_size, seed) < 1e-13
+        assert attend_in_pages(rows, block_size, seed=seed) < 1e-13
 
 
-def test_a_single_row_and_a_row_among_others_agree(random_model) -> None:
+@pytest.mark.parametrize("window", [1, 2, 7, 16, 17, 46])
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("rows", ROWS, ids=str)
+def test_a_window_sees_itself_and_the_window_minus_one_positions_before(rows, block_size, window) -> None:
+    assert attend_in_pages(rows, block_size, [window]) < 1e-13
+
+
+@pytest.mark.parametrize("window", [3, 4, 5])
+@pytest.mark.parametrize("context", [3, 4, 5, 8, 9, 12, 13])
+@pytest.mark.parametrize("query_len", [1, 3])
+def test_the_edge_of_the_window_is_right_where_it_meets_the_edge_of_a_block(query_len, context, window) -> None:
+    assert attend_in_pages([(query_len, context)], 4, [window]) < 1e-13
+    assert attend_in_pages([(query_len, context), (1, context + 1), (1, context)], 4, [window]) < 1e-13
+
+
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(1, 9), st.integers(0, 40)).map(lambda r: (r[0], sum(r))), min_size=1, max_size=5
+    ),
+    block_size=st.sampled_from([1, 3, 4, 16]),
+    windows=st.lists(st.none() | st.integers(1, 50), min_size=1, max_size=3),
+    softcap=st.sampled_from([None, 0.8]),
+    seed=st.integers(0, 100),
+)
+def test_any_mix_of_rows_windows_and_groups_gives_the_formula(rows, block_size, windows, softcap, seed) -> None:
+    assert attend_in_pages(rows, block_size, windows, softcap, seed) < 1e-12
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 5, 8, 20])
+def test_a_window_is_measured_from_absolute_positions_not_from_the_start_of_a_chunk(chunk: int) -> None:
+    """A prompt that is read in chunks has the attention of one that is read at once (vllm#3385, vllm#47332)."""
+    length, window = 20, 6
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randn(length, HEADS, HEAD_DIM, generator=generator, dtype=torch.float64)
+    k, v = torch.randn(2, length, KV_HEADS, HEAD_DIM, generator=generator, dtype=torch.float64)
+    spec = KVSpec(1, KV_HEADS, HEAD_DIM, 4, 8, (0,), window)
+    cache, attention = PagedKVCache([spec], 8, torch.float64, CPU), TorchAttention(SCALE, torch.float64)
+    request = Request("0", [0] * length, length, SamplingParams(), 0, 0.0, block_tables=[[3, 7, 1, 0, 6]])
+    found = []
+    for start in range(0, length, chunk):
+        now = slice(start, min(start + chunk, length))
+        row = Row("0", start, now.stop - start, False)
+        batch = build_batch(StepPlan(1, (row,)), {"0": request}, [spec], CPU)
+        attention.plan(batch)
+        found.append(attention.forward(q[now], k[now], v[now], 0, cache, batch))
+    assert float((torch.cat(found) - formula(q, k, v, window, None)).abs().max()) < 1e-13
+
+
+def test_the_soft_cap_is_applied_to_scaled_scores_before_the_mask() -> None:
+    rows = [(5, 18), (1, 33), (9, 9), (1, 2), (1, 16)]
+    assert attend_in_pages(rows, 4, [None, 7], softcap=0.5) < 1e-13
+    q, k = torch.ones(2, HEADS, HEAD_DIM).double(), torch.rand(2, KV_HEADS, HEAD_DIM).double()
+    change = (formula(q, k, k, None, 0.5) - formula(q, k, k, None, None)).abs().max()
+    assert float(change) > 1e-3, "the cap does not matter in this test"
+
+
+def test_a_single_row_and_a_row_among_others_agree() -> None:
     """Decode rows are computed together, padded to the longest; one alone takes another path."""
-    assert attend_in_pages(random_model("float64"), [(1, 23)], 4) < 1e-13
-    assert attend_in_pages(random_model("float64"), [(1, 23), (1, 100)], 4) < 1e-13
+    assert attend_in_pages([(1, 23)], 4) < 1e-13
+    assert attend_in_pages([(1, 23), (1, 100)], 4) < 1e-13
 
 
-def test_new_keys_and_values_land_at_their_slots_and_nowhere_else(random_model) -> None:
+def test_decode_rows_are_grouped_by_what_they_see() -> None:
+    """Contexts of 100 and 9 tokens are far apart; behind a window of 8 they are alike, and are computed together."""
+    assert like_lengths([100, 60, 49, 9]) == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    specs = [KVSpec(1, KV_HEADS, HEAD_DIM, 4, 8, (layer,), w) for layer, w in enumerate((None, 8))]
+    requests = {
+        str(n): Request(str(n), [0] * n, n, SamplingParams(), 0, 0.0, block_tables=[[0] * 25] * 2) for n in (100, 9)
+    }
+    plan = StepPlan(1, tuple(Row(name, int(name) - 1, 1, True) for name in requests))
+    batch = build_batch(plan, requests, specs, CPU)
+    TorchAttention(SCALE, torch.float64).plan(batch)
+    full, windowed = batch.attention_plan
+    assert [group.slots.shape for group in full.decode] == [(1, 100), (1, 9)]
+    assert [group.slots.shape for group in windowed.decode] == [(2, 8)]
+
+
+def test_new_keys_and_values_land_at_their_slots_and_nowhere_else() -> None:
     """A cache whose update never writes passes a test of shapes; this looks at the values."""
-    model = random_model("float64")
-    engine = Engine(model, EngineConfig(block_size=4, num_blocks=6))
-    request = Request("0", [0] * 7, 7, SamplingParams(), 0, 0.0)
-    request.block_table = [5, 2]
-    batch = build_batch(StepPlan(1, (Row("0", 3, 4, True),)), {"0": request}, 4, torch.device("cpu"))
+    spec = KVSpec(2, KV_HEADS, HEAD_DIM, 4, 8)
+    cache = PagedKVCache([spec], 6, torch.float64, CPU)
+    request = Request("0", [0] * 7, 7, SamplingParams(), 0, 0.0, block_tables=[[5, 2]])
+    batch = build_batch(StepPlan(1, (Row("0", 3, 4, True),)), {"0": request}, [spec], CPU)
     assert batch.slot_mapping.tolist() == [23, 8, 9, 10]
     k, v = torch.randn(2, 4, 2, 8, dtype=torch.float64)
-    engine.kv_cache.write(1, k, v, batch)
-    keys, values = engine.kv_cache.layer(1)
+    cache.write(1, k, v, batch)
+    keys, values = cache.layer(1)
     assert torch.equal(keys[5, 3], k[0])
     assert torch.equal(keys[2, :3], k[1:])
     assert torch.equal(values[5, 3], v[0])
     assert torch.equal(values[2, :3], v[1:])
-    assert int((engine.kv_cache.data != 0).sum()) == 2 * 4 * 2 * 8
+    assert int((cache.data != 0).sum()) == 2 * 4 * 2 * 8
+
+
+def test_decode_rows_of_bfloat16_are_softly_capped_in_float32() -> None:
+    """torch's fused attention takes its softmax in float32; the written-out one must not be worse."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, HEADS, HEAD_DIM, generator=generator).bfloat16()
+    k, v = torch.randn(2, 300, KV_HEADS, HEAD_DIM, generator=generator).bfloat16()
+    exact = formula(q.double(), k.double(), v.double(), None, 50.0)
+    found = reference.attention_one_row(q, k, v, SCALE, softcap=50.0)
+    assert found.dtype is torch.bfloat16
+    assert float((found.double() - exact).abs().max()) <= float(exact.abs().max()) * 2**-8

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.baselines.contiguous_cache import ContiguousKVCache
 from reference_impl.baselines.ragged import ragged_batch
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.layers.attention import TorchAttention
 from reference_impl.models.decoder import Decoder
 
 SMALL = {
@@ -36,6 +36,10 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 
 # name -> (family, what differs from SMALL)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,8 +53,74 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral_head_dim": ("Mistral", {"sliding_window": None, "head_dim": 16}),
     "qwen2": ("Qwen2", {}),
     "qwen2_tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "mistral_window": ("Mistral", {"sliding_window": 24}),
+    "qwen2_window": ("Qwen2", {"sliding_window": 24, "use_sliding_window": True, "max_window_layers": 2}),
+    "qwen3_window": (
+        "Qwen3",
+        {
+            "head_dim": 16,
+            "sliding_window": 7,
+            "use_sliding_window": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "qwen3": ("Qwen3", {"head_dim": 16}),
     "qwen3_bias_tied": ("Qwen3", {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True}),
+    "gemma": ("Gemma", {"head_dim": 16, "hidden_act": "gelu_pytorch_tanh"}),
+    "gemma_untied_bias": (
+        "Gemma",
+        {"head_dim": 8, "hidden_act": "gelu", "tie_word_embeddings": False, "attention_bias": True},
+    ),
+    # A scale other than 1 / sqrt(head_dim), and caps low enough to bend scores and logits.
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 7,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma2_uncapped": (
+        "Gemma2",
+        {"head_dim": 16, "sliding_window": 7, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {"head_dim": 16, "sliding_window": 24, "num_hidden_layers": 6, "rope_parameters": GEMMA3_ROPE},
+    ),
+    "gemma3_capped": (
+        "Gemma3",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 40,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}},
+        },
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral_window_tied": ("Mixtral", {"num_local_experts": 4, "sliding_window": 24, "tie_word_embeddings": True}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
+    ),
+    "qwen3_moe_mixed": (
+        "Qwen3Moe",
+        {
+            "num_hidden_layers": 5,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "use_sliding_window": True,
+            "sliding_window": 24,
+        },
+    ),
 }
 
 
@@ -59,19 +129,25 @@ def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def implementation(family: str) -> str:
+    """sdpa, since the eager attention takes its softmax in float32, whatever the model's dtype; it has no soft cap."""
+    return "eager" if family == "Gemma2" else "sdpa"
+
+
 def _build(name: str, **changes: Any) -> Any:
     import transformers
 
     family, differs = VARIANTS[name]
     rope = {"rope_type": "default", "rope_theta": 10_000.0}
-    config = getattr(transformers, f"{family}Config")(**{**SMALL, "rope_parameters": rope, **differs, **changes})
-    # sdpa: the eager attention takes its softmax in float32, whatever the model's dtype.
-    config._attn_implementation = "sdpa"
+    kind = "Gemma3Text" if family == "Gemma3" else family
+    config = getattr(transformers, f"{kind}Config")(**{**SMALL, "rope_parameters": rope, **differs, **changes})
+    config._attn_implementation = implementation(family)
+    config._experts_implementation = "eager"
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():  # large enough that every part shows in the logits: norms around 1, biases not 0
         for p in model.parameters():
-            p.copy_(torch.randn_like(p) * (0.15 if p.ndim == 2 else 0.3) + (1.0 if p.ndim == 1 else 0.0))
+            p.copy_(torch.randn_like(p) * (0.15 if p.ndim >= 2 else 0.3) + (1.0 if p.ndim == 1 else 0.0))
     return model
 
 
@@ -120,15 +196,15 @@ def their_logits() -> Callable[[Any, Sequence[int]], torch.Tensor]:
 
 @pytest.fixture
 def our_logits() -> Callable[..., list[torch.Tensor]]:
-    """(Decoder, *sequences) -> logits of every position of each, from one ragged pass over the paged cache."""
+    """(Decoder, *sequences) -> logits of every position of each, from one ragged pass over a cache."""
 
     def logits(model: Decoder, *sequences: Sequence[int]) -> list[torch.Tensor]:
-        longest = max(map(len, sequences))
-        options = EngineConfig(block_size=longest, num_blocks=len(sequences), max_model_len=model.config.sliding_window)
-        engine = Engine(model, options)
-        batch = ragged_batch([(ids, 0) for ids in sequences], longest, model.device)
+        longest, c = max(map(len, sequences)), model.config
+        cache = ContiguousKVCache(model, len(sequences), longest)
+        batch = ragged_batch([(ids, 0) for ids in sequences], longest, model.device, c.layer_windows)
         batch.logits_indices = torch.arange(batch.num_tokens)
+        attention = TorchAttention(c.attention_scale, model.dtype, c.attention_softcap)
         with torch.inference_mode():
-            return list(model(batch, engine.kv_cache, engine.attention).split(batch.query_lens))
+            return list(model(batch, cache, attention).split(batch.query_lens))
 
     return logits

@@ -21,6 +21,12 @@ GOOD = {
     "max_position_embeddings": 256,
 }
 QWEN = {"architectures": ["Qwen2ForCausalLM"]}
+QWEN_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "num_experts_per_tok": 2}
+GEMMA = {"architectures": ["GemmaForCausalLM"], "head_dim": 8}
+GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "head_dim": 8}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 8}
+MISTRAL = {"architectures": ["MistralForCausalLM"]}
+SLIDES, FULL = "sliding_attention", "full_attention"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 # changes -> the field and what was found, both of which the message must name
@@ -71,6 +77,38 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**QWEN, "use_sliding_window": "yes"}, "use_sliding_window", "'yes'"),
     ({**QWEN, "layer_types": ["full_attention", "linear_attention"]}, "layer_types", "linear_attention"),
     ({**QWEN, "layer_types": "full_attention"}, "layer_types", "full_attention"),
+    ({**QWEN, "layer_types": [FULL]}, "layer_types", "['full_attention']"),
+    ({**QWEN, "layer_types": [SLIDES, FULL], "sliding_window": 64}, "use_sliding_window", "None"),
+    ({**QWEN, "layer_types": [SLIDES, FULL], "sliding_window": None}, "sliding_window", "None"),
+    ({**QWEN, "use_sliding_window": True, "max_window_layers": -1}, "max_window_layers", "-1"),
+    ({**QWEN, "use_sliding_window": True, "max_window_layers": "0"}, "max_window_layers", "'0'"),
+    ({**MISTRAL, "layer_types": [SLIDES, FULL]}, "layer_types", "full_attention"),
+    ({**MISTRAL, "layer_types": [SLIDES, SLIDES], "sliding_window": None}, "layer_types", "sliding_attention"),
+    ({**QWEN_MOE, "layer_types": [SLIDES, FULL], "use_sliding_window": True}, "layer_types", "full_attention"),
+    ({**GEMMA2, "sliding_window": None}, "sliding_window", "None"),
+    ({**GEMMA3, "sliding_window_pattern": 0}, "sliding_window_pattern", "0"),
+    ({**GEMMA, "hidden_act": "gelu_new"}, "hidden_act", "gelu_new"),
+    ({**GEMMA, "hidden_activation": "gelu"}, "hidden_activation", "gelu"),
+    ({**GEMMA2, "hidden_activation": "gelu"}, "hidden_activation", "gelu"),
+    ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention", "True"),
+    ({**GEMMA2, "attn_logit_softcapping": 0}, "attn_logit_softcapping", "0"),
+    ({**GEMMA2, "final_logit_softcapping": "30"}, "final_logit_softcapping", "'30'"),
+    ({**GEMMA2, "query_pre_attn_scalar": None}, "query_pre_attn_scalar", "None"),
+    ({**GEMMA2, "rope_parameters": {FULL: {"rope_theta": 1e4}}}, "rope_parameters", "full_attention"),
+    ({**GEMMA3, "attn_logit_softcapping": 50.0}, "attn_logit_softcapping", "50.0"),
+    ({**GEMMA3, "rope_parameters": {"rope_theta": 1e6}}, "rope_parameters", "1000000.0"),
+    ({**GEMMA3, "rope_parameters": {SLIDES: {"rope_type": "yarn"}}}, "rope type", "yarn"),
+    ({**GEMMA3, "rope_local_base_freq": -1}, "rope_theta", "-1"),
+    ({"architectures": ["Gemma3ForConditionalGeneration"]}, "architectures", "Gemma3ForConditionalGeneration"),
+    ({**QWEN_MOE, "num_experts": 0}, "num_experts", "0"),
+    ({**QWEN_MOE, "num_experts_per_tok": 5}, "num_experts_per_tok", "5"),
+    ({**QWEN_MOE, "norm_topk_prob": 1}, "norm_topk_prob", "1"),
+    ({**QWEN_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step", "0"),
+    ({**QWEN_MOE, "mlp_only_layers": 1}, "mlp_only_layers", "1"),
+    ({**QWEN_MOE, "mlp_only_layers": [2]}, "mlp_only_layers", "[2]"),
+    ({**QWEN_MOE, "mlp_only_layers": [True]}, "mlp_only_layers", "[True]"),
+    ({**QWEN_MOE, "moe_intermediate_size": 0}, "moe_intermediate_size", "0"),
+    ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 1}, "num_experts_per_tok", "2"),
 ]
 
 
@@ -133,12 +171,45 @@ def test_mistral_has_no_attention_bias_and_qwen2_always_has_one() -> None:
     assert not qwen2.o_bias
 
 
+def windows(**changes: Any) -> tuple[int | None, ...]:
+    return parse_model_config({**GOOD, **changes}).layer_windows
+
+
 def test_a_window_that_no_layer_uses_is_none() -> None:
-    assert parse_model_config({**GOOD, **QWEN, "sliding_window": 64}).sliding_window is None
-    assert parse_model_config({**GOOD, **QWEN, "sliding_window": 64, "use_sliding_window": True}).sliding_window == 64
-    layers = {"layer_types": ["full_attention"] * 2, "use_sliding_window": True, "sliding_window": 64}
-    assert parse_model_config({**GOOD, **QWEN, **layers}).sliding_window is None
-    assert parse_model_config({**GOOD, **QWEN, "use_sliding_window": True}).sliding_window == 4096
+    assert windows(sliding_window=64) == (None, None), "Llama has none, whatever its config says"
+    assert windows(**QWEN, sliding_window=64) == (None, None)
+    assert windows(**QWEN, sliding_window=64, use_sliding_window=True) == (None, None), "28 layers come before"
+    assert windows(**QWEN, sliding_window=64, use_sliding_window=True, max_window_layers=1) == (None, 64)
+    assert windows(**QWEN, use_sliding_window=True, max_window_layers=0) == (4096, 4096)
+    full = {"layer_types": ["full_attention"] * 2, "use_sliding_window": True, "max_window_layers": 0}
+    assert windows(**QWEN, **full) == (None, None), "layer_types has the last word"
+
+
+def test_every_layer_of_mistral_has_the_window() -> None:
+    mistral = {"architectures": ["MistralForCausalLM"]}
+    assert windows(**mistral, sliding_window=64) == (64, 64)
+    assert windows(**mistral, sliding_window=None) == (None, None)
+    assert windows(**mistral, sliding_window=64, layer_types=["sliding_attention"] * 2) == (64, 64)
+
+
+def test_gemma_alternates_its_windows_and_gemma_3_has_a_full_layer_in_six() -> None:
+    assert windows(**GEMMA2, num_hidden_layers=4, sliding_window=64) == (64, None, 64, None)
+    assert windows(**GEMMA3, num_hidden_layers=8, sliding_window=64) == (64,) * 5 + (None,) + (64,) * 2
+    assert windows(**GEMMA3, num_hidden_layers=3, sliding_window_pattern=2) == (4096, None, 4096)
+    assert windows(architectures=["GemmaForCausalLM"], head_dim=8, sliding_window=64) == (None, None)
+
+
+def test_decoder_sparse_step_and_mlp_only_layers_say_which_layers_have_experts() -> None:
+    def layers(**changes: Any) -> list[int]:
+        config = parse_model_config({**GOOD, **QWEN_MOE, "num_hidden_layers": 6, **changes})
+        assert config.experts is not None
+        return sorted(config.experts.layers)
+
+    assert layers() == [0, 1, 2, 3, 4, 5]
+    assert layers(decoder_sparse_step=2) == [1, 3, 5]
+    assert layers(decoder_sparse_step=2, mlp_only_layers=[3]) == [1, 5]
+    assert layers(mlp_only_layers=[0, 5]) == [1, 2, 3, 4]
+    assert layers(mlp_only_layers=None) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "null", '"llama"', ""])

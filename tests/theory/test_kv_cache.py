@@ -201,6 +201,12 @@ def test_the_cap_on_context_is_the_smaller_of_model_and_memory() -> None:
     assert budget == 4351 < shape.max_context
 
 
+@given(st.integers(0, 10**6), st.integers(1, 256))
+def test_blocks_hold_all_tokens_and_one_block_less_would_not(tokens: int, block: int) -> None:
+    blocks = kv_cache.blocks_for(tokens, block)
+    assert (blocks - 1) * block < tokens <= blocks * block
+
+
 @given(st.floats(1, 1e6), st.integers(1, 256))
 def test_tail_waste_falls_with_length_and_vanishes_for_blocks_of_one(tokens: float, block: int) -> None:
     share = kv_cache.tail_waste_share(tokens, block)

@@ -1,0 +1,782 @@
+# %% [markdown] name="title"
+# # 03b · Scheduling: who goes first, and who has to wait
+#
+# About 45 minutes, without the part whose heading says *(more)*. You need `a_batching`. The lab is [Build a
+# scheduler](../../labs/03_batching/scheduler.ipynb).
+
+# %% name="setup"
+import inspect
+import time
+from collections import Counter
+
+import numpy as np
+import torch
+from matplotlib.patches import FancyBboxPatch
+
+from chapters import widgets
+from chapters.widgets.figure import BLUE, GREEN, INK, ORANGE, RED, figure, show, tidy
+from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
+from reference_impl.baselines.orca_batching import OrcaBatching
+from reference_impl.baselines.static_batching import StaticBatching
+from reference_impl.bench.host_work import scheduler_seconds
+from reference_impl.bench.simulation import Arrival, poisson, simulate
+from reference_impl.detokenizer import TextStream
+from reference_impl.executor.batch import build_batch
+from reference_impl.metrics import percentile
+from reference_impl.scheduler.policy import ByPriority, EarliestDeadline, FairShare, FirstCome, ShortestFirst
+from reference_impl.scheduler.scheduler import Scheduler
+from reference_impl.theory import latency
+from reference_impl.theory.deployment import Deployment
+from reference_impl.theory.hardware import device
+from reference_impl.theory.links import link
+from reference_impl.theory.model_shapes import model as shape_of
+from reference_impl.theory.units import format_bytes, format_seconds
+
+torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=8 * 2**20, prefix_cache="off")
+model = llm.engine.model
+on_gpu = model.device.type == "cuda"
+text = llm.encode(inspect.getsource(Engine)) * 2
+
+llama = shape_of("llama-3-8b")
+h100 = Deployment(llama, device("H100"), mfu=0.5, mbu=0.8)
+print(
+    f"Large machine, by formula: Llama-3-8B in bf16 on one H100 (SXM, dense peak), MFU {h100.mfu:.0%}, MBU {h100.mbu:.0%};"
+)
+print(f"its cache holds {h100.cache_tokens():,} tokens at 0.9 of the memory; tables below say where they give it fewer")
+
+# %% [markdown] name="question"
+# ## 1. A question with a number
+#
+# 120 requests wait in one moment. Outputs have 200 tokens in the mean: many are short, a few are very long
+# (exponential). 16 may run together. An oracle tells you each output's length before it starts.
+#
+# You can serve them in the order in which they came, or the shortest first. The work is the same. **By what factor
+# is the mean time to the first token shorter, if you take the shortest first?**
+
+# %% name="predict"
+widgets.predict(
+    "03b-order", "By what factor does shortest-first shorten the mean TTFT of 120 waiting requests?", "times"
+)
+
+# %% [markdown] name="idea"
+# ## 2. The idea
+#
+# Back to the lift, and now look at its **attendant**. Before each ride of one floor he makes four decisions, and he
+# makes them without knowing how far anybody goes.
+#
+# - **Whose turn is it?** The queue below may be in order of arrival, or by ticket, or the short trips first (*policy*).
+# - **May he enter?** A passenger's luggage grows with every floor: that is the KV cache. Fill the cabin now and hope
+#   that some get out in time, or let in only who fits with the most luggage he can ever have (*admission*).
+# - **Who must get out again?** If the luggage outgrows the cabin, somebody leaves it half-way and later starts again,
+#   from where he was, at the price of carrying everything up again (*preemption by recomputing*) or of having left it
+#   in the basement (*swapping*).
+# - **How many crates per ride?** (*the token budget*, see `a_batching`.)
+#
+# And the attendant himself takes time. If the lift stands still while he thinks, everybody pays for it (*host work*).
+
+# %% name="idea-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 2.7)
+ax = fig.subplots()
+boxes = {
+    "waiting": (0.0, "policy:\nwhose turn?"),
+    "running": (4.2, "budget:\nhow many tokens?"),
+    "finished": (8.4, "its blocks\ncome back"),
+}
+for name, (x, words) in boxes.items():
+    ax.add_patch(FancyBboxPatch((x, 0), 2.2, 1, boxstyle="round,pad=0.08", facecolor="white", edgecolor=INK))
+    ax.text(x + 1.1, 0.78, name, ha="center", va="center", fontsize=11)
+    ax.text(x + 1.1, 0.32, words, ha="center", va="center", fontsize=8)
+for start, end, y, words, colour in (
+    (2.35, 4.05, 0.75, "admission:\na seat and blocks?", GREEN),
+    (6.55, 8.25, 0.5, "last token", BLUE),
+    (4.05, 2.35, 0.2, "preemption:\nblocks ran out", RED),
+):
+    ax.annotate("", (end, y), (start, y), arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.8})
+    ax.text((start + end) / 2, y + (0.42 if y > 0.3 else -0.55), words, ha="center", va="center", fontsize=8)
+ax.annotate("", (-0.15, 0.5), (-1.1, 0.5), arrowprops={"arrowstyle": "-|>", "color": INK})
+ax.text(-1.1, 0.6, "arrives", fontsize=8)
+ax.set_xlim(-1.2, 10.9)
+ax.set_ylim(-0.9, 1.7)
+ax.axis("off")
+show(
+    fig,
+    "States of a request: waiting, running, finished. Admission leads from waiting to running and asks for a seat and "
+    "blocks; preemption leads back when blocks run out. The policy orders the queue, the budget limits each step.",
+)
+
+# %% [markdown] name="scratch-text"
+# ## 3. From scratch
+#
+# A scheduler touches no tensor. It needs whole numbers: how many tokens are known, how many are computed, how many
+# blocks are held. This one has all four decisions: rank, admission, preemption, budget.
+
+
+# %% name="scratch"
+class Toy:
+    def __init__(self, seats, budget, blocks, size=16, rank=lambda r: r["arrival"]):
+        self.seats, self.budget, self.free, self.size, self.rank = seats, budget, blocks, size, rank
+        self.waiting, self.running = [], []
+
+    def lacking(self, r, tokens):  # blocks that r needs beyond those it holds
+        return max(0, -(-(r["computed"] + tokens) // self.size) - r["blocks"])
+
+    def preempt(self, r):  # it keeps its tokens, and loses what was computed
+        self.free, r["blocks"], r["computed"] = self.free + r["blocks"], 0, 0
+        self.running.remove(r)
+        self.waiting.append(r)
+
+    def take(self, r, tokens):
+        blocks = self.lacking(r, tokens)
+        self.free, r["blocks"] = self.free - blocks, r["blocks"] + blocks
+
+    def plan(self):
+        plan, left, gone = {}, self.budget, []
+        for r in sorted(self.running, key=lambda r: (r["known"] - r["computed"] > 1, self.rank(r))):  # decodes first
+            n = min(r["known"] - r["computed"], left)
+            while r in self.running and n and self.lacking(r, n) > self.free:
+                gone.append(max((v for v in self.running if v["id"] not in plan), key=self.rank))  # ranks last
+                self.preempt(gone[-1])
+            if r in self.running and n:
+                self.take(r, n)
+                plan[r["id"]], left = n, left - n
+        self.waiting.sort(key=self.rank)
+        while self.waiting and left and not gone and len(self.running) < self.seats:
+            r = self.waiting[0]
+            if self.lacking(r, r["known"]) > self.free:  # room for all it has, or nobody enters: no overtaking
+                break
+            self.running.append(self.waiting.pop(0))
+            self.take(r, r["known"])
+            plan[r["id"]] = min(r["known"], left)
+            left -= plan[r["id"]]
+        return plan, [r["id"] for r in gone]
+
+
+toy = Toy(seats=3, budget=24, blocks=5)
+requests = [
+    {"id": f"r{i}", "arrival": i, "known": n, "prompt": n, "computed": 0, "blocks": 0}
+    for i, n in enumerate((20, 14, 30))
+]
+outputs = {"r0": 14, "r1": 10, "r2": 6}
+toy.waiting += requests
+for step in range(1, 60):
+    plan, gone = toy.plan()
+    print(f"step {step:2d}: {plan}{'  preempted ' + ', '.join(gone) if gone else ''}") if step < 5 or gone or max(
+        plan.values()
+    ) > 1 else None
+    for r in list(toy.running):
+        r["computed"] += plan.get(r["id"], 0)
+        if r["computed"] == r["known"]:
+            r["known"] += 1
+        if r["known"] - r["prompt"] == outputs[r["id"]]:
+            toy.running.remove(r)
+            toy.free += r["blocks"]
+    if not toy.running and not toy.waiting:
+        break
+print(f"all done after {step} steps; free blocks: {toy.free}")
+assert toy.free == 5
+
+# %% [markdown] name="engine-text"
+# ## 4. The same thing inside the engine
+#
+# Three short methods of the engine's scheduler: how a running request gets its tokens, how somebody is let in, and what
+# a preempted request keeps. It keeps its tokens and its rank, so nothing it wrote is lost, and it comes back early.
+
+# %% name="engine-source"
+for method in (Scheduler._continue, Scheduler._let_in, Scheduler._preempt):
+    print(inspect.getsource(method))
+
+# %% [markdown] name="engine-run-text"
+# Now run it: the course model, 12 blocks of 16 tokens, 4 seats, a budget of 32 tokens. Request r5 arrives last and is
+# urgent (`priority=-1`, smaller is more urgent). The policy is preemptive. Who pays? And do the texts change?
+
+
+# %% name="engine-run"
+def tight(policy=None, blocks=12, seats=4, budget=32, admission="fill", preemption="recompute"):
+    config = EngineConfig(num_blocks=blocks, max_num_seqs=seats, max_num_batched_tokens=budget, admission=admission,
+                          preemption=preemption, prefix_cache="off")  # fmt: skip
+    engine = Engine(model, config, Parts(policy=policy))
+    done = []
+    for i, (p, n) in enumerate(((30, 24), (12, 40), (50, 16), (20, 30), (16, 12))):
+        done.append(
+            engine.add(text[50 * i : 50 * i + p], SamplingParams(max_tokens=n, temperature=0, ignore_eos=True), f"r{i}")
+        )
+    for _ in range(6):
+        engine.step()
+    done.append(
+        engine.add(text[400:424], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True), "r5", priority=-1)
+    )
+    while engine.has_work():
+        engine.step()
+    return engine.trace, [r.output_tokens for r in done]
+
+
+first_come, texts = tight()
+urgent, same = tight(ByPriority())
+assert texts == same
+for name, trace in (("first come", first_come), ("by priority", urgent)):
+    arrived = sum(s.started_at < trace.arrival("r5") for s in trace.steps())
+    started = next(i for i, s in enumerate(trace.steps()) if any(r.request_id == "r5" for r in s.rows))
+    gone = Counter(i for s in trace.steps() for i in s.preempted)
+    print(
+        f"{name:11s} r5 waits {started - arrived:2d} steps; {len(trace.steps())} steps in all; preempted: {dict(gone) or 'nobody'}"
+    )
+print("the texts are the same: scheduling changes when, never what")
+
+# %% [markdown] name="policies-text"
+# The policies are short because each gives a request its rank **once**, when it arrives. Even aging needs no more: if
+# each second of waiting is worth the same to everybody, the order of `cost − aging · waited` never changes, for it is
+# the order of `cost + aging · arrival`.
+
+# %% name="policies-source"
+for policy in (FirstCome, ShortestFirst, ByPriority):
+    print(f"{policy.__name__:14s}", inspect.getsource(policy.rank).split("return")[-1].strip())
+print("EarliestDeadline", " ".join(inspect.getsource(EarliestDeadline.rank).split("return")[-1].split()))
+print("\n" + inspect.getdoc(FairShare).split("\n\n")[0])
+
+# %% [markdown] name="measure-text"
+# ## 5. Measure and explain
+#
+# ### Batch size against latency
+#
+# The oldest trade of serving. 128 requests wait, prompts of 500, outputs of 100; the seats (`max_num_seqs`) go from 1
+# to 128. The engine runs on a *simulated* H100: real scheduler and trace, step times by formula. Beside it the formula
+# of a pure decode step, `tpot(context, batch)`.
+
+# %% name="seats"
+burst = [Arrival(0.0, 500, 100) for _ in range(128)]
+seats = (1, 4, 16, 32, 64, 128)
+swept = {n: simulate(h100, burst, EngineConfig(max_num_seqs=n, max_num_batched_tokens=2048)).workload() for n in seats}
+print("seats   mean TTFT   median TPOT   formula   tokens/s together   tokens/s per stream")
+for n, w in swept.items():
+    tpot = percentile(w.tpot, 50)
+    print(
+        f"{n:5d} {np.mean(w.ttft):9.2f} s {1e3 * tpot:10.2f} ms {1e3 * h100.tpot(550, n):6.2f} ms {w.throughput:14,.0f} {1 / tpot:18.0f}"
+    )
+
+# %% name="seats-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 2.9)
+left, right = fig.subplots(1, 2)
+left.plot(seats, [1e3 * h100.tpot(550, n) for n in seats], "--", color=INK, label="formula: decode step")
+left.plot(
+    seats, [1e3 * percentile(w.tpot, 50) for w in swept.values()], "o-", color=ORANGE, label="engine: median TPOT"
+)
+left.set_ylim(0)
+tidy(left, "seats", "ms", "what a stream pays")
+left.legend(fontsize=8, frameon=False)
+right.plot(seats, [w.throughput for w in swept.values()], "o-", color=BLUE, label="tokens/s")
+other = right.twinx()
+other.plot(seats, [np.mean(w.ttft) for w in swept.values()], "^--", color=RED)
+other.set_ylabel("mean TTFT, s (red)")
+other.spines[["top"]].set_visible(False)
+tidy(right, "seats", "tokens/s (blue)", "what everybody gains")
+right.set_ylim(0)
+other.set_ylim(0)
+show(
+    fig,
+    "Left: TPOT over the number of seats, engine against the formula of a decode step; the engine lies above, because "
+    "prompts are read in the same steps. Right: throughput rises and mean TTFT falls with the number of seats.",
+)
+
+# %% [markdown] name="seats-reading"
+# The engine's TPOT lies above the formula, because the formula counts decodes only, and here prompts of newcomers are
+# read in the same steps. With one seat nobody is read beside you, and the two agree.
+#
+# So *why does a larger batch raise throughput and hurt latency?* Throughput rises because one read of the weights gives
+# more tokens. A stream slows down, because each step also reads everybody's keys and values and computes everybody's
+# tokens. But look at the red curve before you repeat the slogan: as long as people *wait*, more seats make the time to
+# the first token shorter, not longer. What grows with the seats is TPOT.
+#
+# ### The attendant's time
+#
+# Between two passes of the model the host works: it schedules, prepares the batch, launches the kernels, samples, books
+# the tokens, turns them into text. Measured on this machine, for a step in which all decode. (The course model is tiny,
+# so its pass is short; for the shares look at the host's own numbers.)
+
+
+# %% name="host"
+def parts_of_a_step(n, steps=8):
+    config = EngineConfig(num_blocks=n * 8, max_num_seqs=n, prefix_cache="off")
+    engine = Engine(model, config)
+    for i in range(n):
+        engine.add(text[5 * i : 5 * i + 16], SamplingParams(max_tokens=64, temperature=0, ignore_eos=True), f"r{i}")
+    streams = {f"r{i}": TextStream(llm.tokenizer, text[5 * i : 5 * i + 16]) for i in range(n)}
+    engine.step()
+    found = []
+    for _ in range(steps):
+        t = [time.perf_counter()]
+        plan = engine.scheduler.schedule(0.0)
+        t.append(time.perf_counter())
+        build_batch(plan, engine.requests, engine.kv_specs, model.device)  # once more, to time it alone
+        t.append(time.perf_counter())
+        output = engine.executor.collect(engine.executor.submit(plan, engine.requests))
+        t.append(time.perf_counter())
+        engine.scheduler.update(plan, output)
+        t.append(time.perf_counter())
+        for request_id, token in output.tokens.items():
+            streams[request_id].push(token)
+        t.append(time.perf_counter())
+        found.append(np.diff(t))
+    schedule, batch, run, update, detokenize = np.median(found, axis=0) * 1e3
+    return {
+        "schedule": schedule,
+        "prepare": batch,
+        "model and sampling": run - batch,
+        "update": update,
+        "text": detokenize,
+    }
+
+
+rows = (1, 8, 32, 96)
+spent = {n: parts_of_a_step(n, steps=4) for n in rows}
+print("ms       " + "".join(f"{name:>20s}" for name in spent[1]))
+for n, parts in spent.items():
+    print(f"{n:3d} rows " + "".join(f"{value:20.3f}" for value in parts.values()))
+
+# %% [markdown] name="host-scale-text"
+# The host's part grows with the number of requests, while a GPU's step hardly does. Theory: `fixed + per request · n`,
+# from the first and the last row, beside the decode step of the large machine. (Launching kernels is not in it: on a
+# CPU there is nothing to launch.)
+
+# %% name="host-scale"
+host = {n: sum(value for name, value in parts.items() if name != "model and sampling") for n, parts in spent.items()}
+slope = (host[rows[-1]] - host[rows[0]]) / (rows[-1] - rows[0])
+fixed = host[rows[0]] - slope * rows[0]
+print(f"host: {1e3 * fixed:.0f} microseconds + {1e3 * slope:.1f} per request (measured here, in Python)")
+for n in (8, 32, 128, 256):
+    ms, step = fixed + slope * n, 1e3 * h100.tpot(1000, n)
+    print(f"{n:4d} requests: host {ms:5.2f} ms by that line; decode step of an 8B model on an H100 {step:5.2f} ms: "
+          f"TPOT {step + ms:5.2f} ms one after the other ({ms / (step + ms):.0%} of it host), {max(step, ms):5.2f} ms overlapped")  # fmt: skip
+scheduling = 1e6 * np.median(scheduler_seconds(256)) / 256
+print(f"scheduling and block operations alone: {scheduling:.1f} microseconds per request and step, 256 requests")
+
+# %% name="host-figure" jupyter={"source_hidden": true}
+fig = figure(7.2, 2.7)
+ax = fig.subplots()
+fine = np.linspace(0, 128, 50)
+ax.plot(fine, fixed + slope * fine, "--", color=INK, label="fixed + price per request")
+ax.plot(rows, list(host.values()), "o", color=ORANGE, label="measured: host's part of a step")
+ax.plot(
+    fine[1:],
+    [1e3 * h100.tpot(1000, n) for n in fine[1:].round().clip(1).astype(int)],
+    color=BLUE,
+    label="H100 decode step, formula",
+)
+tidy(ax, "requests that decode together", "ms")
+ax.set_ylim(0)
+ax.legend(fontsize=8, frameon=False)
+show(
+    fig,
+    "Host time of a step over the number of requests, measured, with a straight line through its ends, beside the decode "
+    "step of an 8B model on an H100 by formula. The host starts near zero and grows with every request.",
+)
+
+# %% [markdown] name="host-reading"
+# Two ways to make it vanish. **Make it small:** fewer objects, arrays instead of lists, C++ or Rust for the hot loop,
+# CUDA graphs for the launches (one launch instead of hundreds; chapter 05). **Hide it:** plan step `t + 1` on the host
+# while the GPU still computes step `t`. The trouble is that the tokens of step `t` are not known yet. A plan does not
+# need them: it needs only *how many* there will be, one per decoding request. So the plan holds a placeholder, and the
+# GPU reads the token from where step `t` left it. The price: a request that ended by a stop token in step `t` has been
+# planned once more, for nothing. That is one wasted row, and `overlapped` above. What has to wait for the tokens
+# (grammar masks of guided decoding, stop strings) cannot be hidden so easily.
+#
+# "TPOT got worse after a change, what do you check?" Context and number of running requests (more bytes per step);
+# preemptions; prompts in the same steps; a slower attention kernel; and the host: guided decoding, log-probabilities, a
+# tokenizer on the critical path.
+
+# %% [markdown] name="explore-text"
+# ## 6. Explore
+#
+# The schedule of the tight run of section 4, drawn from its trace. Find: the step in which the urgent r5 pushes
+# somebody out; what the victim has to compute again (orange, hatched); a step whose budget is used up by chunks; a step
+# with free seats while somebody waits. Why does he?
+
+# %% name="explore"
+widgets.schedule(urgent, budget=32, seats=4)
+
+# %% [markdown] name="policy-text"
+# ### Whose turn: policies under load
+#
+# First the question from the top, then a stream that is too much for the machine for a while. Outputs are exponential.
+# What a scheduler *knows* about a length differs: everything (an oracle), a guess with an error, or nothing but
+# `max_tokens`.
+
+
+# %% name="policy-burst"
+rng = np.random.default_rng(2)
+lengths = np.maximum(1, rng.exponential(200, 120).astype(int))
+waiting = [Arrival(0.0, 100, int(n), max_tokens=2000, name=f"r{i}") for i, n in enumerate(lengths)]
+small = EngineConfig(max_num_seqs=16, max_num_batched_tokens=2048)
+
+
+def knows(error):  # a guess that is off by a factor e^(error * normal)
+    noise = np.random.default_rng(0).normal(0, 1, len(lengths))
+    return lambda request: 100 + lengths[int(request.id[1:])] * float(np.exp(error * noise[int(request.id[1:])]))
+
+
+orders = {
+    "first come": FirstCome(),
+    "shortest first, oracle": ShortestFirst(knows(0), aging=0),
+    "guess, typically off by x2": ShortestFirst(knows(0.7), aging=0),
+    "guess, typically off by x7": ShortestFirst(knows(2), aging=0),
+    "shortest by max_tokens": ShortestFirst(aging=0),
+}
+seen = {name: simulate(h100, waiting, small, policy) for name, policy in orders.items()}
+print("120 requests at once, 16 seats   mean TTFT   mean latency   last of all   mean latency of the 12 longest")
+longest = [f"r{i}" for i in np.argsort(lengths)[-12:]]
+for name, trace in seen.items():
+    w = trace.workload()
+    print(
+        f"{name:28s} {np.mean(w.ttft):13.2f} s {np.mean(w.latency):10.2f} s {w.duration:11.2f} s {np.mean(trace.workload(longest).latency):20.2f} s"
+    )
+mean_ttft = {name: float(np.mean(trace.workload().ttft)) for name, trace in seen.items()}
+widgets.reveal("03b-order", mean_ttft["first come"] / mean_ttft["shortest first, oracle"])
+
+# %% [markdown] name="policy-burst-reading"
+# Shortest-first makes the mean shorter, and not by working faster: the last one ends at about the same time. It moves
+# the waiting to those few who take long. A guess that is off by a factor of two still gives most of the gain, because
+# what counts is the *order*, and lengths differ by much more than two. `max_tokens` alone is the same for everybody
+# here, so it orders nothing.
+#
+# **Starvation.** One request of 1,500 tokens among short ones that keep coming, about as fast as four seats can serve
+# them. When does it start?
+
+# %% name="starvation"
+crowd = [Arrival(0.0, 100, 100, name=f"a{i}") for i in range(40)] + [Arrival(0.05, 100, 1500, name="long")]
+crowd += [Arrival(0.1 + 0.15 * i, 100, 100, name=f"b{i}") for i in range(120)]
+few = EngineConfig(max_num_seqs=4, max_num_batched_tokens=2048)
+print("aging, tokens per second   the long one waits   mean TTFT of the short ones")
+for aging in (0.0, 100.0, 400.0, 2000.0):
+    trace = simulate(h100, crowd, few, ShortestFirst(aging=aging))
+    short = trace.workload([a.name for a in crowd if a.name != "long"])
+    print(f"{aging:24.0f} {trace.metrics('long').queue:18.1f} s {np.mean(short.ttft):20.2f} s")
+trace = simulate(h100, crowd, few)
+short = trace.workload([a.name for a in crowd if a.name != "long"])
+print(f"{'first come':>24s} {trace.metrics('long').queue:18.1f} s {np.mean(short.ttft):20.2f} s")
+
+# %% [markdown] name="starvation-reading"
+# Without aging it waits until the crowd is gone. With aging `a` nobody who arrives more than `cost / a` seconds
+# after it goes before it: a bound you can choose. It costs the short ones something. That is the trade.
+#
+# | policy | orders by | good for | mind |
+# |---|---|---|---|
+# | first come | arrival | one kind of request; fairness nobody disputes | one long request delays all behind it |
+# | shortest first | estimated tokens | mean latency under overload | needs a guess; starvation without aging |
+# | priority | a class, by contract or SLO | interactive before batch; paid tiers | starvation of the low class; who sets it? |
+# | preemptive | any of these, and running ones may lose their seat | strict objectives of few requests | work is done twice, or moved |
+# | earliest deadline | deadline minus estimated time | requests with different objectives | under overload it works on those who miss anyway |
+# | fair share | tokens of the tenant so far | several tenants on one machine | needs an identity that costs something |
+#
+# Fairness in numbers: tenant A sends 90 requests at once, tenant B 10 at the same time, just behind them.
+
+# %% name="fair"
+flood = [Arrival(0.0, 200, 100, name=f"A{i}", tenant="A") for i in range(90)] + [
+    Arrival(0.01, 200, 100, name=f"B{i}", tenant="B") for i in range(10)
+]
+for name, policy in (
+    ("first come", FirstCome()),
+    ("fair share", FairShare()),
+    ("fair, B weighs 3", FairShare({"B": 3.0})),
+):
+    trace = simulate(h100, flood, few, policy)
+    wait = {t: np.mean([trace.metrics(a.name).queue for a in flood if a.tenant == t]) for t in "AB"}
+    print(f"{name:17s} mean wait: A {wait['A']:5.2f} s, B {wait['B']:5.2f} s")
+
+# %% [markdown] name="admission-text"
+# ### May he enter: two ways to treat memory
+#
+# A request may write up to `max_tokens` tokens, and usually writes far fewer. At admission you know the prompt only.
+#
+# - **Worst case:** let it in only if prompt + `max_tokens` has room. Nobody is ever thrown out. Much memory stands
+#   reserved and empty.
+# - **Fill:** let it in if the prompt has room. More run together. When blocks run out, somebody is preempted.
+#
+# 8B on an H100 that is left 24,000, 12,000 or 8,000 tokens of cache; 10 requests per second for 20 s, prompts of 500,
+# outputs 200 in the mean, `max_tokens` 1,024.
+
+# %% name="admission"
+stream = poisson(10, 20, seed=3, prompts=(500,), mean_output=200, max_tokens=1024)
+
+
+def admitted(blocks, admission="fill", preemption="recompute", seats=256, load=stream):
+    config = EngineConfig(num_blocks=blocks, max_num_seqs=seats, max_num_batched_tokens=1024, admission=admission,
+                          preemption=preemption, swap_bytes=2**24)  # fmt: skip
+    trace = simulate(h100, load, config)
+    steps = trace.steps()
+    again = sum(r.num_tokens for s in steps for r in s.rows) - sum(
+        500 + m.num_output_tokens - 1 for m in trace.workload().requests
+    )
+    return trace, sum(len(s.preempted) for s in steps), again, np.mean([s.num_running for s in steps])
+
+
+print(
+    "cache, tokens    admission    preempted   computed again   mean running   p95 TTFT   p99 TPOT   worst gap   tokens/s"
+)
+for blocks in (1500, 750, 500):
+    for admission in ("worst_case", "fill"):
+        trace, gone, again, running = admitted(blocks, admission)
+        w = trace.workload()
+        print(f"{16 * blocks:12,d}  {admission:>12s} {gone:11d} {again:12,d} tok {running:13.1f} {percentile(w.ttft, 95):9.2f} s {1e3 * percentile(w.tpot, 99):7.1f} ms "
+              f"{max(w.itl):9.2f} s {w.throughput:9,.0f}")  # fmt: skip
+
+# %% [markdown] name="admission-reading"
+# Read the rows in pairs. Worst case keeps the streams smooth and lets people wait at the door. Fill gets more work out
+# of the same memory, until it begins to thrash: preempted, computed again, preempted. A preempted user sees his stream
+# stop, which the *worst gap* shows. Which is better depends on how far `max_tokens` lies above what is really written:
+# the tighter the cap, the cheaper the guarantee.
+#
+# In between lies **admission control**: cap the seats by the KV budget, so that what usually comes fits. A rule of
+# thumb: prompt + mean output per request.
+
+# %% name="admission-seats"
+blocks = 500
+fits = 16 * blocks // (500 + 200)
+print(f"{16 * blocks:,} tokens of cache / (500 + 200) = {fits} seats")
+print("seats   preempted   computed again   p95 TTFT   worst gap   tokens/s")
+for n in (fits // 2, fits, 2 * fits, 256):
+    trace, gone, again, _ = admitted(blocks, seats=n)
+    w = trace.workload()
+    print(
+        f"{n:5d} {gone:11d} {again:12,d} tok {percentile(w.ttft, 95):8.2f} s {max(w.itl):9.2f} s {w.throughput:10,.0f}"
+    )
+
+# %% [markdown] name="admission-seats-reading"
+# The rule's cap computes much less twice and gives nearly the same throughput: what is over-admitted works for nobody.
+# Half of it never preempts, and lets people wait instead. *Without* any control, the last row, the memory itself is the
+# only limit, and everybody's tail pays for it. Preferring short requests (above) helps here, too: they give their
+# blocks back soon.
+#
+# ### Who must get out: recompute or swap
+#
+# The victim's keys and values can be dropped and computed again (arithmetic), or copied to host memory and back (a
+# link). By formula, for one victim, on the machine of this notebook and a 70B model on four H100; PCIe 5 at what copies
+# see.
+
+# %% name="recompute-or-swap"
+per_second = 55e9  # byte/s that copies over PCIe 5 x16 reach; the specification says 63e9
+assert per_second < link("PCIe 5 x16").per_direction
+large = Deployment(shape_of("llama-3-70b"), device("H100"), num_devices=4, mfu=0.5, mbu=0.8)
+print("context   8B, one H100: recompute / swap out and in       70B, four H100 (a link each): recompute / swap")
+for context in (500, 2000, 8000):
+    cells = []
+    for d in (h100, large):
+        moved = 2 * context * d.bytes_per_token / d.num_devices / per_second
+        cells.append(f"{format_seconds(d.prefill_seconds(context)):>9s} / {format_seconds(moved):>8s}")
+    print(f"{context:7,d} {cells[0]:>33s} {cells[1]:>46s}")
+
+# %% name="swap-run"
+print("8,000 tokens of cache, the same stream:")
+for preemption in ("recompute", "swap"):
+    trace, gone, again, _ = admitted(500, preemption=preemption)
+    moved = sum(len(s.transfers.swap_out) + len(s.transfers.swap_in) for s in trace.steps()) * 16 * h100.bytes_per_token
+    w = trace.workload()
+    print(f"{preemption:10s} {gone:4d} preemptions, {again:7,d} tokens computed again, {format_bytes(moved):>8s} moved; p95 TTFT {percentile(w.ttft, 95):.2f} s, "
+          f"p99 TPOT {1e3 * percentile(w.tpot, 99):.1f} ms, {w.throughput:,.0f} tokens/s")  # fmt: skip
+plain, a = tight(blocks=10)
+swapped, b = tight(blocks=10, preemption="swap")
+assert a == b
+print(f"course model, really run, 10 blocks: {sum(len(s.preempted) for s in swapped.steps())} preemptions, "
+      f"{sum(len(s.transfers.swap_out) for s in swapped.steps())} blocks out, the same texts")  # fmt: skip
+
+# %% [markdown] name="swap-reading"
+# Both work. By these formulas swapping is cheaper for this model; it needs host memory, a link that nobody else uses
+# just then, and code. Recomputing needs nothing, shares its steps with the decodes (a part of it rides for free), and
+# with a prefix cache (chapter 06) some of the blocks may still be there. vLLM dropped swapping with V1 and recomputes.
+# The 4-GPU copy assumes that each GPU has a link of its own.
+#
+# ### How many crates: tuning the budget
+#
+# Two knobs: `max_num_seqs` and `max_num_batched_tokens`. A chat load and one of long prompts with short answers, each
+# near what the machine can take, over the token budget.
+
+# %% name="budget"
+chat = poisson(24, 10, seed=4, prompts=(300,), mean_output=200)
+documents = poisson(6, 12, seed=4, prompts=(4000,), mean_output=40)
+print("budget    chat: p95 TTFT   p99 TPOT   tokens/s     documents: p95 TTFT   p99 TPOT   prompts read per s")
+for budget in (128, 256, 512, 2048, 8192):
+    config = EngineConfig(max_num_seqs=256, max_num_batched_tokens=budget)
+    a, b = (simulate(h100, load, config).workload() for load in (chat, documents))
+    print(f"{budget:6d} {percentile(a.ttft, 95):13.2f} s {1e3 * percentile(a.tpot, 99):8.1f} ms {a.throughput:8,.0f} {percentile(b.ttft, 95):19.2f} s "
+          f"{1e3 * percentile(b.tpot, 99):9.1f} ms {len(b.requests) / b.duration:12.2f}")  # fmt: skip
+free = latency.flat_prefill_tokens(h100.device, mfu=h100.mfu) / h100.mbu
+print(f"up to about {free:.0f} tokens ride under one read of the weights: a smaller budget wastes reads")
+
+# %% [markdown] name="budget-reading"
+# For chat the budget hardly matters once it is well above the decodes: there is little to read. What matters is that
+# all who chat have a seat. For documents it is the knob: too small and prompts queue up; large and TPOT suffers. Rule:
+# seats for as many as memory holds, a budget above the free ride, then as large as the TPOT objective allows.
+#
+# ### "Latency is fine, throughput is low"
+#
+# An interview question with a recipe. If latency is fine there is slack, and slack is bought off with batch. First ask
+# why the batch is small:
+
+
+# %% name="throughput-low"
+def level(d, batch, context=1000):
+    return batch / d.tpot(context, batch), d.tpot(context, batch)
+
+
+base = level(h100, 8)
+changes = {
+    "8 seats, as it is": base,
+    "64 seats (they waited outside)": level(h100, 64),
+    "128 seats": level(h100, 128),
+    "8-bit keys and values, 64 seats": level(Deployment(llama, device("H100"), mfu=0.5, mbu=0.8, kv_bytes=1), 64),
+    "fp8 weights and arithmetic, 64 seats": level(
+        Deployment(llama, device("H100"), mfu=0.5, mbu=0.8, weight_bits=8, precision="fp8"), 64
+    ),
+    "two replicas of 8 seats": (2 * base[0], base[1]),
+}
+print("Llama-3-8B, H100, context 1,000, decode only, by formula")
+for name, (rate, tpot) in changes.items():
+    print(f"{name:38s} {rate:8,.0f} tokens/s ({rate / base[0]:4.1f}x)   TPOT {1e3 * tpot:5.2f} ms")
+
+# %% [markdown] name="throughput-reading"
+# 1. Do requests wait? If not, the load is low, and nothing on this machine raises throughput.
+# 2. If they wait: which limit is reached? Seats (`max_num_seqs`), blocks (preemptions, reservations), or the token
+#    budget?
+# 3. Then spend the latency you have left: more seats, a larger budget, more memory for the cache (8-bit cache, less
+#    reservation), fewer bytes per step.
+# 4. If the GPU is idle *between* steps, the host is the limit: the section above.
+
+# %% [markdown] name="errata-translation"
+# ## 7. What the cheat sheets get wrong
+#
+# **"Batch translation is mostly prefill, so give it a large token budget."** (E03.5) A translation is about as long as
+# its source. Each output token is a step of its own, while the whole prompt is one. Time per request on the large
+# machine, 64 together, the prefill alone at the same MFU:
+
+# %% name="errata-translation-cell"
+print("load                           in     out    prefill's share of the time")
+for name, prompt, output in (
+    ("translation", 256, 256), ("chat", 500, 300), ("code completion", 2000, 40), ("retrieval, short answer", 6000, 150),
+    ("summary of a long document", 8000, 200), ("extraction, classification", 3000, 8), ("score or embedding", 1000, 1),
+):  # fmt: skip
+    prefill = h100.prefill_seconds(prompt)
+    decode = (output - 1) * h100.tpot(prompt + max(1, output // 2), 64) / 64
+    print(f"{name:28s} {prompt:5,d} {output:6d} {prefill / (prefill + decode):18.0%}")
+
+# %% [markdown] name="errata-blocking"
+# **"Continuous batching means no head-of-line blocking."** (E03.9) There are three kinds, and each needs its own
+# remedy. The load: 8 requests per second for 20 seconds; 87 % short (300 tokens in), 11 % long prompts (8,000), and 2 %
+# monsters of 30,000. The machine is left 40,000 tokens of cache. Switch the remedies on one at a time and look at the
+# *short* requests:
+
+
+# %% name="errata-blocking-cell"
+mixed = poisson(8, 20, seed=6, prompts=(300, 8000, 30_000), shares=(0.87, 0.11, 0.02), mean_output=150)
+short = [str(i) for i, a in enumerate(mixed) if a.prompt == 300]
+whole = EngineConfig(num_blocks=2500, max_num_seqs=32, max_num_batched_tokens=131_072)
+pieces = EngineConfig(num_blocks=2500, max_num_seqs=32, max_num_batched_tokens=512)
+remedies = {
+    "static": {"config": whole, "scheduler": lambda kv: StaticBatching(kv, 32)},
+    "continuous, whole prompts": {"config": whole, "scheduler": lambda kv: OrcaBatching(kv, 32)},
+    "+ chunks of 512": {"config": pieces},
+    "+ shortest first, with aging": {"config": pieces, "policy": ShortestFirst(aging=500)},
+}
+print("short requests only              p95 TTFT   p99 TPOT   longest gap   | long ones: p95 TTFT")
+for name, options in remedies.items():
+    trace = simulate(h100, mixed, **options)
+    w, others = trace.workload(short), trace.workload([str(i) for i in range(len(mixed)) if str(i) not in short])
+    print(
+        f"{name:30s} {percentile(w.ttft, 95):9.2f} s {1e3 * percentile(w.tpot, 99):7.1f} ms {1e3 * max(w.itl):10.0f} ms   | {percentile(others.ttft, 95):9.2f} s"
+    )
+
+# %% [markdown] name="errata-blocking-reading"
+# Continuous batching removes the blocking by long *outputs*: the waits of the first row. (Its streams are smooth for a
+# sad reason: nobody may enter.) But now whole prompts enter, and the longest gap is a monster's prefill. Chunks remove
+# that; the gap that is left is a preemption. What remains is the queue: in order of arrival, everybody stands behind
+# the one whose prompt does not fit yet. That is the policy's business, and somebody pays: look at the last column.
+#
+# **Facts about software that have moved.** (E15.4) Some sources send you to `vllm/core/scheduler.py`; since V1 the file
+# is `vllm/v1/core/sched/scheduler.py`. TensorRT-LLM's policies are called `GUARANTEED_NO_EVICT`, `MAX_UTILIZATION` and
+# `STATIC_BATCH`; there is none called "capacity" (that is the family's name). TGI is in maintenance mode, by its own
+# README (January 2026). Look such things up, with a date.
+#
+# **One reference with the title of two papers.** (E19.3) SARATHI (2023) and Sarathi-Serve (2024) are two papers by
+# overlapping authors; see below.
+
+# %% [markdown] name="production"
+# ## 8. In production
+#
+# As of November 2026. Names of options and their defaults change; look them up in the version you run.
+#
+# **vLLM** orders by `--scheduling-policy fcfs` (default) or `priority`, and preempts by recomputing since V1. It admits
+# by *filling*. A warning in the log and a counter tell of preemptions; its guide suggests more memory for the cache, or
+# fewer seats or tokens per step. Asynchronous scheduling overlaps the host with the GPU; left unset, the engine decides
+# by itself.
+#
+# **SGLang** orders by arrival; longest prefix match (`lpm`) is one of several other choices of `--schedule-policy`. It
+# estimates how much of `max_new_tokens` will really be used, and *retracts* running requests when it was too bold;
+# `--schedule-conservativeness` shifts the estimate. Its overlapped scheduler is on by default.
+#
+# **TensorRT-LLM** lets you choose the two policies of this chapter by name: `GUARANTEED_NO_EVICT` (worst case, the
+# default) and `MAX_UTILIZATION` (fill and pause). `STATIC_BATCH` is kept as a legacy mode.
+#
+# **llama.cpp**'s server has a fixed number of slots (`--parallel`) that share one context, filled continuously: seats
+# without a queue policy.
+
+# %% [markdown] name="read-vllm"
+# ### One page about a production scheduler
+#
+# Read `schedule()` in `vllm/v1/core/sched/scheduler.py` with this page beside it (written from a snapshot of 2026;
+# line numbers would be wrong next week, the order has been stable).
+#
+# 1. There is no prefill and no decode phase: every request has a number of computed tokens that tries to catch up with
+#    the number of tokens it has, drafts included. This covers chunks, prefix hits and speculation at once. The engine
+#    of this course does the same.
+# 2. The budget is `max_num_scheduled_tokens`. **Running requests first**, in the order of the running list. Decodes are
+#    not picked out explicitly: whoever is still reading a prompt came last and stands at the list's end.
+#    `long_prefill_token_threshold` caps one request's chunk.
+# 3. For each it asks the KV manager for slots. If there are none, it **preempts**: the last of the list, or under
+#    `priority` the one of lowest priority. That one may already have been planned in this step; then its tokens are
+#    taken back. (Ours never takes a victim that has a row.)
+# 4. Then, **only if nobody was preempted**, the waiting ones: look up the prefix cache, take what the budget leaves,
+#    allocate. If blocks are missing, stop: no overtaking. Requests that wait for something else (a grammar, keys and
+#    values from elsewhere) are skipped and put back.
+# 5. The output says who computes how many tokens, which blocks are new, who was preempted. `update_from_output` then
+#    books the sampled tokens, checks stops, and frees.
+#
+# Now write your own page about a scheduler you use: what is the order, what is the victim, who may overtake, what is
+# undone?
+
+# %% [markdown] name="sources"
+# ### Where the ideas come from (more)
+#
+# | paper | year | what it brought |
+# |---|---|---|
+# | Yu et al., *Orca* (OSDI) | 2022 | iteration-level scheduling, selective batching; memory reserved for the longest output |
+# | Kwon et al., *PagedAttention*, vLLM (SOSP) | 2023 | blocks, so that more fit; preemption by recomputing or swapping |
+# | Agrawal et al., *SARATHI* | 2023 | chunked prefills with decodes piggybacked on them, also to fill pipeline stages evenly |
+# | Agrawal et al., *Sarathi-Serve* (OSDI) | 2024 | stall-free schedules: decodes first, chunks under a token budget chosen from the latency objective |
+#
+# The defaults of today's engines follow the last one.
+
+# %% [markdown] name="quiz-text"
+# ## 9. Quiz
+#
+# Then build it: [lab 03](../../labs/03_batching/scheduler.ipynb). Its last section puts your scheduler into the engine.
+
+# %% name="quiz"
+from grader.quiz import load_quiz
+
+widgets.quiz(load_quiz("03_batching").draw(seed=1, tag="scheduling"))
+
+# %% [markdown] name="card"
+# ## 10. Card
+#
+# - Before every step: running requests first (decodes, then chunks), then admissions, under `max_num_batched_tokens`
+#   and `max_num_seqs`.
+# - More seats: more tokens per second, longer TPOT, shorter queue. TPOT ≈ (weights + everybody's cache) / bandwidth.
+# - Shortest-first lowers the mean and moves the waiting to the long ones. Only the order of the guesses counts. Without
+#   aging it starves. Bound with aging: nobody who comes `cost / aging` later goes first.
+# - Admission: worst case (no preemption, fewer run) or fill (more run, may thrash). Seats ≈ cache tokens / (prompt +
+#   mean output).
+# - Preempted requests keep their tokens. Recompute: arithmetic. Swap: `2 · bytes / link`. Neither changes the text.
+# - Long outputs block → continuous batching. Long prompts block → chunks. A long request at the head of the queue
+#   blocks → policy.
+# - Prefill-heavy: classification, scores, long documents with short answers. Not translation.
+# - Host work: `gpu + host` one after the other, `max(gpu, host)` overlapped.
+# - Throughput low, latency fine: who waits, which limit, then spend the slack on batch.

@@ -1,0 +1,243 @@
+"""Networks of the examiner between the roles of a learner's work: they count, and they misbehave as they are told.
+
+`Network`: ports with `send` and `recv` that wait, for roles that run at the same time (`checks.together`). `Link`: one
+direction in simulated time, for code without clock and sockets of its own. Both hold messages as data of their own, in
+a notebook too: what a role keeps and changes later does not change what it sent. All counts stay here: the learner's
+code sees of a port what `LEARNER_SEES` lists.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from grader.examination.roles import changed, wait_for
+from grader.learner_side.codec import CannotCross, Packer, Unpacker
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What can happen to a message: chances from 0 to 1, and for a `Link` the time it takes, from and to.
+
+    drop: it is lost. repeat: it comes twice. corrupt: one bit of its bytes or tensors is flipped (of an int, where it
+    has neither). reorder: it overtakes one that is on its way.
+    """
+
+    drop: float = 0.0
+    repeat: float = 0.0
+    corrupt: float = 0.0
+    reorder: float = 0.0
+    delay: tuple[float, float] = (1.0, 1.0)
+
+
+class _Fate:
+    """What becomes of each message; the same for the same seed."""
+
+    def __init__(self, faults: Faults, seed: int):
+        self.faults, self.random = faults, random.Random(seed)
+
+    def copies(self, message: Any) -> list[Any]:
+        """What arrives in place of `message`, a copy each."""
+        if self.random.random() < self.faults.drop:
+            return []
+        count = 2 if self.random.random() < self.faults.repeat else 1
+        made = [copied(message)[0] for _ in range(count)]
+        return [corrupted(one, self.random) if self.random.random() < self.faults.corrupt else one for one in made]
+
+    def overtakes(self) -> bool:
+        return self.random.random() < self.faults.reorder
+
+
+class Link:
+    """One direction of a connection, in simulated time; the check hands over and takes out the messages.
+
+    num_messages, num_bytes: what was sent, whatever became of it.
+    """
+
+    def __init__(self, faults: Faults | None = None, seed: int = 0):
+        self._fate = _Fate(faults or Faults(), seed)
+        self._numbers = itertools.count()
+        self._flying: list[tuple[float, int, Any]] = []  # (arrival, number, message)
+        self.num_messages = self.num_bytes = 0
+
+    def send(self, message: Any, now: float) -> None:
+        """A message leaves at time `now`. Raises TypeError for what is not data."""
+        message, size = copied(message)
+        self.num_messages += 1
+        self.num_bytes += size
+        for one in self._fate.copies(message):
+            arrival = now + self._fate.random.uniform(*self._fate.faults.delay)
+            if self._flying and self._fate.overtakes():
+                other = self._fate.random.randrange(len(self._flying))
+                later, number, held = self._flying[other]
+                self._flying[other] = (max(arrival, later), number, held)
+                arrival = max(now, min(arrival, later))
+                heapq.heapify(self._flying)
+                heapq.heappush(self._flying, (arrival, -next(self._numbers), one))
+            else:
+                heapq.heappush(self._flying, (arrival, next(self._numbers), one))
+
+    @property
+    def next_arrival(self) -> float | None:
+        """When the next message arrives; None when none is on its way."""
+        return self._flying[0][0] if self._flying else None
+
+    def arrived(self, now: float) -> list[Any]:
+        """The messages that have arrived until `now`, in order; each is handed out once."""
+        found = []
+        while self._flying and self._flying[0][0] <= now:
+            found.append(heapq.heappop(self._flying)[2])
+        return found
+
+
+class Port:
+    """What one role has of a network. Messages of one role to another arrive in the order in which they were sent."""
+
+    LEARNER_SEES = ("rank", "num_ranks", "send", "recv")
+
+    def __init__(self, network: Network, rank: int, num_ranks: int):
+        self._network, self.rank, self.num_ranks = network, rank, num_ranks
+
+    def send(self, to: int, message: Any) -> None:
+        """Send data to rank `to`; does not wait for it. Raises ValueError, TypeError."""
+        self._network._send(self.rank, to, message)
+
+    def recv(self, source: int) -> Any:
+        """The next message of rank `source`; waits for it. Raises Deadlock when nobody can send it any more."""
+        return self._network._recv(source, self.rank)
+
+
+class Network:
+    """Every role can send to every other; `ports[rank]` is handed to the role.
+
+    sent: (source, to, bytes) of every message, in the order in which they were sent.
+    """
+
+    def __init__(self, num_ranks: int, faults: Faults | None = None, seed: int = 0):
+        ranks = range(num_ranks)
+        self.ports = [Port(self, rank, num_ranks) for rank in ranks]
+        self.sent: list[tuple[int, int, int]] = []
+        self._inboxes: dict[tuple[int, int], deque[Any]] = {(a, b): deque() for a in ranks for b in ranks if a != b}
+        # A fate per pair: which message meets which fault must not depend on which role happens to be faster.
+        self._fates = {
+            (a, b): _Fate(faults or Faults(), seed * num_ranks**2 + a * num_ranks + b) for a, b in self._inboxes
+        }
+
+    @property
+    def num_messages(self) -> int:
+        return len(self.sent)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for _, _, size in self.sent)
+
+    def bytes_sent_by(self, rank: int) -> int:
+        """Bytes that rank `rank` has sent."""
+        return sum(size for source, _, size in self.sent if source == rank)
+
+    @property
+    def num_unread(self) -> int:
+        """Messages that arrived and that nobody received."""
+        with changed:
+            return sum(map(len, self._inboxes.values()))
+
+    def _pair(self, source: Any, to: Any) -> tuple[int, int]:
+        if type(source) is not int or type(to) is not int or (source, to) not in self._inboxes:
+            raise ValueError(f"no way from rank {source} to rank {to} among {len(self.ports)} ranks")
+        return source, to
+
+    def _send(self, source: int, to: int, message: Any) -> None:
+        pair = self._pair(source, to)
+        message, size = copied(message)
+        with changed:
+            self.sent.append((source, to, size))
+            for one in self._fates[pair].copies(message):
+                inbox = self._inboxes[pair]
+                inbox.insert(len(inbox) - 1 if inbox and self._fates[pair].overtakes() else len(inbox), one)
+            changed.notify_all()
+
+    def _recv(self, source: int, to: int) -> Any:
+        inbox = self._inboxes[self._pair(source, to)]
+        with changed:
+            wait_for(inbox, f"rank {to} waits for a message from rank {source}")
+            return inbox.popleft()
+
+
+def copied(message: Any) -> tuple[Any, int]:
+    """A copy of data as the other process would get it, and its size: bytes of tensors, bytes and texts, 8 per number.
+
+    Raises TypeError for what is not data.
+    """
+    packer = Packer(_refuse, {})
+    node = packer.pack(message)
+    chunks = [torch.frombuffer(bytearray(c), dtype=torch.uint8) if len(c) else torch.empty(0, dtype=torch.uint8)
+              for c in packer.finish()[0]]  # fmt: skip
+    value = Unpacker(chunks, _refuse, {}).unpack(node)
+    return value, _size(value)
+
+
+def _refuse(value: Any) -> Any:
+    raise CannotCross(f"a message is data; a {type(value).__name__} cannot be sent")
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.itemsize
+    if isinstance(value, str):
+        value = value.encode("utf-8", "replace")
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_size(key) + _size(item) for key, item in value.items())
+    if isinstance(value, (list, tuple, set)):
+        return sum(map(_size, value))
+    return 0 if value is None else 8
+
+
+def corrupted(message: Any, chance: random.Random) -> Any:
+    """`message`, which may be changed, with one bit of its bytes or tensors flipped; else of one of its ints."""
+    places = _places(message)
+    for kinds in ((bytes, torch.Tensor), (int,)):
+        found = [(path, leaf) for path, leaf in places if isinstance(leaf, kinds) and _size(leaf)]
+        if found:
+            path, leaf = chance.choice(found)
+            return _replaced(message, path, _flipped(leaf, chance))
+    return message
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path, value) of everything in lists, tuples and dicts that could be replaced."""
+    if isinstance(value, (list, tuple)):
+        return [place for i, item in enumerate(value) for place in _places(item, (*path, i))]
+    if isinstance(value, dict):
+        return [place for key, item in value.items() for place in _places(item, (*path, key))]
+    return [(path, value)]
+
+
+def _flipped(leaf: Any, chance: random.Random) -> Any:
+    if isinstance(leaf, bool):
+        return not leaf
+    if isinstance(leaf, int):
+        return leaf ^ (1 << chance.randrange(8))
+    raw = bytearray(leaf if isinstance(leaf, bytes) else leaf.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    position = chance.randrange(len(raw))
+    raw[position] ^= 1 if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bool else 1 << chance.randrange(8)
+    if isinstance(leaf, bytes):
+        return bytes(raw)
+    return torch.frombuffer(raw, dtype=torch.uint8).view(leaf.dtype).view(leaf.shape)
+
+
+def _replaced(value: Any, path: tuple[Any, ...], leaf: Any) -> Any:
+    if not path:
+        return leaf
+    step, rest = path[0], path[1:]
+    if isinstance(value, tuple):
+        return (*value[:step], _replaced(value[step], rest, leaf), *value[step + 1 :])
+    value[step] = _replaced(value[step], rest, leaf)
+    return value

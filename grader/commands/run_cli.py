@@ -1,0 +1,131 @@
+"""`inferlab grade run` and `replay`: examine what was handed in, with a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from grader.courses.course import CourseError, open_course
+from grader.results.result import Result
+
+console = Console()
+Lab = Annotated[str, typer.Argument(help="Number or folder of the lab, such as 02.")]
+Course = Annotated[Path, typer.Option("--course", help="The course folder.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="No sandbox: only for submissions you would run on this account yourself.")
+]
+
+
+def run(
+    lab: Lab,
+    course: Course = Path(),
+    again: Annotated[bool, typer.Option("--all", help="Grade all again, not only what is new.")] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Submissions at once; the number of cores if not given.", min=1)
+    ] = None,
+    executor: Annotated[str, typer.Option(help="A Dask cluster instead: dask://HOST:PORT.")] = "",
+    insecure: Insecure = False,
+) -> None:
+    """Grade what is new or changed, several submissions at once, each isolated from this machine and from the others.
+
+    It can be stopped or killed at any moment: the same command goes on where it was.
+    """
+    from grader.courses import grading
+    from grader.courses.batch import grade_students, plan, record_students
+
+    broken = number = recorded = 0
+    try:
+        root = open_course(course)
+        slug = grading.lab_slug(root, lab)
+        with _stoppable():
+            todo = plan(root, slug, grading.students(root, slug), again)
+            for _ in record_students(root, slug, todo.record):
+                recorded += 1
+            results = grade_students(root, slug, todo.examine, workers=workers, executor=executor, insecure=insecure)
+            with _shown(len(todo.examine), slug) as show, contextlib.closing(results):
+                for number, result in enumerate(results, 1):
+                    broken += result.status == "machinery"
+                    show(number, result)
+    except KeyboardInterrupt:
+        rest = "The others keep the results they had. To grade all again" if again else "To go on"
+        typer.echo(f"\nStopped. {number} are graded and recorded. {rest}: inferlab grade run {lab}"
+                   + " --all" * again, err=True)  # fmt: skip
+        raise typer.Exit(130) from None
+    except (CourseError, OSError) as error:
+        _stop(error)
+    if recorded:
+        console.print(f"{recorded} were graded before and are recorded in the gradebook now.")
+    console.print(f"{number} graded, {len(todo.done) + recorded} unchanged. Next: inferlab grade feedback {slug}")
+    if todo.outdated:
+        console.print(f"{len(todo.outdated)} of them were graded before the lab's checks changed; to see what would "
+                      f"change, and to change it: inferlab grade regrade {slug}", style="yellow")  # fmt: skip
+    if broken:
+        _stop(
+            f"{broken} could not be graded because the grader failed; they have zero and wait for you in the gradebook."
+            " The same command tries them again"
+        )
+
+
+def replay(student: Annotated[str, typer.Argument(help="The student's id.")], lab: Lab, course: Course = Path(),
+           insecure: Insecure = False) -> None:  # fmt: skip
+    """Examine one submission again with the secret numbers its result names. Nothing is recorded."""
+    from grader.courses import batch, grading
+
+    try:
+        root = open_course(course)
+        result, differs = batch.replay(root, grading.lab_slug(root, lab), student, insecure)
+    except (CourseError, OSError) as error:
+        _stop(error)
+    for line in differs:
+        typer.echo(f"inferlab: {line}", err=True)
+    typer.echo(result.to_json(), nl=False)
+
+
+@contextlib.contextmanager
+def _shown(total: int, slug: str) -> Iterator[Callable[[int, Result], None]]:
+    """How a result is shown: a bar on a terminal, with a line for what a person should see; else a line for each."""
+    if not console.is_terminal:
+        yield lambda number, result: console.print(_line(number, total, result), markup=False, soft_wrap=True)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TextColumn("left"), TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(slug, total=total)
+
+        def show(number: int, result: Result) -> None:
+            bar.advance(task)
+            if result.status not in ("passed", "failed"):
+                bar.console.print(_line(number, total, result), markup=False, soft_wrap=True)
+
+        yield show
+
+
+def _line(number: int, total: int, result: Result) -> str:
+    points = f"{result.earned:g} of {result.points:g}"
+    return f"[{number}/{total}] {result.student}: {points}, {result.status}, {result.seconds:.1f} s"
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: what is at work is ended, nothing is left behind."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stop(problem: object) -> NoReturn:
+    typer.echo(f"inferlab: {problem}", err=True)
+    raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""An instructor's course over nbgrader: release, run, record, regrade, deadlines, deletion."""

@@ -1,0 +1,93 @@
+"""The steps of a grade: release, run, feedback, report. Each works in a course folder and lets nbgrader do its part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from grader.courses.batch import grade_students, plan, record_students
+from grader.courses.course import CourseError, nbgrader_config, nbgrader_errors
+from grader.courses.drawn import drawn, list_drawn
+from grader.courses.misconceptions import write_misconceptions
+from grader.labs.convention import private_notebook
+from grader.labs.lab_source import write_notebook
+from grader.labs.release import course_directory, quiet_log
+from grader.results.result import Result
+
+
+def release(root: Path, wanted: str, sources: Path) -> tuple[str, Path]:
+    """Bring lab `wanted` from `sources` (a repository's solutions/) into the course and release it.
+
+    In a private course with the conventions drawn for it. What is released is scanned for what is hidden. Returns the
+    lab's slug and the released notebook's path. Raises CourseError, LabError.
+    """
+    from nbgrader.converters import GenerateAssignment
+
+    from grader.courses.bundle import refuse, release_leaks
+
+    if not sources.is_dir():
+        raise CourseError(
+            f"there is no folder {sources}. The installed package holds no solutions, on purpose: clone the course's "
+            "repository and run this from its environment, or name its folder: --sources REPOSITORY/solutions"
+        )
+    found = [p for p in sorted(sources.glob("[0-9]*_*/*.py")) if wanted in (p.parent.name, p.parent.name.split("_")[0])]
+    if len(found) != 1:
+        known = ", ".join(sorted(p.parent.name for p in sources.glob("[0-9]*_*/*.py"))) or "none"
+        raise CourseError(f"no lab {wanted!r} in {sources}; labs there: {known}")
+    slug, name = found[0].parent.name, found[0].stem
+    folder = root / "solutions" / slug
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.ipynb").write_text(write_notebook(private_notebook(found[0], drawn(root, found[0]))), "utf-8")
+    config = nbgrader_config(root)
+    converter = GenerateAssignment(coursedir=course_directory(config, slug), config=config, log=quiet_log())
+    converter.force = True
+    with nbgrader_errors(f"release {slug}"):
+        converter.start()
+    made = root / "labs" / slug / f"{name}.ipynb"
+    if leaks := release_leaks(root, slug, made):
+        made.unlink()
+        refuse(leaks, f"lab {slug} was not released")
+    list_drawn(root, sources)
+    write_misconceptions(found[0], sources.parent / "tests" / "labs", root / "misconceptions")
+    return slug, made
+
+
+def lab_slug(root: Path, wanted: str) -> str:
+    """The slug of a lab that is released in the course. Raises CourseError."""
+    for folder in sorted((root / "labs").glob("[0-9]*_*")):
+        if wanted in (folder.name, folder.name.split("_")[0]):
+            return folder.name
+    raise CourseError(f"{wanted} is not released in this course; first: inferlab grade release {wanted}")
+
+
+def students(root: Path, slug: str) -> list[str]:
+    """Ids of the students who handed in the lab."""
+    return sorted(path.parent.name for path in (root / "submitted").glob(f"*/{slug}") if path.is_dir())
+
+
+def run(root: Path, slug: str, again: bool = False, **options: Any) -> Iterator[Result]:
+    """Grade the submissions that are new or changed (all with `again`), one result each, whatever happens.
+
+    options: of `grader.courses.batch.grade_students`.
+    """
+    waiting = plan(root, slug, students(root, slug), again)
+    yield from record_students(root, slug, waiting.record)
+    yield from grade_students(root, slug, waiting.examine, **options)
+
+
+def feedback(root: Path, slug: str) -> list[Path]:
+    """One HTML page per graded submission, by nbgrader's generate_feedback with our page. Returns their paths."""
+    from nbgrader.converters import GenerateFeedback
+
+    config = nbgrader_config(root)
+    made = []
+    for student in students(root, slug):
+        if not (root / "autograded" / student / slug).is_dir():
+            continue
+        converter = GenerateFeedback(coursedir=course_directory(config, slug, student), config=config, log=quiet_log())
+        converter.force = True
+        with nbgrader_errors(f"write the feedback for {student}"):
+            converter.start()
+        made += sorted((root / "feedback" / student / slug).glob("*.html"))
+    return made

@@ -1,0 +1,251 @@
+"""Due dates, extensions, and what a late submission costs: `late.yaml` in the course folder.
+
+A due date is a wall-clock time in a named zone. A day late is a day on that clock, 23 or 25 hours long where the clocks
+change; so an extension of two days ends at the same time of day. Exactly at the due date is in time. A submission
+without a time is never penalised, and listed.
+"""
+
+from __future__ import annotations
+
+import zoneinfo
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grader.courses.course import CourseError, nbgrader_config
+from grader.labs.release import course_directory
+
+FORM = "YYYY-MM-DD HH:MM ZONE, such as 2027-03-01 23:59 Europe/Berlin"
+HEADER = """\
+# Due dates, extensions in days, and the cost of being late, of this course. Written by `inferlab grade due`, `extend`
+# and `late`; you may edit it, and `inferlab grade late LAB` applies it to what is graded already. per_day and maximum
+# are fractions of a lab's points; grace_minutes are free at the due date and at the end of every late day.
+"""
+
+
+@dataclass
+class Policy:
+    """What `late.yaml` says. due: by lab, as FORM; extensions: whole days by lab and student."""
+
+    grace_minutes: float = 0.0
+    per_day: float = 0.0
+    maximum: float = 1.0
+    due: dict[str, str] = field(default_factory=dict)
+    extensions: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("grace_minutes", 0, 1e6), ("per_day", 0, 1), ("maximum", 0, 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise CourseError(f"late.yaml: {name} is {value!r}, expected a number from {low:g} to {high:g}")
+        if not isinstance(self.due, dict) or not isinstance(self.extensions, dict):
+            raise CourseError("late.yaml: due and extensions are tables, by lab")
+        for lab, given in self.extensions.items():
+            for student, days in (given or {}).items():
+                if isinstance(days, bool) or not isinstance(days, int) or not 0 < days <= 365:
+                    raise CourseError(
+                        f"late.yaml: the extension of {student} for {lab} is {days!r}, expected 1 to 365 days"
+                    )
+
+    def fraction(self, days: int) -> float:
+        """The fraction of a lab's points that `days` late cost."""
+        return min(self.maximum, self.per_day * days)
+
+
+@dataclass(frozen=True)
+class Late:
+    """One submission against its due date. due: with the extension, None without a due date; submitted: None where
+    nobody knows; days: 0 is in time; penalty: points.
+    """
+
+    student: str
+    due: datetime | None
+    submitted: datetime | None
+    days: int
+    penalty: float
+
+
+def parse_when(text: str) -> datetime:
+    """A due date from its text, see FORM. Raises CourseError, also for a time that the change of clocks leaves out.
+
+    Of a time that occurs twice the later one is meant, in the learner's favour.
+    """
+    clock, _, zone = text.strip().rpartition(" ")
+    try:
+        naive = datetime.strptime(clock.replace("T", " "), "%Y-%m-%d %H:%M" + (":%S" if clock.count(":") == 2 else ""))
+    except ValueError:
+        raise CourseError(f"{text!r} is not a due date; expected {FORM}") from None
+    try:
+        local = naive.replace(tzinfo=zoneinfo.ZoneInfo(zone), fold=1)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        raise CourseError(f"{zone!r} is not a time zone this machine knows; expected {FORM}. If no zone is known, "
+                          "pip install tzdata") from None  # fmt: skip
+    if local.astimezone(UTC).astimezone(local.tzinfo).replace(tzinfo=None) != naive:
+        raise CourseError(f"{clock} does not exist in {zone}: the clocks jump over it; choose another time")
+    return local
+
+
+def add_days(due: datetime, days: int) -> datetime:
+    """The same time of day `days` later on the clock of the due date's zone; in a gap or overlap the later instant."""
+    moved = (due.replace(tzinfo=None) + timedelta(days=days)).replace(tzinfo=due.tzinfo)
+    return max(moved.replace(fold=0), moved.replace(fold=1), key=lambda moment: moment.astimezone(UTC))
+
+
+def days_late(due: datetime, submitted: datetime) -> int:
+    """Days begun after the due date: 0 up to and at it, 1 up to and at the same time on the next day, and so on."""
+    days = max(0, (submitted - due).days - 1)  # a few steps short of the answer, whatever the clocks did
+    while submitted.astimezone(UTC) > add_days(due, days).astimezone(UTC):
+        days += 1
+    return days
+
+
+def read_policy(root: Path) -> Policy:
+    """The course's policy; without a file nothing is due and nothing costs. Raises CourseError."""
+    path = root / "late.yaml"
+    if not path.exists():
+        return Policy()
+    try:
+        data = yaml.safe_load(path.read_text("utf-8")) or {}
+        policy = Policy(**data)
+    except (yaml.YAMLError, TypeError) as error:
+        raise CourseError(f"late.yaml cannot be read: {error}") from None
+    for text in policy.due.values():
+        parse_when(str(text))
+    return policy
+
+
+def write_policy(root: Path, policy: Policy) -> None:
+    path = root / "late.yaml"
+    whole = path.with_suffix(".yaml.new")
+    whole.write_text(HEADER + yaml.safe_dump(asdict(policy), sort_keys=False), "utf-8")
+    whole.replace(path)
+
+
+def set_due(root: Path, slug: str, when: str) -> datetime | None:
+    """Set the due date of a released lab (`never`: none), here and in the gradebook. Raises CourseError."""
+    due = None if when == "never" else parse_when(when)
+    policy = read_policy(root)
+    policy.due.pop(slug, None)
+    if due is not None:
+        policy.due[slug] = when.strip()
+    write_policy(root, policy)
+    with gradebook(root, slug) as book:
+        book.update_or_create_assignment(slug, duedate=due and _naive(due))
+    settle(root, slug)
+    return due
+
+
+def extend(root: Path, slug: str, student: str, days: int) -> datetime:
+    """Give a student `days` more in all for a lab; 0 takes the extension back. Returns the student's due date.
+
+    Raises CourseError.
+    """
+    policy = read_policy(root)
+    if slug not in policy.due:
+        raise CourseError(f"{slug} has no due date; first: inferlab grade due {slug} WHEN")
+    given = dict(policy.extensions.get(slug) or {})
+    given.pop(student, None)
+    if days:
+        given[student] = days
+    extended = Policy(**{**asdict(policy), "extensions": {**policy.extensions, slug: given}})
+    write_policy(root, extended)
+    settle(root, slug)
+    return add_days(parse_when(policy.due[slug]), days)
+
+
+def settle(root: Path, slug: str) -> list[Late]:
+    """Bring the gradebook's due date, extensions and penalties of a lab in line with the policy and with the scores as
+    they are now; doing it again changes nothing. Raises CourseError.
+    """
+    policy, found = read_policy(root), []
+    with gradebook(root, slug) as book:
+        assignment = book.find_assignment(slug)
+        if slug in policy.due:
+            assignment.duedate = _naive(parse_when(policy.due[slug]))
+        for submission in submissions_of(book, assignment):
+            late = lateness(policy, slug, submission)
+            if slug in policy.due:
+                due = parse_when(policy.due[slug])
+                days = (policy.extensions.get(slug) or {}).get(submission.student_id, 0)
+                longer = add_days(due, days).astimezone(UTC) - due.astimezone(UTC)
+                submission.extension = longer if days else None
+            for notebook in submission.notebooks:
+                notebook.late_submission_penalty = late.penalty or None
+            found.append(late)
+        if book.db.dirty:
+            book.db.commit()
+    return sorted(found, key=lambda late: late.student)
+
+
+def without_time(root: Path, slug: str, found: Iterable[Late]) -> list[str]:
+    """Students whose submission has no time, with what the LMS said of it: a zip of Canvas or Moodle holds no times."""
+    from grader.submissions.receipt import read_history
+
+    lines = []
+    for one in found:
+        if one.submitted is None:
+            history = read_history(root, slug, one.student)
+            late = history[-1].late if history else None
+            said = "" if late is None else f" ({'late' if late else 'in time'}, says the LMS)"
+            lines.append(one.student + said)
+    return lines
+
+
+def submissions_of(book: Any, assignment: Any) -> list[Any]:
+    """All nbgrader's submissions of an assignment, with their parts, in one query for each table: followed one by one,
+    the relations and sums of a large class take thousands.
+    """
+    from nbgrader.api import Grade, SubmittedAssignment, SubmittedNotebook
+    from sqlalchemy.orm import selectinload, undefer
+
+    parts = selectinload(SubmittedAssignment.notebooks)
+    options = [
+        undefer(SubmittedAssignment.score),
+        undefer(SubmittedAssignment.max_score),
+        undefer(SubmittedAssignment.needs_manual_grade),
+        undefer(SubmittedAssignment.late_submission_penalty),
+        parts.selectinload(SubmittedNotebook.grades).undefer(Grade.score),
+        parts.selectinload(SubmittedNotebook.comments),
+    ]
+    return list(book.db.query(SubmittedAssignment).filter_by(assignment_id=assignment.id).options(*options))
+
+
+def lateness(policy: Policy, slug: str, submission: Any) -> Late:
+    """nbgrader's SubmittedAssignment against its due date: the policy's, or one set in the formgrader (in UTC)."""
+    due: datetime | None = None
+    if slug in policy.due:
+        days = (policy.extensions.get(slug) or {}).get(submission.student_id, 0)
+        due = add_days(parse_when(policy.due[slug]), days)
+    elif submission.duedate is not None:
+        due = submission.duedate.replace(tzinfo=UTC)
+    submitted = submission.timestamp and submission.timestamp.replace(tzinfo=UTC)
+    if due is None or submitted is None:
+        return Late(submission.student_id, due, submitted, 0, 0.0)
+    late = days_late(due, submitted - timedelta(minutes=policy.grace_minutes))
+    points = policy.fraction(late) * float(submission.max_score or 0.0)
+    return Late(submission.student_id, due, submitted, late, round(min(points, float(submission.score or 0.0)), 6))
+
+
+@contextmanager
+def gradebook(root: Path, slug: str) -> Iterator[Any]:
+    """nbgrader's gradebook of the course. Raises CourseError where it cannot be used, such as while a run writes."""
+    from nbgrader.api import Gradebook
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        with Gradebook(course_directory(nbgrader_config(root), slug).db_url) as book:
+            yield book
+    except SQLAlchemyError as error:
+        said = str(getattr(error, "orig", None) or error).split("\n")[0]
+        raise CourseError(
+            f"the gradebook cannot be used: {said}. If a run is going on, wait until it has ended"
+        ) from error
+
+
+def _naive(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(tzinfo=None)  # as nbgrader keeps it

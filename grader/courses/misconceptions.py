@@ -1,0 +1,83 @@
+"""Which known mistake fails exactly the checks that a student failed.
+
+A lab's mutants (`tests/labs/NN_slug/mutants/NAME.py`) each hold one realistic fault and say which checks it fails. The
+course folder gets that table when a lab is released, as `misconceptions/NN_slug.json`; it is not beside the solution,
+from where nbgrader would copy it into the release.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from grader.courses.course import CourseError
+from grader.labs.lab import LabError, comment_text
+from grader.results.result import Result
+
+TRIED = ("failed", "timed out", "killed for memory", "crashed")
+
+
+@dataclass(frozen=True)
+class Misconception:
+    """A fault in words, and the checks that it fails and no others."""
+
+    name: str
+    fault: str
+    fails: tuple[str, ...]
+
+
+def misconceptions_of(mutants: Path) -> list[Misconception]:
+    """The mutants in a folder, from their headers. Raises LabError for one without `# fault:` and `# fails:`."""
+    found = []
+    for path in sorted(mutants.glob("*.py")):
+        header = re.split(r"^# %%", path.read_text("utf-8"), maxsplit=1, flags=re.MULTILINE)[0]
+        fault, fails = comment_text(header, "fault"), comment_text(header, "fails")
+        if not fault or not fails.strip():
+            raise LabError(f"{path.name}: needs '# fault: ...' and '# fails: check, check'")
+        found.append(Misconception(path.stem, fault, tuple(sorted(re.split(r"[,\s]+", fails.strip())))))
+    return found
+
+
+def write_misconceptions(lab_source: Path, tests_folder: Path, target: Path) -> int:
+    """At a release: write the table of lab `solutions/NN_slug/SLUG.py` to target/NN_slug.json; returns its length.
+
+    tests_folder holds NN_slug/mutants; target is the course's folder `misconceptions`. Nothing is written where there
+    are no mutants. Raises LabError.
+    """
+    slug = lab_source.parent.name
+    table = misconceptions_of(tests_folder / slug / "mutants")
+    if not table:
+        return 0
+    target.mkdir(parents=True, exist_ok=True)
+    text = json.dumps([asdict(one) for one in table], ensure_ascii=False, indent=1) + "\n"
+    (target / f"{slug}.json").write_text(text, "utf-8")
+    return len(table)
+
+
+def read_misconceptions(root: Path, slug: str) -> list[Misconception]:
+    """A course's table of a lab: its own, or the checkout's where it has none; empty where there is neither."""
+    from grader.study.workspace import data_root
+
+    path = root / "misconceptions" / f"{slug}.json"
+    if not path.exists():
+        return misconceptions_of(data_root() / "tests" / "labs" / slug / "mutants")
+    try:
+        return [Misconception(one["name"], one["fault"], tuple(one["fails"])) for one in json.loads(path.read_text())]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CourseError(f"{path} is damaged ({type(error).__name__}); release {slug} again") from error
+
+
+def failed_checks(result: Result) -> tuple[frozenset[str], frozenset[str]]:
+    """(checks that were tried and failed, checks that could not be tried: not written, not run, refused)."""
+    tried = frozenset(check.grade_id for check in result.checks if check.status in TRIED)
+    passed = frozenset(check.grade_id for check in result.checks if check.status == "passed")
+    return tried, frozenset(check.grade_id for check in result.checks) - tried - passed
+
+
+def explanations(result: Result, known: Iterable[Misconception]) -> list[Misconception]:
+    """The misconceptions that fail exactly the checks this submission failed, as far as they could be tried."""
+    tried, untried = failed_checks(result)
+    return [one for one in known if tried and frozenset(one.fails) - untried == tried]

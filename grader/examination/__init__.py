@@ -1,0 +1,1 @@
+"""From a submitted notebook to a result: intake, the examiner, its processes, and the worker that carries them."""

@@ -1,0 +1,266 @@
+"""The examiner: runs a lab's checks in this trusted process against a learner's code in a second one.
+
+Here are the tests, the reference and the secret seed. The names the learner wrote are bound to proxies of the second
+process, so results reach a check as data of exact types. Points need positive evidence: a check earns them when its
+code ran to the end here. What died, hung or sent nonsense costs the check it happened in, and the next check gets a
+fresh process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import io
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from grader.checks import secret_seed
+from grader.examination.attempt import Attempt, Gone, Limits, Lost, interface_dataclasses, start
+from grader.examination.flags import flags
+from grader.examination.intake import Submission
+from grader.examination.reference import Reference, run_cell
+from grader.examination.roles import roles_from
+from grader.examination.verdict import MAX_SEEN, check_result, clean, explain
+from grader.isolation.launcher import Launcher
+from grader.labs.lab import Cell, Lab
+from grader.learner_side.peer import LAB_MODULE
+from grader.results.result import CheckResult, Result
+
+__all__ = ["Gone", "Limits", "check_result", "clean", "examine", "explain", "interface_dataclasses", "prepare"]
+
+RING_AGAIN = 5.0  # seconds: an exception that a signal raised may be lost in a place that swallows all
+MAX_PRINTED = 64 << 10
+
+
+def prepare(lab: Lab, secret: bytes) -> dict[str, Any] | None:
+    """The checks' namespace with the examiner's cells run in it, for `examine(prepared=...)` in forks of this process.
+
+    None for a lab whose cells need the learner's names, or fail: each attempt then runs them itself and says what is
+    wrong. Functions find the learner's names when they are called, as these are bound in the same namespace later. A
+    function cached without arguments gives one value, so it is called here: a model is loaded once for all.
+    """
+    namespace = _fresh(lab)
+    with secret_seed(secret):
+        try:
+            for cell in _examiner_cells(lab):
+                run_cell(cell.source, cell.grade_id, namespace)
+                for name in lab.graded_names:
+                    namespace.pop(name, None)  # each attempt binds the learner's after every cell
+        except Exception:
+            return None
+        for value in list(namespace.values()):
+            if isinstance(value, functools._lru_cache_wrapper) and not inspect.signature(value).parameters:
+                with contextlib.suppress(Exception):
+                    value()
+    return namespace
+
+
+def examine(
+    lab: Lab,
+    submission: Submission,
+    launcher: Launcher,
+    *,
+    secret: bytes,
+    limits: Limits | None = None,
+    prepared: dict[str, Any] | None = None,
+    on_check: Callable[[CheckResult], None] = lambda check: None,
+) -> Result:
+    """Run all checks of `lab` on `submission`; every check has a result, whatever the submission does.
+
+    secret: seeds the checks' randomness (`grader.checks`). prepared: from `prepare(lab, secret)`, and used up: give it
+    to one call only, in a fork. on_check: told each check's result at once, for one who may kill this process.
+    Raises ConnectionError, SandboxError when no process can be started, `attempt.Lost`, KeyboardInterrupt.
+    """
+    started = time.monotonic()
+    examination = _Examination(lab, submission, launcher, limits or Limits(), prepared)
+    result = Result(lab=lab.slug, points=lab.points, secret=secret.hex(), notes=list(submission.notes))
+    result.flags = flags(lab, submission)
+    try:
+        with secret_seed(secret), roles_from(examination), _bounded_memory(examination.limits.memory):
+            for cell in lab.of_kind("check"):
+                result.checks.append(examination.check(cell, time.monotonic() - started))
+                on_check(result.checks[-1])
+        result.notes += [f"cell {name} stopped with an error" for name in examination.broken]
+    finally:
+        examination.end()
+    result.printed = "\n".join(filter(None, examination.printed))[-MAX_PRINTED:]
+    result.seconds = round(time.monotonic() - started, 3)
+    return result
+
+
+class _Examination:
+    """The processes of one submission: one for its checks, renewed when it is gone, and those of a check's roles."""
+
+    def __init__(
+        self, lab: Lab, submission: Submission, launcher: Launcher, limits: Limits, prepared: dict[str, Any] | None
+    ):
+        self.lab, self.submission, self.launcher, self.limits = lab, submission, launcher, limits
+        self.broken: dict[str, str] = {}
+        self.printed = [""]  # by the last process, then by the last roles
+        self._prepared = prepared
+        self._attempt: Attempt | None = None
+        self._roles: list[Attempt] = []
+        self._failed: Gone | None = None
+
+    def check(self, cell: Cell, spent: float) -> CheckResult:
+        """One check's result. spent: seconds since the first one began."""
+        if self._failed is not None:
+            return check_result(cell, self._failed.status, self._failed.detail)
+        if spent > self.limits.total:
+            return check_result(cell, "not run", f"all {self.limits.total:.0f} s were used up before")
+        try:
+            attempt = self._attempt = self._attempt or self._start()
+        except Gone as gone:
+            self._failed = gone
+            return check_result(cell, gone.status, gone.detail)
+        result, alive = _run_check(cell, attempt.namespace, self.limits)
+        if not alive:
+            self.end()
+        if result.status == "timed out":
+            # One endless loop is often behind many checks: 20 s for each would be minutes for one submission.
+            self.limits = replace(self.limits, call=min(self.limits.call, self.limits.later_call))
+        return result
+
+    def _start(self) -> Attempt:
+        """A process with the learner's cells run in it, and the examiner's cells run here. Raises Gone."""
+        with _alarm(self.limits.check, "the cells before the checks"):
+            attempt = start(self.lab, self.submission, self.launcher, self.limits)
+            try:
+                self.broken = attempt.broken
+                namespace, self._prepared = self._prepared, None
+                attempt.namespace = _fresh(self.lab) if namespace is None else namespace
+                attempt.namespace.update(attempt.graded)
+                for cell in _examiner_cells(self.lab) if namespace is None else ():
+                    run_cell(cell.source, cell.grade_id, attempt.namespace)
+                    attempt.namespace.update(attempt.graded)
+            except Exception as error:
+                attempt.end()
+                status = "crashed" if hasattr(error, "learner_traceback") else "machinery"
+                raise Gone(status, f"the cells before the checks failed: {type(error).__name__}: {error}") from error
+            except BaseException:
+                attempt.end()
+                raise
+        return attempt
+
+    @contextlib.contextmanager
+    def open(self, num_roles: int) -> Iterator[list[dict[str, Any]]]:
+        """For `checks.roles`: the graded names of as many new processes, which are ended at the end of the block."""
+        first = len(self._roles)
+        try:
+            for role in range(num_roles):
+                self._roles.append(start(self.lab, self.submission, self.launcher, self.limits, f"role {role}: "))
+            yield [attempt.graded for attempt in self._roles[first:]]
+        finally:
+            self._end_roles(first)
+
+    def interrupt(self) -> None:
+        """For `checks.together`: calls of roles in other threads end."""
+        for attempt in self._roles:
+            attempt.interrupt()
+
+    def _end_roles(self, first: int = 0) -> None:
+        ending, self._roles = self._roles[first:], self._roles[:first]
+        if ending:
+            texts = [(role, attempt.end().strip()) for role, attempt in enumerate(ending)]
+            self.printed[1:] = [f"role {role}: {text}" for role, text in texts if text]
+
+    def end(self) -> None:
+        """End all processes."""
+        self._end_roles()
+        if self._attempt is not None:
+            self.printed[:1] = [self._attempt.end()]
+            self._attempt = None
+
+
+def _examiner_cells(lab: Lab) -> list[Cell]:
+    return [cell for cell in lab.of_kind("code") if cell.where in ("both", "examiner")]
+
+
+def _fresh(lab: Lab) -> dict[str, Any]:
+    return {"__name__": LAB_MODULE, "reference": Reference(lab)}
+
+
+def _run_check(cell: Cell, namespace: dict[str, Any], limits: Limits) -> tuple[CheckResult, bool]:
+    """One check's result, and whether the learner's process can still be used."""
+    started, printed, alive = time.monotonic(), _Beginning(), True
+    try:
+        with contextlib.redirect_stdout(printed), _alarm(limits.check, "the check"):
+            run_cell(cell.source, cell.grade_id, namespace)
+        status, message = "passed", ""
+    except Gone as gone:
+        status, message, alive = gone.status, gone.detail, False
+    except (KeyboardInterrupt, Lost):
+        raise  # whoever sits at this machine: no learner's code can send one
+    except BaseException as error:
+        status, message = explain(error, cell)
+        alive = isinstance(error, Exception)
+    return check_result(cell, status, message, printed.getvalue(), time.monotonic() - started), alive
+
+
+class _Beginning(io.StringIO):
+    """Keeps the first characters only: a check may print what a learner's code sent, again and again."""
+
+    def write(self, text: str) -> int:
+        super().write(text[: max(0, 4 * MAX_SEEN - self.tell())])
+        return len(text)
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float, what: str) -> Iterator[None]:
+    """Raises Gone in the main thread after `seconds`: a check can hang in its own loop over endless short answers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    over = threading.Event()
+
+    def ring(*_: Any) -> None:
+        if not over.is_set():
+            raise Gone("timed out", f"{what} had not finished after {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, RING_AGAIN)
+    try:
+        try:
+            yield
+        finally:
+            over.set()
+    finally:  # reached even when it rang in the line above
+        over.set()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _bounded_memory(more: int) -> Iterator[None]:
+    """This process may grow by `more` bytes; beyond, allocations fail with an exception that costs the check.
+
+    Without this a check that collects what a learner's code yields without end takes the whole machine. Only on Linux,
+    and not where CUDA is in use: it maps far more than it takes.
+    """
+    import torch
+
+    used = _data_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    infinity = resource.RLIM_INFINITY
+    limit = min([used + more, *(bound for bound in (soft, hard) if bound != infinity)])
+    if not used or torch.cuda.is_initialized():
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _data_bytes() -> int:
+    """What counts against RLIMIT_DATA in this process now; 0 where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, StopIteration), open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("VmData")).split()[1]) << 10
+    return 0

@@ -1,0 +1,97 @@
+"""What is said of a check: its result, the text for the learner, and that text made fit to show.
+
+Nothing here shows the source of a check, and nothing trusts the text it is given.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from grader.labs.lab import Cell
+from grader.results.result import CheckResult
+
+MAX_SEEN = 4000  # characters of what a check printed, and of its message
+
+
+def check_result(cell: Cell, status: str, message: str, seen: str = "", seconds: float = 0.0) -> CheckResult:
+    """The result of one check; points are earned by the status `passed` and by nothing else."""
+    return CheckResult(
+        grade_id=cell.grade_id,
+        points=cell.points,
+        earned=cell.points if status == "passed" else 0.0,
+        status=status,
+        property=cell.property_text,
+        message=clean(message[: 4 * MAX_SEEN])[:MAX_SEEN],
+        hint="" if status == "passed" else cell.hint,
+        seen=clean(seen[: 4 * MAX_SEEN])[:MAX_SEEN],
+        seconds=round(seconds, 4),
+    )
+
+
+def clean(text: str) -> str:
+    """Text of a learner without what no file or terminal should get: lone surrogates, control characters, and this
+    machine's folders, which warnings of libraries name.
+    """
+    text = text.encode("utf-8", "replace").decode("utf-8")
+    text = _folders().sub("", text)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "", text)
+
+
+@functools.cache
+def _folders() -> re.Pattern[str]:
+    """Matches the folders of Python, of the course and of the one who runs it, at the beginning of a path."""
+    found = [*sys.path, *sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, tempfile.gettempdir()]
+    found += [os.getcwd(), os.path.expanduser("~"), str(Path(__file__).absolute().parents[2])]
+    absolute = {path.rstrip("/") for entry in found for path in (entry, os.path.realpath(entry)) if os.path.isabs(path)}
+    longest_first = sorted(absolute - {""}, key=lambda path: (-len(path), path))
+    return re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, longest_first))})/")
+
+
+def explain(error: BaseException, cell: Cell) -> tuple[str, str]:
+    """Status and message for an exception that ended a check. Never shows the source of a check."""
+    trace = getattr(error, "learner_traceback", "")
+    if isinstance(error, NotImplementedError):
+        cells = re.findall(r'File "<cell ([^>]+)>"', trace)
+        return "not written", f"{cells[-1] if cells else 'a part that this check needs'} is not written yet"
+    try:
+        text = str(error)
+    except Exception:  # a built-in exception can be made of arguments that it cannot show
+        text = "(an exception whose text cannot be read)"
+    if isinstance(error, NotDefined):
+        return "failed", text
+    if trace:
+        text = f"your code raised {error.learner_type}: {text[:MAX_SEEN]}"  # type: ignore[attr-defined]
+        return "failed", "\n".join(filter(None, [text, own_lines(trace)]))
+    if isinstance(error, AssertionError):
+        return "failed", text or "the property does not hold"
+    return "failed", f"the check could not use what your code gave it: {type(error).__name__}: {text}"
+
+
+def own_lines(trace: str) -> str:
+    """Of a traceback's text, the part from the learner's first own cell on: what is above is the call's machinery."""
+    start = trace.find('  File "<cell ')
+    return trace[start:].rstrip() if start >= 0 else ""
+
+
+class Missing:
+    """Stands for a graded name that the learner's cells did not define."""
+
+    def __init__(self, name: str, broken: dict[str, str]):
+        self._text = "\n".join([f"{name} is not defined", *(f"cell {c}:\n{own_lines(t)}" for c, t in broken.items())])
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        raise NotDefined(self._text)
+
+    def __getattr__(self, attribute: str) -> Any:
+        raise NotDefined(self._text)
+
+
+class NotDefined(NameError):
+    """A graded name was used that the learner's cells did not define."""

@@ -1,0 +1,390 @@
+"""Calls between two processes over one `wire.Connection`: handles, methods, call-backs, exceptions.
+
+Both ends run this code. `Peer.request` sends a call and, until its answer comes, serves the calls the other side makes
+(call-backs), so calls nest and one socket is enough. An object that is not data crosses as a handle: a number here, a
+`Handle` there. Shipped beside `codec.py` into the learner's process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import functools
+import threading
+import time
+import traceback
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .codec import MAX_BODY, MAX_NAMES, CannotCross, Malformed, Packer, Unpacker
+from .wire import MAX_HEADER, Connection
+
+DUNDERS = ("__len__", "__getitem__", "__setitem__", "__contains__", "__iter__", "__next__", "__enter__", "__exit__")
+ENDS_ITERATION = ("__next__", "send", "throw")  # methods whose StopIteration is an answer
+LAB_MODULE = "lab_cells"  # __name__ of the namespace in which the examiner runs a lab's cells
+LISTED = "LEARNER_SEES"  # attribute of a class of the examiner: the names of it that the learner's code may use
+CELL = "<cell "  # how the file name of a learner's cell begins: "<cell NAME>"
+MAX_NESTING = 40
+MAX_TEXT = 8000  # characters of an exception's text
+# Methods by which a tensor says that it is right. A handle must not answer them: its answer is the learner's.
+VERDICTS = frozenset(("equal", "allclose", "isclose", "eq", "ne", "all", "any", "is_same_size"))
+
+
+class Handle:
+    """An object of the other process: call it, call its methods, read its public attributes, use the listed dunders.
+
+    It is never equal to anything and never true or false: a forged answer must not be able to pass a comparison.
+    """
+
+    __slots__ = ("__weakref__", "_cls", "_dunders", "_id", "_methods", "_peer")
+
+    def __init__(self, peer: Peer, number: int, cls: str, methods: frozenset[str], dunders: frozenset[str]):
+        values = {"_peer": peer, "_id": number, "_cls": cls, "_methods": methods, "_dunders": dunders}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._peer.call(self._id, None, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{name!r} of a {self._cls} of the other process is not public")
+        if name in VERDICTS:
+            raise AttributeError(f"expected a tensor, got a {self._cls} of the other process: it has no {name!r}")
+        if name in self._methods:
+            return functools.partial(_call_method, self, name)
+        return self._peer.get(self._id, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"attributes of a {self._cls} of the other process cannot be set")
+
+    def __del__(self) -> None:
+        self._peer.forget(self._id)
+
+    def __repr__(self) -> str:
+        return f"<{self._cls} of the other process>"
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError(f"a {self._cls} of the other process cannot be compared, hashed or tested for truth")
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
+    __hash__ = _refuse
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f"a {self._cls} of the other process cannot be copied")
+
+    def _dunder(self, name: str, *args: Any) -> Any:
+        if name not in self._dunders:
+            raise TypeError(f"{self._cls} has no {name}")
+        return self._peer.call(self._id, name, args, {})
+
+    def __len__(self) -> int:
+        return self._dunder("__len__")
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._dunder("__getitem__", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._dunder("__setitem__", key, value)
+
+    def __contains__(self, key: Any) -> bool:
+        return self._dunder("__contains__", key) is True
+
+    def __iter__(self) -> Any:
+        return self._dunder("__iter__")
+
+    def __next__(self) -> Any:
+        return self._dunder("__next__")
+
+    def __enter__(self) -> Any:
+        return self._dunder("__enter__")
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> Any:
+        # An exception is not data: its built-in type's name and text cross, and are an exception again there.
+        answer = self._dunder("__exit__", None if value is None else _describe(value, with_trace=False))
+        # The learner's code may swallow its own errors, but neither a failed assertion of a check nor its end.
+        return answer is True and isinstance(value, Exception) and not isinstance(value, AssertionError)
+
+
+def _call_method(handle: Handle, name: str, *args: Any, **kwargs: Any) -> Any:
+    return handle._peer.call(handle._id, name, args, kwargs)
+
+
+class Peer:
+    """One end of a conversation.
+
+    strict: this end is the trusted one. It shows of its own objects only what a lab's cells define (see `_shown`), and
+    keeps its tracebacks to itself. call_seconds: processor time the other side may use for one call, call-backs not
+    counted (`wire.Allowance`). gone: makes the exception to raise when the other side died, hung or sent nonsense.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        strict: bool,
+        dataclasses_by_name: dict[str, type] | None = None,
+        call_seconds: float | None = None,
+        gone: Callable[[Exception], BaseException] = lambda error: error,
+    ):
+        self.connection = connection
+        self.strict = strict
+        self.call_seconds = call_seconds
+        self.operations: dict[str, Callable[[dict[str, Any], Any], Any]] = {}
+        self.num_calls = 0
+        self._dataclasses = dataclasses_by_name or {}
+        self._gone = gone
+        self._own: dict[int, Any] = {}  # handle number -> object
+        self._numbers: dict[int, int] = {}  # id(object) -> handle number
+        self._next = 1
+        self._foreign: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
+        self._dropped: list[int] = []
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._left = [MAX_HEADER, MAX_BODY]  # bytes that messages inside each other may still have
+        self._broken: Exception | None = None
+
+    # --- asking -----------------------------------------------------------------------------------------------------
+
+    def call(self, number: int, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call object `number` of the other side, or its method `name`; tensors changed there are changed here."""
+        try:
+            return self.request({"m": "call", "h": number, "n": name}, (list(args), kwargs))
+        except StopIteration as error:
+            if name in ENDS_ITERATION:
+                raise
+            # As out of a generator: it would end a loop of the caller, over `map` or `zip`, as if all were done.
+            described = {"type": "RuntimeError", "args": ["StopIteration was raised"], "name": "StopIteration"}
+            raise _rebuild({**described, "trace": getattr(error, "learner_traceback", "")}) from None
+
+    def get(self, number: int, name: str) -> Any:
+        """Read the public attribute `name` of object `number` of the other side."""
+        return self.request({"m": "get", "h": number, "n": name}, None)
+
+    def request(self, header: dict[str, Any], payload: Any) -> Any:
+        """Send one request, serve call-backs until its answer comes, return the value or raise the exception in it."""
+        with self._lock:
+            if self._depth > MAX_NESTING:
+                raise RecursionError(f"more than {MAX_NESTING} calls between the processes inside each other")
+            self._depth += 1
+            self.num_calls += 1
+            outer = self.connection.allowance
+            if self.call_seconds is not None:
+                self.connection.allow(self.call_seconds)
+            try:
+                packer = Packer(self._export, self._dataclasses)
+                header["v"] = packer.pack(payload)
+                header["drop"], self._dropped = self._dropped, []
+                chunks, live = packer.finish()
+                self._wire(self.connection.send, header, chunks)
+                while True:
+                    answer, received, size = self._wire(self.connection.receive, *self._left)
+                    if answer.get("m") in ("ok", "err"):
+                        break
+                    if self.strict and answer.get("m") not in ("call", "get"):
+                        raise self._end(Malformed("neither an answer nor a call"))
+                    self._serve(answer, received, size)
+                try:
+                    for sent, changed in answer.get("w", ()):
+                        live[sent].restore(received[changed])
+                    value = Unpacker(received, self._import, self._dataclasses).unpack(answer.get("v"))
+                except MemoryError as error:
+                    raise self._end(error) from None
+                except (Malformed, LookupError, TypeError, ValueError) as error:
+                    raise self._end(Malformed(str(error))) from None
+                if answer["m"] == "err":
+                    raise _rebuild(value)
+                return value
+            finally:
+                self._depth -= 1
+                self.connection.allowance = outer
+
+    def _wire(self, step: Callable[..., Any], *args: Any) -> Any:
+        if self._broken is not None:  # what comes now would be taken for the answer to another question
+            raise self._gone(self._broken)
+        try:
+            return step(*args)
+        except CannotCross:
+            raise
+        except (OSError, Malformed, MemoryError) as error:
+            raise self._end(error) from None
+
+    def _end(self, error: Exception) -> BaseException:
+        self._broken = error
+        return self._gone(error)
+
+    # --- answering --------------------------------------------------------------------------------------------------
+
+    def serve_forever(self) -> None:
+        """Answer requests until the other side closes the connection."""
+        while True:
+            self._serve(*self.connection.receive())
+
+    def _serve(self, header: dict[str, Any], chunks: list[torch.Tensor], size: int) -> None:
+        started, allowance = time.monotonic(), self.connection.allowance
+        self.connection.allowance = None  # what runs here is not the other side's time
+        held = (size, 2 * sum(chunk.numel() for chunk in chunks))
+        self._left = [left - used for left, used in zip(self._left, held, strict=True)]
+        try:
+            reply, packer = self._answer(header, chunks)
+        finally:
+            self._left = [left + used for left, used in zip(self._left, held, strict=True)]
+        if allowance is not None:
+            spent = time.monotonic() - started
+            deadline, last = allowance.deadline + spent, allowance.last + spent
+            self.connection.allowance = dataclasses.replace(allowance, deadline=deadline, last=last)
+        try:
+            self._wire(self.connection.send, reply, packer.finish()[0])
+        except CannotCross as error:
+            self._wire(self.connection.send, {"m": "err", "v": Packer(self._export, {}).pack(_describe(error))}, [])
+
+    def _answer(self, header: dict[str, Any], chunks: list[torch.Tensor]) -> tuple[dict[str, Any], Packer]:
+        before = [chunk.numpy().tobytes() for chunk in chunks]  # comparing bytes is the fastest by far
+        packer = Packer(self._export, self._dataclasses)
+        try:
+            value, kind = packer.pack(self._perform(header, chunks)), "ok"
+        except Exception as error:
+            packer = Packer(self._export, self._dataclasses)
+            value, kind = packer.pack(_describe(error, with_trace=not self.strict)), "err"
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            if self.strict:
+                raise
+            value, kind = packer.pack(_describe(error, with_trace=True)), "err"
+        changed = [i for i, (old, new) in enumerate(zip(before, chunks, strict=True)) if old != new.numpy().tobytes()]
+        return {"m": kind, "v": value, "w": [[i, packer.add_bytes(chunks[i])] for i in changed]}, packer
+
+    def _perform(self, header: dict[str, Any], chunks: list[torch.Tensor]) -> Any:
+        for number in header.get("drop", ()):
+            self._numbers.pop(id(self._own.pop(number, None)), None)
+        payload = Unpacker(chunks, self._import, self._dataclasses).unpack(header.get("v"))
+        operation = self.operations.get(header["m"])
+        if operation is not None:
+            return operation(header, payload)
+        target, name = self._own[header["h"]], header.get("n")
+        if header["m"] == "get":
+            return self._shown(target, name)
+        args, kwargs = payload
+        if name == "__exit__":
+            error = None if args[0] is None else _rebuild(args[0])
+            args = [type(error) if error is not None else None, error, None]
+        return (target if name is None else self._shown(target, name))(*args, **kwargs)
+
+    def _shown(self, target: Any, name: Any) -> Any:
+        """Attribute `name` of an own object, if the other side may see it."""
+        if not isinstance(name, str) or (name.startswith("_") and name not in DUNDERS):
+            raise AttributeError(f"{name!r} is not public")
+        if self.strict:
+            # Nothing inherited from a library and nothing but instances of the lab's own classes: a generator's
+            # frame or a module's functions would lead the learner's code to the tests.
+            lab_classes = [c for c in type(target).__mro__ if c.__module__ == LAB_MODULE]
+            listed = getattr(type(target), LISTED, None)
+            own = name in getattr(target, "__dict__", {}) or any(name in vars(c) for c in lab_classes)
+            if not (name in listed if listed is not None else lab_classes and own):
+                raise AttributeError(f"{type(target).__name__!r} object has no attribute {name!r}")
+        return getattr(target, name)
+
+    def _export(self, obj: Any) -> dict[str, Any]:
+        if isinstance(obj, Handle):
+            if obj._peer is not self:
+                raise CannotCross("a handle of another process cannot cross")
+            return {"t": "h", "back": obj._id}
+        listed = getattr(type(obj), LISTED, None) if self.strict else None
+        if self.strict and not callable(obj) and type(obj).__module__ != LAB_MODULE and listed is None:
+            raise CannotCross(f"a {type(obj).__name__} of the examiner is not data and is not shown to the learner")
+        if isinstance(obj, (types.ModuleType, types.FrameType, types.CodeType, torch.Generator)):
+            raise CannotCross(f"a {type(obj).__name__} cannot cross")
+        number = self._numbers.get(id(obj))
+        if number is None:
+            number = self._numbers[id(obj)] = self._next
+            self._own[number] = obj
+            self._next += 1
+        methods, dunders = _interface(obj if isinstance(obj, type) else type(obj), isinstance(obj, type))
+        if listed is not None:
+            methods, dunders = [n for n in methods if n in listed], [n for n in dunders if n in listed]
+        return {"t": "h", "id": number, "cls": _name_of(obj)[:100], "methods": methods, "dunders": dunders}
+
+    def _import(self, node: dict[str, Any]) -> Any:
+        if "back" in node:
+            return self._own[node["back"]]
+        number, cls, methods, dunders = node["id"], node["cls"], node["methods"], node["dunders"]
+        if type(number) is not int or type(cls) is not str or len(methods) > MAX_NAMES or len(dunders) > len(DUNDERS):
+            raise Malformed("a handle is not well formed")
+        handle = self._foreign.get(number)
+        if handle is None:
+            names = frozenset(n for n in methods if type(n) is str), frozenset(n for n in dunders if type(n) is str)
+            handle = self._foreign[number] = Handle(self, number, cls[:100], *names)
+            if number in self._dropped:  # it was given up here, but the other side has not heard of it yet
+                self._dropped.remove(number)
+        return handle
+
+    def forget(self, number: int) -> None:
+        """A handle of this side is gone; the other side is told with the next request."""
+        self._dropped.append(number)
+
+
+@functools.lru_cache(maxsize=256)
+def _interface(cls: type, as_class: bool) -> tuple[list[str], list[str]]:
+    if cls in (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial):
+        return [], []
+    names = [n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n, None))]
+    names = names[:MAX_NAMES]
+    return names, [] if as_class else [n for n in DUNDERS if hasattr(cls, n)]
+
+
+def _name_of(obj: Any) -> str:
+    name = getattr(obj, "__name__", None) if callable(obj) else None
+    return name if isinstance(name, str) else type(obj).__name__
+
+
+def _describe(error: BaseException, with_trace: bool = True) -> dict[str, Any]:
+    """An exception as data: its nearest built-in type, arguments, own type's name and the text of the traceback."""
+    builtin = next(c for c in type(error).__mro__ if c.__module__ == "builtins")
+    try:
+        text = str(error)[:MAX_TEXT]
+    except Exception:
+        text = "(an exception whose text cannot be read)"
+    plain = all(type(a) in (int, float, bool, type(None)) or (type(a) is str and len(a) < MAX_TEXT) for a in error.args)
+    trace = trace_text(error) if with_trace else ""
+    args = list(error.args) if plain and len(error.args) < 8 else [text]
+    return {"type": builtin.__name__, "args": args, "name": type(error).__name__, "trace": trace}
+
+
+def trace_text(error: BaseException) -> str:
+    """The traceback of an exception: only what lies in a learner's cells; all of it, if nothing does.
+
+    Frames of libraries lie deep, say nothing about the learner's mistake, and name folders of this machine.
+    """
+    described = traceback.TracebackException.from_exception(error)
+    chain = [described]
+    for part in chain:  # grows while it is read: what an exception was raised from, or holds
+        chain += [linked for linked in (part.__cause__, part.__context__, *(part.exceptions or ())) if linked]
+    if any(frame.filename.startswith(CELL) for part in chain for frame in part.stack) or _in_cell(described):
+        for part in chain:
+            own = [frame for frame in part.stack if frame.filename.startswith(CELL)]
+            part.stack = traceback.StackSummary.from_list(own)
+    return "".join(list(described.format())[-40:])[-MAX_TEXT:]
+
+
+def _in_cell(error: traceback.TracebackException) -> bool:
+    """Whether it is a syntax error in a cell: its place is in the exception, not in a frame."""
+    return str(getattr(error, "filename", "")).startswith(CELL)
+
+
+def _rebuild(description: Any) -> Exception:
+    """The built-in exception of a description; anything but a subclass of Exception becomes a RuntimeError."""
+    try:
+        kind = getattr(builtins, str(description["type"]), None)
+        args, name = list(description["args"]), str(description["name"])[:200]
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            kind, args = RuntimeError, [f"{name}: {' '.join(str(a) for a in args)}"]
+        error: Exception = kind(*args)
+        error.learner_type, error.learner_traceback = name, str(description["trace"])[:MAX_TEXT]  # type: ignore[attr-defined]
+        return error
+    except Exception:
+        error = RuntimeError("an exception that could not be read")
+        error.learner_type, error.learner_traceback = "RuntimeError", ""  # type: ignore[attr-defined]
+        return error

@@ -1,0 +1,132 @@
+"""The proof of a lab's conventions: with each option the private reference passes, a public solution loses its points.
+
+    python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py             each option alone
+    python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache     and all cases
+
+Every case runs directly and through the examiner, as in `proof.py`. With a folder, its variants and mutants are
+tried too, with options that are drawn together. A cell of theirs that an option changes takes the same replacements.
+Where they do not fit its text, a variant takes the reference's cell and a mutant is left out; both are named. What is
+left out is proven for the public form only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from grader.examination.examiner import examine
+from grader.examination.intake import Submission
+from grader.isolation.launcher import Launcher
+from grader.labs.convention import Convention, Option, applied, private_notebook, validate
+from grader.labs.lab import Lab, LabError, lab_from_notebook
+from grader.proofs.proof import LIMITS, Case, cases, run_directly
+
+
+@dataclass
+class Proof:
+    """What one set of options showed. lost: per check a public solution loses, the message a student sees."""
+
+    options: tuple[Option, ...]
+    problems: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+    num_cases: int = 0
+
+
+def covering(conventions: Sequence[Convention]) -> Iterator[tuple[Option, ...]]:
+    """As few draws as hold every option of every convention at least once."""
+    for number in range(max((len(c.options) for c in conventions), default=0)):
+        yield tuple(c.options[number % len(c.options)] for c in conventions)
+
+
+def prove_options(source: Path, options: tuple[Option, ...], launcher: Launcher, folder: Path | None = None) -> Proof:
+    """Prove a lab with these options: reference, stub and public solution, and the cases of `folder` if given."""
+    lab, public = private_lab(source, options), private_lab(source, ())
+    proof, solved = Proof(options), {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+    found = list(_fitting(cases(lab, folder), lab, proof)) if folder else []
+    if not folder:
+        checks = frozenset(cell.grade_id for cell in lab.of_kind("check"))
+        found = [Case("stub", "stub", Submission(), checks), Case("reference", "reference", Submission(solved))]
+    copied = Submission({cell.grade_id: cell.source for cell in public.of_kind("solution")})
+    found.append(Case("solution", "public", copied, frozenset().union(*(option.fails for option in options))))
+    for case in found:
+        _run(lab, case, launcher, proof)
+    return proof
+
+
+def _fitting(found: list[Case], lab: Lab, proof: Proof) -> Iterator[Case]:
+    """The cases with the options' replacements in the cells that they bring along.
+
+    Where one does not fit, a variant gets the reference's cell, and a mutant, whose fault may be there, is left out.
+    """
+    solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+    for case in found:
+        answers, misfits = dict(case.submission.answers), []
+        for grade_id, text in answers.items():
+            touching = [o.model_copy(update={"cells": {grade_id: o.cells[grade_id]}}) for o in proof.options
+                        if grade_id in o.cells]  # fmt: skip
+            if text != solved.get(grade_id):
+                try:
+                    answers |= applied({grade_id: text}, touching)
+                except LabError:
+                    misfits.append(grade_id)
+                    answers[grade_id] = solved[grade_id]
+        if misfits:
+            proof.left_out.append(f"{case.kind} {case.name} ({', '.join(misfits)})")
+        if not misfits or (case.kind == "variant" and answers != solved):
+            yield replace(case, submission=Submission(answers))
+
+
+def _run(lab: Lab, case: Case, launcher: Launcher, proof: Proof) -> None:
+    direct = run_directly(lab, case.submission, b"proof")
+    result = examine(lab, case.submission, launcher, secret=b"proof", limits=LIMITS)
+    name, options = f"{case.kind} {case.name}", " + ".join(option.name for option in proof.options)
+    proof.num_cases += 1
+    for check in result.checks:
+        passes, expected = check.status == "passed", check.grade_id not in case.fails
+        if (direct[check.grade_id] == "passed") != passes:
+            proof.problems.append(f"{options}: {name}: {check.grade_id} is {direct[check.grade_id]} directly, "
+                                  f"{check.status} through the examiner: {check.message}")  # fmt: skip
+        if passes != expected:
+            what = f"fails {check.grade_id}: {check.message}" if expected else f"passes {check.grade_id}"
+            proof.problems.append(f"{options}: {name} {what}")
+        if case.kind == "public" and not passes:
+            proof.lost[check.grade_id] = check.message
+
+
+def private_lab(source: Path, options: Sequence[Option]) -> Lab:
+    """A lab with these options and its hidden tests."""
+    return lab_from_notebook(private_notebook(source, options), source.parent.name, source.stem)
+
+
+def main(arguments: list[str]) -> int:
+    """Print what each draw costs, as the first lines of this file say; returns the exit status."""
+    import torch
+
+    torch.set_num_threads(1)  # and so no thread pool exists when we fork
+    torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
+    source = Path(arguments[0])
+    conventions, broken = validate(source), 0
+    draws: list[tuple[tuple[Option, ...], Path | None]] = []
+    draws += [((option,), None) for convention in conventions for option in convention.options]
+    if len(arguments) > 1:
+        draws += [(options, Path(arguments[1])) for options in covering(conventions)]
+    with Launcher(insecure=True) as launcher:
+        for options, folder in draws:
+            proof = prove_options(source, options, launcher, folder)
+            names = " + ".join(option.name for option in options)
+            print(f"{names}: {proof.num_cases} cases; a public solution loses {', '.join(proof.lost) or 'nothing'}")
+            for check, message in proof.lost.items():
+                print(f"    {check}: {message}")
+            if proof.left_out:
+                print(f"    left out: {', '.join(proof.left_out)}")
+            print("".join(f"    PROBLEM {problem}\n" for problem in proof.problems), end="")
+            broken += bool(proof.problems)
+    print("every case is as it must be" if conventions and not broken else f"{broken} draws have problems")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

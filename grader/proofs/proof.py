@@ -1,0 +1,240 @@
+"""The proof of a lab: correct solutions pass, each wrong one fails exactly the checks it says, in both ways of running.
+
+Cases: the stub (no points), the reference, `variants/` (correct, written differently) and `mutants/` (one realistic
+fault each). Every case runs directly, as in a learner's notebook, and through the examiner with the names as proxies of
+a second process; a check that answers differently is a fault of the lab.
+
+    python -m grader.proofs.proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grader.checks import secret_seed
+from grader.examination.examiner import Limits, check_result, examine, explain
+from grader.examination.intake import Submission, learner_cells
+from grader.examination.reference import Reference, run_cell
+from grader.isolation.launcher import Launcher
+from grader.labs.lab import Lab, LabError, comment_text, lab_from_notebook
+from grader.labs.lab_source import percent_cells_of, solution_notebook
+from grader.learner_side.peer import LAB_MODULE
+
+MIN_MUTANTS, MIN_VARIANTS = 15, 3
+DIRECT_SECONDS = 30.0  # for one check run directly; bounds what hangs
+LIMITS = Limits(total=3600.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One solution to try. fails: the checks it must fail, and no other."""
+
+    name: str
+    kind: str  # stub, reference, variant, mutant
+    submission: Submission
+    fails: frozenset[str] = frozenset()
+    fault: str = ""
+    trap: str = ""
+
+
+@dataclass
+class Outcome:
+    """What a case did: per check the status, run directly and through the examiner."""
+
+    case: Case
+    direct: dict[str, str] = field(default_factory=dict)
+    proxied: dict[str, str] = field(default_factory=dict)
+    messages: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> set[str]:
+        return {check for check, status in self.proxied.items() if status != "passed"}
+
+
+def cases(lab: Lab, folder: Path) -> list[Case]:
+    """All cases of a lab; `folder` holds `variants` and `mutants`. Raises LabError."""
+    solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+    checks = {cell.grade_id for cell in lab.of_kind("check")}
+    found = [
+        Case("stub", "stub", Submission(), frozenset(checks)),
+        Case("reference", "reference", Submission(dict(solved))),
+    ]
+    for kind in ("variant", "mutant"):
+        for path in sorted((folder / f"{kind}s").glob("*.py")):
+            header, cells = _replacements(path)
+            if unknown := set(cells) - set(solved):
+                raise LabError(f"{path.name}: no solution cell {', '.join(sorted(unknown))} in this lab")
+            fails = frozenset(re.split(r"[,\s]+", comment_text(header, "fails").strip()) if kind == "mutant" else ())
+            if kind == "mutant" and (not comment_text(header, "fault") or not fails or fails - checks):
+                raise LabError(f"{path.name}: needs '# fault: ...' and '# fails: check, check' of {', '.join(checks)}")
+            submission = Submission({**solved, **cells})
+            fault, trap = comment_text(header, "fault"), comment_text(header, "trap")
+            found.append(Case(path.stem, kind, submission, fails, fault, trap))
+    return found
+
+
+def _replacements(path: Path) -> tuple[str, dict[str, str]]:
+    text = path.read_text("utf-8")
+    start = re.search(r"^# %%", text, re.MULTILINE)
+    header = text[: start.start()] if start else text
+    raw = percent_cells_of(text[start.start() :], path.name) if start else []
+    return header, {cell["metadata"]["nbgrader"]["grade_id"]: cell["source"] for cell in raw}
+
+
+def prove(lab: Lab, folder: Path, launcher: Launcher, secret: bytes = b"proof") -> list[Outcome]:
+    """Run every case both ways. Directly in forks of this process, so it should have no threads."""
+    outcomes = []
+    for case in cases(lab, folder):
+        started = time.monotonic()
+        outcome = Outcome(case, direct=run_directly(lab, case.submission, secret))
+        result = examine(lab, case.submission, launcher, secret=secret, limits=LIMITS)
+        outcome.proxied = {check.grade_id: check.status for check in result.checks}
+        outcome.messages = {check.grade_id: check.message for check in result.checks if check.message}
+        outcome.seconds = time.monotonic() - started
+        outcomes.append(outcome)
+    return outcomes
+
+
+def problems(
+    lab: Lab, outcomes: list[Outcome], *, num_mutants: int = MIN_MUTANTS, num_variants: int = MIN_VARIANTS
+) -> list[str]:
+    """What is not as it must be, one sentence each; an empty list is the proof."""
+    found: list[str] = []
+    for outcome in outcomes:
+        case, name = outcome.case, f"{outcome.case.kind} {outcome.case.name}"
+        for check, status in outcome.proxied.items():
+            if (status == "passed") != (outcome.direct.get(check) == "passed"):
+                found.append(f"{name}: {check} is {outcome.direct.get(check)} directly, {status} through the examiner: "
+                             f"{outcome.messages.get(check, '')}")  # fmt: skip
+        for check in sorted(outcome.failed - case.fails):
+            found.append(f"{name}: fails {check} unexpectedly: {outcome.messages.get(check, '')}")
+        for check in sorted(case.fails - outcome.failed):
+            found.append(f"{name}: passes {check}, which it should fail")
+    mutants = [outcome.case for outcome in outcomes if outcome.case.kind == "mutant"]
+    killed = set().union(*(outcome.failed for outcome in outcomes if outcome.case.kind == "mutant"))
+    found += [f"no mutant fails {c.grade_id}" for c in lab.of_kind("check") if c.grade_id not in killed]
+    traps = traps_in_text(lab)
+    found += [f"the trap {trap!r} in the text has no mutant" for trap in traps if trap not in {m.trap for m in mutants}]
+    found += [f"mutant {m.name}: the text has no trap {m.trap!r}" for m in mutants if m.trap and m.trap not in traps]
+    for key in ("fault", "submission"):
+        seen: dict[str, str] = {}
+        for mutant in mutants:
+            text = " ".join(str(getattr(mutant, key)).lower().split())
+            if text in seen:
+                found.append(f"mutants {seen[text]} and {mutant.name} have the same {key}")
+            seen[text] = mutant.name
+    if len(mutants) < num_mutants:
+        found.append(f"{len(mutants)} mutants, expected at least {num_mutants}")
+    if (variants := sum(outcome.case.kind == "variant" for outcome in outcomes)) < num_variants:
+        found.append(f"{variants} variants, expected at least {num_variants}")
+    return found
+
+
+def traps_in_text(lab: Lab) -> list[str]:
+    """Names of the traps in a lab's text, each marked `**Trap (name):**`."""
+    return [name for cell in lab.of_kind("text") for name in re.findall(r"\*\*Trap \(([^)]+)\):\*\*", cell.source)]
+
+
+def kill_matrix(lab: Lab, outcomes: list[Outcome]) -> str:
+    """Mutants by checks as text: x where the check failed."""
+    checks = [cell.grade_id for cell in lab.of_kind("check")]
+    lines = [f"{number:>2} {check}" for number, check in enumerate(checks, 1)]
+    width = max((len(o.case.name) for o in outcomes), default=0)
+    lines.append(" " * width + "".join(f"{number:>3}" for number in range(1, len(checks) + 1)))
+    for outcome in outcomes:
+        marks = "".join("  x" if check in outcome.failed else "  ." for check in checks)
+        lines.append(f"{outcome.case.name:<{width}}{marks}  {outcome.seconds:.2f} s")
+    return "\n".join(lines)
+
+
+def run_directly(lab: Lab, submission: Submission, secret: bytes) -> dict[str, str]:
+    """Status per check with the names bound directly, in one namespace, in forks of this process.
+
+    A check that kills or hangs its process is `crashed` or `timed out`; the rest goes on in another fork.
+    """
+    checks = [cell.grade_id for cell in lab.of_kind("check")]
+    statuses: dict[str, str] = {}
+    while len(statuses) < len(checks):
+        done = len(statuses)
+        read_fd, write_fd = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_fd)
+            with contextlib.suppress(BaseException):
+                _direct_child(lab, submission, secret, set(checks[done:]), write_fd)
+            os._exit(0)
+        os.close(write_fd)
+        lines = _read_lines(read_fd, DIRECT_SECONDS)
+        os.close(read_fd)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        hung = lines[-1:] == ["timed out"]
+        statuses.update(zip(checks[done:], lines[:-1] if hung else lines, strict=False))
+        if len(statuses) < len(checks):
+            statuses[checks[len(statuses)]] = "timed out" if hung else "crashed"
+    return statuses
+
+
+def _read_lines(fd: int, seconds: float) -> list[str]:
+    """Lines until the end of file; `timed out` as the last one when none came for `seconds`."""
+    text = b""
+    while True:
+        ready, _, _ = select.select([fd], [], [], seconds)
+        data = os.read(fd, 1 << 16) if ready else b""
+        text += data
+        if not data:
+            return [*text.decode().split("\n")[:-1], *([] if ready else ["timed out"])]
+
+
+def _direct_child(lab: Lab, submission: Submission, secret: bytes, todo: set[str], fd: int) -> None:
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)
+    os.dup2(devnull, 2)
+    answers = {name: source for source, name in learner_cells(lab, submission)}
+    namespace: dict[str, Any] = {"__name__": LAB_MODULE, "reference": Reference(lab)}
+    with secret_seed(secret):
+        for cell in lab.cells:
+            if cell.kind == "check" and cell.grade_id in todo:
+                try:
+                    run_cell(cell.source, cell.grade_id, namespace)
+                    status = check_result(cell, "passed", "").status
+                except BaseException as error:
+                    status = explain(error, cell)[0]
+                os.write(fd, status.encode() + b"\n")
+            elif cell.kind == "solution" or (cell.kind == "code" and cell.where != "notebook"):
+                with contextlib.suppress(Exception, SystemExit):
+                    run_cell(answers.get(cell.grade_id, cell.source), cell.grade_id, namespace)
+
+
+def main(arguments: list[str]) -> int:
+    """`python -m grader.proofs.proof LAB.py FOLDER [JSON]`: print kill matrix and problems; returns the exit status."""
+    import torch
+
+    torch.set_num_threads(1)  # and so no thread pool exists when we fork
+    torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
+    source, folder = Path(arguments[0]), Path(arguments[1])
+    lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
+    with Launcher(insecure=True) as launcher:
+        outcomes = prove(lab, folder, launcher)
+    found = problems(lab, outcomes)
+    print(kill_matrix(lab, outcomes))
+    print("\n".join(found) or "every case is as it must be")
+    if len(arguments) > 2:
+        Path(arguments[2]).write_text(json.dumps({"problems": found}))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What an instructor reads or sends on: reports, similarity, exports."""

@@ -1,0 +1,223 @@
+"""What an instructor wants to know about a lab: scores, hard checks, likely misconceptions, and what to look at.
+
+Scores are the gradebook's, with manual changes and late penalties; the rest is in `results/` and `submitted/`. The
+report is data; `results_cli.py` prints it, `report_page` makes one HTML page of it, and `--json` writes it as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from grader.courses.late import Late, settle, without_time
+from grader.courses.misconceptions import Misconception, explanations, failed_checks, read_misconceptions
+from grader.courses.scores import Score, results, scores
+from grader.examination.intake import plain_python
+from grader.labs.lab import Lab, load_lab
+from grader.reports.similarity import Similar, similar
+from grader.results.result import Result
+from grader.results.shown_text import shown_line
+
+BINS = 10
+SLOW = 3.0  # times the median
+NO_PROOF = (
+    "Similarity is a reason to look, not a proof: short functions have few ways to be written, and students may "
+    "share a source that they were allowed to use."
+)
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One check over all graded submissions. seconds: median; likely: (fault, students) of the misconceptions that
+    explain failures of it, the most frequent first.
+    """
+
+    grade_id: str
+    property: str
+    points: float
+    passed: int
+    failed: int
+    untried: int
+    seconds: float
+    likely: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Checks that several students failed together. faults: the known misconceptions that do exactly this; where there
+    is more than one, the checks cannot tell them apart.
+    """
+
+    checks: tuple[str, ...]
+    faults: tuple[str, ...]
+    students: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A lab's report. quartiles: least, lower quartile, median, upper quartile, largest; histogram: students by tenths
+    of the points; trouble: (student, status, reason); slow: (student, seconds); flags: (student, flag).
+    """
+
+    lab: str
+    made: str
+    points: float
+    students: int
+    not_handed_in: tuple[str, ...]
+    not_graded: tuple[str, ...]
+    waiting: tuple[str, ...]
+    totals: tuple[float, ...]
+    mean: float
+    quartiles: tuple[float, ...]
+    histogram: tuple[int, ...]
+    checks: tuple[CheckRow, ...]
+    patterns: tuple[Pattern, ...]
+    trouble: tuple[tuple[str, str, str], ...]
+    slow: tuple[tuple[str, float], ...]
+    flags: tuple[tuple[str, str], ...]
+    late: tuple[Late, ...]
+    without_time: tuple[str, ...]
+    similar: Similar | None
+    rows: tuple[tuple[Score, Result | None], ...] = field(default=())
+
+
+def make_report(root: Path, slug: str, known: dict[str, list[str]] | None = None) -> Report:
+    """The report of a lab of the course. known: more solutions to compare with, as cells by name.
+
+    Raises CourseError.
+    """
+    graded, people, lateness = results(root, slug), scores(root, slug), settle(root, slug)
+    handed_in = {path.parent.name for path in (root / "submitted").glob(f"*/{slug}") if path.is_dir()}
+    table = read_misconceptions(root, slug)
+    patterns = _patterns(graded, table)
+    totals = sorted(person.total for person in people if person.total is not None)
+    points = max((person.max_score for person in people), default=0.0)
+    seconds = statistics.median([result.seconds for result in graded.values()] or [0.0])
+    return Report(
+        lab=slug,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        points=points,
+        students=len(people),
+        not_handed_in=tuple(person.student for person in people if person.student not in handed_in),
+        not_graded=tuple(sorted(handed_in - set(graded))),
+        waiting=tuple(person.student for person in people if person.waits),
+        totals=tuple(totals),
+        mean=statistics.fmean(totals) if totals else 0.0,
+        quartiles=quartiles(totals),
+        histogram=histogram(totals, points),
+        checks=_check_rows(list(graded.values()), patterns),
+        patterns=patterns,
+        trouble=tuple(
+            (student, result.status, shown_line(result.reason))
+            for student, result in graded.items()
+            if result.status not in ("passed", "failed")
+        ),
+        slow=tuple(
+            sorted(
+                ((s, round(r.seconds, 2)) for s, r in graded.items() if r.seconds > max(1.0, SLOW * seconds)),
+                key=lambda item: -item[1],
+            )
+        ),
+        flags=tuple((student, shown_line(flag)) for student, result in graded.items() for flag in result.flags),
+        late=tuple(one for one in lateness if one.days),
+        without_time=tuple(without_time(root, slug, (one for one in lateness if one.due is not None))),
+        similar=compare(root, slug, sorted(handed_in & set(graded)), known or {}),
+        rows=tuple((person, graded.get(person.student)) for person in people if person.student in handed_in),
+    )
+
+
+def quartiles(totals: Sequence[float]) -> tuple[float, ...]:
+    """Least, lower quartile, median, upper quartile, largest (linear between values); empty without values."""
+    if not totals:
+        return ()
+    inner = statistics.quantiles(totals, n=4, method="inclusive") if len(totals) > 1 else [totals[0]] * 3
+    return (min(totals), *inner, max(totals))
+
+
+def histogram(totals: Sequence[float], points: float) -> tuple[int, ...]:
+    """How many in each tenth of the points; the last one includes full marks and more."""
+    bins = [0] * BINS
+    for total in totals:
+        bins[min(BINS - 1, int(total / points * BINS + 1e-9)) if points else 0] += 1
+    return tuple(bins)
+
+
+def _patterns(graded: dict[str, Result], table: Sequence[Misconception]) -> tuple[Pattern, ...]:
+    """Groups of students with the same explanation, or, where none is known, the same failed checks."""
+    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = defaultdict(list)
+    for student, result in graded.items():
+        tried, _ = failed_checks(result)
+        if tried and result.status not in ("refused", "machinery"):
+            found = explanations(result, table)
+            groups[tuple(sorted(tried)), tuple(one.fault for one in found)].append(student)
+    found_patterns = (Pattern(checks, faults, tuple(students)) for (checks, faults), students in groups.items())
+    return tuple(sorted(found_patterns, key=lambda pattern: (-len(pattern.students), pattern.checks)))
+
+
+def _check_rows(graded: Sequence[Result], patterns: Sequence[Pattern]) -> tuple[CheckRow, ...]:
+    by_id: dict[str, list[Any]] = defaultdict(list)
+    for result in graded:
+        for check in result.checks:
+            by_id[check.grade_id].append((check, check.grade_id in failed_checks(result)[0]))
+    rows = []
+    for grade_id, seen in by_id.items():
+        likely: dict[str, int] = defaultdict(int)
+        for pattern in patterns:
+            if grade_id in pattern.checks and pattern.faults:
+                more = len(pattern.faults) - 1
+                others = f" (or {more} other{'' if more == 1 else 's'}, see below)" if more else ""
+                likely[pattern.faults[0] + others] += len(pattern.students)
+        check, passed = seen[-1][0], sum(one.status == "passed" for one, _ in seen)
+        failed = sum(tried for _, tried in seen)
+        middle = statistics.median(one.seconds for one, _ in seen)
+        ranked = tuple(sorted(likely.items(), key=lambda item: (-item[1], item[0])))
+        rows.append(
+            CheckRow(
+                grade_id, check.property, check.points, passed, failed, len(seen) - passed - failed, middle, ranked
+            )
+        )
+    return tuple(rows)
+
+
+def compare(root: Path, slug: str, students: Sequence[str], known: dict[str, list[str]]) -> Similar | None:
+    """Similarity of what was handed in, also to the course's solution, the public one and `known`."""
+    release = next((root / "labs" / slug).glob("*.ipynb"), None)
+    if release is None or not students:
+        return None
+    name = release.name
+    lab = load_lab(release)
+    cells = {
+        student: written_cells(root / "submitted" / student / slug / name, lab)
+        for student in students
+        if (root / "submitted" / student / slug / name).is_file()
+    }
+    stub = [cell.source for cell in lab.cells if cell.kind != "text"]
+    return similar(cells, stub, {**_solutions(root, slug, name, lab), **known})
+
+
+def written_cells(notebook: Path, lab: Lab) -> list[str]:
+    """The sources of the solution cells and of added code cells of a submitted or solution notebook."""
+    ours = {cell.grade_id for cell in lab.cells if cell.kind != "solution"}
+    found = []
+    for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
+        grade_id = (cell["metadata"].get("nbgrader") or {}).get("grade_id")
+        if cell["cell_type"] == "code" and grade_id not in ours:
+            found.append(plain_python("".join(cell["source"])))
+    return found
+
+
+def _solutions(root: Path, slug: str, name: str, lab: Lab) -> dict[str, list[str]]:
+    from grader.study.workspace import data_root
+
+    places = {"this course's solution": root / "solutions" / slug / name,
+              "the public solution": data_root() / "solutions" / slug / name}  # fmt: skip
+    found = {title: written_cells(path, lab) for title, path in places.items() if path.is_file()}
+    if len(set(map(tuple, found.values()))) < len(found):
+        found.pop("the public solution")  # the course hands out the public lab
+    return found

@@ -1,0 +1,1 @@
+"""A learner's own course: the workspace, checks of labs, progress."""

@@ -1,0 +1,98 @@
+"""Starts JupyterLab in the learner's workspace."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import secrets
+import socket
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from grader.study.manifest import load_course
+from grader.study.workspace import WorkspaceError
+
+_NBGRADER_EXTENSIONS = [
+    f"nbgrader.server_extensions.{name}"
+    for name in ("formgrader", "validate_assignment", "assignment_list", "course_list")
+]
+
+
+def serve(folder: Path, port: int, ip: str) -> NoReturn:
+    """Replaces this process by JupyterLab on the first free port from `port` on.
+
+    Raises WorkspaceError if JupyterLab is not installed or no port is free.
+    """
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise WorkspaceError("JupyterLab is not installed here. Install it: pip install 'inferlab[learn]'")
+    port = free_port(port, ip)
+    token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(16)
+    page = first_page(folder)
+    host = "127.0.0.1" if ip in ("0.0.0.0", "::", "*") else ip
+    print(f"JupyterLab: http://{host}:{port}{page}?token={token}")
+    if not has_display():
+        tunnel = f"ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}"
+        print(f"No display here. From another machine: {tunnel}, then open the address.")
+    print("Stop with Ctrl-C.", flush=True)
+    command = jupyter_command(folder, port, ip, page)
+    os.execve(command[0], command, jupyter_environment(token))
+
+
+def jupyter_command(folder: Path, port: int, ip: str, page: str) -> list[str]:
+    command = [sys.executable, "-P", "-m", "jupyterlab"]  # -P: the current folder does not shadow packages
+    command += [f"--ServerApp.root_dir={folder}", f"--ServerApp.ip={ip}", f"--ServerApp.port={port}"]
+    command += ["--ServerApp.port_retries=0", f"--LabApp.default_url={page}", "--Application.log_level=WARN"]
+    for name in _NBGRADER_EXTENSIONS:  # an instructor's: outside a course folder they only complain
+        command.append(f"--ServerApp.jpserver_extensions={name}=False")
+    # Ctrl-C stops at once; no question about news, no look-up of new versions.
+    command += ["--ServerApp.answer_yes=True"]
+    command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    if not has_display():
+        command.append("--no-browser")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        command.append("--allow-root")
+    return command
+
+
+def jupyter_environment(token: str) -> dict[str, str]:
+    environment = dict(os.environ, JUPYTER_TOKEN=token)  # not on the command line, where other users see it
+    environment["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel of this environment, not of ~/.local
+    local = [name for name in os.environ.get("NO_PROXY", "").split(",") if name]
+    environment["NO_PROXY"] = environment["no_proxy"] = ",".join(dict.fromkeys([*local, "127.0.0.1", "localhost"]))
+    return environment
+
+
+def has_display() -> bool:
+    """Whether a browser opened from here would be seen."""
+    if sys.platform == "darwin":
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def free_port(first: int, ip: str) -> int:
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    address = "" if ip == "*" else ip
+    for port in range(first, min(first + 100, 65536)):
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+                return port
+            except PermissionError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise WorkspaceError(f"cannot listen on {ip}: {error.strerror}. Try --ip 127.0.0.1") from None
+    raise WorkspaceError(f"no free port from {first} on. Name another one to start from: inferlab learn --port 9000")
+
+
+def first_page(folder: Path) -> str:
+    """Address path of the first notebook of the first finished chapter, or of JupyterLab itself."""
+    for chapter in load_course().chapters:
+        for part in chapter.parts:
+            notebook = f"chapters/{chapter.folder}/{part.name}.ipynb"
+            if (folder / notebook).is_file():
+                return f"/lab/tree/{notebook}"
+    return "/lab"

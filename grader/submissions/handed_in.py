@@ -1,0 +1,211 @@
+"""The files in a folder or a zip of submissions: listed without reading them, and each read alone, within limits.
+
+Nothing is ever extracted: no path in a zip and no link in a folder decides where anything is written or read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import stat
+import unicodedata
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path, PurePosixPath
+
+from grader.courses.course import CourseError
+from grader.examination.notebook_file import MAX_BYTES, Refused, too_large
+
+MAX_ENTRIES = 200_000  # of a folder or zip that an instructor collects
+MAX_FILES = 20_000  # of one student
+_CENTRAL = b"PK\x01\x02"  # begins a zip's entry in its list of contents
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file as handed in. path: inside the folder or zip, for telling whose it is, never for opening anything.
+
+    problem: why it will not be read; changed: as the folder or zip says, in UTC; read: its bytes, raises Refused.
+    """
+
+    path: PurePosixPath
+    changed: datetime | None
+    problem: str
+    read: Callable[[], bytes]
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+@contextmanager
+def opened(source: Path) -> Iterator[list[Entry]]:
+    """All files of a folder or zip, which stays open meanwhile. Raises CourseError."""
+    if source.is_dir():
+        yield _limited(list(_files_in_folder(source)), source)
+        return
+    if not source.exists():
+        raise CourseError(f"{source} does not exist")
+    try:
+        archive = zipfile.ZipFile(source)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged zip fails in many ways
+        raise CourseError(
+            f"{source} is neither a folder nor a sound zip file ({error}); if another program can unpack it, collect "
+            "the folder"
+        ) from error
+    with archive:
+        yield _limited(_files_in_zip(archive), source)
+
+
+def files_in_student_zip(raw: bytes) -> list[Entry]:
+    """The files in a zip that a student handed in instead of a notebook. Raises Refused."""
+    if raw.count(_CENTRAL) > MAX_FILES:
+        raise Refused(f"the zip holds more than {MAX_FILES} files: hand in the notebook alone")
+    try:
+        return _files_in_zip(zipfile.ZipFile(io.BytesIO(raw)))
+    except Exception as error:
+        raise Refused(f"the zip is damaged ({type(error).__name__}): hand in the notebook itself") from None
+
+
+def without_outer_folder(entries: list[Entry]) -> list[Entry]:
+    """The entries with the folder taken off that holds all of them, as in a zip of a folder."""
+    if len({entry.path.parts[0] for entry in entries}) != 1 or any(len(entry.path.parts) < 2 for entry in entries):
+        return entries
+    return [dataclasses.replace(entry, path=PurePosixPath(*entry.path.parts[1:])) for entry in entries]
+
+
+def _limited(entries: list[Entry], source: Path) -> list[Entry]:
+    if len(entries) > MAX_ENTRIES:
+        raise CourseError(f"{source} holds {len(entries)} files, at most {MAX_ENTRIES} are taken in at once; is it the "
+                          "right one? Split it into several otherwise")  # fmt: skip
+    return entries
+
+
+def _files_in_folder(source: Path) -> Iterator[Entry]:
+    unreadable: list[OSError] = []
+    for folder, names, files in os.walk(source, onerror=unreadable.append):
+        for name in sorted(names):
+            path = Path(folder, name)
+            if path.is_symlink():  # os.walk does not follow it, but somebody handed it in
+                yield _unreadable(source, path, "is a link; a link is never followed")
+            elif name.lower().endswith((".ipynb", ".zip")):
+                yield _unreadable(source, path, "is a folder, not a file")
+                names.remove(name)
+        names[:] = sorted(name for name in names if not _is_clutter(name))
+        for name in sorted(files):
+            if not _is_clutter(name):
+                yield _file_entry(source, Path(folder, name))
+    for error in unreadable:
+        yield _unreadable(source, Path(error.filename), f"cannot be read: {error.strerror}")
+
+
+def _unreadable(source: Path, path: Path, problem: str) -> Entry:
+    def refuse() -> bytes:
+        raise Refused(f"{_inner(source, path).name} {problem}")
+
+    return Entry(_inner(source, path), None, f"{_inner(source, path).name} {problem}", refuse)
+
+
+def _file_entry(source: Path, path: Path) -> Entry:
+    try:
+        info = path.lstat()
+    except OSError as error:
+        return _unreadable(source, path, f"cannot be read: {error.strerror}")
+    if stat.S_ISLNK(info.st_mode):
+        return _unreadable(source, path, "is a link; a link is never followed")
+    if not stat.S_ISREG(info.st_mode):
+        return _unreadable(source, path, "is a pipe or a device, not a file")
+    try:
+        changed = datetime.fromtimestamp(info.st_mtime, UTC)
+    except (ValueError, OverflowError, OSError):
+        changed = None
+    return Entry(_inner(source, path), changed, too_large(info.st_size), lambda: _read_file(path))
+
+
+def _read_file(path: Path) -> bytes:
+    """A plain file's bytes, also if somebody puts a link or a pipe in its place meanwhile. Raises Refused."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise Refused("the file is not a plain file")
+            return _capped(file.read(MAX_BYTES + 1))
+    except OSError as error:
+        raise Refused(f"the file cannot be read: {error.strerror}") from None
+
+
+def _inner(source: Path, path: Path) -> PurePosixPath:
+    """A path as text that can be printed and compared: names need not be UTF-8, and macOS takes letters apart."""
+    return PurePosixPath(*(printable(part) for part in path.relative_to(source).parts))
+
+
+def printable(text: str) -> str:
+    """NFC, and what no terminal can show written as an escape, so that two different names stay different."""
+    text = unicodedata.normalize("NFC", text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _is_clutter(part: str) -> bool:
+    """Checkpoints and what file managers leave behind; `..` is not among it, it is refused."""
+    return (part.startswith(".") and part != "..") or part in ("__MACOSX", "Thumbs.db", "desktop.ini", "__pycache__")
+
+
+def _files_in_zip(archive: zipfile.ZipFile) -> list[Entry]:
+    entries = (_zip_entry(archive, info) for info in archive.infolist() if not info.filename.endswith("/"))
+    return [entry for entry in entries if entry.path.parts and not any(_is_clutter(part) for part in entry.path.parts)]
+
+
+def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
+    path = PurePosixPath(_zip_name(info).replace("\\", "/"))
+    problem = too_large(info.file_size)
+    if path.is_absolute() or ".." in path.parts or (path.parts and path.parts[0].endswith(":")):
+        problem = "the zip holds it outside its folder"
+    elif stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
+        problem = "the zip holds it as a link or a device; a link is never followed"
+    elif info.flag_bits & 1:
+        problem = "the zip is encrypted: hand in the notebook without a password"
+    path = PurePosixPath(*(printable(part) for part in path.parts if part not in ("..", "/")))
+
+    def read() -> bytes:
+        if problem:
+            raise Refused(problem)
+        try:
+            with archive.open(info) as file:
+                return _capped(file.read(MAX_BYTES + 1))  # whatever size the zip claims: a bomb stops here
+        except Refused:
+            raise
+        except Exception as error:  # damaged, an unknown method, a size that is a lie
+            raise Refused(f"the zip is damaged here ({type(error).__name__}): hand it in again") from None
+
+    return Entry(path, _zip_time(info), problem, read)
+
+
+def _zip_name(info: zipfile.ZipInfo) -> str:
+    """An entry's name. Without the flag for UTF-8 it is cp437 by the standard, but many programs write UTF-8 anyway."""
+    if info.flag_bits & 0x800 or info.filename.isascii():
+        return info.filename
+    try:
+        return info.filename.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return info.filename
+
+
+def _zip_time(info: zipfile.ZipInfo) -> datetime | None:
+    """A zip's times have no zone and count in twos of seconds; they are taken for this machine's clock."""
+    try:
+        return datetime(*info.date_time).astimezone(UTC) if info.date_time[0] > 1980 else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _capped(raw: bytes) -> bytes:
+    if reason := too_large(len(raw)):
+        raise Refused(reason)
+    return raw

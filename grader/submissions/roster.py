@@ -1,0 +1,168 @@
+"""Who is in a course, and which id stands for whom: `roster.json` in the course folder.
+
+A student's id is a folder's name on any file system. Everybody who ever handed in has one, known or not, and an id once
+given is never given to anybody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from grader.courses.course import CourseError
+from grader.submissions.receipt import write_safely
+
+FILE = "roster.json"
+# kinds of `Student.ids`, beside id and email; `participant` may hold several, Moodle gives one for every assignment
+KINDS = ("canvas_id", "sis_user_id", "login", "id_number", "sid", "participant", "section")
+_RESERVED = re.compile(r"^(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
+
+
+@dataclass
+class Student:
+    """One student of the roster. ids: what an LMS knows them by, by kind, see KINDS; several are parted by spaces."""
+
+    id: str
+    first_name: str = ""
+    last_name: str = ""
+    email: str = ""
+    ids: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.first_name} {self.last_name}".strip()
+
+
+@dataclass
+class Roster:
+    """students: by id. others: ids given to people that the roster does not know, with what tells them apart."""
+
+    students: dict[str, Student] = field(default_factory=dict)
+    others: dict[str, str] = field(default_factory=dict)
+    _index: dict[tuple[str, str], set[str]] = field(default_factory=dict, repr=False)
+    _given: dict[str, str] = field(default_factory=dict, repr=False)  # the inverse of others
+    _taken: set[str] = field(default_factory=set, repr=False)  # every id, as it is where case does not count
+
+    def __post_init__(self) -> None:
+        for student in list(self.students.values()):
+            self.put(student)
+        for student_id, key in list(self.others.items()):
+            self.give(student_id, key)
+
+    def give(self, student_id: str, key: str) -> None:
+        """Make an id somebody's whom the roster does not know."""
+        self.others[student_id], self._given[key] = key, student_id
+        self._taken.add(student_id.casefold())
+
+    def put(self, student: Student) -> None:
+        """Add a student, or make known what has changed about one."""
+        self.students[student.id] = student
+        self._taken.add(student.id.casefold())
+        for key in _keys(student):
+            self._index.setdefault(key, set()).add(student.id)
+
+    def find(self, ids: Iterable[tuple[str, str]]) -> Student | None:
+        """The one student who has one of these ids, tried in order; nobody where an id fits several."""
+        for kind, value in ids:
+            found = self._index.get((kind, _plain(kind, value)), set()) if value.strip() else set()
+            if len(found) == 1 or value in found:
+                return self.students[value if value in found else next(iter(found))]
+        return None
+
+    def id_for(self, person: str, key: str, own: bool, folders: Set[str] = frozenset()) -> str:
+        """The id of somebody the roster does not know, the same for the same key for ever.
+
+        own: the name was the instructor's choice, so it may be an id that is there already. folders: ids that are
+        somebody's without being in the roster.
+        """
+        if key in self._given:
+            return self._given[key]
+        if own and person not in self.students and (person in self.others or person in folders):
+            return person
+        student = safe_id(person)
+        if student.casefold() in self._taken or student.casefold() in {folder.casefold() for folder in folders}:
+            student = with_hash(student[:64], key)
+        self.give(student, key)
+        return student
+
+
+def load_roster(root: Path) -> Roster:
+    """The course's roster, empty where there is none. Raises CourseError when the file is damaged."""
+    path = root / FILE
+    if not path.exists():
+        return Roster()
+    try:
+        data: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return Roster({s["id"]: Student(**s) for s in data["students"]}, dict(data["others"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CourseError(
+            f"{path} is damaged ({error}); restore it, or delete it and import the roster again"
+        ) from None
+
+
+def save_roster(root: Path, roster: Roster) -> None:
+    students = [asdict(student) for _, student in sorted(roster.students.items())]
+    text = json.dumps({"students": students, "others": roster.others}, indent=1, ensure_ascii=False) + "\n"
+    write_safely(root, root / FILE, text)
+
+
+def safe_id(text: str) -> str:
+    """An id made of a name: ASCII letters, digits and `._@+-`, at most 64; with a hash where that lost something."""
+    text = unicodedata.normalize("NFC", text)
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    plain = re.sub(r"[^A-Za-z0-9._@+-]+", "-", plain).lstrip("._@+-").rstrip(".-")[:64].rstrip(".-")
+    return plain if plain and plain == text and not _RESERVED.match(plain) else with_hash(plain, text)
+
+
+def with_hash(plain: str, text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{plain or 'student'}-{digest}" if not _RESERVED.match(plain) else f"student-{plain}-{digest}"
+
+
+def register(root: Path, roster: Roster) -> None:
+    """Bring the students' names and addresses into nbgrader's gradebook."""
+    from nbgrader.api import Gradebook
+
+    from grader.courses.course import nbgrader_config
+    from grader.labs.release import course_directory
+
+    with Gradebook(course_directory(nbgrader_config(root), "*").db_url) as book:
+        for student in roster.students.values():
+            book.update_or_create_student(
+                student.id, first_name=student.first_name or None, last_name=student.last_name or None,
+                email=student.email or None, lms_user_id=student.ids.get("canvas_id") or student.ids.get("id_number"),
+            )  # fmt: skip
+
+
+def _keys(student: Student) -> Iterator[tuple[str, str]]:
+    """All that `Roster.find` finds a student by."""
+    yield "id", _plain("id", student.id)
+    if student.email:
+        yield "email", _plain("email", student.email)
+    if student.first_name and student.last_name:
+        yield "name", _plain("name", f"{student.first_name} {student.last_name}")
+        yield "name", _plain("name", f"{student.last_name} {student.first_name}")
+        yield "canvas_name", _plain("canvas_name", f"{student.last_name}{student.first_name}")
+    for kind in KINDS:
+        for value in student.ids.get(kind, "").split():
+            yield kind, _plain(kind, value)
+    for kind in ("login", "sid"):
+        if kind not in student.ids:
+            yield kind, _plain(kind, student.id)
+
+
+def _plain(kind: str, value: str) -> str:
+    """What is compared: names without accents and punctuation, and as Canvas writes them in a file's name; no case."""
+    value = unicodedata.normalize("NFC", value.strip().casefold())
+    if kind == "canvas_name":
+        return re.sub(r"[\W_]+", "", value)
+    if kind == "name":
+        plain = "".join(c for c in unicodedata.normalize("NFKD", value) if not unicodedata.combining(c))
+        return " ".join(re.findall(r"\w+", plain))
+    return value

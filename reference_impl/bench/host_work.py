@@ -1,0 +1,60 @@
+"""What the host does between two passes of the model: scheduling and block operations, without a model."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from reference_impl.bench import harness
+from reference_impl.interfaces import Request, SamplingParams, StepOutput
+from reference_impl.kv.block_pool import BlockPool
+from reference_impl.kv.hash_index import HashIndex
+from reference_impl.kv.manager import KVManager
+from reference_impl.scheduler.scheduler import Scheduler
+
+STEPS, PROMPT, BLOCK_SIZE = 200, 200, 16
+
+
+def scheduler_seconds(num_requests: int) -> list[float]:
+    """schedule() + update() of each step in which all requests decode."""
+    pool = BlockPool(num_requests * (-(-(PROMPT + STEPS) // BLOCK_SIZE) + 1))
+    scheduler = Scheduler(KVManager(pool, BLOCK_SIZE, index=HashIndex(BLOCK_SIZE)), num_requests, 10**9)
+    for i in range(num_requests):
+        prompt = [i, *range(PROMPT - 1)]
+        params = SamplingParams(max_tokens=STEPS + 2)
+        scheduler.add(Request(str(i), prompt, PROMPT, params, 0, 0.0, max_total_tokens=10**6))
+    seconds = []
+    for step in range(STEPS + 1):
+        began = time.perf_counter()
+        plan = scheduler.schedule(0.0)
+        planned = time.perf_counter()
+        output = StepOutput({row.request_id: 5 for row in plan.rows}, {}, 0.0, 0.0)
+        computed = time.perf_counter()
+        scheduler.update(plan, output)
+        if step:  # the first lets everybody in
+            seconds.append(time.perf_counter() - computed + planned - began)
+    return seconds
+
+
+def block_operation_seconds(num_blocks: int, operations: int = 20_000) -> float:
+    """One allocate(1) and one decref of it, in a pool of this size with half of it in use."""
+    pool = BlockPool(num_blocks)
+    pool.allocate(num_blocks // 2)
+    began = time.perf_counter()
+    for _ in range(operations):
+        pool.decref(pool.allocate(1))
+    return (time.perf_counter() - began) / operations
+
+
+def run(rounds: int) -> dict[str, Any]:
+    step = {n: [statistics.median(scheduler_seconds(n)) for _ in range(rounds)] for n in (16, 256)}
+    return {
+        "scheduler_step_ms": {str(n): harness.spread([s * 1e3 for s in values]) for n, values in step.items()},
+        "scheduler_us_per_request": {
+            str(n): harness.spread([s * 1e6 / n for s in values]) for n, values in step.items()
+        },
+        "block_operation_us": {
+            n: harness.spread([block_operation_seconds(n) * 1e6 for _ in range(rounds)]) for n in (1000, 1_000_000)
+        },
+    }

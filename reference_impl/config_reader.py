@@ -1,0 +1,89 @@
+"""Typed access to the fields of a config.json, with errors that name file and field."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """A config.json that cannot be served: says which field, what was expected, what came."""
+
+
+class Reader:
+    """where: the file, as errors call it. A default stands for a field that is left out (None: it must be there)."""
+
+    def __init__(self, raw: dict[str, Any], where: str):
+        self.raw, self.where = raw, where
+
+    def error(self, name: str, expected: str, found: object) -> ConfigError:
+        return ConfigError(f"{self.where}: {name}: expected {expected}, found {found!r}")
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """At least 1; null is the default too."""
+        value = self.raw.get(name, default)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(name, "a positive integer", value)
+        return value
+
+    def optional_integer(self, name: str, default: int | None) -> int | None:
+        """At least 1, or None where the field is null, or left out without a default."""
+        if self.raw.get(name, default) is None:
+            return None
+        return self.integer(name, default)
+
+    def count(self, name: str, default: int) -> int:
+        """At least 0; null is the default."""
+        value = self.raw.get(name)
+        return 0 if type(value) is int and value == 0 else self.integer(name, default)
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        value = self.raw.get(name)
+        if not isinstance(value, bool | None):
+            raise self.error(name, "true or false", value)
+        return default if value is None else value
+
+    def number(self, name: str, default: float | None = None, raw: Mapping[str, Any] | None = None) -> float:
+        """Above 0 and finite. raw: the object that holds the field, if not the config itself."""
+        value = (self.raw if raw is None else raw).get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
+            raise self.error(name, "a positive number", value)
+        return float(value)
+
+    def optional_number(self, name: str, default: float | None) -> float | None:
+        """Above 0 and finite, or None where the field is null, or left out without a default."""
+        if self.raw.get(name, default) is None:
+            return None
+        return self.number(name, default)
+
+    def choice(self, name: str, choices: Mapping[str, str], default: str) -> str:
+        """The value that the field's name stands for in `choices`."""
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if not isinstance(value, str) or value not in choices:
+            raise self.error(name, f"{' or '.join(choices)} (others are not supported)", value)
+        return choices[value]
+
+    def indices(self, name: str, end: int) -> frozenset[int]:
+        """A list of integers from 0 to end - 1; null is none."""
+        value = self.raw.get(name)
+        value = [] if value is None else value
+        if not isinstance(value, list) or not all(type(i) is int and 0 <= i < end for i in value):
+            raise self.error(name, f"a list of integers from 0 to {end - 1}", value)
+        return frozenset(value)
+
+    def token_ids(self, name: str, generation: Mapping[str, Any]) -> tuple[int, ...]:
+        """One id, several, or none; generation_config.json has the last word."""
+        value = generation.get(name, self.raw.get(name))
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise self.error(name, "a token id, a list of token ids, or null", value)
+        return tuple(ids)
+
+    def refuse(self, name: str, allowed: tuple[object, ...], expected: str) -> None:
+        """Error if the field is there, not null, and none of `allowed`."""
+        value = self.raw.get(name)
+        if value is not None and value not in allowed:
+            raise self.error(name, expected, value)

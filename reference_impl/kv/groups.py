@@ -1,0 +1,45 @@
+"""Layers that keep the same positions form a KV group; all groups of a model have as many layers.
+
+A full layer keeps everything, a layer with a sliding window only what its window still shows. If both came from
+pools of their own, the split of memory between them would have to be guessed. With groups of equal size a block is
+worth the same to each of them, and one pool serves all (the way of vLLM's hybrid KV cache manager).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from reference_impl.interfaces import KVSpec
+
+
+def kv_specs(
+    layer_windows: Sequence[int | None], num_kv_heads: int, head_dim: int, block_size: int, bytes_per_value: int
+) -> tuple[KVSpec, ...]:
+    """One spec per group. layer_windows: per layer its window, or None where it sees everything before it."""
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in enumerate(layer_windows):
+        kinds.setdefault(window, []).append(layer)
+    size = math.gcd(*map(len, kinds.values()))
+    return tuple(
+        KVSpec(size, num_kv_heads, head_dim, block_size, bytes_per_value, tuple(layers[i : i + size]), window)
+        for window, layers in kinds.items()
+        for i in range(0, len(layers), size)
+    )
+
+
+def longest_sequence(num_blocks: int, block_size: int, windows: Sequence[int | None], max_chunk: int) -> int:
+    """Tokens that one request alone can have in the cache. max_chunk: the most tokens computed in one step."""
+
+    def needed(tokens: int) -> int:
+        whole = -(-tokens // block_size)
+        # What a window shows, the chunk being written, and a block that both begin and end inside of.
+        return sum(whole if w is None else min(whole, -(-(w + max_chunk) // block_size) + 1) for w in windows)
+
+    fits, too_many = 0, num_blocks * block_size + 1
+    if None not in windows and needed(too_many) <= num_blocks:
+        return too_many * 2**32  # every window fits, however long the sequence gets
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        fits, too_many = (middle, too_many) if needed(middle) <= num_blocks else (fits, middle)
+    return fits

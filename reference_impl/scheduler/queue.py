@@ -1,0 +1,59 @@
+"""The waiting line: requests in order of rank."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from reference_impl.interfaces import Request
+
+
+class RankedQueue:
+    """Requests, the smallest rank first; equal ranks in the order in which they were pushed.
+
+    A preempted request that is pushed again with the rank it had has its old place again if no two ranks are equal:
+    the scheduler's are (the policy's rank, order of arrival).
+
+    A sorted list: finding a place takes log n comparisons, and moving the pointers behind it is one memmove.
+    """
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Any, int, Request]] = []  # (rank, number, request); no two numbers are equal
+        self._by_id: dict[str, tuple[Any, int, Request]] = {}
+        self._numbers = count()
+
+    def push(self, request: Request, rank: Any) -> None:
+        """ValueError if a request of this id waits already, or if the rank is NaN, which has no order."""
+        if request.id in self._by_id:
+            raise ValueError(f"request {request.id!r} waits already")
+        if rank != rank:
+            raise ValueError(f"request {request.id!r}: expected a rank that can be ordered, got {rank!r}")
+        entry = self._by_id[request.id] = (rank, next(self._numbers), request)
+        insort(self._entries, entry)
+
+    def first(self) -> Request:
+        """Whose turn it is; IndexError if nobody waits."""
+        return self._entries[0][2]
+
+    def pop(self) -> Request:
+        """Takes the first out; IndexError if nobody waits."""
+        request = self._entries.pop(0)[2]
+        del self._by_id[request.id]
+        return request
+
+    def remove(self, request_id: str) -> Request:
+        """Takes this one out, wherever it stands; KeyError if it does not wait."""
+        entry = self._by_id.pop(request_id)
+        del self._entries[bisect_left(self._entries, entry)]
+        return entry[2]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (request for _, _, request in self._entries)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_id

@@ -1,0 +1,1399 @@
+# %% [markdown] nbgrader={"grade_id": "intro"}
+# # Lab 03: a scheduler
+#
+# Four requests will write 1000, 200, 400 and 100 tokens. They run as one batch that ends when the last of them has
+# ended. What share of the batch's work is useful? And with only two places: how many steps do two batches take one
+# after another, and how many if a place is given on as soon as it is free? Write your guesses down; two checks below
+# compute them.
+#
+# You build, in this order: static and continuous batching on paper, the split of a step's budget, the count of blocks,
+# admission, the choice of victims, the order of the queue, and the scheduler that puts them together. At the end it
+# runs inside the engine and serves text.
+#
+# - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
+# - Hidden checks test the same properties on other workloads. A check that passes here for the right reason passes
+#   there.
+# - A scheduler touches no tensor: everything here is whole numbers, strings, lists and dicts. When your cells are
+#   graded, nothing but the standard library, `torch` and `numpy` is there, no engine and no grader.
+#
+# 20 points.
+
+# %% nbgrader={"grade_id": "imports"} inferlab={"where": "both"}
+import math
+
+# %% nbgrader={"grade_id": "tools"}
+# Given: what the checks use. You may read it; it is not yours to change.
+#
+# The examiner owns the world: lengths, blocks and time. Your scheduler is told what happened, and says what to do next;
+# the ledger keeps the books and writes down every promise that is broken, under the name of the promise.
+import functools
+
+import torch
+
+from grader.checks import rng
+
+
+def random_int(low, high, generator):
+    """An integer in [low, high]."""
+    return int(torch.randint(low, high + 1, (), generator=generator))
+
+
+def is_count(value):
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def room_for(num_tokens, block_size):
+    """Blocks that must be free when a request with num_tokens missing tokens is let in."""
+    return math.ceil(num_tokens / block_size)
+
+
+class Sequence:
+    """One request in the books. known: prompt and generated tokens; computed: those of them that are in the cache."""
+
+    def __init__(self, info, number):
+        self.id, self.arrival, self.priority = info["id"], info["arrival"], info["priority"]
+        self.number, self.prompt = number, info["num_tokens"]
+        self.known, self.computed, self.blocks = info["num_tokens"], 0, 0
+        self.running, self.times_preempted = False, 0
+
+    @property
+    def missing(self):
+        return self.known - self.computed
+
+    def __repr__(self):
+        again = ", preempted before" if self.times_preempted else ""
+        return f"{self.id} ({self.known} tokens known, {self.computed} computed{again})"
+
+
+def first_come(sequence, now):
+    """Smaller goes first."""
+    return sequence.arrival, sequence.number
+
+
+def urgent_first(sequence, now):
+    """The same, with priorities and without aging."""
+    return sequence.priority, sequence.arrival, sequence.number
+
+
+class Ledger:
+    """The examiner's books: judges every plan, then does what of it can be done.
+
+    faults: (promise, what was seen), of the first step that breaks a promise; what comes later may follow from it.
+    """
+
+    def __init__(self, num_blocks, block_size, max_num_seqs, budget, rank=first_come):
+        self.num_blocks, self.block_size, self.max_num_seqs, self.budget = num_blocks, block_size, max_num_seqs, budget
+        self.rank, self.live, self.num_added, self.step = rank, {}, 0, 0
+        self.faults, self.first_faulty_step = [], None
+
+    @property
+    def free(self):
+        return self.num_blocks - sum(sequence.blocks for sequence in self.live.values())
+
+    def add(self, info):
+        self.live[info["id"]] = Sequence(info, self.num_added)
+        self.num_added += 1
+
+    def fault(self, promise, text):
+        if self.first_faulty_step in (None, self.step):
+            self.first_faulty_step = self.step
+            self.faults.append((promise, f"step {self.step}: {text}"))
+
+    def judge(self, now, plan, preempted):
+        """Check a plan; take its victims' blocks away, give its rows theirs. Returns the rows that can be run."""
+        plan, preempted = self._known_only(plan, preempted)
+        line = sorted(self.live.values(), key=lambda sequence: self.rank(sequence, now))  # whose turn it is
+        running, waiting = ([s for s in line if s.running == state] for state in (True, False))
+        self._judge_victims(running, plan, preempted)
+        for name in preempted:
+            sequence = self.live[name]
+            sequence.blocks, sequence.computed, sequence.running = 0, 0, False
+            sequence.times_preempted += 1
+        running = [s for s in running if s.running]
+        self._judge_shares(running, [s for s in waiting if s.id in plan], plan)
+        for sequence in running:
+            if plan.get(sequence.id):
+                num_tokens = sequence.computed + min(plan[sequence.id], sequence.missing)
+                sequence.blocks = max(sequence.blocks, math.ceil(num_tokens / self.block_size))
+        if self.free < 0:
+            self.fault("memory", f"the tokens of those who run need {-self.free} blocks more than there are: {plan}")
+        self._judge_admission(waiting, len(running), plan, preempted)
+        self.step += 1
+        return {name: min(n, self.live[name].missing) for name, n in plan.items() if self.live[name].running and n > 0}
+
+    def _known_only(self, plan, preempted):
+        for name in [*plan, *preempted]:
+            if name not in self.live:
+                self.fault("gone", f"{name} is finished, aborted or was never added, and is in the plan")
+        return {name: n for name, n in plan.items() if name in self.live}, [n for n in preempted if n in self.live]
+
+    def _judge_victims(self, running, plan, preempted):
+        names = [s.id for s in running]
+        for name in preempted:
+            if name not in names or preempted.count(name) > 1:
+                self.fault("preemption", f"{name} is preempted, but it does not run, or is named twice")
+            if name in plan:
+                self.fault("preemption", f"{name} is preempted and gets {plan[name]} tokens in the same step")
+        victims = [s for s in running if s.id in preempted]
+        stay = [s for s in running if s.id not in preempted]
+        if victims and any(names.index(s.id) > names.index(victims[0].id) for s in stay):
+            self.fault("preemption", f"of {names} {preempted} are preempted; the last of them must go first")
+
+        if victims:  # without the first of them in line, the others' blocks must not have been enough
+            needed = sum(max(0, math.ceil(s.known / self.block_size) - s.blocks) for s in [*stay, victims[0]])
+            enough = needed <= self.free + sum(s.blocks for s in victims[1:])
+            if enough:
+                self.fault("preemption", f"{victims[0]} is preempted; without that {self.free} free blocks were enough")
+
+    def _judge_shares(self, running, admitted, plan):
+        total, cut = sum(plan.values()), None
+        if total > self.budget:
+            self.fault("limits", f"{total} tokens are planned, the budget is {self.budget}: {plan}")
+        for name, n in plan.items():
+            if n < 1:
+                self.fault("limits", f"{name} gets {n} tokens; a row has at least 1: {plan}")
+        for sequence in [s for s in running if s.missing == 1]:
+            if not plan.get(sequence.id):
+                lacks = total < self.budget and math.ceil(sequence.known / self.block_size) > sequence.blocks
+                also = ", and lacks a block: make room, or preempt it" if lacks else ""
+                self.fault("preemption" if lacks else "decodes",
+                           f"{sequence.id} misses one token and gets none{also}: {plan}")  # fmt: skip
+        for sequence in [*(s for s in running if s.missing > 1), *admitted]:
+            n = plan.get(sequence.id, 0)
+            promise = "recompute" if sequence.times_preempted else "chunks"
+            if n > sequence.missing:
+                self.fault(promise, f"{sequence} misses {sequence.missing} tokens and gets {n}")
+            if n < sequence.missing and total < self.budget:
+                self.fault(promise, f"{sequence} misses {sequence.missing} tokens and gets {n}, "
+                                    f"although {total} of {self.budget} are planned")  # fmt: skip
+            if n and cut and total <= self.budget:
+                self.fault("turn", f"{cut.id} comes before {sequence.id} and gets only a part: {plan}")
+            cut = cut or (sequence if n < sequence.missing else None)
+        for sequence in [s for s in running if s.missing == 1]:
+            if plan.get(sequence.id, 1) > 1:
+                promise = "recompute" if sequence.times_preempted else "chunks"
+                self.fault(promise, f"{sequence} misses 1 token and gets {plan[sequence.id]}")
+
+    def _judge_admission(self, waiting, num_running, plan, preempted):
+        passed_over = None
+        for sequence in waiting:
+            if sequence.id not in plan:
+                passed_over = passed_over or sequence
+                continue
+            if passed_over:
+                self.fault("turn", f"{sequence.id} is let in, although {passed_over.id} comes before it")
+            if preempted:
+                self.fault("preemption", f"{sequence.id} is let in in a step that preempts {preempted}")
+            if (room := room_for(sequence.known, self.block_size)) > self.free:
+                self.fault("room", f"{sequence} is let in with {self.free} free blocks, {room} must be free")
+            sequence.running, sequence.blocks = True, math.ceil(sequence.known / self.block_size)
+            num_running += 1
+        if num_running > self.max_num_seqs:
+            self.fault("limits", f"{num_running} requests run, at most {self.max_num_seqs} may")
+        first = next((s for s in waiting if not s.running), None)
+        fits = first and num_running < self.max_num_seqs and room_for(first.known, self.block_size) <= self.free
+        if fits and not preempted and sum(plan.values()) < self.budget:
+            self.fault("idle", f"{first} is first in line and fits, and is not let in: {plan}")
+
+    def ran(self, name, num_tokens, sampled, finished):
+        """A row was run."""
+        sequence = self.live[name]
+        sequence.computed += num_tokens
+        sequence.known += sampled
+        if finished:
+            del self.live[name]
+
+
+class World:
+    """A simulated executor around your scheduler: a step takes one second and samples where a row reaches the end.
+
+    arrivals: {step: [(id, num_tokens of the prompt, num_output, priority), ...]}, steps from 0.
+    """
+
+    def __init__(self, arrivals, num_blocks, block_size=4, max_num_seqs=4, budget=16, aging=0.0, rank=first_come):
+        self.ledger = Ledger(num_blocks, block_size, max_num_seqs, budget, rank)
+        self.scheduler = Scheduler(max_num_seqs, budget, block_size, aging)
+        self.arrivals, self.now, self.plans, self.victims, self.outputs, self.marks = arrivals, 100.0, [], [], {}, {}
+
+    def add(self, name, num_tokens, num_output, priority=0):
+        info = {"id": name, "num_tokens": num_tokens, "arrival": self.now, "priority": priority}
+        self.ledger.add(info)
+        self.outputs[name] = num_output
+        self.scheduler.add(dict(info))
+
+    def abort(self, name):
+        """As a client does that hangs up: at any moment, perhaps too late."""
+        self.ledger.live.pop(name, None)
+        return self.scheduler.abort(name)
+
+    def step(self, hang_up=()):
+        """One step; the requests in hang_up are aborted while it runs."""
+        for arrival in self.arrivals.get(len(self.plans), ()):
+            self.add(*arrival)
+        plan, preempted = asked(self.scheduler, self.now, max(0, self.ledger.free))
+        sequences = dict(self.ledger.live)
+        prompts = {name for name, s in sequences.items() if s.missing > 1 or not s.running}
+        rows = self.ledger.judge(self.now, plan, preempted)
+        report = {}
+        for name, n in rows.items():
+            sampled = int(sequences[name].missing == n)
+            finished = sampled == 1 and sequences[name].known + 1 - sequences[name].prompt == self.outputs[name]
+            report[name] = (n, sampled, finished)
+        for name in hang_up:
+            self.abort(name)
+        for name, result in report.items():
+            if name in self.ledger.live:
+                self.ledger.ran(name, *result)
+        self.scheduler.update(report)
+        for name in sequences:
+            mark = "x" if name in preempted else "." if name not in rows else "P" if name in prompts else "d"
+            self.marks[name] = self.marks.get(name, "").ljust(len(self.plans)) + mark
+        self.plans.append(plan)
+        self.victims.append(preempted)
+        self.now += 1.0
+
+    @property
+    def has_work(self):
+        return bool(self.ledger.live) or any(step >= len(self.plans) for step in self.arrivals)
+
+    def run(self, hang_up=None):
+        """Until all is done, or the time is up in which any scheduler that keeps its promises is done."""
+        seconds = max(self.arrivals) + 2
+        for prompt, output in ((p, o) for arrived in self.arrivals.values() for _, p, o, *_ in arrived):
+            seconds += math.ceil((prompt + output) / self.ledger.budget) + output + 2
+        while self.has_work and len(self.plans) < 2 * seconds:
+            self.step((hang_up or {}).get(len(self.plans), ()))
+            if not self.plans[-1] and self.ledger.live and max(self.arrivals) < len(self.plans):
+                break  # nothing ran, and nothing will change
+        return self
+
+    def show(self):
+        """One line per request, one sign per step: P prompt (or what must be computed again), d decode."""
+        print("P prompt tokens, d decode, . waits, x preempted")
+        for name, marks in self.marks.items():
+            print(f"{name:>4} {marks}")
+
+    def expect(self, *promises, finish=True):
+        broken = [text for promise, text in self.ledger.faults if promise in promises]
+        assert not broken, broken[0]
+        left = sorted(self.ledger.live) if finish else []
+        assert not left, f"after {len(self.plans)} steps {left} are still not finished"
+
+
+def asked(scheduler, now, free_blocks):
+    """What schedule() answers, after a look at its form."""
+    answer = scheduler.schedule(now, free_blocks)
+    right = isinstance(answer, tuple | list) and len(answer) == 2 and isinstance(answer[0], dict)
+    right = right and isinstance(answer[1], tuple | list) and all(isinstance(name, str) for name in answer[1])
+    right = right and all(isinstance(name, str) and is_count(n) for name, n in answer[0].items())
+    assert right, f"schedule returns ({{id: number of tokens}}, [ids of the preempted]), saw {answer!r}"
+    return answer[0], list(answer[1])
+
+
+def random_arrivals(generator, num_requests, longest_prompt, longest_output, priorities):
+    """Requests that arrive one after another, some at the same moment; their names say nothing about the order."""
+    arrivals, step = {}, 0
+    for number in torch.randperm(num_requests, generator=generator).tolist():
+        step += random_int(0, 3, generator)
+        priority = priorities[random_int(0, len(priorities) - 1, generator)]
+        prompt, output = random_int(1, longest_prompt, generator), random_int(1, longest_output, generator)
+        arrivals.setdefault(step, []).append((f"r{number}", prompt, output, priority))
+    return arrivals
+
+
+def random_world(generator, tight, longest_prompt=30, longest_output=12, priorities=(0,), **more):
+    """A workload and a machine. tight: memory for little more than one request; otherwise for all of them."""
+    arrivals = random_arrivals(generator, random_int(5, 9, generator), longest_prompt, longest_output, priorities)
+    block_size, max_num_seqs = random_int(1, 5, generator), random_int(2, 5, generator)
+    sizes = [math.ceil((prompt + output) / block_size) for step in arrivals.values() for _, prompt, output, _ in step]
+    num_blocks = max(sizes) + random_int(2, 4, generator) if tight else sum(sizes) + 3 * len(sizes)
+    budget = max_num_seqs + random_int(0, 15, generator)
+    return World(arrivals, num_blocks, block_size, max_num_seqs, budget, **more)
+
+
+# %% [markdown] nbgrader={"grade_id": "text_static"}
+# ## 1. Static batching
+#
+# A static batch is formed once and runs until its longest sequence has ended. A row whose sequence ended earlier stays
+# in the batch and computes nothing that anybody reads.
+#
+# **Build** `static_batching(lengths, max_num_seqs)`: requests that will generate `lengths[i]` tokens (whole numbers,
+# at least 1) are put into batches of `max_num_seqs`, in the order given. The batches run one after another. Each step
+# gives every row of the batch one token. Return `(steps, useful)`:
+#
+# - `steps`: how many steps all batches take together,
+# - `useful`: the share of row-steps in which a row had something to do, a float from 0 to 1. A batch of R rows
+#   that runs T steps has R·T row-steps.
+#
+# The same formula tells what padding costs when prompts of unequal length are put into one rectangle: `1 - useful` of
+# it is padding.
+#
+# **Hint:** a batch takes as many steps as its longest sequence has tokens.
+#
+# **Trap (last batch):** the last batch may have fewer than `max_num_seqs` rows. Places that nobody was put into are
+# not rows.
+
+
+# %% nbgrader={"grade_id": "static_batching", "solution": true}
+def static_batching(lengths, max_num_seqs):
+    """Batches in the order given, each as long as its longest. -> (steps, useful share of the row-steps)."""
+    ### BEGIN SOLUTION
+    batches = [lengths[i : i + max_num_seqs] for i in range(0, len(lengths), max_num_seqs)]
+    num_steps = sum(max(batch) for batch in batches)
+    num_row_steps = sum(len(batch) * max(batch) for batch in batches)
+    return num_steps, sum(lengths) / num_row_steps
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_static", "grade": true, "points": 1}
+# property: a batch takes the steps of its longest row; useful = all tokens / (rows x steps of each batch, added up).
+# hint: cut the list into batches first; the share is one quotient of sums, not a mean of shares.
+def check_static_batches(lengths, places, steps, useful):
+    seen = static_batching(list(lengths), places)
+    print(f"{lengths}, {places} places: {seen}")
+    assert isinstance(seen, tuple | list), f"expected (steps, useful), saw {seen!r}"
+    assert len(seen) == 2, f"expected (steps, useful), saw {seen!r}"
+    assert seen[0] == steps, f"{lengths}, {places} places: expected {steps} steps, saw {seen[0]}"
+    assert abs(seen[1] - useful) < 1e-9, (
+        f"{lengths}, {places} places: expected a useful share of {useful:.4f}, saw {seen[1]:.4f}"
+    )
+
+
+check_static_batches([1000, 200, 400, 100], 4, 1000, 0.425)
+check_static_batches([1000, 200, 400, 100], 2, 1400, 1700 / 2800)
+check_static_batches([3, 5, 4], 2, 9, 12 / 14)
+check_static_batches([1024, 64, 128, 192, 128, 256, 64, 192], 8, 1024, 0.25)  # prompts: mean 256, longest 1024
+### BEGIN HIDDEN TESTS
+draw = rng("check_static")
+for case in range(6):
+    places = random_int(1, 5, draw)
+    full, rest = random_int(1, 4, draw), random_int(0, places - 1, draw) if case else places - 1
+    lengths = [random_int(1, 60, draw) for _ in range(places * full + rest)]
+    starts = range(0, len(lengths), places)
+    steps = sum(max(lengths[i : i + places]) for i in starts)
+    row_steps = sum(max(lengths[i : i + places]) * len(lengths[i : i + places]) for i in starts)
+    check_static_batches(lengths, places, steps, sum(lengths) / row_steps)
+### END HIDDEN TESTS
+
+
+# %% [markdown] nbgrader={"grade_id": "text_continuous"}
+# ## 2. Continuous batching
+#
+# Orca's idea (2022): decide before *every step* who takes part. A sequence that has ended leaves at once, and the next
+# request takes its place in the very next step.
+#
+# **Build** `continuous_batching(lengths, max_num_seqs)` for the same requests, all of them there from the beginning: at
+# most `max_num_seqs` run in a step, free places are filled in the order given, each running request gets one token per
+# step. Return a list: `finished[i]` is the number of the step, counted from 1, in which request i gets its last token.
+#
+# **Hint:** either play it step by step, or keep for each place the step in which it was last used.
+#
+# **Trap (idle step):** many drawings show an empty place for one step between two requests. There is none: the
+# scheduler knows after step 3 that a request has ended, before it plans step 4.
+
+
+# %% nbgrader={"grade_id": "continuous_batching", "solution": true}
+def continuous_batching(lengths, max_num_seqs):
+    """A free place is filled before the next step. -> for each request the step (from 1) of its last token."""
+    ### BEGIN SOLUTION
+    finished, left, waiting, step = [0] * len(lengths), {}, list(range(len(lengths))), 0
+    while waiting or left:
+        step += 1
+        while waiting and len(left) < max_num_seqs:
+            number = waiting.pop(0)
+            left[number] = lengths[number]
+        for number in list(left):
+            left[number] -= 1
+            if left[number] == 0:
+                finished[number] = step
+                del left[number]
+    return finished
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_continuous", "grade": true, "points": 1}
+# property: a place that becomes free is filled in the very next step, in the order given.
+# hint: [3, 1, 2] with 2 places: the third request runs in steps 2 and 3.
+def check_finished(lengths, places, expected):
+    seen = continuous_batching(list(lengths), places)
+    print(f"{lengths}, {places} places: {seen}")
+    assert list(seen) == expected, f"{lengths}, {places} places: expected {expected}, saw {seen}"
+
+
+check_finished([3, 1, 2], 2, [3, 1, 3])
+check_finished([1000, 200, 400, 100], 2, [1000, 200, 600, 700])
+check_finished([2, 2], 4, [2, 2])
+### BEGIN HIDDEN TESTS
+draw = rng("check_continuous")
+for _ in range(6):
+    places = random_int(1, 5, draw)
+    lengths = [random_int(1, 12, draw) for _ in range(random_int(places + 1, 12, draw))]
+    used_until, expected = [0] * places, []
+    for length in lengths:
+        place = used_until.index(min(used_until))
+        used_until[place] += length
+        expected.append(used_until[place])
+    check_finished(lengths, places, expected)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_gain"}
+# How much this can gain depends on how unequal the lengths are, because a static batch waits for its longest. The cell
+# below counts the steps of static batches against the least possible, which is all places full in every step, for 256
+# outputs of about 200 tokens in the mean. A ratio without its workload says nothing.
+
+# %% nbgrader={"grade_id": "gain"} inferlab={"where": "notebook"}
+draw = rng("gain")
+equal = [200] * 256
+near = [random_int(150, 250, draw) for _ in range(256)]
+spread = (torch.empty(256).exponential_(1 / 200, generator=draw).long() + 1).tolist()
+print("outputs              static  useful  ratio of steps, 32 places, against the least possible")
+for name, lengths in (("all 200", equal), ("150 to 250", near), ("exponential", spread)):
+    steps, useful = static_batching(lengths, 32)
+    print(f"{name:<18}{steps:>8}{useful:>8.0%}{steps / math.ceil(sum(lengths) / 32):>8.2f}")
+
+# %% [markdown] nbgrader={"grade_id": "text_plan"}
+# ## 3. One step: decodes first, then chunks
+#
+# So far a step gave each row one token. A prompt brings many at once: they are known, so they can all be computed in
+# one pass. A step with an 8,192-token prompt takes long, and everybody who is decoding waits for it. So a step has a
+# *budget* of new tokens, and a prompt that exceeds what is left of it is cut: the rest comes in later steps. That is
+# chunked prefill.
+#
+# There is no prefill and no decode as such. A running request has tokens that are known and *missing* in the cache: one
+# if it decodes, many if its prompt is being read.
+#
+# **Build** `plan_step(running, budget)`. `running` is a list of `(id, missing)`, the one whose turn it is first;
+# `missing` is at least 1. Return a dict `{id: n}`, n new tokens for each request that gets any:
+#
+# - requests that miss one token come first, in their order;
+# - then the others, in their order: each gets all it misses, or what is left of the budget.
+#
+# **Hint:** two passes over the list, one `min`.
+#
+# **Trap (zero tokens):** a request that gets nothing is not in the dict. A row of zero tokens is not harmless:
+# nano-vllm once planned one (its issue 144), and attention was called with a query of no tokens.
+
+
+# %% nbgrader={"grade_id": "plan_step", "solution": true}
+def plan_step(running, budget):
+    """Shares out `budget` new tokens. running: [(id, missing)] in order -> {id: n}, every n at least 1."""
+    ### BEGIN SOLUTION
+    plan = {}
+    decodes = [row for row in running if row[1] == 1]
+    prompts = [row for row in running if row[1] > 1]
+    for request_id, missing in decodes + prompts:
+        num_tokens = min(missing, budget)
+        if num_tokens > 0:
+            plan[request_id] = num_tokens
+            budget -= num_tokens
+    return plan
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_decodes_first", "grade": true, "points": 1}
+# property: who misses one token gets it, however long the prompts before it in the list are.
+# hint: go over those that miss one token first, then over the others.
+def check_decodes_served(running, budget):
+    plan = plan_step(list(running), budget)
+    print(f"{running}, budget {budget}: {plan}")
+    assert isinstance(plan, dict), f"expected a dict {{id: n}}, saw {plan!r}"
+    decodes = [name for name, missing in running if missing == 1]
+    for name in decodes[:budget]:
+        assert plan.get(name) == 1, f"{running}, budget {budget}: {name} misses one token and must get it, saw {plan}"
+
+
+check_decodes_served([("long", 100), ("a", 1), ("b", 1)], 16)
+check_decodes_served([("a", 1), ("long", 100), ("b", 1), ("c", 1)], 3)
+### BEGIN HIDDEN TESTS
+draw = rng("check_decodes_first")
+for _ in range(8):
+    running = [("p0", 90)] + [
+        (f"x{i}", 1 if random_int(0, 1, draw) else random_int(2, 80, draw)) for i in range(random_int(2, 9, draw))
+    ]
+    num_decodes = sum(missing == 1 for _, missing in running)
+    check_decodes_served(running, max(1, num_decodes + random_int(0, 60, draw)))
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_chunks", "grade": true, "points": 1}
+# property: the budget is never exceeded and never left over while tokens are missing; prompts are served in their
+#   order; a chunk is all that is missing or all that is left; nobody gets zero tokens.
+# hint: n = min(missing, what is left); leave out those for whom nothing is left.
+def check_shares(running, budget):
+    plan = plan_step(list(running), budget)
+    print(f"{running}, budget {budget}: {plan}")
+    case = f"{running}, budget {budget}"
+    assert isinstance(plan, dict), f"expected a dict {{id: n}}, saw {plan!r}"
+    assert all(is_count(n) and n >= 1 for n in plan.values()), f"{case}: every n is at least 1, saw {plan}"
+    missing = dict(running)
+    over = [name for name, n in plan.items() if n > missing.get(name, 0)]
+    assert not over, f"{case}: {over} get more than they miss: {plan}"
+    total, most = sum(plan.values()), min(budget, sum(missing.values()))
+    assert total <= budget, f"{case}: {total} tokens are planned: {plan}"
+    assert total == most, f"{case}: {most} tokens can be computed, {total} are planned: {plan}"
+    prompts = [name for name, n in running if n > 1]
+    whole = [plan.get(name) == missing[name] for name in prompts]
+    first_cut = whole.index(False) if False in whole else len(prompts)
+    late = [name for name in prompts[first_cut + 1 :] if name in plan]
+    assert not late, f"{case}: {late} get tokens although {prompts[first_cut]} comes before them: {plan}"
+
+
+check_shares([("a", 1), ("long", 100), ("b", 1)], 16)
+check_shares([("p", 6), ("q", 6), ("r", 6)], 12)  # the budget ends with the end of q
+check_shares([("p", 5), ("q", 7), ("r", 2)], 8)
+check_shares([("p", 5), ("a", 1)], 100)
+check_shares([], 8)
+### BEGIN HIDDEN TESTS
+draw = rng("check_chunks")
+for _ in range(10):
+    running = [
+        (f"x{i}", 1 if random_int(0, 2, draw) == 0 else random_int(2, 40, draw)) for i in range(random_int(1, 8, draw))
+    ]
+    check_shares(running, random_int(8, 120, draw))
+check_shares([("p", 6), ("q", 40), ("a", 1), ("r", 9)], random_int(3, 30, draw))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_chunked"}
+# A prompt of 10,000 tokens beside 48 decodes, with a budget of 2,048: the cell below shows the chunks. A larger budget
+# brings this prompt's first token sooner; a smaller one makes the steps of the 48 shorter. That is the trade, and
+# there is no value that is best for both.
+
+# %% nbgrader={"grade_id": "chunked"} inferlab={"where": "notebook"}
+for budget in (512, 2048, 8192):
+    missing, chunks = 10_000, []
+    while missing > 1:
+        plan = plan_step([("prompt", missing)] + [(f"d{i}", 1) for i in range(48)], budget)
+        chunks.append(plan["prompt"])
+        missing -= plan["prompt"]
+    print(f"budget {budget}: {len(chunks)} steps with a chunk; the first {chunks[0]}, the last {chunks[-1]} tokens")
+
+
+# %% [markdown] nbgrader={"grade_id": "text_blocks"}
+# ## 4. How many blocks
+#
+# Each computed token leaves its keys and values in the cache. The cache is handed out in blocks of `block_size` tokens.
+# A request's tokens fill its blocks one after another; only the last block may be partly empty.
+#
+# **Build** `more_blocks(num_tokens, num_held, block_size)`: a request holds `num_held` blocks. How many *more* must it
+# get so that `num_tokens` tokens have a place, those that it has computed before included? A whole number, never below
+# 0.
+#
+# **Count** for a decode: 32 tokens are in the cache, in 2 blocks of 16. The 33rd token was sampled in the last step and
+# is computed now, so 33 tokens need a place: one more block. The token that *this* step samples needs none yet.
+#
+# **Hint:** round up: `-(-a // b)` is a / b, rounded up.
+#
+# **Trap (full block):** blocks that are full to the last slot have no room for the next token; and 32 tokens need 2
+# blocks of 16, not 3.
+
+
+# %% nbgrader={"grade_id": "more_blocks", "solution": true}
+def more_blocks(num_tokens, num_held, block_size):
+    """How many blocks a request that holds num_held lacks for num_tokens tokens in all."""
+    ### BEGIN SOLUTION
+    return max(0, -(-num_tokens // block_size) - num_held)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_blocks", "grade": true, "points": 1}
+# property: tokens need tokens / block_size blocks, rounded up; what is held already counts; never below 0.
+# hint: 33 tokens in blocks of 16 need 3 blocks; who holds 2 of them lacks 1, who holds 5 lacks 0.
+def check_lacking(num_tokens, held, block_size, expected):
+    seen = more_blocks(num_tokens, held, block_size)
+    print(f"{num_tokens} tokens, blocks of {block_size}, {held} held: {seen} more")
+    assert seen == expected, (
+        f"{num_tokens} tokens, blocks of {block_size}, {held} held: expected {expected} more, saw {seen}"
+    )
+
+
+for num_tokens, held, expected in ((33, 2, 1), (32, 2, 0), (31, 2, 0), (32, 0, 2), (1, 0, 1), (33, 5, 0), (100, 1, 6)):
+    check_lacking(num_tokens, held, 16, expected)
+check_lacking(7, 3, 1, 4)
+### BEGIN HIDDEN TESTS
+draw = rng("check_blocks")
+for _ in range(30):
+    block_size, blocks, held = random_int(1, 40, draw), random_int(1, 50, draw), random_int(0, 50, draw)
+    for num_tokens in (block_size * blocks, block_size * (blocks - 1) + random_int(1, block_size, draw)):
+        check_lacking(num_tokens, held, block_size, max(0, blocks - held))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_admit"}
+# ## 5. Who is let in
+#
+# A waiting request holds no blocks. It is let in when there is room, and from then on it is running.
+#
+# **Build** `admit(waiting, budget, num_places, free_blocks, block_size)`. `waiting` is a list of `(id, missing)`, the
+# one whose turn it is first. Return `{id: n}`: who is let in, with how many tokens in this step.
+#
+# - Each needs one of the `num_places` places and at least one token of the `budget`; it gets all it misses, or what is
+#   left of the budget.
+# - Each takes blocks for *all* the tokens it misses, at once, also when only a chunk is computed in this step. So all
+#   of these blocks must be free.
+# - First come, first served: when the first in line cannot be let in, nobody behind it is, although it might fit.
+#
+# **Hint:** a loop that ends at the first that does not fit. `more_blocks(missing, 0, block_size)` is what it takes.
+#
+# **Trap (half a prompt):** blocks for the first chunk alone are not enough. A request that is let in on them runs out
+# of memory in the middle of its prompt, is preempted, and has computed for nothing.
+#
+# **Trap (overtaking):** letting small requests pass a large one looks harmless. While small ones keep coming, the large
+# one never gets in.
+
+
+# %% nbgrader={"grade_id": "admit", "solution": true}
+def admit(waiting, budget, num_places, free_blocks, block_size):
+    """Lets in from the head of the line while all of a request fits. waiting: [(id, missing)] -> {id: n}."""
+    ### BEGIN SOLUTION
+    admitted = {}
+    for request_id, missing in waiting:
+        needed = more_blocks(missing, 0, block_size)
+        if budget < 1 or len(admitted) == num_places or needed > free_blocks:
+            break
+        admitted[request_id] = min(missing, budget)
+        budget -= admitted[request_id]
+        free_blocks -= needed
+    return admitted
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_admit_order", "grade": true, "points": 1}
+# property: requests are let in from the head of the line, while places and budget last; nobody overtakes.
+# hint: stop (break, not continue) at the first that cannot be let in; count places and budget down.
+def check_admitted(waiting, budget, places, free_blocks, expected):
+    seen = admit(list(waiting), budget, places, free_blocks, 4)
+    print(f"{waiting}, budget {budget}, {places} places, {free_blocks} free blocks of 4: {seen}")
+    case = f"{waiting}, budget {budget}, {places} places, {free_blocks} free blocks of 4"
+    assert seen == expected, f"{case}: expected {expected}, saw {seen}"
+
+
+line = [("a", 6), ("b", 3), ("c", 5)]
+check_admitted(line, 100, 3, 50, {"a": 6, "b": 3, "c": 5})
+check_admitted(line, 100, 2, 50, {"a": 6, "b": 3})
+check_admitted(line, 100, 0, 50, {})
+check_admitted(line, 8, 3, 50, {"a": 6, "b": 2})
+check_admitted(line, 9, 3, 50, {"a": 6, "b": 3})  # nothing is left for c
+check_admitted([("large", 400), ("b", 3)], 100, 3, 50, {})  # b would fit
+### BEGIN HIDDEN TESTS
+draw = rng("check_admit_order")
+for _ in range(10):
+    line = [(f"x{i}", random_int(1, 30, draw)) for i in range(random_int(1, 8, draw))]
+    if large := random_int(0, 1, draw):
+        line.insert(random_int(0, len(line), draw), ("large", 4000))
+    budget, places, expected = random_int(0, 100, draw), random_int(0, 8, draw), {}
+    left = budget
+    for name, missing in line:
+        if missing == 4000 or not left or len(expected) == places:
+            break
+        expected[name] = min(missing, left)
+        left -= expected[name]
+    check_admitted(line, budget, places, 500, expected)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_admit_whole", "grade": true, "points": 1}
+# property: who is let in takes blocks for all it misses, even if only a chunk is computed now; they must all be free.
+# hint: compare the blocks of the whole request with what is free, then count what is free down.
+def check_let_in(waiting, free_blocks, block_size):
+    """With a budget too small for the first request."""
+    seen, expected, budget, free = admit(list(waiting), 6, 9, free_blocks, block_size), {}, 6, free_blocks
+    for name, missing in waiting:
+        if not budget or room_for(missing, block_size) > free:
+            break
+        expected[name] = min(missing, budget)
+        budget, free = budget - expected[name], free - math.ceil(missing / block_size)
+    case = f"{waiting}, budget 6, {free_blocks} free blocks of {block_size}"
+    print(f"{case}: {seen}")
+    assert seen == expected, f"{case}: expected {expected}, saw {seen}"
+
+
+for free_blocks in (1, 2, 3, 4, 5, 6, 7):
+    check_let_in([("a", 4), ("b", 8), ("c", 4)], free_blocks, 4)
+for free_blocks in (2, 4, 5, 6, 7, 8):
+    check_let_in([("long", 20)], free_blocks, 4)
+### BEGIN HIDDEN TESTS
+draw = rng("check_admit_whole")
+for _ in range(10):
+    block_size = random_int(1, 6, draw)
+    waiting = [(f"x{i}", random_int(1, 3, draw)) for i in range(3)] + [("long", random_int(5, 40, draw))]
+    total = sum(math.ceil(missing / block_size) for _, missing in waiting)
+    for free_blocks in range(max(0, total - 4), total + 4):
+        check_let_in(waiting, free_blocks, block_size)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_victims"}
+# ## 6. Who has to go
+#
+# Running requests grow by a token per step, and at some moment a decode needs a block and none is free. Somebody must
+# give blocks back: *preemption*. Who came last has waited least and goes first.
+#
+# **Build** `choose_victims(running, request_id, needed, free_blocks)`. `running` is a list of `(id, num_held)`, blocks
+# held, in order, who came last at the end. Request `request_id`, one of them, needs `needed` more blocks. Return the
+# list of victims, last come first: as few as are needed. If the blocks of all that came after `request_id` are not
+# enough, then `request_id` itself is the last in the list: it goes too, and nobody before it.
+#
+# **Hint:** go from the end of the list; stop as soon as enough is free, and stop at `request_id`.
+#
+# **Trap (thrash):** do not preempt when the free blocks are enough, nor one more than needed. Each victim computes all
+# its tokens again.
+
+
+# %% nbgrader={"grade_id": "choose_victims", "solution": true}
+def choose_victims(running, request_id, needed, free_blocks):
+    """Who gives blocks back so that request_id gets `needed`. running: [(id, num_held)] -> ids, last come first."""
+    ### BEGIN SOLUTION
+    victims = []
+    for victim, num_held in reversed(running):
+        if free_blocks >= needed:
+            break
+        victims.append(victim)
+        free_blocks += num_held
+        if victim == request_id:
+            break
+    return victims
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_victims", "grade": true, "points": 1}
+# property: victims come from the end, as few as are needed, and never from before the request that needs blocks.
+# hint: while free < needed: take the last; if it is the request itself, that was the last one.
+def check_chosen(running, request_id, needed, free_blocks, expected):
+    seen = choose_victims(list(running), request_id, needed, free_blocks)
+    print(f"{running}: {request_id} needs {needed}, {free_blocks} free: {seen}")
+    case = f"{running}: {request_id} needs {needed} blocks, {free_blocks} are free"
+    assert isinstance(seen, tuple | list), f"{case}: expected a list of ids, saw {seen!r}"
+    assert list(seen) == expected, f"{case}: expected {expected}, saw {list(seen)}"
+
+
+running = [("a", 3), ("b", 2), ("c", 1), ("d", 4)]
+check_chosen(running, "a", 1, 1, [])
+check_chosen(running, "a", 1, 0, ["d"])
+check_chosen(running, "a", 5, 0, ["d", "c"])
+check_chosen(running, "b", 7, 2, ["d", "c"])
+check_chosen(running, "b", 9, 0, ["d", "c", "b"])
+check_chosen(running, "d", 1, 0, ["d"])
+### BEGIN HIDDEN TESTS
+draw = rng("check_victims")
+for _ in range(12):
+    running = [(f"x{i}", random_int(1, 6, draw)) for i in range(random_int(2, 7, draw))]
+    place, free, needed = random_int(0, len(running) - 1, draw), random_int(0, 3, draw), random_int(0, 9, draw)
+    behind, expected = running[place + 1 :], []
+    while needed > free + sum(held for name, held in running if name in expected) and len(expected) < len(behind):
+        expected.append(behind[-1 - len(expected)][0])
+    if needed > free + sum(held for name, held in running if name in expected):
+        expected.append(running[place][0])
+    check_chosen(running, running[place][0], needed, free, expected)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_order"}
+# ## 7. Whose turn it is
+#
+# So far everybody waits in line. With priorities, urgent requests go first, and whoever is not urgent may wait forever
+# if urgent ones keep coming. *Aging* ends that: who waits becomes more urgent.
+#
+# **Build** `queue_order(requests, now, aging)`. `requests` is a list of dicts with `id`, `arrival` (seconds) and
+# `priority` (a number, the *smaller* goes first, as in Unix and vLLM). `aging` is how many levels of priority a second
+# of waiting is worth; 0 is no aging. At time `now` (seconds) a request's urgency is
+#
+# `priority - aging * (now - arrival)`
+#
+# Return the ids, the smallest urgency first; of equal ones, the earlier arrival first; of equal arrivals, in the order
+# given. With equal priorities that is first come, first served, with aging or without.
+#
+# **Hint:** `sorted` with a tuple as key; it keeps the order of equals. Two requests never change their order as `now`
+# passes (why?), so an engine may sort them once, when they arrive.
+#
+# **Trap (wrong way):** smaller is more urgent, so waiting must make the number smaller.
+
+
+# %% nbgrader={"grade_id": "queue_order", "solution": true}
+def queue_order(requests, now, aging):
+    """Ids by priority - aging x seconds waited, then by arrival. requests: dicts with id, arrival, priority."""
+    ### BEGIN SOLUTION
+
+    def key(request):
+        return request["priority"] - aging * (now - request["arrival"]), request["arrival"]
+
+    return [request["id"] for request in sorted(requests, key=key)]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_order", "grade": true, "points": 1}
+# property: the smallest priority - aging x waited goes first; equals by arrival, then in the order given.
+# hint: sorted(requests, key=...) with a tuple (urgency, arrival) as key.
+def check_line(rows, now, aging, expected):
+    requests = [{"id": name, "arrival": arrival, "priority": priority} for name, arrival, priority in rows]
+    seen = queue_order(requests, now, aging)
+    print(f"(id, arrival, priority) {rows}, now {now}, aging {aging}: {seen}")
+    assert list(seen) == expected, f"{rows}, now {now}, aging {aging}: expected {expected}, saw {list(seen)}"
+
+
+rows = [("late", 8.0, 0), ("z", 1.0, 0), ("urgent", 9.0, -2), ("patient", 0.0, 3)]
+check_line(rows, 10.0, 0.0, ["urgent", "z", "late", "patient"])
+check_line(rows, 10.0, 1.0, ["z", "patient", "urgent", "late"])  # urgency -9, -7, -3, -2
+check_line([("b", 4.0, 0), ("a", 4.0, 0), ("c", 2.0, 0)], 6.0, 0.25, ["c", "b", "a"])
+### BEGIN HIDDEN TESTS
+draw = rng("check_order")
+for _ in range(10):
+    rows = [
+        (f"x{random_int(0, 9, draw)}{i}", random_int(0, 20, draw) / 2, random_int(-2, 2, draw))
+        for i in range(random_int(2, 9, draw))
+    ]
+    for aging in (0.0, 0.25, 2.0):
+        place = sorted(range(len(rows)), key=lambda i: (rows[i][2] + aging * rows[i][1], rows[i][1], i))
+        check_line(rows, 10.0 + random_int(0, 40, draw) / 2, aging, [rows[i][0] for i in place])
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_scheduler"}
+# ## 8. The scheduler
+#
+# **Build** the class `Scheduler` from your pieces. It sees no lengths of outputs, no tokens and no blocks: it is told
+# what happened and says what to do. Ids are strings.
+#
+# - `Scheduler(max_num_seqs, max_num_batched_tokens, block_size, aging)`: at most `max_num_seqs` requests run at a time;
+#   `max_num_batched_tokens` is the budget of a step, at least `max_num_seqs`, so that every decode always has its
+#   token.
+# - `add(info)`: a new request waits. `info` is a dict: `id`, `num_tokens` of its prompt, `arrival`, `priority`.
+# - `schedule(now, free_blocks)` returns `({id: n}, preempted)`: who computes how many tokens in this step, and a list
+#   of those that lose their place and all their blocks. `free_blocks` is how many blocks nobody holds at this moment.
+# - `update(report)`: `report` is `{id: (computed, sampled, finished)}`: `computed` more tokens of the request are in
+#   the cache, `sampled` (0 or 1) more are known. A finished one is gone. A row samples when it has computed the last
+#   known token: a decode, or the last chunk of a prompt.
+# - `abort(request_id)`: the request is gone. This may come at any moment, also between `schedule` and `update`.
+#
+# `schedule` goes through these steps:
+#
+# 1. All requests, running and waiting, stand in one line: `queue_order` of all of them, in the order of their adding.
+# 2. The running ones, in this order, get the blocks that their known tokens lack. Where they do not suffice,
+#    `choose_victims` says who goes. A request that was let in holds blocks for all it knew then, so only decodes lack
+#    any.
+# 3. `plan_step` shares the budget out among those who still run.
+# 4. If nobody was preempted in this step, `admit` lets in from the head of the waiting with what is left of budget,
+#    places and blocks.
+#
+# You can rely on this: blocks of who is preempted, finished or aborted are free at once; what a plan's rows need is
+# taken when it runs; and every request fits into an empty cache by itself.
+#
+# **Hint:** per request keep how many tokens it knows, how many are computed, how many blocks it holds, and whether it
+# runs. Missing is known minus computed. A preempted request is a waiting one that knows more tokens.
+#
+# **Trap (discarded tokens):** a victim's computed tokens are 0 again, but what it has generated stays known; some users
+# have read it already. When it is let in again, it misses prompt *and* generated tokens.
+#
+# **Trap (same step):** a victim has no row in the step that preempts it: it would write into blocks that belong to
+# somebody else by then. So make room for all before you plan anybody's row.
+#
+# **Trap (let in at once):** when somebody had to be preempted, the few blocks that are free then are needed by those
+# who run, in this step or the next. Whoever is let in on them is the next victim.
+#
+# **Trap (late news):** a report may name a request that was aborted while its step ran, and `abort` may name one that
+# has just finished. Both are harmless, and neither brings a request back.
+
+
+# %% nbgrader={"grade_id": "Scheduler", "solution": true}
+class Scheduler:
+    """Continuous batching with chunked prefill and preemption by recomputation. Whole numbers only, no tensors."""
+
+    def __init__(self, max_num_seqs, max_num_batched_tokens, block_size, aging=0.0):
+        ### BEGIN SOLUTION
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.block_size = block_size
+        self.aging = aging
+        self.requests = {}  # by id, in order of arrival
+        ### END SOLUTION
+
+    def add(self, info):
+        """A new request: a dict with id, num_tokens (of the prompt), arrival (seconds) and priority."""
+        ### BEGIN SOLUTION
+        state = {"known": info["num_tokens"], "computed": 0, "blocks": 0, "runs": False}
+        self.requests[info["id"]] = info | state
+        ### END SOLUTION
+
+    def schedule(self, now, free_blocks):
+        """One step: ({id: new tokens}, [ids of the preempted])."""
+        ### BEGIN SOLUTION
+        line = [self.requests[name] for name in queue_order(list(self.requests.values()), now, self.aging)]
+        preempted, free_blocks = self.make_room([r for r in line if r["runs"]], free_blocks)
+
+        running = [r for r in line if r["runs"]]
+        plan = plan_step([(r["id"], r["known"] - r["computed"]) for r in running], self.max_num_batched_tokens)
+        if preempted:
+            return plan, preempted
+
+        waiting = [(r["id"], r["known"]) for r in line if not r["runs"]]
+        budget = self.max_num_batched_tokens - sum(plan.values())
+        admitted = admit(waiting, budget, self.max_num_seqs - len(running), free_blocks, self.block_size)
+        for name in admitted:
+            request = self.requests[name]
+            request["runs"], request["blocks"] = True, more_blocks(request["known"], 0, self.block_size)
+        return plan | admitted, preempted
+        ### END SOLUTION
+
+    def make_room(self, running, free_blocks):
+        """Blocks for the known tokens of all that run, in order. -> (ids of the preempted, blocks still free)."""
+        ### BEGIN SOLUTION
+        preempted = []
+        for request in running:
+            if not request["runs"]:  # preempted a moment ago
+                continue
+            needed = more_blocks(request["known"], request["blocks"], self.block_size)
+            held = [(r["id"], r["blocks"]) for r in running if r["runs"]]
+            for name in choose_victims(held, request["id"], needed, free_blocks):
+                victim = self.requests[name]
+                free_blocks += victim["blocks"]
+                victim.update(computed=0, blocks=0, runs=False)
+                preempted.append(name)
+            if request["runs"]:
+                request["blocks"] += needed
+                free_blocks -= needed
+        return preempted, free_blocks
+        ### END SOLUTION
+
+    def update(self, report):
+        """What a step did: {id: (computed tokens, sampled tokens, finished)}. Unknown ids were aborted."""
+        ### BEGIN SOLUTION
+        for name, (computed, sampled, finished) in report.items():
+            if name not in self.requests:
+                continue
+            self.requests[name]["computed"] += computed
+            self.requests[name]["known"] += sampled
+            if finished:
+                del self.requests[name]
+        ### END SOLUTION
+
+    def abort(self, request_id):
+        """The request is gone; one that is unknown, or gone already, is no error."""
+        ### BEGIN SOLUTION
+        self.requests.pop(request_id, None)
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_limits", "grade": true, "points": 1}
+# property: no step has more tokens than the budget, no more requests run than there are places, no row is empty.
+# hint: what plan_step gives away is not there for admit; who runs has a place, with a row in this step or without.
+assert asked(Scheduler(2, 8, 4, 0.0), 100.0, 10) == ({}, []), "where nobody is, schedule returns ({}, [])"
+world = World(
+    {0: [("a", 30, 4), ("b", 9, 6), ("c", 3, 8), ("d", 2, 5)], 3: [("e", 5, 3)]}, 60, max_num_seqs=3, budget=8
+)
+world.run().show()
+print("tokens per step", [sum(plan.values()) for plan in world.plans], "with a budget of 8")
+world.expect("limits")
+### BEGIN HIDDEN TESTS
+draw = rng("check_limits")
+for _ in range(8):
+    random_world(draw, tight=False).run().expect("limits")
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_missing", "grade": true, "points": 1}
+# property: a request computes each token once: chunks that add up to its prompt exactly, then one token per step.
+# hint: missing = known - computed; update adds what was computed and what was sampled.
+world = World({0: [("a", 20, 4)]}, 60, budget=8).run()
+world.show()
+seen = [plan.get("a") for plan in world.plans]
+print("a prompt of 20 tokens, 4 to generate, budget 8:", seen)
+world.expect("chunks")
+assert seen == [8, 8, 4, 1, 1, 1], f"expected 8, 8, 4 tokens of the prompt and 1, 1, 1, saw {seen}"
+### BEGIN HIDDEN TESTS
+draw = rng("check_missing")
+for _ in range(8):
+    random_world(draw, tight=False).run().expect("chunks")
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_decodes", "grade": true, "points": 1}
+# property: while a long prompt is read in chunks, every request that decodes gets its token in every step.
+# hint: plan_step must see all running requests, each with what it misses.
+world = World({0: [("a", 3, 12), ("b", 2, 12)], 2: [("long", 60, 2)]}, 60, budget=10).run()
+world.show()
+world.expect("decodes")
+gaps = [step for step, plan in enumerate(world.plans[:12]) if step > 1 and {plan.get("a"), plan.get("b")} != {1}]
+assert not gaps, f"a and b decode in each of the steps 2 to 11; in steps {gaps} not both have one token"
+world = World({0: [("a", 3, 9), ("b", 2, 9)], 2: [("long", 60, 2, -1)]}, 60, budget=10, rank=urgent_first).run()
+print("the same with a long prompt that is more urgent:")
+world.show()
+world.expect("decodes")
+### BEGIN HIDDEN TESTS
+draw = rng("check_decodes")
+for _ in range(8):
+    random_world(draw, tight=False, longest_prompt=60).run().expect("decodes")
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_memory", "grade": true, "points": 1}
+# property: no plan needs more blocks than there are, counting those of its victims; who is let in fits as a whole.
+# hint: what the decodes take in this step is not free for admit.
+for arrivals, num_blocks in (({0: [("a", 8, 6), ("b", 16, 3)]}, 6), ({0: [("a", 8, 3), ("b", 8, 3), ("c", 8, 3)]}, 5)):
+    world = World(arrivals, num_blocks).run()
+    print(num_blocks, "blocks of 4:")
+    world.show()
+    world.expect("memory", "room")
+### BEGIN HIDDEN TESTS
+draw = rng("check_memory")
+for _ in range(12):
+    random_world(draw, tight=True).run().expect("memory", "room")
+    random_world(draw, tight=True, longest_prompt=10, longest_output=30).run().expect("memory", "room")
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_turn", "grade": true, "points": 1}
+# property: requests are let in and read in order of arrival, each in the first step in which it fits.
+# hint: a place that became free in the last update is filled now; what is left of a step's budget is used.
+world = World(
+    {0: [("a", 4, 3), ("b", 4, 6), ("c", 4, 2), ("d", 9, 2), ("e", 6, 2)]}, 60, max_num_seqs=2, budget=8
+).run()
+world.show()
+world.expect("turn", "idle")
+first = {name: next(step for step, plan in enumerate(world.plans) if name in plan) for name in "abcde"}
+assert first["c"] == 3, f"a has its last token in step 2, c must have its place in step 3, saw step {first['c']}"
+### BEGIN HIDDEN TESTS
+draw = rng("check_turn")
+for _ in range(8):
+    random_world(draw, tight=False).run().expect("turn", "idle")
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_preemption", "grade": true, "points": 1}
+# property: when blocks run out, those at the end of the line go, no more than needed; a victim has no tokens in that
+#   step, and nobody is let in.
+# hint: make room for all running requests before you plan any row; no admission in a step that preempts; a decode
+#   that lacks a block gets one, or is a victim itself.
+world = World({0: [("x", 8, 9)], 1: [("m", 8, 9), ("d", 4, 9)]}, num_blocks=8, budget=24).run()
+world.show()
+print("victims", [names for names in world.victims if names])
+world.expect("preemption")
+assert any(world.victims), "8 blocks of 4 are not enough for these three: somebody must be preempted"
+arrivals = {0: [("v", 16, 10, 5)], 1: [("a", 8, 8, 0)], 6: [("u", 4, 2, 1)]}
+world = World(arrivals, num_blocks=9, budget=24, rank=urgent_first).run()
+print("with priorities v 5, a 0, u 1 (the smaller is the more urgent):")
+world.show()
+world.expect("preemption")
+### BEGIN HIDDEN TESTS
+draw = rng("check_preemption")
+for _ in range(12):
+    random_world(draw, tight=True).run().expect("preemption")
+    random_world(draw, tight=True, priorities=(0, 1, 2), rank=urgent_first).run().expect("preemption")
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_return", "grade": true, "points": 1}
+# property: who was preempted keeps its place in the line and, let in again, computes prompt and generated tokens again.
+# hint: computed and blocks go to 0, known stays as it is, and so does the arrival.
+world = World({0: [("a", 8, 9), ("b", 8, 9)], 1: [("c", 3, 4)]}, num_blocks=6, budget=24).run()
+world.show()
+world.expect("recompute", "turn")
+computed = {name: sum(plan.get(name, 0) for plan in world.plans) for name in "abc"}
+print("tokens computed in all:", computed)
+back, victim = next(((step, names[0]) for step, names in enumerate(world.victims) if names), (0, None))
+assert victim, "6 blocks of 4 are not enough for these three: somebody must be preempted"
+prompt, again = {"a": 8, "b": 8, "c": 3}[victim], next((p[victim] for p in world.plans[back + 1 :] if victim in p), 0)
+assert again > prompt, (
+    f"{victim} had a prompt of {prompt} and generated tokens; let in again it computes all of them, saw {again}"
+)
+### BEGIN HIDDEN TESTS
+draw = rng("check_return")
+for _ in range(12):
+    random_world(draw, tight=True).run().expect("recompute", "turn")
+    random_world(draw, tight=True, longest_prompt=10, longest_output=30).run().expect("recompute", "turn")
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_abort", "grade": true, "points": 1}
+# property: who is finished or aborted is gone at once: no tokens, no place; abort and late reports are never an error.
+# hint: abort forgets the request wherever it is; update skips ids it does not know.
+world = World({0: [("a", 4, 6), ("b", 20, 3), ("c", 4, 5), ("d", 3, 3)]}, 60, max_num_seqs=2, budget=8)
+world.run({1: ["b"], 2: ["d"], 3: ["a"]}).show()  # aborted while steps 1, 2, 3 run
+world.expect("gone", "turn", "idle")
+world = World({0: [("a", 30, 6), ("b", 30, 2)]}, num_blocks=12)
+world.run({2: ["a"]}).show()
+world.expect("gone", "turn", "idle")
+scheduler = Scheduler(2, 8, 4, 0.0)
+for name in ("x", "y"):
+    scheduler.add({"id": name, "num_tokens": 3, "arrival": 1.0, "priority": 0})
+asked(scheduler, 1.0, 9)
+scheduler.update({"x": (3, 1, True), "y": (3, 1, False)})
+for name, there in (("x", False), ("nobody", False), ("y", True), ("y", False)):
+    error = None
+    try:
+        scheduler.abort(name)
+    except NotImplementedError:
+        raise
+    except Exception as raised:
+        error = raised
+    whom = "a running request" if there else "one that is gone, or was never there"
+    assert error is None, f"abort({name!r}) of {whom} raised {error!r}"
+seen = asked(scheduler, 2.0, 9)
+assert seen == ({}, []), f"x is finished and y aborted, nothing is left to do: saw {seen}"
+### BEGIN HIDDEN TESTS
+draw = rng("check_abort")
+scheduler.add({"id": "y", "num_tokens": 5, "arrival": 3.0, "priority": 0})  # the name is free again
+scheduler.update({"x": (3, 1, False), "nobody": (1, 1, False)})
+seen = asked(scheduler, 3.0, 9)
+assert seen == ({"y": 5}, []), f"y was aborted; a new request of that name has 5 tokens to compute: saw {seen}"
+for tight in (False, False, False, True, True, True):
+    world = random_world(draw, tight)
+    names = [name for step in world.arrivals.values() for name, *_ in step]
+    steps = [random_int(0, 25, draw) for _ in names]
+    hang_up = {step: [name for name, at in zip(names, steps, strict=True) if at == step] for step in steps}
+    world.run(hang_up).expect(*(["gone"] if tight else ["gone", "turn", "idle"]), finish=not tight)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_starvation", "grade": true, "points": 1}
+# property: nobody waits forever: not behind more urgent ones when there is aging, not a large one behind small ones.
+# hint: the line is queue_order(all, now, aging), with the now and the aging that you were given.
+urgent = {step: [(f"u{step}", 2, 2, 0)] for step in range(1, 30)}
+world = World({0: [("first", 2, 2, 0), ("patient", 2, 2, 6)]} | urgent, 60, max_num_seqs=1, aging=1.0)
+world.run()
+begin = next((step for step, plan in enumerate(world.plans) if "patient" in plan), None)
+print(f"priority 6 beside a stream of priority 0, one place, aging of 1 level per second: begins in step {begin}")
+assert begin in range(15), f"only u1 to u5 are more urgent; patient must begin by step 14, saw {begin}"
+small = {step: [(f"s{step}", 4, 6)] for step in range(1, 25)}
+world = World({0: [("s0", 4, 6)]} | small | {3: [("large", 40, 2), ("s3", 4, 6)]}, num_blocks=13, max_num_seqs=8).run()
+begin = next((step for step, plan in enumerate(world.plans) if "large" in plan), None)
+print(f"a prompt of 40 tokens in a stream of prompts of 4: begins in step {begin}")
+assert begin in range(21), f"the large request came in step 3 and begins in step {begin}"
+
+
+### BEGIN HIDDEN TESTS
+def aged(sequence, now, aging):
+    return sequence.priority - aging * (now - sequence.arrival), sequence.arrival, sequence.number
+
+
+draw = rng("check_starvation")
+for _ in range(8):
+    aging = random_int(1, 8, draw) / 8
+    rank = functools.partial(aged, aging=aging)
+    random_world(draw, tight=False, priorities=(0, 1, 3), aging=aging, rank=rank).run().expect("turn", "idle")
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_engine"}
+# ## 9. Inside the engine
+#
+# The engine asks a *scheduler* for the plan of every step. The cell below is one that uses yours: it tells you ids and
+# counts, and does with your answer what an engine does, which is to keep block tables, token ids and the reasons to
+# stop. Model, attention, cache and sampler are the engine's own.
+#
+# Whatever you schedule, the text must be what each prompt gives by itself. That holds because a row's numbers do not
+# depend on its neighbours, nor on where a prompt is cut, nor on whether its tokens are computed a second time. The
+# ledger reads along and names the first promise that is broken; how many steps it took is counted in the engine's
+# trace.
+
+
+# %% nbgrader={"grade_id": "engine_parts"}
+PROVED_BY = {
+    "limits": "check_limits", "chunks": "check_missing", "decodes": "check_decodes", "memory": "check_memory",
+    "turn": "check_turn", "idle": "check_turn", "preemption": "check_preemption", "recompute": "check_return",
+    "gone": "check_abort",
+}  # fmt: skip
+
+
+class YourScheduler:
+    """The engine's Scheduler over yours. kv: the engine's KV manager; config: its EngineConfig."""
+
+    def __init__(self, kv, config):
+        limits = config.max_num_seqs, config.max_num_batched_tokens
+        self.kv, self.requests, self.step_id = kv, {}, 0
+        self.yours = Scheduler(*limits, config.block_size, 0.0)
+        self.ledger = Ledger(config.num_blocks, config.block_size, *limits)
+
+    def add(self, request):
+        info = {"id": request.id, "num_tokens": request.num_tokens, "arrival": request.arrival, "priority": 0}
+        self.requests[request.id] = request
+        self.ledger.add(info)
+        self.yours.add(info)
+
+    def fork(self, parent, child):
+        raise ValueError("beam search needs the engine's own scheduler")
+
+    def abort(self, request_id):
+        self.leave(request_id, "abort")
+        self.ledger.live.pop(request_id)
+        self.yours.abort(request_id)
+
+    def has_work(self):
+        return bool(self.requests)
+
+    @property
+    def num_running(self):
+        return sum(sequence.running for sequence in self.ledger.live.values())
+
+    @property
+    def num_waiting(self):
+        return len(self.ledger.live) - self.num_running
+
+    def schedule(self, now):
+        from reference_impl.interfaces import RequestState, Row, StepPlan
+
+        plan, preempted = asked(self.yours, now, self.kv.num_available)
+        rows = self.ledger.judge(now, plan, preempted)
+        broken = [(promise, text) for promise, text in self.ledger.faults if promise in PROVED_BY]
+        assert not broken, f"{broken[0][1]} ({PROVED_BY[broken[0][0]]} proves this)"
+        for name in preempted:
+            self.kv.free(self.requests[name])
+            self.requests[name].num_computed_tokens, self.requests[name].state = 0, RequestState.WAITING
+        admitted = [name for name in rows if self.requests[name].state is RequestState.WAITING]
+        for name in sorted(rows, key=admitted.__contains__):  # who runs takes blocks first
+            request = self.requests[name]
+            whole = request.num_tokens, self.ledger.budget
+            fits = self.kv.admit(request, *whole) if name in admitted else self.kv.reserve(request, rows[name])
+            assert fits, f"the engine has no blocks for {name}"
+            request.state = RequestState.RUNNING
+        self.step_id += 1
+        ready = []
+        for name, n in rows.items():
+            start, known = self.requests[name].num_computed_tokens, self.requests[name].num_tokens
+            ready.append(Row(name, start, n, samples=start + n == known))
+        entered = tuple((name, 0) for name in admitted)
+        return StepPlan(self.step_id, tuple(ready), tuple(preempted), self.kv.take_transfers(), entered)
+
+    def update(self, plan, output):
+        report, finished = {}, []
+        for row in plan.rows:
+            request = self.requests.get(row.request_id)
+            if request:
+                request.num_computed_tokens += row.num_tokens
+                if row.samples:
+                    request.tokens.append(output.tokens[request.id])
+                over = row.samples and len(request.output_tokens) >= request.sampling.max_tokens
+                report[request.id] = (row.num_tokens, int(row.samples), over)
+                self.ledger.ran(request.id, *report[request.id])
+                finished += [self.leave(request.id, "length")] if over else []
+        self.yours.update(report)
+        return finished
+
+    def leave(self, request_id, reason):
+        from reference_impl.interfaces import RequestState
+
+        request = self.requests.pop(request_id)
+        self.kv.free(request)
+        request.state, request.finish_reason = RequestState.FINISHED, reason
+        return request
+
+
+@functools.cache
+def course_llm():
+    from reference_impl import LLM, course_model
+
+    torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
+    return LLM(course_model("target"), dtype="float32", device="cpu", num_blocks=32)
+
+
+def serve(prompts, num_new_tokens, yours, hang_up=None, **limits):
+    """Greedy output for prompts of token ids, all in one engine. hang_up: {step: number of the prompt to abort}.
+
+    Returns the outputs and the engine's trace.
+    """
+    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
+    from reference_impl.kv.block_pool import BlockPool
+    from reference_impl.kv.manager import KVManager
+
+    config = EngineConfig(prefix_cache="off", **limits)
+    parts = Parts(block_pool=BlockPool(config.num_blocks))
+    if yours:
+        parts.kv_manager = KVManager(parts.block_pool, config.block_size)
+        parts.scheduler = YourScheduler(parts.kv_manager, config)
+    engine = Engine(course_llm().engine.model, config, parts)
+    sampling = SamplingParams(max_tokens=num_new_tokens, temperature=0, ignore_eos=True)
+    requests = [engine.add(prompt, sampling, request_id=str(i)) for i, prompt in enumerate(prompts)]
+    while engine.has_work():
+        if (number := (hang_up or {}).get(len(engine.trace.steps()))) is not None and str(number) in engine.requests:
+            engine.abort(str(number))
+        engine.step()
+        assert len(engine.trace.steps()) < 1000, "1000 steps, and the requests are still not finished"
+    return [request.output_tokens for request in requests], engine.trace
+
+
+def check_served(prompts, num_new_tokens, hang_up=None, **limits):
+    """Serves with your scheduler, and each prompt by itself with the engine's; compares the tokens."""
+    seen, trace = serve(prompts, num_new_tokens, True, hang_up, **limits)
+    serial_steps, aborted = 0, set((hang_up or {}).values())
+    for number, prompt in enumerate(prompts):
+        [expected], alone = serve([prompt], num_new_tokens, False, **limits)
+        serial_steps += len(alone.steps())
+        got = seen[number]
+        wanted = expected[: len(got)] if number in aborted else expected
+        assert got == wanted, f"prompt {number} by itself gives {wanted}, with your scheduler it gave {got}"
+    steps, preempted = len(trace.steps()), sum(len(step.preempted) for step in trace.steps())
+    print(f"{len(prompts)} prompts: {steps} steps, {serial_steps} one after another; {preempted} preemptions")
+    assert steps < serial_steps, f"{steps} steps, and {serial_steps} if each prompt is served by itself"
+    return seen
+
+
+# %% nbgrader={"grade_id": "check_engine", "grade": true, "points": 2}
+# property: with your scheduler the engine gives each prompt the text it gives it alone, in fewer steps.
+# hint: the message names the first promise that is broken; make that promise's own check pass first.
+texts = [
+    "def add(a, b):\n",
+    "import os\n",
+    "class Reader:\n    def __init__(self, path):\n        self.path = path\n",
+    "x = [",
+]
+prompts = [course_llm().encode(text) for text in texts]
+print("prompts of", [len(prompt) for prompt in prompts], "tokens; blocks of 4, at most 12 new tokens in a step")
+outputs = check_served(prompts, 8, block_size=4, num_blocks=12, max_num_seqs=3, max_num_batched_tokens=12)
+for text, tokens in zip(texts, outputs, strict=True):
+    print(repr(text), "->", repr(course_llm().tokenizer.decode(tokens)))
+### BEGIN HIDDEN TESTS
+draw = rng("check_engine")
+prompts = [torch.randint(100, 4000, (random_int(2, 24, draw),), generator=draw).tolist() for _ in range(5)]
+limits = {"block_size": random_int(2, 5, draw), "max_num_seqs": random_int(3, 4, draw)}
+budget, num_blocks = random_int(5, 20, draw), math.ceil((24 + 9) / limits["block_size"]) + 2
+hang_up = {random_int(1, 8, draw): random_int(0, 4, draw)}
+check_served(prompts, 9, hang_up, num_blocks=num_blocks, max_num_batched_tokens=budget, **limits)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_measure"}
+# ## 10. Steps and seconds
+#
+# The same prompts one after another, and together under your scheduler. The ratio of steps is exact. The ratio of
+# seconds belongs to this model and machine, so it is printed and never checked: a step with eight rows takes longer
+# than a step with one, and how much longer depends on what limits it. The last line is the host's work: the share of
+# the time that passed inside `schedule` and `update`, yours and the adapter's. The shorter a step is on the device, the
+# larger this share becomes; that is why engines for fast devices plan the next step while the last one still runs.
+
+# %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
+import time
+
+
+def timed(function, spent):
+    def run(*args):
+        started = time.perf_counter()
+        try:
+            return function(*args)
+        finally:
+            spent.append(time.perf_counter() - started)
+
+    return run
+
+
+prompts = [course_llm().encode(f"def function_{i}(path):\n    return ") for i in range(8)]
+limits = {"block_size": 16, "num_blocks": 64, "max_num_batched_tokens": 64}
+serve(prompts[:1], 2, False, max_num_seqs=1, **limits)  # warm up
+spent, schedule, update = [], YourScheduler.schedule, YourScheduler.update
+YourScheduler.schedule, YourScheduler.update = timed(schedule, spent), timed(update, spent)
+seconds, steps, outputs = [], [], []
+for yours, places in ((False, 1), (True, 8)):
+    started = time.perf_counter()
+    tokens, trace = serve(prompts, 24, yours, max_num_seqs=places, **limits)
+    seconds.append(time.perf_counter() - started)
+    steps.append(len(trace.steps()))
+    outputs.append(tokens)
+YourScheduler.schedule, YourScheduler.update = schedule, update
+print(f"one at a time: {steps[0]} steps, {seconds[0]:.2f} s; together: {steps[1]} steps, {seconds[1]:.2f} s")
+print(f"{steps[0] / steps[1]:.1f}x fewer steps, {seconds[0] / seconds[1]:.1f}x less time, "
+      f"{'same tokens' if outputs[0] == outputs[1] else 'tokens differ (a near tie, or a bug)'}")  # fmt: skip
+print(f"scheduling: {sum(spent) / steps[1] * 1e3:.2f} ms per step, {sum(spent) / seconds[1]:.1%} of the time")
+
+# %% [markdown] nbgrader={"grade_id": "extensions"}
+# ## Further (not graded)
+#
+# - **Worst case.** Let `info` carry `max_tokens` and let in only who fits with all the tokens it may ever have. Nobody
+#   is ever preempted then. Count steps and running requests against what you built, with short and with long outputs.
+# - **Swap.** Instead of computing a victim's tokens again, its blocks can be copied to the host's memory and back. What
+#   does `schedule` have to say in addition, and from how many tokens on is copying cheaper than computing?
+# - **Read a real one.** Open vLLM's `vllm/v1/core/sched/scheduler.py` and explain `schedule()` on one page. Where does
+#   it share out the budget, whom does it preempt, what can be admitted in a step that preempts, and what is there that
+#   you did not need?
+# - **A preemptive policy.** Let an urgent request that waits take the place of a running one that is less urgent. What
+#   keeps two of them from throwing each other out for ever?

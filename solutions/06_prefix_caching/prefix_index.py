@@ -1,0 +1,1206 @@
+# %% [markdown] nbgrader={"grade_id": "intro"}
+# # Lab 06: a prefix index
+#
+# A support desk asks a model 200 questions of 50 tokens each. Before every question stands the same system prompt of
+# 1,000 tokens, and a block of the KV cache holds 16 tokens. How many of the 210,000 prompt tokens need not be computed?
+# And how many, if the template puts the time of day before the system prompt? Write both guesses down; a cell below
+# computes them.
+#
+# You build, in this order: the key of a tenant, one link of a hash chain, an index of hashes, an index that is a radix
+# tree, the count of what an index saves, and the order of a template's parts. At the end both indexes run inside the
+# engine and serve text.
+#
+# - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
+# - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
+# - There are no tensors in this lab. A token is an int, a block is the number of a block in the KV cache, and an index
+#   only remembers which block holds what. Use the standard library: when your cells are graded, no engine is there.
+#
+# 20 points.
+
+# %% nbgrader={"grade_id": "imports"} inferlab={"where": "both"}
+import hashlib
+
+# %% nbgrader={"grade_id": "tools"}
+# Given: what the checks use. You may read it; it is not yours to change.
+import functools
+
+import torch
+
+from grader.checks import rng, seed
+
+KEY, OTHER_KEY = bytes(range(32)), bytes(range(32, 64))
+
+
+def random_int(low, high, generator):
+    """An integer in [low, high]."""
+    return int(torch.randint(low, high + 1, (), generator=generator))
+
+
+def random_tokens(num_tokens, generator, vocab_size=1000):
+    return torch.randint(vocab_size, (num_tokens,), generator=generator).tolist()
+
+
+class Links:
+    """A link function that writes down its calls. What it returns is drawn, and the same for the same arguments."""
+
+    def __init__(self):
+        self.calls = []  # (parent, tokens, what was returned)
+        self.drawn = {}
+
+    def link(self, parent, tokens):
+        arguments = bytes(parent), tuple(int(token) for token in tokens)
+        if arguments not in self.drawn:
+            self.drawn[arguments] = b"".join(seed(f"link {len(self.drawn)} {i}").to_bytes(8, "big") for i in range(4))
+        self.calls.append((*arguments, self.drawn[arguments]))
+        return self.drawn[arguments]
+
+
+def bytes_of(what, seen):
+    assert isinstance(seen, bytes), f"{what}: expected bytes, saw {type(seen).__name__}"
+    assert len(seen) == 32, f"{what}: expected 32 bytes, saw {len(seen)}"
+    return seen
+
+
+def blocks_of(what, seen):
+    """What an index returned as a list of block numbers."""
+    whole = isinstance(seen, list | tuple) and all(isinstance(b, int) and not isinstance(b, bool) for b in seen)
+    assert whole, f"{what}: expected a list of block numbers, saw {seen!r}"
+    return list(seen)
+
+
+def expect_match(index, tokens, key, expected, what):
+    """index.match(tokens, key) must return the blocks `expected`."""
+    blocks = blocks_of("match", index.match(list(tokens), key))
+    print(f"match, {what}: {blocks}")
+    assert blocks == expected, f"match, {what}: expected blocks {expected}, saw {blocks}"
+
+
+def expect_insert(index, tokens, key, blocks, expected, what):
+    """index.insert(tokens, key, blocks) must return the blocks `expected`."""
+    seen = blocks_of("insert", index.insert(list(tokens), key, list(blocks)))
+    print(f"insert, {what}: gave {blocks}, got {seen}")
+    assert seen == expected, f"insert, {what}: blocks {blocks} were given, {expected} stand for it now; saw {seen}"
+
+
+def expect_evict(index, num_blocks, in_use, expected, what):
+    """index.evict(num_blocks, ...) must return the blocks `expected` in some order, with those of `in_use` protected."""
+    seen = blocks_of("evict", index.evict(num_blocks, lambda block: block not in in_use))
+    print(f"evict({num_blocks}), {what}: {seen}")
+    assert sorted(seen) == sorted(expected), f"evict({num_blocks}), {what}: expected blocks {expected}, saw {seen}"
+
+
+def expect_len(index, expected):
+    assert len(index) == expected, f"{expected} blocks are indexed, len() says {len(index)}"
+
+
+class Prompts:
+    """Random prompts in which much is shared: each continues, cuts or changes an earlier one, under one of three keys."""
+
+    def __init__(self, block_size, generator):
+        self.block_size, self.draw = block_size, generator
+        self.earlier = [[]]
+        self.next_block = 0
+
+    def prompt(self, full=False):
+        """(tokens, key); full: cut to whole blocks"""
+        old = self.earlier[random_int(0, len(self.earlier) - 1, self.draw)]
+        cut = random_int(0, len(old), self.draw)
+        tokens = old[:cut] + random_tokens(random_int(0, 3 * self.block_size, self.draw), self.draw, vocab_size=3)
+        self.earlier.append(tokens)
+        length = len(tokens) // self.block_size * self.block_size if full else len(tokens)
+        return tokens[:length], bytes([random_int(0, 2, self.draw)]) * 32
+
+    def new_blocks(self, n):
+        """Numbers of n blocks that nobody had yet."""
+        self.next_block += n
+        return list(range(self.next_block - n, self.next_block))
+
+
+# %% [markdown] nbgrader={"grade_id": "text_root"}
+# ## 1. Whose prefix is it?
+#
+# Two requests may share keys and values only if the same numbers would come out. With another LoRA adapter, other
+# numbers come out for the same tokens. With another *salt*, sharing is not wanted: a tenant could measure, by how fast
+# an answer comes, what another tenant has asked. Both go into the key, always; it is no detail that an engine may leave
+# out.
+#
+# **Build** `root_key(adapter, salt)`: 32 bytes (a SHA-256 digest) for a request's adapter and salt. Each is a string or
+# None; None means that there is none.
+#
+# - The same pair always gives the same key. Different pairs give different keys, also `None` and `""`.
+# - What exactly goes into the digest is yours to choose.
+#
+# **Hint:** the strings may hold any character, so no separator is safe. Write the length of a part before the part, or
+# use a notation that quotes, as JSON does.
+#
+# **Trap (concatenation):** `"a" + "bc"` and `"ab" + "c"` are the same string, and `str(None)` is the string `"None"`.
+
+
+# %% nbgrader={"grade_id": "root_key", "solution": true}
+def root_key(adapter, salt):
+    """32 bytes that differ whenever adapter or salt differ. Each is a str or None."""
+    ### BEGIN SOLUTION
+    digest = hashlib.sha256()
+    for part in (adapter, salt):
+        text = b"" if part is None else part.encode()
+        digest.update(b"none" if part is None else b"some")
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.digest()
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_root", "grade": true, "points": 1}
+# property: two pairs of adapter and salt have the same key only if both are equal.
+# hint: tag each part as there or not there, and write its length before it, so that no two pairs look alike.
+def check_keys(pairs):
+    keys = {}
+    for adapter, salt in pairs:
+        key = bytes_of(f"root_key({adapter!r}, {salt!r})", root_key(adapter, salt))
+        assert root_key(adapter, salt) == key, f"root_key({adapter!r}, {salt!r}) gave another key the second time"
+        other = keys.setdefault(key, (adapter, salt))
+        assert other == (adapter, salt), f"adapter and salt {other} and {(adapter, salt)} have the same key"
+    print(f"{len(pairs)} pairs of adapter and salt, {len(keys)} keys")
+
+
+check_keys([(None, None), ("french", None), (None, "tenant 7"), ("french", "tenant 7"), ("tenant 7", "french")])
+check_keys([("a", "bc"), ("ab", "c"), ("abc", None), (None, "abc"), ("abc", ""), ("", "abc"), (None, ""), ("", "")])
+### BEGIN HIDDEN TESTS
+draw = rng("check_root")
+check_keys([("None", None), (None, None), (None, "None"), ("None", "None"), ("", "None"), ("", None), ("none", None)])
+for mark in ("|", ":", ",", "/", "\0", "\n", " ", "-", "_", "\x1f", ";", "#", '"', "'", "\\"):
+    a, b, c = (str(random_int(0, 99, draw)) for _ in range(3))
+    check_keys([(a, f"{b}{mark}{c}"), (f"{a}{mark}{b}", c), (f"{a}{mark}", f"{b}{c}"), (a, f"{mark}{b}{c}"),
+                (f"{a}{mark}{b}{mark}{c}", None), (f"{a}{mark}", f"{mark}{b}"), (f"{a}{mark}{mark}", b), ("", ""),
+                (f"{a}{mark}{b}", None), (f"{a}{mark}{b}", ""), (mark, None), (None, mark), (mark, mark)])  # fmt: skip
+name = f"Tenant {random_int(0, 999, draw)}"
+check_keys([(None, name), (None, name.lower()), (None, f"{name} "), (None, f" {name}"), (name, name), (None, None)])
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_link"}
+# ## 2. One link of the chain
+#
+# What is hashed are *token ids*, never keys and values: to hash those you would have to compute them first, and to
+# compute them is what you want to save. But the keys and values of a block depend on everything before it, too. So the
+# name of a block is a hash over its own tokens and the name of the block before it, and each name stands for a whole
+# prefix. For the first block, the key of part 1 takes the place of the block before it.
+#
+# **Build** `block_hash(parent, tokens)`: the SHA-256 digest (32 bytes) of `parent`, followed by each token id as 8
+# bytes, little-endian.
+#
+# - `parent`: bytes, the name of the block before, or the key. `tokens`: the block's token ids, ints from 0 on.
+# - The form is fixed to the byte because processes share these names: two engines on two machines with one store of
+#   blocks must give the same block the same name.
+#
+# **Hint:** `int.to_bytes`. Seven tokens and a parent of 32 bytes make 88 bytes to hash.
+#
+# **Trap (hash):** Python's `hash()` of a string or of bytes is another number in every process. That of a tuple of ints
+# stays the same, and whoever likes can compute other tokens with the same number; then one request reads the keys and
+# values of another's prompt. The same holds for checksums.
+
+
+# %% nbgrader={"grade_id": "block_hash", "solution": true}
+def block_hash(parent, tokens):
+    """Name of a block: SHA-256 of the parent's name and its tokens, 8 bytes little-endian each -> 32 bytes."""
+    ### BEGIN SOLUTION
+    data = b"".join(token.to_bytes(8, "little") for token in tokens)
+    return hashlib.sha256(parent + data).digest()
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_link", "grade": true, "points": 1}
+# property: a block's name is SHA-256 of the parent's name and then its tokens, 8 bytes little-endian each.
+# hint: bytes of the parent first, then token.to_bytes(8, "little") for each token; nothing in between, nothing after.
+def check_name(parent, tokens, expected):
+    name = bytes_of("block_hash", block_hash(parent, list(tokens)))
+    print(f"tokens {tokens} after {parent.hex()[:8]}...: {name.hex()}")
+    assert name.hex() == expected, f"tokens {tokens} after {parent.hex()}: expected {expected}, saw {name.hex()}"
+
+
+first = "89d39ecded99db56e5ec07504b76734a15fe035e9c881f17ab58931a7334f0a2"
+second = "eda57b33d17b41e3caf68364ab8424c911d6524f8cdd52330081c57b1809adb7"
+check_name(KEY, [3, 1, 4, 1], first)
+check_name(bytes.fromhex(first), [3, 1, 4, 1], second)  # the same tokens, later in a prompt
+### BEGIN HIDDEN TESTS
+draw = rng("check_link")
+for _ in range(4):
+    parent = bytes(random_tokens(32, draw, vocab_size=256))
+    tokens = random_tokens(random_int(1, 20, draw), draw, vocab_size=200_000)
+    expected = hashlib.sha256(parent)
+    for token in tokens:
+        expected.update(token.to_bytes(8, "little"))
+    check_name(parent, tokens, expected.hexdigest())
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_promise"}
+# ## 3. What an index promises
+#
+# Both indexes have the same four methods, those of the engine's `PrefixIndex`. `tokens` is a list of ids, `key` the
+# bytes of part 1, `blocks` a list of block numbers. Only full blocks are indexed: block i of a prefix holds the tokens
+# [i × block_size, (i + 1) × block_size).
+#
+# - `match(tokens, key)`: the blocks of the longest indexed prefix of `tokens` under this key, in order; `[]` if there is
+#   none. They count as used now.
+# - `insert(tokens, key, blocks)`: index these blocks. `len(tokens)` is `block_size × len(blocks)`. Returns the blocks
+#   that stand for this prefix from now on: where one is indexed already, that one stays, and the one given is not taken
+#   (its owner gives it back). They count as used now.
+# - `evict(num_blocks, evictable)`: forget up to `num_blocks` blocks and return them, in any order. Each time the least
+#   recently used of the *leaves* goes: blocks that no other indexed block continues. `evictable(block)` is a function
+#   that says whether a block may go; requests may still read it. Fewer go only when no leaf is evictable any more.
+# - `len(index)`: how many blocks are indexed.
+#
+# A moment is one call of `match` or `insert`: all blocks of one call are used at the same moment. A counter is a better
+# clock here than the time of day.
+#
+# An index counts no references and frees nothing. It does not know who reads a block; it asks `evictable`.
+#
+# The cell below says it in code: what the checks of both indexes ask.
+
+
+# %% nbgrader={"grade_id": "promise"}
+# Given: what both indexes are asked. Each function gets a new index with blocks of 4 tokens.
+def check_matches(index, generator):
+    A = random_tokens(12, generator)
+    index.insert(list(A), KEY, [20, 21, 22])
+    expect_match(index, A, KEY, [20, 21, 22], "the same 12 tokens")
+    expect_match(index, [*A, 7, 7], KEY, [20, 21, 22], "the 12 tokens and two more")
+    expect_match(index, A[:11], KEY, [20, 21], "the first 11: the last block is not full")
+    expect_match(index, [*A[:9], 1000, 1000, 1000], KEY, [20, 21], "9 of the 12, then others: 1 token of a block")
+    expect_match(index, A[:3], KEY, [], "the first 3")
+    expect_match(index, [*A[:4], *A[8:]], KEY, [20], "without the middle block")
+    expect_match(index, A[4:], KEY, [], "without the first block: the same tokens at another place")
+    expect_match(index, A, OTHER_KEY, [], "the same tokens under another key")
+
+
+def check_evicts(index, generator):
+    A, B, C = random_tokens(12, generator), [1000] * 4, [1001] * 4
+    D = [A[4], *[1002] * 3]
+    index.insert(list(A), KEY, [0, 1, 2])
+    index.insert(A[:8] + B, KEY, [0, 1, 3])
+    expect_evict(index, 1, {0, 1, 2, 3}, [], "all blocks in use")
+    expect_evict(index, 4, {2}, [3], "block 2 in use, and it continues 0 and 1")
+    expect_len(index, 3)
+    expect_evict(index, 0, set(), [], "none in use")
+    expect_evict(index, 2, set(), [2, 1], "none in use")
+    expect_match(index, A, KEY, [0], "the 12 tokens after that")
+    expect_evict(index, 5, set(), [0], "none in use")
+    expect_len(index, 0)
+    expect_match(index, A, KEY, [], "the 12 tokens after that")
+    for tokens, blocks in (
+        (A, [10, 11, 12]),
+        (A + B, [10, 11, 12, 13]),
+        (A + C, [10, 11, 12, 14]),
+        (A[:4] + D, [10, 15]),
+    ):
+        index.insert(list(tokens), KEY, blocks)
+    index.insert(list(A), OTHER_KEY, [20, 21, 22])
+    expect_match(index, [*A, 7], KEY, [10, 11, 12], "the 12 tokens, indexed again")
+    expect_evict(index, 8, {15, 20}, [13, 14, 12, 11, 22, 21], "10 is continued by 15, which is in use; so is 20")
+    expect_evict(index, 3, set(), [10, 15, 20], "none in use")
+    expect_len(index, 0)
+
+
+def check_order(index, generator):
+    system = random_tokens(8, generator)
+    questions = [[*system, 999, *[1000 + i] * 3] for i in range(3)]
+    for i, question in enumerate(questions):
+        index.insert(list(question), KEY, [0, 1, 10 + i])
+    index.match(list(questions[0]), KEY)
+    index.match(system[:4], KEY)
+    index.insert(list(questions[1]), KEY, [0, 1, 11])
+    expect_evict(index, 1, set(), [12], "10 was matched and 11 inserted again after 12")
+    expect_evict(index, 1, set(), [10], "11 was used after 10")
+    index.insert([2000] * 8, OTHER_KEY, [13, 14])
+    index.match([*system, 7, 7, 7, 7], KEY)
+    expect_evict(index, 1, set(), [11], "13 and 14 came later; the system prompt was matched since, but 11 was not")
+    index.insert([3000] * 4, OTHER_KEY, [15])
+    index.match([2000] * 4, OTHER_KEY)
+    expect_evict(index, 1, set(), [14], "13, in front of it, was matched since, but 14 was not")
+    expect_evict(index, 1, set(), [1], "the system prompt was used before 15 and 13")
+    index.match(system[:4], KEY)
+    expect_evict(index, 2, set(), [15, 13], "0 was used last")
+    expect_evict(index, 1, set(), [0], "it is the only one")
+    index.insert(list(questions[0]), KEY, [20, 21, 22])
+    index.insert(list(questions[1]), KEY, [20, 21, 23])
+    index.insert([3000] * 4, KEY, [24])
+    index.match(list(questions[0]), KEY)
+    expect_evict(index, 1, {22, 24}, [23], "it was used before all others")
+    expect_evict(index, 1, {24}, [22], "24 is older, but in use")
+    expect_evict(index, 1, set(), [24], "20 and 21 were matched after it came")
+    index.insert([*system, *[4000] * 4], KEY, [20, 21, 25])
+    expect_evict(index, 1, set(), [25], "20, 21 and 25 were used at the same moment; 25 continues the others")
+
+
+def evict_some(index, num_rounds, block_size, generator):
+    """Random rounds of insert and evict: what goes must be allowed to go, and strand nothing."""
+    prompts, held = Prompts(block_size, generator), {}  # held: block -> (key, its prefix)
+    for _ in range(num_rounds):
+        full, key = prompts.prompt(full=True)
+        standing = blocks_of("insert", index.insert(list(full), key, prompts.new_blocks(len(full) // block_size)))
+        held |= {block: (key, full[: (i + 1) * block_size]) for i, block in enumerate(standing)}
+        in_use = {block for block in held if random_int(0, 3, generator) == 0}
+        behind = {block: {b for b, (k, p) in held.items() if k == key and p[: len(prefix)] == prefix}
+                  for block, (key, prefix) in held.items()}  # fmt: skip
+        can_go = [block for block in held if not behind[block] & in_use]
+        wanted = random_int(0, 5, generator)
+        gone = blocks_of("evict", index.evict(wanted, lambda block, in_use=in_use: block not in in_use))
+        print(f"{len(held)} indexed, {len(in_use)} in use: evict({wanted}) gave {gone}")
+        known = len(set(gone)) == len(gone) and set(gone) <= set(held)
+        assert known, f"evict({wanted}) gave {gone}; indexed were {sorted(held)}"
+        assert not set(gone) & in_use, f"evict gave blocks {sorted(set(gone) & in_use)}, which are in use"
+        stranded = sorted({b for block in gone for b in behind[block]} - set(gone))
+        assert not stranded, f"evict({wanted}) gave {gone}: blocks {stranded} continue them, nobody can find them now"
+        expected = min(wanted, len(can_go))
+        assert len(gone) == expected, f"evict({wanted}): {len(can_go)} blocks can go, so {expected} do; saw {gone}"
+        for block in gone:
+            del held[block]
+        expect_len(index, len(held))
+
+
+def compare_order(index, oracle, num_rounds, block_size, generator):
+    """Random rounds of insert, match and evict(1): the block that goes is the one that `oracle` says."""
+    prompts = Prompts(block_size, generator)
+    for _ in range(num_rounds):
+        full, key = prompts.prompt(full=True)
+        if random_int(0, 1, generator):
+            blocks = oracle.insert(full, key, prompts.new_blocks(len(full) // block_size))
+            index.insert(list(full), key, list(blocks))
+        else:
+            index.match(list(full), key)
+            oracle.match(full, key)
+        if random_int(0, 1, generator):
+            oldest = oracle.evict(1, lambda block: True)
+            expect_evict(index, 1, set(), oldest, f"{len(oracle) + len(oldest)} blocks indexed, none in use")
+
+
+# %% [markdown] nbgrader={"grade_id": "text_hash"}
+# ## 4. An index of hashes
+#
+# **Build** `HashIndex(block_size, link)`. `link(parent, tokens)` gives the name of a block as your `block_hash` does. The
+# checks pass a function of their own that counts; at the end of the lab it is yours.
+#
+# **Count:** a prompt of n full blocks takes at most n calls of `link`, each with `block_size` tokens. The tokens behind
+# the last full block are hashed by nobody: there is no block for them.
+#
+# **Hint:** a dict from a name to its block, one from a name to the name before it, one from a name to its last moment.
+# The leaves are the names that are nobody's parent. Looking through all of them at every eviction is fine here.
+#
+# **Trap (partial block):** a hash table knows whole blocks. If 15 of 16 tokens agree, nothing of the block is reused; its
+# tokens are computed again, and nothing is copied.
+#
+# **Trap (inner block):** without the blocks before it, no `match` ever reaches a block. Evict a block that others
+# continue, and those are stranded: they take up memory and can never be found. This holds also when the block itself is
+# free to go and the one behind it is in use.
+
+
+# %% nbgrader={"grade_id": "HashIndex", "solution": true}
+class HashIndex:
+    """Which block holds which prefix: names of blocks in a chain. link(parent, tokens) -> name (bytes)."""
+
+    def __init__(self, block_size, link):
+        ### BEGIN SOLUTION
+        self.block_size, self.link, self.now = block_size, link, 0
+        self.block = {}  # name -> block
+        self.parent = {}  # name -> name of the block before it, or the key
+        self.last_used = {}  # name -> moment
+        ### END SOLUTION
+
+    def match(self, tokens, key):
+        """Blocks of the longest indexed prefix of tokens; they count as used now."""
+        ### BEGIN SOLUTION
+        self.now += 1
+        blocks = []
+        for _, name in self.chain(tokens, key):
+            if name not in self.block:
+                break
+            self.last_used[name] = self.now
+            blocks.append(self.block[name])
+        return blocks
+        ### END SOLUTION
+
+    def insert(self, tokens, key, blocks):
+        """Index blocks for tokens; returns the blocks that stand for them from now on, used now."""
+        ### BEGIN SOLUTION
+        self.now += 1
+        standing = []
+        for (parent, name), block in zip(self.chain(tokens, key), blocks, strict=True):
+            if name not in self.block:
+                self.block[name], self.parent[name] = block, parent
+            self.last_used[name] = self.now
+            standing.append(self.block[name])
+        return standing
+        ### END SOLUTION
+
+    def evict(self, num_blocks, evictable):
+        """Forget up to num_blocks evictable blocks, each time the least recently used leaf; returns them."""
+        ### BEGIN SOLUTION
+        evicted = []
+        while len(evicted) < num_blocks:
+            continued = set(self.parent.values())
+            leaves = [name for name in self.block if name not in continued and evictable(self.block[name])]
+            if not leaves:
+                break
+            oldest = min(leaves, key=self.last_used.get)
+            evicted.append(self.block.pop(oldest))
+            del self.parent[oldest], self.last_used[oldest]
+        return evicted
+        ### END SOLUTION
+
+    def __len__(self):
+        ### BEGIN SOLUTION
+        return len(self.block)
+
+    def chain(self, tokens, key):
+        """(parent's name, name) of each full block, one after another."""
+        name = key
+        for start in range(0, len(tokens) - self.block_size + 1, self.block_size):
+            parent, name = name, self.link(name, tokens[start : start + self.block_size])
+            yield parent, name
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_hash_match", "grade": true, "points": 2}
+# property: match gives the longest run of full blocks from the start that is indexed under this key, and no more.
+# hint: go block by block from position 0 and stop at the first that is not indexed or not full; start from the key.
+check_matches(HashIndex(4, Links().link), rng("hash_match"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_hash_match")
+check_matches(HashIndex(4, Links().link), draw)
+for block_size in (1, 2, random_int(3, 6, draw)):
+    index, oracle = HashIndex(block_size, Links().link), reference.RadixIndex(block_size)
+    prompts = Prompts(block_size, draw)
+    for _ in range(25):
+        tokens, key = prompts.prompt()
+        found = oracle.match(tokens, key)
+        expect_match(index, tokens, key, found, f"{len(tokens)} tokens in blocks of {block_size}, like earlier ones")
+        full = tokens[: len(tokens) // block_size * block_size]
+        blocks = found + prompts.new_blocks(len(full) // block_size - len(found))
+        for each in (index, oracle):
+            each.insert(list(full), key, list(blocks))
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_hash_insert", "grade": true, "points": 1}
+# property: of what is indexed already the old block stays and is returned; only the others are taken, once each.
+# hint: return, for each place, the block that match would give from now on; len() counts the blocks that were taken.
+def check_inserts(index, generator):
+    A = random_tokens(12, generator)
+    expect_insert(index, [], KEY, [], [], "nothing")
+    expect_insert(index, A, KEY, [0, 1, 2], [0, 1, 2], "12 new tokens")
+    expect_insert(index, A[:8] + [1000] * 4, KEY, [3, 4, 5], [0, 1, 5], "8 of them and 4 others, of another request")
+    expect_len(index, 4)
+    expect_insert(index, A[:8], KEY, [6, 7], [0, 1], "the first 8 again")
+    expect_len(index, 4)
+    expect_insert(index, A, OTHER_KEY, [8, 9, 10], [8, 9, 10], "the 12 under another key")
+    expect_len(index, 7)
+
+
+check_inserts(HashIndex(4, Links().link), rng("hash_insert"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_hash_insert")
+check_inserts(HashIndex(4, Links().link), draw)
+block_size = random_int(1, 4, draw)
+index, oracle = HashIndex(block_size, Links().link), reference.RadixIndex(block_size)
+prompts = Prompts(block_size, draw)
+for _ in range(40):
+    full, key = prompts.prompt(full=True)
+    blocks = prompts.new_blocks(len(full) // block_size)
+    standing = oracle.insert(full, key, blocks)
+    expect_insert(index, full, key, blocks, standing, f"{len(full)} tokens in blocks of {block_size}")
+    expect_len(index, len(oracle))
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_hash_chain", "grade": true, "points": 1}
+# property: each full block is hashed at most once per call, from the name before it; the first from the key.
+# hint: keep the name of the block before in a variable, and hand link one block of tokens at a time.
+def check_chain(num_tokens, block_size, generator):
+    tokens, links = random_tokens(num_tokens, generator), Links()
+    index, num_full = HashIndex(block_size, links.link), num_tokens // block_size
+    for method, arguments in (("insert", [list(range(num_full))]), ("match", [])):
+        links.calls.clear()
+        given = tokens[: num_full * block_size] if method == "insert" else tokens
+        getattr(index, method)(list(given), KEY, *arguments)
+        print(f"{method}, {len(given)} tokens in blocks of {block_size}: {len(links.calls)} calls of link")
+        assert len(links.calls) == num_full, f"{method}: expected {num_full} calls of link, saw {len(links.calls)}"
+        before = KEY
+        for i, (parent, hashed, name) in enumerate(links.calls):
+            block = tuple(tokens[i * block_size : (i + 1) * block_size])
+            assert hashed == block, f"{method}: call {i} of link got {len(hashed)} tokens, expected those of block {i}"
+            whose = "the key" if i == 0 else f"the name of block {i - 1}"
+            assert parent == before, f"{method}: the parent of block {i} is {whose}; link got another"
+            before = name
+
+
+check_chain(num_tokens=14, block_size=4, generator=rng("hash_chain"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_hash_chain")
+for _ in range(3):
+    block_size = random_int(2, 5, draw)
+    check_chain(block_size * random_int(2, 6, draw) + random_int(1, block_size - 1, draw), block_size, draw)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_hash_evict", "grade": true, "points": 2}
+# property: what goes is evictable and continued by no block that stays; as many go as asked, if so many can.
+# hint: look for the leaves again after each block that went: its parent may be a leaf now.
+check_evicts(HashIndex(4, Links().link), rng("hash_evict"))
+evict_some(HashIndex(2, Links().link), 3, 2, rng("hash_evict"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_hash_evict")
+check_evicts(HashIndex(4, Links().link), draw)
+for block_size in (1, random_int(2, 4, draw)):
+    evict_some(HashIndex(block_size, Links().link), 25, block_size, draw)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_hash_lru", "grade": true, "points": 1}
+# property: of the leaves, the one goes that match or insert used least recently.
+# hint: give every block that a call finds or takes the call's moment, and no other block.
+check_order(HashIndex(4, Links().link), rng("hash_lru"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_hash_lru")
+check_order(HashIndex(4, Links().link), draw)
+for block_size in (1, random_int(2, 4, draw)):
+    compare_order(HashIndex(block_size, Links().link), reference.RadixIndex(block_size), 40, block_size, draw)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_radix"}
+# ## 5. A radix tree
+#
+# The same promise, kept in another way. A radix tree has one node for each run of blocks that is never left in the
+# middle. A node holds the run's tokens and its blocks; its children continue it. A prompt walks down from the root: it
+# compares its tokens with a node's, and goes on to a child when the whole node agrees. No hashes, and a long prompt that
+# nobody shares is one node.
+#
+# ```
+# after insert(system + question 1)      after insert(system + question 2)
+#
+# root ── [system, question 1]           root ── [system] ─┬─ [question 1]
+#                                                          └─ [question 2]
+# ```
+#
+# When a prompt leaves a node in the middle, the node is *split* there: the first part stays above, the rest becomes its
+# child and keeps the node's own children. Since only whole blocks can be shared, a split is at the edge of a block: tokens
+# that agree beyond it are cut off. A tree with blocks of one token matches to the token.
+#
+# **Build** `RadixIndex(block_size)`, with the methods of part 3. The class `Node` is given; you may use another.
+#
+# **Hint:** let `match` split, too: then each node is used as a whole, and one moment per node is enough. Let both methods
+# begin with one that walks down, splits where the prompt leaves a node, and sets the moment. Children are found by
+# their first block, a tuple of tokens: of two children the first *token* may be the same.
+#
+# **Trap (split):** the lower half takes three things along: the rest of the tokens, the rest of the blocks, and the
+# children. And the lower half, not the upper, is the node that those children call their parent.
+#
+# **Trap (whole node):** eviction takes blocks, not nodes, from the end of a leaf, one at a time. Asked for one block, a
+# leaf of 50 blocks loses one.
+
+
+# %% nbgrader={"grade_id": "node"} inferlab={"where": "both"}
+# Given: one node of the tree.
+class Node:
+    """A run of blocks that is never left in the middle. parent None: a root, which has no tokens and no blocks."""
+
+    def __init__(self, tokens, blocks, parent):
+        self.tokens = tokens  # list of block_size x len(blocks) ids
+        self.blocks = blocks  # list
+        self.parent = parent
+        self.children = {}  # tuple of a child's first block_size tokens -> Node
+        self.last_used = 0  # moment
+
+
+# %% nbgrader={"grade_id": "RadixIndex", "solution": true}
+class RadixIndex:
+    """Which block holds which prefix: a tree of runs of blocks for each key."""
+
+    def __init__(self, block_size):
+        ### BEGIN SOLUTION
+        self.block_size, self.now = block_size, 0
+        self.roots = {}  # key -> Node
+        ### END SOLUTION
+
+    def match(self, tokens, key):
+        """Blocks of the longest indexed prefix of tokens; they count as used now."""
+        ### BEGIN SOLUTION
+        return self.descend(tokens, key)[1]
+        ### END SOLUTION
+
+    def insert(self, tokens, key, blocks):
+        """Index blocks for tokens; returns the blocks that stand for them from now on, used now."""
+        ### BEGIN SOLUTION
+        node, standing = self.descend(tokens, key)
+        start = len(standing) * self.block_size
+        if start < len(tokens):
+            leaf = Node(list(tokens[start:]), list(blocks[len(standing) :]), node)
+            leaf.last_used = self.now
+            node.children[self.first_block(leaf)] = leaf
+            standing = standing + leaf.blocks
+        return standing
+        ### END SOLUTION
+
+    def evict(self, num_blocks, evictable):
+        """Forget up to num_blocks evictable blocks, each time the least recently used leaf; returns them."""
+        ### BEGIN SOLUTION
+        evicted = []
+        while len(evicted) < num_blocks:
+            leaves = [node for node in self.nodes() if not node.children and evictable(node.blocks[-1])]
+            if not leaves:
+                break
+            leaf = min(leaves, key=lambda node: node.last_used)
+            evicted.append(leaf.blocks.pop())
+            if not leaf.blocks:
+                del leaf.parent.children[self.first_block(leaf)]
+            del leaf.tokens[-self.block_size :]
+        return evicted
+        ### END SOLUTION
+
+    def __len__(self):
+        ### BEGIN SOLUTION
+        return sum(len(node.blocks) for node in self.nodes())
+
+    def descend(self, tokens, key):
+        """Walk down as far as whole blocks agree, splitting the last node there: (that node, blocks on the way)."""
+        self.now += 1
+        node, blocks, size = self.roots.setdefault(key, Node([], [], None)), [], self.block_size
+        while True:
+            rest = list(tokens[len(blocks) * size :])
+            child = node.children.get(tuple(rest[:size]))
+            if child is None:
+                return node, blocks
+            same = 1  # blocks of the child that agree
+            while same < len(child.blocks) and child.tokens[: (same + 1) * size] == rest[: (same + 1) * size]:
+                same += 1
+            node = child if same == len(child.blocks) else self.split(child, same)
+            node.last_used = self.now
+            blocks = blocks + node.blocks
+
+    def split(self, node, num_blocks):
+        """Cut a node behind its first num_blocks blocks. Returns the upper part; the node itself is the lower one."""
+        cut = num_blocks * self.block_size
+        upper = Node(node.tokens[:cut], node.blocks[:num_blocks], node.parent)
+        node.parent.children[self.first_block(upper)] = upper
+        node.tokens, node.blocks, node.parent = node.tokens[cut:], node.blocks[num_blocks:], upper
+        upper.children[self.first_block(node)] = node
+        return upper
+
+    def nodes(self):
+        """All nodes but the roots."""
+        found = list(self.roots.values())
+        for node in found:  # grows while it is read
+            found += node.children.values()
+        return found[len(self.roots) :]
+
+    def first_block(self, node):
+        return tuple(node.tokens[: self.block_size])
+        ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_radix_match", "grade": true, "points": 2}
+# property: match gives the longest run of full blocks from the start that is indexed under this key, and no more.
+# hint: compare with a node's tokens block by block; go on to a child only when the whole node agrees.
+check_matches(RadixIndex(4), rng("radix_match"))
+tree, tokens = RadixIndex(1), random_tokens(12, rng("radix_match"))
+tree.insert(list(tokens), KEY, list(range(12)))
+expect_match(tree, [*tokens[:9], 1000, 1000, 1000], KEY, list(range(9)), "blocks of one token: to the token")
+### BEGIN HIDDEN TESTS
+draw = rng("check_radix_match")
+check_matches(RadixIndex(4), draw)
+for block_size in (1, 2, random_int(3, 6, draw)):
+    for _ in range(12):  # one prompt in the index, and one that agrees with a part of it
+        index, tokens = RadixIndex(block_size), random_tokens(block_size * random_int(1, 8, draw), draw, vocab_size=2)
+        blocks = list(range(len(tokens) // block_size))
+        index.insert(list(tokens), KEY, list(blocks))
+        num_same = random_int(0, len(tokens), draw)
+        prompt = tokens[:num_same] + random_tokens(random_int(0, 2 * block_size, draw), draw, vocab_size=2)
+        differ = [i for i, (a, b) in enumerate(zip(tokens, prompt, strict=False)) if a != b]
+        same = min([*differ, len(tokens), len(prompt)])
+        what = f"{same} of {len(prompt)} tokens agree, blocks of {block_size}"
+        expect_match(index, prompt, KEY, blocks[: same // block_size], what)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_radix_split", "grade": true, "points": 2}
+# property: prompts that leave a node in the middle split it; all that was indexed is still found, and nothing twice.
+# hint: after a split the upper node has one child, the lower part, with the rest of tokens and blocks and the children.
+def check_radix_splits(generator):
+    index, A = RadixIndex(4), random_tokens(16, generator)
+    B, C, D, E = [1000] * 8, [1001] * 4, [1002] * 4, [1003] * 4
+    inside = [*A[:6], 2000, 2000]
+    expect_insert(index, [], KEY, [], [], "nothing")
+    expect_insert(index, A, KEY, [0, 1, 2, 3], [0, 1, 2, 3], "16 new tokens")
+    expect_insert(index, A + B, KEY, [10, 11, 12, 13, 4, 5], [0, 1, 2, 3, 4, 5], "8 more behind them")
+    expect_insert(index, A + C, KEY, [10, 11, 12, 13, 6], [0, 1, 2, 3, 6], "4 others behind them")
+    expect_insert(index, A[:8] + D, KEY, [10, 11, 7], [0, 1, 7], "leaving after 8 of the 16")
+    expect_insert(index, inside, KEY, [10, 8], [0, 8], "leaving after 6, within a block")
+    expect_insert(index, A + B[:4] + E, KEY, [10, 11, 12, 13, 14, 9], [0, 1, 2, 3, 4, 9], "leaving after 4 of the 8")
+    expect_len(index, 10)
+    for tokens, blocks, what in (
+        (A, [0, 1, 2, 3], "the 16"),
+        (A + B, [0, 1, 2, 3, 4, 5], "the 16 and the 8"),
+        (A + B[:4] + E, [0, 1, 2, 3, 4, 9], "the 16, 4 of the 8, then others"),
+        (A + C, [0, 1, 2, 3, 6], "the 16 and 4 others"),
+        (A[:8] + D, [0, 1, 7], "8 of the 16, then others"),
+        (inside, [0, 8], "6 of the 16, then others"),
+    ):
+        expect_match(index, tokens, KEY, blocks, what)
+    expect_insert(index, A, OTHER_KEY, [20, 21, 22, 23], [20, 21, 22, 23], "the 16 under another key")
+    expect_len(index, 14)
+
+
+check_radix_splits(rng("radix_split"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_radix_split")
+check_radix_splits(draw)
+for block_size in (1, random_int(2, 4, draw)):
+    index, oracle = RadixIndex(block_size), reference.HashIndex(block_size, Links().link)
+    prompts, what = Prompts(block_size, draw), f"in blocks of {block_size}"
+    for _ in range(30):
+        tokens, key = prompts.prompt()
+        full = tokens[: len(tokens) // block_size * block_size]
+        blocks = prompts.new_blocks(len(full) // block_size)
+        expect_insert(index, full, key, blocks, oracle.insert(full, key, blocks), f"{len(full)} tokens {what}")
+        tokens, key = prompts.prompt()
+        expect_match(index, tokens, key, oracle.match(tokens, key), f"{len(tokens)} tokens {what}")
+        expect_len(index, len(oracle))
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_radix_evict", "grade": true, "points": 2}
+# property: what goes is evictable and continued by no block that stays; as many go as asked, if so many can.
+# hint: take the last block of a leaf node; a node without blocks leaves the tree, and its parent may be a leaf then.
+check_evicts(RadixIndex(4), rng("radix_evict"))
+evict_some(RadixIndex(2), 3, 2, rng("radix_evict"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_radix_evict")
+check_evicts(RadixIndex(4), draw)
+for block_size in (1, random_int(2, 4, draw)):
+    evict_some(RadixIndex(block_size), 25, block_size, draw)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_radix_lru", "grade": true, "points": 1}
+# property: of the leaves, the one goes that match or insert used least recently.
+# hint: when only a part of a node agrees, only that part is used now: split the node there, in match too.
+check_order(RadixIndex(4), rng("radix_lru"))
+### BEGIN HIDDEN TESTS
+draw = rng("check_radix_lru")
+check_order(RadixIndex(4), draw)
+for block_size in (1, random_int(2, 4, draw)):
+    oracle = reference.HashIndex(block_size, Links().link)
+    compare_order(RadixIndex(block_size), oracle, 40, block_size, draw)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_replay"}
+# ## 6. What an index saves
+#
+# **Build** `replay(index, requests, block_size)`: serve `requests`, a list of pairs `(tokens, key)`, one after another,
+# and count. For each request:
+#
+# 1. Ask the index for its tokens.
+# 2. The matched blocks are prompt tokens that need not be computed. But the *last* token of a prompt is always
+#    computed: its logits choose the first new token, and no cache holds logits. So at most
+#    `(len(tokens) - 1) // block_size` blocks are saved.
+# 3. Index all its full blocks: the matched ones, then new ones. The first new block of the replay has the number 0, the
+#    next 1, and so on.
+#
+# Return `(saved, rate)`: the saved tokens of all requests, and their share of all prompt tokens, a number in [0, 1).
+# Without requests both are 0.
+#
+# **Hint:** `index` has the methods of part 3. The check passes its own, so this part can be right although an earlier one
+# is not.
+#
+# **Trap (whole prompt):** a prompt of 64 tokens that is indexed to the last leaves nothing to compute, and a step of 0
+# tokens gives no logits: nano-vllm shipped that (its issue 144). With blocks of 16, the last block is computed again.
+#
+# **Trap (mean of rates):** the hit rate is saved tokens over prompt tokens. The mean over the requests counts a prompt of
+# 20 tokens as much as one of 20,000.
+
+
+# %% nbgrader={"grade_id": "replay", "solution": true}
+def replay(index, requests, block_size):
+    """Serves (tokens, key) pairs one after another with an index -> (saved prompt tokens, their share of all)."""
+    ### BEGIN SOLUTION
+    saved, total, next_block = 0, 0, 0
+    for tokens, key in requests:
+        matched = index.match(tokens, key)
+        saved += min(len(matched), (len(tokens) - 1) // block_size) * block_size
+        total += len(tokens)
+        num_full = len(tokens) // block_size
+        new = range(next_block, next_block + num_full - len(matched))
+        next_block += len(new)
+        index.insert(tokens[: num_full * block_size], key, [*matched, *new])
+    return saved, saved / total if total else 0.0
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_replay", "grade": true, "points": 1}
+# property: each request is matched, then indexed; all but its last token can be saved; the rate is over all tokens.
+# hint: cut the match to (len(tokens) - 1) // block_size blocks when you count, and index the full blocks.
+class Scripted:
+    """Stands for an index: request i finds its first num_matched[i] blocks, which are 0, 1, ...; writes all calls down."""
+
+    def __init__(self, num_matched):
+        self.num_matched = num_matched
+        self.matched = []  # (tokens, key) of every match
+        self.inserted = []  # (tokens, key, blocks) of every insert
+
+    def match(self, tokens, key):
+        number = len(self.matched)
+        assert number == len(self.inserted), f"match was called {number + 1} times after {len(self.inserted)} inserts"
+        self.matched.append((list(tokens), key))
+        return list(range(self.num_matched[number]))
+
+    def insert(self, tokens, key, blocks):
+        self.inserted.append((list(tokens), key, list(blocks)))
+        return list(blocks)
+
+
+def check_counts(seen, saved, total):
+    pair = isinstance(seen, list | tuple) and len(seen) == 2
+    assert pair, f"replay returns (saved, rate), saw {seen!r}"
+    found, share = seen
+    print(f"{total} prompt tokens, {saved} need not be computed: replay says {found} and {share}")
+    assert found == saved, f"expected {saved} saved tokens, saw {found}"
+    rate = saved / total if total else 0.0
+    assert abs(float(share) - rate) < 1e-9, f"expected the rate {saved} of {total} = {rate}, saw {share}"
+
+
+def check_replayed(lengths, num_matched, block_size, saved, generator):
+    """Prompts of these lengths that find these numbers of blocks; the first finds none."""
+    requests = [(random_tokens(n, generator), bytes([i]) * 32) for i, n in enumerate(lengths)]
+    index = Scripted(num_matched)
+    seen = replay(index, [(list(tokens), key) for tokens, key in requests], block_size)
+    assert index.matched == requests, "expected one match for each request, with all its tokens and its key"
+    next_block, expected = 0, []
+    for (tokens, key), found in zip(requests, num_matched, strict=True):
+        num_full = len(tokens) // block_size
+        new = list(range(next_block, next_block + num_full - found))
+        next_block += len(new)
+        expected.append((tokens[: num_full * block_size], key, list(range(found)) + new))
+    assert len(index.inserted) == len(expected), f"expected {len(expected)} inserts, saw {len(index.inserted)}"
+    for i, (now, then) in enumerate(zip(index.inserted, expected, strict=True)):
+        for name, a, b in zip(("tokens", "key", "blocks"), now, then, strict=True):
+            assert a == b, f"insert of request {i}: expected {name} {b}, saw {a}"
+    check_counts(seen, saved, sum(lengths))
+
+
+# 8 of 10 tokens are in the index; then 12 of 12, of which 8 are saved; then 4 of 4, of which none is
+check_replayed([13, 10, 12, 4], [0, 2, 3, 1], block_size=4, saved=16, generator=rng("replay"))
+check_counts(replay(Scripted([]), [], 4), saved=0, total=0)
+### BEGIN HIDDEN TESTS
+draw = rng("check_replay")
+for _ in range(3):
+    block_size = random_int(2, 6, draw)
+    blocks = [random_int(4, 6, draw), *(random_int(1, 4, draw) for _ in range(4))]
+    lengths = [n * block_size + random_int(0, block_size - 1, draw) for n in blocks]
+    lengths[2] = blocks[2] * block_size  # whole
+    found = [0, *blocks[1:]]
+    saved = sum((n - 1) // block_size * block_size for n in lengths[1:])
+    check_replayed(lengths, found, block_size, saved, draw)
+    prompts = Prompts(block_size, draw)
+    requests = [request for request in (prompts.prompt() for _ in range(20)) if request[0]]
+    seen = replay(reference.RadixIndex(block_size), [(list(tokens), key) for tokens, key in requests], block_size)
+    saved, _ = reference.replay(reference.RadixIndex(block_size), requests, block_size)
+    check_counts(seen, saved, sum(len(tokens) for tokens, _ in requests))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_desk"}
+# ### The question from the top
+#
+# The first two lines answer it. With the time in front, every prompt is new from its first token on, and not one token
+# is saved: a prefix cache does not look for the same text, it looks for the same *beginning*.
+#
+# Nothing guarantees a hit. The first request of a prefix computes it; so does the first on another machine, under another
+# key, or after the blocks were evicted. And long chats can have a higher rate without any system prompt, because each
+# turn repeats the whole conversation before it: the third line.
+#
+# The last lines are one trace on three structures. What differs is how fine they cut: blocks of 16 tokens lose up to 15
+# tokens of what two prompts share.
+
+# %% nbgrader={"grade_id": "desk"} inferlab={"where": "notebook"}
+draw = rng("desk")
+system, questions = random_tokens(1000, draw), [random_tokens(50, draw) for _ in range(200)]
+templates = {
+    "system prompt, question": [system + question for question in questions],
+    "time, system prompt, question": [[1000 + i, *system, *question] for i, question in enumerate(questions)],
+    "4 chats of 50 turns, no system prompt": [
+        [token for question in questions[50 * chat : 50 * chat + turn] for token in question]
+        for chat in range(4) for turn in range(1, 51)
+    ],
+}  # fmt: skip
+for name, prompts in templates.items():
+    saved, rate = replay(RadixIndex(16), [(tokens, KEY) for tokens in prompts], 16)
+    print(f"{name}: {saved:,} of {sum(map(len, prompts)):,} prompt tokens saved = {rate:.1%}")
+cut = [system[: random_int(100, 1000, draw)] + question for question in questions]
+for name, index, size in (("hash chain, blocks of 16", HashIndex(16, block_hash), 16),
+                          ("radix tree, blocks of 16", RadixIndex(16), 16), ("radix tree, blocks of 1", RadixIndex(1), 1)):  # fmt: skip
+    saved, rate = replay(index, [(tokens, KEY) for tokens in cut], size)
+    print(f"{name}: {saved:,} saved = {rate:.1%}")
+
+# %% [markdown] nbgrader={"grade_id": "text_parts"}
+# ## 7. Stable parts first
+#
+# An application makes its prompts from a template with parts: instructions, tool descriptions, the date, a profile of the
+# user, the question. What changes rarely belongs to the front, what changes with every request to the end.
+#
+# **Build** `stable_first(requests)`: in which order the parts should stand. `requests` is a list of dicts, one for each
+# request of a log: the names of the parts, in the order of today's template, with their texts. All have the same names.
+# Returns the names: the part with the fewest different texts in the log comes first. Parts with equally many keep the
+# order of today's template.
+#
+# The same text must also be the same tokens. Before you blame the order, look for a space at the end, a JSON object whose
+# keys come in another order, a list of tools that is shuffled, an id in the first line.
+#
+# **Hint:** `sorted` keeps the order of what it finds equal.
+#
+# **Trap (first two):** two requests of the same morning have the same date. Compare all of the log.
+
+
+# %% nbgrader={"grade_id": "stable_first", "solution": true}
+def stable_first(requests):
+    """Names of a template's parts, those with the fewest different texts first. requests: dicts part -> text."""
+    ### BEGIN SOLUTION
+    texts = {}
+    for request in requests:
+        for name, text in request.items():
+            texts.setdefault(name, set()).add(text)
+    return sorted(texts, key=lambda name: len(texts[name]))
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_parts", "grade": true, "points": 1}
+# property: parts stand in order of how many different texts they have; those with equally many keep their order.
+# hint: collect the different texts of each part in a set, then sort the names by the size of their sets.
+def check_parts_of(requests, expected):
+    seen = stable_first([dict(request) for request in requests])
+    numbers = {name: len({request[name] for request in requests}) for name in expected}
+    print("different texts:", numbers, "order:", seen)
+    assert isinstance(seen, list | tuple), f"expected a list of names, saw {seen!r}"
+    assert list(seen) == expected, f"different texts {numbers}: expected the order {expected}, saw {list(seen)}"
+
+
+check_parts_of(
+    [
+        {"time": f"9:0{minute}", "system": "Be brief.", "user": user, "tools": "[]", "question": f"Why {minute}?"}
+        for minute, user in enumerate(("Ada", "Ada", "Kurt", "Emmy", "Kurt"))
+    ],
+    ["system", "tools", "user", "time", "question"],
+)
+### BEGIN HIDDEN TESTS
+draw = rng("check_parts")
+for _ in range(4):
+    order = torch.randperm(6, generator=draw).tolist()
+    numbers = {f"part {random_int(100, 999, draw)} {i}": (1, 2, 4, 4, 2, 8)[i] for i in order}  # of different texts
+    requests = [{name: f"{i // 2 % n} " * (9 - n) for name, n in numbers.items()} for i in range(16)]
+    check_parts_of(requests, sorted(numbers, key=numbers.get))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_engine"}
+# ## 8. Inside the engine
+#
+# The engine's KV manager asks a *prefix index* when a request is let in, hands it the blocks whose tokens are computed,
+# and lets it evict when no block is free. The cells below put your index there, `Parts(prefix_index=...)`. The manager
+# makes the keys, from adapter and salt, counts the references, and recomputes at least the last token of a prompt. The
+# scheduler, the model and the sampler stay as they are.
+#
+# The memory is so small that blocks must be evicted. Your index is watched: at the first wrong answer the message names
+# the method. The tokens must be those that the engine generates without a cache, and how many were computed is counted
+# from the engine's trace.
+
+
+# %% nbgrader={"grade_id": "engine_parts"}
+class Watched:
+    """Your index as the engine's PrefixIndex. A ledger says what each block holds; every answer is compared with it."""
+
+    def __init__(self, index, block_size):
+        self.index, self.block_size = index, block_size
+        self.holds = {}  # block -> (key, its prefix)
+        self.num_evicted = 0
+
+    def _prefixes(self, tokens, key):
+        size = self.block_size
+        return [(key, tuple(tokens[:end])) for end in range(size, len(tokens) + 1, size)]
+
+    def match(self, tokens, key):
+        blocks, prefixes = blocks_of("match", self.index.match(list(tokens), key)), self._prefixes(tokens, key)
+        right = len(blocks) <= len(prefixes) and all(map(self._is_held, blocks, prefixes))
+        assert right, f"match gave blocks {blocks} for {len(tokens)} tokens; not all of them hold these tokens"
+        return blocks
+
+    def insert(self, tokens, key, blocks):
+        standing = blocks_of("insert", self.index.insert(list(tokens), key, list(blocks)))
+        assert len(standing) == len(blocks), f"insert got {len(blocks)} blocks and gave {len(standing)}"
+        for now, given, prefix in zip(standing, blocks, self._prefixes(tokens, key), strict=True):
+            old = [block for block, held in self.holds.items() if held == prefix]
+            expected = old[0] if old else given
+            assert now == expected, f"insert: block {expected} stands for these {len(prefix[1])} tokens, saw {now}"
+            self.holds[now] = prefix
+        expect_len(self, len(self.holds))
+        return standing
+
+    def evict(self, num_blocks, evictable):
+        free_to_go = {block for block in self.holds if evictable(block)}
+        gone = blocks_of("evict", self.index.evict(num_blocks, lambda block: block in free_to_go))
+        assert len(gone) <= num_blocks, f"evict({num_blocks}) gave {len(gone)} blocks"
+        allowed = set(gone) <= free_to_go and len(set(gone)) == len(gone)
+        assert allowed, f"evict gave blocks {gone}, which are in use, not indexed, or twice in the list"
+        lost = {self.holds.pop(block) for block in gone}
+        for key, prefix in self.holds.values():
+            parents = lost & set(self._prefixes(prefix, key))
+            assert not parents, "evict took a block that others continue"
+        expect_len(self, len(self.holds))
+        self.num_evicted += len(gone)
+        return gone
+
+    def __len__(self):
+        return len(self.index)
+
+    def _is_held(self, block, prefix):
+        return self.holds.get(block) == prefix
+
+
+@functools.cache
+def course_llm():
+    from reference_impl import LLM, course_model
+
+    torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
+    return LLM(course_model("draft"), dtype="float32", device="cpu", num_blocks=32)
+
+
+def serve(waves, num_blocks, index=None):
+    """Greedy output and computed tokens of each request (prompt, salt). A wave begins when the one before is done."""
+    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
+
+    config = EngineConfig(block_size=16, num_blocks=num_blocks, prefix_cache="off")
+    engine = Engine(course_llm().engine.model, config, Parts(prefix_index=index))
+    sampling = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
+    requests = []
+    for wave in waves:
+        for prompt, salt in wave:
+            requests.append(engine.add(prompt, sampling, request_id=str(len(requests)), cache_salt=salt))
+        while engine.has_work():
+            engine.step()
+    computed = dict.fromkeys((request.id for request in requests), 0)
+    for step in engine.trace.steps():
+        for row in step.rows:
+            computed[row.request_id] += row.num_tokens
+    return [request.output_tokens for request in requests], list(computed.values())
+
+
+def shared_tokens(waves):
+    """For each request, how many prompt tokens a request of an earlier wave with the same salt has in common with it, in
+    whole blocks of 16, the last token never."""
+    earlier, found = [], []
+    for wave in waves:
+        for prompt, salt in wave:
+            lengths = [0]
+            for other, other_salt in earlier:
+                differ = [i for i, (a, b) in enumerate(zip(prompt, other, strict=False)) if a != b]
+                lengths.append(min([*differ, len(other), len(prompt) - 1]) if salt == other_salt else 0)
+            found.append(max(lengths) // 16 * 16)
+        earlier += wave
+    return found
+
+
+@functools.cache
+def without_cache(prompts):
+    """The output of each prompt, all in one engine that shares nothing: {prompt: output}."""
+    outputs, _ = serve([[(list(prompt), None) for prompt in prompts]], num_blocks=64)
+    return dict(zip(prompts, outputs, strict=True))
+
+
+def check_served(index, system, questions):
+    """Serves questions behind a system prompt of 4 blocks, and what looks like it, in 10 blocks of memory."""
+    first, second, *others = [(system + question, None) for question in questions]
+    other_order = (system[16:32] + system[:16] + questions[0], None)
+    waves = [[first], [first], [other_order], [second]]
+    waves += [[request, request] for request in others]  # two alike, at once
+    waves += [[(system, None)], [(first[0], "another tenant")]]
+    yours = Watched(index, 16)
+    seen, computed = serve(waves, 10, yours)
+    prompts = [tuple(prompt) for wave in waves for prompt, _ in wave]
+    alone = without_cache(tuple(dict.fromkeys(prompts)))
+    expected = [alone[prompt] for prompt in prompts]
+    assert seen == expected, f"without a cache the engine generates {expected}, with your index it generated {seen}"
+    num_tokens = [len(prompt) + len(output) - 1 for prompt, output in zip(prompts, expected, strict=True)]
+    saved = [n - c for n, c in zip(num_tokens, computed, strict=True)]
+    print(f"of {num_tokens} tokens {saved} were not computed; {yours.num_evicted} blocks were evicted")
+    possible = shared_tokens(waves)
+    assert saved == possible, f"of {num_tokens} tokens {possible} need not be computed; {saved} were not"
+    assert yours.num_evicted, "expected evictions, saw none"
+    yours.evict(len(yours), lambda block: True)
+    assert not yours.holds, f"in the end no block is in use and all can go; blocks {sorted(yours.holds)} did not"
+
+
+SYSTEM = (
+    "# You write Python for a small library: opening hours, loans and the catalogue. Names are short. Every function has "
+    "a docstring of one line. Nothing is printed. Errors are raised as ValueError and say what was expected.\n\n\n"
+)
+QUESTIONS = (
+    "def is_open(day, hour):\n    if day not in range(7):\n        raise ",
+    "def is_late(loan, today):\n    return loan.due is not None and ",
+    "class Shelf:\n    def __init__(self, number):\n        self.number = ",
+)
+
+
+# %% nbgrader={"grade_id": "check_engine_hash", "grade": true, "points": 1}
+# property: with your HashIndex the engine gives the same text and computes every shared full block once.
+# hint: the message names the method that gave the first wrong answer; make that part's own checks pass first.
+system = course_llm().encode(SYSTEM)[:64]
+print("a system prompt of", len(system), "tokens")
+check_served(HashIndex(16, block_hash), system, [course_llm().encode(text) for text in QUESTIONS])
+### BEGIN HIDDEN TESTS
+draw = rng("check_engine")
+questions = [random_tokens(random_int(20, 30, draw), draw) for _ in range(3)]
+check_served(HashIndex(16, block_hash), random_tokens(64, draw), questions)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_engine_radix", "grade": true, "points": 1}
+# property: with your RadixIndex the engine gives the same text and computes every shared full block once.
+# hint: the message names the method that gave the first wrong answer; make that part's own checks pass first.
+system = course_llm().encode(SYSTEM)[:64]
+print("a system prompt of", len(system), "tokens")
+check_served(RadixIndex(16), system, [course_llm().encode(text) for text in QUESTIONS])
+### BEGIN HIDDEN TESTS
+draw = rng("check_engine")
+questions = [random_tokens(random_int(20, 30, draw), draw) for _ in range(3)]
+check_served(RadixIndex(16), random_tokens(64, draw), questions)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_measure"}
+# ## 9. Tokens and seconds
+#
+# What a user feels of a hit is the time to the first token. The cell below gives the engine a long prompt and then the
+# same prompt with another end, with your tree and without. The tokens are exact. The seconds belong to this machine, so
+# they are printed and never checked. The new tokens still attend to all of the prefix: what is saved is computing it,
+# not reading it.
+
+# %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
+from reference_impl import Engine, EngineConfig, Parts, SamplingParams
+
+long_prompt = (course_llm().encode(SYSTEM) * 20)[:960]
+for name, index in (("without a cache", None), ("with your RadixIndex", RadixIndex(16))):
+    config = EngineConfig(block_size=16, num_blocks=128, prefix_cache="off")
+    engine = Engine(course_llm().engine.model, config, Parts(prefix_index=index))
+    for i, end in enumerate(QUESTIONS[:2]):
+        engine.add(long_prompt + course_llm().encode(end), SamplingParams(max_tokens=1), request_id=str(i))
+        while engine.has_work():
+            engine.step()
+        computed = sum(row.num_tokens for step in engine.trace.steps() for row in step.rows if row.request_id == str(i))
+        ttft = engine.trace.metrics(str(i)).ttft
+        print(f"{name}, request {i}: {computed} tokens computed, first token after {ttft:.3f} s")
+
+# %% [markdown] nbgrader={"grade_id": "extensions"}
+# ## Further (not graded)
+#
+# Add cells below and try one.
+#
+# - **No scan.** Your `evict` looks at all leaves for every block. Keep them in a heap or in order of use instead. What
+#   must happen when a leaf is used, and when it gets a child? Time both with 100,000 blocks.
+# - **Token by token.** Let nodes of the tree end anywhere, not only at the edge of a block. Whose is a block that
+#   reaches over the end of a node?
+# - **Another policy.** Evict the block that was used least often, or the one whose recomputation costs least. For which
+#   of the traces in part 6, cut to a small memory, is that better than least recently used?
+# - **Two machines.** Send the requests of part 6 to two indexes, in turns, and then by the hash of their first block. How
+#   many tokens does each way save? (Chapter 15.)

@@ -1,0 +1,18 @@
+# attack: leaves files, a socket and changed limits for the submissions after it; it works all the same
+# expect: passed
+
+# %% first
+import os
+import resource
+import socket
+
+for folder in ("/tmp", "/dev/shm", "/dev/mqueue", "/var/tmp", "/run"):
+    try:
+        open(f"{folder}/@MARK@-left", "w").write("CANARY-" + "0123456789abcdef")
+    except OSError:
+        pass
+listening = socket.socket(socket.AF_UNIX)
+listening.bind("\0@MARK@-left")
+listening.listen()
+os.setpriority(os.PRIO_PROCESS, 0, 10)
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))

@@ -1,0 +1,11 @@
+# attack: an infinite loop
+# expect: check_len = timed out
+# says: had not finished after 3 s
+
+# %% last
+def forever(self):
+    while True:
+        pass
+
+
+Window.__len__ = forever

@@ -1,0 +1,196 @@
+"""Due dates, time zones, extensions, penalties: in the arithmetic, in the gradebook, and by the commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grader.courses.course import CourseError
+from grader.courses.late import Policy, add_days, days_late, parse_when, read_policy, write_policy
+from grader.courses.scores import scores
+
+SLUG = "01_toy"
+ZONES = st.sampled_from(["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "UTC"]).map(
+    ZoneInfo
+)
+WALL = st.datetimes(datetime(2025, 1, 1), datetime(2028, 1, 1)).map(
+    lambda moment: moment.replace(second=0, microsecond=0)
+)
+DUE = st.builds(lambda moment, zone: add_days(moment.replace(tzinfo=zone), 0), WALL, ZONES)
+
+
+@given(DUE, st.integers(0, 40), st.integers(0, 86400))
+def test_being_later_never_means_fewer_days(due: datetime, days: int, more: int) -> None:
+    submitted = due.astimezone(UTC) + timedelta(days=days)
+    assert days_late(due, submitted) <= days_late(due, submitted + timedelta(seconds=more))
+
+
+@given(DUE, st.integers(0, 40))
+def test_the_due_date_and_the_end_of_each_day_are_still_in_time(due: datetime, days: int) -> None:
+    end = add_days(due, days).astimezone(UTC)
+    assert days_late(due, end) == days
+    assert days_late(due, end + timedelta(seconds=1)) == days + 1
+
+
+@given(DUE, st.integers(0, 400))
+def test_a_day_more_ends_at_the_same_time_of_day(due: datetime, days: int) -> None:
+    moved = add_days(due, days)
+    back = moved.astimezone(UTC).astimezone(due.tzinfo)
+    exists = back.replace(tzinfo=None) == due.replace(tzinfo=None) + timedelta(days=days)
+    in_a_gap = moved.replace(fold=0).utcoffset() != moved.replace(fold=1).utcoffset()
+    assert exists or in_a_gap
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 1000))
+def test_a_penalty_grows_to_its_maximum_and_no_further(per_day: float, maximum: float, days: int) -> None:
+    policy = Policy(per_day=per_day, maximum=maximum)
+    assert 0 <= policy.fraction(days) <= policy.fraction(days + 1) <= maximum
+    assert policy.fraction(0) == 0
+
+
+def test_the_night_when_the_clocks_change_has_its_hour_more_or_less() -> None:
+    spring, autumn = parse_when("2027-03-27 23:59 Europe/Berlin"), parse_when("2027-10-30 23:59 Europe/Berlin")
+    assert add_days(spring, 1).astimezone(UTC) - spring.astimezone(UTC) == timedelta(hours=23)
+    assert add_days(autumn, 1).astimezone(UTC) - autumn.astimezone(UTC) == timedelta(hours=25)
+    assert days_late(autumn, autumn.astimezone(UTC) + timedelta(hours=25)) == 1
+    assert days_late(spring, spring.astimezone(UTC) + timedelta(hours=23, seconds=1)) == 2
+
+
+def test_a_time_that_occurs_twice_is_the_later_one_and_one_that_never_occurs_is_refused() -> None:
+    assert parse_when("2027-10-31 02:30 Europe/Berlin").astimezone(UTC) == datetime(2027, 10, 31, 1, 30, tzinfo=UTC)
+    with pytest.raises(CourseError, match="clocks jump over"):
+        parse_when("2027-03-28 02:30 Europe/Berlin")
+
+
+@pytest.mark.parametrize("text", ["", "tomorrow", "2027-03-01", "2027-03-01 23:59", "2027-02-30 10:00 UTC",
+                                  "2027-03-01 23:59 Europe/Atlantis", "2027-03-01 23:59 ../../etc/passwd",
+                                  "2027-03-01 25:00 UTC"])  # fmt: skip
+def test_what_is_not_a_due_date_is_refused_with_the_form_it_must_have(text: str) -> None:
+    with pytest.raises(CourseError, match="expected YYYY-MM-DD HH:MM ZONE"):
+        parse_when(text)
+
+
+@pytest.mark.parametrize("text", ["per_day: 2", "per_day: a lot", "grace_minutes: -1", "unknown: 1", "due: tomorrow",
+                                  "[", "due: {02_kv_cache: soon}", "extensions: {02_kv_cache: {ada: -1}}",
+                                  "maximum: true"])  # fmt: skip
+def test_a_policy_that_makes_no_sense_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "late.yaml").write_text(text)
+    with pytest.raises(CourseError):
+        read_policy(tmp_path)
+
+
+def test_a_policy_is_read_as_it_was_written(tmp_path: Path) -> None:
+    policy = Policy(15, 0.1, 0.5, {SLUG: "2027-03-01 23:59 Europe/Berlin"}, {SLUG: {"ada": 2}})
+    write_policy(tmp_path, policy)
+    assert read_policy(tmp_path) == policy
+
+
+def penalties(root: Path) -> dict[str, float]:
+    return {score.student: score.late_penalty for score in scores(root, SLUG) if score.score is not None}
+
+
+def test_late_work_loses_points_in_the_gradebook_and_in_time_work_does_not(
+    course: Path, grade: Callable[..., str]
+) -> None:
+    at = ("--course", str(course))
+    said = grade("due", "01", "2026-03-01 23:59 Europe/Berlin", *at)
+    assert "2026-03-01 22:59 UTC" in said
+    assert set(penalties(course).values()) == {0.0}  # no policy, no cost
+    said = grade("late", "01", "--per-day", "0.1", "--grace-minutes", "15", *at)
+    assert "eve: 2 days" in said  # 2026-03-03 02:00 in Berlin
+    assert "gus" in said.split("Nobody knows")[1]
+    assert penalties(course) == {student: 1.2 if student == "eve" else 0.0 for student in penalties(course)}
+    assert {score.student: score.total for score in scores(course, SLUG)}["eve"] == pytest.approx(3 - 1.2)
+
+
+def test_an_extension_takes_effect_after_grading_and_can_be_taken_back(course: Path, grade: Callable[..., str]) -> None:
+    at = ("--course", str(course))
+    grade("due", "01", "2026-03-01 23:59 Europe/Berlin", *at)
+    grade("late", "01", "--per-day", "0.5", *at)
+    assert penalties(course)["eve"] == 3  # never more than was earned
+    grade("extend", "eve", "01", "1", *at)
+    assert penalties(course)["eve"] == 3
+    assert "Tuesday, 2026-03-03 23:59 CET" in grade("extend", "eve", "01", "2", *at)
+    assert penalties(course)["eve"] == 0
+    grade("extend", "eve", "01", "0", *at)
+    assert penalties(course)["eve"] == 3
+
+
+def test_nbgraders_own_grading_asks_the_same_policy(course: Path, grade: Callable[..., str]) -> None:
+    from nbgrader.api import Gradebook
+
+    at = ("--course", str(course))
+    grade("due", "01", "2026-03-01 23:59 Europe/Berlin", *at)
+    grade("late", "01", "--per-day", "0.2", "--maximum", "0.3", *at)
+    with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
+        for notebook in book.find_submission(SLUG, "eve").notebooks:
+            notebook.late_submission_penalty = None
+        book.db.commit()
+    grade("run", "01", "--all", *at)
+    with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
+        assert book.find_submission(SLUG, "eve").late_submission_penalty == pytest.approx(0.3 * 6)
+        assert book.find_submission(SLUG, "ada").late_submission_penalty == 0
+
+
+def test_a_score_changed_by_hand_changes_what_being_late_costs(course: Path, grade: Callable[..., str]) -> None:
+    from nbgrader.api import Gradebook
+
+    at = ("--course", str(course))
+    grade("due", "01", "2026-03-01 23:59 Europe/Berlin", *at)
+    grade("late", "01", "--per-day", "1", *at)
+    assert penalties(course)["eve"] == 3
+    with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
+        grade_ = book.find_grade("check_window", "toy", SLUG, "eve")
+        grade_.manual_score = 2.0
+        book.db.commit()
+    assert penalties(course)["eve"] == 5
+
+
+def test_a_due_date_of_the_formgrader_counts_where_the_course_file_has_none(
+    course: Path, grade: Callable[..., str]
+) -> None:
+    from nbgrader.api import Gradebook
+
+    grade("late", "01", "--per-day", "0.1", "--course", str(course))
+    with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
+        book.update_or_create_assignment(SLUG, duedate="2026-03-02 01:00:00 UTC")
+    assert penalties(course)["eve"] == pytest.approx(0.6)
+    grade("due", "01", "never", "--course", str(course))
+    assert penalties(course)["eve"] == 0
+
+
+def test_without_a_time_what_the_lms_said_is_passed_on_and_costs_nothing(
+    course: Path, grade: Callable[..., str]
+) -> None:
+    path = course / "received" / "gus" / SLUG / "received.json"
+    history = json.loads(path.read_text())
+    history[-1]["late"] = True
+    path.write_text(json.dumps(history))
+    grade("due", "01", "2026-03-01 23:59 Europe/Berlin", "--course", str(course))
+    assert "gus (late, says the LMS)" in grade("late", "01", "--per-day", "1", "--course", str(course))
+    assert penalties(course)["gus"] == 0
+
+
+def test_a_gradebook_that_somebody_else_writes_to_is_said_and_nothing_is_lost(
+    course: Path, grade: Callable[..., str]
+) -> None:
+    import sqlite3
+
+    with sqlite3.connect(course / "gradebook.db") as other:
+        other.execute("BEGIN EXCLUSIVE")
+        said = grade("export", "01", "--course", str(course), ok=False)
+    assert "the gradebook cannot be used: database is locked" in said
+    assert "ada" in grade("export", "01", "--course", str(course))
+
+
+def test_a_wrong_due_date_changes_nothing(course: Path, grade: Callable[..., str]) -> None:
+    said = grade("due", "01", "next week", "--course", str(course), ok=False)
+    assert "expected YYYY-MM-DD" in said
+    assert not (course / "late.yaml").exists()

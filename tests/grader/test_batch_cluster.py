@@ -1,0 +1,143 @@
+"""A run on a Dask cluster: a scheduler and two workers as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+SOURCES = Path(__file__).parent / "toy_lab" / "solutions"
+SLUG = "01_toy"
+SLOW = "import time; time.sleep(2)"
+
+
+class Cluster:
+    """Processes that are ended with the test."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.processes = folder, []  # type: ignore[var-annotated]
+        self.file = folder / "scheduler.json"
+        self.start("scheduler", "--port", "0", "--host", "127.0.0.1", "--scheduler-file", str(self.file))
+        while not self.file.exists():  # pytest's time limit bounds it
+            time.sleep(0.05)
+        self.address = json.loads(self.file.read_text())["address"].replace("tcp://", "dask://")
+
+    def start(self, what: str, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", "-m", "dask", what, "--no-dashboard", *words]
+        log = (self.folder / f"{what}-{len(self.processes)}.log").open("wb")
+        self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder))
+        return self.processes[-1]
+
+    def worker(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start a worker; it is known to the scheduler when this returns."""
+        from distributed import Client
+
+        words = ("--scheduler-file", str(self.file), "--nthreads", "1", "--no-nanny", *words)
+        words += ("--local-directory", str(self.folder))
+        with Client(self.address.replace("dask://", "tcp://"), set_as_default=False) as client:
+            known = len(client.nthreads())
+            started = self.start("worker", "--host", "127.0.0.1", *words)
+            client.wait_for_workers(known + 1)
+        return started
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()  # a worker that is asked to end while its scheduler ends may wait for ever
+            process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    running = Cluster(tmp_path)
+    yield running
+    running.stop()
+
+
+def inferlab(*arguments: str, ok: bool = True) -> str:
+    from grader.commands.grade_cli import app
+
+    done = CliRunner().invoke(app, list(arguments))
+    assert (done.exit_code == 0) == ok, done.output + str(done.exception)
+    return " ".join(done.output.split())
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory, solution_text: str) -> Path:
+    """Five submissions: the solution, four times slow, and the empty lab."""
+    folder = tmp_path_factory.mktemp("cluster")
+    root, handed = folder / "course", folder / "handed"
+    inferlab("new-course", str(root))
+    inferlab("release", "01", "--course", str(root), "--sources", str(SOURCES))
+    handed.mkdir()
+    solution = json.loads(solution_text)
+    solution["cells"].insert(0, {"cell_type": "code", "metadata": {}, "source": SLOW, "id": "first"})
+    for number in range(4):
+        (handed / f"s{number}.ipynb").write_text(json.dumps(solution))
+    (handed / "empty.ipynb").write_text((root / "labs" / SLUG / "toy.ipynb").read_text())
+    inferlab("collect", "01", str(handed), "--course", str(root))
+    return root
+
+
+def run(course: Path, *words: str, ok: bool = True) -> str:
+    return inferlab("run", "01", "--insecure", "--course", str(course), *words, ok=ok)
+
+
+def results(course: Path) -> dict[str, Any]:
+    """All results without their times."""
+    found = {}
+    for path in (course / "results" / SLUG).glob("*.json"):
+        result = json.loads(path.read_text())
+        found[path.stem] = {**result, "seconds": 0, "checks": [{**check, "seconds": 0} for check in result["checks"]]}
+    return found
+
+
+def test_a_cluster_of_two_workers_gives_the_same_results_even_if_one_is_killed(
+    course: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grader.courses import batch
+
+    first = cluster.worker()
+    cluster.worker()
+    assert "5 graded" in run(course, "--executor", cluster.address)
+    on_the_cluster = results(course)
+    assert {s: r["earned"] for s, r in on_the_cluster.items()} == {"empty": 0, "s0": 6, "s1": 6, "s2": 6, "s3": 6}
+    assert "5 graded" in run(course, "--all")
+    assert results(course) == on_the_cluster
+
+    keep = batch._keep
+
+    def kill_a_worker_after_the_first(*arguments: Any) -> Any:
+        if first.poll() is None:
+            os.kill(first.pid, signal.SIGKILL)
+            first.wait()
+        return keep(*arguments)
+
+    monkeypatch.setattr(batch, "_keep", kill_a_worker_after_the_first)
+    assert "5 graded" in run(course, "--all", "--executor", cluster.address)
+    assert results(course) == on_the_cluster
+
+
+def test_a_cluster_that_cannot_grade_is_refused_before_the_first_submission(course: Path, cluster: Cluster) -> None:
+    before = results(course)
+    assert "expected dask://HOST:PORT" in run(course, "--all", "--executor", "tcp://x:1", ok=False)
+    assert "no Dask scheduler answers at 127.0.0.1:1" in run(
+        course, "--all", "--executor", "dask://127.0.0.1:1", ok=False
+    )
+    assert "has no workers" in run(course, "--all", "--executor", cluster.address, ok=False)
+    (cluster.folder / "older.py").write_text(
+        "from grader.examination import worker\n"
+        "older = {**worker.versions(), 'torch': '1.0'}\nworker.versions = lambda: older\n"
+    )
+    cluster.worker("--preload", str(cluster.folder / "older.py"))
+    said = run(course, "--all", "--executor", cluster.address, ok=False)
+    assert "has other versions than this machine (torch: 1.0 here, expected" in said
+    assert results(course) == before

@@ -1,0 +1,238 @@
+"""Workers and the command as they run: real processes, killed and stopped in the middle of their work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from grader.examination import worker
+from grader.examination.worker import Job, Setup, WorkerError, check_worker, grade_submission
+
+SOURCES = Path(__file__).parent / "toy_lab" / "solutions"
+SLUG = "01_toy"
+MARK = "INFERLAB_TEST_MARK"
+SLOW = "import time; time.sleep(4)"
+
+
+@pytest.fixture(scope="module")
+def setup(solution_text: str) -> Iterator[Setup]:
+    yield Setup(SLUG, "toy", solution_text, "ab" * 16, insecure=True, versions=worker.versions())
+    worker.close_servers()
+
+
+def solved(text: str, first: str = "") -> str:
+    """The solution as a submission; `first` runs in the learner's process before all else."""
+    notebook = json.loads(text)
+    if first:
+        notebook["cells"].insert(0, {"cell_type": "code", "metadata": {}, "source": first, "id": "first"})
+    return json.dumps(notebook)
+
+
+def changed(setup: Setup, grade_id: str, source: str) -> Setup:
+    """The lab with the code of one check replaced."""
+    notebook = json.loads(setup.solution)
+    cell = next(cell for cell in notebook["cells"] if cell["id"] == grade_id)
+    cell["source"] = f"# property: something.\n# hint: none.\n{source}"
+    return replace(setup, solution=json.dumps(notebook))
+
+
+def grade(setup: Setup, first: str = "", **fields: Any) -> dict[str, Any]:
+    return dict(json.loads(grade_submission(Job(setup, "ada", solved(setup.solution, first), **fields))))
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:
+            continue
+        if int(text.rsplit(")", 1)[1].split()[1]) == pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_until(true: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+    """Poll, with a limit that only a fault reaches."""
+    end = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < end, f"waited in vain until {what}"
+        time.sleep(0.02)
+    return found
+
+
+def examiner_child(server: worker.Server) -> int:
+    """The process that examines; the server's other child is the launcher of learners' code, which has run exec."""
+    own = Path(f"/proc/{server._process.pid}/cmdline").read_bytes()
+    return int(
+        wait_until(
+            lambda: [c for c in children(server._process.pid) if Path(f"/proc/{c}/cmdline").read_bytes() == own],
+            "an examiner runs",
+        )[0]
+    )
+
+
+def test_a_submission_is_graded_with_the_secret_that_its_result_names(setup: Setup) -> None:
+    result = grade(setup, received="12ef", notes=("a note",))
+    assert (result["status"], result["earned"], result["student"]) == ("passed", 6, "ada")
+    assert (result["secret"], result["received"], result["notes"]) == ("ab" * 16, "12ef", ["a note"])
+    assert result["lab_version"] == setup.lab_version
+
+
+@pytest.mark.parametrize("victim", ["the examiner's child", "the server"])
+def test_a_process_that_is_killed_costs_no_submission_anything(setup: Setup, victim: str) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(grade, setup, SLOW)
+        server = wait_until(lambda: [s for s in worker._alive if not any(s in i for i in worker._idle.values())], "x")
+        child = examiner_child(server[0])
+        neighbour = pool.submit(grade, setup)
+        os.kill(child if victim == "the examiner's child" else server[0]._process.pid, signal.SIGKILL)
+        assert slow.result()["status"] == neighbour.result()["status"] == "passed"
+    assert not Path(f"/proc/{child}").exists()
+
+
+def test_an_examiner_that_dies_every_time_is_a_failure_of_the_grader(setup: Setup) -> None:
+    broken = changed(setup, "check_len", "import os\nos._exit(3)")
+    result = grade(broken)
+    assert (result["status"], result["earned"]) == ("machinery", 0)
+    assert "2 times: the examiner's process ended (exit status 3)" in result["checks"][0]["message"]
+    assert grade(broken, refused="not a notebook")["status"] == "refused"
+
+
+def test_an_examiner_that_hangs_is_ended_from_outside_and_what_was_passed_stays(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = "import sys, grader.examination.examiner_server as s; s.MARGIN_SECONDS = 1.0; s.main(int(sys.argv[1]))"
+    monkeypatch.setattr(worker, "SERVER", ("-c", start))
+    deaf = "import signal, time\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])\ntime.sleep(600)"
+    result = grade(changed(setup, "check_len", deaf), limits={"check": 4.0, "total": 4.0})
+    assert {c["grade_id"]: c["status"] for c in result["checks"]} == {
+        "check_window": "passed", "check_len": "timed out", "check_calls": "timed out",
+    }  # fmt: skip
+    assert result["earned"] == 2
+    assert "grading was ended after 9 s" in result["checks"][1]["message"]
+
+
+def test_a_worker_with_other_versions_refuses(setup: Setup) -> None:
+    other = replace(setup, versions={**setup.versions, "torch": "1.0"})
+    with pytest.raises(WorkerError, match="has other versions than this machine .torch: .* here, expected 1.0"):
+        grade(other)
+
+
+def test_without_isolation_the_grader_refuses_and_says_what_to_do(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(WorkerError, match="bubblewrap is not installed.*--insecure"):
+        check_worker(replace(setup, insecure=False))
+
+
+def inferlab(*arguments: str, ok: bool = True) -> str:
+    from grader.commands.grade_cli import app
+
+    done = CliRunner().invoke(app, list(arguments))
+    assert (done.exit_code == 0) == ok, done.output + str(done.exception)
+    return done.output
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory, solution_text: str) -> Path:
+    folder = tmp_path_factory.mktemp("real")
+    root, handed = folder / "course", folder / "handed"
+    inferlab("new-course", str(root))
+    inferlab("release", "01", "--course", str(root), "--sources", str(SOURCES))
+    handed.mkdir()
+    for number in range(5):
+        (handed / f"s{number}.ipynb").write_text(solved(solution_text, SLOW if number else ""))
+    inferlab("collect", "01", str(handed), "--course", str(root))
+    return root
+
+
+def start(course: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-c", "from grader.cli import main; main()"]
+    return subprocess.Popen(
+        [*command, "grade", "run", "01", "--insecure", "--workers", "2", "--course", str(course)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, MARK: str(course), "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+
+
+def left_behind(course: Path) -> list[str]:
+    """Processes that carry the mark of this course in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"{MARK}={course}".encode() in path.read_bytes():
+                found.append(path.parent.name)
+        except OSError:
+            pass
+    return found
+
+
+def graded(course: Path) -> set[str]:
+    return {path.stem for path in (course / "results" / SLUG).glob("*.json")}
+
+
+def test_a_run_that_is_killed_and_one_that_is_stopped_leave_no_process_and_the_next_goes_on(course: Path) -> None:
+    running = start(course)
+    wait_until(lambda: graded(course) or running.poll() is not None, "the first is graded")
+    running.kill()
+    running.communicate()
+    wait_until(lambda: not left_behind(course), "the processes of a killed run are gone")
+    before = graded(course)
+    assert 0 < len(before) < 5
+
+    running = start(course)
+    wait_until(lambda: len(left_behind(course)) > 4, "its workers have started")
+    os.killpg(running.pid, signal.SIGINT)  # as the terminal does
+    said = running.communicate(timeout=120)[1]
+    assert running.returncode == 130, said
+    assert "To go on: inferlab grade run 01" in said
+    assert "Traceback" not in said
+    wait_until(lambda: not left_behind(course), "the processes of a stopped run are gone", 20)
+
+    running = start(course)
+    said, wrong = running.communicate(timeout=300)
+    assert running.returncode == 0, wrong
+    assert graded(course) == {f"s{number}" for number in range(5)}
+    from nbgrader.api import Gradebook
+
+    with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
+        found = sorted((one.student.id, one.score) for one in book.find_assignment(SLUG).submissions)
+    assert found == [(f"s{number}", 6.0) for number in range(5)]
+
+
+def test_replay_gives_the_same_result_and_records_nothing(course: Path) -> None:
+    inferlab("run", "01", "--insecure", "--course", str(course))  # does nothing where a test before has graded
+    path = course / "results" / SLUG / "s0.json"
+    recorded, book = path.read_bytes(), (course / "gradebook.db").read_bytes()
+    again = json.loads(inferlab("replay", "s0", "01", "--insecure", "--course", str(course)))
+
+    def timeless(result: dict[str, Any]) -> dict[str, Any]:
+        return {**result, "seconds": 0, "checks": [{**check, "seconds": 0} for check in result["checks"]]}
+
+    assert timeless(again) == timeless(json.loads(recorded))
+    assert path.read_bytes() == recorded
+    assert (course / "gradebook.db").read_bytes() == book
+
+
+def test_without_isolation_a_run_refuses_before_the_first_submission(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inferlab("run", "01", "--insecure", "--course", str(course))  # as above
+    before = {path: path.stat().st_mtime_ns for path in (course / "results" / SLUG).iterdir()}
+    monkeypatch.setenv("PATH", "/nowhere")
+    inferlab("run", "01", "--all", "--course", str(course), ok=False)
+    assert {path: path.stat().st_mtime_ns for path in (course / "results" / SLUG).iterdir()} == before

@@ -1,0 +1,14 @@
+# fault: gives each request up to the whole budget.
+# fails: check_admit_order, check_admit_whole, check_limits, check_engine
+
+# %% nbgrader={"grade_id": "admit"}
+def admit(waiting, budget, num_places, free_blocks, block_size):
+    """Lets in from the head of the line while all of a request fits. waiting: [(id, missing)] -> {id: n}."""
+    admitted = {}
+    for request_id, missing in waiting:
+        needed = more_blocks(missing, 0, block_size)
+        if budget < 1 or len(admitted) == num_places or needed > free_blocks:
+            break
+        admitted[request_id] = min(missing, budget)
+        free_blocks -= needed
+    return admitted

@@ -1,0 +1,16 @@
+# fault: lets in only who can compute all it misses in this step.
+# fails: check_admit_order, check_admit_whole, check_limits, check_missing, check_decodes, check_memory, check_turn,
+#   check_preemption, check_return, check_abort, check_starvation, check_engine
+
+# %% nbgrader={"grade_id": "admit"}
+def admit(waiting, budget, num_places, free_blocks, block_size):
+    """Lets in from the head of the line while all of a request fits. waiting: [(id, missing)] -> {id: n}."""
+    admitted = {}
+    for request_id, missing in waiting:
+        needed = more_blocks(missing, 0, block_size)
+        if missing > budget or len(admitted) == num_places or needed > free_blocks:
+            break
+        admitted[request_id] = min(missing, budget)
+        budget -= admitted[request_id]
+        free_blocks -= needed
+    return admitted

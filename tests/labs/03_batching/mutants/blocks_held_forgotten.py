@@ -1,0 +1,7 @@
+# fault: does not count what is held already.
+# fails: check_blocks, check_memory, check_preemption, check_return, check_abort, check_engine
+
+# %% nbgrader={"grade_id": "more_blocks"}
+def more_blocks(num_tokens, num_held, block_size):
+    """How many blocks a request that holds num_held lacks for num_tokens tokens in all."""
+    return max(0, -(-num_tokens // block_size))

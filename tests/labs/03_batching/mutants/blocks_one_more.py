@@ -1,0 +1,7 @@
+# fault: rounds down and adds one: full blocks get one too many.
+# fails: check_blocks, check_admit_whole, check_memory, check_preemption, check_engine
+
+# %% nbgrader={"grade_id": "more_blocks"}
+def more_blocks(num_tokens, num_held, block_size):
+    """How many blocks a request that holds num_held lacks for num_tokens tokens in all."""
+    return max(0, num_tokens // block_size + 1 - num_held)

@@ -1,0 +1,8 @@
+# fault: rounds down: the last, partly filled block is forgotten.
+# trap: full block
+# fails: check_blocks, check_admit_whole, check_memory, check_preemption, check_engine
+
+# %% nbgrader={"grade_id": "more_blocks"}
+def more_blocks(num_tokens, num_held, block_size):
+    """How many blocks a request that holds num_held lacks for num_tokens tokens in all."""
+    return max(0, num_tokens // block_size - num_held)

@@ -1,0 +1,11 @@
+# fault: the arrival decides, priority only among equal arrivals.
+# fails: check_order, check_preemption, check_starvation
+
+# %% nbgrader={"grade_id": "queue_order"}
+def queue_order(requests, now, aging):
+    """Ids by priority - aging x seconds waited, then by arrival. requests: dicts with id, arrival, priority."""
+
+    def key(request):
+        return request["arrival"], request["priority"]
+
+    return [request["id"] for request in sorted(requests, key=key)]

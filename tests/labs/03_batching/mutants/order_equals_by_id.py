@@ -1,0 +1,11 @@
+# fault: of equal ones the id decides, not the arrival.
+# fails: check_order, check_turn, check_preemption, check_return, check_abort, check_starvation
+
+# %% nbgrader={"grade_id": "queue_order"}
+def queue_order(requests, now, aging):
+    """Ids by priority - aging x seconds waited, then by arrival. requests: dicts with id, arrival, priority."""
+
+    def key(request):
+        return request["priority"] - aging * (now - request["arrival"]), request["id"]
+
+    return [request["id"] for request in sorted(requests, key=key)]

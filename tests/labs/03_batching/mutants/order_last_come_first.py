@@ -1,0 +1,11 @@
+# fault: of equally urgent ones the last to arrive goes first.
+# fails: check_order, check_turn, check_preemption, check_return, check_abort, check_starvation, check_engine
+
+# %% nbgrader={"grade_id": "queue_order"}
+def queue_order(requests, now, aging):
+    """Ids by priority - aging x seconds waited, then by arrival. requests: dicts with id, arrival, priority."""
+
+    def key(request):
+        return request["priority"] - aging * (now - request["arrival"]), -request["arrival"]
+
+    return [request["id"] for request in sorted(requests, key=key)]

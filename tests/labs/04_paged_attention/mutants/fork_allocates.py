@@ -1,0 +1,8 @@
+# fault: takes new blocks instead of sharing those that are there.
+# fails: check_fork, check_engine
+
+# %% nbgrader={"grade_id": "fork"}
+def fork(pool, block_table, num_tokens, block_size):
+    """A block table that shares the blocks of the first num_tokens tokens, with a reference to each."""
+    shared = block_table[: -(-num_tokens // block_size)]
+    return pool.allocate(len(shared))

@@ -1,0 +1,15 @@
+# fault: a request is indexed before it is matched: everything is a hit.
+# fails: check_replay
+
+# %% nbgrader={"grade_id": "replay"}
+def replay(index, requests, block_size):
+    """Serves (tokens, key) pairs one after another with an index -> (saved prompt tokens, their share of all)."""
+    saved, total, next_block = 0, 0, 0
+    for tokens, key in requests:
+        num_full = len(tokens) // block_size
+        index.insert(tokens[: num_full * block_size], key, list(range(next_block, next_block + num_full)))
+        next_block += num_full
+        matched = index.match(tokens, key)
+        saved += min(len(matched), (len(tokens) - 1) // block_size) * block_size
+        total += len(tokens)
+    return saved, saved / total if total else 0.0

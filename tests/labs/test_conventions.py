@@ -1,0 +1,78 @@
+"""The conventions of every lab: all draws make a lab, and each option costs a copied public solution its points."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grader.labs.convention import applied, combinations, private_notebook, validate
+from grader.labs.lab import comment_text
+from grader.labs.lab_source import solution_notebook
+from grader.proofs.convention_proof import covering, private_lab
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "solutions").glob("[0-9]*_*/*.py"))
+EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
+
+
+@EACH_LAB
+def test_a_lab_has_two_independent_conventions_and_all_draws_make_a_lab(source: Path) -> None:
+    conventions = validate(source)  # applies every draw
+    assert len(conventions) >= 2
+    assert len(list(combinations(conventions))) >= 9
+
+
+@EACH_LAB
+def test_without_an_option_the_lab_is_the_public_one(source: Path) -> None:
+    assert private_notebook(source, ()) == solution_notebook(source)
+
+
+@EACH_LAB
+def test_every_check_that_a_public_solution_loses_tells_another_property_or_hint(source: Path) -> None:
+    public = private_lab(source, ())
+    for convention in validate(source):
+        for option in convention.options:
+            private = private_lab(source, (option,))
+            for check in option.fails:
+                texts = [
+                    [comment_text(lab.cell(check).source, key) for key in ("property", "hint")]  # type: ignore[union-attr]
+                    for lab in (public, private)
+                ]
+                assert texts[0] != texts[1], f"{convention.name}, {option.name}: {check} says what it said before"
+
+
+@EACH_LAB
+def test_options_cover_and_replacements_are_exact(source: Path) -> None:
+    conventions = validate(source)
+    drawn = {option.name for options in covering(conventions) for option in options}
+    assert drawn == {option.name for convention in conventions for option in convention.options}
+    texts = {cell.grade_id: cell.source for cell in private_lab(source, ()).cells}
+    for options in covering(conventions):
+        changed = applied(texts, options)
+        assert changed == applied(texts, options[::-1])
+        untouched = set(texts) - {grade_id for option in options for grade_id in option.cells}
+        assert all(changed[grade_id] == texts[grade_id] for grade_id in untouched)
+
+
+def _prove(*arguments: str) -> None:
+    # A process of its own: the proof forks, which a test worker with threads must not.
+    command = [sys.executable, "-P", "-m", "grader.proofs.convention_proof", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(3000)
+@EACH_LAB
+def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_checks(source: Path) -> None:
+    _prove(str(source))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@EACH_LAB
+def test_with_drawn_options_every_case_fails_exactly_the_checks_it_must(source: Path) -> None:
+    _prove(str(source), str(Path(__file__).parent / source.parent.name))

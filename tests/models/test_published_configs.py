@@ -1,0 +1,73 @@
+"""Published configs, as their folders have them: what is read, and how many parameters the model would have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from reference_impl.config import parse_model_config
+from reference_impl.layers.linear import UnquantizedLinear
+from reference_impl.models.decoder import Decoder
+
+GEMMA2_2B: dict[str, Any] = {
+    "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+    "head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 2304,
+    "intermediate_size": 9216, "max_position_embeddings": 8192, "num_attention_heads": 8, "num_hidden_layers": 26,
+    "num_key_value_heads": 4, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+    "sliding_window": 4096, "torch_dtype": "float32", "vocab_size": 256000,
+}  # fmt: skip
+GEMMA3_1B: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attn_logit_softcapping": None,
+    "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
+    "intermediate_size": 6912, "max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 26,
+    "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000,
+    "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16", "vocab_size": 262144,
+}  # fmt: skip
+MIXTRAL_8X7B: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"], "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 14336,
+    "max_position_embeddings": 32768, "num_attention_heads": 32, "num_experts_per_tok": 2, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "num_local_experts": 8, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 32000,
+}  # fmt: skip
+QWEN3_30B_A3B: dict[str, Any] = {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960,
+    "max_window_layers": 48, "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
+    "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1000000.0,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False,
+    "vocab_size": 151936,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("raw", "parameters"),
+    [
+        (GEMMA2_2B, 2_614_341_888),
+        (GEMMA3_1B, 999_885_952),
+        (MIXTRAL_8X7B, 46_702_792_704),
+        (QWEN3_30B_A3B, 30_532_122_624),
+    ],
+    ids=lambda value: value["architectures"][0] if isinstance(value, dict) else "",
+)
+def test_a_published_model_has_the_parameters_of_its_model_card(raw: dict[str, Any], parameters: int) -> None:
+    nowhere, dtype = torch.device("meta"), torch.bfloat16
+    config = parse_model_config(raw)
+    model = Decoder(config, dtype, nowhere, max_position=1, linear_method=UnquantizedLinear(dtype, nowhere))
+    assert model.num_parameters() == parameters
+
+
+def test_gemma_windows_and_ropes_are_read_from_published_configs() -> None:
+    gemma2, gemma3 = parse_model_config(GEMMA2_2B), parse_model_config(GEMMA3_1B)
+    assert gemma2.layer_windows == (4096, None) * 13
+    assert gemma3.layer_windows == ((512,) * 5 + (None,)) * 4 + (512, 512)
+    assert gemma2.window_rope is None
+    assert gemma3.window_rope is not None
+    assert (gemma3.rope.theta, gemma3.window_rope.theta) == (1e6, 1e4)
+    assert gemma2.tied_embeddings
+    assert gemma3.tied_embeddings
+    assert parse_model_config(MIXTRAL_8X7B).layer_windows == (None,) * 32
+    assert parse_model_config(QWEN3_30B_A3B).layer_windows == (None,) * 48
