@@ -1,22 +1,25 @@
-"""The engine against `transformers.generate` on the course model: one stream, 16 and 64 ragged requests; and what its
+"""The engine against `transformers` on the course model: one stream, 16 and 64 ragged requests; and what its
 scheduler, prefix cache and host work are worth on the same engine (batching.py, prefix.py, host_work.py).
 
-Same weights, dtype, threads and number of greedy tokens; `transformers` at the better of its dynamic and
-static cache, its batch padded on the left. Texts are compared: where they part (bf16 only), the two tokens
-must be a near-tie in both.
+Same weights, dtype, threads and greedy tokens per request; `transformers` in padded batches (peer.py) at the better
+of its dynamic and static cache, and with its continuous batching. A padded batch runs until its longest output is
+done, so with outputs of different lengths most of the ratio comes from the scheduler; with equal ones, from the step.
+Texts are compared: where they part (bf16 only), the two tokens must be a near-tie in both.
 """
 
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import torch
-
 from reference_impl.bench import batching, harness, host_work, prefix
+from reference_impl.bench.peer import CACHES, Transformers
 from reference_impl.config import course_model
 from reference_impl.interfaces import SamplingParams
 from reference_impl.llm import LLM
@@ -37,15 +40,30 @@ def ragged_prompts(llm: LLM, count: int) -> list[list[int]]:
     return [text[i : i + 8 + 150 * i // (count - 1)] for i in range(count)]
 
 
+def ragged_outputs(count: int) -> list[int]:
+    """Tokens that each of count requests asks for: 8 to 120, evenly spread, mean 64, in a shuffled order."""
+    lengths = [8 + 112 * i // (count - 1) for i in range(count)]
+    random.Random(0).shuffle(lengths)
+    return lengths
+
+
+def _cases(llm: LLM) -> dict[str, tuple[list[list[int]], list[int]]]:
+    """Prompts, and how many new tokens each gets."""
+    cases = {"one stream": ([llm.encode(PROMPTS[1])], [NEW_TOKENS])}
+    for n in (16, 64):
+        prompts = ragged_prompts(llm, n)
+        cases[f"{n} ragged prompts, equal outputs"] = prompts, [NEW_TOKENS] * n
+        cases[f"{n} ragged prompts, ragged outputs"] = prompts, ragged_outputs(n)
+    return cases
+
+
 def run(rounds: int) -> dict[str, Any]:
     """All measurements; takes a few minutes on two cores."""
     result: dict[str, Any] = {"stamp": harness.stamp(), "new_tokens": NEW_TOKENS, "rounds": rounds, "cases": {}}
     for dtype in ("float32", "bfloat16"):
-        llm, peer = LLM(course_model("target"), dtype=dtype, prefix_cache="off"), _Peer(dtype)
-        cases = {"one stream": [llm.encode(PROMPTS[1])]}
-        cases |= {f"{n} ragged requests": ragged_prompts(llm, n) for n in (16, 64)}
-        for name, prompts in cases.items():
-            result["cases"][f"{name}, {dtype}"] = _compare(llm, peer, prompts, rounds)
+        llm, peer = LLM(course_model("target"), dtype=dtype, prefix_cache="off"), Transformers(dtype)
+        for name, (prompts, new_tokens) in _cases(llm).items():
+            result["cases"][f"{name}, {dtype}"] = _compare(llm, peer, prompts, new_tokens, rounds)
         if dtype == "float32":
             result["batching"] = batching.run(llm.engine.model, rounds)
             result["prefix"] = prefix.run(llm.engine.model, rounds)
@@ -57,72 +75,51 @@ def run(rounds: int) -> dict[str, Any]:
     return result
 
 
-class _Peer:
-    """transformers, greedy, a fixed number of new tokens."""
-
-    def __init__(self, dtype: str):
-        try:
-            import transformers
-        except ImportError:
-            raise SystemExit("inferlab bench cpu compares with transformers: pip install 'inferlab[test]'") from None
-        transformers.logging.set_verbosity_error()
-        folder = str(course_model("target"))
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-        # Its own stopping would make the work unequal.
-        self.model.generation_config.eos_token_id = None
-
-    @torch.inference_mode()
-    def generate(self, prompts: list[list[int]], cache: str) -> list[list[int]]:
-        longest = max(map(len, prompts))
-        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-        out = self.model.generate(
-            ids,
-            attention_mask=mask,
-            max_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-            cache_implementation=cache,
-        )
-        return [row[longest:].tolist() for row in out]
-
-    @torch.inference_mode()
-    def next_logits(self, tokens: list[int]) -> torch.Tensor:
-        return self.model(torch.tensor([tokens])).logits[0, -1].float()
-
-
-def _compare(llm: LLM, peer: _Peer, prompts: list[list[int]], rounds: int) -> dict[str, Any]:
-    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
+def _compare(
+    llm: LLM, peer: Transformers, prompts: list[list[int]], new_tokens: list[int], rounds: int
+) -> dict[str, Any]:
+    params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in new_tokens]
     texts: dict[str, list[list[int]]] = {}
 
     def ours() -> None:
         texts["ours"] = [o.token_ids for o in llm.generate(prompts, params)]
 
-    def theirs(cache: str) -> None:
-        texts[cache] = peer.generate(prompts, cache)
+    def padded(cache: str) -> None:
+        texts[cache] = peer.padded(prompts, new_tokens, cache)
 
-    seconds = harness.interleave(
-        {"ours": ours, "dynamic": lambda: theirs("dynamic"), "static": lambda: theirs("static")}, rounds
-    )
-    best = min(("dynamic", "static"), key=lambda cache: statistics.median(seconds[cache]))
-    tokens = NEW_TOKENS * len(prompts)
-    return {
+    def continuous() -> None:
+        texts["continuous"] = peer.continuous(prompts, new_tokens)
+
+    candidates: dict[str, Callable[[], object]] = {"ours": ours, **{c: partial(padded, c) for c in CACHES}}
+    if len(prompts) > 1:
+        candidates["continuous"] = continuous
+    seconds = harness.interleave(candidates, rounds)
+    best = min(CACHES, key=lambda cache: statistics.median(seconds[cache]))
+    result = {
         "prompt_tokens": [len(p) for p in prompts],
-        "speedup_over_transformers": harness.ratio(seconds[best], seconds["ours"]),
-        "transformers_cache": best,
-        "tokens_per_second": {name: tokens / statistics.median(s) for name, s in seconds.items()},
-        "same_tokens": _agreement(peer, prompts, texts["ours"], texts[best]),
+        "new_tokens": new_tokens,
+        "speedup_over_padded": harness.ratio(seconds[best], seconds["ours"]),
+        "padded_cache": best,
+        "tokens_per_second": {name: sum(new_tokens) / statistics.median(s) for name, s in seconds.items()},
+        "same_tokens": {
+            name: _agreement(peer, prompts, texts["ours"], texts[name]) for name in texts if name != "ours"
+        },
     }
+    if "continuous" in seconds:
+        result["speedup_over_continuous"] = harness.ratio(seconds["continuous"], seconds["ours"])
+    return result
 
 
-def _agreement(peer: _Peer, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]]) -> dict[str, Any]:
+def _agreement(
+    peer: Transformers, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]]
+) -> dict[str, Any]:
     """Rows that are equal; where a row parts, how far apart the two tokens' logits are. RuntimeError if far."""
     equal, gaps = 0, []
     for prompt, a, b in zip(prompts, ours, theirs, strict=True):
         if a == b:
             equal += 1
             continue
-        i = next(i for i in range(NEW_TOKENS) if a[i] != b[i])
+        i = next(i for i in range(len(a)) if a[i] != b[i])
         logits = peer.next_logits(prompt + a[:i])
         gap = float((logits[a[i]] - logits[b[i]]).abs() / logits.abs().max())
         gaps.append(gap)
@@ -154,14 +151,19 @@ def peak_memory_mb() -> float:
 def markdown(result: dict[str, Any]) -> str:
     """The table that README.md shows: ratios with their spread, and where they were measured."""
     stamp = result["stamp"]
-    lines = ["| against `transformers.generate` | median | range |", "|---|---|---|"]
+    lines = [
+        "| times as fast as `transformers` | padded `generate` | range | continuous batching | range |",
+        "|---|---|---|---|---|",
+    ]
     for name, case in result["cases"].items():
-        s = case["speedup_over_transformers"]
-        lines.append(f"| {name} | {s['median']:.2f}x | {s['min']:.2f}-{s['max']:.2f} |")
-    lines += _own_rows(result) if "batching" in result else []
+        cells = [case["speedup_over_padded"], case.get("speedup_over_continuous")]
+        both = (f"{s['median']:.2f}x | {s['min']:.2f}-{s['max']:.2f}" if s else "- | -" for s in cells)
+        lines.append(f"| {name} | {' | '.join(both)} |")
+    lines += _own_rows(result)
     lines += [
         "",
-        f"{result['rounds']} interleaved rounds of {result['new_tokens']} greedy tokens, {stamp['cores']} cores of an "
+        f"{result['rounds']} interleaved rounds of {result['new_tokens']} greedy tokens per request (ragged: 8 to 120; "
+        f"a padded batch runs to the longest), prompts of 8 to 158 tokens, {stamp['cores']} cores of an "
         f"{stamp['cpu']}, torch {stamp['versions']['torch']}, transformers {stamp['versions']['transformers']} at the "
         f"better of its two caches, {stamp['date'].split()[0]}. Importing the engine adds "
         f"{result['import']['beyond_torch']['median']:.2f} s to importing torch; peak memory "
@@ -190,11 +192,12 @@ def _own_rows(result: dict[str, Any]) -> list[str]:
 def table(result: dict[str, Any]) -> str:
     lines = []
     for name, case in result["cases"].items():
-        s, t = case["speedup_over_transformers"], case["tokens_per_second"]
+        s = case["speedup_over_padded"]
+        speeds = ", ".join(f"{kind} {speed:.0f}" for kind, speed in case["tokens_per_second"].items())
+        same = ", ".join(f"{kind} {a['rows_equal']}/{a['rows']}" for kind, a in case["same_tokens"].items())
         lines.append(
-            f"{name:32s} {s['median']:.2f}x ({s['min']:.2f}-{s['max']:.2f})  ours {t['ours']:.0f} tok/s, "
-            f"transformers {t['dynamic']:.0f} dynamic / {t['static']:.0f} static, "
-            f"{case['same_tokens']['rows_equal']}/{case['same_tokens']['rows']} rows equal"
+            f"{name}: {s['median']:.2f}x ({s['min']:.2f}-{s['max']:.2f}) over padded; "
+            f"tokens/s: {speeds}; rows equal to ours: {same}"
         )
     for kind, case in result["batching"]["workloads"].items():
         for name, r in case["faster_than"].items():

@@ -1,0 +1,73 @@
+"""`transformers` on the same work: padded batches with either of its caches, and its continuous batching."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from reference_impl.config import course_model
+
+CACHES = ("dynamic", "static")
+
+
+class Transformers:
+    """The course model in `transformers`, greedy. Every request gets exactly the tokens it asks for."""
+
+    def __init__(self, dtype: str):
+        try:
+            import transformers
+        except ImportError:
+            raise SystemExit("inferlab bench cpu compares with transformers: pip install 'inferlab[test]'") from None
+        transformers.logging.set_verbosity_error()
+        folder = str(course_model("target"))
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+        # Its own stopping would make the work unequal.
+        self.model.generation_config.eos_token_id = None
+
+    @torch.inference_mode()
+    def padded(self, prompts: Sequence[list[int]], new_tokens: Sequence[int], cache: str) -> list[list[int]]:
+        """One batch, padded on the left, that goes on until its longest output is done; the surplus is cut off."""
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        out = self.model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=max(new_tokens),
+            do_sample=False,
+            pad_token_id=0,
+            cache_implementation=cache,
+        )
+        return [row[longest : longest + n].tolist() for row, n in zip(out, new_tokens, strict=True)]
+
+    def continuous(self, prompts: Sequence[list[int]], new_tokens: Sequence[int]) -> list[list[int]]:
+        """Its continuous batching, without the warm-up for CUDA graphs, with blocks for everybody at once."""
+        from transformers import GenerationConfig
+        from transformers.generation import ContinuousBatchingConfig
+
+        page_size = 32
+        config = ContinuousBatchingConfig(
+            page_size=page_size,
+            num_blocks=sum(-(-(len(p) + n) // page_size) + 1 for p, n in zip(prompts, new_tokens, strict=True)),
+            max_batch_tokens=512,
+        )
+        generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+        done: dict[str, list[int]] = {}
+        with self.model.continuous_batching_context_manager(
+            generation_config=generation, continuous_batching_config=config, warmup=False
+        ) as manager:
+            for i, (prompt, n) in enumerate(zip(prompts, new_tokens, strict=True)):
+                manager.add_request(prompt, str(i), max_new_tokens=n)
+            while len(done) < len(prompts):
+                result = manager.get_result(timeout=1)
+                if result is not None and result.is_finished():
+                    done[result.request_id] = list(result.generated_tokens)
+                elif result is None and not manager.is_running():
+                    raise RuntimeError("the continuous batching of transformers ended before its requests did")
+        return [done[str(i)] for i in range(len(prompts))]
+
+    @torch.inference_mode()
+    def next_logits(self, tokens: list[int]) -> torch.Tensor:
+        """[vocab_size] float32, after tokens."""
+        return self.model(torch.tensor([tokens])).logits[0, -1].float()
