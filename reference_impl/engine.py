@@ -75,6 +75,7 @@ class Parts:
     sampler: Sampler | None = None
     executor: Executor | None = None
     clock: Clock | None = None
+    trace: events.Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Engine:
         )
         self.requests: dict[str, Request] = {}  # those not finished
         self.pins: list[Pin] = []
-        self.trace = events.Trace()
+        self.trace = _part(parts.trace, events.Trace)
         self._num_added = self._num_forked = 0
 
     def _make_cache(self) -> KVCache:

@@ -78,47 +78,20 @@ class SamplingParams:
             if not (right or (optional and value is None)):
                 kind = "an integer" if whole else "a number"
                 raise ValueError(f"SamplingParams.{name}: expected {kind}{' or None' * optional}, got {value!r}")
+        inf, strings, ids = float("inf"), self.stop, self.stop_token_ids
         checks = (
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
-            (
-                "temperature",
-                0 <= self.temperature < float("inf"),
-                "0 (greedy) or a finite number above 0",
-            ),
+            ("temperature", 0 <= self.temperature < inf, "0 (greedy) or a finite number above 0"),
             ("top_k", self.top_k >= 0, "0 (off) or a positive integer"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 (off) and 1"),
-            (
-                "repetition_penalty",
-                0 < self.repetition_penalty < float("inf"),
-                "a finite number above 0 (1 is off)",
-            ),
+            ("repetition_penalty", 0 < self.repetition_penalty < inf, "a finite number above 0 (1 is off)"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
-            (
-                "frequency_penalty",
-                -2 <= self.frequency_penalty <= 2,
-                "between -2 and 2",
-            ),
-            (
-                "seed",
-                self.seed is None or 0 <= self.seed < 2**64,
-                "None or an integer in [0, 2**64)",
-            ),
-            (
-                "stop",
-                all(isinstance(s, str) and s for s in self.stop),
-                "a string, or non-empty strings",
-            ),
-            (
-                "stop_token_ids",
-                all(isinstance(i, int) and not isinstance(i, bool) for i in self.stop_token_ids),
-                "token ids",
-            ),
-            (
-                "logprobs",
-                self.logprobs is None or self.logprobs >= 0,
-                "None or at least 0",
-            ),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
+            ("seed", self.seed is None or 0 <= self.seed < 2**64, "None or an integer in [0, 2**64)"),
+            ("stop", all(isinstance(s, str) and s for s in strings), "a string, or non-empty strings"),
+            ("stop_token_ids", all(isinstance(i, int) and not isinstance(i, bool) for i in ids), "token ids"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0"),
             ("n", self.n >= 1, "at least 1"),
         )
         for name, ok, expected in checks:

@@ -65,7 +65,7 @@ class LLM:
         self.engine = Engine(weights, config, parts)
         self.tokenizer = _read_tokenizer(Path(model))
         self.chat_template, self._special_tokens = _read_chat_template(Path(model))
-        self._live: dict[str, _Running] = {}  # requests whose text is still growing, whoever steps the engine
+        self._live: dict[str, Generation] = {}  # requests whose text is still growing, whoever steps the engine
 
     def encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
@@ -104,53 +104,60 @@ class LLM:
             raise ValueError(
                 f"{len(batch)} prompts but {len(params)} sampling parameters: give one for all, or one each"
             )
-        running: list[_Running] = []
+        running: list[Generation] = []
         try:
             for p, s in zip(batch, params, strict=True):
-                running.append(self._start(p, s))
+                running.append(self.start(p, s))
             while any(r.unfinished for r in running):
-                self._step()
+                self.step()
         finally:
-            self._leave(running)
+            for r in running:
+                self.leave(r)
         return [r.output() for r in running]
 
     def beam_search(
         self, prompt: Prompt, width: int = 4, max_tokens: int = 128, length_penalty: float = 1.0
     ) -> list[Beam]:
         """The `width` most probable texts found, best first: see `beam.py`."""
-        return beam_search(self.engine, self.encode(prompt), width, max_tokens, length_penalty, self._step)
+        return beam_search(self.engine, self.encode(prompt), width, max_tokens, length_penalty, self.step)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
         """Pieces of text as they become certain. Leaving the loop early aborts the request."""
         sampling = sampling or SamplingParams()
         if sampling.n != 1:
             raise ValueError(f"stream: expected SamplingParams(n=1), got n={sampling.n}: start one stream per sample")
-        running = self._start(prompt, sampling)
+        running = self.start(prompt, sampling)
         try:
             while running.unfinished:
-                self._step()
+                self.step()
                 if piece := running.take():
                     yield piece
             if piece := running.take():
                 yield piece
         finally:
-            self._leave([running])
+            self.leave(running)
 
     def chat(self, messages: Sequence[dict[str, str]], sampling: SamplingParams | None = None) -> RequestOutput:
         return self.generate(self.chat_prompt(messages), sampling)[0]
 
-    def _start(self, prompt: Prompt, sampling: SamplingParams) -> _Running:
+    # --- for those who step the engine themselves: a server, or a notebook that watches ------------------------------
+
+    def start(self, prompt: Prompt, sampling: SamplingParams, **options: Any) -> Generation:
+        """Queues a prompt; sample 0, with the others in `others`. Whoever starts it must `leave` it.
+
+        options: those of Engine.add.
+        """
         tokens = self.encode(prompt)
         if sampling.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: use stop_token_ids")
-        request = self.engine.add(tokens, sampling)
-        samples = [_Running(self, member, tokens) for member in (request, *request.children)]
-        samples[0].others = samples[1:]
-        for sample in samples:
+        request = self.engine.add(tokens, sampling, **options)
+        first, *others = (Generation(self, member, tokens) for member in (request, *request.children))
+        first.others = others
+        for sample in (first, *others):
             self._live[sample.request.id] = sample
-        return samples[0]
+        return first
 
-    def _step(self) -> StepResult:
+    def step(self) -> StepResult:
         """One step of the engine; each token goes to its request, also to one that another caller streams."""
         result = self.engine.step()
         for request_id, token in result.tokens.items():
@@ -158,26 +165,34 @@ class LLM:
                 self._live[request_id].push(token)
         return result
 
-    def _leave(self, running: list[_Running]) -> None:
-        for first in running:
-            for r in (*first.others, first):
-                del self._live[r.request.id]
-                if r.request.id in self.engine.requests:
-                    self.engine.abort(r.request.id)
+    def leave(self, generation: Generation) -> None:
+        """Forgets it, with its other samples; what is not finished is aborted and gives its blocks back now."""
+        for r in (*generation.others, generation):
+            del self._live[r.request.id]
+            if r.request.id in self.engine.requests:
+                self.engine.abort(r.request.id)
 
 
-class _Running:
-    """One request with its text."""
+class Generation:
+    """One request with its text. others: with n > 1, the other samples of the same prompt."""
 
     def __init__(self, llm: LLM, request: Request, prompt: list[int]):
         self.engine, self.request = llm.engine, request
         self.text = TextStream(llm.tokenizer, prompt, request.sampling.stop) if llm.tokenizer else None
-        self.others: list[_Running] = []  # the other samples of the same prompt
+        self.others: list[Generation] = []
         self._new = ""  # text that nobody took yet
 
     @property
     def unfinished(self) -> bool:
-        return self.request.id in self.engine.requests or any(other.unfinished for other in self.others)
+        return self.finish_reason is None or any(other.unfinished for other in self.others)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Of this sample: "stop" (an end token or a stop string), "length", "abort"; None while it runs."""
+        if self.request.id in self.engine.requests:
+            return None
+        stopped = self.text is not None and self.text.stopped_by is not None
+        return "stop" if stopped else self.request.finish_reason
 
     def push(self, token: int) -> None:
         if self.text is None:
@@ -190,18 +205,18 @@ class _Running:
             self.engine.abort(self.request.id, reason="stop")
 
     def take(self) -> str:
+        """The text that became certain since the last call."""
         piece, self._new = self._new, ""
         return piece
 
     def output(self) -> RequestOutput:
         r = self.request
-        stopped = self.text is not None and self.text.stopped_by is not None
         return RequestOutput(
             request_id=r.id,
             prompt_token_ids=r.tokens[: r.num_prompt_tokens],
             token_ids=r.output_tokens,
             text=self.text.text if self.text else "",
-            finish_reason="stop" if stopped else r.finish_reason or "abort",
+            finish_reason=self.finish_reason or "abort",
             logprobs=r.logprobs,
             metrics=self.engine.trace.metrics(r.id),
             others=tuple(other.output() for other in self.others),

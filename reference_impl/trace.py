@@ -64,21 +64,41 @@ Event = RequestArrived | RequestFinished | StepDone
 class Trace:
     """The events in order, and an index by request so that its metrics cost no search.
 
-    It grows with every step. An id that is used again stands for the request that arrived last.
+    It grows with every step, unless `keep` says how many of the last events are enough (up to twice as many are kept):
+    a server runs for months. A request is forgotten with the event of its end. An id that is used again stands for the
+    request that arrived last.
     """
 
     events: list[Event] = field(default_factory=list)
+    keep: int | None = None
     _arrivals: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _scheduled: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _token_times: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        if self.keep is not None and self.keep < 1:
+            raise ValueError(f"keep: expected None or at least 1 event, got {self.keep}")
         for event in self.events:
             self._index(event)
 
     def add(self, event: Event) -> None:
         self.events.append(event)
         self._index(event)
+        if self.keep is not None and len(self.events) >= 2 * self.keep:
+            self._forget(len(self.events) - self.keep)
+
+    def _forget(self, num_events: int) -> None:
+        old, self.events = self.events[:num_events], self.events[num_events:]
+        gone: set[str] = set()
+        for event in old:
+            if isinstance(event, RequestFinished):
+                gone.add(event.request_id)
+            elif isinstance(event, RequestArrived):
+                gone.discard(event.request_id)
+        again = {event.request_id for event in self.events if isinstance(event, RequestArrived)}
+        for request_id in gone - again:
+            for index in (self._arrivals, self._scheduled, self._token_times):
+                index.pop(request_id, None)
 
     def _index(self, event: Event) -> None:
         if isinstance(event, RequestArrived):

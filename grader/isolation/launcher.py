@@ -189,14 +189,23 @@ class Launcher:
             except (OSError, ValueError) as error:
                 # Without isolation a submission can kill the warm process; the next one gets a new one.
                 said = self._said()
-                was_ready = self._is_ready
+                again = self._is_ready or self._was_killed()
                 self.close()
-                if attempt == 2 or not was_ready:
+                if attempt == 2 or not again:
                     if self.insecure:
                         raise ConnectionError(f"the process for learners' code cannot be started: {error}") from None
                     raise SandboxError(sandbox.diagnosis(said or str(error))) from None
                 self.start()
         raise AssertionError
+
+    def _was_killed(self) -> bool:
+        """Whether the process, or bubblewrap for it, has ended by SIGKILL: one that cannot start says why and exits."""
+        if self._process is None:
+            return False
+        try:
+            return self._process.wait(timeout=5) in (-signal.SIGKILL, 128 + signal.SIGKILL)
+        except subprocess.TimeoutExpired:
+            return False
 
     def _fork(self) -> LearnerProcess:
         group = None if self.insecure else make_group(sandbox.MEMORY + sandbox.DISK, sandbox.PROCESSES)

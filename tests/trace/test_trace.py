@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reference_impl.interfaces import Row
-from reference_impl.trace import RequestArrived, StepDone, Trace
+from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
 
 
 def step(number: int, finished_at: float, *rows: Row) -> StepDone:
@@ -67,3 +67,34 @@ def test_a_workload_is_all_requests_of_the_trace_or_those_named():
     assert trace.workload(["b"]).num_output_tokens == 1
     with pytest.raises(KeyError, match="'c' is not in this trace"):
         trace.workload(["c"])
+
+
+def test_a_bounded_trace_forgets_what_has_ended_and_nothing_else():
+    trace = Trace(keep=10)
+    trace.add(RequestArrived(0.0, "stays", 1))
+    for number in range(1, 200):
+        name = f"r{number}" if number % 2 else "again"
+        trace.add(RequestArrived(number, name, 1))
+        trace.add(step(number, number + 1.0, Row(name, 0, 1, samples=True), Row("stays", 0, 1, samples=True)))
+        trace.add(RequestFinished(number + 1.0, name, "length", 1))
+        assert trace.metrics(name).latency == 1.0
+        assert 10 <= len(trace.events) < 20 or number < 7
+    assert trace.metrics("stays").num_output_tokens == 199
+    assert len(trace.workload().requests) <= 8
+    with pytest.raises(KeyError):
+        trace.metrics("r3")
+
+
+def test_a_request_that_runs_under_an_id_used_before_is_not_forgotten_with_the_first():
+    trace = Trace(keep=2)
+    for event in (RequestArrived(0.0, "a", 1), RequestFinished(1.0, "a", "stop", 1), RequestArrived(2.0, "a", 1)):
+        trace.add(event)
+    trace.add(RequestArrived(3.0, "b", 1))
+    trace.add(RequestArrived(4.0, "c", 1))
+    assert len(trace.events) < 4
+    assert trace.arrival("a") == 2.0
+
+
+def test_a_bound_of_no_events_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        Trace(keep=0)

@@ -1,0 +1,190 @@
+"""What may be asked of the server: the bodies of OpenAI's completions and chat completions, with vLLM's additions.
+
+A field that would change the answer and is not implemented is refused by name; fields that cannot change it (`user`,
+`metadata`, ...) are taken and ignored. Source of names and defaults: OpenAI's API reference; vLLM's for the additions.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_validator, model_validator
+
+from reference_impl.interfaces import SamplingParams
+
+TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+MAX_PROMPTS, MAX_STOP, MAX_STOP_CHARACTERS = 64, 16, 1000
+
+# What OpenAI's clients may send and this server cannot do. A value that asks for nothing is let through.
+_ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
+    "best_of": (None, 1), "echo": (None, False), "logit_bias": (None, {}), "suffix": (None, ""),
+    "tools": (None, []), "tool_choice": (None, "none", "auto"), "functions": (None, []), "function_call": (None, "none"),
+    "parallel_tool_calls": (None, False, True), "response_format": (None, {"type": "text"}), "modalities": (None, ["text"]),
+    "audio": (None,), "prediction": (None,), "reasoning_effort": (None, "none"), "verbosity": (None,),
+    "web_search_options": (None,), "guided_json": (None,), "guided_regex": (None,),
+}  # fmt: skip
+_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: StrictBool = False
+    include_obfuscation: StrictBool = False  # taken, and nothing is added
+
+
+class _Sampling(BaseModel):
+    """What both kinds of request have."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=128)] = 1
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: str | list[str] | None = None
+    stream: StrictBool = False
+    stream_options: StreamOptions | None = None
+    # vLLM's additions.
+    top_k: Annotated[StrictInt, Field(ge=-1, description="0 or -1: off")] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
+    ignore_eos: StrictBool = False
+    priority: Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)] = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kept = {name: value for name, value in data.items() if name not in _IGNORED}
+        for name, harmless in _ASKS_FOR_NOTHING.items():
+            if name in kept and name not in cls.model_fields:
+                if kept[name] not in harmless:
+                    raise ValueError(f"{name} is not implemented: leave it out")
+                del kept[name]
+        # null means the default, as OpenAI's clients use it.
+        return {name: value for name, value in kept.items() if value is not None}
+
+    @field_validator("stop")
+    @classmethod
+    def _few_stop_strings(cls, stop: str | list[str] | None) -> list[str]:
+        strings = [stop] if isinstance(stop, str) else stop or []
+        if len(strings) > MAX_STOP or any(not 0 < len(s) <= MAX_STOP_CHARACTERS for s in strings):
+            raise ValueError(f"expected at most {MAX_STOP} strings of 1 to {MAX_STOP_CHARACTERS} characters")
+        return strings
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> _Sampling:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is for stream=true only")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=None if self.seed is None else self.seed % 2**64,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            n=self.n,
+        )
+
+
+class CompletionRequest(_Sampling):
+    """POST /v1/completions"""
+
+    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    max_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31)] = 16
+    logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One or several, as a list."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+    @field_validator("prompt")
+    @classmethod
+    def _not_too_many(cls, prompt: Any) -> Any:
+        several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        if len(prompt) == 0:
+            raise ValueError("expected a text, token ids, or a list of these that is not empty")
+        if several and len(prompt) > MAX_PROMPTS:
+            raise ValueError(f"expected at most {MAX_PROMPTS} prompts in a request, got {len(prompt)}")
+        return prompt
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One turn of a conversation. Text only."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """As chat templates take it."""
+        parts = self.content if isinstance(self.content, list) else []
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": text}
+
+
+class ChatRequest(_Sampling):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    max_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31, description="deprecated by OpenAI")] | None = None
+    max_completion_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31, description="default: what fits")] | None = None
+    logprobs: StrictBool = False
+    top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] = 0
+
+    @model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is for logprobs=true only")
+        return self
+
+
+# --- what is answered where something was wrong ---------------------------------------------------------------------
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorAnswer(BaseModel):
+    """OpenAI's shape of an error."""
+
+    error: ErrorDetail
