@@ -96,11 +96,12 @@ class KVManager:
         first, end = start // self.block_size, self.blocks_for(start + num_tokens)
         missing, shared = 0, []
         for table, window in zip(request.block_tables, self.windows, strict=True):
+            held = len(table)
             if window is not None:
                 self._let_go(table, start - window + 1)
-            if end > len(table):
-                missing += end - len(table)
-            if first < len(table) and self.pool.ref_count(table[first]) > 1:  # somebody else reads the block we write
+            if end > held:
+                missing += end - held
+            if first < held and self.pool.ref_count(table[first]) > 1:  # somebody else reads the block we write
                 shared.append(table)
         if not missing and not shared:
             return True

@@ -169,7 +169,7 @@ class Scheduler:
 
     def _give(self, request: Request, num_tokens: int, step: _Step) -> None:
         start = request.num_computed_tokens
-        step.rows[request.id] = Row(request.id, start, num_tokens, samples=start + num_tokens == request.num_tokens)
+        step.rows[request.id] = Row(request.id, start, num_tokens, start + num_tokens == len(request.tokens))
         step.budget -= num_tokens
 
     def _preempt(self, request: Request, step: _Step) -> None:
@@ -198,14 +198,15 @@ class Scheduler:
             if row.num_tokens > 1:  # a prompt may be shared as soon as it is computed, an answer when it is finished
                 self.kv.commit(request)
             if row.samples:
-                self._fork_samples(request)
+                if request.children:
+                    self._fork_samples(request)
                 if self._append(request, output):
                     finished.append(request)
         return finished
 
     def _append(self, request: Request, output: StepOutput) -> bool:
         """The sampled token joins its request; true if it was the last."""
-        if request.id in output.logprobs:
+        if output.logprobs and request.id in output.logprobs:
             request.logprobs.append(output.logprobs[request.id])
         if request.holds:
             return False
@@ -240,8 +241,8 @@ class Scheduler:
     def _finish_reason(request: Request) -> str | None:
         if request.tokens[-1] in request.stop_token_ids:
             return "stop"
-        num_output = request.num_tokens - request.num_prompt_tokens
-        if num_output >= request.sampling.max_tokens or request.num_tokens >= request.max_total_tokens:
+        length = len(request.tokens)
+        if length - request.num_prompt_tokens >= request.sampling.max_tokens or length >= request.max_total_tokens:
             return "length"
         return None
 
