@@ -1,4 +1,4 @@
-"""`inferlab generate` and `inferlab bench`: the engine's own commands. Heavy imports happen inside them."""
+"""`inferlab generate`, `serve` and `bench`: the engine's own commands. Heavy imports happen inside them."""
 
 from __future__ import annotations
 
@@ -46,6 +46,49 @@ def generate(
         dim=True,
         err=True,
     )
+
+
+@app.command(epilog="Example: inferlab serve target --port 8000")
+def serve(
+    model: Annotated[str, typer.Argument(help="A Hugging Face folder, or target / draft.")] = "target",
+    host: Annotated[str, typer.Option(help="Where to listen. Anything but loopback lets others in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    served_model_name: Annotated[str | None, typer.Option(help="What clients call it; default: the folder.")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(envvar="INFERLAB_API_KEY", help="Clients must show it. Several are allowed.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; default: the checkpoint's.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests in one step.")] = 64,
+    kv_cache_mb: Annotated[int, typer.Option(min=1, help="Memory for keys and values.")] = 256,
+    max_unfinished: Annotated[int, typer.Option(min=1, help="Running and waiting; more are answered with 429.")] = 512,
+    max_body_kb: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4096,
+    shutdown_seconds: Annotated[float, typer.Option(min=0, help="What runs may go on for so long after Ctrl-C.")] = 10,
+    trace: Annotated[Path | None, typer.Option(help="At the end, write a timeline for ui.perfetto.dev here.")] = None,
+) -> None:
+    """Serve a model to any OpenAI client, with a page at /status that shows what the engine does."""
+    try:
+        from reference_impl.serving import server
+    except ImportError as error:
+        typer.secho(f"error: {error}. The server needs pip install 'inferlab[serve]'", fg="red", err=True)
+        raise typer.Exit(1) from None
+    from reference_impl.config import course_model
+
+    try:
+        folder = course_model(model) if model in ("target", "draft") else Path(model)
+        running = server.make(
+            folder, host, port, name=served_model_name or model.rstrip("/").rpartition("/")[2], dtype=dtype,
+            api_keys=tuple(api_key or ()), max_unfinished=max_unfinished, max_body_bytes=max_body_kb << 10,
+            shutdown_seconds=shutdown_seconds, max_num_seqs=max_num_seqs, kv_cache_bytes=kv_cache_mb << 20,
+        )  # fmt: skip
+    except (ValueError, OSError) as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    running.serve()
+    if trace is not None:
+        from reference_impl.perfetto import write_perfetto
+
+        write_perfetto(running.llm.engine.trace, trace)
+        typer.echo(f"wrote {trace}", err=True)
 
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, with ratios and a stamped result.")

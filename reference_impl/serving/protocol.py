@@ -6,24 +6,58 @@ A field that would change the answer and is not implemented is refused by name; 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from reference_impl.interfaces import SamplingParams
 
-TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number, so 5.0 is an integer; true and "5" are not. Looks into lists."""
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Number = Annotated[float, Field(strict=True)]
+TOKEN_ID = "Token id"  # as the description calls it
+TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31, title=TOKEN_ID)]
 MAX_PROMPTS, MAX_STOP, MAX_STOP_CHARACTERS = 64, 16, 1000
 
 # What OpenAI's clients may send and this server cannot do. A value that asks for nothing is let through.
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1), "echo": (None, False), "logit_bias": (None, {}), "suffix": (None, ""),
-    "tools": (None, []), "tool_choice": (None, "none", "auto"), "functions": (None, []), "function_call": (None, "none"),
-    "parallel_tool_calls": (None, False, True), "response_format": (None, {"type": "text"}), "modalities": (None, ["text"]),
-    "audio": (None,), "prediction": (None,), "reasoning_effort": (None, "none"), "verbosity": (None,),
-    "web_search_options": (None,), "guided_json": (None,), "guided_regex": (None,),
+    "tools": (None, []), "tool_choice": (None, "none", "auto"), "parallel_tool_calls": (None, False, True),
+    "functions": (None, []), "function_call": (None, "none"), "response_format": (None, {"type": "text"}),
+    "modalities": (None, ["text"]), "audio": (None,), "prediction": (None,), "reasoning_effort": (None, "none"),
+    "verbosity": (None,), "web_search_options": (None,), "guided_json": (None,), "guided_regex": (None,),
 }  # fmt: skip
 _IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+
+
+_TEXT = {"type": "string", "minLength": 1}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "title": TOKEN_ID}, "minItems": 1}
+_STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
+_STOP = {"anyOf": [_STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOP}]}
+PROMPT_SCHEMA = {
+    "title": "Prompt",
+    "description": "A text, token ids, or several of either",
+    "anyOf": [
+        _TEXT,
+        _TOKENS,
+        *({"type": "array", "items": item, "minItems": 1, "maxItems": MAX_PROMPTS} for item in (_TEXT, _TOKENS)),
+    ],
+}
 
 
 class StreamOptions(BaseModel):
@@ -33,25 +67,33 @@ class StreamOptions(BaseModel):
     include_obfuscation: StrictBool = False  # taken, and nothing is added
 
 
+def _null_is_the_default(schema: dict[str, Any]) -> None:
+    """OpenAI's clients send null for what they leave out, so the description allows it wherever there is a default."""
+    for name, field in schema["properties"].items():
+        if name not in schema.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
+            told = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+            schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **told}
+
+
 class _Sampling(BaseModel):
     """What both kinds of request have."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_null_is_the_default)
 
     model: str | None = None
     n: Annotated[StrictInt, Field(ge=1, le=128)] = 1
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[str | list[str] | None, WithJsonSchema(_STOP)] = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     # vLLM's additions.
     top_k: Annotated[StrictInt, Field(ge=-1, description="0 or -1: off")] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] = 1.0
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
     ignore_eos: StrictBool = False
     priority: Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)] = 0
@@ -69,21 +111,17 @@ class _Sampling(BaseModel):
                     raise ValueError(f"{name} is not implemented: leave it out")
                 del kept[name]
         # null means the default, as OpenAI's clients use it.
-        return {name: value for name, value in kept.items() if value is not None}
+        return {name: _whole(value) for name, value in kept.items() if value is not None}
 
-    @field_validator("stop")
+    @field_validator("stop", mode="before")
     @classmethod
-    def _few_stop_strings(cls, stop: str | list[str] | None) -> list[str]:
-        strings = [stop] if isinstance(stop, str) else stop or []
-        if len(strings) > MAX_STOP or any(not 0 < len(s) <= MAX_STOP_CHARACTERS for s in strings):
+    def _few_stop_strings(cls, stop: Any) -> Any:
+        strings = stop if isinstance(stop, list) else [stop]
+        if len(strings) > MAX_STOP or not all(
+            isinstance(s, str) and 0 < len(s) <= MAX_STOP_CHARACTERS for s in strings
+        ):
             raise ValueError(f"expected at most {MAX_STOP} strings of 1 to {MAX_STOP_CHARACTERS} characters")
         return strings
-
-    @model_validator(mode="after")
-    def _options_need_a_stream(self) -> _Sampling:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is for stream=true only")
-        return self
 
     @property
     def include_usage(self) -> bool:
@@ -111,28 +149,32 @@ class _Sampling(BaseModel):
 class CompletionRequest(_Sampling):
     """POST /v1/completions"""
 
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
+    prompt: Annotated[str | list[TokenId] | list[str] | list[list[TokenId]], WithJsonSchema(PROMPT_SCHEMA)]
     max_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31)] = 16
     logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
 
     @property
-    def prompts(self) -> list[str] | list[list[int]]:
+    def prompts(self) -> list[str | list[int]]:
         """One or several, as a list."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
-        return self.prompt  # type: ignore[return-value]
+        several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+        return cast("list[str | list[int]]", self.prompt if several else [self.prompt])
 
-    @field_validator("prompt")
+    @field_validator("prompt", mode="before")
     @classmethod
-    def _not_too_many(cls, prompt: Any) -> Any:
-        several = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
-        if len(prompt) == 0:
-            raise ValueError("expected a text, token ids, or a list of these that is not empty")
-        if several and len(prompt) > MAX_PROMPTS:
-            raise ValueError(f"expected at most {MAX_PROMPTS} prompts in a request, got {len(prompt)}")
-        return prompt
+    def _texts_or_token_ids(cls, prompt: Any) -> Any:
+        def one(value: Any) -> Any:
+            """A text, or token ids; None where it is neither."""
+            tokens = isinstance(value, list) and all(type(token) is int and 0 <= token < 2**31 for token in value)
+            return value if value and (isinstance(value, str) or tokens) else None
+
+        if (alone := one(prompt)) is not None:
+            return alone
+        prompts = [one(value) for value in prompt] if isinstance(prompt, list) else []
+        if not prompts or None in prompts or len({*map(type, prompts)}) > 1:
+            raise ValueError("expected a text, token ids, or a list of either, and nothing empty")
+        if len(prompts) > MAX_PROMPTS:
+            raise ValueError(f"expected at most {MAX_PROMPTS} prompts in a request, got {len(prompts)}")
+        return prompts
 
 
 class TextPart(BaseModel):
@@ -158,8 +200,16 @@ class Message(BaseModel):
         return {"role": self.role, "content": text}
 
 
+def _chat_schema(schema: dict[str, Any]) -> None:
+    _null_is_the_default(schema)
+    alternatives = {"properties": {"top_logprobs": {"type": "integer", "minimum": 1}}, "required": ["top_logprobs"]}
+    schema |= {"if": alternatives, "then": {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]}}
+
+
 class ChatRequest(_Sampling):
     """POST /v1/chat/completions"""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_chat_schema)
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
     max_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31, description="deprecated by OpenAI")] | None = None

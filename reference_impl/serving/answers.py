@@ -1,0 +1,199 @@
+"""Answers in OpenAI's shapes, whole or as server-sent events."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from reference_impl.interfaces import TokenLogprobs
+from reference_impl.serving.runner import Piece, Stream, Unavailable, Usage
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(content: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def usage(used: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": used.prompt,
+        "completion_tokens": used.completion,
+        "total_tokens": used.prompt + used.completion,
+        "prompt_tokens_details": {"cached_tokens": used.cached},
+    }
+
+
+@dataclass
+class Shape:
+    """How one kind of answer is written: completions, or chat completions."""
+
+    model: str
+    object: str  # of a whole answer
+    chunk_object: str
+    prefix: str  # of the id
+    tokens: TokenText
+    logprobs: int | None  # alternatives to report; None: no logprobs
+    include_usage: bool = False
+    id: str = ""
+    created: int = 0
+    _offsets: dict[int, int] = field(default_factory=dict)  # per choice, the characters reported so far
+
+    def __post_init__(self) -> None:
+        self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def opening(self, num_samples: int) -> list[dict[str, Any]]:
+        """Choices of a first chunk, before there is any token."""
+        return []
+
+    async def whole(self, stream: Stream) -> dict[str, Any]:
+        """The finished answer. Raises Unavailable where the engine does not finish it."""
+        choices: dict[int, Piece] = {}
+        async for pieces in stream:
+            for piece in pieces:
+                if piece.index in choices:
+                    choices[piece.index].add(piece)
+                else:
+                    choices[piece.index] = piece
+        answers = [self.choice(choices[index]) for index in sorted(choices)]
+        return {**self.head(self.object), "choices": answers, "usage": usage(stream.usage)}
+
+    async def events(self, stream: Stream, failed: Callable[[str], dict[str, Any]]) -> AsyncIterator[bytes]:
+        """The answer in pieces, to its end: [DONE], or an error where the engine does not finish it."""
+        head = self.head(self.chunk_object)
+        extra = {"usage": None} if self.include_usage else {}
+        for choice in self.opening(stream.num_samples):
+            yield event({**head, "choices": [choice], **extra})
+        try:
+            async for pieces in stream:
+                written = [event({**head, "choices": [self.delta(piece)], **extra}) for piece in pieces]
+                yield b"".join(written)
+        except Unavailable as reason:
+            yield event(failed(str(reason)))
+            return
+        if self.include_usage:
+            yield event({**head, "choices": [], "usage": usage(stream.usage)})
+        yield DONE
+
+
+class CompletionShape(Shape):
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": piece.index,
+            "text": piece.text,
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish_reason,
+        }
+
+    delta = choice
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        """Four lists, one entry per token."""
+        if self.logprobs is None:
+            return None
+        texts = [self.tokens.text(report.token) for report in piece.logprobs]
+        offset, offsets = self._offsets.get(piece.index, 0), []
+        for text in texts:
+            offsets.append(offset)
+            offset += len(text)
+        self._offsets[piece.index] = offset
+        return {
+            "tokens": texts,
+            "token_logprobs": [report.logprob for report in piece.logprobs],
+            "top_logprobs": [
+                {self.tokens.text(token): logprob for token, logprob in [*report.top, (report.token, report.logprob)]}
+                for report in piece.logprobs
+            ],
+            "text_offset": offsets,
+        }
+
+
+class ChatShape(Shape):
+    def opening(self, num_samples: int) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        return [
+            {"index": i, "delta": delta, "logprobs": None, "finish_reason": None} for i in range(num_samples)
+        ]  # fmt: skip
+
+    def choice(self, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {
+            "index": piece.index,
+            "message": message,
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish_reason,
+        }
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": piece.index,
+            "delta": {"content": piece.text} if piece.text else {},
+            "logprobs": self._logprobs(piece),
+            "finish_reason": piece.finish_reason,
+        }
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        if self.logprobs is None:
+            return None
+        return {"content": [self._report(report) for report in piece.logprobs], "refusal": None}
+
+    def _report(self, report: TokenLogprobs) -> dict[str, Any]:
+        return {
+            **self._one(report.token, report.logprob),
+            "top_logprobs": [self._one(token, logprob) for token, logprob in report.top],
+        }
+
+    def _one(self, token: int, logprob: float) -> dict[str, Any]:
+        return {"token": self.tokens.text(token), "logprob": logprob, "bytes": list(self.tokens.bytes(token))}
+
+
+class TokenText:
+    """What a single token stands for. A token may be a part of a character: its text shows the bytes as \\xNN."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._byte_of = _bytes_of_characters()
+
+    def bytes(self, token: int) -> bytes:
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        if "\ufffd" not in text:
+            return text.encode()
+        name = self._tokenizer.id_to_token(token) or ""
+        if all(character in self._byte_of for character in name):  # a byte-level vocabulary
+            return bytes(self._byte_of[character] for character in name)
+        if len(name) == 6 and name.startswith("<0x"):  # SentencePiece with byte fallback
+            return bytes([int(name[3:5], 16)])
+        return text.encode()
+
+    def text(self, token: int) -> str:
+        raw = self.bytes(token)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """The alphabet of byte-level BPE (GPT-2): printable bytes stand for themselves, the others for U+0100 and on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}

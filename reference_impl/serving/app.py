@@ -1,0 +1,318 @@
+"""The routes, and what is refused with which status.
+
+400 the engine refuses the prompt (with the numbers) · 401 API key · 404 no such model or place · 408, 413, 415 the body
+comes too slowly, is too long, is not JSON · 422 bad JSON or a wrong field, with its place · 429 too many unfinished
+requests, with Retry-After · 503 the engine has failed or shuts down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import Send
+
+from reference_impl.serving import answers, status
+from reference_impl.serving.answers import ChatShape, CompletionShape, Shape, TokenText
+from reference_impl.serving.connection import Answer, BodyLimit, send_events, send_json
+from reference_impl.serving.metrics import EngineGauges, WatchedTrace
+from reference_impl.serving.protocol import TOKEN_ID, ChatRequest, CompletionRequest, ErrorAnswer
+from reference_impl.serving.runner import Overloaded, Runner, Stream, Unavailable
+
+RETRY_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """model_name: what clients call the model. api_keys: none means that everybody may ask.
+
+    max_unfinished: samples that may be unfinished at once, running or waiting. max_body_bytes: of a request.
+    """
+
+    model_name: str
+    api_keys: tuple[str, ...] = ()
+    max_unfinished: int = 512
+    max_body_bytes: int = 4 << 20
+
+    def __post_init__(self) -> None:
+        for number, key in enumerate(self.api_keys, 1):
+            if not key or not all("!" <= character <= "~" for character in key):
+                raise ValueError(f"API key {number}: expected visible ASCII characters, which a header can carry")
+
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": text}
+    for status, text in (
+        (400, "The engine refuses the prompt"), (401, "API key missing or wrong"), (404, "No such model"),
+        (408, "The body did not come"), (413, "The body is too long"), (415, "Not JSON"),
+        (422, "Bad JSON, or a wrong field"), (429, "Too many unfinished requests"), (503, "The engine does not serve"),
+    )
+}  # fmt: skip
+
+
+def refusal(
+    status: int,
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """An error in OpenAI's shape."""
+    kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
+    return JSONResponse(answers.error(message, kind, param, code), status, headers)
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, message: str, **details: Any):
+        self.status, self.message, self.details = status, message, details
+
+
+def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
+    """The application; the caller begins and ends the runner."""
+    server = _Server(runner, config)
+    app = FastAPI(
+        title="inferlab",
+        summary="An LLM inference engine to look into",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, refuse=refusal)
+    for kind, handler in (
+        (RequestValidationError, _wrong_field),
+        (StarletteHTTPException, _http_error),
+        (_Refused, _refused),
+    ):
+        app.add_exception_handler(kind, handler)  # type: ignore[arg-type]
+    allowed = [Depends(server.check_key)] if config.api_keys else []
+    stream: dict[str, Any] = {"text/event-stream": {}}
+    answered: dict[int | str, dict[str, Any]] = {200: {"description": "The answer", "content": stream}, **_REFUSALS}
+    for path, endpoint in (("/v1/completions", server.complete), ("/v1/chat/completions", server.chat)):
+        app.post(path, dependencies=allowed, responses=answered, response_model=dict[str, Any])(endpoint)
+    describe, vocabulary = app.openapi, runner.llm.engine.model.config.vocab_size
+
+    def openapi() -> dict[str, Any]:
+        described = describe()
+        _bound_tokens(described["components"]["schemas"], vocabulary)
+        return described
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    app.get("/v1/models", dependencies=allowed, responses={401: _REFUSALS[401]})(server.models)
+    app.get("/v1/models/{model:path}", dependencies=allowed, responses={s: _REFUSALS[s] for s in (401, 404)})(
+        server.one_model
+    )
+    app.get("/health", responses={503: _REFUSALS[503]})(server.health)
+    app.get("/ready", responses={503: _REFUSALS[503]})(server.ready)
+    app.get("/metrics", response_class=PlainTextResponse)(server.metrics)
+    app.get("/status", response_class=HTMLResponse)(server.status_page)
+    app.get("/status.json")(server.status)
+    return app
+
+
+class _Server:
+    def __init__(self, runner: Runner, config: ServerConfig):
+        self.runner, self.config, self.llm = runner, config, runner.llm
+        self.started = time.time()
+        if self.llm.tokenizer is None:
+            raise ValueError("this model folder has no tokenizer.json: the server cannot speak text")
+        self.tokens = TokenText(self.llm.tokenizer)
+        trace = self.llm.engine.trace
+        if not isinstance(trace, WatchedTrace):
+            raise TypeError("expected an engine with Parts(trace=WatchedTrace(...))")
+        self.trace = trace
+        trace.counts.registry.register(EngineGauges(self.llm.engine))
+
+    def check_key(
+        self,
+        sent: HTTPAuthorizationCredentials | None = Depends(HTTPBearer(auto_error=False)),  # noqa: B008
+    ) -> None:
+        given = sent.credentials.encode() if sent is not None else b""
+        if not any(hmac.compare_digest(given, key.encode()) for key in self.config.api_keys):
+            raise _Refused(401, "expected the header Authorization: Bearer KEY with a key of this server",
+                           code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
+
+    # --- completions ----------------------------------------------------------------------------------------------
+
+    async def complete(self, body: CompletionRequest) -> Response:
+        """Continue one or several prompts, texts or token ids."""
+        self._check_model(body.model)
+        shape = CompletionShape(
+            self.config.model_name, "text_completion", "text_completion", "cmpl", self.tokens, body.logprobs,
+            body.include_usage,
+        )  # fmt: skip
+        prompts = await asyncio.to_thread(self._encode, body.prompts)
+        sampling = self._sampling(lambda: body.sampling(body.max_tokens, body.logprobs))
+        return await self._answer(shape, prompts, sampling, body)
+
+    async def chat(self, body: ChatRequest) -> Response:
+        """Answer a conversation, with the chat template of the model's tokenizer."""
+        self._check_model(body.model)
+        logprobs = body.top_logprobs if body.logprobs else None
+        shape = ChatShape(
+            self.config.model_name, "chat.completion", "chat.completion.chunk", "chatcmpl", self.tokens, logprobs,
+            body.include_usage,
+        )  # fmt: skip
+        messages = [message.plain() for message in body.messages]
+        for number, message in enumerate(messages):
+            _check_characters(message["content"], f"messages.{number}.content")
+        try:
+            prompt = await asyncio.to_thread(self.llm.chat_prompt, messages)
+        except ValueError as error:  # no template, or it refuses
+            raise _Refused(400, str(error), param="messages") from None
+        fits = max(1, self.llm.engine.max_model_len - len(prompt))
+        asked = body.max_completion_tokens or body.max_tokens or fits
+        return await self._answer(shape, [prompt], self._sampling(lambda: body.sampling(asked, logprobs)), body)
+
+    def _encode(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+        for number, prompt in enumerate(prompts):
+            if isinstance(prompt, str):
+                _check_characters(prompt, f"prompt {number}" if len(prompts) > 1 else "prompt")
+        return [self.llm.encode(prompt) for prompt in prompts]
+
+    def _sampling(self, make: Callable[[], Any]) -> Any:
+        try:
+            return make()
+        except ValueError as error:
+            raise _Refused(400, str(error)) from None
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self.config.model_name):
+            message = f"the model {name!r} does not exist; this server has {self.config.model_name!r}"
+            raise _Refused(404, message, param="model", code="model_not_found")
+
+    async def _answer(
+        self, shape: Shape, prompts: Sequence[Sequence[int]], sampling: Any, body: CompletionRequest | ChatRequest
+    ) -> Response:
+        vocabulary = self.llm.engine.model.config.vocab_size
+        for token in body.stop_token_ids:
+            if token >= vocabulary:
+                message = f"stop_token_ids: {token} is outside the vocabulary [0, {vocabulary})"
+                raise _Refused(400, message, param="stop_token_ids")
+        try:
+            stream = await self.runner.start(
+                shape.id, prompts, sampling, priority=body.priority, cache_salt=body.cache_salt
+            )
+        except ValueError as error:
+            raise _Refused(
+                400, str(error), param="prompt", code="context_length_exceeded" if "tokens" in str(error) else None
+            ) from None
+        except Overloaded as error:
+            retry = {"Retry-After": str(RETRY_SECONDS)}
+            raise _Refused(429, f"{error}: try again in a moment", headers=retry) from None
+        except Unavailable as error:
+            raise _Refused(503, str(error)) from None
+        respond = _as_events(shape, stream) if body.stream else _as_a_whole(shape, stream)
+        return Answer(respond, stream.close)
+
+    # --- what there is, and how it is ------------------------------------------------------------------------------
+
+    async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self._model()]}
+
+    async def one_model(self, model: str) -> dict[str, Any]:
+        self._check_model(model)
+        return self._model()
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self.config.model_name, "object": "model", "created": int(self.started), "owned_by": "inferlab",
+            "max_model_len": self.llm.engine.max_model_len,
+        }  # fmt: skip
+
+    async def health(self) -> dict[str, str]:
+        """200 while the engine lives."""
+        if self.runner.failure is not None:
+            raise _Refused(503, f"the engine has failed: {self.runner.failure}")
+        return {"status": "ok"}
+
+    async def ready(self) -> dict[str, str]:
+        """200 while new requests are taken."""
+        if not self.runner.is_ready:
+            raise _Refused(503, self.runner.failure or "the server is shutting down")
+        return {"status": "ready"}
+
+    async def metrics(self) -> PlainTextResponse:
+        """Prometheus."""
+        return PlainTextResponse(self.trace.counts.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def status_page(self) -> HTMLResponse:
+        """A page that shows requests, blocks and hits, and looks again every second."""
+        return HTMLResponse((Path(__file__).parent / "status.html").read_text("utf-8"))
+
+    async def status(self) -> dict[str, Any]:
+        """What the page shows."""
+        return status.snapshot(self.llm.engine, self.config.model_name, time.time() - self.started)
+
+
+def _check_characters(text: str, place: str) -> None:
+    r"""JSON can say half a character ("\ud83d"); no tokenizer can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"{place}: half a surrogate pair at character {error.start}, which is no character"
+        raise _Refused(422, message, param=place) from None
+
+
+def _bound_tokens(schema: Any, vocabulary: int) -> None:
+    """Token ids are those that this model has; the classes know of no model."""
+    if isinstance(schema, dict):
+        if schema.get("title") == TOKEN_ID:
+            schema.pop("exclusiveMaximum", None)
+            schema["maximum"] = vocabulary - 1
+        for value in schema.values():
+            _bound_tokens(value, vocabulary)
+    elif isinstance(schema, list):
+        for value in schema:
+            _bound_tokens(value, vocabulary)
+
+
+def _as_events(shape: Shape, stream: Stream) -> Callable[[Send], Coroutine[Any, Any, None]]:
+    async def respond(send: Send) -> None:
+        await send_events(send, shape.events(stream, lambda why: answers.error(why, "server_error")))
+
+    return respond
+
+
+def _as_a_whole(shape: Shape, stream: Stream) -> Callable[[Send], Coroutine[Any, Any, None]]:
+    async def respond(send: Send) -> None:
+        try:
+            content = await shape.whole(stream)
+        except Unavailable as error:
+            await send_json(send, answers.error(str(error), "server_error"), 503)
+        else:
+            await send_json(send, content)
+
+    return respond
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+async def _refused(request: Request, error: _Refused) -> Response:
+    return refusal(error.status, error.message, **error.details)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    return refusal(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+
+
+async def _wrong_field(request: Request, error: RequestValidationError) -> Response:
+    """Where the first mistake is, and what was expected; how many more there are."""
+    first, *others = error.errors()
+    place = [str(part) for part in first["loc"][1:]] or ["body"]
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        message = f"the body is not JSON: {first.get('ctx', {}).get('error', message)} at character {place[0]}"
+        place = ["body"]
+    more = f" ({len(others)} more)" if others else ""
+    return refusal(422, f"{'.'.join(place)}: {message}{more}", param=".".join(place))

@@ -1,0 +1,123 @@
+"""One HTTP answer: it ends when the client goes, and does not wait for ever for one that does not read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+WRITE_SECONDS = 30.0  # a client that takes nothing for so long is given up
+READ_SECONDS = 30.0  # so is one that does not go on with its body
+
+
+class _Gone(Exception):
+    """The client has closed the connection."""
+
+
+class Answer(Response):
+    """Runs `respond(send)` while it watches whether the client is still there; `finally_` is called in any case."""
+
+    def __init__(self, respond: Callable[[Send], Coroutine[Any, Any, None]], finally_: Callable[[], None]):
+        super().__init__()
+        self._respond, self._finally = respond, finally_
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def patient(message: Message) -> None:
+            await asyncio.wait_for(send(message), WRITE_SECONDS)
+
+        work = asyncio.create_task(self._respond(patient))
+        watch = asyncio.create_task(_until_gone(receive))
+        try:
+            await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        except (OSError, TimeoutError):  # it went, or sleeps, while we wrote
+            pass
+        finally:
+            self._finally()
+            for task in (work, watch):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_json(send: Send, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    response = JSONResponse(content, status, headers)
+    await send({"type": "http.response.start", "status": status, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+async def send_events(send: Send, events: AsyncIterator[bytes]) -> None:
+    """Server-sent events; `events` are whole ones, with their empty line."""
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    async for event in events:
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+class BodyLimit:
+    """ASGI middleware: reads the whole body first, refuses one that is too long (413), does not come (408) or is not
+    said to be JSON (415: what a browser sends as anything else, any page could make it send to this server)."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, refuse: Callable[[int, str], Response]):
+        self.app, self.max_bytes, self.refuse = app, max_bytes, refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
+        if scope["method"] == "POST" and kind != "application/json" and not kind.endswith("+json"):
+            wrong = f"expected the header Content-Type: application/json, got {kind or 'none'}"
+            await self.refuse(415, wrong)(scope, receive, send)
+            return
+        declared = headers.get(b"content-length", b"0")
+        too_long = self.refuse(413, f"the body is longer than {self.max_bytes} bytes")
+        if declared.isdigit() and int(declared) > self.max_bytes:
+            await too_long(scope, receive, send)
+            return
+        body, more = bytearray(), True
+        while more:
+            try:
+                message = await asyncio.wait_for(_next(receive), READ_SECONDS)
+            except TimeoutError:
+                await self.refuse(408, f"no more of the body came for {READ_SECONDS:g} s")(scope, receive, send)
+                return
+            except _Gone:
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+            if len(body) > self.max_bytes:
+                await too_long(scope, receive, send)
+                return
+        whole: Message | None = {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        async def again() -> Message:
+            nonlocal whole
+            if whole is None:
+                return await receive()
+            message, whole = whole, None
+            return message
+
+        await self.app(scope, again, send)
+
+
+def _next(receive: Receive) -> Awaitable[Message]:
+    async def message() -> Message:
+        found = await receive()
+        if found["type"] == "http.disconnect":
+            raise _Gone
+        return found
+
+    return message()

@@ -1,0 +1,110 @@
+"""Prometheus metrics, named as vLLM names its own (`inferlab:` in place of `vllm:`), from the engine's trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from reference_impl.engine import Engine
+from reference_impl.trace import Event, RequestArrived, RequestFinished, StepDone, Trace
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+_GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
+_LATENCY = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
+
+
+class WatchedTrace(Trace):
+    """A trace that keeps the last events and counts all of them."""
+
+    def __init__(self, keep: int):
+        super().__init__(keep=keep)
+        self.counts = Counts(self)
+
+    def add(self, event: Event) -> None:
+        super().add(event)
+        self.counts.count(event)
+
+
+class Counts:
+    """Counters and histograms; written in the engine's thread, read in the event loop."""
+
+    def __init__(self, trace: Trace):
+        self.registry = CollectorRegistry()
+        self._trace = trace
+        self._seen: set[str] = set()  # unfinished requests that were let in before
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"inferlab:{name}", text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"inferlab:{name}", text, buckets=buckets, registry=self.registry)
+
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of the requests that arrived")
+        self.generation_tokens = counter("generation_tokens", "Tokens generated")
+        self.queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+        self.hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
+        self.evictions = counter("prefix_cache_evictions", "Blocks that the prefix cache forgot")
+        self.preemptions = counter("num_preemptions", "Requests that had to give their blocks back")
+        self.steps = counter("engine_steps", "Forward passes")
+        self.finished = counter("request_success", "Requests that ended, by reason", "finished_reason")
+        self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _TTFT)
+        self.itl = histogram("inter_token_latency_seconds", "Gaps between the tokens of a request", _GAPS)
+        self.latency = histogram("e2e_request_latency_seconds", "Arrival to last token", _LATENCY)
+        self.queue = histogram("request_queue_time_seconds", "Arrival to the first step that computes it", _TTFT)
+        self._prompts: dict[str, int] = {}
+
+    def count(self, event: Event) -> None:
+        if isinstance(event, StepDone):
+            self.steps.inc()
+            self.generation_tokens.inc(sum(row.samples for row in event.rows))
+            if event.preempted:
+                self.preemptions.inc(len(event.preempted))
+            if event.transfers.evicted:
+                self.evictions.inc(len(event.transfers.evicted))
+            for request_id, cached in event.admitted:
+                if request_id in self._prompts:  # let in for the first time
+                    self.queries.inc(self._prompts.pop(request_id))
+                    self.hits.inc(cached)
+        elif isinstance(event, RequestArrived):
+            self.prompt_tokens.inc(event.num_prompt_tokens)
+            self._prompts[event.request_id] = event.num_prompt_tokens
+        elif isinstance(event, RequestFinished):
+            self._prompts.pop(event.request_id, None)
+            self._finish(event)
+
+    def _finish(self, event: RequestFinished) -> None:
+        self.finished.labels(event.reason).inc()
+        metrics = self._trace.metrics(event.request_id)
+        for histogram, value in (
+            (self.ttft, metrics.ttft),
+            (self.latency, metrics.latency),
+            (self.queue, metrics.queue),
+        ):
+            if value is not None:
+                histogram.observe(value)
+        for gap in metrics.itl:
+            self.itl.observe(gap)
+
+    def text(self) -> bytes:
+        """Prometheus' text format."""
+        return generate_latest(self.registry)
+
+
+class EngineGauges(Collector):
+    """How things stand at the moment of the scrape."""
+
+    def __init__(self, engine: Engine):
+        self.engine = engine
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        engine = self.engine
+        used = 1 - engine.kv.num_available / engine.num_blocks
+        for name, text, value in (
+            ("num_requests_running", "Requests that hold blocks", engine.scheduler.num_running),
+            ("num_requests_waiting", "Requests that wait for blocks or a seat", engine.scheduler.num_waiting),
+            ("kv_cache_usage_perc", "Share of the KV blocks in use; cached ones that nobody uses are free", used),
+        ):
+            yield GaugeMetricFamily(f"inferlab:{name}", text, value)

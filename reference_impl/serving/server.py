@@ -1,0 +1,133 @@
+"""Starts the server, and ends it: new requests are refused, those that run get some seconds to finish."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from reference_impl.engine import Parts
+from reference_impl.llm import LLM
+from reference_impl.serving.app import ServerConfig, make_app
+from reference_impl.serving.metrics import WatchedTrace
+from reference_impl.serving.runner import Runner
+
+logger = logging.getLogger("inferlab.serving")
+TRACE_EVENTS = 20_000  # that a server keeps
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, told to end: it waits for open connections; the runner is told at once, so that they end in time."""
+
+    def __init__(self, config: uvicorn.Config, runner: Runner, seconds: float):
+        super().__init__(config)
+        self.runner, self.seconds = runner, seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        if not self.runner.draining:
+            self.runner.draining = True
+            asyncio.get_running_loop().call_later(self.seconds, self.runner.fail_streams, "the server has shut down")
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled in the event loop, where streams may be touched; in a thread nobody sends any."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self.handle_exit, number, frame)
+
+        before = [signal.signal(number, handle) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
+
+
+class ModelServer:
+    """A model behind a socket that is bound, so that its address is known before it serves."""
+
+    def __init__(self, llm: LLM, config: ServerConfig, host: str, port: int, shutdown_seconds: float = 10.0):
+        self.llm, self.host = llm, host
+        self._runner = Runner(llm, config.max_unfinished)
+        app = make_app(self._runner, config)
+        app.router.lifespan_context = self._lifespan
+        settings = uvicorn.Config(
+            app,
+            log_level="warning",
+            timeout_graceful_shutdown=int(shutdown_seconds) + 2,
+            timeout_keep_alive=30,
+            backlog=2048,
+        )
+        self._server = _Server(settings, self._runner, shutdown_seconds)
+        self._socket = _bind(host, port)
+        self.port: int = self._socket.getsockname()[1]
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        self._runner.begin()
+        yield
+        await asyncio.to_thread(self._runner.end)
+
+    def serve(self) -> None:
+        """Until SIGINT or SIGTERM."""
+        print(f"{self.url}/v1 serves; {self.url}/status shows what the engine does; Ctrl-C ends it", flush=True)
+        self._server.run(sockets=[self._socket])
+
+
+def make(
+    model: Path,
+    host: str,
+    port: int,
+    *,
+    name: str,
+    dtype: str | None = None,
+    api_keys: tuple[str, ...] = (),
+    max_unfinished: int = 512,
+    max_body_bytes: int = 4 << 20,
+    shutdown_seconds: float = 10.0,
+    **engine_options: Any,
+) -> ModelServer:
+    """Loads the model. ValueError, OSError for what is wrong with it, the options or the address."""
+    if not api_keys and not _is_loopback(host):
+        logger.warning("everybody who reaches %s can use this server: no API key was given", host)
+    llm = LLM(model, dtype=dtype, parts=Parts(trace=WatchedTrace(TRACE_EVENTS)), **engine_options)
+    config = ServerConfig(name, api_keys, max_unfinished, max_body_bytes)
+    return ModelServer(llm, config, host, port, shutdown_seconds)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        [(family, *_), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        raise OSError(f"cannot listen on {host} port {port}: {error}. Choose others with --host and --port") from None
+    return bound
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"

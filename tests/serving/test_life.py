@@ -1,0 +1,226 @@
+"""Clients that go, do not read, or come by the hundred; an engine that fails; a server that ends, or is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from reference_impl import LLM, SamplingParams
+
+COMPLETIONS = "/v1/completions"
+
+
+def head(length: int) -> bytes:
+    kind = "Content-Type: application/json"
+    return f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+
+
+def test_a_client_that_goes_frees_its_blocks_before_the_next_step(serve: Any, until: Any) -> None:
+    running = serve()
+    steps_after: list[int] = []
+    leave = running.runner._leave
+
+    def watched(stream: Any) -> None:  # in the engine's thread, between two steps
+        before = len(running.engine.requests)
+        leave(stream)
+        steps_after.append(before - len(running.engine.requests))
+
+    running.runner._leave = watched
+    with (
+        httpx.Client(base_url=running.url, timeout=60) as client,
+        client.stream("POST", COMPLETIONS, json={**LONG, "stream": True, "n": 4}) as answer,
+    ):
+        lines = answer.iter_lines()  # held: httpx closes the connection with it
+        next(lines)
+        assert len(running.engine.requests) == 4
+    until(running.is_idle, "all blocks are back")
+    assert steps_after == [4]
+    finished = running.engine.trace.workload().requests
+    assert all(m.num_output_tokens < 900 for m in finished)
+
+
+def test_a_client_that_goes_while_it_waits_for_a_whole_answer(serve: Any, until: Any) -> None:
+    running = serve()
+    body = json.dumps(LONG).encode()
+    sock = socket.create_connection(("127.0.0.1", running.server.port))
+    sock.sendall(head(len(body)) + body)
+    until(lambda: running.engine.requests, "it runs")
+    sock.close()
+    until(running.is_idle, "all blocks are back")
+
+
+def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    from reference_impl.serving import connection
+
+    monkeypatch.setattr(connection, "WRITE_SECONDS", 0.5)
+    running = serve()
+    body = json.dumps({**LONG, "stream": True, "n": 48, "logprobs": 20, "temperature": 1.0}).encode()
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    sock.connect(("127.0.0.1", running.server.port))
+    sock.sendall(head(len(body)) + body)
+    until(lambda: running.engine.requests, "it runs")
+    with httpx.Client(base_url=running.url, timeout=60) as client:
+        assert client.post(COMPLETIONS, json={"prompt": "y", "max_tokens": 4}).status_code == 200
+    until(running.is_idle, "the one that does not read was given up")
+    assert any(m.num_output_tokens < 900 for m in running.engine.trace.workload().requests)
+    sock.close()
+
+
+def test_two_hundred_streams_with_disconnects_lose_and_leak_nothing(serve: Any, serial: LLM, until: Any) -> None:
+    running = serve(max_num_seqs=32, num_blocks=300)
+    rng = random.Random(3)
+    plans = [(f"# {i}\n" * rng.randint(1, 12), rng.randint(4, 24), rng.random() < 0.3) for i in range(200)]
+
+    async def one(client: httpx.AsyncClient, prompt: str, tokens: int, goes: bool) -> str | None:
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
+        text, goes_after = "", rng.randint(0, tokens // 2)
+        async with client.stream("POST", COMPLETIONS, json=body) as answer:
+            assert answer.status_code == 200
+            async for line in answer.aiter_lines():
+                if line == "data: [DONE]":
+                    return text
+                if line:
+                    text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+                goes_after -= 1
+                if goes and goes_after < 0:
+                    return None
+        raise AssertionError("the stream ended without [DONE]")
+
+    async def everybody() -> list[str | None]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=running.url, timeout=240, limits=limits) as client:
+            return list(await asyncio.gather(*(one(client, *plan) for plan in plans)))
+
+    texts = asyncio.run(everybody())
+    until(running.is_idle, "all blocks are back")
+    assert sum(text is None for text in texts) > 20
+    sampling = [SamplingParams(max_tokens=tokens, temperature=0) for _, tokens, _ in plans]
+    expected = [serial.generate(prompt, s)[0].text for (prompt, _, _), s in zip(plans, sampling, strict=True)]
+    assert all(text in (None, right) for text, right in zip(texts, expected, strict=True))
+
+
+def test_when_the_engine_fails_nobody_waits(serve: Any) -> None:
+    running = serve()
+    real = running.llm.step
+    running.llm.step = lambda: real() if len(running.engine.trace.steps()) < 5 else 1 / 0
+    with httpx.Client(base_url=running.url, timeout=60) as client:
+        with client.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
+            lines = [line for line in answer.iter_lines() if line]
+        last = json.loads(lines[-1].removeprefix("data: "))
+        assert "ZeroDivisionError" in last["error"]["message"]
+        assert "data: [DONE]" not in lines
+        for path in ("/health", "/ready"):
+            assert client.get(path).status_code == 503
+        refused = client.post(COMPLETIONS, json={"prompt": "x"})
+        assert refused.status_code == 503
+        assert "failed" in refused.json()["error"]["message"]
+
+
+# --- a process of its own -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process() -> Iterator[Any]:
+    """process(*options): `inferlab serve` on a free port; its URL in .url."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*options: str) -> subprocess.Popen[str]:
+        program = str(Path(sys.executable).with_name("inferlab"))
+        words = [program, "serve", "draft", "--port", "0", *options]
+        running = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        started.append(running)
+        assert running.stdout is not None
+        said = running.stdout.readline()
+        running.url = said.split("/v1")[0]  # type: ignore[attr-defined]
+        return running
+
+    yield start
+    for running in started:
+        running.kill()
+        running.wait()
+        running.stdout.close()  # type: ignore[union-attr]
+
+
+def ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_server_that_is_told_to_end_lets_those_that_run_finish(process: Any, tmp_path: Path, until: Any) -> None:
+    running = process("--trace", str(tmp_path / "trace.json"), "--shutdown-seconds", "60")
+    until(lambda: ready(running.url), "it is ready")
+    body = {"prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with (
+        httpx.Client(base_url=running.url, timeout=60) as client,
+        client.stream("POST", COMPLETIONS, json=body) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        running.send_signal(signal.SIGTERM)
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert running.wait(60) == 0
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_those_that_run_for_too_long_get_an_error_and_the_server_ends(process: Any, until: Any) -> None:
+    running = process("--shutdown-seconds", "0.5")
+    until(lambda: ready(running.url), "it is ready")
+    body = {"prompt": "x", "max_tokens": 900, "n": 60, "ignore_eos": True, "stream": True}
+    with (
+        httpx.Client(base_url=running.url, timeout=60) as client,
+        client.stream("POST", COMPLETIONS, json=body) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        running.send_signal(signal.SIGTERM)
+        last = [line for line in lines if line][-1]
+        assert "shut down" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    assert running.wait(60) == 0
+
+
+def test_a_kill_is_an_error_at_the_client_and_a_restart_is_clean(process: Any, until: Any) -> None:
+    running = process()
+    until(lambda: ready(running.url), "it is ready")
+    with (
+        httpx.Client(base_url=running.url, timeout=60) as client,
+        client.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        running.kill()
+        with pytest.raises(httpx.TransportError):
+            list(lines)
+    port = running.url.rpartition(":")[2]
+    again = process("--port", port)
+    until(lambda: ready(again.url), "it is ready")
+    assert again.url == running.url
+    assert httpx.post(f"{again.url}{COMPLETIONS}", json={"prompt": "x", "max_tokens": 2}, timeout=60).status_code == 200
+
+
+def test_a_port_that_is_taken_is_said(process: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        program = str(Path(sys.executable).with_name("inferlab"))
+        words = [program, "serve", "draft", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "--port" in done.stderr
+    assert "Traceback" not in done.stderr

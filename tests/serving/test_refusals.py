@@ -1,0 +1,225 @@
+"""What the server refuses: the status, the place, and what to do; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from reference_impl.serving.app import ServerConfig
+
+JSON = {"Content-Type": "application/json"}
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def head(length: int) -> bytes:
+    kind = "Content-Type: application/json"
+    return f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {length}\r\n\r\n".encode()
+
+
+@pytest.fixture
+def http(server: Any) -> Any:
+    with httpx.Client(base_url=server.url, timeout=60, headers=JSON) as client:
+        yield client
+
+
+def error(answer: httpx.Response) -> dict[str, Any]:
+    assert answer.headers["content-type"] == "application/json"
+    found: dict[str, Any] = answer.json()["error"]
+    assert set(found) == {"message", "type", "param", "code"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "place", "said"),
+    [
+        ({}, "prompt", "required"),
+        ({"prompt": ""}, "prompt", "nothing empty"),
+        ({"prompt": []}, "prompt", "nothing empty"),
+        ({"prompt": ["x"] * 65}, "prompt", "at most 64"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"prompt": "x", "max_tokens": "3"}, "max_tokens", "valid integer"),
+        ({"prompt": "x", "max_tokens": True}, "max_tokens", "valid integer"),
+        ({"prompt": "x", "n": 129}, "n", "less than or equal to 128"),
+        ({"prompt": "x", "temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"prompt": "x", "top_p": 0}, "top_p", "greater than 0"),
+        ({"prompt": "x", "stop": [""]}, "stop", "1 to 1000 characters"),
+        ({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16"),
+        ({"prompt": "x", "stop": "a" * 1001}, "stop", "1 to 1000 characters"),
+        ({"prompt": "x", "stream_options": {"include_use": True}}, "stream_options", "Extra inputs"),
+        ({"prompt": ["x", [5]]}, "prompt", "list of either"),
+        ({"prompt": [5, True]}, "prompt", "list of either"),
+        ({"prompt": "x", "tempreature": 1}, "tempreature", "Extra inputs"),
+        ({"prompt": "x", "best_of": 3}, "body", "best_of is not implemented"),
+        ({"prompt": "x", "echo": True}, "body", "echo is not implemented"),
+        ({"prompt": "x", "logit_bias": {"1": 5}}, "body", "logit_bias is not implemented"),
+        ([], "body", "valid dictionary"),
+    ],
+)
+def test_a_wrong_field_is_422_with_its_place(http: httpx.Client, body: Any, place: str, said: str) -> None:
+    answer = http.post(COMPLETIONS, json=body)
+    assert answer.status_code == 422
+    assert said in error(answer)["message"]
+    assert error(answer)["param"].split(".")[0] == place
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"messages": []}, "at least 1"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "'system', 'developer', 'user' or 'assistant'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools is not implemented"),
+        ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "logprobs=true only"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}},
+            "not implemented",
+        ),
+    ],
+)
+def test_a_wrong_conversation_is_422(http: httpx.Client, body: Any, said: str) -> None:
+    answer = http.post(CHAT, json=body)
+    assert answer.status_code == 422
+    assert said in error(answer)["message"]
+
+
+def test_fields_that_change_nothing_are_taken(http: httpx.Client) -> None:
+    harmless = {"user": "u", "metadata": {"a": "b"}, "best_of": 1, "echo": False, "logit_bias": {}, "suffix": None,
+                "stop": None, "seed": None, "logprobs": None, "stream_options": None}  # fmt: skip
+    assert http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1, **harmless}).status_code == 200
+
+
+@pytest.mark.parametrize("body", ['{"prompt": "x", ', "", "nonsense", '{"prompt": "x"} trailing', "[" * 5000])
+def test_bad_json_is_422_with_the_place(http: httpx.Client, body: str) -> None:
+    answer = http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == (400 if len(body) == 5000 else 422)  # too deep to say where
+    assert error(answer)["message"]
+
+
+def test_bytes_that_are_no_utf_8_are_refused(http: httpx.Client) -> None:
+    answer = http.post(COMPLETIONS, content=b'{"prompt": "\xff"}', headers={"content-type": "application/json"})
+    assert answer.status_code in (400, 422)
+    assert "message" in error(answer)
+
+
+def test_half_of_a_surrogate_pair_is_refused(http: httpx.Client) -> None:
+    for path, place, body in (
+        (COMPLETIONS, "prompt", b'{"prompt": "a\\ud83d"}'),
+        (COMPLETIONS, "prompt 1", b'{"prompt": ["a", "a\\ud83d"]}'),
+        (CHAT, "messages.0.content", b'{"messages": [{"role": "user", "content": "a\\ud83d"}]}'),
+    ):
+        answer = http.post(path, content=body)
+        assert answer.status_code == 422
+        assert error(answer)["message"].startswith(f"{place}: half a surrogate pair at character 1")
+
+
+def test_numbers_that_json_does_not_have_are_refused(http: httpx.Client) -> None:
+    for word in ("NaN", "Infinity", "1e999"):
+        body = f'{{"prompt": "x", "temperature": {word}}}'
+        answer = http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 422, word
+
+
+def test_a_prompt_that_is_too_long_is_400_with_the_numbers(http: httpx.Client, server: Any) -> None:
+    longest = server.engine.max_model_len
+    answer = http.post(COMPLETIONS, json={"prompt": [5] * (longest + 3)})
+    assert answer.status_code == 400
+    assert str(longest + 3) in error(answer)["message"]
+    assert str(longest) in error(answer)["message"]
+    chat = http.post(CHAT, json={"messages": [{"role": "user", "content": "word " * 3 * longest}]})
+    assert chat.status_code == 400
+    assert str(longest) in error(chat)["message"]
+
+
+def test_a_token_that_the_model_does_not_have_is_400(http: httpx.Client) -> None:
+    answer = http.post(COMPLETIONS, json={"prompt": [5, 100_000]})
+    assert answer.status_code == 400
+    assert "100000 is outside the vocabulary" in error(answer)["message"]
+
+
+def test_if_one_of_several_prompts_is_refused_none_runs(http: httpx.Client, server: Any, until: Any) -> None:
+    answer = http.post(COMPLETIONS, json={"prompt": [[5, 6], [5, 100_000]], "max_tokens": 500})
+    assert answer.status_code == 400
+
+    until(server.is_idle, "the first prompt has left")
+
+
+def test_other_places_and_methods(http: httpx.Client) -> None:
+    assert http.get("/v1/nothing").status_code == 404
+    assert http.get(COMPLETIONS).status_code == 405
+    assert error(http.get("/v1/nothing"))["message"]
+
+
+def test_keys(serve: Any) -> None:
+    running = serve({"api_keys": ("first", "second")})
+    body = {"prompt": "x", "max_tokens": 1}
+    wrong = ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}, {"Authorization": "Basic first"})
+    with httpx.Client(base_url=running.url, timeout=60) as client:
+        for headers in (*wrong, {"Authorization": "Bearer firs\u00e9".encode("latin-1")}):
+            refused = client.post(COMPLETIONS, json=body, headers=headers)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"] == "Bearer"
+            assert "first" not in refused.text
+        assert client.get("/v1/models").status_code == 401
+        for key in ("first", "second"):
+            assert client.post(COMPLETIONS, json=body, headers={"Authorization": f"Bearer {key}"}).status_code == 200
+        for path in ("/health", "/ready", "/metrics", "/status"):
+            assert client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("key", ["", "with space", "s\u00e9cond", "line\nbreak"])
+def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="API key 2: expected visible ASCII"):
+        ServerConfig("course", ("good", key))
+
+
+def test_a_body_that_is_too_long(serve: Any) -> None:
+    running = serve({"max_body_bytes": 1000})
+    with httpx.Client(base_url=running.url, timeout=60, headers=JSON) as client:
+        body = json.dumps({"prompt": "x" * 1000}).encode()
+        assert client.post(COMPLETIONS, content=body).status_code == 413
+
+        def in_pieces() -> Any:  # without a length that says so beforehand
+            yield body[:500]
+            yield body[500:]
+
+        assert client.post(COMPLETIONS, content=in_pieces()).status_code == 413
+        assert client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1}).status_code == 200
+
+
+def test_a_body_that_does_not_come(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from reference_impl.serving import connection
+
+    monkeypatch.setattr(connection, "READ_SECONDS", 0.2)
+    running = serve()
+    with socket.create_connection(("127.0.0.1", running.server.port), timeout=60) as sock:
+        sock.sendall(head(50) + b"{")
+        assert sock.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_too_many_unfinished_requests_are_429_with_retry_after(serve: Any, until: Any) -> None:
+    running = serve({"max_unfinished": 3})
+    with httpx.Client(base_url=running.url, timeout=60) as client:
+        slow = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 3}
+        with client.stream("POST", COMPLETIONS, json=slow) as streaming:
+            lines = streaming.iter_lines()  # held: httpx closes the connection with it
+            next(lines)
+            refused = client.post(COMPLETIONS, json={"prompt": "y", "max_tokens": 1})
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert error(refused)["type"] == "rate_limit_error"
+
+        until(
+            lambda: client.post(COMPLETIONS, json={"prompt": "y", "max_tokens": 1}).status_code == 200, "there is room"
+        )
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_what_is_not_said_to_be_json_is_415(server: Any, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    answer = httpx.post(f"{server.url}{COMPLETIONS}", content=b'{"prompt": "x"}', headers=headers)
+    assert answer.status_code == 415
+    assert f"application/json, got {kind or 'none'}" in error(answer)["message"]
