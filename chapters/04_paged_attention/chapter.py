@@ -13,6 +13,7 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from chapters import widgets
 from chapters.widgets.block_table import draw, snapshot
@@ -211,7 +212,9 @@ assert torch.equal(k_cache[[tables[1][0] * B + p for p in range(3)]], before), "
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The pool knows integers only. It never sees a tensor, so it can be tested by itself and swapped for yours.
+# The pool knows integers only. It never sees a tensor, so it can be tested by itself and swapped for yours. To drop a
+# reference that does not exist is a bug of the caller's, so `decref` raises. This one stops at the first bad entry of a
+# list; the one that you build in the lab is stricter and changes nothing at all.
 
 # %% name="engine-pool"
 print(inspect.getsource(BlockPool.allocate))
@@ -219,7 +222,7 @@ print(inspect.getsource(BlockPool.decref))
 
 # %% [markdown] name="three-text"
 # Three requests over ten blocks of four tokens. They arrive with 6, 3 and 2 tokens and grow by one in each step. Blocks
-# are taken when a text grows into them, so the three interleave.
+# are taken when a text grows into them, so the three interleave. In the picture, *refs* is the tally of a block.
 
 # %% name="three"
 engine = Engine(model, EngineConfig(num_blocks=10, block_size=4, prefix_cache="off"))
@@ -276,9 +279,9 @@ print("four layouts, the same texts")
 # ### Sharing
 #
 # Four samples of one prompt (`n=4`). The prompt is computed once, then three children are forked. They share its
-# blocks. Each needs the logits of the last prompt token to draw its own first token, so each computes that token again,
-# into a block of its own. If the token falls *inside* a block, that block is copied first. If it is the first of its
-# block, there is nothing to copy.
+# blocks. Each draws its own first token from the logits of the last prompt token, and in this engine each computes that
+# token again, into a block of its own. If the token falls *inside* a block, that block is copied first. If it is the
+# first of its block, there is nothing to copy.
 
 
 # %% name="fork"
@@ -301,8 +304,9 @@ for prompt_len in (18, 32, 33, 40):
     assert forked.block_pool.num_free == 40, "every block came back when its tally reached zero"
 
 # %% [markdown] name="beam-text"
-# Beam search goes further: beams are forked and dropped in every step, so tables share and part all the time. The cell
-# counts, at each step, the entries of all tables and the blocks that really exist.
+# *Beam search* looks for the most probable text. It keeps the few best ones so far, the *beams*, and in every step it
+# continues each, and keeps the best of all continuations. So beams are forked and dropped at every step, and tables
+# share and part all the time. The cell counts the entries of all tables, and the blocks that really exist.
 
 
 # %% name="beam"
@@ -332,9 +336,11 @@ assert beams.block_pool.num_free == 60
 #
 # Memory of a cache can be empty in three ways, and the three are often mixed up:
 #
-# - **Reservation:** held for tokens that will come *later*.
-# - **Internal fragmentation:** held, and *never* filled, because the text ended before.
-# - **External fragmentation:** free, but in holes too small for the next request.
+# - **Reservation:** held for tokens that will come (*later* in the table and the figure below).
+# - **Internal fragmentation:** held, and *never* filled, because the text ends before.
+# - **External fragmentation:** free, but *stranded* in holes too small for the next request.
+#
+# Only hindsight tells the first two apart; a simulation has it.
 #
 # To see them we need a large model and many requests, but neither its weights nor its GPU. Scheduler, pool and block
 # tables are the engine's own, so we let them run for real, and take the seconds of each step from the cost model of
@@ -345,7 +351,7 @@ assert beams.block_pool.num_free == 60
 # - *maximum*: one piece of 2,048 tokens for each request;
 # - *power of two*: one piece of the next power of two that holds prompt and answer, if somebody guessed that much
 #   right;
-# - *oracle*: one piece of exactly the right size, which nobody can know;
+# - *oracle*: one piece of the right size, which nobody can know (rounded up to 16 tokens, as all pieces are);
 # - *paged*: blocks of 16.
 
 # %% name="simulate"
@@ -384,7 +390,9 @@ def serve(way):
             continue  # nobody waits, or they wait for their turn in the step and not for memory
         if way == "paged":
             use = memory_use(engine.block_pool, pool_blocks, SIZE, engine.requests.values())
-            parts_of = (use.filled_slots, use.ahead_slots, use.tail_slots, 0, use.free_blocks * SIZE)
+            never = sum(max(0, len(r.block_table) * SIZE - final[r.id]) for r in engine.requests.values())
+            later = use.ahead_slots + use.tail_slots - never
+            parts_of = (use.filled_slots, later, never, 0, use.free_blocks * SIZE)
         else:
             wanted = -(-(engine.scheduler.waiting.first().max_total_tokens - 1) // SIZE) * SIZE
             use = engine.kv.allocator.memory(final, wanted)
@@ -418,7 +426,7 @@ print(f"paged: {again:,} tokens computed a second time after preemptions; {neede
 fig = figure(8.2, 3.3)
 left, right = fig.subplots(1, 2, width_ratios=(1.15, 1))
 kinds = (
-    ("filled", BLUE, ""), ("later", SKY, "//"), ("never", ORANGE, "xx"), ("stranded", RED, ".."), ("free", "#EEEEEE", ""),
+    ("filled", BLUE, ""), ("later", SKY, "//"), ("never", ORANGE, "xx"), ("stranded", RED, ".."), ("free", GREY, ""),
 )  # fmt: skip
 for i, (share_name, colour, hatch) in enumerate(kinds):
     lows = [share[:i].sum() for _, share, _ in runs.values()]
@@ -446,7 +454,7 @@ show(
     fig,
     "Left: four stacked bars of KV memory while requests wait. Reserving the maximum fills the least and never uses "
     "most; paged fills nearly everything. Right: tokens per second over requests in a step. The formula bends over, and "
-    "the four runs lie at or below it in the order maximum, power of two, oracle, paged.",
+    "the four runs lie below it in the order maximum, power of two, oracle, paged.",
 )
 
 # %% name="gain"
@@ -475,20 +483,22 @@ for n in (1, 25, 100):
 # another load, another baseline and no latency limit, so it is another number.
 #
 # Why is the gain in tokens per second smaller than the gain in requests? The cache of each request is its own. Nobody
-# shares that read. At a batch of 1 the weights are nearly all the traffic; at 100 the caches are more than half of it, and the
-# dashed curve bends. It also matters *whose* caches: long requests stay longer, so those that run at a random moment
-# have more tokens than the average request halfway through. The cell printed both.
+# shares that read. At a batch of 1 the weights are nearly all the traffic; at 100 the caches are more than half of it,
+# and the dashed curve bends. It also matters *whose* caches: long requests stay longer, so those that run at a random
+# moment have more tokens than the average request halfway through. The cell printed both.
 #
-# The points lie at or below the curve, because the runs also read prompts (the cell printed how much of the time is left for
-# steps that only decode), and because the last requests of a burst run nearly alone. *Paged* has a third reason: it
-# lets requests in without knowing how long they get, so it preempts some and computes their tokens a second time. The
-# line under the table says how many. That is the price of filling memory to the brim, and chapter 03 shows what one can
-# do about it.
+# The points lie below the curve for two reasons. The runs also read prompts: the cell printed how much of the time is
+# left for steps that only decode. And the batch changes all the time. It is large while short requests come in, and the
+# last ones of a burst run nearly alone. On a curve that bends like this one, the mean rate of a small and a large batch
+# is below the rate of their mean. *Paged* has a third reason: it lets requests in without knowing how long they get, so
+# it preempts some and computes their tokens a second time. The line under the table says how many. That is the price of
+# filling memory to the brim, and chapter 03 shows what one can do about it.
 #
 # Now the left plot. With the *maximum*, most of the memory is held and never filled. The often quoted "60 to 80 %
 # waste" is such a measurement, of other systems and loads (section 8). With pieces of *different sizes* some memory is
-# stranded in holes. Even the *oracle* holds much that is filled only later. *Paged* has none of these. What is left are
-# the ends of last blocks.
+# stranded in holes. Even the *oracle* holds much that is filled only later. *Paged* strands nothing and reserves
+# nothing beyond the last block of each text. What is left is the empty end of that block: for most texts at most moments
+# room for their next tokens, and never filled only in the block in which a text ends.
 #
 # ### What is left: the end of the last block
 #
@@ -520,12 +530,12 @@ print("(formula, then measured)")
 # %% name="tail-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.1)
 ax = fig.subplots()
-fine = np.unique(np.logspace(np.log2(6), 8, 60, base=2).astype(int))
+fine = np.unique(np.logspace(2, 8, 60, base=2).astype(int))
 for mean, colour, marker in zip(means, (RED, ORANGE, GREEN, BLUE), "osD^", strict=True):
     ax.plot(fine, 100 * kv_cache.tail_waste_share(drawn[mean].mean(), fine), "--", color=colour)
     ax.plot(sizes, [100 * share for share, _ in shares[mean]], marker, color=colour, label=f"about {mean:,} tokens")
 ax.axhline(4, color=GREY, linewidth=1)
-ax.text(6, 5, "4 %", fontsize=8, color=INK)
+ax.text(1.01, 4, "4 %", fontsize=8, color=INK, va="center", transform=ax.get_yaxis_transform())
 ax.set_xscale("log", base=2)
 ax.set_xticks(sizes, [str(size) for size in sizes])
 tidy(ax, "block size, tokens", "held and empty, %")
@@ -533,12 +543,12 @@ ax.legend(fontsize=8, frameon=False, title="formula dashed, measured dots", titl
 show(
     fig,
     "Share of held slots that is empty over the block size, for texts of about 50, 200, 500 and 2,000 tokens. It grows "
-    "with the block size and falls with the length. Measured points lie on the formula, except for short texts in "
-    "large blocks, where they lie a little off it.",
+    "with the block size and falls with the length. Measured points lie on the formula for blocks far shorter than the "
+    "texts, and above it for longer blocks. Each curve crosses 4 % at another block size.",
 )
 
 # %% [markdown] name="tail-reading"
-# The points leave the dashed curve where blocks are longer than the texts themselves. There, lengths are no longer
+# The points rise above the dashed curve as blocks come near the length of the texts. There, lengths are no longer
 # spread evenly over a block: short ones are more frequent, so the last block is emptier than half. The formula's
 # condition does not hold, and the measurement is right.
 #
@@ -562,8 +572,8 @@ for devices in (1, 8):
 # A run of the engine with blocks of four, recorded after each step. Request `p` has a prompt of ten tokens and asks for
 # three samples. `q` arrives with it. Move the snapshot with the slider. Find:
 #
-# - the step in which three tables name the same blocks, and the step after it, in which two blocks are copied, while
-#   the third reader may keep the original. Why is that safe?
+# - the step in which three tables name the same blocks, and the step after it, in which one block is copied twice, while
+#   the third reader keeps the original. Why is that safe?
 # - a full block that stays shared to the end;
 # - the free list. Freed blocks go to its end: how many steps does it take until a block of `q` is used again?
 #
@@ -584,7 +594,8 @@ widgets.block_table(frames, "p/1", start=2, position=9)
 #
 # **"Paging has no internal fragmentation, only what is used is allocated."** (E04.1) Blocks are allocated whole. What
 # vanishes is the reservation and the holes. Internal fragmentation stays, and is *bounded*: less than one block per
-# text. Here are all lengths from 1 to 160 in the pool, and the engine of the burst while it ran.
+# text. Here are all lengths from 1 to 160, and the engine of the burst while it ran. (What is empty now in a last block
+# is usually all called internal fragmentation. While a text grows, it will still fill most of it.)
 
 # %% name="errata-internal-cell"
 lengths = np.arange(1, 161)
@@ -592,11 +603,12 @@ empty = kv_cache.blocks_for(lengths, 16) * 16 - lengths
 print(f"blocks of 16: between {empty.min()} and {empty.max()} empty slots, mean {empty.mean():.1f} = (16 - 1) / 2")
 assert empty.max() == 15
 assert empty.mean() == 7.5
-print(f"in the burst: {runs['paged'][1][2]:.1%} of the memory was the end of some last block")
+later, never = runs["paged"][1][1:3]
+print(f"in the burst: {later + never:.1%} of the memory was held and empty; {never:.2%} stayed so to the end")
 
 # %% [markdown] name="errata-four"
-# **"Under 4 % waste."** (E04.4) That is a number of one paper, for its loads. Waste depends
-# on how long your texts are: in the figure above, each length crosses the line at 4 % at another block size.
+# **"Under 4 % waste."** (E04.4) That is a number of one paper, for its loads. Waste depends on how long your texts are: in
+# the figure above, each length crosses the line at 4 % at another block size.
 
 # %% name="errata-four-cell"
 for size in (16, 128):
@@ -624,17 +636,29 @@ assert copies_of(cached.trace) == 0 < copies_of(beams.trace)
 # %% [markdown] name="errata-launches"
 # **"Small blocks need more kernel launches."** (E04.3) One attention call per layer and step, whatever the size. What
 # small blocks cost is longer tables, more look-ups and shorter runs of memory per look-up. What large blocks cost is
-# emptier ends and, with a prefix cache, coarser matches. The cell counts calls, and times what a gather of one long
-# text costs.
+# emptier ends and, with a prefix cache, coarser matches. The cell counts the calls, and inside them every operation that
+# torch is asked for. It also times what a gather of one long text costs.
 
 
 # %% name="errata-launches-cell"
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += 1
+        return operation(*args, **(kwargs or {}))
+
+
 class CountingAttention(TorchAttention):
-    calls = 0
+    calls, operations = 0, 0
 
     def forward(self, *arguments):
-        self.calls += 1
-        return super().forward(*arguments)
+        with Operations() as asked:
+            out = super().forward(*arguments)
+        self.calls, self.operations = self.calls + 1, self.operations + asked.count
+        return out
 
 
 tokens = 200_000 if on_gpu else 20_000
@@ -645,7 +669,7 @@ def gather_seconds(size):
     """Best of several gathers of one long text whose blocks lie anywhere."""
     table = torch.randperm(2 * tokens // size, device=model.device)[: int(kv_cache.blocks_for(tokens, size))]
     times = []
-    for _ in range(8):
+    for _ in range(20):
         started = time.perf_counter()
         float(cache[reference.context_slots(table, tokens, size)][-1, 0, 0])  # waits for a GPU to finish
         times.append(time.perf_counter() - started)
@@ -653,6 +677,7 @@ def gather_seconds(size):
 
 
 gather_seconds(16)  # the first call pays for what is set up once
+operations = set()
 print(f"{shape.layers} layers; gather: {tokens:,} tokens of one layer's keys")
 for size in (1, 8, 16, 32, 128):
     counting = CountingAttention(model.config.attention_scale, model.dtype)
@@ -665,13 +690,15 @@ for size in (1, 8, 16, 32, 128):
     finish(tried)
     calls = counting.calls / len(tried.trace.steps())
     assert calls == shape.layers
-    print(f"blocks of {size:3d}: {calls:.0f} calls per step, {entries_now:3d} table entries for 100 tokens, "
-          f"gather {gather_seconds(size) * 1e3:5.2f} ms")  # fmt: skip
+    operations.add(counting.operations)
+    print(f"blocks of {size:3d}: {calls:.0f} calls per step, {counting.operations} operations in all, {entries_now:3d} table "
+          f"entries for 100 tokens, gather {gather_seconds(size) * 1e3:5.2f} ms")  # fmt: skip
+assert len(operations) == 1, "as many operations for every block size"
 
 # %% [markdown] name="errata-launches-reading"
 # The times belong to PyTorch's gather on this machine, not to a paged kernel. The kernel that does it well is written
-# in chapter 05; which block size it likes best is a question for the hardware. Calls are what they are: exactly the
-# layers.
+# in chapter 05; which block size it likes best is a question for the hardware. The counts do not depend on the block
+# size at all.
 #
 # **"A block of a 70B model is a 5 MB object."** (E04.5) That sum is over all layers and GPUs. The end of section 5
 # printed it: what one kernel sees in one layer is 64 KiB, and tensor parallelism divides it again.
@@ -735,7 +762,8 @@ show(
 # attention and 8-bit caches do (chapters 02, 07 and 09). Paging raises the share of the memory that is *used*, and lets
 # requests share. And the scheduler above batched continuously over contiguous pieces. Orca did so in 2022, a year
 # before paging. Paging makes it worth more, because more requests fit. Preemption needs no blocks either: throwing a
-# request out and computing it again works with any memory. Blocks let it give its memory to several others.
+# request out and computing it again works with any memory. With blocks, others can use what it gives back, whatever
+# their lengths.
 #
 # **"Each request: 8,192 tokens x 2.68 GB."** (E02.6) 2.68 GB *is* the 8,192 tokens. Check the units, then the waste:
 
@@ -787,9 +815,10 @@ print(f"{1 + len(frames)} snapshots of this chapter's engines: nothing leaked")
 # %% name="errata-levers-cell"
 L8 = model_shapes.model("llama-3-8b")
 ledger = roofline.bytes_per_generated_token(L8, 1, 8192)
-scores = 2 * kv_cache.score_bytes(L8.num_heads, 1, 8192) * L8.layers  # one row per head and layer, written and read
+# One row per head and layer: the scores written and read, and the weights that softmax makes of them likewise.
+scores = 4 * kv_cache.score_bytes(L8.num_heads, 1, 8192) * L8.layers
 table_bytes = kv_cache.blocks_for(8192, 16) * 4 * L8.layers  # int32, read in each layer
-print(f"one decode step reads {format_bytes(ledger.total)}")
+print(f"one decode step moves {format_bytes(ledger.total)}")
 print(
     f"FlashAttention saves {format_bytes(scores)} of score rows ({scores / ledger.total:.1%}), if they were written out"
 )
@@ -807,8 +836,9 @@ for name, (requests_at_once, change) in levers.items():
     )
 
 # %% [markdown] name="errata-levers-reading"
-# Fewer bytes per decoded token come from fewer bits, fewer KV heads, more requests in a batch (for the weights), or
-# several tokens per pass (speculative decoding, chapter 08). Paging helps *indirectly*: it is what lets the batch grow.
+# Fewer bytes per decoded token come from fewer bits, fewer KV heads or a latent, more requests in a batch (for the
+# weights), or several tokens per pass (speculative decoding, chapter 08). Paging helps *indirectly*: it lets the batch
+# grow.
 # Propose both in an interview, and say which does what: FlashAttention is about traffic between memory and chip,
 # PagedAttention about where the cache lies. Today's kernels do both at once: they tile like FlashAttention and find
 # their tiles through a block table.
@@ -857,8 +887,9 @@ widgets.quiz(load_quiz("04_paged_attention").draw(seed=1))
 # ## 10. Card
 #
 # - Position `p` of a request: table entry `p // B`, offset `p % B`, slot `table[p // B] · B + p % B`. One more look-up.
-# - Three wastes: reserved for later, never filled (internal), free but in holes (external). Paging removes the
-#   reservation and the holes. Internal waste is below `B` per text, `(B − 1) / 2` on average: a share of `w / (L + w)`.
+# - Three wastes: reserved for later, never filled (internal), free but in holes (external). Paging removes the holes, and
+#   all of the other two but the end of the last block: below `B` per text. Where lengths spread evenly over a block, its
+#   mean is `w = (B − 1) / 2`, a share of `w / (L + w)`.
 # - A block is taken when a text grows into it, counted by the tables that name it, and free when nobody names it.
 # - Sharing full blocks copies nothing. Copy-on-write is for texts that part inside a block: samples, beams.
 # - Bytes of a block: `B ·` bytes per token over all layers; divide by layers for what a kernel sees, by the GPUs that

@@ -111,7 +111,12 @@ def _look_up(now: Snapshot, request: str, position: int) -> tuple[tuple[int, int
     block = table[index]
     if block == NO_BLOCK:
         return None, f"Position {position} of {request} has fallen out of the window."
-    state = "filled" if position < now.computed[request] else "reserved, not written yet"
+    if position < now.computed[request]:
+        state = "filled"
+    elif offset < now.filled(block):  # the block is shared, and another holder is ahead
+        state = f"filled by another request, not by {request} yet"
+    else:
+        state = "reserved, not written yet"
     slot = block * now.block_size + offset
     return (block, offset), (
         f"Position {position} of {request}: entry {position} // {now.block_size} = {index} of its table is "

@@ -17,8 +17,15 @@ from reference_impl.serving.runner import Piece, Stream, Unavailable, Usage
 DONE = b"data: [DONE]\n\n"
 
 
+_json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return _json_text(content).encode()
+
+
 def event(content: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _json(content) + b"\n\n"
 
 
 def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -80,13 +87,19 @@ class Shape:
     async def events(self, stream: Stream, failed: Callable[[str], dict[str, Any]]) -> AsyncIterator[bytes]:
         """The answer in pieces, to its end: [DONE], or an error where the engine does not finish it."""
         head = self.head(self.chunk_object)
-        extra = {"usage": None} if self.include_usage else {}
+        # What all events share is written once: a stream has one for every token.
+        before, _, after = event({**head, "choices": [0], **({"usage": None} if self.include_usage else {})}).partition(
+            b"[0]"
+        )
+
+        def chunk(choice: dict[str, Any]) -> bytes:
+            return b"%b[%b]%b" % (before, _json(choice), after)
+
         for choice in self.opening(stream.num_samples):
-            yield event({**head, "choices": [choice], **extra})
+            yield chunk(choice)
         try:
             async for pieces in stream:
-                written = [event({**head, "choices": [self.delta(piece)], **extra}) for piece in pieces]
-                yield b"".join(written)
+                yield b"".join([chunk(self.delta(piece)) for piece in pieces])
         except Unavailable as reason:
             yield event(failed(str(reason)))
             return

@@ -27,7 +27,8 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def patient(message: Message) -> None:
-            await asyncio.wait_for(send(message), WRITE_SECONDS)
+            async with asyncio.timeout(WRITE_SECONDS):
+                await send(message)
 
         work = asyncio.create_task(self._respond(patient))
         watch = asyncio.create_task(_until_gone(receive))

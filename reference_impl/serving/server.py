@@ -89,6 +89,14 @@ class ModelServer:
         yield
         await asyncio.to_thread(self._runner.end)
 
+    async def serve_until_told(self) -> None:
+        """In a thread that has no signals: until `stop`."""
+        await self._server.serve(sockets=[self._socket])
+
+    def stop(self) -> None:
+        """From any thread; open connections get the time to finish."""
+        self._server.should_exit = True
+
     def serve(self) -> None:
         """Until SIGINT or SIGTERM."""
         print(f"{self.url}/v1 serves; {self.url}/status shows what the engine does; Ctrl-C ends it", flush=True)

@@ -83,6 +83,14 @@ def test_the_translation_of_a_position_is_table_entry_offset_and_slot(position: 
     assert "Request c is not in the engine now" in draw([frame], 0, "c", position).alt
 
 
+def test_a_slot_that_another_holder_has_filled_is_not_said_to_be_unwritten() -> None:
+    """Three samples share a prompt's last block; the forks have yet to compute its last token."""
+    frame = Snapshot(1, 4, {"a": (2, 0), "b": (2, 0)}, {"a": 6, "b": 5}, (2, 0, 2), (1,))
+    assert "slot 1 (filled)" in draw([frame], 0, "a", 5).alt
+    assert "slot 1 (filled by another request, not by b yet)" in draw([frame], 0, "b", 5).alt
+    assert "slot 2 (reserved, not written yet)" in draw([frame], 0, "b", 6).alt
+
+
 def test_a_block_out_of_the_window_is_said_to_be_gone() -> None:
     frame = Snapshot(1, 4, {"a": (NO_BLOCK, 1)}, {"a": 8}, (0, 1), (0,), (BlockPair(0, 1),))
     assert "fallen out of the window" in draw([frame], 0, "a", 2).alt

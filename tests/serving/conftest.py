@@ -27,10 +27,10 @@ class Running:
         self._thread.start()
 
     def _serve(self) -> None:
-        asyncio.run(self.server._server.serve(sockets=[self.server._socket]))
+        asyncio.run(self.server.serve_until_told())
 
     def end(self) -> None:
-        self.server._server.should_exit = True
+        self.server.stop()
         self._thread.join(60)
         assert not self._thread.is_alive()
 
