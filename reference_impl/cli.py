@@ -108,3 +108,18 @@ def cpu(
     typer.echo(bench.table(result))
     if save:
         typer.echo(f"wrote {harness.save('cpu', result)}")
+
+
+@bench_app.command(epilog="Example: inferlab bench overhead --rounds 7")
+def overhead(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 5,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/overhead.json.")] = False,
+) -> None:
+    """What the HTTP server costs over the engine, at 32 streams."""
+    from reference_impl.bench import harness
+    from reference_impl.bench import overhead as bench
+
+    result = bench.run(rounds)
+    typer.echo(bench.table(result))
+    if save:
+        typer.echo(f"wrote {harness.save('overhead', result)}")

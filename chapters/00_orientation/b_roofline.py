@@ -834,7 +834,7 @@ print(
 # term.) What does lower the bytes stands below, each against one request in 16 bit:
 
 # %% name="errata-flash-cell"
-scores = 2 * 2 * small.layers * small.num_heads * CONTEXT  # written and read again, 2 bytes each
+scores = 2 * 2 * 2 * small.layers * small.num_heads * CONTEXT  # scores and softmax, each written and read, 2 bytes each
 print(f"8B at {CONTEXT:,}: weights {format_bytes(base.weights)}, cache {format_bytes(base.cache_read)}, scores if written out "
       f"{format_bytes(scores)}: {scores / base.total:.2%} of the bytes")  # fmt: skip
 for name in ("4-bit weights", "8-bit cache", "batch 16", "3 tokens per pass"):

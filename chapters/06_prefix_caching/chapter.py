@@ -62,7 +62,8 @@ def random_tokens(n):
 #
 # A chat has eight turns. Each turn sends the model everything again: a system prompt of 100 tokens, all messages (20
 # tokens each) and answers (40 tokens each) so far, and the new message. Together that makes 2,640 prompt tokens. The
-# engine keeps the keys and values of finished requests, in blocks of 16 tokens.
+# engine has memory enough to keep the keys and values of finished requests. It keeps them in *blocks* of 16 tokens, and
+# uses a block again as a whole or not at all.
 #
 # **What percentage of the 2,640 prompt tokens does it not have to compute?**
 
@@ -77,8 +78,8 @@ widgets.predict("06-chat", "What percentage of a chat's prompt tokens is in the 
 # snow from the fork on. All who start at the hut share the first stretch, however many there are.
 #
 # - **Only from the start.** A trail helps if you come along it from the hut. Two people may cross the same clearing; if
-#   they came to it by different ways, they do not stand in the same place. Keys and values are like that: each is
-#   computed from *all* tokens before it, not from its own token alone. So what can be shared is a **prefix**.
+#   they came to it by different ways, they do not stand in the same place. Keys and values are like that: behind the
+#   first layer they depend on *all* tokens before them, not on their own token alone. So what can be shared is a **prefix**.
 # - **Marked posts.** Every few steps stands a post with a number. The number is made of the number on the post before and
 #   of the stretch between them. So one look at a post tells whether the *whole* way to it is yours. That is a **chain of
 #   hashes**. Or you keep a map of all forks, and follow your way on it: a **radix tree**.
@@ -95,6 +96,7 @@ STRETCHES = (
     (5, 1, ("Sum these", "numbers"), ORANGE, "//"),
     (3, 2, ("Hello!", "Hi, how …", "Tell me …"), GREEN, ".."),
 )
+lengths = [sum(len(STRETCHES[i][2]) for i in way) for way in ((0, 1, 2), (0, 1, 3), (0, 4))]
 fig = figure(7.6, 2.4)
 ax = fig.subplots()
 for x, y, words, colour, hatch in STRETCHES:
@@ -104,7 +106,9 @@ for x, y, words, colour, hatch in STRETCHES:
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.85})  # fmt: skip
 for x, top, bottom in ((5, 0.27, -0.73), (3, 0.27, -1.73)):
     ax.plot([x, x, x + 0.03], [top, bottom, bottom], color=INK, linewidth=1.2)
-ax.text(0, -1.6, "three requests: 6, 7 and 6 blocks,\n11 of them different", fontsize=9)
+different = sum(len(words) for _, _, words, _, _ in STRETCHES)
+ax.text(0, -1.6, f"three requests of {', '.join(map(str, lengths))} blocks:\n"
+        f"{sum(lengths)} together, {different} of them different", fontsize=9)  # fmt: skip
 ax.set_xlim(-0.1, 7.1)
 ax.set_ylim(-2.1, 0.75)
 ax.axis("off")
@@ -124,7 +128,7 @@ def cached_after(tokens, last=16):
     """Keys and values of the last tokens of a prompt, [layers, 2, last, kv_heads, head_dim], from the engine's cache."""
     engine = new_engine("off", num_blocks=8)
     engine.add(tokens, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True), request_id="r")
-    engine.step()
+    engine.step()  # one of two tokens is there, so the request still holds its blocks
     slots = reference.context_slots(torch.tensor(engine.requests["r"].block_table), len(tokens), 16)
     return engine.kv_cache.data.flatten(2, 3)[:, :, slots[-last:]].clone()
 
@@ -175,15 +179,15 @@ def insert_chain(table, tokens, blocks, extra=""):
 
 table = {}
 insert_chain(table, [1, 2, 3, 4, 5, 6, 7, 8], blocks=[10, 11])
-insert_chain(table, [1, 2, 3, 4, 9, 9, 9, 9], blocks=[10, 12])
+insert_chain(table, [1, 2, 3, 4, 5, 6, 9, 9], blocks=[10, 12])
 print("entries:", len(table))
 print("same first block:         ", match_chain(table, [1, 2, 3, 4, 5, 6, 0, 0]))
 print("same tokens, other prefix:", match_chain(table, [0, 0, 0, 0, 5, 6, 7, 8]))
 
 # %% [markdown] name="scratch-tree-text"
-# The **radix tree** has one node per stretch without a fork. A node holds a segment of tokens and the slots of their keys
-# and values. When a new text leaves a segment in its middle, the node is **split** there. Nothing is computed or copied
-# by a split; the tree only learns that there is a fork.
+# The **radix tree** has one node per stretch without a fork. A node holds a segment of tokens and the *slots* (places
+# in the cache) of their keys and values. When a new text leaves a segment in its middle, the node is **split** there.
+# Nothing is computed or copied by a split; the tree only learns that there is a fork.
 
 
 # %% name="scratch-tree"
@@ -225,12 +229,8 @@ for start, tokens in ((0, [1, 2, 3, 4, 5, 6, 7, 8]), (20, [1, 2, 3, 4, 5, 6, 9, 
     print(f"after {tokens}:")
     show_tree(root, 2)
 found = match_tree(root, [1, 2, 3, 4, 5, 6, 9, 0])
-print(
-    "slots found for 1 2 3 4 5 6 9 0:",
-    found,
-    "- the chain finds",
-    len(match_chain(table, [1, 2, 3, 4, 5, 6, 9, 0])) * BLOCK,
-)
+print("1 2 3 4 5 6 9 0: the tree finds the slots", found)
+print("the chain, over the same two texts, finds", len(match_chain(table, [1, 2, 3, 4, 5, 6, 9, 0])) * BLOCK, "tokens")
 
 # %% [markdown] name="scratch-reading"
 # The tree finds seven tokens, in slots of two different requests: six of the first, one of the second. The chain finds
@@ -241,7 +241,8 @@ print(
 # ## 4. The same thing inside the engine
 #
 # Request `a` has a prompt of 40 tokens. It runs, and while it decodes, `b` arrives. The first 32 tokens of both are the
-# same: two full blocks of 16. Watch the block tables, and how many references each block has.
+# same: two full blocks of 16. Watch the *block tables* (a request's block table lists the numbers of its blocks, in
+# order), and how many *references* each block has, that is, how many hold it.
 
 # %% name="share"
 engine = new_engine("radix", num_blocks=12)
@@ -294,7 +295,8 @@ for block in range(6):
     ax.add_patch(Rectangle((block * 1.2, 0), 1.1, 0.5, edgecolor=INK, **looks))
     ax.text(block * 1.2 + 0.55, 0.25, f"block {block}", ha="center", va="center", fontsize=8,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8})  # fmt: skip
-    ax.text(block * 1.2 + 0.55, -0.18, f"{refs[block]} references", ha="center", va="center", fontsize=8)
+    label = f"{refs[block]} reference{'s' * (refs[block] != 1)}"
+    ax.text(block * 1.2 + 0.55, -0.18, label, ha="center", va="center", fontsize=8)
 ax.text(-0.2, 0.25, "memory", ha="right", va="center", fontsize=9)
 ax.set_xlim(-2.2, 7.3)
 ax.set_ylim(-1.7, 2.2)
@@ -307,8 +309,8 @@ show(
 
 # %% [markdown] name="share-reading"
 # - Two tables, **one physical copy** of blocks 0 and 1. `b` read 8 tokens instead of 40.
-# - A block has one reference for each request that holds it, and one of the index's own as soon as it is full and computed.
-#   The third blocks hold 8 prompt tokens and a few answers, are not full, and are not indexed.
+# - Here a block has one reference for each request that holds it, and one of the index's own as soon as it is full and
+#   computed. The third blocks hold 8 prompt tokens and a few answers, are not full, and are not indexed.
 # - When `a` ends, nothing is erased: its references go, the index's stay. A block with the index's reference only is in
 #   nobody's way. It counts as available, and it still answers the next request. A half-filled block goes back at once.
 # - Nothing was copied. `b` writes behind the shared blocks, into a block of its own (more in section 7).
@@ -318,12 +320,13 @@ show(
 # %% name="engine-source"
 print(inspect.getsource(KVManager._match))
 print(inspect.getsource(KVManager.commit))
-print(inspect.getsource(HashIndex._digests))
+print(inspect.getsource(HashIndex.digests))
 
 # %% [markdown] name="last-token-text"
-# The third rule is the chain of section 3. The second: if two requests computed the same block, one of the two copies is
-# kept, and the other goes back at once. The first: even a prompt that is cached from end to end computes its last token,
-# because somebody needs the logits behind it. With blocks of 16, a prompt of 48 tokens that was served before finds 32.
+# The first: even a prompt that is cached from end to end computes its last token, because somebody needs the logits behind
+# it. The second: if two requests computed the same block, one of the two copies is kept, and the other goes back at once.
+# The third is the chain of section 3. A prompt of 48 tokens, three full blocks, is served twice. How many tokens does it
+# find the second time? Guess, then run the cell.
 
 # %% name="last-token"
 for n in (47, 48, 49):
@@ -334,6 +337,8 @@ for n in (47, 48, 49):
     assert found == prefix_cache.cached_tokens(n, n, 16)
 
 # %% [markdown] name="identical-text"
+# With whole blocks, "at least the last token" can mean a whole block.
+#
 # Nothing has to be declared. System prompts, few-shot examples, a long document with many questions, the history of a
 # chat: whatever repeats from the start is found. Six prompts of that kind, served one after the other by three engines.
 
@@ -358,8 +363,8 @@ print("the same outputs in all three")
 # ## 5. Measure and explain
 #
 # First the chat of the question, turn by turn, in the engine. The *hit ratio* is found tokens over prompt tokens, and it
-# comes from the trace: each admission says how many tokens it found. A request that is preempted is admitted again and
-# finds its own blocks, so only its first admission counts.
+# comes from the trace: each admission says how many tokens it found. A request that is preempted (sent back to wait,
+# because memory ran out) is admitted again and may find its own blocks, so only its first admission counts.
 
 
 # %% name="chat"
@@ -392,8 +397,8 @@ assert 0 <= prompted - floor - found < 16 * 8
 widgets.reveal("06-chat", 100 * found / prompted)
 
 # %% [markdown] name="chat-reading"
-# No message was ever sent twice by its author, and yet almost everything was found: each turn repeats the whole history,
-# answers included. What is missing to the ideal is less than one block per turn.
+# Nobody wrote anything twice, and yet most of what was sent was found: each turn repeats the whole history, answers
+# included. What is missing to the ideal is less than one block per turn.
 #
 # ### What it does to the time to first token
 #
@@ -441,13 +446,15 @@ show(
 # %% [markdown] name="ttft-reading"
 # The time follows the operations, until few are left: compare the last rows of the table. A pass over 16 tokens still
 # runs every layer: it reads all weights, starts every operation, and walks through Python. That price does not shrink
-# with the prompt. (Times vary with what else your machine does; the operations do not.) Decode gains nothing by itself:
-# with the same context, tokens come out as fast as before.
+# with the prompt. (Times vary with what else your machine does; the operations do not.) The decode steps of such a request
+# gain nothing: with the same context, tokens come out as fast as before.
 #
 # ### A long system prompt on a real machine
 #
-# The same formula for Llama-3-8B in bf16 on one H100 SXM (dense peak, 50 % of it reached), 100 tokens of the user's own
-# behind the system prompt, nobody waiting. The hit cannot be faster than reading all weights once.
+# A formula for a larger model: Llama-3-8B in bf16 on one H100 SXM, 100 tokens of the user's own behind the system prompt,
+# nobody waiting. (Its successor 3.1 has the same shape and takes prompts of 128k tokens; 3 itself stops at 8k.) The time is
+# that of the operations at 50 % of the dense peak, or of reading weights and cache, whichever is longer. So a hit cannot be
+# faster than reading all weights once.
 
 # %% name="system-prompt"
 llama, h100 = model_shapes.model("llama-3-8b"), device("H100")
@@ -480,20 +487,19 @@ ax.legend(fontsize=8, frameon=False)
 show(
     fig,
     "Prefill time of Llama-3-8B on an H100 over the length of the system prompt, both axes logarithmic. Computed, it grows "
-    "with the length. Cached, it stays near the time of 100 tokens and rises slowly only for very long system prompts.",
+    "with the length. Cached, it stays near the time of reading the weights and rises only for very long system prompts.",
 )
 
 # %% [markdown] name="system-prompt-reading"
 # That is why prefix caching is so large a gain for chat services: the instructions are long, the same for everybody, and
 # the user's part is short. The cached curve rises at last, because the 100 new tokens attend to the whole system prompt.
 #
-# Memory gains as well: the shared blocks lie there **once**. The cell counts the blocks of 50 such
-# requests.
+# Memory gains as well: the shared blocks lie there **once**. The last line counts the blocks of 50 such requests.
 #
 # ### Many short requests *(more)*
 #
-# Three templates of 160 tokens with examples, 24 short questions. The same requests, arriving one after the other, or all at
-# once at a cold engine.
+# Three templates of 160 tokens with examples, 24 short questions. The same requests, arriving one after the other, or all
+# at once at a cold engine.
 
 
 # %% name="many-short"
@@ -528,9 +534,10 @@ assert counts["one after the other"] == 3 * 160 + 24 * 8
 assert counts["all at once, templates warmed up"] == 24 * 8
 
 # %% [markdown] name="many-short-reading"
-# With `N` requests of `q` own tokens over a prefix of `P`, an index turns `N·(P + q)` computed tokens into `P + N·q`. But a
-# block can be found only after it was computed. Requests that are admitted together, before the first of them has
-# finished its prefix, all compute it: here as many as fit into the first step of at most 2,048 tokens. One warm-up request, or a scheduler that holds the others back, repairs that.
+# With `N` requests of `q` own tokens over a prefix of `P` (full blocks), an index turns `N·(P + q)` computed tokens into
+# `P + N·q`. But a block can be found only after it was computed. Requests that are admitted together, before the first of
+# them has finished its prefix, all compute it: here as many as fit into the first step of at most 2,048 tokens. One warm-up
+# request per template, or a scheduler that holds the others back, repairs that.
 #
 # ### How much is found depends on the work, and on memory
 #
@@ -611,21 +618,22 @@ tidy(ax, "size of the cache, tokens", "prompt tokens found, %")
 ax.legend(fontsize=8, frameon=False, loc="center right")
 show(
     fig,
-    "Hit ratio of four kinds of work over the size of the cache. New documents never hit. A fixed system prompt hits at "
-    "every size. Chats and agents hit little in a small cache and most of all in a large one.",
+    "Hit ratio of four kinds of work over the size of the cache. New documents never hit. A fixed system prompt hits "
+    "equally at every size. Chats and agents hit less than it in a small cache and more in a large one.",
 )
 
 # %% [markdown] name="replica-reading"
-# A fixed system prompt needs little memory to be found by everybody, and its ratio ends at `system / (system + question)`.
-# Chats and agents hit more than that when the cache is large enough to keep each session until its next turn, and far
-# less when it is not. There is no kind of work that always hits most: **measure found tokens over prompt tokens**, and
-# name the cache's size with it.
+# A fixed system prompt needs little memory to be found by everybody. With many requests its ratio comes near `system /
+# (system + question)`, the system prompt counted in whole blocks. Chats and agents hit more than that when the cache is
+# large enough to keep each session until its next turn, and less when it is not. There is no kind of work that always
+# hits most: **measure found tokens over prompt tokens**, and name the cache's size with it.
 #
 # ### Where the prefix is: routing *(more)*
 #
-# With several engines, each has its own index. A request hits only if it is sent where its prefix lies. The same chats
-# over one to eight replicas, with four ways to choose one. The router asks each real index how far it would match, without
-# counting that as a use.
+# With several engines (*replicas*), each has its own index. A request hits only if it is sent where its prefix lies. The
+# same chats over one to eight replicas, with four ways to choose one. The router asks each real index how far it would
+# match, without counting that as a use. The fourth way follows the longest match too, unless that replica has computed 600
+# tokens more than the least busy one.
 
 
 # %% name="routing"
@@ -676,7 +684,7 @@ right.legend(fontsize=8, frameon=False)
 show(
     fig,
     "Two plots over the number of replicas, for four ways of routing. Left, tokens found: round robin falls with every "
-    "replica, the other three stay high. Right, load: with the longest match alone the busiest replica has all of it.",
+    "replica, the other three much less. Right, load: with the longest match alone the busiest replica has all of it.",
 )
 
 # %% [markdown] name="routing-reading"
@@ -694,9 +702,13 @@ show(
 #
 # - the step in which a node is split, and that no block changed its number by it;
 # - a block with two holders;
-# - the same text twice, because the second one comes from another tenant (key 2);
+# - the same text twice, because the second one comes from another tenant (key 2): a customer with a *salt* of his own, see
+#   section 7;
 # - what goes next when memory is short, and that it is always the end of a path that nobody holds. The cell prints which
 #   blocks were evicted.
+#
+# Half-filled blocks are in no index, so they are not drawn. And when a branch is evicted, the two nodes that are left of a
+# fork stay two: nothing joins them.
 
 # %% name="explore"
 pair = {kind: new_engine(kind, num_blocks=18, block_size=4) for kind in ("radix", "hash")}
@@ -765,7 +777,8 @@ assert max(ratios, key=ratios.get) == "rules, sorted facts, the time last"
 
 # %% [markdown] name="hygiene-reading"
 # Stable parts first, volatile parts last, one template for all, and nothing in it that changes by itself: no time, no
-# random id, no unordered set, no stray blank. A change costs everything behind it.
+# random id, no unordered set, no stray blank. A change costs everything behind it. (Three ways to begin are three
+# prefixes, each found again once it was computed: that is why the blank costs less than the time.)
 
 # %% [markdown] name="errata-hash"
 # ## 7. What the cheat sheets get wrong
@@ -777,15 +790,16 @@ assert max(ratios, key=ratios.get) == "rules, sorted facts, the time last"
 # %% name="errata-hash-cell"
 index, block = HashIndex(16), text[200:216]
 index.insert(text[:16] + block, b"", [3, 4])
-print("a prompt that was never computed can be looked up:", index.match(text[:16] + block + text[500:540], b""))
-print("the same 16 tokens behind other ones:             ", index.match(text[64:80] + block, b""))
+print("a new prompt, before any of it is computed:", index.match(text[:16] + block + text[500:540], b""))
+print("the same 16 tokens behind other ones:      ", index.match(text[64:80] + block, b""))
 assert index.match(text[:16] + block, b"") == [3, 4]
 assert index.match(text[64:80] + block, b"") == []
 
 # %% [markdown] name="errata-flag"
 # **"It needs a flag." "It needs nothing."** (E06.2) Two sheets, two versions of vLLM. In V0 it had to be switched on; in the V1
 # engine (default since 2025) it is on, and `enable_prefix_caching=False` switches it off. Say the version. This engine's
-# option is `prefix_cache`. In both settings the outputs are the same, and only the work differs:
+# option is `prefix_cache`. In both settings the outputs are the same, and only the work differs. (Up to rounding: a prompt
+# that is computed in other pieces may be rounded otherwise, which can tip a near tie, above all in 16 bits.)
 
 # %% name="errata-flag-cell"
 print("default:", EngineConfig().prefix_cache)
@@ -796,9 +810,10 @@ print(
 # %% [markdown] name="errata-partial"
 # **"The last block that matches only in part is recomputed, or copied on write."** (E06.3, E04.2) It depends on the
 # structure, so name its granularity. An index of whole blocks finds whole blocks; the rest is computed into a new block.
-# A tree cut at every token finds every token. On the same prompts they differ by less than a block each. And nothing is
-# copied: whoever finds a full block writes *behind* it. Copy-on-write belongs to requests that are **forked inside a
-# block**: several samples of one prompt (`n > 1`), or beams.
+# A tree cut at every token finds every shared token. On the same prompts they differ by less than a block each. And neither
+# copies anything: whoever finds a full block writes *behind* it. *Copy-on-write* (a block that others read too is copied
+# before it is written) belongs to requests that are **forked inside a block**: several samples of one prompt (`n > 1`), or
+# beams.
 
 # %% name="errata-partial-cell"
 rows = []
@@ -822,12 +837,12 @@ print(f"blocks copied: {copies[0]} by four requests with a common prefix, {copie
 assert copies[0] == 0 < copies[1]
 
 # %% [markdown] name="errata-partial-reading"
-# A prompt of 40 tokens ends inside its third block. Each of the four samples goes on writing there: three take a copy, and the
-# last one keeps the original.
+# A prompt of 40 tokens ends inside its third block. Each of the four samples goes on writing there: three take a copy, and
+# the last one keeps the original.
 #
 # **"A fixed system prompt guarantees a hit on every request after the first."** (E06.4) Section 5 has the conditions: the
-# same replica (or a router that knows), not evicted since, the same tokens to the last blank, the same adapter and
-# salt, and *after* the first one is computed, not while. Here are the cold bursts and the routes again:
+# same replica (or a router that knows), not evicted since, the same tokens to the last blank, and *after* the first one
+# is computed, not while. The same adapter and salt come on top (below). The cold bursts and the routes again:
 
 # %% name="errata-guarantee-cell"
 print(f"24 requests over 3 templates, at once and cold: {counts['all at once, cold']} tokens computed, "
@@ -846,10 +861,11 @@ for i, (_, prompt, answer) in enumerate(fixed):
 print(f"asked rarely, among other work, in a cache of 320 blocks: {found / prompted:.1%} found")
 
 # %% [markdown] name="errata-evict"
-# **"LRU with pinning."** (E06.5) It is not wrong, but pins are not what protects a system prompt. Two rules do: a block that a
-# request holds is never evicted, and eviction goes **leaf first**. A block is used whenever anything behind it is used, so a
-# shared root is at least as recent as its most recent leaf. What goes wrong without the second rule? Below is an LRU that
-# stamps each block as it walks along the path. The front of a path is touched first, so the front is the oldest.
+# **"LRU with pinning."** (E06.5) Evicting the least recently used and pinning what must stay is not wrong, but pins are not
+# what protects a system prompt. Two rules do: a block that a request holds is never evicted, and eviction goes **leaf
+# first**. A block is used whenever anything behind it is used, so a shared root is at least as recent as its most recent
+# leaf. What goes wrong without the second rule? Below is an LRU that stamps each block as it walks along the path. The
+# front of a path is touched first, so the front is the oldest.
 
 
 # %% name="errata-evict-cell"
@@ -865,7 +881,7 @@ class BlockLRU(HashIndex):
 
     def match(self, tokens, key):
         found = []
-        for digest in self._digests(tokens, key):
+        for digest in self.digests(tokens, key):
             if digest not in self.table:
                 break
             self.table.move_to_end(digest)
@@ -874,11 +890,11 @@ class BlockLRU(HashIndex):
 
     def insert(self, tokens, key, blocks):
         parent = None
-        for digest, block in zip(self._digests(tokens, key), blocks, strict=True):
+        for digest, block in zip(self.digests(tokens, key), blocks, strict=True):
             self.table.setdefault(digest, (block, parent))
             self.table.move_to_end(digest)
             parent = digest
-        return [self.table[digest][0] for digest in self._digests(tokens, key)]
+        return [self.table[digest][0] for digest in self.digests(tokens, key)]
 
     def evict(self, num_blocks, evictable):
         going = [d for d, (block, _) in self.table.items() if evictable(block)][:num_blocks]
@@ -916,16 +932,16 @@ assert evictions["leaf first"] == evictions["leaf first, radix"]
 assert evictions["leaf first"][1] > evictions["block by block"][1]
 
 # %% [markdown] name="errata-evict-reading"
-# Both leaf-first indexes find the same. Stamped block by block, the cache loses whole sessions because of one missing
-# block, and part of its memory holds blocks that nobody can reach. In a cache with room for all there is no difference:
-# policies matter when memory is short.
+# Both leaf-first indexes find the same. Stamped block by block, the cache loses a whole session because of one missing
+# block, and part of its memory holds blocks that nobody can reach. It finds a few percent less of these chats. In a
+# cache with room for all there is no difference: policies matter when memory is short.
 #
 # Pins and other orders (priorities, times to live, least *frequently* used) are additions for special work.
 
 # %% [markdown] name="errata-adapter"
 # **"Whether the prefix cache is separate for each adapter depends on the implementation."** (E06.6) It does not depend; it is
-# a matter of right and wrong. A small low-rank change of one layer's projections stands for an adapter (LoRA). Which
-# layers' cached keys and values does it change?
+# a matter of right and wrong. An *adapter* (LoRA) adds a small low-rank matrix to some weights of a model; here, to one
+# layer's projections. Which layers' cached keys and values does it change?
 
 
 # %% name="errata-adapter-cell"
@@ -957,8 +973,8 @@ for what, layer, outputs_of in (("K and V of layer 2", 2, KEYS_VALUES), ("Q of l
 
 # %% [markdown] name="errata-adapter-text"
 # An adapter on queries only still changes the keys and values of every layer *above* it. Sharing is right only where you
-# can prove that nothing below was touched (the last line; or tokens that stand before an *activated* LoRA is invoked,
-# whose keys and values are the base model's). So the adapter belongs into the key. With it, and without it:
+# can prove that no cached value depends on the adapter (the last line; or tokens that stand before an *activated* LoRA is
+# invoked, whose keys and values are the base model's). So the adapter belongs into the key. Without it, and with it:
 
 # %% name="errata-adapter-run"
 prompt = text[:64]
@@ -984,9 +1000,11 @@ for name in (None, "poet"):
     assert (tokens == alone) == (name is not None)
 
 # %% [markdown] name="keys-text"
-# The same holds for **images**: pictures of one size are the same row of placeholder tokens, so a hash of the picture has to be in
-# the key, or two pictures share one cache. And for **tenants**: a hit is faster than a miss, so a shared cache tells one
-# customer what another one asked. A *salt* per tenant keeps them apart, at the price of the hits between them.
+# The same holds for **images**: pictures of one size are the same row of placeholder tokens, so a hash of the picture has to
+# be in the key, or two pictures share one cache. (It is needed from the picture's first block on; here all blocks have it.)
+# And for **tenants**: a hit is faster than a miss, so a shared cache lets one customer find out whether another one sent
+# the same prompt. A *salt* per tenant, a string that goes into the key, keeps them apart, at the price of the hits between
+# them.
 
 # %% name="keys"
 picture = [1, 2, 3, 4] + [999] * 8  # a question, then eight placeholders
@@ -1006,27 +1024,30 @@ for salt in ("tenant 1", "tenant 1", "tenant 2"):
 # As of 2026-11. Names and defaults change; look them up in the version you run.
 #
 # **vLLM** keeps a table from block hashes to blocks (16 tokens by default on GPUs): the hash of the parent, the block's
-# tokens, and extras (adapter, hashes of pictures, salt). Only full blocks are cached. A finished request's blocks are
-# freed in reverse order, so that the end of a path is reused before its start. On by default in V1.
+# tokens, and extras (adapter, hashes of pictures, salt). Only full blocks are cached. References count requests only: a
+# block with none waits among the free blocks, and can be found until it is reused. A finished request's blocks are freed
+# in reverse order, so that the end of a path is reused before its start. On by default in V1.
 #
 # **SGLang** has the radix tree (RadixAttention), cut at tokens or, with a larger page size, at pages. It evicts leaves that
 # no running request holds; `lru` is the default, and others (such as `lfu`) can be chosen. Its scheduler can serve
 # waiting requests with the longest match first.
 #
-# **TensorRT-LLM** reuses blocks by default (`enable_block_reuse`), 32 tokens each unless told otherwise. It can also take a block
-# that matches only in part, and then may **copy** it (`enable_partial_reuse`, `copy_on_partial_reuse`). So the sentence of
-# E06.3 is right for this engine and wrong for the two above. Priorities can be given to ranges of tokens.
+# **TensorRT-LLM** reuses blocks by default (`enable_block_reuse`), 32 tokens each unless told otherwise. It can also take a
+# block that matches only in part, and then may **copy** it (`enable_partial_reuse`, `copy_on_partial_reuse`). So the
+# sentence of E06.3 is right for TensorRT-LLM and wrong for the two above. Priorities can be given to ranges of tokens.
 #
 # **Providers** sell the same thing as *prompt caching*. OpenAI's is automatic for prompts from 1,024 tokens on, found in
-# steps of 128, and routes by a hash of the start and an optional `prompt_cache_key`. Anthropic's is explicit: up to four
-# `cache_control` marks, a write costs 1.25 times an input token (2 times if it shall live an hour instead of five
-# minutes), a read 0.1 times. Google's Gemini has both kinds, and bills stored tokens by the hour for the explicit one.
+# steps of 128, and routes by a hash of the start and an optional `prompt_cache_key`; it depends on the model what a read
+# costs, and whether a write costs more than plain input. Anthropic's has to be asked for, with one `cache_control` for the
+# request or up to four marks inside it: a write costs 1.25 times an input token (2 times if it shall live an hour instead
+# of five minutes), a read 0.1 times. Google's Gemini has both kinds, and bills stored tokens by the hour for the explicit
+# one.
 #
-# **What to watch.** vLLM counts queried and found tokens (`vllm:prefix_cache_queries`, `vllm:prefix_cache_hits`); a bill tells
-# as well: `cached_tokens` at OpenAI, `cache_read_input_tokens` at Anthropic.
+# **What to watch.** vLLM counts queried and found tokens (`vllm:prefix_cache_queries`, `vllm:prefix_cache_hits`). Providers
+# send the number with each answer: `cached_tokens` at OpenAI, `cache_read_input_tokens` at Anthropic.
 #
-# For the user it is a price list. The figure shows a chat (system prompt of 2,000 tokens, messages of 100, answers of 300),
-# in prices of one input token.
+# For the user it is a price list. The figure shows a chat (system prompt of 2,000 tokens, messages of 100, answers of 300)
+# under three of them, in prices of one input token: each turn reads the prompt of the turn before, and writes the rest.
 
 # %% name="prices"
 turns = np.arange(1, 13)
@@ -1053,12 +1074,13 @@ ax.legend(fontsize=8, frameon=False)
 show(
     fig,
     "Cumulative price of the prompts of a chat over its turns. Without caching it grows quadratically. With cached reads at "
-    "a tenth it ends at a fraction, although a write costs more; a single turn is dearer with explicit caching.",
+    "a tenth it ends at a fraction, although a write costs more; a single turn is dearer where a write costs more.",
 )
 
 # %% [markdown] name="prices-reading"
-# Prices are for input tokens only, every read in time. If the user pauses longer than the cache lives, the next turn
-# pays for the write again: then caching costs more than no caching. The provider saves prefill and memory; part of it
+# Prices are for input tokens only, every read in time. Where a write costs 1.25, the first read pays for it; where it costs
+# 2, the second does. If the user pauses longer than the cache lives, the next turn pays for the whole write again: that
+# turn costs more than without caching. The provider saves prefill, and spends memory on what it keeps; part of what is won
 # comes back as a discount. And the discount makes customers write prompts that hit.
 
 # %% [markdown] name="quiz-text"
@@ -1082,14 +1104,14 @@ widgets.quiz(load_quiz("06_prefix_caching").draw(seed=1, tag="gain"))
 #
 # - Shared is a **prefix**: the same tokens from the start, the same adapter, pictures and salt. Keys and values depend on
 #   everything before them.
-# - Key of a block = hash(key of the block before, its tokens, extras). Tokens are hashed; keys and values are found.
+# - Hash of a block = hash(hash of the block before, its tokens, extras). Tokens are hashed; keys and values are found.
 # - Hash chain: flat table, whole blocks. Radix tree: nodes with segments, split at forks, by block or by token.
 # - Found = `floor(min(shared, prompt − 1) / B) · B`: the last token is always computed. Full blocks are shared, writing goes
 #   behind them, nothing is copied. Copy-on-write is for forks inside a block (`n > 1`, beams).
-# - References: one per request, one of the index. Only the index's left: cached, and free to be evicted. Evict **leaf
-#   first**, least recently used; never what is held.
-# - A hit saves prefill (TTFT, FLOP) and memory. It leaves decode as it is, and not even prefill falls below one read of the
-#   weights.
+# - References here: one per request, one of the index. Only the index's left: cached, and free to be evicted. Evict
+#   **leaf first**, least recently used; never what is held.
+# - A hit saves prefill (TTFT, FLOP), and memory among those that share. It leaves a request's decode steps as they are, and
+#   not even prefill falls below one read of the weights.
 # - Hit ratio = found tokens / prompt tokens. It depends on work, memory, arrival, routing and template. Turns of a chat hit
 #   because each repeats its history.
 # - Stable first, volatile last; one template; nothing that changes by itself. Route by session or match, and look at load.

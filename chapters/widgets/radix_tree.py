@@ -98,7 +98,7 @@ def _nodes(manager: KVManager, spell: Callable[[Sequence[int]], str]) -> tuple[N
     index = manager.index
     assert isinstance(index, RadixIndex)
     look, found = _seen(manager), list[NodeView]()
-    used = {node: i for i, node in enumerate(reversed(index._order), start=1)}
+    used = {node: i for i, node in enumerate(reversed(index.nodes()), start=1)}
     owners = {key: i for i, key in enumerate(dict.fromkeys(key for key, _ in index.roots))}
 
     def visit(node: Node, start: int, parent: int | None) -> None:
@@ -120,7 +120,7 @@ def _links(manager: KVManager) -> tuple[LinkView, ...]:
     look = _seen(manager)
     return tuple(
         LinkView(link.digest.hex()[:4], link.parent.digest.hex()[:4] if link.parent else "", look(link.block))
-        for link in index._links.values()
+        for link in index.links()
     )
 
 
@@ -237,9 +237,8 @@ def _in_words(now: Snapshot, step: int, steps: int) -> str:
     held = sum(block.holders > 0 for block in blocks)
     first = next((block.block for block in blocks if block.place == 1), None)
     recent = min(now.nodes, key=lambda node: node.last_used, default=None)
-    words = (
-        f"Step {step} of {steps}: {now.label}. The radix tree has {len(now.nodes)} nodes with {len(blocks)} blocks, "
-    )
+    nodes = "1 node" if len(now.nodes) == 1 else f"{len(now.nodes)} nodes"
+    words = f"Step {step} of {steps}: {now.label}. The radix tree has {nodes} with {len(blocks)} blocks, "
     words += (
         f"{held} of them held by requests; the hash index has {len(now.links)} blocks. {now.free} blocks are free. "
     )

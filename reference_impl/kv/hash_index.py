@@ -47,9 +47,13 @@ class HashIndex:
     def __len__(self) -> int:
         return len(self._links)
 
+    def links(self) -> list[Link]:
+        """What is indexed, to be looked at and not changed; each link comes after its parent."""
+        return list(self._links.values())
+
     def match(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
         """The blocks of the longest indexed prefix of `tokens`; they count as used now."""
-        path = self._find(self._digests(tokens, key))
+        path = self._find(self.digests(tokens, key))
         self._use(path)
         return [link.block for link in path]
 
@@ -58,7 +62,7 @@ class HashIndex:
 
         ValueError, and nothing changed, if the lengths do not fit or a block already holds another prefix.
         """
-        digests = list(self._digests(tokens, key))
+        digests = list(self.digests(tokens, key))
         path = self._find(digests)
         check_insert(tokens, blocks, self.block_size, [link.block for link in path], self._indexed)
         parent = path[-1] if path else None
@@ -103,7 +107,7 @@ class HashIndex:
             heapq.heappush(self._leaves, entry)
         return evicted
 
-    def _digests(self, tokens: Sequence[int], key: bytes) -> Iterator[bytes]:
+    def digests(self, tokens: Sequence[int], key: bytes) -> Iterator[bytes]:
         """One for each full block, computed when it is asked for."""
         digest = hashlib.sha256(b"\0" + key).digest()
         for end in range(self.block_size, len(tokens) + 1, self.block_size):

@@ -52,6 +52,10 @@ class RadixIndex:
     def __len__(self) -> int:
         return len(self._indexed)
 
+    def nodes(self) -> list[Node]:
+        """All nodes, to be looked at and not changed; the least recently used first, a child before its parent."""
+        return list(self._order)
+
     def match(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
         """The blocks of the longest indexed prefix of `tokens`; they count as used now."""
         path, blocks, rest = self._find(self._full_blocks(tokens), key)

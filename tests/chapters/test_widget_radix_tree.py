@@ -76,6 +76,25 @@ def test_the_places_are_the_order_in_which_the_blocks_are_evicted(held: bool) ->
         assert len(order) == (1 if held else 5)
 
 
+def test_the_indexes_list_parents_before_links_and_children_before_nodes_used_as_late() -> None:
+    """What the picture is drawn from, also after blocks went and came again."""
+    tree, chain = RadixIndex(BLOCK), HashIndex(BLOCK)
+    for index in (tree, chain):
+        index.insert([1, 2, 3, 4, 5, 6], b"a", [0, 1, 2])
+        index.insert([1, 2, 3, 4, 7, 8], b"a", [0, 1, 3])
+        index.insert([9, 9], b"b", [4])
+        assert index.evict(1, lambda block: True) == [2]
+        index.insert([1, 2, 3, 4, 5, 6], b"a", [0, 1, 5])
+        index.match([9, 9], b"b")
+    links = chain.links()
+    assert sorted(link.block for link in links) == [0, 1, 3, 4, 5]
+    assert all(link.parent is None or link.parent in links[:i] for i, link in enumerate(links))
+    assert [node.blocks for node in tree.nodes()] == [[3], [5], [0, 1], [4]]
+    tree.nodes().clear()
+    links.clear()
+    assert (len(tree.nodes()), len(chain.links())) == (4, 5), "each call gives a list of its own"
+
+
 def test_prefixes_of_two_owners_are_two_trees() -> None:
     both = managers()
     for manager in both:
@@ -119,4 +138,5 @@ def test_the_picture_in_words_names_what_is_held_and_what_goes_next() -> None:
     assert "Nothing can be evicted" in draw(taken, 2).alt
     assert "3 of them held" in draw(taken, 2).alt
     assert "Block 2 would be evicted next" in draw(taken, 3).alt
+    assert "has 1 node with 3 blocks" in draw(taken, 2).alt
     assert draw(taken, 99).alt.startswith(f"Step {len(taken)} of {len(taken)}")

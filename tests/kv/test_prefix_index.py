@@ -190,6 +190,12 @@ def test_the_least_recently_used_leaf_goes_first_and_the_deeper_block_of_one_pat
     assert len(index) == 0
 
 
+def test_what_lies_behind_a_match_is_not_used_by_it(make):
+    index = full_index(make, ([1, 2, 3, 4, 5, 6], b""), ([7, 8], b""))
+    assert index.match([1, 2], b"") == [0]
+    assert index.evict(9, anything) == [2, 1, 3, 0]
+
+
 def test_an_inner_block_is_never_evicted_however_old(make):
     """The long prefix is matched up to its first block only, so that its end is older than its beginning."""
     index = full_index(make, ([1, 2, 3, 4, 5, 6], b""))

@@ -1,0 +1,125 @@
+"""What one call to the KV manager gives, keeps and evicts; `test_serving_model.py` tries any order of calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from reference_impl.interfaces import NO_BLOCK, PrefixIndex, Request, SamplingParams
+from reference_impl.kv.block_pool import BlockPool
+from reference_impl.kv.hash_index import HashIndex
+from reference_impl.kv.manager import KVManager
+from reference_impl.kv.radix_index import RadixIndex
+
+
+def make_request(name: str, tokens: list[int], groups: int = 1) -> Request:
+    return Request(
+        name, tokens, len(tokens), SamplingParams(), 0, 0.0, max_total_tokens=100, block_tables=[[]] * groups
+    )
+
+
+def compute(manager: KVManager, request: Request, num_tokens: int) -> None:
+    """As a step does."""
+    assert manager.reserve(request, num_tokens)
+    request.num_computed_tokens += num_tokens
+    manager.commit(request)
+
+
+@pytest.fixture(params=[HashIndex, RadixIndex])
+def index(request: pytest.FixtureRequest) -> PrefixIndex:
+    return request.param(2)
+
+
+def test_an_eviction_takes_what_is_missing_and_no_more(index: PrefixIndex) -> None:
+    """In a small cache; in a large one a few more go at once."""
+    manager = KVManager(BlockPool(8), 2, index=index)
+    for first in (1, 2):
+        request = make_request(str(first), [first] * 6)
+        assert manager.admit(request, 6, 6)
+        compute(manager, request, 6)
+        manager.free(request)
+    assert (manager.pool.num_free, manager.num_available) == (2, 8)
+    assert manager.admit(make_request("large", [3] * 5), 5, 5)
+    assert len(manager.take_transfers().evicted) == 1
+    assert len(index) == 5
+
+
+def test_what_does_not_fit_evicts_nothing_and_holds_nothing(index: PrefixIndex) -> None:
+    manager = KVManager(BlockPool(6), 2, index=index)
+    first = make_request("first", [1] * 4)
+    running = make_request("running", [2] * 5)
+    for request in (first, running):
+        assert manager.admit(request, request.num_tokens, 9)
+        compute(manager, request, request.num_tokens)
+    manager.free(first)
+    again = make_request("again", [1] * 9)
+    assert not manager.admit(again, 9, 9), "5 blocks, of which 2 are cached and 1 is free"
+    assert again.block_tables == [[]]
+    assert (manager.num_available, len(index)) == (3, 4)
+    assert manager.take_transfers().evicted == ()
+    assert manager.admit(again, 5, 9)
+    assert (again.num_computed_tokens, again.num_cached_tokens) == (4, 4)
+
+
+def test_the_longest_cached_prefix_is_a_hit_up_to_the_last_block_before_the_last_token(index: PrefixIndex) -> None:
+    manager = KVManager(BlockPool(20), 2, index=index)
+    first = make_request("first", [1, 2, 3, 4, 5, 6])
+    assert manager.admit(first, 6, 6)
+    compute(manager, first, 6)
+    hits = {}
+    for length in range(1, 10):
+        request = make_request(str(length), [1, 2, 3, 4, 5, 6, 7, 8, 9][:length])
+        assert manager.admit(request, length, 9)
+        hits[length] = request.num_cached_tokens
+        manager.free(request)
+    assert hits == {1: 0, 2: 0, 3: 2, 4: 2, 5: 4, 6: 4, 7: 6, 8: 6, 9: 6}
+
+
+@pytest.mark.parametrize("windows", [(None,), (4,), (None, 4)])
+def test_who_comes_back_from_the_host_gets_blocks_for_what_is_known_and_windows_for_the_next_chunk(windows) -> None:
+    """6 of 20 tokens are computed, in blocks of 2; the next step computes at most 5 of them."""
+    manager = KVManager(BlockPool(40), 2, windows, host_pool=BlockPool(40))
+    for num_tokens, in_windows in ((20, 6), (9, 5), (7, 4)):
+        request = make_request("a", [1] * num_tokens, len(windows))
+        assert manager.admit(request, num_tokens, 6)
+        request.num_cached_tokens = 2
+        request.num_computed_tokens = 6
+        assert manager.swap_out(request)
+        assert request.block_tables == [[] for _ in windows]
+        moved = {None: 3, 4: 2}  # a window of 4 shows positions 3, 4, 5 to the next token
+        assert len(manager.take_transfers().swap_out) == sum(moved[window] for window in windows)
+        assert manager.admit(request, num_tokens, 5)
+        assert (request.num_computed_tokens, request.num_cached_tokens) == (6, 0)
+        for table, window in zip(request.block_tables, windows, strict=True):
+            assert len(table) == (-(-num_tokens // 2) if window is None else in_windows)
+            assert [block == NO_BLOCK for block in table[:3]] == [window is not None, False, False]
+        manager.free(request)
+        manager.take_transfers()
+        assert manager.num_available == 40
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 7, 8])
+def test_a_window_keeps_the_blocks_that_the_next_query_sees_and_no_others(window: int) -> None:
+    manager = KVManager(BlockPool(20), 3, (window,))
+    request = make_request("a", [1] * 40)
+    assert manager.admit(request, 40, 4)
+    while request.num_computed_tokens < 36:
+        start = request.num_computed_tokens
+        compute(manager, request, 4)
+        seen = {position // 3 for position in range(max(0, start - window + 1), start + 4)}
+        assert {place for place, block in enumerate(request.block_table) if block != NO_BLOCK} == seen
+        assert manager.num_available == 20 - len(seen)
+
+
+def test_a_fork_shares_what_is_computed_and_nothing_that_is_reserved() -> None:
+    manager = KVManager(BlockPool(20), 2)
+    parent, child = make_request("parent", [1] * 5), make_request("child", [1] * 5)
+    assert manager.admit(parent, 20, 20)
+    parent.num_computed_tokens, child.num_computed_tokens = 5, 4
+    manager.fork(parent, child)
+    assert child.block_table == parent.block_table[:2]
+    assert [manager.pool.ref_count(block) for block in parent.block_table] == [2, 2] + [1] * 8
+    compute(manager, child, 1)
+    assert manager.take_transfers().copies == (), "4 tokens are two full blocks; the fifth begins one of its own"
+    manager.free(parent)
+    manager.free(child)
+    assert manager.num_available == 20
