@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from reference_impl.bench import serve as load
+
+if TYPE_CHECKING:
+    from reference_impl.trace import Trace
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -20,6 +25,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; default: the checkpoint's.")] = None,
     chat: Annotated[bool, typer.Option(help="Wrap the prompt in the model's chat template.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write a timeline for ui.perfetto.dev here.")] = None,
 ) -> None:
     """Continue a text with the engine, token by token, and say how long it took."""
     from reference_impl.config import course_model
@@ -38,6 +44,8 @@ def generate(
     except (ValueError, FileNotFoundError) as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         raise typer.Exit(1) from None
+    if trace is not None:
+        _write_trace(llm.engine.trace, trace)
     m = llm.engine.trace.metrics("0")
     tpot = "-" if m.tpot is None else f"{m.tpot * 1e3:.1f} ms"
     typer.secho(
@@ -85,14 +93,23 @@ def serve(
         raise typer.Exit(1) from None
     running.serve()
     if trace is not None:
-        from reference_impl.perfetto import write_perfetto
+        _write_trace(running.llm.engine.trace, trace)
 
-        write_perfetto(running.llm.engine.trace, trace)
-        typer.echo(f"wrote {trace}", err=True)
+
+def _write_trace(trace: Trace, file: Path) -> None:
+    from reference_impl.perfetto import write_perfetto
+
+    try:
+        write_perfetto(trace, file)
+    except OSError as error:
+        typer.secho(f"error: the timeline could not be written: {error}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"\nwrote {file}; open it in ui.perfetto.dev", err=True)
 
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, with ratios and a stamped result.")
 app.add_typer(bench_app, name="bench")
+bench_app.command("serve", epilog=load.EXAMPLE)(load.serve)
 
 
 @bench_app.command(epilog="Example: inferlab bench cpu --rounds 7")

@@ -1,0 +1,102 @@
+"""When to send. An open workload says when, and its requests are sent then whatever comes back; in a closed one each
+request comes after another, and a user who waits sends nothing: a slow server gets fewer requests, and its worst
+moments are seen by few of them.
+
+Times are those of the event loop's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Protocol
+
+from reference_impl.bench.load.client import Outcome
+from reference_impl.workloads import WorkloadRequest
+
+# How many requests are read ahead of the ones they come after. Users are not equally fast, and a closed workload tells
+# of all of them in turn; who is further ahead of the slowest than this has to wait, which counts as the client's delay.
+MAX_HELD = 1000
+
+
+class Sender(Protocol):
+    def body(self, request: WorkloadRequest) -> bytes: ...
+    async def send(self, request: WorkloadRequest, body: bytes, planned: float) -> Outcome: ...
+
+
+async def send_all(
+    requests: Iterable[WorkloadRequest],
+    num_requests: int,
+    sender: Sender,
+    note: Callable[[Outcome], None],
+    max_in_flight: int | None = None,
+) -> None:
+    """Sends the first num_requests whose time comes; `note` gets each outcome when it is there.
+
+    Planned is `arrival` seconds after the start, and not before the request it comes after has ended, however it ended,
+    and the user has thought; who was refused waits as long as the server asked for, if that is longer. A workload
+    without end is read only as far as it is needed.
+    max_in_flight: more than so many wait in the client for their turn, first come first served. Planned stays what it
+    was, so that this wait counts.
+    ValueError where an id comes twice, or a request comes after one that is not before it.
+    """
+    await _Loop(num_requests, sender, note, max_in_flight).run(requests)
+
+
+class _Loop:
+    def __init__(self, num_requests: int, sender: Sender, note: Callable[[Outcome], None], max_in_flight: int | None):
+        self.num_left, self.sender, self.note = num_requests, sender, note
+        self.start = asyncio.get_running_loop().time()
+        self.seats = nullcontext() if max_in_flight is None else asyncio.Semaphore(max_in_flight)
+        self.room = asyncio.Semaphore(MAX_HELD)
+        self.tasks = asyncio.TaskGroup()
+        self.known: set[str] = set()
+        self.ends: dict[str, tuple[float, float]] = {}  # when, and how long the server wants to be left alone
+        self.held: dict[str, list[WorkloadRequest]] = {}  # by the request they come after
+
+    async def run(self, requests: Iterable[WorkloadRequest]) -> None:
+        async with self.tasks:
+            for request in requests:
+                if not self.num_left:
+                    return
+                if request.id in self.known:
+                    raise ValueError(f"request {request.id!r} comes twice in the workload")
+                self.known.add(request.id)
+                if request.after is None:
+                    body = self.sender.body(request)  # made before its moment comes
+                    await _sleep_until(self.start + request.arrival)
+                    self._begin(request, 0.0, body)
+                elif request.after not in self.known:
+                    raise ValueError(f"request {request.id!r} comes after {request.after!r}, which is not before it")
+                else:
+                    await self.room.acquire()
+                    self.held.setdefault(request.after, []).append(request)
+                    self._release(request.after)
+                    await asyncio.sleep(0)  # a long stretch of requests to hold must not hold up those that run
+
+    def _release(self, request_id: str) -> None:
+        """Those that come after it, if it has ended."""
+        if request_id in self.ends:
+            for request in self.held.pop(request_id, ()):
+                self.room.release()
+                ended, retry_after = self.ends[request_id]
+                self._begin(request, ended + max(request.think, retry_after))
+
+    def _begin(self, request: WorkloadRequest, not_before: float, body: bytes | None = None) -> None:
+        if self.num_left:
+            self.num_left -= 1
+            self.tasks.create_task(self._one(request, max(self.start + request.arrival, not_before), body))
+
+    async def _one(self, request: WorkloadRequest, planned: float, body: bytes | None) -> None:
+        body = self.sender.body(request) if body is None else body
+        await _sleep_until(planned)
+        async with self.seats:
+            outcome = await self.sender.send(request, body, planned)
+        self.ends[request.id] = (outcome.ended, outcome.retry_after)
+        self.note(outcome)
+        self._release(request.id)
+
+
+async def _sleep_until(moment: float) -> None:
+    await asyncio.sleep(max(0.0, moment - asyncio.get_running_loop().time()))

@@ -1,0 +1,87 @@
+"""`inferlab bench serve`: puts a load on an OpenAI-compatible server and says what its users would have seen.
+
+The command only: httpx belongs to an extra, and whoever has not installed it can still run every other command.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+EXAMPLE = "Example: inferlab bench serve --workload chat --rate 4 --num 200 --ttft 0.5 --tpot 0.05"
+
+
+def serve(
+    base_url: Annotated[
+        str, typer.Option(help="Of the server; /v1 at its end is taken off.")
+    ] = "http://127.0.0.1:8000",
+    workload: Annotated[str, typer.Option(help="A workload's name, or a file that describes one.")] = "chat",
+    rate: Annotated[float | None, typer.Option(min=1e-6, help="Requests per second; default: its own.")] = None,
+    arrivals: Annotated[str | None, typer.Option(help="poisson, bursty or diurnal; default: its own.")] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="Closed loop: so many users. With --rate or --arrivals: at most so many in flight."),
+    ] = None,
+    think: Annotated[float, typer.Option(min=0, help="Closed loop: mean seconds between two requests.")] = 0.0,
+    num: Annotated[int, typer.Option(min=1, help="Requests that count.")] = 200,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before these, which do not count.")] = 8,
+    ttft: Annotated[float, typer.Option(min=0, help="Objective: seconds to the first token.")] = 0.5,
+    tpot: Annotated[float, typer.Option(min=0, help="Objective: seconds for each further token, on average.")] = 0.05,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same requests at the same times.")] = 0,
+    model: Annotated[str | None, typer.Option(help="Default: the first that the server lists.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="/v1/chat/completions in place of /v1/completions.")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Prompts as text, also where token ids would do.")] = False,
+    vocab_size: Annotated[int, typer.Option(min=64, help="Token ids of prompts stay below it.")] = 1024,
+    max_prompt: Annotated[int | None, typer.Option(min=1, help="Cut longer prompts to so many tokens.")] = None,
+    max_output: Annotated[int | None, typer.Option(min=1, help="Cut longer outputs to so many tokens.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds until a request is given up.")] = 600.0,
+    api_key: Annotated[str | None, typer.Option(envvar="INFERLAB_API_KEY", help="Sent as a bearer token.")] = None,
+    to_json: Annotated[Path | None, typer.Option("--json", help="Write all of it there, and each request.")] = None,
+) -> None:
+    """Put a load on a server: percentiles with intervals, goodput, and every failure by kind.
+
+    Requests are sent when the workload says, whatever comes back, unless --concurrency alone closes the loop. Latency
+    is counted from the moment a request was planned, and beside it from the moment it was sent.
+    """
+    from rich.console import Console
+
+    try:
+        from reference_impl.bench.load.client import ServerError
+        from reference_impl.bench.load.report import Objectives, report
+        from reference_impl.bench.load.run import Load, watched
+        from reference_impl.bench.load.show import show
+    except ImportError as error:
+        typer.secho(f"error: {error}. The load generator needs pip install 'inferlab[serve]'", fg="red", err=True)
+        raise typer.Exit(1) from None
+    address = urlsplit(base_url)
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise typer.BadParameter(f"expected http://HOST:PORT, got {base_url!r}", param_hint="--base-url")
+    load = Load(
+        base_url.rstrip("/").removesuffix("/v1"), workload, rate, arrivals, concurrency, think, num, warmup, seed,
+        model, chat, text, vocab_size, max_prompt, max_output, temperature, timeout,
+    )  # fmt: skip
+    console = Console()
+    try:
+        # The server's variable may hold several keys.
+        outcomes, setup = watched(load, next(iter((api_key or "").split()), None), console)
+        result = report(outcomes, Objectives(ttft, tpot), {"load": dataclasses.asdict(load), **setup})
+    except (ServerError, ValueError, FileNotFoundError) as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        raise typer.Exit(1) from None
+    show(result, console)
+    if to_json is not None:
+        content = {**result.as_dict(), "requests": [dataclasses.asdict(o) for o in outcomes]}
+        to_json.write_text(json.dumps(content, indent=1) + "\n")
+        typer.echo(f"wrote {to_json}")
+    if not result.num_succeeded:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(serve)
