@@ -57,6 +57,7 @@ def test_solutions_tests_and_sources_stay_out_of_the_wheel(names: set[str]) -> N
 def test_chapters_labs_and_the_course_model_travel_in_the_wheel(names: set[str]) -> None:
     wanted = {f"chapters/{name}" for name in files("chapters", "*.ipynb", "*.yaml")}
     wanted |= {f"inferlab_data/labs/{name}" for name in files("labs", "*.ipynb", "*.md")}
+    wanted |= {f"inferlab_data/traces/{name}" for name in files("datasets/traces", "*.yaml")}
     for model in ("target", "draft"):
         folder = f"datasets/course_model/{model}"
         wanted |= {f"inferlab_data/course_model/{model}/{name}" for name in files(folder, "*.json", "*.safetensors")}
