@@ -79,10 +79,11 @@ def _check_room(engine: Engine, longest: int, width: int) -> None:
     seats, blocks = engine.config.max_num_seqs, width * -(-longest // engine.config.block_size) * len(engine.kv_specs)
     if not 1 <= width <= seats:
         raise ValueError(f"width: expected between 1 and max_num_seqs = {seats}, got {width}")
-    if blocks > engine.num_blocks:
+    room = engine.num_blocks - len({block for pin in engine.pins for block in pin.blocks})
+    if blocks > room:
         raise ValueError(
-            f"{width} beams of up to {longest} tokens may need {blocks} KV blocks; there are {engine.num_blocks}: "
-            "ask for fewer beams or tokens, or give the engine more memory (kv_cache_bytes)"
+            f"{width} beams of up to {longest} tokens may need {blocks} KV blocks; there are {room}: ask for fewer "
+            "beams or tokens, take off a pin, or give the engine more memory (kv_cache_bytes)"
         )
 
 

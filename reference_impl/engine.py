@@ -195,7 +195,7 @@ class Engine:
             seed=sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(8), "big"),
             arrival=self.clock.now(),
             stop_token_ids=frozenset((*sampling.stop_token_ids, *ends)),
-            max_total_tokens=min(len(prompt) + sampling.max_tokens, self._longest()),
+            max_total_tokens=min(len(prompt) + sampling.max_tokens, self.max_request_len),
             block_tables=[[] for _ in self.kv_specs],
             holds=holds,
             cache_salt=cache_salt,
@@ -204,9 +204,10 @@ class Engine:
             deadline=deadline,
         )
         request.children = [self._child(request, i, f"{request_id}/{i}") for i in range(1, sampling.n)]
-        for member in (request, *request.children):
+        members = (request, *request.children)
+        self.scheduler.add(request)  # first: who is refused here leaves nothing behind
+        for member in members:
             self._arrived(member)
-        self.scheduler.add(request)
         return request
 
     def fork(self, request_id: str, token: int) -> Request:
@@ -254,8 +255,8 @@ class Engine:
         blocks = self.kv.pin(prefix, prefix_key(None, cache_salt))
         self.pins.append(pin := Pin(tuple(blocks), len(blocks) * self.config.block_size))
         longest = max((request.max_total_tokens for request in self.requests.values()), default=0)
-        if longest > self._longest():
-            left = self._longest()
+        if longest > self.max_request_len:
+            left = self.max_request_len
             self.unpin(pin)
             raise ValueError(
                 f"pinned, {len(blocks)} blocks would leave room for {left} tokens; a request needs {longest}"
@@ -310,8 +311,9 @@ class Engine:
     def close(self) -> None:
         self.executor.close()
 
-    def _longest(self) -> int:
-        """Most tokens a request may ever have: all but the last one need a slot in the cache."""
+    @property
+    def max_request_len(self) -> int:
+        """Most tokens a request may have now, beside what is pinned: all but the last one need a slot in the cache."""
         windows = [spec.window for spec in self.kv_specs]
         blocks = self.num_blocks - len({block for pin in self.pins for block in pin.blocks})
         budget = self.config.max_num_batched_tokens
@@ -337,9 +339,9 @@ class Engine:
         for token in prompt:
             if not 0 <= token < vocab:
                 raise ValueError(f"prompt token {token} is outside the vocabulary [0, {vocab})")
-        if len(prompt) >= self._longest():
+        if len(prompt) >= self.max_request_len:
             raise ValueError(
-                f"the prompt has {len(prompt)} tokens; with one token of output at most {self._longest()} fit "
+                f"the prompt has {len(prompt)} tokens; with one token of output at most {self.max_request_len} fit "
                 f"(max_model_len {self.max_model_len}, KV cache {self.num_blocks} blocks of {self.config.block_size})"
             )
         return prompt

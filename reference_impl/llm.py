@@ -151,7 +151,8 @@ class LLM:
         if sampling.stop and self.tokenizer is None:
             raise ValueError("stop strings need a tokenizer: use stop_token_ids")
         request = self.engine.add(tokens, sampling, **options)
-        first, *others = (Generation(self, member, tokens) for member in (request, *request.children))
+        members = [request, *(self.engine.requests[f"{request.id}/{i}"] for i in range(1, sampling.n))]
+        first, *others = (Generation(self, member, tokens) for member in members)
         first.others = others
         for sample in (first, *others):
             self._live[sample.request.id] = sample

@@ -69,10 +69,10 @@ widgets.predict("03a-steps", "How many times more steps, if a batch of 8 must en
 #
 # - **No batching:** one person at a time. Everybody else watches a nearly empty cabin go up.
 # - **Static batching:** a group enters together, and the doors stay shut until the last of the group has reached his
-#   floor. Who has arrived earlier rides along in vain. Who comes meanwhile waits below.
+#   floor. Whoever is there earlier rides on in vain. Whoever comes meanwhile waits below.
 # - **Dynamic batching:** the doors shut when the cabin is full *or* when the first has waited for some time. That helps
 #   the first who came. Once the doors are shut it is a static batch.
-# - **Continuous batching:** the doors open at *every* floor. Who has arrived gets out, and the next in line gets in.
+# - **Continuous batching:** the doors open at *every* floor. Whoever has arrived gets out, and the next in line gets in.
 #
 # And then somebody comes with **eighty crates** (a long prompt). All crates in one ride make the cabin so heavy that
 # this one floor takes a minute, and everybody in it stands and waits. So the attendant lets people in first, and then
@@ -150,8 +150,9 @@ def useful(lengths, seats, rule):  # share of seat-steps that gave somebody a to
 steps, _ = play([1000, 200, 400, 100], 4, "static")
 print(f"1000/200/400/100 in one static batch: {steps} steps, {useful([1000, 200, 400, 100], 4, 'static'):.1%} useful")
 prompts = [1024, 256, 64, 128, 64, 256, 128, 128]
+print(f"prompts of {prompts} tokens:")
 print(
-    f"prompts {prompts}: mean {np.mean(prompts):.0f}, padded to {max(prompts)}: {1 - np.mean(prompts) / max(prompts):.0%} of the rectangle is padding"
+    f"mean {np.mean(prompts):.0f}, padded to {max(prompts)}: {1 - np.mean(prompts) / max(prompts):.0%} of the rectangle is padding"
 )
 
 rng = np.random.default_rng(3)
@@ -183,9 +184,8 @@ for ax, rule in zip(axes, ("static", "continuous"), strict=True):
     steps, bars = play(small, 4, rule)
     for seat, request, first, end in bars:
         ax.barh(seat, end - first, 0.8, left=first, color=colours[request], edgecolor="white", hatch=hatches[request])
-        ax.text(
-            (first + end) / 2, seat, f"r{request + 1}", ha="center", va="center", fontsize=8, backgroundcolor="white"
-        )
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # low: a gap would be an empty seat
+        ax.text((first + end) / 2, seat, f"r{request + 1}", ha="center", va="center", fontsize=7, bbox=white)
     ax.invert_yaxis()
     ax.set_yticks(range(4), [f"seat {i + 1}" for i in range(4)], fontsize=8)
     tidy(ax, title=f"{rule}: {steps} steps")
@@ -211,8 +211,10 @@ print(
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine takes its scheduler as a part, and three older ones lie in `reference_impl/baselines`. Same model, same
-# attention, same requests: only the order of work differs. So the texts must be equal, and only the steps differ.
+# The engine takes its scheduler as a part, and three older ones lie in `reference_impl/baselines`: static batching,
+# dynamic batching, and that of Orca (Yu et al., 2022), which brought continuous batching, without chunks of prompts and
+# with memory reserved for the longest output. Same model, same attention, same requests: only the order of work
+# differs. So the texts must be equal, and only the steps differ.
 
 
 # %% name="engine-run"
@@ -262,7 +264,8 @@ print(inspect.getsource(Scheduler.schedule))
 # ### The ragged batch
 #
 # In one step a prompt of 5 tokens may stand beside three requests that decode. What does the model get to see? One flat
-# list of tokens, without padding; a position for each; and the places where one request ends and the next begins.
+# list of tokens, without padding; a position for each; the places where one request ends and the next begins
+# (`query_start_loc`); and each request's context, its new tokens included (`seq_lens`).
 
 # %% name="ragged"
 engine = engine_with(None)
@@ -273,13 +276,12 @@ engine.add(prompts[3][:5], SamplingParams(max_tokens=8, temperature=0, ignore_eo
 plan = engine.scheduler.schedule(0.0)
 batch = build_batch(plan, engine.requests, engine.kv_specs, torch.device("cpu"))
 owner = torch.repeat_interleave(torch.arange(batch.num_rows), torch.tensor(batch.query_lens))
-print(
-    "rows (most context first):", batch.request_ids, " new tokens:", batch.query_lens, " context:", batch.context_lens
-)
+print("rows, most context first", batch.request_ids, " new tokens:", batch.query_lens)
 print("input_ids       ", batch.input_ids.tolist())
 print("positions       ", batch.positions.tolist())
 print("row of each     ", owner.tolist(), "(the sequence ids; engines keep the boundaries instead)")
 print("query_start_loc ", batch.query_start_loc.tolist())
+print("seq_lens        ", batch.seq_lens.tolist())
 print("logits_indices  ", batch.logits_indices.tolist(), "(only these tokens need logits)")
 assert batch.positions.tolist()[-5:] == [0, 1, 2, 3, 4]
 
@@ -301,12 +303,11 @@ for hook in hooks:
 tokens = batch.num_tokens
 assert set(seen) == {tokens}
 pairs = sum(latency.causal_pairs(q, c - q) for q, c in zip(batch.query_lens, batch.context_lens, strict=True))
-print(
-    f"{len(seen)} matrices in the layers, each called once, with all {tokens} tokens; logits for {len(batch.logits_indices)} of them only"
-)
-print(
-    f"query-key pairs per head: {pairs} row by row; one matrix over everything would have {tokens} x {sum(batch.context_lens)} = {tokens * sum(batch.context_lens)}"
-)
+packed = tokens * sum(batch.context_lens)
+print(f"{len(seen)} matrices in the layers, each called once, with all {tokens} tokens;")
+print(f"logits for {len(batch.logits_indices)} of them only")
+print(f"query-key pairs per head: {pairs} row by row; one matrix over everything would have")
+print(f"{tokens} x {sum(batch.context_lens)} = {packed}")
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
@@ -327,7 +328,7 @@ for size in sizes:
     whole = sorted(s.finished_at - s.started_at for s in trace.steps()[1:] if len(s.rows) == size)
     measured.append(whole[len(whole) // 2] / size)
 formula = [h100.tpot(1000, size) / size for size in sizes]
-print("batch   H100 by formula: step, per token, share   | course model on this machine, measured: step, share")
+print("batch   H100 by formula: step, per token, share   | course model here, measured: step, share")
 for size, f, m in zip(sizes, formula, measured, strict=True):
     print(
         f"{size:5d} {1e3 * f * size:16.2f} ms {1e3 * f:8.3f} ms {f / formula[0]:8.3f}   | {1e3 * m * size:10.2f} ms {m / measured[0]:8.3f}"
@@ -378,7 +379,7 @@ table = {}
 for name, lens in loads.items():
     kinds = [("static", lambda kv: StaticBatching(kv, 8)), ("continuous", None)]
     seconds = {"static": [], "continuous": []}
-    for _ in range(3):
+    for _ in range(2):
         for kind, make in kinds:
             began = time.perf_counter()
             _, trace = run(engine_with(make, seats=8), burst, lens)
@@ -387,8 +388,8 @@ for name, lens in loads.items():
         kinds.reverse()  # whoever goes first in one round goes last in the next
     steps = [play(lens, 8, kind)[0] for kind in seconds]
     table[name] = (steps[0] / steps[1], min(seconds["static"]) / min(seconds["continuous"]))
-    print(f"{name:18s} {sum(lens) / 32:5.1f} tokens in the mean; steps {steps[0]:4d} against {steps[1]:4d}: ratio {table[name][0]:.2f}; "
-          f"measured time ratio {table[name][1]:.2f}")  # fmt: skip
+    print(f"{name:18s} mean {sum(lens) / 32:4.1f} tokens; steps {steps[0]:3d} against {steps[1]:3d}: "
+          f"ratio {table[name][0]:.2f}; measured ratio of times {table[name][1]:.2f}")  # fmt: skip
 
 # %% name="ratio-figure" jupyter={"source_hidden": true}
 fig = figure(6.4, 2.7)
@@ -456,6 +457,7 @@ for name, make in ways.items():
 #
 # Now the crates. 32 requests decode, at a context of 1,000. A request with a prompt of 10,000 tokens arrives. The
 # engine may compute it whole, or with a budget of 2,048 or 512 tokens per step; the budget includes the 32 decodes.
+# (Llama-3-8B reads 8,192 tokens. Where prompts are longer, take its shapes as those of Llama 3.1, which reads 131,072.)
 
 
 # %% name="convoy"
@@ -513,8 +515,9 @@ show(
 
 # %% [markdown] name="convoy-reading"
 # Count the triangles. In the first row 32 people look at a frozen screen. In the last one they notice hardly anything,
-# and the long prompt's first token comes a little later: each chunk reads the weights and the keys and values before it
-# once more. The extreme cases, a retrieval prompt of 30,000 tokens and one of 100,000:
+# and the long prompt's first token comes a little later: in each of its steps the 32 decodes take their share of the
+# arithmetic. (Each chunk also reads the weights and the keys and values before it once more. As long as a step is bound
+# by arithmetic, that costs no time.) The extreme cases, a retrieval prompt of 30,000 tokens and one of 100,000:
 
 # %% name="convoy-extreme"
 for long in (30_000, 100_000):
@@ -527,8 +530,7 @@ for long in (30_000, 100_000):
 
 # %% [markdown] name="convoy-extreme-reading"
 # Look at the gaps with chunks, too. The last chunks of a very long prompt take longer than the first, because attention
-# meets all the tokens before. A fixed token budget does not bound time; it bounds tokens. (Llama-3-8B reads 8,192
-# tokens; take the shapes as those of Llama 3.1, which reads 131,072.)
+# meets all the tokens before. A fixed token budget does not bound time; it bounds tokens.
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
@@ -566,16 +568,19 @@ widgets.chunk_size("llama-3-8b", prompt=8192, decodes=32, budget=512)
 # other:
 
 # %% name="errata-reason-cell"
+print("steps of 64 requests    one by one   static   continuous   batching gains   continuous on top")
 for name, lens in outputs.items():
     static, continuous = play(lens, 8, "static")[0], play(lens, 8, "continuous")[0]
-    print(f"{name:22s} one by one {sum(lens):5d} steps, static {static:4d}, continuous {continuous:4d}: "
-          f"batching gains {sum(lens) / static:.1f}x, continuous batching {static / continuous:.2f}x on top")  # fmt: skip
+    print(
+        f"{name:24s}{sum(lens):10d} {static:8d} {continuous:12d} {sum(lens) / static:15.1f}x {static / continuous:18.2f}x"
+    )
 
 # %% [markdown] name="errata-halves-text"
 # **"Mixing prefill into a decode batch halves the throughput of both."** (E03.1) One step costs the *longer* of its
 # arithmetic and its bytes, not the sum. Decode leaves the arithmetic idle, prefill leaves the bandwidth idle, so
-# together they take less than apart. 70B on eight H100, 70e9 parameters, matrices only, half of the peak, full
-# bandwidth, no communication:
+# together they take less than apart. That holds for the matrices, where one read serves the tokens of both. (Attention
+# over the decodes' caches is other work, and overlaps with them far less.) 70B on eight H100, 70e9 parameters, matrices
+# only, half of the peak, full bandwidth, no communication:
 
 
 # %% name="errata-halves-cell"
@@ -585,14 +590,15 @@ def matrices(tokens, extra=0.0):  # 70e9 parameters over eight GPUs
 
 decode, prefill, mixed = matrices(64), matrices(8192), matrices(8192 + 64)
 attention = latency.attention_flops(latency.causal_pairs(8192), 80, 64, 128)
-print(f"64 decodes {1e3 * decode:.1f} ms; a prompt of 8,192 {1e3 * prefill:.0f} ms ({1e3 * matrices(8192, attention):.0f} with attention); apart "
-      f"{1e3 * (decode + prefill):.0f} ms, in one step {1e3 * mixed:.0f} ms")  # fmt: skip
+print(
+    f"64 decodes {1e3 * decode:.1f} ms; a prompt of 8,192 {1e3 * prefill:.0f} ms ({1e3 * matrices(8192, attention):.0f} with attention)"
+)
+print(f"apart {1e3 * (decode + prefill):.0f} ms, in one step {1e3 * mixed:.0f} ms")
 print(f"throughput gains; but each of the 64 waits {mixed / decode:.0f} times as long for this token")
 free = latency.flat_prefill_tokens(device("H100"), mfu=0.5)
 assert matrices(int(free)) == decode < matrices(int(free) + 2)
-print(
-    f"up to {free:.0f} tokens in all, decodes included, the step takes no longer than reading the weights: prefill rides for free"
-)
+print(f"up to {free:.0f} tokens in all, decodes included, a step takes no longer than reading the weights:")
+print("so much prefill rides for free")
 
 # %% [markdown] name="errata-alternate"
 # What mixing harms is *latency*. The usual name is a generation stall (Sarathi-Serve). "Bubble" usually means idle
@@ -638,8 +644,8 @@ print("a prompt of 8,192 beside 32 decodes  prefill  mean gap   longest gap of t
 for name, (_, prefill, gaps, _) in found.items():
     print(f"{name:34s} {1e3 * prefill:7.0f} ms {1e3 * gaps.mean():7.1f} ms {1e3 * gaps.max():10.1f} ms")
 plan = next(s for s in found["mixed, budget 512"][0].steps() if any(r.request_id == "long" for r in s.rows))
-print(f"a recorded plan of the engine: {sum(r.num_tokens == 1 for r in plan.rows)} decodes and a chunk of {max(r.num_tokens for r in plan.rows)} in one step of "
-      f"{sum(r.num_tokens for r in plan.rows)} tokens; decodes first: {plan.rows[0].num_tokens == 1}")  # fmt: skip
+print(f"a recorded plan of the engine: {sum(r.num_tokens == 1 for r in plan.rows)} decodes and a chunk of {max(r.num_tokens for r in plan.rows)} "
+      f"in one step; decodes first: {plan.rows[0].num_tokens == 1}")  # fmt: skip
 
 # %% [markdown] name="errata-idle"
 # Alternation loses the free ride: each chunk step leaves the decodes out, each decode step leaves the arithmetic idle.
@@ -659,15 +665,15 @@ print("as long as somebody waits, the next step has all four seats taken")
 # **"No padding, and the attention mask keeps sequences apart."** (E03.4) No mask does that here. `selective` counted:
 # attention runs row by row, over each row's own keys. A mask over one packed matrix would compute the pairs of
 # *different* requests and throw them away; chapter 02c has the small example. And some padding is left. A captured CUDA
-# graph runs exactly one batch size, so the rows are padded to the next captured one:
+# graph (chapter 05) runs exactly one batch size, so the rows are padded to the next captured one:
 
 # %% name="errata-padding-cell"
 lens = (3, 5, 2)
 print(f"sequences of {lens}: row by row {sum(n * n for n in lens)} scores, one packed matrix {sum(lens) ** 2}")
 captured = [1, 2, 4, *range(8, 257, 8)]  # an example; engines choose their own lists
 shares = np.array([1 - n / min(c for c in captured if c >= n) for n in range(1, 257)])
-print(f"graphs for 1, 2, 4, 8, 16 ... 256 rows: padding {shares[:8].mean():.0%} of the rows in the mean for 1 to 8 requests, "
-      f"{shares[8:64].mean():.0%} for 9 to 64, {shares[64:].mean():.1%} above")  # fmt: skip
+print(f"graphs for 1, 2, 4, 8, 16 ... 256 rows: share of the rows that is padding, in the mean: "
+      f"{shares[:8].mean():.0%} for\n1 to 8 requests, {shares[8:64].mean():.0%} for 9 to 64, {shares[64:].mean():.1%} above")  # fmt: skip
 
 # %% [markdown] name="errata-ratios"
 # **"Continuous batching is 3 to 10 times faster." "5 times." "20 times."** (E03.6) Faster than what, on which load, at
@@ -693,7 +699,7 @@ for name, make, seats in (
     seconds[name] = time.perf_counter() - began
 best = seconds["continuous, 8 seats"]
 for name, s in seconds.items():
-    print(f"{name:38s} {sum(lens) / s:7.0f} tokens/s; continuous with 8 seats is {s / best:.2f} times as fast")
+    print(f"{name:38s} {sum(lens) / s:5.0f} tokens/s; continuous, 8 seats: {s / best:.2f} times as fast")
 
 # %% [markdown] name="errata-paging"
 # All of these are true on this machine, and each could be printed on a slide.
@@ -756,9 +762,15 @@ for name, row in sweep.items():
     )
 
 # %% [markdown] name="errata-price-reading"
-# So it is a trade with a knob. Smaller budgets for smooth streams, larger ones for long prompts' first token. vLLM's
-# tuning guide says the same of `max_num_batched_tokens`. Two seeds show an ordering, not digits; `tests/claims` asserts
-# the ordering and the ranges over several seeds.
+# So it is a trade with a knob: smooth streams against the first token of long prompts. vLLM's tuning guide gives the
+# rule for `max_num_batched_tokens`: smaller for inter-token latency, larger for TTFT. Here the second half shows for a
+# prompt that is alone (the table of 10,000 tokens above). On this load a budget of 512 brings the long prompts no later
+# than one of 2,048. 512 tokens keep the arithmetic busy already. And a prompt's last chunk shares its step with the
+# prompts that came after it: its first token is out when the whole step has ended, which takes longer with 2,048. What
+# a larger budget saves on a real machine, the fixed cost of each step, is not in these formulas.
+#
+# Two seeds show an order, not digits. `tests/claims` asserts chunks against whole prompts over nine seeds of a simpler
+# model, one prompt at a time.
 #
 # Continuous batching alone does not end head-of-line blocking either; the next notebook takes that apart (E03.9).
 
@@ -808,7 +820,8 @@ widgets.quiz(load_quiz("03_batching").draw(seed=1, tag="batching"))
 # - A freed seat is filled in the next step.
 # - Ragged batch: a flat list of tokens for the matrices, `query_start_loc` for the boundaries, attention per sequence.
 # - A step costs max(arithmetic, bytes). Mixed steps save time in sum, and cost latency to those who decode.
-# - Up to `ridge · MFU` tokens (decodes included) ride for free under one read of the weights.
+# - Up to about `ridge · MFU / MBU` tokens (16-bit weights, decodes included) ride for free under one read of the weights.
 # - Chunked prefill: decodes first, then prompt chunks, in one step, under a token budget. Smaller: short gaps. Larger:
-#   earlier first token of long prompts. The worst gap shrinks; the 99th percentile may rise.
+#   fewer steps that a long prompt shares with the decodes, so its first token comes a little sooner if no other prompt
+#   is in the way. Chunks shorten the worst gap; the 99th percentile may rise.
 # - A ratio needs its baseline, its load and its latency objective.

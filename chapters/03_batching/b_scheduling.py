@@ -110,7 +110,8 @@ show(
 # ## 3. From scratch
 #
 # A scheduler touches no tensor. It needs whole numbers: how many tokens are known, how many are computed, how many
-# blocks are held. This one has all four decisions: rank, admission, preemption, budget.
+# blocks are held. (The cache is handed out in *blocks* of, say, 16 tokens; chapter 04 says why.) This one has all four
+# decisions: rank, admission, preemption, budget.
 
 
 # %% name="scratch"
@@ -162,9 +163,8 @@ outputs = {"r0": 14, "r1": 10, "r2": 6}
 toy.waiting += requests
 for step in range(1, 60):
     plan, gone = toy.plan()
-    print(f"step {step:2d}: {plan}{'  preempted ' + ', '.join(gone) if gone else ''}") if step < 5 or gone or max(
-        plan.values()
-    ) > 1 else None
+    if step < 5 or gone or max(plan.values()) > 1:  # the others are steps of pure decode
+        print(f"step {step:2d}: {plan}{'  preempted ' + ', '.join(gone) if gone else ''}")
     for r in list(toy.running):
         r["computed"] += plan.get(r["id"], 0)
         if r["computed"] == r["known"]:
@@ -182,6 +182,7 @@ assert toy.free == 5
 #
 # Three short methods of the engine's scheduler: how a running request gets its tokens, how somebody is let in, and what
 # a preempted request keeps. It keeps its tokens and its rank, so nothing it wrote is lost, and it comes back early.
+# (`_let_held_in` is for requests that advance only together, as the beams of a beam search do. You can skip it.)
 
 # %% name="engine-source"
 for method in (Scheduler._continue, Scheduler._let_in, Scheduler._preempt):
@@ -219,9 +220,11 @@ for name, trace in (("first come", first_come), ("by priority", urgent)):
     arrived = sum(s.started_at < trace.arrival("r5") for s in trace.steps())
     started = next(i for i, s in enumerate(trace.steps()) if any(r.request_id == "r5" for r in s.rows))
     gone = Counter(i for s in trace.steps() for i in s.preempted)
+    last = {r.request_id: i for i, s in enumerate(trace.steps(), start=1) for r in s.rows}
     print(
         f"{name:11s} r5 waits {started - arrived:2d} steps; {len(trace.steps())} steps in all; preempted: {dict(gone) or 'nobody'}"
     )
+    print(f"{'':11s} last token in step {dict(sorted(last.items()))}")
 print("the texts are the same: scheduling changes when, never what")
 
 # %% [markdown] name="policies-text"
@@ -322,7 +325,7 @@ def parts_of_a_step(n, steps=8):
     return {
         "schedule": schedule,
         "prepare": batch,
-        "model and sampling": run - batch,
+        "model, sampling": run - batch,
         "update": update,
         "text": detokenize,
     }
@@ -330,38 +333,38 @@ def parts_of_a_step(n, steps=8):
 
 rows = (1, 8, 32, 96)
 spent = {n: parts_of_a_step(n, steps=4) for n in rows}
-print("ms       " + "".join(f"{name:>20s}" for name in spent[1]))
+print("ms       " + "".join(f"{name:>17s}" for name in spent[1]))
 for n, parts in spent.items():
-    print(f"{n:3d} rows " + "".join(f"{value:20.3f}" for value in parts.values()))
+    print(f"{n:3d} rows " + "".join(f"{value:17.3f}" for value in parts.values()))
 
 # %% [markdown] name="host-scale-text"
-# The host's part grows with the number of requests, while a GPU's step hardly does. Theory: `fixed + per request · n`,
-# from the first and the last row, beside the decode step of the large machine. (Launching kernels is not in it: on a
-# CPU there is nothing to launch.)
+# The host's part grows with every request, from nearly nothing. A GPU's step grows, too, by the keys and values of each
+# request, but from the time that one read of the weights takes; so with more requests the host's *share* grows. Theory:
+# `fixed + per request · n`, from the first and the last row, beside the decode step of the large machine. (Launching
+# kernels is not in it: on a CPU there is nothing to launch.)
 
 # %% name="host-scale"
-host = {n: sum(value for name, value in parts.items() if name != "model and sampling") for n, parts in spent.items()}
+host = {n: sum(value for name, value in parts.items() if name != "model, sampling") for n, parts in spent.items()}
 slope = (host[rows[-1]] - host[rows[0]]) / (rows[-1] - rows[0])
 fixed = host[rows[0]] - slope * rows[0]
 print(f"host: {1e3 * fixed:.0f} microseconds + {1e3 * slope:.1f} per request (measured here, in Python)")
+print("requests   host by that line   H100 decode step, 8B   TPOT in turn   host's share   TPOT overlapped")
 for n in (8, 32, 128, 256):
     ms, step = fixed + slope * n, 1e3 * h100.tpot(1000, n)
-    print(f"{n:4d} requests: host {ms:5.2f} ms by that line; decode step of an 8B model on an H100 {step:5.2f} ms: "
-          f"TPOT {step + ms:5.2f} ms one after the other ({ms / (step + ms):.0%} of it host), {max(step, ms):5.2f} ms overlapped")  # fmt: skip
+    print(
+        f"{n:8d} {ms:15.2f} ms {step:19.2f} ms {step + ms:11.2f} ms {ms / (step + ms):14.0%} {max(step, ms):14.2f} ms"
+    )
 scheduling = 1e6 * np.median(scheduler_seconds(256)) / 256
 print(f"scheduling and block operations alone: {scheduling:.1f} microseconds per request and step, 256 requests")
 
 # %% name="host-figure" jupyter={"source_hidden": true}
 fig = figure(7.2, 2.7)
 ax = fig.subplots()
-fine = np.linspace(0, 128, 50)
-ax.plot(fine, fixed + slope * fine, "--", color=INK, label="fixed + price per request")
+fine = np.arange(1, 129)
+ax.plot(fine, fixed + slope * fine, "--", color=INK, label="a line through its ends: fixed + per request")
 ax.plot(rows, list(host.values()), "o", color=ORANGE, label="measured: host's part of a step")
 ax.plot(
-    fine[1:],
-    [1e3 * h100.tpot(1000, n) for n in fine[1:].round().clip(1).astype(int)],
-    color=BLUE,
-    label="H100 decode step, formula",
+    fine, [1e3 * h100.tpot(1000, n) for n in fine], color=BLUE, label="decode step of an 8B model on an H100, formula"
 )
 tidy(ax, "requests that decode together", "ms")
 ax.set_ylim(0)
@@ -378,8 +381,8 @@ show(
 # while the GPU still computes step `t`. The trouble is that the tokens of step `t` are not known yet. A plan does not
 # need them: it needs only *how many* there will be, one per decoding request. So the plan holds a placeholder, and the
 # GPU reads the token from where step `t` left it. The price: a request that ended by a stop token in step `t` has been
-# planned once more, for nothing. That is one wasted row, and `overlapped` above. What has to wait for the tokens
-# (grammar masks of guided decoding, stop strings) cannot be hidden so easily.
+# planned once more, for nothing: one wasted row. `TPOT overlapped` above is what this reaches at best. What has to wait
+# for the tokens (grammar masks of guided decoding, stop strings) cannot be hidden so easily.
 #
 # "TPOT got worse after a change, what do you check?" Context and number of running requests (more bytes per step);
 # preemptions; prompts in the same steps; a slower attention kernel; and the host: guided decoding, log-probabilities, a
@@ -423,12 +426,12 @@ orders = {
     "shortest by max_tokens": ShortestFirst(aging=0),
 }
 seen = {name: simulate(h100, waiting, small, policy) for name, policy in orders.items()}
-print("120 requests at once, 16 seats   mean TTFT   mean latency   last of all   mean latency of the 12 longest")
+print("120 requests at once, 16 seats  mean TTFT  mean latency  last of all  mean latency, 12 longest")
 longest = [f"r{i}" for i in np.argsort(lengths)[-12:]]
 for name, trace in seen.items():
     w = trace.workload()
     print(
-        f"{name:28s} {np.mean(w.ttft):13.2f} s {np.mean(w.latency):10.2f} s {w.duration:11.2f} s {np.mean(trace.workload(longest).latency):20.2f} s"
+        f"{name:28s} {np.mean(w.ttft):10.2f} s {np.mean(w.latency):11.2f} s {w.duration:10.2f} s {np.mean(trace.workload(longest).latency):21.2f} s"
     )
 mean_ttft = {name: float(np.mean(trace.workload().ttft)) for name, trace in seen.items()}
 widgets.reveal("03b-order", mean_ttft["first come"] / mean_ttft["shortest first, oracle"])
@@ -499,10 +502,10 @@ for name, policy in (
 stream = poisson(10, 20, seed=3, prompts=(500,), mean_output=200, max_tokens=1024)
 
 
-def admitted(blocks, admission="fill", preemption="recompute", seats=256, load=stream):
+def admitted(blocks, admission="fill", preemption="recompute", seats=256, load=stream, policy=None):
     config = EngineConfig(num_blocks=blocks, max_num_seqs=seats, max_num_batched_tokens=1024, admission=admission,
                           preemption=preemption, swap_bytes=2**24)  # fmt: skip
-    trace = simulate(h100, load, config)
+    trace = simulate(h100, load, config, policy)
     steps = trace.steps()
     again = sum(r.num_tokens for s in steps for r in s.rows) - sum(
         500 + m.num_output_tokens - 1 for m in trace.workload().requests
@@ -510,21 +513,21 @@ def admitted(blocks, admission="fill", preemption="recompute", seats=256, load=s
     return trace, sum(len(s.preempted) for s in steps), again, np.mean([s.num_running for s in steps])
 
 
-print(
-    "cache, tokens    admission    preempted   computed again   mean running   p95 TTFT   p99 TPOT   worst gap   tokens/s"
-)
+print("cache,   admission   pre-     tokens       mean      p95       p99       worst    tokens")
+print("tokens               empted   computed     running   TTFT      TPOT      gap      per second")
+print("                              again")
 for blocks in (1500, 750, 500):
     for admission in ("worst_case", "fill"):
         trace, gone, again, running = admitted(blocks, admission)
         w = trace.workload()
-        print(f"{16 * blocks:12,d}  {admission:>12s} {gone:11d} {again:12,d} tok {running:13.1f} {percentile(w.ttft, 95):9.2f} s {1e3 * percentile(w.tpot, 99):7.1f} ms "
-              f"{max(w.itl):9.2f} s {w.throughput:9,.0f}")  # fmt: skip
+        print(f"{16 * blocks:6,d}   {admission:10s} {gone:7d} {again:10,d} {running:11.1f} {percentile(w.ttft, 95):8.2f} s "
+              f"{1e3 * percentile(w.tpot, 99):6.1f} ms {max(w.itl):7.2f} s {w.throughput:10,.0f}")  # fmt: skip
 
 # %% [markdown] name="admission-reading"
 # Read the rows in pairs. Worst case keeps the streams smooth and lets people wait at the door. Fill gets more work out
-# of the same memory, until it begins to thrash: preempted, computed again, preempted. A preempted user sees his stream
-# stop, which the *worst gap* shows. Which is better depends on how far `max_tokens` lies above what is really written:
-# the tighter the cap, the cheaper the guarantee.
+# of the same memory, also in the last row, where it thrashes: preempted, computed again, preempted. The price is paid by
+# those who are preempted. Their stream stops, which the *worst gap* shows. Which is better depends on how far
+# `max_tokens` lies above what is really written: the tighter the cap, the cheaper the guarantee.
 #
 # In between lies **admission control**: cap the seats by the KV budget, so that what usually comes fits. A rule of
 # thumb: prompt + mean output per request.
@@ -533,46 +536,49 @@ for blocks in (1500, 750, 500):
 blocks = 500
 fits = 16 * blocks // (500 + 200)
 print(f"{16 * blocks:,} tokens of cache / (500 + 200) = {fits} seats")
-print("seats   preempted   computed again   p95 TTFT   worst gap   tokens/s")
-for n in (fits // 2, fits, 2 * fits, 256):
-    trace, gone, again, _ = admitted(blocks, seats=n)
+oracle = ShortestFirst(lambda request: 500 + stream[int(request.id)].output, aging=0)
+print("seats, order             preempted   computed again   mean TTFT   p95 TTFT   worst gap   tokens/s")
+for n, policy in ((fits // 2, None), (fits, None), (2 * fits, None), (256, None), (fits, oracle)):
+    trace, gone, again, _ = admitted(blocks, seats=n, policy=policy)
     w = trace.workload()
-    print(
-        f"{n:5d} {gone:11d} {again:12,d} tok {percentile(w.ttft, 95):8.2f} s {max(w.itl):9.2f} s {w.throughput:10,.0f}"
-    )
+    name = f"{n}, {'shortest first' if policy else 'first come'}"
+    print(f"{name:20s} {gone:13d} {again:12,d} tok {np.mean(w.ttft):9.2f} s {percentile(w.ttft, 95):8.2f} s {max(w.itl):9.2f} s {w.throughput:10,.0f}")  # fmt: skip
 
 # %% [markdown] name="admission-seats-reading"
-# The rule's cap computes much less twice and gives nearly the same throughput: what is over-admitted works for nobody.
-# Half of it never preempts, and lets people wait instead. *Without* any control, the last row, the memory itself is the
-# only limit, and everybody's tail pays for it. Preferring short requests (above) helps here, too: they give their
-# blocks back soon.
+# The rule's cap halves what is computed twice and gives nearly the same throughput: what is over-admitted works for
+# nobody. Half of it never preempts, and lets people wait instead. *Without* any control (256 seats) the memory itself is
+# the only limit, and streams stop more often and for longer. Preferring short requests (the last row, by an oracle)
+# shortens the waits once more, since they give their blocks back soon. But the long ones are those who are thrown out,
+# and whoever comes is shorter: without aging, look at the worst gap.
 #
 # ### Who must get out: recompute or swap
 #
 # The victim's keys and values can be dropped and computed again (arithmetic), or copied to host memory and back (a
-# link). By formula, for one victim, on the machine of this notebook and a 70B model on four H100; PCIe 5 at what copies
-# see.
+# link). By formula, for one victim, on the machine of this notebook and a 70B model on four H100; PCIe 5 at 55 GB/s,
+# since copies do not reach the specified 63.
 
 # %% name="recompute-or-swap"
-per_second = 55e9  # byte/s that copies over PCIe 5 x16 reach; the specification says 63e9
+per_second = 55e9  # byte/s; copies over PCIe 5 x16 see 50 to 60 of the 63 GB/s in the specification
 assert per_second < link("PCIe 5 x16").per_direction
 large = Deployment(shape_of("llama-3-70b"), device("H100"), num_devices=4, mfu=0.5, mbu=0.8)
-print("context   8B, one H100: recompute / swap out and in       70B, four H100 (a link each): recompute / swap")
+print("          8B, one H100              70B, four H100, a link each")
+print("context   recompute / out and in    recompute / out and in")
 for context in (500, 2000, 8000):
     cells = []
     for d in (h100, large):
         moved = 2 * context * d.bytes_per_token / d.num_devices / per_second
-        cells.append(f"{format_seconds(d.prefill_seconds(context)):>9s} / {format_seconds(moved):>8s}")
-    print(f"{context:7,d} {cells[0]:>33s} {cells[1]:>46s}")
+        cells.append(f"{format_seconds(d.prefill_seconds(context)):>9s} / {format_seconds(moved):10s}")
+    print(f"{context:7,d}   {cells[0]:25s} {cells[1]}")
 
 # %% name="swap-run"
-print("8,000 tokens of cache, the same stream:")
+print("8,000 tokens of cache, the same stream")
+print("            preempted   computed again      moved   p95 TTFT   p99 TPOT   tokens/s")
 for preemption in ("recompute", "swap"):
     trace, gone, again, _ = admitted(500, preemption=preemption)
     moved = sum(len(s.transfers.swap_out) + len(s.transfers.swap_in) for s in trace.steps()) * 16 * h100.bytes_per_token
     w = trace.workload()
-    print(f"{preemption:10s} {gone:4d} preemptions, {again:7,d} tokens computed again, {format_bytes(moved):>8s} moved; p95 TTFT {percentile(w.ttft, 95):.2f} s, "
-          f"p99 TPOT {1e3 * percentile(w.tpot, 99):.1f} ms, {w.throughput:,.0f} tokens/s")  # fmt: skip
+    print(f"{preemption:10s} {gone:10d} {again:12,d} tok {format_bytes(moved):>10s} {percentile(w.ttft, 95):8.2f} s "
+          f"{1e3 * percentile(w.tpot, 99):7.1f} ms {w.throughput:10,.0f}")  # fmt: skip
 plain, a = tight(blocks=10)
 swapped, b = tight(blocks=10, preemption="swap")
 assert a == b
@@ -580,10 +586,10 @@ print(f"course model, really run, 10 blocks: {sum(len(s.preempted) for s in swap
       f"{sum(len(s.transfers.swap_out) for s in swapped.steps())} blocks out, the same texts")  # fmt: skip
 
 # %% [markdown] name="swap-reading"
-# Both work. By these formulas swapping is cheaper for this model; it needs host memory, a link that nobody else uses
-# just then, and code. Recomputing needs nothing, shares its steps with the decodes (a part of it rides for free), and
-# with a prefix cache (chapter 06) some of the blocks may still be there. vLLM dropped swapping with V1 and recomputes.
-# The 4-GPU copy assumes that each GPU has a link of its own.
+# Both work. By these formulas swapping is cheaper for both models; it needs host memory, a link that nobody else uses
+# just then, and code. Recomputing needs nothing of that, shares its steps with the decodes (a part of it rides for
+# free), and with a prefix cache (chapter 06) some of the blocks may still be there. vLLM dropped swapping with V1 and
+# recomputes.
 #
 # ### How many crates: tuning the budget
 #
@@ -593,19 +599,22 @@ print(f"course model, really run, 10 blocks: {sum(len(s.preempted) for s in swap
 # %% name="budget"
 chat = poisson(24, 10, seed=4, prompts=(300,), mean_output=200)
 documents = poisson(6, 12, seed=4, prompts=(4000,), mean_output=40)
-print("budget    chat: p95 TTFT   p99 TPOT   tokens/s     documents: p95 TTFT   p99 TPOT   prompts read per s")
+print("          chat                               documents")
+print("budget    p95 TTFT   p99 TPOT   tokens/s     p95 TTFT   p99 TPOT   prompts read per s")
 for budget in (128, 256, 512, 2048, 8192):
     config = EngineConfig(max_num_seqs=256, max_num_batched_tokens=budget)
     a, b = (simulate(h100, load, config).workload() for load in (chat, documents))
-    print(f"{budget:6d} {percentile(a.ttft, 95):13.2f} s {1e3 * percentile(a.tpot, 99):8.1f} ms {a.throughput:8,.0f} {percentile(b.ttft, 95):19.2f} s "
-          f"{1e3 * percentile(b.tpot, 99):9.1f} ms {len(b.requests) / b.duration:12.2f}")  # fmt: skip
+    print(f"{budget:6d} {percentile(a.ttft, 95):9.2f} s {1e3 * percentile(a.tpot, 99):7.1f} ms {a.throughput:10,.0f} {percentile(b.ttft, 95):10.2f} s "
+          f"{1e3 * percentile(b.tpot, 99):7.1f} ms {len(b.requests) / b.duration:20.2f}")  # fmt: skip
 free = latency.flat_prefill_tokens(h100.device, mfu=h100.mfu) / h100.mbu
 print(f"up to about {free:.0f} tokens ride under one read of the weights: a smaller budget wastes reads")
 
 # %% [markdown] name="budget-reading"
 # For chat the budget hardly matters once it is well above the decodes: there is little to read. What matters is that
-# all who chat have a seat. For documents it is the knob: too small and prompts queue up; large and TPOT suffers. Rule:
-# seats for as many as memory holds, a budget above the free ride, then as large as the TPOT objective allows.
+# all who chat have a seat. For documents it is the knob: below the free ride prompts queue up; far above it TPOT suffers
+# and nothing is gained *here*, because in these formulas a step costs nothing but its arithmetic and bytes. A real step
+# has a fixed cost besides (launches, host), which a larger budget pays less often. Rule: seats for as many as memory
+# holds, a budget above the free ride, and from there up only while prompts per second rise and TPOT keeps its objective.
 #
 # ### "Latency is fine, throughput is low"
 #
@@ -627,11 +636,11 @@ changes = {
     "fp8 weights and arithmetic, 64 seats": level(
         Deployment(llama, device("H100"), mfu=0.5, mbu=0.8, weight_bits=8, precision="fp8"), 64
     ),
-    "two replicas of 8 seats": (2 * base[0], base[1]),
+    "two replicas of 8 seats, twice the GPUs": (2 * base[0], base[1]),
 }
 print("Llama-3-8B, H100, context 1,000, decode only, by formula")
 for name, (rate, tpot) in changes.items():
-    print(f"{name:38s} {rate:8,.0f} tokens/s ({rate / base[0]:4.1f}x)   TPOT {1e3 * tpot:5.2f} ms")
+    print(f"{name:40s} {rate:8,.0f} tokens/s ({rate / base[0]:4.1f}x)   TPOT {1e3 * tpot:5.2f} ms")
 
 # %% [markdown] name="throughput-reading"
 # 1. Do requests wait? If not, the load is low, and nothing on this machine raises throughput.
@@ -646,17 +655,18 @@ for name, (rate, tpot) in changes.items():
 #
 # **"Batch translation is mostly prefill, so give it a large token budget."** (E03.5) A translation is about as long as
 # its source. Each output token is a step of its own, while the whole prompt is one. Time per request on the large
-# machine, 64 together, the prefill alone at the same MFU:
+# machine, 64 together or as many as its cache holds, the prefill alone at the same MFU:
 
 # %% name="errata-translation-cell"
-print("load                           in     out    prefill's share of the time")
+print("load                           in     out   together   prefill's share of the time")
 for name, prompt, output in (
     ("translation", 256, 256), ("chat", 500, 300), ("code completion", 2000, 40), ("retrieval, short answer", 6000, 150),
     ("summary of a long document", 8000, 200), ("extraction, classification", 3000, 8), ("score or embedding", 1000, 1),
 ):  # fmt: skip
+    together = min(64, h100.cache_tokens() // (prompt + output))
     prefill = h100.prefill_seconds(prompt)
-    decode = (output - 1) * h100.tpot(prompt + max(1, output // 2), 64) / 64
-    print(f"{name:28s} {prompt:5,d} {output:6d} {prefill / (prefill + decode):18.0%}")
+    decode = (output - 1) * h100.tpot(prompt + max(1, output // 2), together) / together
+    print(f"{name:28s} {prompt:5,d} {output:6d} {together:9d} {prefill / (prefill + decode):18.0%}")
 
 # %% [markdown] name="errata-blocking"
 # **"Continuous batching means no head-of-line blocking."** (E03.9) There are three kinds, and each needs its own
@@ -676,12 +686,12 @@ remedies = {
     "+ chunks of 512": {"config": pieces},
     "+ shortest first, with aging": {"config": pieces, "policy": ShortestFirst(aging=500)},
 }
-print("short requests only              p95 TTFT   p99 TPOT   longest gap   | long ones: p95 TTFT")
+print("short requests only              p95 TTFT   p99 TPOT   longest gap | long ones: p95 TTFT")
 for name, options in remedies.items():
     trace = simulate(h100, mixed, **options)
     w, others = trace.workload(short), trace.workload([str(i) for i in range(len(mixed)) if str(i) not in short])
     print(
-        f"{name:30s} {percentile(w.ttft, 95):9.2f} s {1e3 * percentile(w.tpot, 99):7.1f} ms {1e3 * max(w.itl):10.0f} ms   | {percentile(others.ttft, 95):9.2f} s"
+        f"{name:30s} {percentile(w.ttft, 95):9.2f} s {1e3 * percentile(w.tpot, 99):7.1f} ms {1e3 * max(w.itl):10.0f} ms | {percentile(others.ttft, 95):9.2f} s"
     )
 
 # %% [markdown] name="errata-blocking-reading"

@@ -63,16 +63,17 @@ def draw(runs: Mapping[str, Mapping[str, Trace]], load: str, step: int) -> Shown
     seats = {name: stays(trace) for name, trace in traces.items()}
     length = max((len(trace.steps()) for trace in traces.values()), default=1) or 1
     rows = {name: max((s.seat for s in found), default=0) + 1 for name, found in seats.items()}
-    total = sum(0.16 * n + 0.62 for n in rows.values())
-    fig = figure(7.8, total + 0.55)
+    title, gap, axis = 0.3, 0.1, 0.5  # inches above a panel, below it, and below the last for numbers and label
+    height = sum(0.2 * n + title + gap for n in rows.values()) - gap + axis
+    fig = figure(7.8, height)
     fig.set_layout_engine("none")
-    height, top, lines = total + 0.55, total + 0.5, []
+    top, lines = height, []
     for name, trace in traces.items():
-        panel = 0.16 * rows[name]
-        top -= 0.4
+        panel = 0.2 * rows[name]
+        top -= title
         ax = fig.add_axes((0.09, (top - panel) / height, 0.89, panel / height))
         lines.append(_panel(ax, name, trace, seats[name], rows[name], min(step, length), length))
-        top -= panel + 0.22
+        top -= panel + gap
     ax.tick_params(labelbottom=True)
     ax.set_xlabel("step", fontsize=9)
     return show(fig, f"Load: {load}. " + " ".join(lines))

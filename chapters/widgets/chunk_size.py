@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from ipywidgets import Dropdown, SelectionSlider
 from matplotlib.collections import PolyCollection
+from matplotlib.ticker import LogLocator, NullLocator
 
 from chapters.widgets.figure import BLUE, GREY, INK, ORANGE, RED, SKY, Shown, View, figure, show, tidy
 from reference_impl.theory import latency
@@ -92,7 +93,7 @@ def draw(machine: str, prompt: int, decodes: int, budget: int) -> Shown:
     usual = f" (without the prompt {format_seconds(alone)})" if decodes else ""
     fig = figure(7.8, 3.1)
     fig.set_layout_engine("none")
-    left, right = fig.add_axes((0.08, 0.16, 0.46, 0.6)), fig.add_axes((0.62, 0.3, 0.36, 0.3))
+    left, right = fig.add_axes((0.11, 0.16, 0.43, 0.6)), fig.add_axes((0.62, 0.3, 0.36, 0.3))
     left.plot([r.ttft for r in curve], [1e3 * r.longest_gap for r in curve], "o-", color=BLUE, markersize=4)
     left.plot(chosen.ttft, 1e3 * chosen.longest_gap, "D", color=RED, markersize=8)
     labelled = {curve[0].budget, curve[-1].budget, *(b for b in (512, 2048, 8192) if b >= curve[0].budget)}
@@ -101,7 +102,13 @@ def draw(machine: str, prompt: int, decodes: int, budget: int) -> Shown:
             left.annotate(
                 f"{r.budget:,}", (r.ttft, 1e3 * r.longest_gap), textcoords="offset points", xytext=(5, 4), fontsize=7
             )
-    left.set_ylim(0, 1.15e3 * max(r.longest_gap for r in curve))
+    gaps = [1e3 * r.longest_gap for r in curve]
+    left.set_yscale("log")  # a whole long prompt takes a thousand times a decode step
+    left.set_ylim(0.7 * min([1e3 * alone] if decodes else gaps), 1.6 * max(gaps))
+    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    left.yaxis.set_major_formatter("{x:,g}")
+    left.yaxis.set_minor_locator(NullLocator())
+    left.tick_params(axis="y", labelsize=8)
     nearest, farthest = min(r.ttft for r in curve), max(r.ttft for r in curve)
     margin = 0.12 * (farthest - nearest) + 0.01 * farthest  # from 0 the whole curve would be one upright line
     left.set_xlim(nearest - margin, farthest + 2 * margin)
@@ -120,7 +127,8 @@ def draw(machine: str, prompt: int, decodes: int, budget: int) -> Shown:
              fontsize=9, va="top")  # fmt: skip
     free_text = f"about {free} tokens in all ride under one read of the weights"
     fig.text(0.62, 0.66, f"about {free} tokens in all\nride under one read of the weights", fontsize=7, color=INK)
-    left.axhline(1e3 * alone, color=GREY, linewidth=1, linestyle=":")
+    if decodes:
+        left.axhline(1e3 * alone, color=GREY, linewidth=1, linestyle=":")
     return show(fig, f"{text}{usual}; {free_text}. By formula, MFU {MFU:.0%}, MBU {MBU:.0%}.")
 
 

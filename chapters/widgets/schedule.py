@@ -104,7 +104,7 @@ def _tokens(ax: Any, tokens: list[tuple[int, int]], budget: int, last: int) -> N
     ax.bar(x, chunks, 1.0, align="edge", bottom=decodes, color=BLUE, label="chunks of prompts")
     ax.axhline(budget, color=RED, linewidth=0.8, linestyle=":")
     most = max((a + b for a, b in tokens), default=1)
-    ax.set_ylim(0, 1.25 * min(budget, 4 * most) if most else 1)
+    ax.set_ylim(0, 1.6 * min(budget, 4 * most) if most else 1)  # the legend stands above the budget's line
     tidy(ax, "step", "tokens")
     ax.legend(fontsize=7, frameon=False, loc="upper right", ncols=2)
 

@@ -15,6 +15,7 @@ from reference_impl.executor.simulated import END, SimulatedGPU, weightless
 from reference_impl.interfaces import KVManager, Policy, SamplingParams, Scheduler
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager as PagedKVManager
+from reference_impl.simulation.cost import Roofline
 from reference_impl.theory.deployment import Deployment
 from reference_impl.trace import Trace
 
@@ -49,7 +50,7 @@ def simulate(
     fields: dict[str, Any] = vars(config) | {"prefix_cache": "off"}
     fields["num_blocks"] = config.num_blocks or deployment.cache_tokens() // config.block_size
     lengths: dict[str, int] = {}
-    gpu = SimulatedGPU(deployment, lengths, host_seconds, block_size=config.block_size)
+    gpu = SimulatedGPU(Roofline(deployment), lengths, host_seconds, block_size=config.block_size)
     parts = Parts(policy=policy, executor=gpu, clock=gpu, kv_cache=object())  # type: ignore[arg-type]
     if scheduler is not None:
         parts.block_pool = BlockPool(fields["num_blocks"])

@@ -1,15 +1,16 @@
 """An executor without a model and a clock without seconds: each step takes what the cost model says.
 
-The scheduler, the blocks and the trace are the engine's own, so the order of events is real. The times are floors of
-`theory.deployment` for a stated MFU and MBU, plus the moves between device and host; launches and the host's work are
-left out unless you add them. The tokens mean nothing: everybody writes the same one until the given length is reached.
+The scheduler, the blocks and the trace are the engine's own, so the order of events is real. The times are the cost
+model's: the floors of `theory.deployment` for a stated MFU and MBU, or what was measured (`simulation.cost`), plus the
+moves between device and host; launches and the host's work are left out of the floors unless you add them. The tokens
+mean nothing: everybody writes the same one until the given length is reached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -18,6 +19,19 @@ from reference_impl.model_config import parse_model_config
 from reference_impl.theory.deployment import Deployment
 
 WORD, END = 7, 2  # what a simulated request writes, and what ends it
+
+
+class StepCost(Protocol):
+    """How long a step takes. `theory.deployment.Deployment` is one."""
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of keys and values, all layers."""
+        ...
+
+    def step_seconds(self, new_tokens: Sequence[int], past_tokens: Sequence[int]) -> float:
+        """One forward pass; per row, tokens computed and tokens already in the cache."""
+        ...
 
 
 class SimulatedGPU:
@@ -29,15 +43,15 @@ class SimulatedGPU:
 
     def __init__(
         self,
-        deployment: Deployment,
+        cost: StepCost,
         num_output_tokens: Mapping[str, int] | None = None,
         host_seconds: float = 0.0,
         host_link: float = 55e9,
         block_size: int = 16,
     ):
-        self.deployment, self.host_seconds, self.host_link = deployment, host_seconds, host_link
+        self.cost, self.host_seconds, self.host_link = cost, host_seconds, host_link
         self.num_output_tokens = {} if num_output_tokens is None else num_output_tokens
-        self.bytes_per_block = block_size * deployment.bytes_per_token
+        self.bytes_per_block = block_size * cost.bytes_per_token
         self.time = 0.0
 
     def now(self) -> float:
@@ -48,13 +62,14 @@ class SimulatedGPU:
         moved = len(plan.transfers.swap_out) + len(plan.transfers.swap_in)
         self.time += self.host_seconds + moved * self.bytes_per_block / self.host_link
         if plan.rows:
-            self.time += self.deployment.step_seconds([r.num_tokens for r in plan.rows], [r.start for r in plan.rows])
-        tokens = {row.request_id: self._token(requests[row.request_id]) for row in plan.rows if row.samples}
+            self.time += self.cost.step_seconds([r.num_tokens for r in plan.rows], [r.start for r in plan.rows])
+        tokens = {row.request_id: WORD for row in plan.rows if row.samples}
+        if self.num_output_tokens:
+            for request_id in tokens.keys() & self.num_output_tokens.keys():
+                request = requests[request_id]
+                if request.num_tokens - request.num_prompt_tokens + 1 == self.num_output_tokens[request_id]:
+                    tokens[request_id] = END
         return StepOutput(tokens, {}, started, self.time)
-
-    def _token(self, request: Request) -> int:
-        written = request.num_tokens - request.num_prompt_tokens
-        return END if written + 1 == self.num_output_tokens.get(request.id) else WORD
 
     def collect(self, ticket: StepOutput) -> StepOutput:
         return ticket
@@ -68,12 +83,17 @@ def weightless(deployment: Deployment, longest: int = 131_072) -> Any:
 
     It is one layer thin, so that the engine does not look for the memory of the GPU on this machine.
     """
+    return hollow_model(deployment.shape.vocab_size, longest)
+
+
+def hollow_model(vocab_size: int, longest: int) -> Any:
+    """The same of no model in particular."""
     config = parse_model_config(
         {
-            "architectures": ["LlamaForCausalLM"], "vocab_size": deployment.shape.vocab_size, "hidden_size": 8,
+            "architectures": ["LlamaForCausalLM"], "vocab_size": vocab_size, "hidden_size": 8,
             "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
             "rms_norm_eps": 1e-5, "max_position_embeddings": longest, "torch_dtype": "bfloat16", "eos_token_id": 0,
         }
     )  # fmt: skip
-    rotary = SimpleNamespace(cos=torch.empty(longest, 1))
+    rotary = SimpleNamespace(cos=SimpleNamespace(shape=(longest, 1)))
     return SimpleNamespace(config=config, dtype=torch.bfloat16, device=torch.device("cpu"), rotary=rotary)

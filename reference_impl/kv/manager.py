@@ -49,6 +49,7 @@ class KVManager:
         self._num_evictable = 0  # indexed blocks with one reference
         self._evict_at_once = max(1, pool.num_free // 128)  # looking for the oldest costs more than forgetting a few
         self._on_host: dict[str, list[list[BlockId]]] = {}  # swapped-out requests: a table of host blocks per group
+        self._returning: dict[str, list[list[BlockId]]] = {}  # the same, of those that this step's transfers bring back
         self._copies: list[BlockPair] = []
         self._swap_out: list[BlockPair] = []
         self._swap_in: list[BlockPair] = []
@@ -163,17 +164,28 @@ class KVManager:
             self._hold(table)
 
     def free(self, request: Request) -> None:
+        if request.id in self._returning:
+            self._stay_on_host(request)
         self.commit(request)
         for table in request.block_tables:
             self._release(table)
         for table in self._on_host.pop(request.id, ()):
-            assert self.host_pool is not None
-            self.host_pool.decref([block for block in table if block != NO_BLOCK])
+            self._release_host(table)
         request.block_tables = [[] for _ in self.windows]
 
     def swap_out(self, request: Request) -> bool:
-        """Blocks with computed tokens go to the host, reserved ones are only given back."""
-        used = self.blocks_for(request.num_computed_tokens)
+        """Blocks with computed tokens go to the host; reserved ones, and those no window shows, are only given back.
+
+        If it had nothing to compute, its last token is computed again when it is back, as `admit` promises.
+        """
+        if request.id in self._returning:
+            self._stay_on_host(request)
+            return True
+        computed = min(request.num_computed_tokens, request.num_tokens - 1)
+        for table, window in zip(request.block_tables, self.windows, strict=True):
+            if window is not None:
+                self._let_go(table, computed - window + 1)
+        used = self.blocks_for(computed)
         tables = [table[:used] for table in request.block_tables]
         wanted = sum(block != NO_BLOCK for table in tables for block in table)
         if self.host_pool is None or wanted == 0 or wanted > self.host_pool.num_free:
@@ -182,6 +194,7 @@ class KVManager:
         there = [[NO_BLOCK if block == NO_BLOCK else host.pop() for block in table] for table in tables]
         self._swap_out += _pairs(tables, there)
         self.free(request)
+        request.num_computed_tokens = computed
         self._on_host[request.id] = there
         return True
 
@@ -196,17 +209,33 @@ class KVManager:
         here = [[NO_BLOCK if block == NO_BLOCK else blocks.pop() for block in table] for table in there]
         self._swap_in += _pairs(there, here)
         request.block_tables = [table + _pop(blocks, end - len(table)) for table, end in zip(here, ends, strict=True)]
-        assert self.host_pool is not None
-        self.host_pool.decref(saved)
-        del self._on_host[request.id]
+        self._returning[request.id] = self._on_host.pop(request.id)
         request.num_cached_tokens = 0
         return True
+
+    def _stay_on_host(self, request: Request) -> None:
+        """Undoes `_bring_back` in the same step: nothing was moved yet, so its blocks on the device hold nothing."""
+        given = {block for table in request.block_tables for block in table}
+        self._swap_in = [pair for pair in self._swap_in if pair.dst not in given]
+        for table in request.block_tables:
+            self._release(table)
+        request.block_tables = [[] for _ in self.windows]
+        self._on_host[request.id] = self._returning.pop(request.id)
+
+    def _release_host(self, table: list[BlockId]) -> None:
+        assert self.host_pool is not None
+        self.host_pool.decref([block for block in table if block != NO_BLOCK])
 
     def take_transfers(self) -> Transfers:
         if not (self._copies or self._swap_out or self._swap_in or self._evicted):
             return Transfers()
         transfers = Transfers(tuple(self._swap_out), tuple(self._copies), tuple(self._swap_in), tuple(self._evicted))
         self._copies, self._swap_out, self._swap_in, self._evicted = [], [], [], []
+        # Only now: what this step swaps out goes to the host first, and must not fall on what it has yet to bring back.
+        for tables in self._returning.values():
+            for table in tables:
+                self._release_host(table)
+        self._returning = {}
         return transfers
 
     def _take(self, num_blocks: int) -> list[BlockId] | None:

@@ -175,10 +175,10 @@ class FairShare:
 
 def _tokens_taken(request: Request) -> int:
     """What was computed. Tokens found in the prefix cache count: a share must not depend on who filled the cache."""
+    is_sample = request.parent_id is not None  # what it shares of the prompt, its parent has paid for
     if request.num_tokens == request.num_prompt_tokens:  # ended before its first token
-        return request.num_computed_tokens
-    prompt = request.num_prompt_tokens if request.parent_id is None else 1
-    return prompt + len(request.output_tokens)
+        return 0 if is_sample else request.num_computed_tokens
+    return (1 if is_sample else request.num_prompt_tokens) + len(request.output_tokens)
 
 
 def _cost(estimate: Estimate, request: Request) -> float:

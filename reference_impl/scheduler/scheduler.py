@@ -78,9 +78,11 @@ class Scheduler:
         self.waiting.push(request, self._ranks[request.id])
 
     def _enroll(self, request: Request) -> None:
-        self._requests[request.id] = request
+        rank = self.policy.rank(request)
+        if rank != rank:  # NaN has no order: whoever stands behind it would not be found again
+            raise ValueError(f"request {request.id!r}: expected a rank that can be ordered, got {rank!r}")
         self._num_ranked += 1
-        self._ranks[request.id] = (self.policy.rank(request), self._num_ranked)
+        self._requests[request.id], self._ranks[request.id] = request, (rank, self._num_ranked)
 
     def abort(self, request_id: str) -> None:
         """Frees what the request holds, now; also while a step runs. Its children that were not forked yet end too."""
@@ -142,6 +144,16 @@ class Scheduler:
         while self.waiting and step.budget and not step.preempted and self._enter(self.waiting.first(), step):
             request = self.waiting.pop()
             self._give(request, min(request.num_missing_tokens, step.budget), step)
+        if self.running and not step.rows and not step.preempted:
+            self._let_held_in(step)
+
+    def _let_held_in(self, step: _Step) -> None:
+        """All that run are held, and wait for others of their kind, which may wait behind somebody for whom there is no
+        room until the held ones go: only here some may overtake."""
+        for request in [request for request in self.waiting if request.holds]:
+            if step.budget and self._enter(request, step):
+                self.waiting.remove(request.id)
+                self._give(request, min(request.num_missing_tokens, step.budget), step)
 
     def _overtake(self, step: _Step) -> None:
         """The first of the queue takes the place of running requests that rank after it."""
@@ -192,8 +204,8 @@ class Scheduler:
         finished = []
         for row in plan.rows:
             request = self._requests.get(row.request_id)
-            if request is None:  # aborted while its step ran
-                continue
+            if request is None or request.state is not RequestState.RUNNING:
+                continue  # aborted while its step ran; its name may be somebody else's by now
             request.num_computed_tokens += row.num_tokens
             if row.num_tokens > 1:  # a prompt may be shared as soon as it is computed, an answer when it is finished
                 self.kv.commit(request)

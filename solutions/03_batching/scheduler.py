@@ -2,9 +2,9 @@
 # # Lab 03: a scheduler
 #
 # Four requests will write 1000, 200, 400 and 100 tokens. They run as one batch that ends when the last of them has
-# ended. What share of the batch's work is useful? And with only two places: how many steps do two batches take one
-# after another, and how many if a place is given on as soon as it is free? Write your guesses down; two checks below
-# compute them.
+# ended. What share of the batch's work is useful? And with only two places (the chapter's seats): how many steps do two
+# batches take one after another, and how many if a place is given on as soon as it is free? Write your guesses down;
+# two checks below compute them.
 #
 # You build, in this order: static and continuous batching on paper, the split of a step's budget, the count of blocks,
 # admission, the choice of victims, the order of the queue, and the scheduler that puts them together. At the end it
@@ -143,7 +143,9 @@ class Ledger:
             needed = sum(max(0, math.ceil(s.known / self.block_size) - s.blocks) for s in [*stay, victims[0]])
             enough = needed <= self.free + sum(s.blocks for s in victims[1:])
             if enough:
-                self.fault("preemption", f"{victims[0]} is preempted; without that {self.free} free blocks were enough")
+                others = f" and those of {[s.id for s in victims[1:]]}" if victims[1:] else ""
+                self.fault("preemption", f"{victims[0]} is preempted; without that {self.free} free blocks{others} "
+                                         "were enough")  # fmt: skip
 
     def _judge_shares(self, running, admitted, plan):
         total, cut = sum(plan.values()), None
@@ -277,7 +279,8 @@ class World:
         broken = [text for promise, text in self.ledger.faults if promise in promises]
         assert not broken, broken[0]
         left = sorted(self.ledger.live) if finish else []
-        assert not left, f"after {len(self.plans)} steps {left} are still not finished"
+        first = f"; the first promise broken: {self.ledger.faults[0][1]}" if self.ledger.faults else ""
+        assert not left, f"after {len(self.plans)} steps {left} are still not finished{first}"
 
 
 def asked(scheduler, now, free_blocks):
@@ -724,7 +727,7 @@ for _ in range(10):
 # ## 6. Who has to go
 #
 # Running requests grow by a token per step, and at some moment a decode needs a block and none is free. Somebody must
-# give blocks back: *preemption*. Who came last has waited least and goes first.
+# give blocks back: *preemption*. Whoever came last has waited least and is the first to go.
 #
 # **Build** `choose_victims(running, request_id, needed, free_blocks)`. `running` is a list of `(id, num_held)`, blocks
 # held, in order, who came last at the end. Request `request_id`, one of them, needs `needed` more blocks. Return the
@@ -862,7 +865,8 @@ for _ in range(10):
 #
 # `schedule` goes through these steps:
 #
-# 1. All requests, running and waiting, stand in one line: `queue_order` of all of them, in the order of their adding.
+# 1. All requests, running and waiting, stand in one line: what `queue_order` returns for all of them, given in the order
+#    in which they were added.
 # 2. The running ones, in this order, get the blocks that their known tokens lack. Where they do not suffice,
 #    `choose_victims` says who goes. A request that was let in holds blocks for all it knew then, so only decodes lack
 #    any.
@@ -870,8 +874,10 @@ for _ in range(10):
 # 4. If nobody was preempted in this step, `admit` lets in from the head of the waiting with what is left of budget,
 #    places and blocks.
 #
-# You can rely on this: blocks of who is preempted, finished or aborted are free at once; what a plan's rows need is
-# taken when it runs; and every request fits into an empty cache by itself.
+# `make_room` is step 2 in a method of its own. Only your `schedule` calls it, so what `running` holds is up to you.
+#
+# You can rely on this: blocks of who is preempted, finished or aborted are free at once; what a plan's rows need, and
+# all the blocks of who is let in, are taken when it runs; and every request fits into an empty cache by itself.
 #
 # **Hint:** per request keep how many tokens it knows, how many are computed, how many blocks it holds, and whether it
 # runs. Missing is known minus computed. A preempted request is a waiting one that knows more tokens.
@@ -1023,7 +1029,11 @@ for _ in range(8):
 # %% nbgrader={"grade_id": "check_memory", "grade": true, "points": 1}
 # property: no plan needs more blocks than there are, counting those of its victims; who is let in fits as a whole.
 # hint: what the decodes take in this step is not free for admit.
-for arrivals, num_blocks in (({0: [("a", 8, 6), ("b", 16, 3)]}, 6), ({0: [("a", 8, 3), ("b", 8, 3), ("c", 8, 3)]}, 5)):
+for arrivals, num_blocks in (
+    ({0: [("a", 8, 6), ("b", 16, 3)]}, 6),
+    ({0: [("a", 8, 3), ("b", 8, 3), ("c", 8, 3)]}, 5),
+    ({0: [("a", 8, 4)], 1: [("b", 16, 2)]}, 6),  # in step 1 a takes one of the 4 free blocks
+):
     world = World(arrivals, num_blocks).run()
     print(num_blocks, "blocks of 4:")
     world.show()

@@ -163,6 +163,15 @@ def test_a_dynamic_batch_starts_when_it_is_full_or_when_its_oldest_has_waited() 
     assert scheduler.row_steps == 3, "waiting is no step"
 
 
+def test_the_window_is_that_of_the_oldest_and_who_comes_later_does_not_prolong_it() -> None:
+    scheduler = DynamicBatching(manager(), 3, window=0.5)
+    for name, arrival in (("a", 1.0), ("b", 1.25)):
+        scheduler.add(make_request(name, 4, 1, arrival=arrival))
+        assert scheduler.next_event(arrival) == 1.5
+    assert step(scheduler, 1.25) == ({}, [])
+    assert step(scheduler, 1.5) == ({"a": 4, "b": 4}, ["a", "b"])
+
+
 def test_once_started_a_dynamic_batch_is_static() -> None:
     scheduler = DynamicBatching(manager(), 2, window=0.0)
     scheduler.add(make_request("a", 4, 3))
@@ -251,7 +260,10 @@ class Serving:
     def abort(self, which: int) -> None:
         alive = [r for r in self.requests if r.state is not RequestState.FINISHED]
         if alive:
-            self.scheduler.abort(alive[which % len(alive)].id)
+            request = alive[which % len(alive)]
+            self.scheduler.abort(request.id)
+            assert (request.state, request.finish_reason) == (RequestState.FINISHED, "abort")
+            assert request.block_table == []
 
     def step(self, token: int, abort: int | None = None) -> None:
         self.now += 1.0

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from reference_impl.baselines.contiguous_allocator import ContiguousAllocator, MemoryUse
 from reference_impl.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.baselines.orca_batching import OrcaBatching
 from reference_impl.interfaces import Request, RequestState, SamplingParams, StepOutput
 from reference_impl.scheduler.scheduler import Scheduler
 
@@ -171,6 +172,20 @@ def test_continuous_batching_runs_over_contiguous_memory() -> None:
     assert most == 2, "64 slots / 24 reserved; the 9 tokens that each has would let 6 run"
     assert all(request.finish_reason == "stop" for request in requests)
     assert kv.num_available == 16
+
+
+def test_what_a_step_writes_counts_as_used() -> None:
+    kv = ContiguousKVManager(num_blocks=16, block_size=4)
+    scheduler, requests = OrcaBatching(kv, 4), [make_request(str(n), n, 8) for n in (3, 9)]
+    for request in requests:
+        scheduler.add(request)
+    for step in range(8):
+        plan = scheduler.schedule(float(step))
+        written = sum(request.num_tokens for request in requests)
+        use = kv.allocator.memory({"0": 99, "3": 10, "9": 16}, wanted=1)
+        assert (use.used, use.later) == (written, 10 + 16 - written)
+        scheduler.update(plan, StepOutput({row.request_id: 1 for row in plan.rows}, {}, 0, 0))
+    assert not scheduler.has_work()
 
 
 def test_a_contiguous_run_cannot_be_shared() -> None:

@@ -46,5 +46,5 @@ def test_e03_05_translation_spends_its_time_in_decode_and_summaries_in_prefill()
 
     assert decode_share(256, 256, 64) == pytest.approx(0.75, abs=0.01)
     assert decode_share(256, 256, 1) > 0.99
-    assert decode_share(8192, 128, 64) < 0.3
+    assert decode_share(8192, 128, 32) < 0.3  # 34 GB of keys and values beside 16 GB of weights
     assert decode_share(1024, 1, 64) == 0  # a score, a class, an embedding: one pass

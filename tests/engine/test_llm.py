@@ -294,3 +294,21 @@ def test_a_folder_without_a_tokenizer_takes_ids_and_refuses_text(folder: Path, t
     with pytest.raises(ValueError, match="stop strings need a tokenizer"):
         llm.generate([[3]], SamplingParams(stop="x"))
     assert is_idle(llm.engine)
+
+
+def test_samples_are_found_also_where_the_scheduler_takes_them_as_requests_of_their_own() -> None:
+    from reference_impl.baselines.static_batching import StaticBatching
+    from reference_impl.engine import Parts
+    from reference_impl.kv.block_pool import BlockPool
+    from reference_impl.kv.manager import KVManager
+
+    pool = BlockPool(64)
+    kv = KVManager(pool, 16)
+    parts = Parts(block_pool=pool, kv_manager=kv, scheduler=StaticBatching(kv, 4))
+    static = LLM(course_model("draft"), dtype="float32", num_blocks=64, parts=parts)
+    plain = LLM(course_model("draft"), dtype="float32", num_blocks=64)
+    sampling = SamplingParams(max_tokens=6, n=3, seed=1)
+    answers = [one.generate("import os", sampling)[0] for one in (static, plain)]
+    texts = [[answer.text, *(other.text for other in answer.others)] for answer in answers]
+    assert len(texts[0]) == 3
+    assert texts[0] == texts[1]

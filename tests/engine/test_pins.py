@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 
 import pytest
 
+from reference_impl.beam import beam_search
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
-from reference_impl.interfaces import SamplingParams
+from reference_impl.engine import Engine, Parts
+from reference_impl.interfaces import Request, SamplingParams
+from reference_impl.scheduler.policy import FirstCome
 
 ONE = SamplingParams(max_tokens=1, temperature=0)
 SYSTEM = random.Random(2).choices(range(61), k=20)
@@ -75,3 +78,24 @@ def test_the_trace_counts_hits_of_first_admissions(engine: Engine) -> None:
     use = engine.trace.prefix_cache()
     assert (use.prompt_tokens, use.cached_tokens, use.evicted_blocks) == (66, 40, 0)
     assert use.hit_rate == 40 / 66
+
+
+def test_beams_that_do_not_fit_beside_what_is_pinned_are_refused_with_the_numbers(engine: Engine) -> None:
+    assert beam_search(engine, [5, 6, 7], width=2, max_tokens=20)
+    serve(engine, [*SYSTEM, 1])
+    assert engine.pin(SYSTEM).num_tokens == 20
+    with pytest.raises(ValueError, match="may need 12 KV blocks; there are 11"):
+        beam_search(engine, [5, 6, 7], width=2, max_tokens=20)
+
+
+def test_a_request_that_the_scheduler_refuses_leaves_nothing_behind(random_model: Callable) -> None:
+    class Nonsense(FirstCome):
+        def rank(self, request: Request) -> float:
+            return math.nan if request.tokens[0] == 9 else 0.0
+
+    engine = Engine(random_model("float32"), EngineConfig(num_blocks=16), Parts(policy=Nonsense()))
+    with pytest.raises(ValueError, match="a rank that can be ordered"):
+        engine.add([9, 9], SamplingParams(max_tokens=1, n=3))
+    assert not engine.requests
+    assert not engine.has_work()
+    assert serve(engine, [1, 2]) == 0

@@ -12,9 +12,10 @@ import torch
 
 from reference_impl.beam import beam_search
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.engine import Engine, Parts, StepResult
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.decoder import Decoder
+from reference_impl.scheduler.policy import ByPriority, FairShare, FirstCome, ShortestFirst
 
 PROMPT = random.Random(3).choices(range(61), k=21)
 
@@ -126,6 +127,35 @@ def test_beams_among_other_requests_under_preemption_stay_the_same(random_model:
         finish(engine)
         assert all(len(request.output_tokens) == 25 for request in others)
         assert engine.kv.num_available == 25
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("policy", [FirstCome, FairShare, lambda: ByPriority(aging=0), ShortestFirst])
+def test_beams_do_not_wait_for_each_other_behind_somebody_who_waits_for_room(
+    policy: Callable, preemption: str, random_model: Callable, one_shot: Callable
+) -> None:
+    """A beam keeps its blocks while it waits for another beam, which may stand behind a large request; and a beam that
+    was moved to the host while it waited has nothing to compute when it is back."""
+    model = with_ends(random_model("float64"), 9, 30)
+    expected = every_beam(model, one_shot, 3, 9, 1.0)
+    config = EngineConfig(block_size=4, num_blocks=25, max_num_seqs=5, preemption=preemption)  # type: ignore[arg-type]
+    engine, steps = Engine(model, config, Parts(policy=policy())), 0
+    params = SamplingParams(max_tokens=25, temperature=0, ignore_eos=True)
+    others = [engine.add(PROMPT[i:], params) for i in range(4)]
+
+    def step() -> StepResult:
+        nonlocal steps
+        steps += 1
+        assert steps < 1000, "it never ends"
+        if steps == 3:
+            others.extend(engine.add([n] * n, params) for n in (60, 30))
+        return engine.step()
+
+    found = beam_search(engine, PROMPT, 3, 9, step=step)
+    assert [list(beam.tokens) for beam in found] == [tokens for _, tokens in expected]
+    finish(engine)
+    assert all(len(request.output_tokens) == 25 for request in others)
+    assert engine.kv.num_available == 25
 
 
 def test_beams_that_cannot_all_fit_are_refused_with_the_numbers(random_model: Callable) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from reference_impl.interfaces import NO_BLOCK, PrefixIndex, Request, SamplingParams
 from reference_impl.kv.block_pool import BlockPool
+from reference_impl.kv.cache_key import prefix_key
 from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
 from reference_impl.kv.radix_index import RadixIndex
@@ -123,3 +126,72 @@ def test_a_fork_shares_what_is_computed_and_nothing_that_is_reserved() -> None:
     manager.free(parent)
     manager.free(child)
     assert manager.num_available == 20
+
+
+def test_two_owners_never_have_one_key() -> None:
+    """Whoever chooses a salt or names an adapter could otherwise write the tag of the other, or its length, into it."""
+    names = [None, "", "a", "b", "ab", "salt", "asalt", "asaltb", "saltb", "adapter", "adaptera", "a\0", "\udc80", "é"]
+    for tag in (b"salt", b"adapter"):
+        names += [f"a{tag.decode()}{chr(n)}" + "\0" * 7 + rest for n, rest in ((1, "a"), (1, "b"), (0, ""))]
+    owners = list(itertools.product(names, names))
+    assert len({prefix_key(*owner) for owner in owners}) == len(owners)
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 3)])
+def test_a_fork_that_goes_on_behind_a_shared_block_gets_its_copy_and_all_its_new_blocks(windows) -> None:
+    """7 tokens in blocks of 2, of which 3 are shared: of each group a copy of the second block and two more."""
+    groups = len(windows)
+    manager = KVManager(BlockPool(5 * groups), 2, windows)
+    parent, child = make_request("parent", [1] * 3, groups), make_request("child", [1] * 7, groups)
+    assert manager.admit(parent, 3, 9)
+    parent.num_computed_tokens = child.num_computed_tokens = 3
+    manager.fork(parent, child)
+    assert not manager.reserve(child, 6), "one block too many"
+    assert manager.take_transfers().copies == ()
+    assert manager.reserve(child, 4)
+    copies = manager.take_transfers().copies
+    assert [pair.src for pair in copies] == [table[1] for table in parent.block_tables]
+    assert [pair.dst for pair in copies] == [table[1] for table in child.block_tables]
+    assert [len(table) for table in child.block_tables] == [4] * groups
+    own = [block for table in child.block_tables for block in table[1:]]
+    assert [manager.pool.ref_count(block) for block in own] == [1] * len(own)
+    assert manager.num_available == 0
+    manager.free(parent)
+    manager.free(child)
+    assert manager.num_available == 5 * groups
+
+
+def test_a_fork_holds_the_indexed_blocks_before_those_it_shares(index: PrefixIndex) -> None:
+    """The parent computed what somebody else had indexed meanwhile, and has not committed it. If it did so only later,
+    the fork would hold an indexed block and not the one before it, which nobody could then evict."""
+    manager = KVManager(BlockPool(6), 2, index=index)
+    other, parent, child = (make_request(name, [1, 2, 3, 4, 5]) for name in ("other", "parent", "child"))
+    other.tokens = [1, 2, 7]
+    assert manager.admit(parent, 5, 9)
+    assert manager.admit(other, 3, 9)
+    compute(manager, other, 3)
+    parent.num_computed_tokens, child.num_computed_tokens = 5, 4
+    manager.fork(parent, child)
+    assert child.block_table == parent.block_table[:2]
+    assert child.block_table[0] == other.block_table[0]
+    manager.free(other)
+    manager.free(parent)
+    assert manager.num_available == 4
+    assert manager.admit(make_request("large", [9] * 8), 8, 9)
+    assert manager.num_available == 0
+
+
+@pytest.mark.parametrize(("gives", "message"), [("in use", "is not indexed or is in use"), ("fewer", "gave 1 blocks")])
+def test_an_index_of_your_own_that_evicts_wrongly_is_found_out(gives: str, message: str) -> None:
+    class Wrong(HashIndex):
+        def evict(self, num_blocks, evictable):
+            return super().evict(1, evictable) if gives == "fewer" else super().evict(num_blocks, lambda block: True)
+
+    manager = KVManager(BlockPool(8), 2, index=Wrong(2))
+    idle, running = make_request("idle", [1] * 6), make_request("running", [2] * 4)
+    for request in (running, idle):
+        assert manager.admit(request, request.num_tokens, 9)
+        compute(manager, request, request.num_tokens)
+    manager.free(idle)
+    with pytest.raises(RuntimeError, match=message):
+        manager.admit(make_request("large", [3] * 12), 12, 12)

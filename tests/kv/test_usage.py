@@ -43,6 +43,16 @@ def test_a_shared_block_counts_once_and_a_block_out_of_the_window_not_at_all() -
     assert use.filled_slots + use.ahead_slots + use.tail_slots == use.held_slots == 16
 
 
+def test_a_shared_block_is_as_full_as_for_the_one_who_has_more_in_it() -> None:
+    """A sample that was just forked counts one token of its prompt less than its parent has written."""
+    pool = BlockPool(10)
+    blocks = pool.allocate(1)
+    pool.incref(blocks)
+    for order in (1, -1):
+        use = memory_use(pool, 10, 4, [request(4, 3, blocks), request(3, 2, blocks)][::order])
+        assert (use.filled_slots, use.ahead_slots, use.tail_slots) == (3, 1, 0)
+
+
 def test_the_engine_wastes_less_than_a_block_for_each_request_that_decodes(random_model: Callable) -> None:
     engine = Engine(random_model("float32"), EngineConfig(block_size=4, num_blocks=60))
     for n in (1, 3, 4, 5, 17):

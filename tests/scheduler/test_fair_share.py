@@ -208,3 +208,52 @@ def test_who_is_aborted_before_anything_was_computed_has_used_nothing() -> None:
     policy.finished(first)
     assert policy.rank(second) == 100, "after `other` was to start: a tenant's requests keep their order"
     assert policy.rank(make_request("third", tenant="a")) == 100
+
+
+def test_a_sample_that_is_aborted_before_its_first_token_costs_nothing() -> None:
+    """It shares the prompt, for which its parent pays."""
+    policy = FairShare()
+    parent = make_request("a", 50, 10, tenant="a")
+    assert policy.rank(parent) == 0
+    sample = make_request("a/1", 50, 10, tenant="a", parent_id="a", sample_index=1)
+    assert policy.rank(sample) == 60
+    sample.num_computed_tokens = 49
+    policy.finished(sample)
+    assert policy.rank(make_request("b", 5, 5, tenant="a")) == 60
+
+
+def test_a_share_does_not_depend_on_who_filled_the_cache() -> None:
+    """Tokens that were found in the prefix cache count like any others."""
+    policy = FairShare()
+    for tenant, num_cached in (("a", 0), ("b", 48)):
+        policy.rank(make_request(f"keeps {tenant}", tenant=tenant))
+        request = make_request(tenant, 50, 10, tenant=tenant)
+        policy.rank(request)
+        request.tokens += [1] * 4
+        request.num_computed_tokens, request.num_cached_tokens = 53, num_cached
+        policy.finished(request)
+    ranks = [policy.rank(make_request(f"next of {tenant}", 5, 5, tenant=tenant)) for tenant in "ab"]
+    assert ranks == [2 + 54] * 2
+
+
+def test_a_correction_is_worth_as_much_as_the_tokens_it_corrects() -> None:
+    """A tenant of weight 4 asks for 100 tokens and takes 20: its next turn comes at 20 / 4."""
+    policy = FairShare({"gold": 4.0})
+    policy.rank(make_request("keeps the engine busy", tenant="b"))
+    request = make_request("a", 10, 90, tenant="gold")
+    policy.rank(request)
+    assert policy.rank(make_request("b", 10, 90, tenant="gold")) == 25
+    request.tokens += [1] * 10
+    policy.finished(request)
+    assert policy.rank(make_request("c", 10, 90, tenant="gold")) == 25 + 100 / 4 - 80 / 4
+
+
+def test_tenants_who_are_gone_are_forgotten() -> None:
+    line = Line(FairShare())
+    for number in range(50):
+        line.add(make_request(str(number), 5, 5, tenant=str(number)))
+    while len(line.queue):
+        line.finish(line.next())
+    policy = line.policy
+    for kept in (policy._end, policy._last_start, policy._estimates, policy._starts):
+        assert not kept

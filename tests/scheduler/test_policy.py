@@ -214,6 +214,12 @@ def test_a_request_that_needs_longer_must_start_earlier() -> None:
     assert order(EarliestDeadline(seconds_per_token=0.1), long, short) == ["long", "short"]
 
 
+def test_who_names_no_deadline_gets_the_default_counted_from_its_arrival() -> None:
+    policy = EarliestDeadline(default_slo=10.0, seconds_per_token=0.5)
+    assert policy.rank(make_request("a", 3, 5, arrival=100.0)) == 100 + 10 - 4
+    assert policy.rank(make_request("b", 3, 5, arrival=100.0, deadline=107.0)) == 107 - 4
+
+
 def test_a_deadline_that_has_passed_does_not_overtake_those_who_came_earlier() -> None:
     early = make_request("early", arrival=1.0, deadline=1.5)
     hopeless = make_request("hopeless", arrival=2.0, deadline=-100.0)

@@ -9,11 +9,12 @@ wrongly, copied late, overwritten, brought back from the wrong place or evicted 
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import event, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -31,7 +32,9 @@ POLICIES: dict[str, Any] = {
     "first come": FirstCome,
     "shortest": ShortestFirst,
     "priority": ByPriority,
+    "strict priority": lambda: ByPriority(aging=0),
     "deadline": EarliestDeadline,
+    "preemptive deadline": lambda: EarliestDeadline(seconds_per_token=0.5, preemptive=True),
     "fair": FairShare,
 }
 
@@ -103,6 +106,7 @@ class Serving(RuleBasedStateMachine):
         self.kept: dict[str, list[int]] = {}  # the tokens each request had, which it must never lose
         self.pinned: list[list[int]] = []
         self.held: dict[str, int | None] = {}  # beams -> the token reported to them, or None
+        self.beam_blocks = 0  # that the beams may need
         self.now, self.preempted_in_a_row = 0.0, 0
         self.names = map(str, itertools.count())
 
@@ -118,7 +122,9 @@ class Serving(RuleBasedStateMachine):
             self.kv.unpin(self.pinned.pop())
             return
         blocks = self.kv.pin(([2, 1, 2, 2, 1] * 4)[:shared], b"")
-        if max((r.max_total_tokens for r in self.alive()), default=2) > self.longest(also_pinned=len(blocks)):
+        pinned = {block for pin in self.pinned for block in pin} | set(blocks)
+        too_long = max((r.max_total_tokens for r in self.alive()), default=2) > self.longest(also_pinned=len(blocks))
+        if too_long or (self.held and len(pinned) + self.beam_blocks > self.num_blocks):
             self.kv.unpin(blocks)
         else:
             self.pinned.append(blocks)
@@ -157,7 +163,8 @@ class Serving(RuleBasedStateMachine):
     @precondition(lambda self: len(self.held) == 0 and self.seqs >= 2)
     @rule(prompt=st.lists(st.integers(1, 2), min_size=1, max_size=8))
     def add_beam(self, prompt) -> None:
-        if 2 * -(-(len(prompt) + 5) // self.block_size) * len(self.windows) <= self.num_blocks:
+        self.beam_blocks = 2 * -(-(len(prompt) + 5) // self.block_size) * len(self.windows)
+        if len({block for pin in self.pinned for block in pin}) + self.beam_blocks <= self.num_blocks:
             root = self.make(list(prompt), sampling=SamplingParams(max_tokens=4), holds=True)
             self.held[root.id] = None
             self.scheduler.add(root)
@@ -220,7 +227,8 @@ class Serving(RuleBasedStateMachine):
 
     def check_plan(self, plan: StepPlan, before: dict[str, tuple[int, RequestState]], had_work: bool) -> None:
         names = [row.request_id for row in plan.rows]
-        if had_work and not plan.preempted and not self.held:
+        beams_may_branch = self.held and None not in self.held.values()  # all others may have to wait until they do
+        if had_work and not plan.preempted and not beams_may_branch:
             assert names, "work waits and nothing is planned"
         assert len(set(names)) == len(names) <= self.seqs
         assert len(self.scheduler.running) <= self.seqs
@@ -361,6 +369,44 @@ TestServing = Serving.TestCase
 TestServing.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
 )
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_crowd_in_little_memory(seed: int) -> None:
+    """The same with many requests at once, few blocks, often host memory, and policies under which a request comes back
+    and goes again in one step: what rules that are drawn one by one hardly ever come to."""
+    rng = random.Random(seed)
+    serving = Serving()
+    serving.start(
+        num_blocks=rng.randint(4, 14), block_size=rng.randint(1, 3), seqs=rng.randint(2, 6), budget=rng.randint(1, 12),
+        windows=rng.choice([(None,), (None,), (None,), (3,), (2, 2), (None, 2)]),
+        index=rng.choice([None, HashIndex, RadixIndex]), num_host_blocks=rng.choice([0, 1, 4, 30]),
+        policy=rng.choice(sorted(POLICIES)), admission=rng.choice(["fill", "fill", "fill", "worst_case"]),
+    )  # fmt: skip
+    for _ in range(60):
+        what = rng.random()
+        if what < 0.35:
+            serving.add(
+                family=rng.randint(0, 1), shared=rng.choice([0, 0, 6, 20]),
+                own=[rng.randint(1, 2) for _ in range(rng.choice([1, 3, 8, 30]))], max_tokens=rng.randint(1, 8),
+                n=rng.choice([1, 1, 2, 3]), adapter=rng.choice([None, None, "a"]), priority=rng.randint(0, 1),
+                tenant=rng.choice(["", "t"]), deadline=serving.now + rng.choice([3.0, 20.0]),
+            )  # fmt: skip
+        elif what < 0.42 and not serving.held and serving.seqs >= 2:
+            serving.add_beam([rng.randint(1, 2) for _ in range(rng.randint(1, 8))])
+        elif what < 0.46 and serving.alive():
+            serving.abort(rng.randrange(10))
+        elif what < 0.50 and serving.alive():
+            serving.abort_while_a_step_runs(rng.randrange(10), rng.choice([1, 2, END]))
+        elif what < 0.53 and serving.index is not None:
+            serving.pin(rng.randint(1, 20), rng.random() < 0.5)
+        else:
+            serving.step(rng.choice([1, 1, 2, END]))
+        serving.every_reference_is_somebodys()
+        serving.who_holds_an_indexed_block_holds_the_path_to_it()
+        serving.who_waits_holds_nothing_and_who_runs_has_room()
+    serving.teardown()
 
 
 @pytest.mark.parametrize("adapters", [(None, "a"), ("a", "b")])

@@ -1,0 +1,290 @@
+"""Many replicas behind a router, in one process or several.
+
+The router reads the stream once and sends each request to one replica; a worker holds a share of the replicas and gets
+their requests in chunks through a pipe, which blocks when the worker is behind: nobody holds the stream. What a router
+knows is what it sent, so the result does not depend on the number of processes.
+
+Closed loops: who follows another goes to the same replica, when that one has ended and its pause is over.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import multiprocessing.connection
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from reference_impl.config import EngineConfig
+from reference_impl.executor.simulated import StepCost
+from reference_impl.interfaces import Policy
+from reference_impl.simulation.cost import Roofline
+from reference_impl.simulation.ledger import Result
+from reference_impl.simulation.replica import Replica
+from reference_impl.theory.deployment import Deployment
+from reference_impl.workloads.request import WorkloadRequest
+
+Router = Callable[[WorkloadRequest], int]
+CHUNK = 256  # requests that travel together
+HELD = 20_000  # of a closed loop: who waits for another, in one worker, before its replicas move on
+READ_ON = 10  # times HELD: how far a worker reads on for who follows somebody that has ended
+HOMES = 200_000  # of how many requests the router remembers where they went, for those who follow
+
+
+def round_robin(replicas: int) -> Router:
+    """In turn."""
+    count = iter(range(2**63))
+    return lambda request: next(count) % replicas
+
+
+def least_tokens(replicas: int) -> Router:
+    """Where the fewest prompt and output tokens have been sent so far. It knows the length of the outputs."""
+    sent = [0] * replicas
+
+    def choose(request: WorkloadRequest) -> int:
+        replica = sent.index(min(sent))
+        sent[replica] += request.num_prompt_tokens + request.num_output_tokens
+        return replica
+
+    return choose
+
+
+ROUTERS: dict[str, Callable[[int], Router]] = {"round_robin": round_robin, "least_tokens": least_tokens}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every replica is made of; it travels to the workers. policy: makes one, a class or a function by name."""
+
+    cost: StepCost
+    config: EngineConfig | None = None
+    policy: Callable[[], Policy] | None = None
+    host_seconds: float = 0.0
+
+
+def simulate_replicas(
+    requests: Iterable[WorkloadRequest],
+    replicas: int,
+    cost: StepCost | Deployment,
+    processes: int = 2,
+    router: str | Callable[[int], Router] = "round_robin",
+    config: EngineConfig | None = None,
+    policy: Callable[[], Policy] | None = None,
+    host_seconds: float = 0.0,
+) -> list[Result]:
+    """Serves the stream to its end; one result per replica (`Result.fold` makes them one).
+
+    requests: in order of arrival; who follows another comes behind it, and before the moment at which it may go.
+    router: of ROUTERS, or makes one for a number of replicas. Processes are spawned: a script that asks for more than
+    one needs `if __name__ == "__main__"`.
+    """
+    if replicas < 1 or processes < 1:
+        raise ValueError(f"expected at least one replica and one process, got {replicas} and {processes}")
+    if isinstance(router, str):
+        if router not in ROUTERS:
+            raise ValueError(f"router: expected one of {', '.join(ROUTERS)}, got {router!r}")
+        router = ROUTERS[router]
+    setup = Setup(Roofline(cost) if isinstance(cost, Deployment) else cost, config, policy, host_seconds)
+    routed = _routed(requests, router(replicas), replicas)
+    processes = min(processes, replicas)
+    if processes == 1:
+        return _Worker(setup, range(replicas), routed).run()
+    return _in_processes(setup, replicas, processes, routed)
+
+
+def simulate(
+    requests: Iterable[WorkloadRequest],
+    cost: StepCost | Deployment,
+    config: EngineConfig | None = None,
+    policy: Callable[[], Policy] | None = None,
+    host_seconds: float = 0.0,
+) -> Result:
+    """One replica, in this process."""
+    [result] = simulate_replicas(requests, 1, cost, 1, "round_robin", config, policy, host_seconds)
+    return result
+
+
+def _routed(
+    requests: Iterable[WorkloadRequest], choose: Router, replicas: int
+) -> Iterator[tuple[int, WorkloadRequest]]:
+    homes: dict[str, int] = {}
+    for request in requests:
+        if request.after is None:
+            replica = choose(request)
+            if not 0 <= replica < replicas:
+                raise ValueError(f"the router chose replica {replica} of {replicas} for request {request.id!r}")
+        elif request.after in homes:
+            replica = homes[request.after]
+        else:
+            raise ValueError(f"request {request.id!r} follows {request.after!r}, none of the last {HOMES:,} before it")
+        homes[request.id] = replica
+        if len(homes) > HOMES:
+            del homes[next(iter(homes))]
+        yield replica, request
+
+
+# --- a worker -------------------------------------------------------------------------------------------------------
+
+
+class _Worker:
+    """A share of the replicas, and the requests that are theirs, in the order of the stream.
+
+    A replica runs up to an arrival when it gets it, and until the end when the stream has ended. Of a closed loop the
+    stream does not say when to run: the worker reads on until it holds many who wait for others, and then lets the
+    replica run that is furthest behind; where somebody ends and whoever follows has not been read, it reads on.
+    """
+
+    def __init__(self, setup: Setup, names: Iterable[int], stream: Iterator[tuple[int, WorkloadRequest]]):
+        self.stream = stream
+        self.replicas = {name: self._replica(setup, name) for name in names}
+        self.followers: dict[str, list[WorkloadRequest]] = {}  # of whom, who waits for it
+        self.num_held = 0
+        self.ended: dict[str, float] = {}  # the last whom nobody follows as far as was read, and when
+        self.closed = self.at_end = self.inside = False
+
+    def _replica(self, setup: Setup, name: int) -> Replica:
+        policy = setup.policy() if setup.policy else None
+
+        def ended(request_id: str, second: float) -> None:
+            self._ended(name, request_id, second)
+
+        return Replica(setup.cost, setup.config, policy, setup.host_seconds, ended)
+
+    def run(self) -> list[Result]:
+        while self._read():
+            while self.num_held >= HELD and not self.at_end:
+                self._advance()
+        for replica in self.replicas.values():
+            self._run(replica, math.inf)
+        if self.followers:
+            raise ValueError(f"requests follow others that never come: {', '.join(sorted(self.followers)[:5])} ...")
+        return [replica.result() for replica in self.replicas.values()]
+
+    def _advance(self) -> None:
+        """The replica that is furthest behind runs for a second; then there is less to hold."""
+        behind = min(self.replicas.values(), key=lambda replica: replica.next_time)
+        if behind.next_time == math.inf:
+            raise ValueError(f"{self.num_held:,} requests wait for others, and none of those is under way")
+        self._run(behind, behind.next_time + 1.0)
+
+    def _run(self, replica: Replica, until: float) -> None:
+        self.inside = True
+        replica.run(until)
+        self.inside = False
+
+    def _read(self) -> bool:
+        """The next request, to its replica; False at the end of the stream."""
+        item = next(self.stream, None)
+        if item is None:
+            self.at_end = True
+            return False
+        name, request = item
+        replica = self.replicas[name]
+        if request.after is None:
+            if not self.inside:  # a replica in the middle of a run looks for itself who comes
+                self._run(replica, request.arrival)
+            replica.offer(request, request.arrival)
+        else:
+            self.closed = True
+            if request.after in self.ended:
+                replica.offer(request, self.ended.pop(request.after) + request.think)
+            else:
+                self.followers.setdefault(request.after, []).append(request)
+                self.num_held += 1
+        return True
+
+    def _ended(self, name: int, request_id: str, second: float) -> None:
+        if self.closed:
+            while request_id not in self.followers and self.num_held < READ_ON * HELD and self._read():
+                pass
+        if request_id not in self.followers:
+            self.ended[request_id] = second
+            if len(self.ended) > HOMES:
+                del self.ended[next(iter(self.ended))]
+            return
+        for request in self.followers.pop(request_id):
+            self.num_held -= 1
+            self.replicas[name].offer(request, second + request.think)
+
+
+# --- processes ------------------------------------------------------------------------------------------------------
+
+
+def _in_processes(
+    setup: Setup, replicas: int, processes: int, routed: Iterator[tuple[int, WorkloadRequest]]
+) -> list[Result]:
+    """Replica r belongs to process r % processes."""
+    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads can hang
+    pipes: list[multiprocessing.connection.Connection] = []
+    workers = []
+    try:
+        for k in range(processes):
+            here, there = context.Pipe()
+            worker = context.Process(target=_serve, args=(there, setup, range(k, replicas, processes)), daemon=True)
+            worker.start()
+            there.close()
+            pipes.append(here)
+            workers.append(worker)
+        chunks: list[list[tuple[int, WorkloadRequest]]] = [[] for _ in pipes]
+        for replica, request in routed:
+            chunk = chunks[replica % processes]
+            chunk.append((replica, request))
+            if len(chunk) == CHUNK:
+                _send(pipes[replica % processes], chunk)
+                chunk.clear()
+        for pipe, chunk in zip(pipes, chunks, strict=True):
+            _send(pipe, chunk)
+            _send(pipe, None)
+        found: dict[int, Result] = {}
+        for k, pipe in enumerate(pipes):
+            found |= dict(zip(range(k, replicas, processes), _receive(pipe), strict=True))
+        return [found[name] for name in range(replicas)]
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for worker in workers:
+            worker.join(5)
+            if worker.is_alive():
+                worker.terminate()
+                worker.join()
+
+
+def _send(pipe: multiprocessing.connection.Connection, chunk: Any) -> None:
+    try:
+        pipe.send(chunk)
+    except (BrokenPipeError, ConnectionResetError):
+        _receive(pipe)  # says why it went
+        raise
+
+
+def _receive(pipe: multiprocessing.connection.Connection) -> list[Result]:
+    try:
+        answer, error = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        raise RuntimeError("a worker of the simulation died without a word") from None
+    if error is not None:
+        kind, text, where = error
+        raise (ValueError if kind == "ValueError" else RuntimeError)(f"{text}\n\nin a worker:\n{where}")
+    results: list[Result] = answer
+    return results
+
+
+def _serve(pipe: multiprocessing.connection.Connection, setup: Setup, names: Iterable[int]) -> None:
+    """A worker process: chunks of requests until None, then its results or what went wrong."""
+    gc.set_threshold(100_000, 20, 100)  # nothing here lies in cycles: looking for them took a fifth of the time
+    try:
+        answer = (_Worker(setup, names, _chunks(pipe)).run(), None)
+    except EOFError:  # whoever sent is gone
+        return
+    except Exception as error:
+        answer = (None, (type(error).__name__, str(error), traceback.format_exc()))  # type: ignore[assignment]
+    pipe.send(answer)
+
+
+def _chunks(pipe: multiprocessing.connection.Connection) -> Iterator[tuple[int, WorkloadRequest]]:
+    while (chunk := pipe.recv()) is not None:
+        yield from deque(chunk)
