@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,10 @@ settings.register_profile(
     database=None if _CI else settings().database,
 )
 settings.load_profile("inferlab")
+
+# A shell's background job ignores SIGINT, and so would all it starts; some tests press Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,9 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
     stream: dict[str, Any] = {"text/event-stream": {}}
     answered: dict[int | str, dict[str, Any]] = {200: {"description": "The answer", "content": stream}, **_REFUSALS}
     for path, endpoint in (("/v1/completions", server.complete), ("/v1/chat/completions", server.chat)):
-        app.post(path, dependencies=allowed, responses=answered, response_model=dict[str, Any])(endpoint)
+        app.post(
+            path, dependencies=[*allowed, Depends(_said_to_be_json)], responses=answered, response_model=dict[str, Any]
+        )(endpoint)
     describe, vocabulary = app.openapi, runner.llm.engine.model.config.vocab_size
 
     def openapi() -> dict[str, Any]:
@@ -251,7 +253,15 @@ class _Server:
 
     async def status(self) -> dict[str, Any]:
         """What the page shows."""
-        return status.snapshot(self.llm.engine, self.config.model_name, time.time() - self.started)
+        uptime = time.time() - self.started
+        return status.snapshot(self.llm.engine, self.config.model_name, uptime, self.trace.counts.hit_rate)
+
+
+def _said_to_be_json(request: Request) -> None:
+    """What a browser sends as anything else, any page could make it send to this server."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise _Refused(415, f"expected the header Content-Type: application/json, got {kind or 'none'}")
 
 
 def _check_characters(text: str, place: str) -> None:

@@ -88,6 +88,13 @@ class Counts:
         for gap in metrics.itl:
             self.itl.observe(gap)
 
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens looked up that were found; 0 before the first."""
+        queries, hits = (self.registry.get_sample_value(f"inferlab:prefix_cache_{name}_total") or 0.0
+                         for name in ("queries", "hits"))  # fmt: skip
+        return hits / queries if queries else 0.0
+
     def text(self) -> bytes:
         """Prometheus' text format."""
         return generate_latest(self.registry)

@@ -155,6 +155,10 @@ class Runner:
         """
         self._check_available()
         count = len(prompts) * sampling.n
+        if count > self.max_unfinished:  # trying again would not help
+            raise ValueError(
+                f"{len(prompts)} prompts with n={sampling.n}: this server takes {self.max_unfinished} samples"
+            )
         if self.num_unfinished + count > self.max_unfinished:
             raise Overloaded(f"{self.num_unfinished} requests are unfinished, {self.max_unfinished} may be")
         assert self._loop is not None

@@ -130,6 +130,7 @@ def _bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.listen(2048)  # who comes before the model is ready waits
     except OSError as error:
         raise OSError(f"cannot listen on {host} port {port}: {error}. Choose others with --host and --port") from None
     return bound

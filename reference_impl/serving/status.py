@@ -11,11 +11,10 @@ SECONDS = 10.0  # over which rates are taken
 SHOWN = 200  # requests
 
 
-def snapshot(engine: Engine, model: str, uptime: float) -> dict[str, Any]:
+def snapshot(engine: Engine, model: str, uptime: float, hit_rate: float) -> dict[str, Any]:
     """Read beside the engine's thread: each number is right, together they may be a step apart."""
     now, requests, events = engine.clock.now(), list(engine.requests.values()), engine.trace.events[-5000:]
     steps = [event for event in events if isinstance(event, StepDone) and event.finished_at > now - SECONDS]
-    use = engine.trace.prefix_cache()
     return {
         "model": model,
         "uptime": uptime,
@@ -24,7 +23,7 @@ def snapshot(engine: Engine, model: str, uptime: float) -> dict[str, Any]:
         "blocks": engine.num_blocks,
         "blocks_available": engine.kv.num_available,
         "block_size": engine.config.block_size,
-        "hit_rate": use.hit_rate,
+        "hit_rate": hit_rate,
         "tokens_per_second": sum(row.samples for step in steps for row in step.rows) / SECONDS,
         "steps_per_second": len(steps) / SECONDS,
         "tokens_per_step": sum(r.num_tokens for s in steps for r in s.rows) / len(steps) if steps else 0.0,

@@ -43,6 +43,8 @@ def test_metrics_count_what_clients_got(serve: Any, until: Any) -> None:
     assert found["inferlab:inter_token_latency_seconds_count"] == tokens - 3
     assert found["inferlab:num_requests_running"] == 0
     assert found["inferlab:kv_cache_usage_perc"] == 0
+    rate = found["inferlab:prefix_cache_hits_total"] / found["inferlab:prefix_cache_queries_total"]
+    assert httpx.get(f"{running.url}/status.json").json()["hit_rate"] == rate
     assert found["inferlab:engine_steps_total"] == len(running.engine.trace.steps())
 
 

@@ -209,6 +209,9 @@ def test_too_many_unfinished_requests_are_429_with_retry_after(serve: Any, until
             next(lines)
             refused = client.post(COMPLETIONS, json={"prompt": "y", "max_tokens": 1})
             assert refused.status_code == 429
+            never = client.post(COMPLETIONS, json={"prompt": ["y", "z"], "n": 2})
+            assert never.status_code == 400
+            assert "2 prompts with n=2: this server takes 3 samples" in error(never)["message"]
             assert int(refused.headers["retry-after"]) >= 1
             assert error(refused)["type"] == "rate_limit_error"
 
