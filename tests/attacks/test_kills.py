@@ -156,7 +156,7 @@ def test_a_sandbox_that_is_killed_while_it_starts_is_started_again() -> None:
     with Launcher() as launcher:
         box = launcher._process
         assert box is not None
-        box.kill()  # it takes seconds until torch is imported
+        os.killpg(box.pid, signal.SIGKILL)  # all of it: it takes seconds until torch is imported
         launcher.fork().end()
         assert launcher._process is not box
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ def course(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     root, handed = tmp_path / "course", tmp_path / "handed"
     inferlab("new-course", str(root))
     with (root / "nbgrader_config.py").open("a") as file:
-        file.write(f'\nc.CourseDirectory.db_url = "{server.database(f"course{os.getpid()}_{id(tmp_path)}")}"\n')
+        file.write(f'\nc.CourseDirectory.db_url = "{server.database(f"course_{uuid.uuid4().hex}")}"\n')
     inferlab("release", "01", "--course", str(root), "--sources", str(SOURCES))
     handed.mkdir()
     for student in STUDENTS:
