@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,7 +43,7 @@ def usage(used: Usage) -> dict[str, Any]:
 
 
 @dataclass
-class Shape:
+class Shape(ABC):
     """How one kind of answer is written: completions, or chat completions."""
 
     model: str
@@ -62,11 +63,13 @@ class Shape:
     def head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
+    @abstractmethod
     def choice(self, piece: Piece) -> dict[str, Any]:
-        raise NotImplementedError
+        """One sample of a whole answer."""
 
+    @abstractmethod
     def delta(self, piece: Piece) -> dict[str, Any]:
-        raise NotImplementedError
+        """What a chunk says of one sample."""
 
     def opening(self, num_samples: int) -> list[dict[str, Any]]:
         """Choices of a first chunk, before there is any token."""
@@ -117,7 +120,8 @@ class CompletionShape(Shape):
             "finish_reason": piece.finish_reason,
         }
 
-    delta = choice
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        return self.choice(piece)
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         """Four lists, one entry per token."""
