@@ -102,6 +102,96 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, 
     return (scores.softmax(-1) @ v[:, :, None].to(dtype)).flatten(1, 2).to(q.dtype)
 
 
+def flash_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    ancestors: Tensor | None = None,
+    skip_threshold: float = 0.0,
+) -> Tensor:
+    """Ragged queries over a paged cache, causal; row r owns queries [query_start_loc[r], query_start_loc[r + 1]).
+
+    q [num_tokens, num_heads, head_dim]; keys and values [num_blocks, block_size, num_kv_heads, head_dim];
+    block_table [num_rows, max_blocks] int32; query_start_loc [num_rows + 1] and seq_lens [num_rows] int32.
+    key_scale, value_scale [num_blocks, block_size, num_kv_heads] float32: by what a stored key or value is multiplied
+    (a cache of 8 bits). ancestors [num_tokens] int64: a tree of at most 64 drafts; of the row's own tokens those that a
+    query sees, bit i for the i-th, itself included. skip_threshold: what the kernel may leave out; here nothing is.
+    """
+    out = torch.empty_like(q)
+    for row, seq_len in enumerate(seq_lens.tolist()):
+        first, end = query_start_loc[row : row + 2].tolist()
+        slots = context_slots(block_table[row], seq_len, keys.shape[1])
+        k, v = _stored(keys, slots, key_scale, q.dtype), _stored(values, slots, value_scale, q.dtype)
+        if ancestors is None:
+            out[first:end] = attention_one_row(q[first:end], k, v, scale, window, softcap)
+        else:
+            mask = tree_mask(ancestors[first:end], seq_len, window)
+            query, key, value = (t.transpose(0, 1)[None] for t in (q[first:end], k, v))
+            out[first:end] = _attend(query, key, value, mask, scale, softcap)[0].transpose(0, 1)
+    return out
+
+
+def paged_decode(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    max_seq_len: int,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> Tensor:
+    """One query per row, q [num_rows, num_heads, head_dim]; the rest as in `flash_attention`.
+
+    max_seq_len: of seq_lens, known to the host. A row with seq_len 0 only pads the batch: it gives zeros.
+    """
+    start = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
+    real = seq_lens > 0
+    rows, lengths = start[:-1][real].long(), seq_lens[real]
+    out = torch.zeros_like(q)
+    out[rows] = flash_attention(
+        q[rows], keys, values, block_table[rows], start[: len(rows) + 1], lengths, scale,
+        window=window, softcap=softcap, key_scale=key_scale, value_scale=value_scale,
+    )  # fmt: skip
+    return out
+
+
+def merge_splits(means: Tensor, lse: Tensor) -> Tensor:
+    """Attention over a context from that over its parts: means [splits, ..., head_dim], lse [splits, ...] -> [...,
+    head_dim]. lse: log2 of the sum of 2^score (base 2 throughout); -inf for an empty part, whose mean is not read.
+    """
+    weight = torch.exp2(lse - lse.amax(0).nan_to_num(neginf=0.0))
+    return (weight[..., None] * means.masked_fill((weight == 0)[..., None], 0)).sum(0) / weight.sum(0)[..., None]
+
+
+def tree_mask(ancestors: Tensor, seq_len: int, window: int | None = None) -> Tensor:
+    """[len(ancestors), seq_len] bool: a draft sees the context, and of the drafts those whose bit it has."""
+    num_drafts = len(ancestors)
+    drafts = (ancestors[:, None] >> torch.arange(num_drafts, device=ancestors.device)) & 1
+    mask = causal_mask(num_drafts, seq_len, ancestors.device, window)
+    mask[:, seq_len - num_drafts :] &= drafts.bool()
+    return mask
+
+
+def _stored(cache: Tensor, slots: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What lies in these slots, [len(slots), num_kv_heads, head_dim], as numbers of this dtype."""
+    found = cache.flatten(0, 1)[slots]
+    return found if scale is None else (found.float() * scale.flatten(0, 1)[slots][..., None]).to(dtype)
+
+
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in the weight's dtype; given back in that of x."""
     if weight is None or weight.dtype is x.dtype:

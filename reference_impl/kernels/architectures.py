@@ -1,0 +1,40 @@
+"""The GPUs that kernels are compiled for, and what a thread block may take of them.
+
+Shared memory per block: NVIDIA CUDA C++ Programming Guide, table "Technical specifications per compute capability"
+(opt-in maximum); AMD CDNA 3: 64 KiB of local data share per compute unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from triton.backends.compiler import GPUTarget
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """name: as Triton says it. has_bf16, has_fp8: whether its matrix units multiply them."""
+
+    name: str
+    target: GPUTarget
+    shared_bytes: int
+    has_bf16: bool = True
+    has_fp8: bool = False
+
+
+def _nvidia(capability: int, shared_kib: int, **has: bool) -> Architecture:
+    return Architecture(f"sm_{capability}", GPUTarget("cuda", capability, 32), shared_kib * 1024, **has)
+
+
+ARCHITECTURES = {
+    a.name: a
+    for a in (
+        _nvidia(75, 64, has_bf16=False),  # T4
+        _nvidia(80, 163),  # A100
+        _nvidia(86, 99),  # A10, RTX 30
+        _nvidia(89, 99, has_fp8=True),  # L4, L40S, RTX 40
+        _nvidia(90, 227, has_fp8=True),  # H100, H200
+        _nvidia(100, 227, has_fp8=True),  # B200
+        Architecture("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024, has_fp8=True),  # MI300X
+    )
+}

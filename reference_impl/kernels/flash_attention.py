@@ -1,0 +1,196 @@
+"""Attention of ragged queries over the paged cache: prompts, their chunks, prefix hits, trees of drafts.
+
+FlashAttention-2 (Dao 2023): a program owns BLOCK_M queries of one head and walks over the keys in tiles of BLOCK_N. It
+keeps, per query, the largest score so far (m), the sum of exp(score - m) (l), and the weighted sum of values (acc);
+when a larger score turns up, l and acc are scaled down by exp(old m - new m). No score ever leaves the chip.
+
+Per program, for n keys seen: 4 n BLOCK_M head_dim FLOPs, and 2 n head_dim values read from the cache, which the query
+heads of a group, launched side by side, find in the L2. Queries are read and outputs written once.
+
+Skip-softmax (BLASST, Yuan et al. 2025): a tile whose scores all lie under the running maximum by the logarithm of a
+threshold is left out, with its values unread. A key left out has less than `threshold` of the weight of the key with
+the largest score, so n keys left out change the output by less than 2 n x threshold x max |value|.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from reference_impl.kernels.launch import launch
+
+LOG2_E = math.log2(math.e)
+
+
+@triton.jit
+def soft_capped(score, cap):
+    """cap x tanh(score / cap); tanh(x) = 2 sigmoid(2 x) - 1."""
+    return cap * (2 * tl.sigmoid(2 * score / cap) - 1)
+
+
+@triton.jit
+def _row_of(query_start_loc, num_rows, tile, BLOCK_M: tl.constexpr):
+    """Tiles are dealt row after row, each row's share rounded up: row r begins no later than tile start // M + r."""
+    low, high = 0, num_rows
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.load(query_start_loc + middle) // BLOCK_M + middle <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit(do_not_specialize=["num_rows", "stride_table"])
+def _flash_attention(
+    q, keys, values, out,
+    block_table, query_start_loc, seq_lens,
+    key_scale, value_scale,  # of a quantized cache
+    ancestors,  # of drafts in a tree
+    num_rows, scale, softcap, skip_below,
+    stride_q_token, stride_q_head, stride_out_token, stride_out_head,
+    stride_block, stride_slot, stride_head,
+    stride_scale_block, stride_scale_slot, stride_scale_head,
+    stride_table,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr, TREE: tl.constexpr, SKIP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    head, tile = tl.program_id(0), tl.program_id(1)
+    kv_head = head // GROUP
+    row = _row_of(query_start_loc, num_rows, tile, BLOCK_M)
+    token = tl.load(query_start_loc + row)
+    query_len = tl.load(query_start_loc + row + 1) - token
+    first = (tile - (token // BLOCK_M + row)) * BLOCK_M  # of this tile's queries, within the row
+    if first >= query_len:
+        return
+    context_len = tl.load(seq_lens + row) - query_len  # what was in the cache before this step
+
+    m_range, d_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    in_head, in_row = d_range < HEAD_DIM, first + m_range < query_len
+    position = context_len + first + m_range  # of each query
+    at_q = q + (token + first + m_range)[:, None] * stride_q_token + head * stride_q_head + d_range[None, :]
+    query = tl.load(at_q, mask=in_row[:, None] & in_head[None, :], other=0.0)
+    if TREE:
+        sees = tl.load(ancestors + token + first + m_range, mask=in_row, other=0)
+
+    # Keys [low, end) are seen by some query of the tile, keys [full, partial) by all: there nothing is masked.
+    end = context_len + tl.minimum(first + BLOCK_M, query_len)
+    low, full = 0, 0
+    partial = (context_len if TREE else context_len + first + 1) // BLOCK_N * BLOCK_N
+    if WINDOW:
+        low = tl.maximum(context_len + first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        full = tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_N) * BLOCK_N
+        partial = tl.maximum(partial, low)
+        full = tl.minimum(full, partial)
+
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)  # m
+    total = tl.zeros([BLOCK_M], tl.float32)  # l
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for phase in tl.static_range(0 if WINDOW else 1, 3):
+        start = low if phase == 0 else (full if phase == 1 else partial)
+        stop = full if phase == 0 else (partial if phase == 1 else end)
+        for n in range(start, stop, BLOCK_N):
+            key_pos = n + tl.arange(0, BLOCK_N)
+            exists = key_pos < end  # what lies behind was never written: it may be anything, NaN too
+            block = tl.load(block_table + row * stride_table + key_pos // BLOCK_SIZE, mask=exists, other=0)
+            block, offset = block.to(tl.int64), key_pos % BLOCK_SIZE
+            at = block * stride_block + offset * stride_slot + kv_head * stride_head
+            key = tl.load(keys + at[None, :] + d_range[:, None], mask=exists[None, :] & in_head[:, None], other=0.0)
+            if QUANTIZED:
+                at_scale = block * stride_scale_block + offset * stride_scale_slot + kv_head * stride_scale_head
+                key = key.to(tl.float32).to(query.dtype)
+            score = tl.dot(query, key, input_precision=PRECISION) * scale
+            if QUANTIZED:
+                score *= tl.load(key_scale + at_scale, mask=exists, other=0.0)[None, :]
+            if SOFTCAP:
+                score = soft_capped(score, softcap)
+            score *= 1.4426950408889634  # log2(e): the chip computes powers of 2
+            if phase != 1:
+                visible = key_pos[None, :] <= position[:, None]
+                if WINDOW:
+                    visible &= key_pos[None, :] > position[:, None] - WINDOW
+                if TREE:
+                    draft = tl.maximum(key_pos - context_len, 0)
+                    visible &= (key_pos < context_len)[None, :] | (((sees[:, None] >> draft[None, :]) & 1) == 1)
+                score = tl.where(visible, score, float("-inf"))
+            tile_largest = tl.max(score, 1)
+            needed = True
+            if SKIP:
+                needed = tl.max(tl.where(in_row, tile_largest - largest, float("-inf"))) >= skip_below
+            if needed:
+                new_largest = tl.maximum(largest, tile_largest)
+                base = tl.where(new_largest == float("-inf"), 0.0, new_largest) if phase != 1 else new_largest
+                weight = tl.exp2(score - base[:, None])
+                shrink = tl.exp2(largest - base)
+                total = total * shrink + tl.sum(weight, 1)
+                largest = new_largest
+                value = tl.load(
+                    values + at[:, None] + d_range[None, :], mask=exists[:, None] & in_head[None, :], other=0.0
+                )
+                if QUANTIZED:
+                    weight *= tl.load(value_scale + at_scale, mask=exists, other=0.0)[None, :]
+                    value = value.to(tl.float32).to(query.dtype)
+                acc = tl.dot(weight.to(query.dtype), value, acc * shrink[:, None], input_precision=PRECISION)
+
+    at_out = out + (token + first + m_range)[:, None] * stride_out_token + head * stride_out_head + d_range[None, :]
+    total = tl.where(in_row, total, 1.0)  # a tile may have fewer queries than places
+    tl.store(at_out, (acc / total[:, None]).to(out.dtype.element_ty), mask=in_row[:, None] & in_head[None, :])
+
+
+def flash_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    scale: float,
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+    ancestors: Tensor | None = None,
+    skip_threshold: float = 0.0,
+) -> Tensor:
+    """Twin of `reference.flash_attention`; there are shapes and meanings.
+
+    skip_threshold: 0 is exact. Raises TypeError, ValueError for what the kernel cannot compute here.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    _, block_size, num_kv_heads, _ = keys.shape
+    num_rows = len(seq_lens)
+    if keys.stride() != values.stride() or keys.stride(3) != 1 or q.stride(2) != 1:
+        raise ValueError("expected keys and values with the same strides, and head_dim contiguous everywhere")
+    out = torch.empty_like(q)
+    tile, options = tile_of(head_dim, q.element_size())
+    quantized = key_scale is not None
+    scales = key_scale if key_scale is not None else seq_lens.view(-1, 1, 1)
+    launch(
+        _flash_attention, (num_heads, num_tokens // tile["BLOCK_M"] + num_rows),
+        q, keys, values, out, block_table, query_start_loc, seq_lens,
+        key_scale, value_scale, ancestors,
+        num_rows, scale, softcap or 1.0, math.log2(skip_threshold) if skip_threshold else 0.0,
+        q.stride(0), q.stride(1), out.stride(0), out.stride(1),
+        *keys.stride()[:3], *scales.stride()[:3], block_table.stride(0),
+        GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
+        WINDOW=window or 0, SOFTCAP=softcap is not None, QUANTIZED=quantized, TREE=ancestors is not None,
+        SKIP=skip_threshold > 0, PRECISION="ieee" if q.dtype is torch.float32 else "tf32", options=options, **tile,
+    )  # fmt: skip
+    return out
+
+
+def tile_of(head_dim: int, element_size: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Tile and options for a head size. They depend on nothing else of the batch: a row's result must not depend on
+    its neighbours."""
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    if element_size == 4:
+        return {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_D": block_d}, {"num_warps": 4, "num_stages": 1}
+    block_n = 64 if block_d <= 128 else 32
+    return {"BLOCK_M": 128, "BLOCK_N": block_n, "BLOCK_D": block_d}, {"num_warps": 8, "num_stages": 2}

@@ -1,0 +1,141 @@
+"""Launching a kernel, or writing down what would be launched.
+
+Every kernel's host function launches through `launch`. Inside `recording(architecture)` nothing runs: the same host
+function, called with tensors on torch's "meta" device, says which machine code a GPU would need. So the compile table
+holds what is launched, by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from reference_impl.kernels.architectures import ARCHITECTURES, Architecture
+
+_TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
+    torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What decides a kernel's machine code.
+
+    types: of the arguments that it gets when it runs, as Triton says them ("*bf16", "i32"). constants: of the others.
+    aligned: pointers, and integers divisible by 16. options: num_warps, num_stages.
+    """
+
+    kernel: Any
+    types: Mapping[str, str]
+    constants: Mapping[str, Any]
+    aligned: tuple[str, ...]
+    options: Mapping[str, int]
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.__name__).strip("_")
+
+
+@dataclass
+class _Recording:
+    architecture: Architecture
+    launches: list[Launch]
+
+
+_recording: ContextVar[_Recording | None] = ContextVar("recording", default=None)
+
+
+@contextmanager
+def recording(architecture: Architecture) -> Iterator[list[Launch]]:
+    """The launches that happen inside, in order; none is carried out."""
+    launches: list[Launch] = []
+    token = _recording.set(_Recording(architecture, launches))
+    try:
+        yield launches
+    finally:
+        _recording.reset(token)
+
+
+def is_interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), on the CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+def architecture() -> Architecture:
+    """The GPU for which a host function chooses tiles: the current one. Under the interpreter, an H100.
+
+    Raises ValueError for a GPU that is not in the table; the nearest older one of its kind would do.
+    """
+    recorder = _recording.get()
+    if recorder is not None:
+        return recorder.architecture
+    if is_interpreted():
+        return ARCHITECTURES["sm_90"]
+    if torch.version.hip:
+        name = torch.cuda.get_device_properties().gcnArchName.partition(":")[0]
+    else:
+        major, minor = torch.cuda.get_device_capability()
+        name = f"sm_{10 * major + minor}"
+    if name not in ARCHITECTURES:
+        raise ValueError(f"expected one of {', '.join(ARCHITECTURES)}, got a GPU of {name}: use the torch backend")
+    return ARCHITECTURES[name]
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, options: Mapping[str, int], **constants: Any) -> None:
+    """kernel[grid](*arguments, **constants, **options).
+
+    Raises TypeError for bfloat16 under the interpreter, which would compute with its bits as with integers and say
+    nothing; ValueError for tensors that are not on a GPU otherwise.
+    """
+    recorder = _recording.get()
+    if recorder is not None:
+        recorder.launches.append(_described(kernel, arguments, constants, options))
+        return
+    for tensor in arguments:
+        if isinstance(tensor, Tensor):
+            _check(tensor)
+    kernel[grid](*arguments, **constants, **options)
+
+
+def _check(tensor: Tensor) -> None:
+    if is_interpreted():
+        if tensor.dtype is torch.bfloat16:
+            raise TypeError(
+                "Triton's interpreter computes bfloat16 wrongly without saying so: expected float32 or float16, or a "
+                "GPU (without TRITON_INTERPRET)"
+            )
+    elif not tensor.is_cuda:
+        raise ValueError(
+            f"expected tensors on a GPU, got one on {tensor.device}. Without a GPU, set TRITON_INTERPRET=1 before the "
+            "kernel is imported, or use its twin in reference_impl/kernels/reference.py"
+        )
+
+
+def _described(
+    kernel: Any, arguments: tuple[Any, ...], constants: Mapping[str, Any], options: Mapping[str, int]
+) -> Launch:
+    """As Triton's own launcher would specialize: None and 1 become constants, what is divisible by 16 is marked."""
+    types: dict[str, str] = {}
+    fixed, aligned = dict(constants), []
+    for parameter, value in zip(kernel.params, arguments, strict=False):
+        name = parameter.name
+        if isinstance(value, Tensor):
+            types[name] = "*" + _TYPES[value.dtype]
+            aligned.append(name)
+        elif isinstance(value, float):
+            types[name] = "fp32"
+        elif value is None or (value == 1 and not parameter.do_not_specialize):
+            fixed[name] = value
+        else:
+            types[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                aligned.append(name)
+    return Launch(kernel, types, fixed, tuple(aligned), dict(options))

@@ -1,0 +1,166 @@
+"""Flash attention and paged decode against their twins and float64, in the interpreter or on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reference_impl.kernels import paged_decode as decode_module
+from reference_impl.kernels import reference
+from reference_impl.kernels.flash_attention import flash_attention
+from reference_impl.kernels.paged_decode import paged_decode
+from tests.kernels.paged import DEVICE, RAGGED, check, make, random_tree
+
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 576, 1024, 1025, 1328]
+DECODE = [(1, n) for n in LENGTHS]
+HEADS = [(4, 4, 64), (8, 2, 40), (5, 1, 16), (6, 2, 80)]  # heads, KV heads, head_dim: MHA, GQA, MQA; no powers of two
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
+def test_flash_attention_of_ragged_rows(heads, kv_heads, head_dim, dtype) -> None:
+    case = make(RAGGED, heads, kv_heads, head_dim, dtype)
+    check(flash_attention, reference.flash_attention, case.ragged)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
+def test_paged_decode_of_contexts_around_tiles_and_splits(heads, kv_heads, head_dim, dtype) -> None:
+    case = make(DECODE, heads, kv_heads, head_dim, dtype)
+    check(paged_decode, reference.paged_decode, case.decode)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("window", [None, 1, 7, 64, 100, 513])
+def test_windows_and_soft_caps(window, softcap) -> None:
+    case = make(RAGGED, 4, 2, 16, torch.float16)
+    check(flash_attention, reference.flash_attention, case.ragged, window=window, softcap=softcap)
+    case = make(DECODE, 4, 2, 16, torch.float16)
+    check(paged_decode, reference.paged_decode, case.decode, window=window, softcap=softcap)
+
+
+@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("window", [None, 30])
+def test_a_cache_of_eight_bits_with_scales_per_slot_and_head(cache, window) -> None:
+    case = make(RAGGED, 4, 2, 32, torch.float16, cache=cache)
+    check(flash_attention, reference.flash_attention, case.ragged, window=window, **case.options)
+    case = make(DECODE, 4, 2, 32, torch.float16, cache=cache)
+    check(paged_decode, reference.paged_decode, case.decode, window=window, **case.options)
+
+
+def test_one_scale_for_the_whole_cache_is_a_tensor_without_strides() -> None:
+    case = make(DECODE, 4, 2, 32, torch.float16, cache=torch.int8)
+    one = torch.tensor(0.02, device=DEVICE).expand(case.options["key_scale"].shape)
+    check(paged_decode, reference.paged_decode, case.decode, key_scale=one, value_scale=one)
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 16, 64, 128])
+def test_block_sizes(block_size) -> None:
+    case = make([(7, 200), (1, 130)], 4, 2, 16, torch.float32, block_size=block_size)
+    check(flash_attention, reference.flash_attention, case.ragged)
+    case = make([(1, 200), (1, 530)], 4, 2, 16, torch.float32, block_size=block_size)
+    check(paged_decode, reference.paged_decode, case.decode)
+
+
+def test_block_ids_above_two_to_the_fifteenth() -> None:
+    case = make([(3, 20)], 2, 1, 16, torch.float16, block_size=1, first_block=2**15 + 5)
+    check(flash_attention, reference.flash_attention, case.ragged)
+    case = make([(1, 20)], 2, 1, 16, torch.float16, block_size=1, first_block=2**15 + 5)
+    check(paged_decode, reference.paged_decode, case.decode)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_drafts_in_a_tree_see_their_ancestors_only(window) -> None:
+    rows = [(5, 18), (64, 463), (1, 1), (40, 40), (63, 64)]
+    case = make(rows, 4, 2, 16, torch.float32)
+    check(flash_attention, reference.flash_attention, case.ragged, ancestors=random_tree(rows), window=window)
+
+
+def test_a_tree_that_is_a_chain_is_causal() -> None:
+    rows = [(5, 18), (64, 100)]
+    case = make(rows, 4, 2, 16, torch.float32)
+    chain = torch.tensor([(1 << i + 1) - 1 if i < 63 else -1 for queries, _ in rows for i in range(queries)])
+    expected = flash_attention(*case.ragged)
+    assert torch.equal(flash_attention(*case.ragged, ancestors=chain.to(DEVICE)), expected)
+
+
+def test_padding_rows_give_zeros() -> None:
+    case = make([(1, 600), (1, 3)], 4, 2, 16, torch.float32)
+    case.seq_lens[1] = 0
+    assert paged_decode(*case.decode)[1].abs().max() == 0
+    check(paged_decode, reference.paged_decode, case.decode)
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    case = make([(1, 700), (1, 90), (1, 1400)], 4, 2, 16, torch.float16)
+    together = paged_decode(*case.decode)
+    q, keys, values, table, seq_lens, _, scale = case.decode
+    for row in range(3):
+        alone = slice(row, row + 1)
+        found = paged_decode(q[alone], keys, values, table[alone], seq_lens[alone], int(seq_lens[row]), scale)
+        assert torch.equal(found[0], together[row])
+
+
+def test_chunks_of_a_prompt_give_what_the_whole_prompt_gives() -> None:
+    case = make([(150, 150)], 4, 2, 16, torch.float32)
+    whole = flash_attention(*case.ragged)
+    q, keys, values, table, _, _, scale = case.ragged
+    parts = []
+    for start, end in ((0, 1), (1, 40), (40, 150)):
+        locations = torch.tensor([0, end - start], dtype=torch.int32, device=DEVICE)
+        length = torch.tensor([end], dtype=torch.int32, device=DEVICE)
+        parts.append(flash_attention(q[start:end], keys, values, table, locations, length, scale))
+    assert (torch.cat(parts) - whole).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("threshold", [1e-4, 1e-2, 0.3])
+def test_what_skip_softmax_leaves_out_stays_under_its_bound(threshold) -> None:
+    """Keys that matter come first, so that later tiles can be left out: 2 n x threshold x max |value|."""
+    case = make([(70, 600)], 2, 1, 32, torch.float32)
+    slots = reference.context_slots(case.block_table[0], 600, 16)
+    case.keys.flatten(0, 1)[slots[40:]] *= 0.05
+    case.keys.flatten(0, 1)[slots[:40]] *= 6
+    exact = flash_attention(*case.ragged)
+    found = flash_attention(*case.ragged, skip_threshold=threshold)
+    difference = (found - exact).abs().max()
+    assert difference <= 2 * 600 * threshold * case.values.flatten(0, 1)[slots].abs().max()
+    assert difference > 0, "nothing was left out: the test shows nothing"
+
+
+def test_merging_knows_empty_splits() -> None:
+    means = torch.stack([torch.full((2, 4), torch.nan), torch.ones(2, 4), torch.full((2, 4), 4.0)])
+    lse = torch.tensor([[-torch.inf] * 2, [0.0, 1.0], [1.0, -torch.inf]])
+    merged = reference.merge_splits(means, lse)
+    assert torch.allclose(merged, torch.tensor([[3.0] * 4, [1.0] * 4]))
+
+
+def test_merging_does_not_overflow() -> None:
+    lse = torch.tensor([[1000.0], [1001.0]])
+    merged = reference.merge_splits(torch.tensor([[[0.0]], [[3.0]]]), lse)
+    assert merged.item() == pytest.approx(2.0)
+
+
+def test_splits_of_another_size_give_the_same(monkeypatch) -> None:
+    case = make(DECODE, 4, 2, 16, torch.float32)
+    expected = paged_decode(*case.decode)
+    monkeypatch.setattr(decode_module, "SPLIT", 64)
+    assert (paged_decode(*case.decode) - expected).abs().max() < 1e-6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's own fault")
+def test_the_interpreter_refuses_bfloat16() -> None:
+    case = make([(1, 3)], 2, 1, 16, torch.bfloat16)
+    with pytest.raises(TypeError, match="interpreter computes bfloat16 wrongly"):
+        flash_attention(*case.ragged)
+    with pytest.raises(TypeError, match="expected float32 or float16"):
+        paged_decode(*case.decode)
+
+
+def test_strides_that_the_kernel_does_not_know_are_refused() -> None:
+    case = make([(1, 3)], 4, 2, 16, torch.float32)
+    case.keys = case.keys.transpose(2, 3).contiguous().transpose(2, 3)
+    with pytest.raises(ValueError, match="head_dim contiguous"):
+        flash_attention(*case.ragged)
+    with pytest.raises(ValueError, match="head_dim contiguous"):
+        paged_decode(*case.decode)
