@@ -73,7 +73,12 @@ def serve(
     shutdown_seconds: Annotated[float, typer.Option(min=0, help="What runs may go on for so long after Ctrl-C.")] = 10,
     trace: Annotated[Path | None, typer.Option(help="At the end, write a timeline for ui.perfetto.dev here.")] = None,
 ) -> None:
-    """Serve a model to any OpenAI client, with a page at /status that shows what the engine does."""
+    """Serve a model to any OpenAI client.
+
+    /status is a page that shows what the engine does, and percentiles and goodput of the last requests; its figures
+    are at /status.json, the timeline of an answer at /requests/ID/timeline. /metrics is for Prometheus and needs no
+    API key; these do.
+    """
     try:
         from reference_impl.serving import server
     except ImportError as error:

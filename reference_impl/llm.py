@@ -72,7 +72,12 @@ class LLM:
             return list(prompt)
         if self.tokenizer is None:
             raise ValueError("this model folder has no tokenizer.json: pass token ids instead of text")
-        return list(self.tokenizer.encode(prompt).ids)
+        return self._tokens(prompt)
+
+    def _tokens(self, text: str, **options: Any) -> list[int]:
+        assert self.tokenizer is not None
+        # `encode` holds the GIL, seconds for a long text, and with it whoever else runs in this process.
+        return list(self.tokenizer.encode_batch_fast([text], **options)[0].ids)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation [{"role": ..., "content": ...}], ready for the assistant's answer."""
@@ -90,7 +95,7 @@ class LLM:
         text = environment.from_string(self.chat_template).render(
             messages=list(messages), add_generation_prompt=True, raise_exception=refuse, **self._special_tokens
         )
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return self._tokens(text, add_special_tokens=False)
 
     def generate(
         self,

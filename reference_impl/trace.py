@@ -111,6 +111,10 @@ class Trace:
                 if row.samples:
                     self._token_times.setdefault(row.request_id, []).append(event.finished_at)
 
+    def request_ids(self) -> list[str]:
+        """Of those that arrived and are not forgotten."""
+        return list(self._arrivals)
+
     def steps(self) -> list[StepDone]:
         return [e for e in self.events if isinstance(e, StepDone)]
 

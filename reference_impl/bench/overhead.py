@@ -6,7 +6,6 @@ of this machine, as they do when a learner serves on a laptop; a client elsewher
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -62,7 +61,7 @@ def run(rounds: int) -> dict[str, Any]:
     bodies = [
         {"prompt": p, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "stream": True} for p in prompts
     ]
-    thread = threading.Thread(target=lambda: asyncio.run(served.serve_until_told()))
+    thread = threading.Thread(target=served.run)
     thread.start()
     words = [sys.executable, "-c", CLIENT, str(served.port)]
     client = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

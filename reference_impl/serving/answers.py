@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import to_json
 from tokenizers import Tokenizer
 
 from reference_impl.interfaces import TokenLogprobs
-from reference_impl.serving.runner import Piece, Stream, Unavailable, Usage
+from reference_impl.serving.runner import Piece, Stream, Usage
 
 DONE = b"data: [DONE]\n\n"
 
 
-_json_text = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-
-
-def _json(content: dict[str, Any]) -> bytes:
-    return _json_text(content).encode()
-
-
 def event(content: dict[str, Any]) -> bytes:
-    return b"data: " + _json(content) + b"\n\n"
+    return b"data: %b\n\n" % to_json(content)
 
 
 def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
@@ -56,6 +48,8 @@ class Shape(ABC):
     id: str = ""
     created: int = 0
     _offsets: dict[int, int] = field(default_factory=dict)  # per choice, the characters reported so far
+    _before: bytes = b""
+    _after: bytes = b""
 
     def __post_init__(self) -> None:
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
@@ -87,28 +81,22 @@ class Shape(ABC):
         answers = [self.choice(choices[index]) for index in sorted(choices)]
         return {**self.head(self.object), "choices": answers, "usage": usage(stream.usage)}
 
-    async def events(self, stream: Stream, failed: Callable[[str], dict[str, Any]]) -> AsyncIterator[bytes]:
-        """The answer in pieces, to its end: [DONE], or an error where the engine does not finish it."""
-        head = self.head(self.chunk_object)
-        # What all events share is written once: a stream has one for every token.
-        before, _, after = event({**head, "choices": [0], **({"usage": None} if self.include_usage else {})}).partition(
-            b"[0]"
-        )
+    def start_events(self, num_samples: int) -> bytes:
+        """What comes before the first token; the head that all events share is written here, once."""
+        content = {**self.head(self.chunk_object), "choices": [0], **({"usage": None} if self.include_usage else {})}
+        self._before, _, self._after = event(content).partition(b"[0]")
+        return b"".join([self._event(choice) for choice in self.opening(num_samples)])
 
-        def chunk(choice: dict[str, Any]) -> bytes:
-            return b"%b[%b]%b" % (before, _json(choice), after)
+    def events(self, pieces: list[Piece]) -> bytes:
+        """One event for each piece."""
+        return b"".join([self._event(self.delta(piece)) for piece in pieces])
 
-        for choice in self.opening(stream.num_samples):
-            yield chunk(choice)
-        try:
-            async for pieces in stream:
-                yield b"".join([chunk(self.delta(piece)) for piece in pieces])
-        except Unavailable as reason:
-            yield event(failed(str(reason)))
-            return
-        if self.include_usage:
-            yield event({**head, "choices": [], "usage": usage(stream.usage)})
-        yield DONE
+    def end_events(self, used: Usage) -> bytes:
+        last = {**self.head(self.chunk_object), "choices": [], "usage": usage(used)}
+        return (event(last) if self.include_usage else b"") + DONE
+
+    def _event(self, choice: dict[str, Any]) -> bytes:
+        return b"%b[%b]%b" % (self._before, to_json(choice), self._after)
 
 
 class CompletionShape(Shape):

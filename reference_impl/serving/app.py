@@ -1,8 +1,11 @@
 """The routes, and what is refused with which status.
 
-400 the engine refuses the prompt (with the numbers) · 401 API key · 404 no such model or place · 408, 413, 415 the body
-comes too slowly, is too long, is not JSON · 422 bad JSON or a wrong field, with its place · 429 too many unfinished
-requests, with Retry-After · 503 the engine has failed or shuts down.
+400 the engine refuses the prompt (with the numbers) · 401 API key · 404 no such model, request or place · 408, 413, 415
+the body comes too slowly, is too long, is not JSON · 422 bad JSON or a wrong field, with its place · 429 too many
+unfinished requests, with Retry-After · 503 the engine has failed or shuts down.
+
+Where there are API keys, what names requests needs one too; /health, /ready, /metrics and the page, which is empty
+without what it asks for, do not.
 """
 
 from __future__ import annotations
@@ -11,25 +14,34 @@ import asyncio
 import hmac
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
 
 from reference_impl.serving import answers, status
 from reference_impl.serving.answers import ChatShape, CompletionShape, Shape, TokenText
-from reference_impl.serving.connection import Answer, BodyLimit, send_events, send_json
-from reference_impl.serving.metrics import EngineGauges, WatchedTrace
-from reference_impl.serving.protocol import TOKEN_ID, ChatRequest, CompletionRequest, ErrorAnswer
+from reference_impl.serving.connection import EVENTS, Answer, BodyLimit, send_json
+from reference_impl.serving.limits import ConnectionLimits
+from reference_impl.serving.metrics import LAST, EngineGauges, WatchedTrace
+from reference_impl.serving.protocol import (
+    NOT_IMPLEMENTED,
+    TOKEN_ID,
+    ChatRequest,
+    CompletionRequest,
+    ErrorAnswer,
+)
 from reference_impl.serving.runner import Overloaded, Runner, Stream, Unavailable
 
 RETRY_SECONDS = 1
+Objective = Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds")]
+Last = Annotated[int, Query(ge=1, le=LAST, description="finished requests")]
 
 
 @dataclass(frozen=True)
@@ -37,12 +49,14 @@ class ServerConfig:
     """model_name: what clients call the model. api_keys: none means that everybody may ask.
 
     max_unfinished: samples that may be unfinished at once, running or waiting. max_body_bytes: of a request.
+    limits: of a connection.
     """
 
     model_name: str
     api_keys: tuple[str, ...] = ()
     max_unfinished: int = 512
     max_body_bytes: int = 4 << 20
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
 
     def __post_init__(self) -> None:
         for number, key in enumerate(self.api_keys, 1):
@@ -54,7 +68,7 @@ _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 _REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
     for status, text in (
-        (400, "The engine refuses the prompt"), (401, "API key missing or wrong"), (404, "No such model"),
+        (400, "The engine refuses the prompt"), (401, "API key missing or wrong"), (404, "No such model or request"),
         (408, "The body did not come"), (413, "The body is too long"), (415, "Not JSON"),
         (422, "Bad JSON, or a wrong field"), (429, "Too many unfinished requests"), (503, "The engine does not serve"),
     )
@@ -86,15 +100,16 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
         summary="An LLM inference engine to look into",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # it would lead to whatever host the client named
     )
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, refuse=refusal)
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, refuse=refusal, stop=server.stop_strangers)
     for kind, handler in (
         (RequestValidationError, _wrong_field),
         (StarletteHTTPException, _http_error),
         (_Refused, _refused),
     ):
         app.add_exception_handler(kind, handler)  # type: ignore[arg-type]
-    allowed = [Depends(server.check_key)] if config.api_keys else []
+    allowed = [Depends(HTTPBearer(auto_error=False))] if config.api_keys else []
     stream: dict[str, Any] = {"text/event-stream": {}}
     answered: dict[int | str, dict[str, Any]] = {200: {"description": "The answer", "content": stream}, **_REFUSALS}
     for path, endpoint in (("/v1/completions", server.complete), ("/v1/chat/completions", server.chat)):
@@ -105,7 +120,9 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
 
     def openapi() -> dict[str, Any]:
         described = describe()
-        _bound_tokens(described["components"]["schemas"], vocabulary)
+        schemas = described["components"]["schemas"]
+        _bound_tokens(schemas, vocabulary, runner.llm.engine.max_model_len - 1)
+        schemas["ChatRequest"]["properties"]["messages"].pop("maxItems", None)  # the context is full long before
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -117,7 +134,10 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
     app.get("/ready", responses={503: _REFUSALS[503]})(server.ready)
     app.get("/metrics", response_class=PlainTextResponse)(server.metrics)
     app.get("/status", response_class=HTMLResponse)(server.status_page)
-    app.get("/status.json")(server.status)
+    app.get("/status.json", dependencies=allowed, responses={s: _REFUSALS[s] for s in (401, 422)})(server.status)
+    app.get("/requests/{answer:path}/timeline", dependencies=allowed, responses={s: _REFUSALS[s] for s in (401, 404)})(
+        server.timeline
+    )
     return app
 
 
@@ -134,14 +154,18 @@ class _Server:
         self.trace = trace
         trace.counts.registry.register(EngineGauges(self.llm.engine))
 
-    def check_key(
-        self,
-        sent: HTTPAuthorizationCredentials | None = Depends(HTTPBearer(auto_error=False)),  # noqa: B008
-    ) -> None:
-        given = sent.credentials.encode() if sent is not None else b""
-        if not any(hmac.compare_digest(given, key.encode()) for key in self.config.api_keys):
-            raise _Refused(401, "expected the header Authorization: Bearer KEY with a key of this server",
-                           code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})  # fmt: skip
+    def stop_strangers(self, request: Request) -> Response | None:
+        """Who has no key makes the server read nothing. The description says of which routes."""
+        if not self.config.api_keys or not request.url.path.startswith(("/v1/", "/requests/", "/status.json")):
+            return None
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        known = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in self.config.api_keys]
+        if scheme.lower() == "bearer" and any(known):
+            return None
+        return refusal(
+            401, "expected the header Authorization: Bearer KEY with a key of this server", code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )  # fmt: skip
 
     # --- completions ----------------------------------------------------------------------------------------------
 
@@ -248,13 +272,22 @@ class _Server:
         return PlainTextResponse(self.trace.counts.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def status_page(self) -> HTMLResponse:
-        """A page that shows requests, blocks and hits, and looks again every second."""
+        """A page that shows requests, blocks and hits, and looks again every second; it asks for the key, if any."""
         return HTMLResponse((Path(__file__).parent / "status.html").read_text("utf-8"))
 
-    async def status(self) -> dict[str, Any]:
-        """What the page shows."""
-        uptime = time.time() - self.started
-        return status.snapshot(self.llm.engine, self.config.model_name, uptime, self.trace.counts.hit_rate)
+    async def status(self, ttft: Objective = 0.5, tpot: Objective = 0.05, last: Last = 200) -> dict[str, Any]:
+        """What the page shows: what runs; of the last finished requests percentiles, and goodput under objectives."""
+        engine, counts = self.llm.engine, self.trace.counts
+        now = status.snapshot(engine, self.config.model_name, time.time() - self.started, counts.hit_rate)
+        return now | status.finished(counts.last[-last:], engine.clock.now(), ttft, tpot)
+
+    async def timeline(self, answer: str) -> dict[str, Any]:
+        """What happened to an answer's requests, by the id that it carries: cmpl-..., chatcmpl-..."""
+        try:
+            return status.timeline(self.llm.engine, answer)
+        except KeyError:
+            message = f"no request {answer!r}: expected the id of an answer among the last {self.trace.keep} events"
+            raise _Refused(404, message) from None
 
 
 def _said_to_be_json(request: Request) -> None:
@@ -273,22 +306,38 @@ def _check_characters(text: str, place: str) -> None:
         raise _Refused(422, message, param=place) from None
 
 
-def _bound_tokens(schema: Any, vocabulary: int) -> None:
-    """Token ids are those that this model has; the classes know of no model."""
+def _bound_tokens(schema: Any, vocabulary: int, longest: int) -> None:
+    """Token ids are those that this model has, and as many as fit; the classes know of no model."""
     if isinstance(schema, dict):
         if schema.get("title") == TOKEN_ID:
             schema.pop("exclusiveMaximum", None)
             schema["maximum"] = vocabulary - 1
+        items = schema.get("items")
+        if isinstance(items, dict) and items.get("title") == TOKEN_ID:
+            schema["maxItems"] = min(longest, schema.get("maxItems", longest))
         for value in schema.values():
-            _bound_tokens(value, vocabulary)
+            _bound_tokens(value, vocabulary, longest)
     elif isinstance(schema, list):
         for value in schema:
-            _bound_tokens(value, vocabulary)
+            _bound_tokens(value, vocabulary, longest)
 
 
 def _as_events(shape: Shape, stream: Stream) -> Callable[[Send], Coroutine[Any, Any, None]]:
     async def respond(send: Send) -> None:
-        await send_events(send, shape.events(stream, lambda why: answers.error(why, "server_error")))
+        await send(EVENTS)
+
+        async def write(body: bytes, more: bool = True) -> None:
+            if body or not more:
+                await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        await write(shape.start_events(stream.num_samples))
+        try:
+            async for pieces in stream:
+                await write(shape.events(pieces))
+        except Unavailable as reason:
+            await write(answers.event(answers.error(str(reason), "server_error")), more=False)
+        else:
+            await write(shape.end_events(stream.usage), more=False)
 
     return respond
 
@@ -313,6 +362,10 @@ async def _refused(request: Request, error: _Refused) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
+    if error.status_code == 400:  # FastAPI's one word for a body that json cannot read
+        cause = error.__cause__
+        why = "brackets too deep" if isinstance(cause, RecursionError) else str(cause)
+        return refusal(422, f"body: not JSON: {why}", param="body")
     return refusal(error.status_code, str(error.detail), headers=dict(error.headers or {}))
 
 
@@ -322,7 +375,9 @@ async def _wrong_field(request: Request, error: RequestValidationError) -> Respo
     place = [str(part) for part in first["loc"][1:]] or ["body"]
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "json_invalid":
-        message = f"the body is not JSON: {first.get('ctx', {}).get('error', message)} at character {place[0]}"
-        place = ["body"]
+        why = first.get("ctx", {}).get("error", message).removesuffix(" at")
+        place, message = ["body"], f"the body is not JSON: {why} at character {place[0]}"
+    elif first["type"] == NOT_IMPLEMENTED:
+        place = [first["ctx"]["field"]]
     more = f" ({len(others)} more)" if others else ""
     return refusal(422, f"{'.'.join(place)}: {message}{more}", param=".".join(place))

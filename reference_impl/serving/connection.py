@@ -1,17 +1,17 @@
-"""One HTTP answer: it ends when the client goes, and does not wait for ever for one that does not read."""
+"""One HTTP answer, which ends when the client goes; and what is looked at before a request's body is read."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-WRITE_SECONDS = 30.0  # a client that takes nothing for so long is given up
-READ_SECONDS = 30.0  # so is one that does not go on with its body
+READ_SECONDS = 30.0  # a client that does not go on with its body for so long is given up
 
 
 class _Gone(Exception):
@@ -26,17 +26,13 @@ class Answer(Response):
         self._respond, self._finally = respond, finally_
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def patient(message: Message) -> None:
-            async with asyncio.timeout(WRITE_SECONDS):
-                await send(message)
-
-        work = asyncio.create_task(self._respond(patient))
+        work = asyncio.create_task(self._respond(send))
         watch = asyncio.create_task(_until_gone(receive))
         try:
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
-        except (OSError, TimeoutError):  # it went, or sleeps, while we wrote
+        except OSError:  # it went while we wrote
             pass
         finally:
             self._finally()
@@ -57,24 +53,34 @@ async def send_json(send: Send, content: Any, status: int = 200, headers: dict[s
     await send({"type": "http.response.body", "body": response.body})
 
 
-async def send_events(send: Send, events: AsyncIterator[bytes]) -> None:
-    """Server-sent events; `events` are whole ones, with their empty line."""
-    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    async for event in events:
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+EVENTS: Message = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")],
+}
 
 
 class BodyLimit:
-    """ASGI middleware: reads the whole body first, refuses one that is too long (413) or does not come (408)."""
+    """ASGI middleware: reads the whole body first, refuses one that is too long (413) or does not come (408).
 
-    def __init__(self, app: ASGIApp, max_bytes: int, refuse: Callable[[int, str], Response]):
-        self.app, self.max_bytes, self.refuse = app, max_bytes, refuse
+    stop: looks at a request before its body is read; the answer that it gives, if any, is the last word.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        refuse: Callable[[int, str], Response],
+        stop: Callable[[Request], Response | None],
+    ):
+        self.app, self.max_bytes, self.refuse, self.stop = app, max_bytes, refuse, stop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
+            return
+        if (stopped := self.stop(Request(scope))) is not None:
+            await stopped(scope, receive, send)
             return
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         too_long = self.refuse(413, f"the body is longer than {self.max_bytes} bytes")

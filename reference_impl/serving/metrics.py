@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from reference_impl.engine import Engine
+from reference_impl.metrics import RequestMetrics
 from reference_impl.trace import Event, RequestArrived, RequestFinished, StepDone, Trace
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
 _LATENCY = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
+
+
+LAST = 500  # finished requests of which percentiles can be asked
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A request that has ended, one way or another. arrival and end: seconds on the engine's clock."""
+
+    id: str
+    reason: str
+    num_prompt_tokens: int
+    arrival: float
+    end: float
+    metrics: RequestMetrics
 
 
 class WatchedTrace(Trace):
@@ -29,12 +46,12 @@ class WatchedTrace(Trace):
 
 
 class Counts:
-    """Counters and histograms; written in the engine's thread, read in the event loop."""
+    """Counters, histograms and the last requests; written in the engine's thread, read in the event loop."""
 
     def __init__(self, trace: Trace):
         self.registry = CollectorRegistry()
         self._trace = trace
-        self._seen: set[str] = set()  # unfinished requests that were let in before
+        self.last: tuple[Finished, ...] = ()  # the latest at the end; replaced, so that a reader may keep it
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"inferlab:{name}", text, labels, registry=self.registry)
@@ -54,7 +71,8 @@ class Counts:
         self.itl = histogram("inter_token_latency_seconds", "Gaps between the tokens of a request", _GAPS)
         self.latency = histogram("e2e_request_latency_seconds", "Arrival to last token", _LATENCY)
         self.queue = histogram("request_queue_time_seconds", "Arrival to the first step that computes it", _TTFT)
-        self._prompts: dict[str, int] = {}
+        self._prompts: dict[str, int] = {}  # lengths, of the unfinished
+        self._waiting: set[str] = set()  # unfinished requests that were never let in
 
     def count(self, event: Event) -> None:
         if isinstance(event, StepDone):
@@ -65,14 +83,16 @@ class Counts:
             if event.transfers.evicted:
                 self.evictions.inc(len(event.transfers.evicted))
             for request_id, cached in event.admitted:
-                if request_id in self._prompts:  # let in for the first time
-                    self.queries.inc(self._prompts.pop(request_id))
+                if request_id in self._waiting:  # let in for the first time
+                    self._waiting.remove(request_id)
+                    self.queries.inc(self._prompts[request_id])
                     self.hits.inc(cached)
         elif isinstance(event, RequestArrived):
             self.prompt_tokens.inc(event.num_prompt_tokens)
             self._prompts[event.request_id] = event.num_prompt_tokens
+            self._waiting.add(event.request_id)
         elif isinstance(event, RequestFinished):
-            self._prompts.pop(event.request_id, None)
+            self._waiting.discard(event.request_id)
             self._finish(event)
 
     def _finish(self, event: RequestFinished) -> None:
@@ -87,6 +107,10 @@ class Counts:
                 histogram.observe(value)
         for gap in metrics.itl:
             self.itl.observe(gap)
+        request_id = event.request_id
+        ended = Finished(request_id, event.reason, self._prompts.pop(request_id), self._trace.arrival(request_id),
+                         event.time, metrics)  # fmt: skip
+        self.last = (*self.last[1 - LAST :], ended)
 
     @property
     def hit_rate(self) -> float:

@@ -18,31 +18,37 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from reference_impl.interfaces import SamplingParams
 
 
-def _whole(value: Any) -> Any:
-    """JSON has one kind of number, so 5.0 is an integer; true and "5" are not. Looks into lists."""
-    if isinstance(value, list):
-        return [_whole(item) for item in value]
+def _whole(value: Any, depth: int = 2) -> Any:
+    """JSON has one kind of number, so 5.0 is an integer; true and "5" are not. Looks into lists, and lists of lists."""
+    if isinstance(value, list) and depth:
+        return [_whole(item, depth - 1) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+NOT_IMPLEMENTED = "not_implemented"  # a kind of error, whose context names the field
 Number = Annotated[float, Field(strict=True)]
 TOKEN_ID = "Token id"  # as the description calls it
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31, title=TOKEN_ID)]
 MAX_PROMPTS, MAX_STOP, MAX_STOP_CHARACTERS = 64, 16, 1000
+MAX_MESSAGES, MAX_PARTS, MAX_FIELDS = 10_000, 1000, 100
 
 # What OpenAI's clients may send and this server cannot do. A value that asks for nothing is let through.
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
-    "best_of": (None, 1), "echo": (None, False), "logit_bias": (None, {}), "suffix": (None, ""),
+    "best_of": (None,), "echo": (None, False), "logit_bias": (None, {}), "suffix": (None, ""),
     "tools": (None, []), "tool_choice": (None, "none", "auto"), "parallel_tool_calls": (None, False, True),
     "functions": (None, []), "function_call": (None, "none"), "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]), "audio": (None,), "prediction": (None,), "reasoning_effort": (None, "none"),
-    "verbosity": (None,), "web_search_options": (None,), "guided_json": (None,), "guided_regex": (None,),
+    "verbosity": (None, "medium"), "web_search_options": (None,), "guided_json": (None,), "guided_regex": (None,),
+    "min_tokens": (None, 0), "skip_special_tokens": (None, True),
 }  # fmt: skip
-_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
+_IGNORED = (
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+)  # fmt: skip
 
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -60,11 +66,9 @@ PROMPT_SCHEMA = {
 }
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    include_usage: StrictBool = False
-    include_obfuscation: StrictBool = False  # taken, and nothing is added
+def _without_nulls(data: Any) -> Any:
+    """null means the default, as OpenAI's clients use it."""
+    return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
 def _null_is_the_default(schema: dict[str, Any]) -> None:
@@ -73,6 +77,15 @@ def _null_is_the_default(schema: dict[str, Any]) -> None:
         if name not in schema.get("required", ()) and {"type": "null"} not in field.get("anyOf", ()):
             told = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
             schema["properties"][name] = {"anyOf": [field, {"type": "null"}], **told}
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_null_is_the_default)
+
+    include_usage: StrictBool = False
+    include_obfuscation: StrictBool = False  # taken, and nothing is added
+
+    _nulls = model_validator(mode="before")(_without_nulls)
 
 
 class _Sampling(BaseModel):
@@ -104,14 +117,17 @@ class _Sampling(BaseModel):
     def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        if len(data) > MAX_FIELDS:
+            raise ValueError(f"expected at most {MAX_FIELDS} fields, got {len(data)}")
         kept = {name: value for name, value in data.items() if name not in _IGNORED}
         for name, harmless in _ASKS_FOR_NOTHING.items():
             if name in kept and name not in cls.model_fields:
-                if kept[name] not in harmless:
-                    raise ValueError(f"{name} is not implemented: leave it out")
+                if kept[name] not in harmless and not (name == "best_of" and kept[name] == data.get("n", 1)):
+                    raise PydanticCustomError(
+                        NOT_IMPLEMENTED, "{field} is not implemented: leave it out", {"field": name}
+                    )
                 del kept[name]
-        # null means the default, as OpenAI's clients use it.
-        return {name: _whole(value) for name, value in kept.items() if value is not None}
+        return {name: _whole(value) for name, value in _without_nulls(kept).items()}
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -169,11 +185,13 @@ class CompletionRequest(_Sampling):
 
         if (alone := one(prompt)) is not None:
             return alone
+        if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS:
+            raise ValueError(
+                f"expected a text, token ids, or at most {MAX_PROMPTS} of either, got a list of {len(prompt)}"
+            )
         prompts = [one(value) for value in prompt] if isinstance(prompt, list) else []
         if not prompts or None in prompts or len({*map(type, prompts)}) > 1:
             raise ValueError("expected a text, token ids, or a list of either, and nothing empty")
-        if len(prompts) > MAX_PROMPTS:
-            raise ValueError(f"expected at most {MAX_PROMPTS} prompts in a request, got {len(prompts)}")
         return prompts
 
 
@@ -190,8 +208,17 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
     name: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_says_nothing(cls, data: Any) -> Any:
+        """An answer comes back as a message of the next request, with the fields it does not use."""
+        if not isinstance(data, dict):
+            return data
+        empty = ("tool_calls", "annotations")
+        return {n: v for n, v in data.items() if v is not None and not (n in empty and v == [])}
 
     def plain(self) -> dict[str, str]:
         """As chat templates take it."""
@@ -211,7 +238,7 @@ class ChatRequest(_Sampling):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_chat_schema)
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=10_000)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31, description="deprecated by OpenAI")] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31, description="default: what fits")] | None = None
     logprobs: StrictBool = False

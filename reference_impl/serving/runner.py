@@ -65,7 +65,7 @@ class Stream:
     def __init__(self, runner: Runner, num_samples: int):
         self._runner, self._unfinished = runner, num_samples
         self._waiting: dict[int, Piece] = {}
-        self._news = asyncio.Event()
+        self._awaited: asyncio.Future[None] | None = None  # by whoever iterates, where nothing is waiting for it
         self._failure: str | None = None
         self.num_samples, self.usage, self.generations = num_samples, Usage(0, 0, 0), list[Generation]()
 
@@ -75,12 +75,16 @@ class Stream:
         else:
             self._waiting[piece.index] = piece
         self._unfinished -= piece.finish_reason is not None
-        self._news.set()
+        self._wake()
 
     def fail(self, why: str) -> None:
         """The stream ends with Unavailable, after what it has got so far."""
         self._failure = why
-        self._news.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._awaited is not None and not self._awaited.done():
+            self._awaited.set_result(None)
 
     def __aiter__(self) -> Stream:
         return self
@@ -92,8 +96,8 @@ class Stream:
                 raise Unavailable(self._failure)
             if not self._unfinished:
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._awaited = asyncio.get_running_loop().create_future()
+            await self._awaited
         pieces, self._waiting = list(self._waiting.values()), {}
         return pieces
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import signal
@@ -20,6 +21,7 @@ from fastapi import FastAPI
 from reference_impl.engine import Parts
 from reference_impl.llm import LLM
 from reference_impl.serving.app import ServerConfig, make_app
+from reference_impl.serving.limits import LimitedProtocol
 from reference_impl.serving.metrics import WatchedTrace
 from reference_impl.serving.runner import Runner
 
@@ -72,6 +74,9 @@ class ModelServer:
             log_level="warning",
             timeout_graceful_shutdown=int(shutdown_seconds) + 2,
             timeout_keep_alive=30,
+            ws="none",
+            # mypy knows of classes only
+            http=functools.partial(LimitedProtocol, config.limits, {}),  # type: ignore[arg-type]
             backlog=2048,
         )
         self._server = _Server(settings, self._runner, shutdown_seconds)
@@ -89,18 +94,18 @@ class ModelServer:
         yield
         await asyncio.to_thread(self._runner.end)
 
-    async def serve_until_told(self) -> None:
-        """In a thread that has no signals: until `stop`."""
-        await self._server.serve(sockets=[self._socket])
+    def run(self) -> None:
+        """Until `stop`, or in the main thread SIGINT or SIGTERM; in an event loop of its own (uvloop's, if there)."""
+        self._server.run(sockets=[self._socket])
 
     def stop(self) -> None:
         """From any thread; open connections get the time to finish."""
         self._server.should_exit = True
 
     def serve(self) -> None:
-        """Until SIGINT or SIGTERM."""
+        """Says where it is, and runs."""
         print(f"{self.url}/v1 serves; {self.url}/status shows what the engine does; Ctrl-C ends it", flush=True)
-        self._server.run(sockets=[self._socket])
+        self.run()
 
 
 def make(

@@ -1,14 +1,23 @@
-"""What the engine is doing, for the page that a learner can watch while a chapter runs."""
+"""What the engine is doing and has done, for the page that a learner can watch while a chapter runs. Never any text."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from reference_impl.engine import Engine
-from reference_impl.trace import StepDone
+from reference_impl.metrics import WorkloadMetrics
+from reference_impl.serving.metrics import Finished
+from reference_impl.timeline import Life, Slice, lives_of
+from reference_impl.trace import StepDone, Trace
 
 SECONDS = 10.0  # over which rates are taken
-SHOWN = 200  # requests
+SHOWN = 200  # requests that run or wait
+SHOWN_FINISHED = 50
+SHARES = (50, 90, 99)
 
 
 def snapshot(engine: Engine, model: str, uptime: float, hit_rate: float) -> dict[str, Any]:
@@ -42,4 +51,74 @@ def snapshot(engine: Engine, model: str, uptime: float, hit_rate: float) -> dict
             }
             for request in requests[:SHOWN]
         ],
+    }
+
+
+def finished(last: Sequence[Finished], now: float, ttft: float, tpot: float) -> dict[str, Any]:
+    """Percentiles, attainment and goodput of finished requests, as `reference_impl.metrics` defines them.
+
+    last: the latest at the end. ttft, tpot: the objectives, in seconds. An aborted request counts with what it got.
+    """
+    load = WorkloadMetrics.of((request.arrival, request.metrics) for request in last)
+    values = {"queue": [m.queue for m in load.requests if m.queue is not None], "ttft": load.ttft, "tpot": load.tpot,
+              "itl": load.itl, "latency": load.latency}  # fmt: skip
+    return {
+        "objectives": {"ttft": ttft, "tpot": tpot},
+        "num_finished": len(last),
+        "duration": load.duration,
+        "throughput": load.throughput,
+        "goodput": load.goodput(ttft, tpot),
+        "attainment": load.attainment(ttft, tpot) if last else None,
+        "percentiles": {name: _percentiles(of) for name, of in values.items()},
+        "finished": [
+            {
+                "id": request.id,
+                "reason": request.reason,
+                "prompt": request.num_prompt_tokens,
+                "output": request.metrics.num_output_tokens,
+                **{name: getattr(request.metrics, name) for name in ("queue", "ttft", "tpot", "latency")},
+                "meets": request.metrics.meets(ttft, tpot),
+                "ago": now - request.end,
+            }
+            for request in last[: -SHOWN_FINISHED - 1 : -1]
+        ],
+    }
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    return {f"p{p}": float(v) for p, v in zip(SHARES, np.percentile(values, SHARES), strict=True)} if values else None
+
+
+def timeline(engine: Engine, answer: str) -> dict[str, Any]:
+    """What happened to the requests of an answer (one per prompt and sample), or to one of them, by its id.
+
+    Times are seconds from the request's arrival. KeyError where the trace does not know it, or not any more.
+    """
+    trace, now = engine.trace, engine.clock.now()
+    ids = [i for i in trace.request_ids() if i == answer or i.startswith((f"{answer}-", f"{answer}/"))]
+    if not ids:
+        raise KeyError(answer)
+    return {"id": answer, "requests": [_life(life, trace, now) for life in lives_of(trace, ids)]}
+
+
+def _life(life: Life, trace: Trace, now: float) -> dict[str, Any]:
+    life.close(now)
+    arrival, m = trace.arrival(life.request_id), trace.metrics(life.request_id)
+
+    def part(s: Slice) -> dict[str, Any]:
+        return {"name": s.name, "start": s.start - arrival, "end": s.end - arrival, **s.args}
+
+    return {
+        "id": life.request_id,
+        "arrived_at": time.time() - (now - arrival),  # seconds since 1970
+        "finish_reason": life.finished.reason if life.finished else None,
+        "finished": life.finished.time - arrival if life.finished else None,
+        "prompt_tokens": life.arrived.num_prompt_tokens if life.arrived else None,  # null: that event is not kept
+        "cached_tokens": life.cached_tokens,
+        "output_tokens": m.num_output_tokens,
+        "preemptions": life.num_preemptions,
+        **{name: getattr(m, name) for name in ("queue", "ttft", "tpot", "latency", "itl")},
+        "token_times": [at - arrival for at in trace.token_times(life.request_id)],
+        "phases": [part(phase) for phase in life.phases],
+        "steps": [part(step) for step in life.steps],
     }

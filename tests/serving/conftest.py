@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,11 +22,8 @@ class Running:
     def __init__(self, server: ModelServer):
         self.server, self.llm, self.url = server, server.llm, server.url
         self.engine, self.runner = server.llm.engine, server._runner
-        self._thread = threading.Thread(target=self._serve)
+        self._thread = threading.Thread(target=server.run)
         self._thread.start()
-
-    def _serve(self) -> None:
-        asyncio.run(self.server.serve_until_told())
 
     def end(self) -> None:
         self.server.stop()

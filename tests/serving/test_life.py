@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from reference_impl import LLM, SamplingParams
+from reference_impl.serving.limits import ConnectionLimits
 
 COMPLETIONS = "/v1/completions"
 
@@ -63,13 +64,8 @@ def test_a_client_that_goes_while_it_waits_for_a_whole_answer(serve: Any, until:
     until(running.is_idle, "all blocks are back")
 
 
-def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(
-    serve: Any, monkeypatch: pytest.MonkeyPatch, until: Any
-) -> None:
-    from reference_impl.serving import connection
-
-    monkeypatch.setattr(connection, "WRITE_SECONDS", 0.5)
-    running = serve()
+def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(serve: Any, until: Any) -> None:
+    running = serve({"limits": ConnectionLimits(write=0.5)})
     body = json.dumps({**LONG, "stream": True, "n": 48, "logprobs": 20, "temperature": 1.0}).encode()
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)

@@ -53,9 +53,9 @@ def error(answer: httpx.Response) -> dict[str, Any]:
         ({"prompt": ["x", [5]]}, "prompt", "list of either"),
         ({"prompt": [5, True]}, "prompt", "list of either"),
         ({"prompt": "x", "tempreature": 1}, "tempreature", "Extra inputs"),
-        ({"prompt": "x", "best_of": 3}, "body", "best_of is not implemented"),
-        ({"prompt": "x", "echo": True}, "body", "echo is not implemented"),
-        ({"prompt": "x", "logit_bias": {"1": 5}}, "body", "logit_bias is not implemented"),
+        ({"prompt": "x", "best_of": 3}, "best_of", "best_of is not implemented"),
+        ({"prompt": "x", "echo": True}, "echo", "echo is not implemented"),
+        ({"prompt": "x", "logit_bias": {"1": 5}}, "logit_bias", "logit_bias is not implemented"),
         ([], "body", "valid dictionary"),
     ],
 )
@@ -95,14 +95,14 @@ def test_fields_that_change_nothing_are_taken(http: httpx.Client) -> None:
 @pytest.mark.parametrize("body", ['{"prompt": "x", ', "", "nonsense", '{"prompt": "x"} trailing', "[" * 5000])
 def test_bad_json_is_422_with_the_place(http: httpx.Client, body: str) -> None:
     answer = http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == (400 if len(body) == 5000 else 422)  # too deep to say where
+    assert answer.status_code == 422
     assert error(answer)["message"]
 
 
 def test_bytes_that_are_no_utf_8_are_refused(http: httpx.Client) -> None:
     answer = http.post(COMPLETIONS, content=b'{"prompt": "\xff"}', headers={"content-type": "application/json"})
-    assert answer.status_code in (400, 422)
-    assert "message" in error(answer)
+    assert answer.status_code == 422
+    assert "position 12" in error(answer)["message"]
 
 
 def test_half_of_a_surrogate_pair_is_refused(http: httpx.Client) -> None:

@@ -99,6 +99,7 @@ def request_tracks(content: dict[str, Any]) -> dict[str, Events]:
 
 
 PHASES = ("queued", "prefill", "decode", "recompute", "preempted", "swapped out")
+UNITS = {"running": "requests", "waiting": "requests", "free": "blocks", "batch": "tokens"}
 
 
 def phases(slices: Events) -> Events:
@@ -121,7 +122,7 @@ def check_format(content: dict[str, Any]) -> None:
             assert event["name"] in ("process_name", "thread_name", "thread_sort_index")
             named.add((event["pid"], event["tid"]))
         elif event["ph"] == "C":
-            assert list(event["args"]) == [event["name"]]
+            assert list(event["args"]) == [UNITS[event["name"]]]
             assert all(type(value) is int for value in event["args"].values())
         else:
             assert event["dur"] >= 0
@@ -187,10 +188,20 @@ def test_the_steps_and_counters_are_the_engines(trace: Trace):
     assert [e["args"]["step"] for e in slices] == [s.step_id for s in steps]
     assert [e["args"]["tokens"] for e in slices] == [sum(r.num_tokens for r in s.rows) for s in steps]
     counters = [e for e in content["traceEvents"] if e["ph"] == "C"]
-    for name, of in (("running", "num_running"), ("waiting", "num_waiting"), ("free blocks", "num_free_blocks")):
-        assert [e["args"][name] for e in counters if e["name"] == name] == [getattr(s, of) for s in steps]
-    assert counters[-1]["args"] == {"free blocks": steps[-1].num_free_blocks}
-    assert [e["args"]["batch tokens"] for e in counters if e["name"] == "batch tokens"][-1] == 0
+    for name, of in (("running", "num_running"), ("waiting", "num_waiting"), ("free", "num_free_blocks")):
+        assert [e["args"][UNITS[name]] for e in counters if e["name"] == name] == [getattr(s, of) for s in steps]
+    assert counters[-1]["args"] == {"blocks": steps[-1].num_free_blocks}
+    assert [e["args"]["tokens"] for e in counters if e["name"] == "batch"][-1] == 0
+
+
+def test_requests_lie_in_the_order_of_their_arrival_and_none_is_taken_for_the_main_track(trace: Trace):
+    """Perfetto's interface puts the track whose tid is its pid first, whatever thread_sort_index says."""
+    content = to_perfetto(trace)
+    named = [e for e in content["traceEvents"] if e["name"] == "thread_name" and e["pid"] == 2]
+    names = {e["tid"]: e["args"]["name"] for e in named}
+    assert 2 not in names
+    arrived = [e.request_id for e in trace.events if isinstance(e, RequestArrived)]
+    assert [names[tid] for tid in sorted(names)] == arrived
 
 
 def test_who_was_thrown_out_lies_where_the_scheduler_put_it(random_model: Callable[..., Any]):

@@ -1,0 +1,181 @@
+"""What a connection is given before there is a whole request, and after: time, bytes, and a place.
+
+uvicorn waits for ever for a client that connects and sends nothing, half a header, or a byte now and then, and for one
+that does not take its answer; and each of them holds a file descriptor. Here every wait for a client has an end:
+
+    connected, or answered --headers--> a request --body--> read: the answer takes the time it takes, but a client that
+    does not read it is left after `write` seconds. With too many open, the one that has waited longest makes room.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+from asyncio import TimerHandle, Transport
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from reference_impl.serving import answers
+
+OTHER_FILES = 128  # descriptors that are not for connections: libraries, weights, the trace
+PIPELINED = 8  # requests of a client that are read before their turn
+FULL = "this server has as many connections as it can have: try again in a moment"
+
+
+def _descriptors() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 16 if soft == resource.RLIM_INFINITY else soft
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """headers, body, write: seconds until a request's headers, and then its body, have come; without reading.
+
+    head_bytes: that may come without completing a header block or adding to a body. connections: open at once;
+    default: what the process's limit of open files leaves, at most 4096.
+    """
+
+    headers: float = 30.0
+    body: float = 120.0
+    write: float = 30.0
+    head_bytes: int = 64 << 10
+    connections: int | None = None
+
+    @property
+    def most(self) -> int:
+        """Connections that may be open; each costs a file descriptor."""
+        return max(16, min(4096, _descriptors() - OTHER_FILES)) if self.connections is None else self.connections
+
+
+class _Parser(httptools.HttpRequestParser):
+    """httptools reads no body behind an offer of another protocol, as Java's client makes one with its first request
+    (`Upgrade: h2c`). A server may ignore the offer: the request is read again without it."""
+
+    def __init__(self, protocol: LimitedProtocol):
+        super().__init__(protocol)
+        self._protocol = protocol
+
+    def feed_data(self, data: Any) -> None:
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            if self._protocol.scope["method"] == "CONNECT":
+                raise httptools.HttpParserError("CONNECT is for proxies") from None
+            self.feed_data(self._protocol.request_without_offer() + data[stop.args[0] :])
+
+
+class LimitedProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP with limits. waiting: the connections of the server without a request, longest first."""
+
+    def __init__(self, limits: ConnectionLimits, waiting: dict[LimitedProtocol, None], **given: Any):
+        super().__init__(**given)
+        self._limits, self._most, self._waiting = limits, limits.most, waiting
+        self._timer: TimerHandle | None = None
+        self._write_timer: TimerHandle | None = None
+        self._num_bytes = 0  # since the last header block or piece of a body
+        self._answered: RequestResponseCycle | None = None
+        self.parser = _Parser(self)
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) <= self._most:
+            self._limit()
+        elif longest := next(iter(self._waiting), None):
+            longest.end(503, FULL)
+            self._limit()
+        else:
+            self.end(503, FULL, tell=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.pipeline.clear()
+        super().connection_lost(exc)  # tells the newest request, which need not be the one that is answered
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+        self._forget()
+        self.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        self._num_bytes += len(data)
+        super().data_received(data)
+        if self._num_bytes > self._limits.head_bytes and not self.transport.is_closing():
+            self.end(431, f"expected headers of at most {self._limits.head_bytes} bytes")
+
+    def on_headers_complete(self) -> None:
+        self._num_bytes = 0
+        super().on_headers_complete()
+        if 0 < len(self.pipeline) <= PIPELINED:  # that a client has gone is seen only by who reads
+            self.flow.resume_reading()
+        self._limit()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _should_upgrade(self) -> bool:
+        """True: uvicorn begins no answer to a request that offers an upgrade; `_Parser` reads it again without."""
+        return True
+
+    def request_without_offer(self) -> bytes:
+        """The request line and headers that have come, without `Upgrade`."""
+        lines = [b"%b %b HTTP/1.1" % (self.scope["method"].encode(), self.url)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_body(self, body: bytes) -> None:
+        self._num_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._limit()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._limit()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self._limits.write, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def _forget(self) -> None:
+        self._waiting.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _limit(self) -> None:
+        """Begins to wait anew, for what the client owes now."""
+        self._forget()
+        if self.pipeline:  # the next request is there; nothing is read until its turn comes
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self._waiting[self] = None
+            owed, seconds = "headers", self._limits.headers
+        elif self.cycle.more_body:
+            owed, seconds = "body", self._limits.body
+        else:
+            return
+        self._timer = self.loop.call_later(seconds, self.end, 408, f"the {owed} did not come within {seconds:g} s")
+
+    def end(self, status: int, message: str, tell: bool = False) -> None:
+        """Lets go of the client, and says why if it has begun to ask (or with `tell`) and nothing was answered yet."""
+        self._forget()
+        if self.transport.get_write_buffer_size():  # `close` would wait until the client reads, for ever
+            self.transport.abort()
+            return
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if (self._num_bytes or tell) and not answering:
+            kind = "server_error" if status >= 500 else "invalid_request_error"
+            body = json.dumps(answers.error(message, kind)).encode()
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()

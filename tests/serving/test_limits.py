@@ -1,0 +1,215 @@
+"""Half-open connections end, whoever dribbles; those that ask are served beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from reference_impl.serving.limits import ConnectionLimits
+
+COMPLETIONS = "/v1/completions"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+SHORT = ConnectionLimits(headers=0.4, body=0.4, write=0.4)
+
+
+def connect(running: Any) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", running.server.port), timeout=60)
+
+
+def post(body: bytes, length: int | None = None) -> bytes:
+    fields = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    return f"POST {COMPLETIONS} HTTP/1.1\r\n{fields}".encode() + body
+
+
+def all_that_comes(sock: socket.socket, dribble: bytes = b"", piece: int = 1) -> bytes:
+    """Until the server ends the connection; meanwhile so many bytes of `dribble` every 50 ms."""
+    got, end = b"", time.monotonic() + 60
+    try:
+        while time.monotonic() < end:
+            if select.select([sock], [], [], 0.05)[0]:
+                if not (data := sock.recv(1 << 16)):
+                    return got
+                got += data
+            elif dribble:
+                sock.sendall(dribble[:piece])
+                dribble = dribble[piece:]
+    except ConnectionError:
+        return got
+    raise AssertionError(f"the connection is still open; it said {got[:200]!r}")
+
+
+def connections(running: Any) -> int:
+    return len(running.server._server.server_state.connections)
+
+
+@pytest.fixture(scope="module")
+def short(serve: Any) -> Any:
+    return serve({"limits": SHORT})
+
+
+@pytest.mark.parametrize("sent", [b"", b"GE", b"GET /health HTTP/1.1\r\nHost:", b"\r\n\r\n"])
+def test_half_a_request_line_or_header_ends(short: Any, sent: bytes) -> None:
+    with connect(short) as sock:
+        sock.sendall(sent)
+        got = all_that_comes(sock)
+    if sent:
+        head, _, body = got.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        assert json.loads(body)["error"]["message"] == "the headers did not come within 0.4 s"
+    else:
+        assert got == b""
+
+
+def test_a_byte_now_and_then_is_no_reason_to_wait(short: Any) -> None:
+    endless = b"X-a: " + b"b" * 10_000
+    with connect(short) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\n")
+        assert all_that_comes(sock, endless).startswith(b"HTTP/1.1 408")
+    with connect(short) as sock:  # in the body
+        sock.sendall(post(b"{", 10_000))
+        all_that_comes(sock, b" " * 10_000)
+    with connect(short) as sock:  # after an answer
+        sock.sendall(HEALTH)
+        got = all_that_comes(sock, b"GET /" + b"a" * 10_000)
+        assert got.startswith(b"HTTP/1.1 200")
+        assert b"HTTP/1.1 408" in got
+    with connect(short) as sock:  # of a body that was refused before it came
+        sock.sendall(post(b"", 1 << 30))
+        assert all_that_comes(sock, b" " * 10_000).startswith(b"HTTP/1.1 413")
+
+
+def test_an_idle_connection_ends_without_a_word(short: Any) -> None:
+    with connect(short) as sock:
+        sock.sendall(HEALTH)
+        assert all_that_comes(sock).count(b"HTTP/1.1") == 1
+
+
+SLOW = {"prompt": "x", "max_tokens": 400, "n": 8, "ignore_eos": True, "stream": True}
+
+
+def test_an_answer_may_take_longer_than_any_limit(short: Any) -> None:
+    began = time.monotonic()
+    with connect(short) as sock:
+        sock.sendall(post(json.dumps(SLOW).encode()))
+        got = all_that_comes(sock)
+    assert time.monotonic() - began > 3 * SHORT.headers  # or it shows nothing
+    assert got.count(b"data: [DONE]") == 1
+
+
+def test_a_request_that_waits_for_the_answer_before_it_may_wait_longer_than_any_limit(short: Any, until: Any) -> None:
+    with connect(short) as sock:
+        sock.sendall(post(json.dumps(SLOW).encode()))
+        got = sock.recv(1)  # the first is being answered: from now on nothing is read
+        next_one = post(b'{"prompt": "x", "max_tokens": 1}')
+        sock.sendall(next_one[:-5])
+        served = short.server._server.server_state.connections
+        until(lambda: any(connection.pipeline for connection in list(served)), "the next one waits")
+        sock.sendall(next_one[-5:] + HEALTH)
+        got += all_that_comes(sock)
+    assert got.count(b"data: [DONE]") == 1
+    assert b'"text_completion"' in got.partition(b"[DONE]")[2]
+    assert got.endswith(b'{"status":"ok"}')
+    until(short.is_idle, "it is idle")
+
+
+@pytest.mark.parametrize(
+    ("start", "endless", "answer"),
+    [
+        (b"GET /", b"a", b"HTTP/1.1 431"),
+        (b"GET /health HTTP/1.1\r\n", b"X-a: b\r\n", b"HTTP/1.1 431"),
+        (post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"0\r\n", b"X-a: b\r\n", b""),
+    ],
+    ids=["path", "headers", "trailers"],
+)
+def test_headers_without_end_are_refused(server: Any, start: bytes, endless: bytes, answer: bytes) -> None:
+    with connect(server) as sock:
+        sock.sendall(start)
+        assert all_that_comes(sock, endless * 100_000, 8000)[:12] == answer
+
+
+@pytest.mark.parametrize("count", [1, 400], ids=["less than a buffer", "more"])
+def test_a_client_that_reads_nothing_keeps_no_connection(serve: Any, until: Any, count: int) -> None:
+    running = serve({"limits": SHORT})
+    running.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)  # accepted ones inherit it
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.connect(("127.0.0.1", running.server.port))
+        sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * count)
+        until(lambda: connections(running) == 1, "it is connected")
+        until(lambda: connections(running) == 0, "it was given up")
+
+
+def test_a_client_is_served_beside_hundreds_of_half_open_ones(serve: Any, until: Any) -> None:
+    running = serve({"limits": ConnectionLimits(connections=100)})
+    half = [connect(running) for _ in range(300)]
+    for sock in half[::2]:
+        with contextlib.suppress(ConnectionError):  # it had to make room
+            sock.sendall(b"GET /health HTT")
+    with httpx.Client(base_url=running.url, timeout=60) as client:
+        body = {"prompt": "x", "max_tokens": 50, "ignore_eos": True, "stream": True}
+        with client.stream("POST", COMPLETIONS, json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            half += [connect(running) for _ in range(150)]  # more than there may be: it runs and keeps its place
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+    until(lambda: connections(running) <= 100, "there are no more than there may be")
+    for sock in half:
+        sock.close()
+
+
+def test_where_everybody_is_being_answered_another_is_told_so(serve: Any, until: Any) -> None:
+    running = serve({"limits": ConnectionLimits(connections=1)})
+    body = json.dumps({"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": True}).encode()
+    with connect(running) as first:
+        first.sendall(post(body))
+        assert first.recv(100).startswith(b"HTTP/1.1 200")
+        with connect(running) as second:
+            got = all_that_comes(second)
+        assert got.startswith(b"HTTP/1.1 503")
+        assert b"try again" in got
+    until(running.is_idle, "the first has gone")
+    assert httpx.get(f"{running.url}/health").status_code == 200
+
+
+def test_half_open_connections_do_not_use_up_the_files_of_the_process(until: Any) -> None:
+    def few_files() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+
+    program = str(Path(sys.executable).with_name("inferlab"))
+    with subprocess.Popen(
+        [program, "serve", "draft", "--port", "0"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=few_files,
+    ) as running:  # fmt: skip
+        half = []
+        try:
+            assert running.stdout is not None
+            url = running.stdout.readline().split("/v1")[0]
+            until(lambda: httpx.get(f"{url}/ready").status_code == 200, "it is ready")
+            port = int(url.rpartition(":")[2])
+            running.send_signal(signal.SIGSTOP)  # so that they all stand before the door when it looks again
+            half = [socket.socket() for _ in range(600)]
+            for sock in half:
+                sock.setblocking(False)
+                sock.connect_ex(("127.0.0.1", port))
+            running.send_signal(signal.SIGCONT)
+            answer = httpx.post(f"{url}{COMPLETIONS}", json={"prompt": "x", "max_tokens": 2}, timeout=60)
+            assert answer.status_code == 200
+            assert "What the engine does" in httpx.get(f"{url}/status").text  # a file of its own
+        finally:
+            running.terminate()
+            _, said = running.communicate(timeout=60)
+            for sock in half:
+                sock.close()
+    assert said == ""
