@@ -14,11 +14,10 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from reference_impl import trace as events
 from reference_impl.config import ConfigError, EngineConfig
-from reference_impl.executor.local import LocalExecutor
 from reference_impl.interfaces import (
     AttentionBackend,
     BlockId,
@@ -45,11 +44,10 @@ from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager as DefaultKVManager
 from reference_impl.kv.radix_index import RadixIndex
 from reference_impl.kv_store.budget import check_memory, num_blocks_for, num_host_blocks_for
-from reference_impl.kv_store.cache import PagedKVCache
-from reference_impl.layers.attention import TorchAttention
-from reference_impl.models.decoder import Decoder
-from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.scheduler import Scheduler as DefaultScheduler
+
+if TYPE_CHECKING:
+    from reference_impl.models.decoder import Decoder
 
 T = TypeVar("T")
 
@@ -139,24 +137,34 @@ class Engine:
             ),
         )
         self.kv_cache = _part(parts.kv_cache, self._make_cache)
-        self.attention = _part(
-            parts.attention, lambda: TorchAttention(c.attention_scale, model.dtype, c.attention_softcap)
-        )
-        self.executor = _part(
-            parts.executor,
-            lambda: LocalExecutor(
-                model, self.kv_cache, self.attention, self.kv_specs, self.clock, _part(parts.sampler, lambda: sample)
-            ),
-        )
+        self.attention = _part(parts.attention, self._make_attention)
+        self.executor = _part(parts.executor, lambda: self._make_executor(parts.sampler))
         self.requests: dict[str, Request] = {}  # those not finished
         self.pins: list[Pin] = []
         self.trace = _part(parts.trace, events.Trace)
         self._num_added = self._num_forked = 0
 
+    # Parts that compute are imported where they are made: a simulated GPU brings its own, and then torch stays out.
+
     def _make_cache(self) -> KVCache:
+        from reference_impl.kv_store.cache import PagedKVCache
+
         model, blocks, host_blocks = self.model, self.num_blocks, self.num_host_blocks
         check_memory(blocks, host_blocks, self.kv_spec, model.device)
         return PagedKVCache(self.kv_specs, blocks, model.dtype, model.device, host_blocks)
+
+    def _make_attention(self) -> AttentionBackend:
+        from reference_impl.layers.attention import TorchAttention
+
+        c = self.model.config
+        return TorchAttention(c.attention_scale, self.model.dtype, c.attention_softcap)
+
+    def _make_executor(self, sampler: Sampler | None) -> Executor:
+        from reference_impl.executor.local import LocalExecutor
+        from reference_impl.sampling.sampler import sample
+
+        sampler = _part(sampler, lambda: sample)
+        return LocalExecutor(self.model, self.kv_cache, self.attention, self.kv_specs, self.clock, sampler)
 
     @property
     def kv_spec(self) -> KVSpec:

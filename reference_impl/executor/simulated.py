@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-import torch
-
 from reference_impl.interfaces import Request, StepOutput, StepPlan
 from reference_impl.model_config import parse_model_config
 from reference_impl.theory.deployment import Deployment
@@ -35,7 +33,7 @@ class StepCost(Protocol):
 
 
 class SimulatedGPU:
-    """Executor and clock in one, for `Parts(executor=gpu, clock=gpu, kv_cache=object())`.
+    """Executor and clock in one, for `Parts(executor=gpu, clock=gpu, kv_cache=object(), attention=object())`.
 
     num_output_tokens: per request how many tokens it writes before it stops (with END in its stop_token_ids); who is
     not in it writes until max_tokens. host_seconds: added to every step. host_link: byte/s between device and host.
@@ -83,17 +81,22 @@ def weightless(deployment: Deployment, longest: int = 131_072) -> Any:
 
     It is one layer thin, so that the engine does not look for the memory of the GPU on this machine.
     """
-    return hollow_model(deployment.shape.vocab_size, longest)
+    return hollow_model(deployment.shape.vocab_size, longest, deployment.bytes_per_token)
 
 
-def hollow_model(vocab_size: int, longest: int) -> Any:
-    """The same of no model in particular."""
+def hollow_model(vocab_size: int, longest: int, bytes_per_token: float) -> Any:
+    """The same of no model in particular. Nor does it need torch, which takes more memory than a simulation.
+
+    bytes_per_token: of keys and values. One head has them all, so that a budget in bytes (kv_cache_bytes, swap_bytes)
+    pays for as many blocks as it does for the model that is left out.
+    """
     config = parse_model_config(
         {
             "architectures": ["LlamaForCausalLM"], "vocab_size": vocab_size, "hidden_size": 8,
             "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+            "head_dim": max(2, 2 * round(bytes_per_token / 8)),
             "rms_norm_eps": 1e-5, "max_position_embeddings": longest, "torch_dtype": "bfloat16", "eos_token_id": 0,
         }
     )  # fmt: skip
     rotary = SimpleNamespace(cos=SimpleNamespace(shape=(longest, 1)))
-    return SimpleNamespace(config=config, dtype=torch.bfloat16, device=torch.device("cpu"), rotary=rotary)
+    return SimpleNamespace(config=config, dtype=SimpleNamespace(itemsize=2), device=None, rotary=rotary)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.interfaces import KVSpec
+
+if TYPE_CHECKING:
+    import torch
 
 
 def num_blocks_for(config: EngineConfig, specs: Sequence[KVSpec]) -> int:
@@ -36,6 +38,8 @@ def num_host_blocks_for(config: EngineConfig, specs: Sequence[KVSpec]) -> int:
 
 def check_memory(num_blocks: int, num_host_blocks: int, spec: KVSpec, device: torch.device) -> None:
     """ConfigError with the numbers if the machine has less than the cache would take."""
+    import torch
+
     each = spec.bytes_per_block
     check_free(num_blocks * each, free_bytes(device), f"{num_blocks:,} KV blocks of {each:,} bytes", str(device))
     host = free_bytes(torch.device("cpu"))
@@ -45,6 +49,8 @@ def check_memory(num_blocks: int, num_host_blocks: int, spec: KVSpec, device: to
 def free_bytes(device: torch.device) -> int | None:
     """Memory that could be had now; None where the system does not say."""
     if device.type == "cuda":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         with open("/proc/meminfo") as lines:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from reference_impl.simulation.cost import COEFFICIENTS, CalibratedCost, features, least_relative_squares
-from reference_impl.simulation.measure import Measured
+
+if TYPE_CHECKING:
+    from reference_impl.simulation.measure import Measured
 
 
 def fit(

@@ -103,10 +103,10 @@ def serve(engine: Engine, arrivals: Sequence[ByStep], tokens: Any, on_clock: boo
 
 
 def simulated_steps(arrivals: Sequence[ByStep], cost: StepCost, config: EngineConfig, longest: int) -> list[Step]:
-    """longest: positions of the model that is left out. config.num_blocks must be given."""
+    """longest: positions of the model that is left out."""
     gpu, nothing = SimulatedGPU(cost, block_size=config.block_size), object()
-    parts = Parts(executor=gpu, clock=gpu, kv_cache=nothing)  # type: ignore[arg-type]
-    engine = Engine(hollow_model(VOCAB_SIZE, longest), config, parts)
+    parts = Parts(executor=gpu, clock=gpu, kv_cache=nothing, attention=nothing)  # type: ignore[arg-type]
+    engine = Engine(hollow_model(VOCAB_SIZE, longest, cost.bytes_per_token), config, parts)
     return serve(engine, arrivals, Prompts().tokens, on_clock=True)
 
 

@@ -52,4 +52,4 @@ class PromptIndex(HashIndex):
             elif not answer:  # the block in which the answer begins
                 answer = True
                 last = next((t for t in reversed(tokens[end - size : end]) if t != WORD), last)
-            yield last, end
+            yield last << 32 | end  # a pair in one integer: a cache of 8,000 blocks is 0.5 MB smaller

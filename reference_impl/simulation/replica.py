@@ -56,9 +56,11 @@ class Replica:
         nothing: Any = object()
         index = PromptIndex(config.block_size) if config.prefix_cache in ("auto", "hash") else None
         parts = Parts(
-            policy=policy, executor=self.gpu, clock=self.gpu, kv_cache=nothing, trace=self.ledger, prefix_index=index
-        )
-        self.engine = Engine(hollow_model(VOCAB_SIZE, getattr(cost, "longest", LONGEST)), config, parts)
+            policy=policy, executor=self.gpu, clock=self.gpu, kv_cache=nothing, attention=nothing, trace=self.ledger,
+            prefix_index=index,
+        )  # fmt: skip
+        hollow = hollow_model(VOCAB_SIZE, getattr(cost, "longest", LONGEST), cost.bytes_per_token)
+        self.engine = Engine(hollow, config, parts)
         scheduler = self.engine.scheduler
         assert isinstance(scheduler, Scheduler)
         self._scheduler = scheduler
@@ -175,6 +177,7 @@ class Replica:
             request.num_computed_tokens = end
             request.tokens += [WORD] * num_steps
         gpu.time = ends[num_steps - 1]
+        self._began = ends[num_steps - 2] if num_steps > 1 else started
         self.ledger.leap(num_steps, num_rows, self._scheduler.num_waiting, started, gpu.time)
 
     def _num_new_blocks(self, running: list[Request], num_steps: int) -> int:

@@ -25,35 +25,15 @@ from reference_impl.interfaces import Policy
 from reference_impl.simulation.cost import Roofline
 from reference_impl.simulation.ledger import Result
 from reference_impl.simulation.replica import Replica
+from reference_impl.simulation.routers import ROUTERS, Router
 from reference_impl.theory.deployment import Deployment
+from reference_impl.workloads.recent import Recent
 from reference_impl.workloads.request import WorkloadRequest
 
-Router = Callable[[WorkloadRequest], int]
 CHUNK = 256  # requests that travel together
 HELD = 20_000  # of a closed loop: who waits for another, in one worker, before its replicas move on
 READ_ON = 10  # times HELD: how far a worker reads on for who follows somebody that has ended
 HOMES = 200_000  # of how many requests the router remembers where they went, for those who follow
-
-
-def round_robin(replicas: int) -> Router:
-    """In turn."""
-    count = iter(range(2**63))
-    return lambda request: next(count) % replicas
-
-
-def least_tokens(replicas: int) -> Router:
-    """Where the fewest prompt and output tokens have been sent so far. It knows the length of the outputs."""
-    sent = [0] * replicas
-
-    def choose(request: WorkloadRequest) -> int:
-        replica = sent.index(min(sent))
-        sent[replica] += request.num_prompt_tokens + request.num_output_tokens
-        return replica
-
-    return choose
-
-
-ROUTERS: dict[str, Callable[[int], Router]] = {"round_robin": round_robin, "least_tokens": least_tokens}
 
 
 @dataclass(frozen=True)
@@ -92,7 +72,7 @@ def simulate_replicas(
     routed = _routed(requests, router(replicas), replicas)
     processes = min(processes, replicas)
     if processes == 1:
-        return _Worker(setup, range(replicas), routed).run()
+        return list(_Worker(setup, range(replicas), routed).run())
     return _in_processes(setup, replicas, processes, routed)
 
 
@@ -111,19 +91,17 @@ def simulate(
 def _routed(
     requests: Iterable[WorkloadRequest], choose: Router, replicas: int
 ) -> Iterator[tuple[int, WorkloadRequest]]:
-    homes: dict[str, int] = {}
+    homes: Recent[int] = Recent(HOMES)
     for request in requests:
         if request.after is None:
             replica = choose(request)
             if not 0 <= replica < replicas:
                 raise ValueError(f"the router chose replica {replica} of {replicas} for request {request.id!r}")
-        elif request.after in homes:
-            replica = homes[request.after]
+        elif request.after in homes.values:
+            replica = homes.values[request.after]
         else:
             raise ValueError(f"request {request.id!r} follows {request.after!r}, none of the last {HOMES:,} before it")
-        homes[request.id] = replica
-        if len(homes) > HOMES:
-            del homes[next(iter(homes))]
+        homes.put(request.id, replica)
         yield replica, request
 
 
@@ -143,7 +121,7 @@ class _Worker:
         self.replicas = {name: self._replica(setup, name) for name in names}
         self.followers: dict[str, list[WorkloadRequest]] = {}  # of whom, who waits for it
         self.num_held = 0
-        self.ended: dict[str, float] = {}  # the last whom nobody follows as far as was read, and when
+        self.ended: Recent[float] = Recent(HOMES)  # the last whom nobody follows as far as was read, and when
         self.closed = self.at_end = self.inside = False
 
     def _replica(self, setup: Setup, name: int) -> Replica:
@@ -154,7 +132,8 @@ class _Worker:
 
         return Replica(setup.cost, setup.config, policy, setup.host_seconds, ended)
 
-    def run(self) -> list[Result]:
+    def run(self) -> Iterator[Result]:
+        """One after another, when all have ended."""
         while self._read():
             while self.num_held >= HELD and not self.at_end:
                 self._advance()
@@ -162,7 +141,8 @@ class _Worker:
             self._run(replica, math.inf)
         if self.followers:
             raise ValueError(f"requests follow others that never come: {', '.join(sorted(self.followers)[:5])} ...")
-        return [replica.result() for replica in self.replicas.values()]
+        while self.replicas:  # who has answered is let go
+            yield self.replicas.pop(next(iter(self.replicas))).result()
 
     def _advance(self) -> None:
         """The replica that is furthest behind runs for a second; then there is less to hold."""
@@ -190,8 +170,8 @@ class _Worker:
             replica.offer(request, request.arrival)
         else:
             self.closed = True
-            if request.after in self.ended:
-                replica.offer(request, self.ended.pop(request.after) + request.think)
+            if request.after in self.ended.values:
+                replica.offer(request, self.ended.values[request.after] + request.think)
             else:
                 self.followers.setdefault(request.after, []).append(request)
                 self.num_held += 1
@@ -202,9 +182,7 @@ class _Worker:
             while request_id not in self.followers and self.num_held < READ_ON * HELD and self._read():
                 pass
         if request_id not in self.followers:
-            self.ended[request_id] = second
-            if len(self.ended) > HOMES:
-                del self.ended[next(iter(self.ended))]
+            self.ended.put(request_id, second)
             return
         for request in self.followers.pop(request_id):
             self.num_held -= 1
@@ -239,10 +217,7 @@ def _in_processes(
         for pipe, chunk in zip(pipes, chunks, strict=True):
             _send(pipe, chunk)
             _send(pipe, None)
-        found: dict[int, Result] = {}
-        for k, pipe in enumerate(pipes):
-            found |= dict(zip(range(k, replicas, processes), _receive(pipe), strict=True))
-        return [found[name] for name in range(replicas)]
+        return [_receive(pipes[replica % processes]) for replica in range(replicas)]
     finally:
         for pipe in pipes:
             pipe.close()
@@ -261,28 +236,27 @@ def _send(pipe: multiprocessing.connection.Connection, chunk: Any) -> None:
         raise
 
 
-def _receive(pipe: multiprocessing.connection.Connection) -> list[Result]:
+def _receive(pipe: multiprocessing.connection.Connection) -> Result:
     try:
-        answer, error = pipe.recv()
+        answer = pipe.recv()
     except (EOFError, ConnectionResetError):
         raise RuntimeError("a worker of the simulation died without a word") from None
-    if error is not None:
-        kind, text, where = error
-        raise (ValueError if kind == "ValueError" else RuntimeError)(f"{text}\n\nin a worker:\n{where}")
-    results: list[Result] = answer
-    return results
+    if isinstance(answer, Result):
+        return answer
+    kind, text, where = answer
+    raise (ValueError if kind == "ValueError" else RuntimeError)(f"{text}\n\nin a worker:\n{where}")
 
 
 def _serve(pipe: multiprocessing.connection.Connection, setup: Setup, names: Iterable[int]) -> None:
-    """A worker process: chunks of requests until None, then its results or what went wrong."""
+    """A worker process: chunks of requests until None, then its results one by one, or what went wrong."""
     gc.set_threshold(100_000, 20, 100)  # nothing here lies in cycles: looking for them took a fifth of the time
     try:
-        answer = (_Worker(setup, names, _chunks(pipe)).run(), None)
-    except EOFError:  # whoever sent is gone
+        for result in _Worker(setup, names, _chunks(pipe)).run():
+            pipe.send(result)
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # whoever sent is gone
         return
     except Exception as error:
-        answer = (None, (type(error).__name__, str(error), traceback.format_exc()))  # type: ignore[assignment]
-    pipe.send(answer)
+        pipe.send((type(error).__name__, str(error), traceback.format_exc()))
 
 
 def _chunks(pipe: multiprocessing.connection.Connection) -> Iterator[tuple[int, WorkloadRequest]]:

@@ -5,7 +5,8 @@ Open times are whole microseconds from the start of the stream, generated BLOCK 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import numpy as np
@@ -34,23 +35,18 @@ class Open(Process):
 
     rate: Positive
 
+    @abstractmethod
     def microseconds(self, rng: np.random.Generator) -> Iterator[int]:
         """Times of arrival without end, never falling."""
-        now = 0
-        while True:
-            times = now + np.cumsum(np.floor(self._gaps(rng) * 1e6 + 0.5).astype(np.int64))
-            now = int(times[-1])
-            yield from times.tolist()
-
-    def _gaps(self, rng: np.random.Generator) -> Floats:
-        """Seconds between the next BLOCK arrivals."""
-        raise NotImplementedError
 
 
 class Poisson(Open):
     """Independent users: exponential gaps, coefficient of variation 1."""
 
     process: Literal["poisson"] = "poisson"
+
+    def microseconds(self, rng: np.random.Generator) -> Iterator[int]:
+        return _times(self._gaps, rng)
 
     def _gaps(self, rng: np.random.Generator) -> Floats:
         found: Floats = -np.log1p(-rng.random(BLOCK)) / self.rate
@@ -66,6 +62,9 @@ class Bursty(Open):
 
     process: Literal["bursty"] = "bursty"
     cv: Annotated[float, Field(ge=0.1, le=20)] = DEFAULT_CV
+
+    def microseconds(self, rng: np.random.Generator) -> Iterator[int]:
+        return _times(self._gaps, rng)
 
     def _gaps(self, rng: np.random.Generator) -> Floats:
         shape = self.cv**-2
@@ -152,6 +151,15 @@ def choose(
     if isinstance(chosen, ClosedLoop):
         raise ValueError("a closed loop has no rate: it is as fast as the answers; name an open process (poisson)")
     return type(chosen).model_validate(chosen.model_dump() | {"rate": float(rate)})
+
+
+def _times(gaps: Callable[[np.random.Generator], Floats], rng: np.random.Generator) -> Iterator[int]:
+    """gaps: the seconds between the next BLOCK arrivals, independent of those before."""
+    now = 0
+    while True:
+        times = now + np.cumsum(np.floor(gaps(rng) * 1e6 + 0.5).astype(np.int64))
+        now = int(times[-1])
+        yield from times.tolist()
 
 
 def _blocks(times: Iterator[int]) -> Iterator[npt.NDArray[np.int64]]:

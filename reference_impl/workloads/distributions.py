@@ -9,6 +9,7 @@ value only if it lies on a rounding boundary, about one draw in 10^9.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Annotated, Literal
 
 import numpy as np
@@ -81,12 +82,13 @@ class Drawn(Documented):
         drawn = self._sample(rng, num)
         return np.clip(drawn, self.min, math.inf if self.max is None else self.max)
 
+    @abstractmethod
     def _sample(self, rng: np.random.Generator, num: int) -> Floats:
-        raise NotImplementedError
+        """Before min and max."""
 
+    @abstractmethod
     def mean(self) -> float:
         """Before min, max and rounding."""
-        raise NotImplementedError
 
 
 class Constant(Drawn):

@@ -8,10 +8,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from reference_impl.workloads.recent import Recent
 from reference_impl.workloads.request import PAGE_TOKENS, WorkloadRequest
 from reference_impl.workloads.spec import WorkloadError
 
 NAMES = [f.name for f in fields(WorkloadRequest)]
+KEPT = 200_000  # ids that a reader remembers, about 30 MB
 REQUIRED = ("id", "arrival", "num_prompt_tokens", "num_output_tokens", "pages")
 
 
@@ -32,15 +34,28 @@ def read_jsonl(path: str | Path) -> Iterator[WorkloadRequest]:
     """The requests of a file, read as they are asked for. WorkloadError: file:line: field: what was expected.
 
     Checked: names, types, ranges, as many pages as the prompt has, and arrivals that do not fall (of requests that wait
-    for no other). Not checked, for it would keep every id: that ids differ and that `after` names an earlier one.
+    for no other). Of the last KEPT requests also that their ids differ, and that `after` names one of them: so two
+    equal ids further apart are not found, and who waits for a request further back is refused.
     """
     last = 0.0
+    lines: Recent[int] = Recent(KEPT)
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             where = f"{path}:{number}"
             if not line.strip():
                 raise WorkloadError(f"{where}: expected a JSON object, got an empty line")
             request = _request(line, where)
+            if request.id in lines.values:
+                raise WorkloadError(
+                    f"{where}: id: expected one of its own, got {_shown(request.id)}, which is line "
+                    f"{lines.values[request.id]}'s"
+                )
+            if request.after is not None and request.after not in lines.values:
+                raise WorkloadError(
+                    f"{where}: after: expected the id of one of the {KEPT:,} requests before, got "
+                    f"{_shown(request.after)}"
+                )
+            lines.put(request.id, number)
             if request.after is None:
                 if request.arrival < last:
                     raise WorkloadError(

@@ -117,11 +117,11 @@ class Sessions:
         """What belongs to the workload and not to the seed: 0 stands for everybody's seed."""
         return Draws(whole(distribution, 1), self.spec.name, f"world.{field}", 0).take(num)
 
-    def draw(self) -> Session:
-        """The next session, with all its turns."""
+    def draw(self, num_turns: int | None = None) -> Session:
+        """The next session, with all its turns: as many as are drawn, or as are given."""
         spec, number = self.spec, self._count
         self._count += 1
-        tenant, num = self._tenant.one(), self._turns.one()
+        tenant, num = self._tenant.one(), self._turns.one() if num_turns is None else num_turns
         messages, outputs = self._message.take(num), self._output.take(num)
         if self._first is not None:
             messages[0] = self._first.one()

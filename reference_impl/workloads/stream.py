@@ -7,14 +7,19 @@ import math
 from collections.abc import Iterator
 from itertools import chain
 
+import numpy as np
+
 from reference_impl.workloads.arrivals import ClosedLoop, Open
-from reference_impl.workloads.distributions import Exponential, bits
+from reference_impl.workloads.distributions import Exponential, bits, choices
 from reference_impl.workloads.request import WorkloadRequest
 from reference_impl.workloads.sessions import Draws, Session, Sessions, whole
 from reference_impl.workloads.spec import Workload
 
-ARRIVALS = 0xA221  # beside the seed: the arrivals have a random stream of their own
+ARRIVALS, UNDER_WAY = 0xA221, 0xA222  # beside the seed: random streams of their own
 WARM_UP = 5  # mean lives of a session before the first request; with 3, prompts of chat begin 7 % too short
+MOST_TURNS = 20_000  # before the first request; 0.15 s
+POOL = 100_000  # draws of which sessions under way are chosen
+Waiting = tuple[int, str, Session | tuple[int, int]]  # ready when, its id, and it; or its turns and how many are done
 
 
 def open_stream(spec: Workload, process: Open, seed: int) -> Iterator[WorkloadRequest]:
@@ -24,15 +29,19 @@ def open_stream(spec: Workload, process: Open, seed: int) -> Iterator[WorkloadRe
     turn, and if none is ready a new session begins. A session is ready when its planned answer and its pause are over,
     so a pause is the one drawn plus the wait for the next arrival. The stream starts in the middle of the service's
     life, some sessions being under way, so that its lengths do not depend on how much of it is read.
-    Memory: the sessions under way, about rate * think seconds of them. The start costs WARM_UP * (turns - 1) * think *
-    rate turns that nobody sees: 8,300 for chat at 4 requests/s, 830,000 (some seconds) at 400.
+    How they come to be: WARM_UP * (turns - 1) * think * rate turns that nobody sees (8,300 for chat at 4 requests/s);
+    where those would be more than MOST_TURNS, see `_under_way`.
+    Memory: the sessions under way, about rate * think seconds of them.
     """
     sessions = Sessions(spec, seed)
     per_token = 1e6 * (spec.answer_seconds_per_token.seconds if spec.answer_seconds_per_token else 0.0)
-    ready: list[tuple[int, str, Session]] = []
-    times = process.microseconds(bits(seed, ARRIVALS))
-    for now in chain(_before(spec, process.rate), times):
-        session = heapq.heappop(ready)[2] if ready and ready[0][0] <= now else sessions.draw()
+    before = _turns_before(spec, process.rate)
+    ready: list[Waiting] = []
+    if before > MOST_TURNS:
+        ready, before = list(_under_way(spec, process.rate, per_token, seed)), 0
+    unseen = (-math.ceil(k * 1e6 / process.rate) for k in range(before, 0, -1))  # evenly spaced
+    for now in chain(unseen, process.microseconds(bits(seed, ARRIVALS))):
+        session = _next(ready, now, sessions)
         turn = session.turns[-1]
         if now >= 0:
             yield sessions.request(session, now / 1e6)
@@ -44,13 +53,48 @@ def open_stream(spec: Workload, process: Open, seed: int) -> Iterator[WorkloadRe
             heapq.heappush(ready, (answered + session.turns[-1].think, session.id, session))
 
 
-def _before(spec: Workload, rate: float) -> Iterator[int]:
-    """Evenly spaced arrivals before the start, as long as sessions live: they only fill the stream with sessions."""
+def _next(ready: list[Waiting], now: int, sessions: Sessions) -> Session:
+    """Who sends now: of those that are ready the first, or a new session."""
+    while ready and ready[0][0] <= now:
+        found = heapq.heappop(ready)[2]
+        if isinstance(found, Session):
+            return found
+        turns, done = found
+        session = sessions.draw(turns)
+        del session.turns[max(0, len(session.turns) - done) :]
+        session.number += done
+        if session.turns:  # or its prompt became too long before
+            return session
+    return sessions.draw()
+
+
+def _turns_before(spec: Workload, rate: float) -> int:
+    """Of WARM_UP mean lives."""
     if not spec.has_sessions or spec.think is None or spec.answer_seconds_per_token is None:
-        return iter(())
+        return 0
     pause = spec.think.mean() + spec.output.mean() * spec.answer_seconds_per_token.seconds
-    num = math.ceil(WARM_UP * (spec.turns.mean() - 1) * pause * rate)
-    return (-math.ceil(k * 1e6 / rate) for k in range(num, 0, -1))
+    return math.ceil(WARM_UP * (spec.turns.mean() - 1) * pause * rate)
+
+
+def _under_way(spec: Workload, rate: float, per_token: float, seed: int) -> Iterator[Waiting]:
+    """Sessions in a pause at time 0, the first to be ready first, drawn as they are found there in the long run.
+
+    By Little's law there are rate * (1 - 1 / turns) * pause of them. Who looks at a random moment finds a pause with a
+    probability in proportion to its length, anywhere in it; and each pause of a session alike, so sessions in
+    proportion to their number of pauses. The rest of a session is drawn when it is ready. Two things are left out: the
+    wait for the next arrival (1 / rate, less than a thousandth of a pause where this is used), and that a long pause
+    is a sign of a long answer before it.
+    """
+    assert spec.think is not None
+    rng = bits(seed, UNDER_WAY)
+    turns = np.array(whole(spec.turns, 1)(rng, POOL))
+    pauses = spec.think.sample(rng, POOL) * 1e6 + spec.output.sample(rng, POOL) * per_token
+    num = round(rate * (1 - 1 / turns.mean()) * pauses.mean() / 1e6)
+    rests = np.sort(pauses[choices(rng, pauses, num)] * rng.random(num)).astype(np.int64)
+    turns = turns[choices(rng, turns - 1.0, num)]
+    done = 1 + np.floor(rng.random(num) * (turns - 1)).astype(np.int64)
+    for i, (rest, of, number) in enumerate(zip(rests.tolist(), turns.tolist(), done.tolist(), strict=True)):
+        yield rest, f"{i:012}", (of, number)
 
 
 def closed_stream(spec: Workload, process: ClosedLoop, seed: int) -> Iterator[WorkloadRequest]:

@@ -53,7 +53,7 @@ def test_routers_send_in_turn_or_to_whom_the_fewest_tokens_went() -> None:
     assert [r.prompt_tokens for r in turns] == [520, 20]
     least = simulate_replicas(requests, 2, COST, 1, "least_tokens", CONFIG)
     assert [r.prompt_tokens for r in least] == [500, 40]
-    with pytest.raises(ValueError, match="one of round_robin, least_tokens, got 'best'"):
+    with pytest.raises(ValueError, match="one of round_robin, least_tokens, prefix, got 'best'"):
         simulate_replicas(requests, 2, COST, 1, "best")
 
     def beyond(num: int) -> Router:
@@ -121,6 +121,14 @@ def test_in_a_closed_loop_no_more_than_the_users_are_in_the_system() -> None:
     present = [np.searchsorted(arrived, t) - np.searchsorted(ended, t) for t in arrived + 1e-9]
     assert max(present) == 6
     assert set(present[5:100]) == {6}, "until the first user has sent its last"
+
+
+def test_several_may_follow_one_that_has_ended() -> None:
+    """The second was said to wait for somebody that never comes."""
+    stream = [request("a", 0.0, 9, 5), request("later", 90.0, 9, 5)]
+    stream += [request(f"b{i}", 0.0, 9, 5, after="a", think=100.0 + i) for i in range(3)]
+    found = simulate(stream, COST, CONFIG)
+    assert found.arrival[2:] - found.latency[0] == pytest.approx([100.0, 101.0, 102.0])
 
 
 def test_a_refused_request_does_not_hold_up_who_follows() -> None:

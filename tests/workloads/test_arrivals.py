@@ -22,7 +22,7 @@ from reference_impl.workloads.arrivals import (
     diurnal,
     poisson,
 )
-from reference_impl.workloads.distributions import bits
+from reference_impl.workloads.distributions import Drawn, bits
 
 NUM = 50_000
 
@@ -138,3 +138,10 @@ def test_what_is_missing_or_unknown_is_said(arrivals: str | None, rate: float | 
 def test_impossible_arrivals_are_refused(make: object) -> None:
     with pytest.raises(ValueError, match="validation error"):
         make()  # type: ignore[operator]
+
+
+def test_an_open_process_or_a_distribution_of_no_kind_cannot_be_made() -> None:
+    with pytest.raises(TypeError, match="abstract method.*microseconds"):
+        Open(process="none", rate=1.0)  # type: ignore[abstract]
+    with pytest.raises(TypeError, match="abstract method.*_sample.*mean"):
+        Drawn(because="a test")  # type: ignore[abstract]

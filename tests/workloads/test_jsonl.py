@@ -13,6 +13,7 @@ from reference_impl.workloads import (
     WorkloadError,
     WorkloadRequest,
     closed_loop,
+    jsonl,
     names,
     read_jsonl,
     workload,
@@ -121,7 +122,7 @@ def test_huge_arrivals_are_refused(tmp_path: Path) -> None:
 
 def test_lines_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
-    path.write_text((json.dumps(GOOD) + "\n") * 3 + "broken\n")
+    path.write_text("".join(json.dumps(GOOD | {"id": name}) + "\n" for name in "abc") + "broken\n")
     assert len(list(islice(read_jsonl(path), 3))) == 3
     with pytest.raises(WorkloadError, match=":4: no JSON"):
         deque(read_jsonl(path), maxlen=0)
@@ -137,3 +138,31 @@ def test_requests_that_wait_for_others_need_no_order(tmp_path: Path) -> None:
     ]
     write_jsonl(path, path_requests)
     assert list(read_jsonl(path)) == path_requests
+
+
+def test_an_id_that_was_given_before_is_refused_with_both_lines(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_jsonl(path, [WorkloadRequest(name, 0.0, 1, 1, ()) for name in ("a", "b", "a")])
+    with pytest.raises(WorkloadError) as error:
+        list(read_jsonl(path))
+    assert str(error.value) == f"{path}:3: id: expected one of its own, got 'a', which is line 1's"
+
+
+def test_who_follows_somebody_that_did_not_come_before_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_jsonl(path, [WorkloadRequest("b", 0.0, 1, 1, (), after="a"), WorkloadRequest("a", 0.0, 1, 1, ())])
+    with pytest.raises(WorkloadError) as error:
+        list(read_jsonl(path))
+    assert str(error.value) == f"{path}:1: after: expected the id of one of the 200,000 requests before, got 'a'"
+
+
+def test_a_reader_remembers_no_more_than_the_last_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "KEPT", 2)
+    path = tmp_path / "trace.jsonl"
+    near = [WorkloadRequest(name, 0.0, 1, 1, ()) for name in ("a", "b", "c", "a")]
+    near.append(WorkloadRequest("d", 0.0, 1, 1, (), after="c"))
+    write_jsonl(path, near)
+    assert list(read_jsonl(path)) == near
+    write_jsonl(path, [*near, WorkloadRequest("e", 0.0, 1, 1, (), after="c")])
+    with pytest.raises(WorkloadError, match=":6: after: expected the id of one of the 2 requests before, got 'c'"):
+        list(read_jsonl(path))

@@ -23,10 +23,12 @@ from reference_impl.workloads import (
     names,
     poisson,
     read_workload,
+    stream,
     tokens_of,
     traces_folder,
     workload,
 )
+from reference_impl.workloads.sessions import Sessions
 from reference_impl.workloads.table import measure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -315,3 +317,47 @@ def _pairs(name: str) -> object:
         for b in requests:
             if a.session != b.session and 0 < _common(a, b) < min(len(a.pages), len(b.pages)):
                 yield a, b
+
+
+@pytest.mark.parametrize("name", ["chat", "agents", "rag", "code_completion"])
+def test_a_fast_stream_starts_without_the_turns_before_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 1,000 requests/s some 100,000 sessions are under way; none of them is drawn before it sends."""
+    drawn: list[int] = []
+    draw = Sessions.draw
+    monkeypatch.setattr(Sessions, "draw", lambda self, *turns: (drawn.append(1), draw(self, *turns))[1])
+    requests = workload(name, rate=1000.0)
+    next(requests)
+    assert len(drawn) <= 2
+    deque(islice(requests, 99), maxlen=0)
+    assert len(drawn) <= 110
+
+
+@pytest.mark.parametrize("name", ["chat", "code_completion", "rag"])
+def test_sessions_found_under_way_are_those_that_would_have_come_to_be(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both starts, as long as both can be had: the same prompts, the same mixture of turns, and the same much later."""
+
+    def seen(most_turns: int) -> tuple[np.ndarray, np.ndarray]:
+        monkeypatch.setattr(stream, "MOST_TURNS", most_turns)
+        requests = list(workload(name, rate=60.0, num_requests=9000))
+        turns = [int(r.id.rsplit(".", 1)[1]) for r in requests]
+        own = [r.num_prompt_tokens for r in requests]
+        return np.array(turns).reshape(3, -1), np.array(own).reshape(3, -1)
+
+    (turns, prompts), (played_turns, played_prompts) = seen(0), seen(10**9)
+    assert not np.array_equal(prompts, played_prompts)
+    for part in range(3):
+        assert turns[part].mean() == pytest.approx(played_turns.mean(), rel=0.1)
+        assert (turns[part] == 1).mean() == pytest.approx((played_turns == 1).mean(), rel=0.15)
+    # First messages of code have a heavy tail: the mean of its 1,100 sessions has a standard error of 5 %.
+    assert prompts.mean() == pytest.approx(played_prompts.mean(), rel=0.1)
+
+
+def test_a_fast_stream_has_each_request_once_and_its_sessions_in_order() -> None:
+    last: dict[str, int] = {}
+    for r in workload("agents", rate=500.0, num_requests=4000):
+        number = int(r.id.rsplit(".", 1)[1])
+        assert last.get(r.session, number - 1) == number - 1
+        last[r.session] = number
+    assert len(last) > 1000

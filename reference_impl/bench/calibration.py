@@ -1,0 +1,87 @@
+"""A cost of steps as they are measured on this machine, and the simulator with that cost beside the real engine.
+
+The commands `calibrate` and `compare` of simulator.py. The files that are written carry a stamp (harness.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from reference_impl.bench import harness
+from reference_impl.config import EngineConfig, course_model
+from reference_impl.llm import LLM
+from reference_impl.models.decoder import Decoder
+from reference_impl.simulation.calibration import fit
+from reference_impl.simulation.comparison import ByStep, Step, by_step, compare, real_steps, shrunk, simulated_steps
+from reference_impl.simulation.cost import COEFFICIENTS, CalibratedCost
+from reference_impl.simulation.measure import Measured, Shape, measure, random_shapes
+from reference_impl.workloads import workload
+
+MAX_ROWS, MAX_TOKENS, NUM_BLOCKS = 32, 512, 1024  # of a step that is measured
+CONFIG = EngineConfig(max_num_seqs=MAX_ROWS, max_num_batched_tokens=MAX_TOKENS, num_blocks=NUM_BLOCKS)
+CUT = (1024, 128, 0.25)  # longest prompt, longest output, factor on outputs: what the course model does in a minute
+
+
+def _shapes(decoder: Decoder, steps: int) -> list[Shape]:
+    return random_shapes(steps, 0, _longest(decoder), MAX_ROWS, MAX_TOKENS, CONFIG.block_size * NUM_BLOCKS)
+
+
+def _fit(decoder: Decoder, rounds: list[list[Measured]], stamp: dict[str, Any]) -> CalibratedCost:
+    """rounds: of each the same shapes."""
+    least = [Measured(same[0].shape, min(m.seconds for m in same)) for same in zip(*rounds, strict=True)]
+    c = decoder.config
+    bytes_per_token = 2 * c.num_layers * c.num_kv_heads * c.head_dim * decoder.dtype.itemsize
+    stamp |= {"model": "course model, target", "dtype": str(decoder.dtype), "rounds": len(rounds)}
+    stamp |= {"seconds": "processor seconds of one thread, the least of all rounds"}
+    return fit(least, bytes_per_token, _longest(decoder), stamp)
+
+
+def run_calibrate(args: argparse.Namespace) -> None:
+    """Measures steps of the engine and fits a cost to them."""
+    decoder, stamp = _decoder(), harness.stamp()
+    shapes = _shapes(decoder, args.steps)
+    cost = _fit(decoder, [measure(decoder, shapes, CONFIG, 1) for _ in range(args.rounds)], stamp)
+    cost.save(args.file)
+    print(json.dumps(cost.error, indent=2))
+
+
+def run_compare(args: argparse.Namespace) -> None:
+    """Calibrates, and runs engine and simulator side by side; by turns, so that all see the machine in one state."""
+    decoder, stamp = _decoder(), harness.stamp()
+    shapes = _shapes(decoder, args.steps)
+    cases: dict[str, tuple[list[ByStep], EngineConfig]] = {}
+    for name in args.workload:
+        requests = shrunk(workload(name, rate=4.0, num_requests=args.num), *CUT)
+        for cache in ("hash", "off"):
+            arrivals = by_step(requests, seconds_per_step=0.02)
+            cases[f"{name}, prefix cache {cache}"] = arrivals, replace(CONFIG, prefix_cache=cache)
+    measured: list[list[Measured]] = []
+    runs: dict[str, list[list[Step]]] = {name: [] for name in cases}
+    for turn in range(args.rounds):
+        measured.append(measure(decoder, shapes, CONFIG, 1))
+        for name, (arrivals, config) in cases.items():
+            runs[name].append(real_steps(decoder, arrivals, config))
+        print(f"round {turn + 1} of {args.rounds}", flush=True)
+    cost = _fit(decoder, measured, stamp)
+    result: dict[str, Any] = {"stamp": cost.stamp, "calibration_error": cost.error}
+    result["coefficients"] = dict(zip(COEFFICIENTS, cost.coefficients, strict=True))
+    result["load"] = f"4 requests/s, {args.num} of each workload, cut to (prompt, output, factor on outputs) {CUT}"
+    for name, (arrivals, config) in cases.items():
+        simulated = simulated_steps(arrivals, cost, config, _longest(decoder))
+        result[name] = compare(simulated, runs[name])
+    args.file.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+def _longest(decoder: Decoder) -> int:
+    return int(min(decoder.config.max_position, decoder.rotary.cos.shape[0]))
+
+
+def _decoder() -> Decoder:
+    torch.set_num_threads(1)
+    return LLM(course_model()).engine.model
