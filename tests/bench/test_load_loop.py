@@ -290,6 +290,23 @@ def test_a_user_far_ahead_of_the_others_waits_and_the_wait_is_counted(monkeypatc
     assert max(o.sent - o.planned for o in late) > 50
 
 
+def test_who_is_under_way_when_a_load_is_cancelled_is_told_with_its_planned_moment():
+    """One was answered, one is with the server, one waits for a seat. Of two the time has not come."""
+    thinks = WorkloadRequest("thinks", 0.0, 8, 1, (), after="r0", think=60.0)
+    requests = [*at(0.0, 1.0, 2.0), thinks, WorkloadRequest("late", 30.0, 8, 1, ())]
+    under_way: dict[str, float] = {}
+    server, outcomes = FakeServer(one_at_a_time(10.0)), list[Outcome]()
+
+    async def main() -> None:
+        async with asyncio.timeout(15.0):
+            await send_all(requests, 5, server, outcomes.append, 1, under_way)
+
+    with asyncio.Runner(loop_factory=VirtualTime) as runner, pytest.raises(TimeoutError):
+        runner.run(main())
+    assert [o.id for o in outcomes] == ["r0"]
+    assert under_way == {"r1": 101.0, "r2": 102.0}
+
+
 def test_a_body_is_made_before_the_moment_in_which_it_is_sent():
     made: list[float] = []
 

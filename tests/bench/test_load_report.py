@@ -119,19 +119,23 @@ def shown(result: Report) -> str:
 def test_what_is_printed_is_what_was_measured():
     setup = {
         "load": {"workload": "chat"}, "loop": "closed loop, 2 users", "form": "completions", "num_cut": 3,
+        "num_with_images": 5, "stopped": {"of": 90, "under_way": 4, "longest_seconds": 3.21},
         "refused_forms": ["completions, prompts as token ids: HTTP 422: [no]"],
     }  # fmt: skip
-    outcomes = [*by_hand(), outcome(6, 16.0, 16.2, 16.4, num_output_tokens=8, has_usage=False)]
+    outcomes = [*by_hand(), outcome(6, 16.0, 16.2, 16.4, num_output_tokens=8, has_usage=False, has_done=False)]
     result = report(outcomes, Objectives(ttft=1.0, tpot=0.5), setup)
     text = shown(result)
     assert "TTFT from planned" in text
     assert "4 of 7 succeeded in 10.0 s" in text
     assert "2 x HTTP 429: busy" in text
     assert f"{result.attainment.value:.1%} [{result.attainment.low:.1%}, {result.attainment.high:.1%}]" in text
+    assert "stopped after 7 of 90 requests; 4 were under way, the first of them for 3.2 s" in text
     notes = "\n".join(remarks(result))
     for words in (
         "refused completions, prompts as token ids: HTTP 422: [no]", "3 requests were cut", "closed loop users wait",
-        "1 answers came without usage", "1.60 tokens in a chunk", "2 tokens of failed requests", "Hahn and Meeker",
+        "1 answers came without usage", "1 answers ended with a finish_reason and without [DONE]",
+        "percentiles are of the 4 that succeeded", "5 requests have images: of them only the number of tokens was sent",
+        "1.60 tokens in a chunk", "2 tokens of failed requests", "Hahn and Meeker",
     ):  # fmt: skip
         assert words in notes, words
         assert words.split(":")[0] in text

@@ -2,6 +2,7 @@
 
     sse.py        server-sent events out of bytes that may be split anywhere
     client.py     one request over HTTP: what came back, and when
+    probe.py      before the load: the model, and what the server takes
     loop.py       when to send
     intervals.py  how far a percentile or a share may be off
     report.py     from outcomes to figures

@@ -1,6 +1,7 @@
 """One request over HTTP to an OpenAI-compatible server: what came back, and when.
 
-A request has failed unless its stream ended with [DONE] after at least one token; the kind of failure is kept.
+A request has failed unless its stream came to its end with at least one token: to [DONE], or where a server sends none,
+to the end of the body after a finish_reason. The kind of failure is kept.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Outcome:
     num_output_tokens: int = 0
     num_prompt_tokens: int | None = None  # as the server counts them
     has_usage: bool = False
+    has_done: bool = True  # the stream ended with [DONE]
     error: str | None = None  # its kind
     detail: str = ""
     retry_after: float = 0.0  # seconds that the server asked for with its refusal
@@ -64,29 +66,33 @@ class Form:
     chat: bool = False  # /v1/chat/completions, text only
     token_ids: bool = True  # prompts as token ids; else as single letters with spaces between them
     ignore_eos: bool = True  # vLLM's addition: the output has the asked length whatever the model says
+    usage: bool = True  # stream_options: the server is to count the tokens
 
     def __str__(self) -> str:
         where = "chat completions" if self.chat else "completions"
         prompt = "token ids" if self.token_ids else "text"
-        return f"{where}, prompts as {prompt}, {'ignore_eos' if self.ignore_eos else 'ends where the model ends'}"
-
-
-class ServerError(Exception):
-    """The server cannot be used for a load; the message says why."""
+        end = "ignore_eos" if self.ignore_eos else "ends where the model ends"
+        return f"{where}, prompts as {prompt}, {end}" + ("" if self.usage else ", usage not asked for")
 
 
 class Cut:
-    """The requests, the longer ones cut to so many tokens. cut: the ids of those. An iterator: to be read once."""
+    """The requests, the longer ones cut to so many tokens. An iterator: to be read once.
+
+    cut, with_images: the ids of those that were cut, and of those with images.
+    """
 
     def __init__(self, requests: Iterable[WorkloadRequest], max_prompt: int | None, max_output: int | None):
         self.requests, self.max_prompt, self.max_output = iter(requests), max_prompt, max_output
         self.cut: set[str] = set()
+        self.with_images: set[str] = set()
 
     def __iter__(self) -> Cut:
         return self
 
     def __next__(self) -> WorkloadRequest:
         request = next(self.requests)
+        if request.images:
+            self.with_images.add(request.id)
         prompt = min(request.num_prompt_tokens, self.max_prompt or request.num_prompt_tokens)
         output = min(request.num_output_tokens, self.max_output or request.num_output_tokens)
         if (prompt, output) == (request.num_prompt_tokens, request.num_output_tokens):
@@ -125,12 +131,12 @@ class Client:
         content: dict[str, Any] = {
             "model": self.model,
             "stream": True,
-            "stream_options": {"include_usage": True},
             "max_tokens": request.num_output_tokens,
             "temperature": self.temperature,
         }
         content |= {"messages": [{"role": "user", "content": prompt}]} if self.form.chat else {"prompt": prompt}
         content |= {"ignore_eos": True} if self.form.ignore_eos else {}
+        content |= {"stream_options": {"include_usage": True}} if self.form.usage else {}
         return json.dumps(content).encode()
 
     async def send(self, request: WorkloadRequest, body: bytes, planned: float) -> Outcome:
@@ -147,17 +153,18 @@ class Client:
             late = "timeout", f"no end after {self.timeout:g} s"
             error, detail = late if answer.done_at is None else answer.verdict()
         except httpx.ConnectError as failure:
-            error, detail = "not connected", _words(failure)
+            error, detail = "not connected", words(failure)
         except (httpx.NetworkError, httpx.RemoteProtocolError) as failure:
-            error, detail = "connection cut", _words(failure)
+            error, detail = "connection cut", words(failure)
         except httpx.RequestError as failure:
-            error, detail = "request failed", _words(failure)
+            error, detail = "request failed", words(failure)
         except _Failed as failure:
             error, detail, retry_after = failure.kind, failure.detail, failure.retry_after
         times, tokens = answer.tokens()
         return Outcome(
             request.id, planned, sent, answer.done_at or now(), request.num_prompt_tokens, request.num_output_tokens,
-            times, tokens, answer.num_prompt_tokens, answer.num_output_tokens is not None, error, detail, retry_after,
+            times, tokens, answer.num_prompt_tokens, answer.num_output_tokens is not None, answer.done_at is not None,
+            error, detail, retry_after,
         )  # fmt: skip
 
     async def _exchange(self, body: bytes, answer: _Answer) -> None:
@@ -169,7 +176,7 @@ class Client:
                 said = (await response.aread()).decode(errors="replace")
                 raise _Failed(f"HTTP {response.status_code}", said[:500], _seconds(response.headers.get("retry-after")))
             kind = response.headers.get("content-type", "")
-            if not kind.startswith("text/event-stream"):
+            if not kind.lower().startswith("text/event-stream"):
                 raise _Failed("not a stream", f"content-type {kind!r}")
             events, pieces = EventStream(), response.aiter_raw()
             async for chunk in pieces:
@@ -202,7 +209,7 @@ def _feed(events: EventStream, chunk: bytes) -> list[bytes]:
         raise _Failed("bad event", str(error)) from None
 
 
-def _words(failure: Exception) -> str:
+def words(failure: Exception) -> str:
     return f"{type(failure).__name__}: {failure}"
 
 
@@ -215,6 +222,7 @@ class _Answer:
     num_output_tokens: int | None = None
     num_prompt_tokens: int | None = None
     done_at: float | None = None
+    finished: bool = False  # a finish_reason came
 
     def take(self, data: bytes, arrived: float) -> None:
         if self.done_at is not None:
@@ -248,6 +256,7 @@ class _Answer:
         Not so the chunk that opens a chat, and perhaps not the one that ends an answer: see `tokens`.
         """
         delta = choice.get("delta") or {}
+        self.finished |= choice.get("finish_reason") is not None
         text = choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning")
         if text or (choice.get("finish_reason") is None and "role" not in delta):
             self.times.append(arrived)
@@ -262,57 +271,10 @@ class _Answer:
         return tuple(times), len(times) if self.num_output_tokens is None else self.num_output_tokens
 
     def verdict(self) -> tuple[str | None, str]:
+        """Of an answer whose body came to its end: what is wrong with it, and in which way."""
         times, _ = self.tokens()
-        if self.done_at is None:
-            return "ended without [DONE]", f"after {len(times)} chunks with tokens"
+        if self.done_at is None and not self.finished:
+            return "ended without [DONE]", f"nor a finish_reason, after {len(times)} chunks with tokens"
         if not times:
-            return "no tokens", "[DONE] and no token before it"
+            return "no tokens", "an end and no token before it"
         return None, ""
-
-
-# --- before the load --------------------------------------------------------------------------------------------------
-
-
-def connect(api_key: str | None = None) -> httpx.AsyncClient:
-    """As many connections as there are requests, and no proxy: a pool that is full would queue in the client."""
-    return httpx.AsyncClient(
-        # Idle connections are let go before a server does (uvicorn: after 5 s), or a request could run into that.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
-        timeout=None,
-        trust_env=False,
-        headers={"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {}),
-    )
-
-
-async def first_model(http: httpx.AsyncClient, base_url: str) -> str:
-    """The id of the first model that the server lists. ServerError where it lists none."""
-    try:
-        response = await http.get(f"{base_url}/v1/models", timeout=30.0)
-        response.raise_for_status()
-        return str(response.json()["data"][0]["id"])
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
-        raise ServerError(f"{base_url}/v1/models did not name a model ({_words(error)}); give --model") from None
-
-
-async def choose_form(client: Client, forms: list[Form]) -> list[str]:
-    """Sets client.form to the first that the server takes; returns what it said to those it refused.
-
-    Refused is an answer 400, 404, 415 or 422. ServerError for any other failure, and where all are refused.
-    """
-    refused: list[str] = []
-    for form in forms:
-        client.form = form
-        request = WorkloadRequest("probe", 0.0, 8, 1, ())
-        outcome = await client.send(request, client.body(request), asyncio.get_running_loop().time())
-        if outcome.error is None or outcome.error == "no tokens":
-            return refused
-        if outcome.error not in ("HTTP 400", "HTTP 404", "HTTP 415", "HTTP 422"):
-            raise ServerError(f"a first small request failed: {outcome.error}: {outcome.detail}")
-        refused.append(f"{form}: {outcome.error}: {outcome.detail}")
-    raise ServerError("the server takes no form of request that is known here:\n" + "\n".join(refused))
-
-
-def forms(chat: bool, text: bool) -> list[Form]:
-    """From the most telling to what the plainest server takes."""
-    every = [Form(chat, ids, eos) for eos in (True, False) for ids in (True, False)]
-    return [form for form in every if not (form.token_ids and (chat or text))]

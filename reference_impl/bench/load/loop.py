@@ -31,6 +31,7 @@ async def send_all(
     sender: Sender,
     note: Callable[[Outcome], None],
     max_in_flight: int | None = None,
+    under_way: dict[str, float] | None = None,
 ) -> None:
     """Sends the first num_requests whose time comes; `note` gets each outcome when it is there.
 
@@ -39,14 +40,23 @@ async def send_all(
     without end is read only as far as it is needed.
     max_in_flight: more than so many wait in the client for their turn, first come first served. Planned stays what it
     was, so that this wait counts.
+    under_way: holds at every moment the requests whose time has come and that have not ended, and when it came. Where
+    this is cancelled, those are left in it, and `note` is not told of them.
     ValueError where an id comes twice, or a request comes after one that is not before it.
     """
-    await _Loop(num_requests, sender, note, max_in_flight).run(requests)
+    await _Loop(num_requests, sender, note, max_in_flight, {} if under_way is None else under_way).run(requests)
 
 
 class _Loop:
-    def __init__(self, num_requests: int, sender: Sender, note: Callable[[Outcome], None], max_in_flight: int | None):
-        self.num_left, self.sender, self.note = num_requests, sender, note
+    def __init__(
+        self,
+        num_requests: int,
+        sender: Sender,
+        note: Callable[[Outcome], None],
+        max_in_flight: int | None,
+        under_way: dict[str, float],
+    ):
+        self.num_left, self.sender, self.note, self.under_way = num_requests, sender, note, under_way
         self.start = asyncio.get_running_loop().time()
         self.seats = nullcontext() if max_in_flight is None else asyncio.Semaphore(max_in_flight)
         self.room = asyncio.Semaphore(MAX_HELD)
@@ -91,8 +101,10 @@ class _Loop:
     async def _one(self, request: WorkloadRequest, planned: float, body: bytes | None) -> None:
         body = self.sender.body(request) if body is None else body
         await _sleep_until(planned)
+        self.under_way[request.id] = planned
         async with self.seats:
             outcome = await self.sender.send(request, body, planned)
+        del self.under_way[request.id]
         self.ends[request.id] = (outcome.ended, outcome.retry_after)
         self.note(outcome)
         self._release(request.id)

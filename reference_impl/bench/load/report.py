@@ -56,6 +56,7 @@ class Report:
     asked_prompt_tokens: int
     lost_output_tokens: int  # of requests that failed on the way
     tokens_counted_by_server: int  # requests; of the others the chunks were counted
+    ended_without_done: int  # requests that succeeded
     tokens_per_chunk: float | None
     rows: tuple[Row, ...]
     objectives: Objectives
@@ -116,6 +117,7 @@ def report(outcomes: Sequence[Outcome], objectives: Objectives, setup: dict[str,
         asked_prompt_tokens=sum(o.asked_prompt_tokens for o in good),
         lost_output_tokens=sum(o.num_output_tokens for o in outcomes if o.error is not None),
         tokens_counted_by_server=sum(o.has_usage for o in good),
+        ended_without_done=sum(not o.has_done for o in good),
         tokens_per_chunk=planned.num_output_tokens / chunks if chunks else None,
         rows=tuple(row for row in rows if row is not None),
         objectives=objectives,

@@ -15,8 +15,9 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from reference_impl.bench.load.client import Client, Cut, Outcome, ServerError, choose_form, connect, first_model, forms
+from reference_impl.bench.load.client import Client, Cut, Outcome
 from reference_impl.bench.load.loop import send_all
+from reference_impl.bench.load.probe import ServerError, choose_form, connect, first_model, forms
 from reference_impl.workloads import WorkloadRequest, closed_loop, workload
 
 WARMUP_IN_FLIGHT = 4
@@ -75,6 +76,8 @@ class Load:
     def run(self, note: Callable[[Outcome], None], api_key: str | None = None) -> dict[str, Any]:
         """Sends everything; `note` gets each outcome that counts. Returns how the load was made.
 
+        Ctrl-C ends it: what has come until then counts, and `stopped` says how many requests were under way and for how
+        long the first of them had been. KeyboardInterrupt where nothing was sent yet that counts.
         ServerError where the server cannot be used, ValueError where the workload cannot be sent.
         """
         try:
@@ -89,11 +92,14 @@ class Load:
         about, requests = stamp(), self.requests()
         # A stream may take long to its first request: it is read before the clock starts.
         head = list(islice(requests, max(1, self.num_warmup)))
-        num_cut = 0
+        num_cut = num_with_images = 0
+        under_way: dict[str, float] = {}
+        stopped: dict[str, Any] | None = None
 
         def counted(outcome: Outcome) -> None:
-            nonlocal num_cut
+            nonlocal num_cut, num_with_images
             num_cut += outcome.id in requests.cut
+            num_with_images += outcome.id in requests.with_images
             note(outcome)
 
         salt = secrets.randbits(64) if self.salt is None else self.salt
@@ -110,11 +116,16 @@ class Load:
             refused = await choose_form(client, forms(self.chat, self.text))
             failed = await self._warm_up(client, head[: self.num_warmup])
             at_most = None if self.is_closed else self.concurrency
-            await send_all(chain(head, requests), self.num_requests, client, counted, at_most)
+            try:
+                await send_all(chain(head, requests), self.num_requests, client, counted, at_most, under_way)
+            except asyncio.CancelledError:  # asyncio.run cancels at Ctrl-C, and interrupts nobody who then returns
+                now = asyncio.get_running_loop().time()
+                longest = now - min(under_way.values(), default=now)
+                stopped = {"of": self.num_requests, "under_way": len(under_way), "longest_seconds": longest}
         return {
             "loop": self.loop, "form": str(client.form), "refused_forms": refused, "model": client.model,
-            "salt": salt, "num_cut": num_cut, "warmup": {"requests": len(head[: self.num_warmup]), "failed": failed},
-            "stamp": about,
+            "salt": salt, "num_cut": num_cut, "num_with_images": num_with_images, "stopped": stopped,
+            "warmup": {"requests": len(head[: self.num_warmup]), "failed": failed}, "stamp": about,
         }  # fmt: skip
 
     async def _warm_up(self, client: Client, requests: Sequence[WorkloadRequest]) -> int:

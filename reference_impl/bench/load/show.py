@@ -25,6 +25,13 @@ def show(result: Report, console: Console) -> None:
         table.add_row(row.name, f"{row.mean * 1e3:.1f}", *cells, str(row.num_values))
     console.print(table)
     share, sent = result.attainment, result.attainment_from_sent
+    if stopped := setup["stopped"]:
+        partial = (
+            f"partial     stopped after {result.num_requests} of {stopped['of']} requests; {stopped['under_way']} were "
+            f"under way, the first of them for {stopped['longest_seconds']:.1f} s, and are in no figure, planned rate "
+            "included: who waits long is missing, so latencies are too low"
+        )
+        console.print(escape(partial), style="yellow", highlight=False)
     lines = [
         f"requests    {result.num_succeeded} of {result.num_requests} succeeded in {result.seconds:.1f} s; planned "
         f"{result.planned_rate:.2f}/s, succeeded {result.request_rate:.2f}/s",
@@ -45,14 +52,23 @@ def show(result: Report, console: Console) -> None:
 def remarks(result: Report) -> list[str]:
     """What a reader has to know to read the figures."""
     setup = result.setup
-    found = [f"the server refused {form}" for form in setup["refused_forms"]]
+    found = [f"the server refused {' '.join(form.split())[:200]}" for form in setup["refused_forms"]]
+    if result.errors:
+        found.append(f"percentiles are of the {result.num_succeeded} that succeeded; attainment and goodput are of all")
     if setup["num_cut"]:
         found.append(f"{setup['num_cut']} requests were cut to --max-prompt and --max-output")
+    if setup["num_with_images"]:
+        found.append(
+            f"{setup['num_with_images']} requests have images: of them only the number of tokens was sent, as part of "
+            "the prompt. No picture was, so the server had none to encode"
+        )
     if setup["loop"].startswith("closed"):
         found.append("in a closed loop users wait for the server: these latencies say nothing about a fixed rate")
     by_chunks = result.num_succeeded - result.tokens_counted_by_server
     if by_chunks:
         found.append(f"{by_chunks} answers came without usage: their chunks were counted as tokens")
+    if result.ended_without_done:
+        found.append(f"{result.ended_without_done} answers ended with a finish_reason and without [DONE]")
     if result.tokens_per_chunk is not None and result.tokens_per_chunk > 1.05:
         found.append(f"{result.tokens_per_chunk:.2f} tokens in a chunk on average: ITL is the gap between chunks")
     if result.lost_output_tokens:
