@@ -37,7 +37,9 @@ def _views() -> dict[str, Any]:
     """Every widget that redraws, the timeline over a trace of the real engine."""
     made = importlib.import_module("chapters.widgets")
     views = {name: getattr(made, name)() for name in ("kv_memory", "latency_budget", "roofline", "savings")}
+    loads = importlib.import_module("reference_impl.bench.under_load")
     return views | {
+        "under_load": made.under_load(loads.recorded(), loads.short_run, loads.alone()),
         "sampling": made.sampling(_distribution, [str(i) for i in range(4096)]),
         "timeline": made.timeline(_trace()),
     }

@@ -1,7 +1,7 @@
 # %% [markdown] name="title"
 # # 01c · What a user feels: latency, throughput, goodput
 #
-# About 45 minutes. Parts whose heading says *(more)* come on top, about 15 minutes together; nothing later needs them.
+# About 45 minutes. Parts whose heading says *(more)* come on top, about 25 minutes together; nothing later needs them.
 # You need `a_phases` and `b_floors`. The next notebook, `d_sampling`, is about choosing the token. The lab of both is
 # [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
 
@@ -420,7 +420,8 @@ show(
 #   mean by luck: the engine makes a newcomer wait for the step that runs, the formula for customers before him. Near
 #   the capacity it is too gloomy, because its customer occupies the server until his last word, while the engine reads a
 #   new prompt in a step that also serves everybody else. Above the capacity no formula of a steady state holds: the queue
-#   grows as long as the load lasts, and the number you report depends on when you stop looking.
+#   grows as long as the load lasts, and the number you report depends on when you stop looking. (Chapter 03,
+#   `b_scheduling`, has a widget in which you move the load, the arrivals and the seats, over more formulas.)
 # - **Throughput does not see it.** At the highest rate the GPU gives the most tokens per second of all, and many users
 #   are unhappy. Goodput counts them.
 #
@@ -526,6 +527,26 @@ A, B = whole.metrics("A"), whole.metrics("B")
 print(f"A: first token after {1e3 * A.ttft:.0f} ms, longest gap {1e3 * max(A.itl):.0f} ms. B: waits {1e3 * B.queue:.0f} ms, "
       f"then {1e3 * B.prefill:.0f} ms of prefill: TTFT {1e3 * B.ttft:.0f} ms")  # fmt: skip
 widgets.timeline(whole, by="seconds")
+
+# %% [markdown] name="server-text"
+# ### The same numbers from a server *(more)*
+#
+# What you saw so far came out of the engine's own trace. A client sees less, and measures what a user waits for. In two
+# terminals:
+#
+# ```
+# inferlab serve target
+# inferlab bench serve --workload chat --rate 1 --num 30 --max-prompt 1000 --max-output 64 --vocab-size 4096
+# ```
+#
+# The first is this engine as a server. Open <http://127.0.0.1:8000/status> while the second one runs: who waits, who
+# reads a prompt, who decodes, how many blocks are free, how much the prefix cache finds. The second one sends chats at
+# random moments, whatever comes back, and prints the numbers of this notebook with intervals: TTFT, TPOT, ITL, latency,
+# goodput, attainment. (`inferlab bench serve` measures any OpenAI-compatible server.)
+#
+# Find three things. TTFT is given twice, from the moment a request was *planned* and from the moment it was *sent*: why
+# is the first one the honest one, should the client fall behind? Raise `--rate` until the page shows requests that wait:
+# which number grows first, TTFT or TPOT? And p99 of 30 requests has no upper end of an interval: why?
 
 # %% [markdown] name="targets-text"
 # ### What an objective pays for

@@ -1,13 +1,15 @@
 # %% [markdown] name="title"
 # # 03b · Scheduling: who goes first, and who has to wait
 #
-# About 45 minutes, without the part whose heading says *(more)*. You need `a_batching`. The lab is [Build a
+# About 45 minutes, without the parts whose headings say *(more)*, which take about 15. You need `a_batching`. The lab is [Build a
 # scheduler](../../labs/03_batching/scheduler.ipynb).
 
 # %% name="setup"
 import inspect
+import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,14 +17,17 @@ from matplotlib.patches import FancyBboxPatch
 
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, INK, ORANGE, RED, figure, show, tidy
+from chapters.widgets.under_load import formula
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
 from reference_impl.baselines.orca_batching import OrcaBatching
 from reference_impl.baselines.static_batching import StaticBatching
+from reference_impl.bench import under_load
 from reference_impl.bench.host_work import scheduler_seconds
 from reference_impl.bench.simulation import Arrival, poisson, simulate
 from reference_impl.detokenizer import TextStream
 from reference_impl.executor.batch import build_batch
 from reference_impl.metrics import percentile
+from reference_impl.perfetto import write_perfetto
 from reference_impl.scheduler.policy import ByPriority, EarliestDeadline, FairShare, FirstCome, ShortestFirst
 from reference_impl.scheduler.scheduler import Scheduler
 from reference_impl.theory import latency
@@ -398,6 +403,16 @@ show(
 # %% name="explore"
 widgets.schedule(urgent, budget=32, seats=4)
 
+# %% [markdown] name="perfetto-text"
+# A longer trace wants a tool with zoom and search. `write_perfetto` writes it as a file for ui.perfetto.dev, which opens
+# it in your browser: a track for the steps, a track for each request with its phases, and counters of running, waiting
+# and free blocks. Give it a path of your own. `inferlab serve target --trace load.json` does it for a server when it ends.
+
+# %% name="perfetto"
+with tempfile.TemporaryDirectory() as folder:
+    write_perfetto(urgent, Path(folder) / "urgent.json")
+    print(f"{(Path(folder) / 'urgent.json').stat().st_size:,} bytes for {len(urgent.steps())} steps")
+
 # %% [markdown] name="policy-text"
 # ### Whose turn: policies under load
 #
@@ -550,6 +565,88 @@ for n, policy in ((fits // 2, None), (fits, None), (2 * fits, None), (256, None)
 # the only limit, and streams stop more often and for longer. Preferring short requests (the last row, by an oracle)
 # shortens the waits once more, since they give their blocks back soon. But the long ones are those who are thrown out,
 # and whoever comes is shorter: without aging, look at the worst gap.
+
+# %% [markdown] name="load-text"
+# ### How long is the queue: load against waiting *(more)*
+#
+# So far the load was given. Now turn it up, from a fifth to nine tenths of what the engine can take. Queueing theory has
+# a formula for it: the work of one server, requests that come at random, and how much their work varies (Pollaczek and
+# Khinchine, see `01_prefill_decode/c_metrics`). It is exact for an engine with **one seat**, which is one server.
+#
+# The load of such an engine goes from 40 % to 90 %, a little more than twice as much. **By what factor does the p99 of the
+# wait grow?** Outputs are exponential.
+
+# %% name="load-predict"
+widgets.predict("03b-p99", "One seat, load from 40 % to 90 %: by what factor does the p99 of the wait grow?", "times")
+
+# %% [markdown] name="load-check-text"
+# First a check that the simulated engine is a queue when it has one seat. Who comes waits for what the one before has
+# left to do: `wait = max(0, wait before + service before - gap)`. Then the growth, by formula and in the engine; and then
+# the same question with more seats. Capacities are measured: everybody comes at once.
+
+# %% name="load-check"
+RANDOM = ("Poisson", "exponential, mean 100")
+one = under_load.run("1 seat", *RANDOM, rate=1.2, num=200, seed=7)
+order = np.argsort(one.arrival)
+arrival, queue, service = one.arrival[order], one.queue[order], (one.latency - one.queue)[order]
+wait = [0.0]
+for gap, before in zip(np.diff(arrival), service, strict=False):
+    wait.append(max(0.0, wait[-1] + before - gap))
+print(f"200 requests: the largest difference between engine and queue is {np.abs(queue - wait).max():.0e} s")
+np.testing.assert_allclose(queue, wait, atol=1e-9)
+
+lines = {seats: under_load.recorded()[seats, *RANDOM] for seats in under_load.SEATS}
+at = {seats: {p.load: p for p in line.points} for seats, line in lines.items()}
+grown = at["1 seat"][0.9].wait["p99"][0] / at["1 seat"][0.4].wait["p99"][0]
+by_formula = formula(lines["1 seat"], 1, 0.9, "p99") / formula(lines["1 seat"], 1, 0.4, "p99")
+print(
+    f"one seat, 40 to 90 %: the p99 of the wait grows {grown:.1f} times in the engine, {by_formula:.1f} times by formula"
+)
+
+print("\nmean wait, ms                               at 60 % of the capacity               at 90 %")
+print(f"{'':36s}{2 * '   engine one server   as many ':s}  TPOT at 90 %, times idle")
+idle = under_load.alone()["tpot"]
+for seats, line in lines.items():
+    cells = ""
+    for load in (0.6, 0.9):
+        one_server, many = (formula(line, count, load, "mean") for count in (1, max(1, round(line.servers))))
+        cells += f"{1e3 * at[seats][load].wait['mean'][0]:9.1f} {1e3 * one_server:10.1f} {1e3 * many:9.1f} "
+    print(f"{seats:36s}{cells} {at[seats][0.9].tpot['mean'][0] / idle:6.2f}; full with {line.servers:.0f} together")
+widgets.reveal("03b-p99", grown)
+
+# %% [markdown] name="load-explore-text"
+# Each point of the widget is a simulation of some thousand requests, made once (a p99 of a few hundred says little); a
+# bar spans three runs. "One server" is the formula for a single server that is as fast as the whole engine; the other
+# curve is for as many servers as the engine serves together when it is full (Erlang, and Allen and Cunneen for other
+# arrivals and outputs). Try:
+#
+# - one seat, and each kind of output: which of the three makes the others wait longest, at the same load?
+# - bursts in place of random arrivals;
+# - 256 seats, and TPOT as the measure: what does no formula know?
+# - 256 seats and a small cache: the load at which requests are preempted, and how many are served together there;
+# - a short run: five benchmarks of 100 requests, simulated as you choose them. How far apart are their p99s?
+
+# %% name="load-explore"
+widgets.under_load(under_load.recorded(), under_load.short_run, under_load.alone())
+
+# %% [markdown] name="load-reading"
+# - **One seat.** Points and formula agree, up to what runs of some thousand requests can tell. (With bursts the formula
+#   is one for high loads: at 20 % it gives less than half of the wait.) The engine is not out of work to do at 90 %, and yet the wait
+#   is many times longer: a server that is nearly always busy has no slack left when several come at once. Bursts and
+#   outputs of unequal length use up more of it.
+# - **Many seats.** Now neither formula holds. "One server" makes newcomers stand behind work that the engine does beside
+#   them. "As many servers" errs on either side. With eight seats it says too long, since an engine that is not full
+#   serves each request faster than a full one. With 256 and a high load still some way off it says that nobody waits; but
+#   a newcomer waits for the end of the running step and for room in the token budget, long before seats run out. No
+#   formula here knows that everybody slows down as others join: TPOT grows before the queue does. And a long output keeps
+#   nobody out any more: with one seat the three kinds of outputs differ by factors, with 256 seats hardly.
+# - **The knee is where something is full:** one seat, eight seats, the blocks of the small cache (then requests are
+#   preempted, too), or, with 256 seats and the whole memory, the arithmetic that reading prompts takes. The right panel
+#   shows how near you are. A formula needs to be told; a simulation finds out.
+# - **A p99 of 100 requests is nearly the second-worst of them.** It differs by factors from run to run.
+#
+# So take the shape from the formula (waiting grows like `1 / (1 - load)`, times the variances), the capacity from a
+# measurement, and the numbers from a simulation, or a load test, that is long enough.
 #
 # ### Who must get out: recompute or swap
 #
@@ -779,6 +876,8 @@ widgets.quiz(load_quiz("03_batching").draw(seed=1, tag="scheduling"))
 #
 # - Before every step: running requests first (decodes, then chunks), then admissions, under `max_num_batched_tokens`
 #   and `max_num_seqs`.
+# - Waiting grows like `1 / (1 - load)`, times the variance of arrivals and work. Exact with one seat. With
+#   many neither one server nor many describes the engine: TPOT grows first. The knee: seats, blocks or arithmetic full.
 # - More seats: more tokens per second, longer TPOT, shorter queue. TPOT ≈ (weights + everybody's cache) / bandwidth.
 # - Shortest-first lowers the mean and moves the waiting to the long ones. Only the order of the guesses counts. Without
 #   aging it starves. Bound with aging: nobody who comes `cost / aging` later goes first.

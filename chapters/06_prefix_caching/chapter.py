@@ -1,7 +1,7 @@
 # %% [markdown] name="title"
 # # 06 · Prefix caching and radix trees
 #
-# About 45 minutes. Parts whose heading says *(more)* come on top, about 15 minutes together; nothing later needs them.
+# About 45 minutes. Parts whose heading says *(more)* come on top, about 30 minutes together; nothing later needs them.
 # You need chapter 02 (the KV cache); chapter 04 (blocks and block tables) helps. The lab is
 # [Build a prefix index](../../labs/06_prefix_caching/prefix_index.ipynb).
 
@@ -26,10 +26,13 @@ from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
 from reference_impl.kv.radix_index import RadixIndex
+from reference_impl.simulation import Result, simulate_replicas
 from reference_impl.theory import latency, model_shapes, prefix_cache
+from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.units import format_seconds
 from reference_impl.trace import RequestArrived
+from reference_impl.workloads import workload
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
 folder = course_model("target")
@@ -691,7 +694,71 @@ show(
 # Round robin makes every replica learn every session. A session that stays on its replica finds its history. A router that
 # follows the longest match alone can do harm: every chat begins with the same system prompt, so all new sessions go to
 # the first replica that has it. So routers weigh match against load. (Here one request runs at a time, and load is the
-# number of tokens computed; a gateway with queues follows with the server.)
+# number of tokens computed. The exercise below has queues; a gateway that speaks HTTP comes with chapter 15.)
+#
+# ### Your turn: a router *(more)*
+#
+# Four replicas that serve for real: each is the engine's scheduler, its blocks and its prefix cache, on an H100 whose
+# seconds come from a formula. The load is `agents` (`datasets/traces`): runs of agents that send everything again with
+# every call, behind one of 30 system prompts, 16 calls per second in bursts. In turn, each replica learns every run.
+#
+# **Write `my_router`.** It is called once, with the number of replicas, and returns `choose`, which is called for each
+# request in the order of arrival and returns a replica, 0 to 3. A gateway knows what it has sent where, and nothing else.
+# So whatever you want to remember goes into variables of `my_router`. Of a request you see
+#
+# - `request.pages`: a hash for each 64 tokens of the prompt. They are chained: the same page means the same text *up to
+#   there*;
+# - `request.session`, the run it belongs to, `request.tenant`, the kind of agent;
+# - `request.num_prompt_tokens`, and `request.arrival` in seconds.
+#
+# The check asks for two things at once: more tokens found, **and** a shorter p99 of the time to first token. Start with
+# one replica per session, and look which of the two you get. Trap: a run of agents that happens to be long, or a system
+# prompt that everybody has, makes one replica the busiest.
+
+
+# %% name="router-exercise"
+def my_router(replicas):
+    # What your router remembers stands here, for example: sent = [0] * replicas
+    def choose(request):
+        return None  # yours: 0 to replicas - 1
+
+    return choose
+
+
+# %% name="router-check"
+def served_by(router, replicas=4, rate=16, requests=500):
+    """(share of the prompt tokens found, p99 TTFT in seconds, busiest replica over the mean)."""
+    h100_8b = Deployment(llama, h100, mfu=0.5, mbu=0.8)
+    calls = workload("agents", seed=1, rate=rate, num_requests=requests)
+    results = simulate_replicas(calls, replicas, h100_8b, processes=1, router=router)
+    together, busy = Result.fold(results), [r.busy_seconds for r in results]
+    return together.hit_rate, float(np.percentile(together.ttft, 99)), max(busy) / np.mean(busy)
+
+
+def say(name, numbers):
+    print(f"{name:28s} {numbers[0]:5.1%} found, p99 TTFT {numbers[1]:5.2f} s, busiest {numbers[2]:.2f}x the mean")
+
+
+in_turn = served_by("round_robin")
+say("round robin", in_turn)
+if my_router(4)(next(workload("agents", seed=1, num_requests=1))) is None:
+    print("my_router chooses nobody: not written yet")
+else:
+    mine = served_by(my_router)
+    say("yours", mine)
+    if mine[0] < in_turn[0] + 0.2:
+        print("not yet: little more is found. Does a run stay where its last call went?")
+    elif mine[1] >= in_turn[1]:
+        print("not yet: much is found, and the slowest wait longer than in turn. Look at the load of each replica, too")
+    else:
+        say("the course's router", served_by("prefix"))
+        print("that is it. The course's router is reference_impl/simulation/routers.py")
+
+# %% [markdown] name="router-reading"
+# What is found is not what is felt. A router that sends each session to one replica finds most of what there is, and yet
+# its slowest requests can wait longer than in turn: the dice give one replica more of the long runs, and all behind
+# them wait there. Following the longest match does better, with a look at the load better still. What a router
+# remembers is only what it sent. Replicas evict, and a gateway that wants to be sure has to be told (chapter 15).
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore

@@ -17,6 +17,7 @@ from chapters.widgets.sampling import sampling
 from chapters.widgets.savings import savings
 from chapters.widgets.schedule import schedule
 from chapters.widgets.timeline import timeline
+from chapters.widgets.under_load import under_load
 
 __all__ = [
     "batching",
@@ -34,4 +35,5 @@ __all__ = [
     "schedule",
     "show",
     "timeline",
+    "under_load",
 ]

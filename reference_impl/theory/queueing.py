@@ -51,18 +51,44 @@ def mg1_wait_seconds(service_seconds: Number, rho: Number, scv: Number = 1.0) ->
     return _over(rho * (1 + scv) / 2 * service_seconds, rho)
 
 
-def mmc_wait_seconds(arrival_rate: float, service_seconds: float, servers: int) -> float:
-    """Mean wait in an M/M/c queue (Erlang C): probability of waiting * S / (c - a), a = lambda * S."""
+def waiting_probability(arrival_rate: float, service_seconds: float, servers: int = 1) -> float:
+    """Share of the requests that find all servers of an M/M/c queue taken (Erlang C); rho for one server."""
     if servers < 1:
         raise ValueError(f"expected at least one server, got {servers}")
     load = arrival_rate * service_seconds
     if load >= servers:
-        return math.inf
+        return 1.0
     blocking = 1.0  # Erlang B by its recursion, which does not overflow
     for server in range(1, servers + 1):
         blocking = load * blocking / (server + load * blocking)
-    waiting = blocking / (1 - load / servers * (1 - blocking))
-    return waiting * service_seconds / (servers - load)
+    return blocking / (1 - load / servers * (1 - blocking))
+
+
+def mmc_wait_seconds(arrival_rate: float, service_seconds: float, servers: int) -> float:
+    """Mean wait in an M/M/c queue (Erlang C): probability of waiting * S / (c - a), a = lambda * S."""
+    waiting, load = waiting_probability(arrival_rate, service_seconds, servers), arrival_rate * service_seconds
+    return waiting * service_seconds / (servers - load) if load < servers else math.inf
+
+
+def ggc_wait_seconds(
+    arrival_rate: float, service_seconds: float, servers: int = 1, arrival_scv: float = 1.0, service_scv: float = 1.0
+) -> float:
+    """Mean wait in a GI/G/c queue (Allen and Cunneen): that of M/M/c times (arrival_scv + service_scv) / 2.
+
+    arrival_scv: of the gaps between arrivals, 1 for Poisson. Exact for M/M/c and for one server with Poisson arrivals
+    (Pollaczek-Khinchine), else an approximation that improves as the load comes near 1.
+    """
+    return mmc_wait_seconds(arrival_rate, service_seconds, servers) * (arrival_scv + service_scv) / 2
+
+
+def wait_percentile(mean_seconds: float, probability: float, percent: float) -> float:
+    """Wait that `percent` of the requests stay below, if `probability` of them wait, and those exponentially long.
+
+    Exact for M/M/c; near full load about right for any queue.
+    """
+    if not probability > 1 - percent / 100:
+        return 0.0
+    return mean_seconds / probability * math.log(probability / (1 - percent / 100))
 
 
 def _over(value: Number, rho: Number) -> Number:

@@ -97,3 +97,34 @@ def test_arrays_of_mixed_shapes_give_what_scalars_give() -> None:
         for i in range(2):
             for j in range(5):
                 assert swept[i, j] == pytest.approx(function(float(service[i, 0]), float(rho[j])))
+
+
+@given(SERVICE, st.floats(0.01, 0.99), st.floats(0, 50), st.integers(1, 20))
+def test_the_general_queue_has_the_exact_ones_as_its_cases(
+    service: float, rho: float, scv: float, servers: int
+) -> None:
+    rate = rho * servers / service
+    assert q.ggc_wait_seconds(rate, service, servers) == pytest.approx(q.mmc_wait_seconds(rate, service, servers))
+    assert q.ggc_wait_seconds(rho / service, service, service_scv=scv) == pytest.approx(
+        q.mg1_wait_seconds(service, rho, scv)
+    )
+    calm, bursty = (q.ggc_wait_seconds(rate, service, servers, cv**2, scv) for cv in (1, 3))
+    assert bursty == pytest.approx(calm * (9 + scv) / (1 + scv))
+    assert q.ggc_wait_seconds(1.01 * servers / service, service, servers) == math.inf
+
+
+@given(st.floats(0.01, 0.99))
+def test_who_waits_at_one_server_are_those_who_find_it_busy(rho: float) -> None:
+    assert q.waiting_probability(rho, 1.0) == pytest.approx(rho)
+    assert q.waiting_probability(1.0, 1.0) == q.waiting_probability(7.0, 1.0) == 1.0
+
+
+@given(st.floats(0.01, 0.99), st.floats(1, 99))
+def test_a_percentile_of_the_wait_is_exceeded_by_the_rest(rho: float, percent: float) -> None:
+    """M/M/1: P(wait > t) = rho exp(-(1 - rho) t / S)."""
+    value = q.wait_percentile(q.mg1_wait_seconds(1.0, rho), q.waiting_probability(rho, 1.0), percent)
+    if percent / 100 <= 1 - rho:
+        assert value == 0
+    else:
+        assert rho * math.exp(-(1 - rho) * value) == pytest.approx(1 - percent / 100)
+    assert q.wait_percentile(math.inf, 1.0, percent) == math.inf

@@ -1,0 +1,70 @@
+"""The exercise of chapter 06, cells as they stand: what its check says to a stub, to half a router, to a whole one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from grader.chapter_source import chapter_notebook
+from reference_impl.simulation import Result, simulate_replicas
+from reference_impl.theory.deployment import Deployment
+from reference_impl.theory.hardware import device
+from reference_impl.theory.model_shapes import model
+from reference_impl.workloads import WorkloadRequest, workload
+
+CHAPTER = Path(__file__).parents[2] / "chapters/06_prefix_caching/chapter.py"
+Router = Callable[[int], Callable[[WorkloadRequest], int | None]]
+
+
+def verdict(router: Router | None, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the check prints about a router in place of the stub, or about the stub."""
+    cells = {cell["id"]: cell["source"] for cell in chapter_notebook(CHAPTER, "inferlab")["cells"]}
+    names: dict[str, Any] = {
+        "np": np, "Result": Result, "simulate_replicas": simulate_replicas, "Deployment": Deployment,
+        "workload": workload, "llama": model("llama-3-8b"), "h100": device("H100"),
+    }  # fmt: skip
+    exec(cells["router-exercise"], names)
+    if router is not None:
+        names["my_router"] = router
+    exec(cells["router-check"], names)
+    return capsys.readouterr().out
+
+
+def in_turn(replicas: int) -> Callable[[WorkloadRequest], int]:
+    numbers = iter(range(10**6))
+    return lambda request: next(numbers) % replicas
+
+
+def by_session(replicas: int) -> Callable[[WorkloadRequest], int]:
+    return lambda request: crc32(request.session.encode()) % replicas
+
+
+def by_match_and_load(replicas: int) -> Callable[[WorkloadRequest], int]:
+    homes: dict[int, int] = {}
+    sent = [0] * replicas
+
+    def choose(request: WorkloadRequest) -> int:
+        new = [page for page in request.pages if page not in homes]
+        known = len(request.pages) - len(new)
+        chosen = homes[request.pages[known - 1]] if known else sent.index(min(sent))
+        if sent[chosen] > min(sent) + 20_000:
+            chosen = sent.index(min(sent))
+        homes.update(dict.fromkeys(request.pages, chosen))
+        sent[chosen] += request.num_prompt_tokens - 64 * known
+        return chosen
+
+    return choose
+
+
+def test_the_check_tells_a_stub_from_half_a_router_and_from_a_whole_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "not written yet" in verdict(None, capsys)
+    assert "little more is found" in verdict(in_turn, capsys)
+    half = verdict(by_session, capsys)
+    assert "slowest wait longer" in half
+    whole = verdict(by_match_and_load, capsys)
+    assert "that is it" in whole
+    assert "the course's router" in whole
+    assert "the course's router" not in half
