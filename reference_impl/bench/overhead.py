@@ -1,7 +1,8 @@
 """What the server costs over the engine: the same requests given to the engine, and streamed through HTTP.
 
 The client is a process of its own that reads bytes and counts events. Engine, server and client share the processors
-of this machine, as they do when a learner serves on a laptop; a client elsewhere would cost less.
+of this machine, as they do when a learner serves on a laptop. With the engine on one of two processors, server and
+client have the other, as they have beside an engine that computes on a GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import sys
 import threading
 import time
 from typing import Any
+
+import torch
 
 from reference_impl.bench import harness
 from reference_impl.config import course_model
@@ -49,8 +52,20 @@ for _ in sys.stdin:
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """Interleaved rounds; a stamped result with the ratio server / engine."""
-    stamp = harness.stamp()
+    """Interleaved rounds, the engine on all processors and on one; a stamped result with ratios server / engine."""
+    threads = torch.get_num_threads()
+    try:
+        measured = [_measured(rounds, n) for n in sorted({threads, 1}, reverse=True)]
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        "stamp": harness.stamp(), "rounds": rounds, "streams": NUM_STREAMS, "new_tokens": NEW_TOKENS,
+        "engine_on": measured,
+    }  # fmt: skip
+
+
+def _measured(rounds: int, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)  # of threads that begin after this, as the engine's does
     alone = LLM(course_model("target"), prefix_cache="off")
     parts = Parts(trace=WatchedTrace(TRACE_EVENTS))
     served = ModelServer(
@@ -67,7 +82,7 @@ def run(rounds: int) -> dict[str, Any]:
     client = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert client.stdin is not None
     client.stdin.write(json.dumps(bodies) + "\n")
-    measured: dict[str, list[float]] = {"engine": [], "server": []}
+    taken: dict[str, list[float]] = {"engine": [], "server": []}
     events = 0
 
     def through_http() -> float:
@@ -88,31 +103,29 @@ def run(rounds: int) -> dict[str, Any]:
     try:
         for turn in range(rounds + 1):  # the first warms up
             for name, measure in (("engine", directly), ("server", through_http))[:: 1 if turn % 2 else -1]:
-                taken = measure()
+                seconds = measure()
                 if turn:
-                    measured[name].append(taken)
+                    taken[name].append(seconds)
     finally:
         client.stdin.close()
         client.wait()
         served.stop()
         thread.join()
+    tokens = NUM_STREAMS * NEW_TOKENS
     return {
-        "stamp": stamp,
-        "rounds": rounds,
-        "streams": NUM_STREAMS,
-        "new_tokens": NEW_TOKENS,
+        "threads": threads,
         "events": events,
-        "tokens_per_second": {
-            name: harness.spread([NUM_STREAMS * NEW_TOKENS / s for s in values]) for name, values in measured.items()
-        },
-        "server_over_engine": harness.ratio(measured["server"], measured["engine"]),
+        "tokens_per_second": {name: harness.spread([tokens / s for s in values]) for name, values in taken.items()},
+        "server_over_engine": harness.ratio(taken["server"], taken["engine"]),
     }
 
 
 def table(result: dict[str, Any]) -> str:
-    over, speed = result["server_over_engine"], result["tokens_per_second"]
-    return (
-        f"{result['streams']} streams of {result['new_tokens']} tokens: engine {speed['engine']['median']:.0f} "
-        f"tokens/s, through the server {speed['server']['median']:.0f}; time server / engine {over['median']:.3f} "
-        f"({over['min']:.3f}-{over['max']:.3f})"
-    )
+    lines = [f"{result['streams']} streams of {result['new_tokens']} tokens: time through the server / engine alone"]
+    for found in result["engine_on"]:
+        over, speed = found["server_over_engine"], found["tokens_per_second"]
+        lines.append(
+            f"engine on {found['threads']} threads: {over['median']:.3f} ({over['min']:.3f}-{over['max']:.3f}); "
+            f"{speed['engine']['median']:.0f} tokens/s alone, {speed['server']['median']:.0f} through the server"
+        )
+    return "\n".join(lines)
