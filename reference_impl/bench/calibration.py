@@ -20,10 +20,11 @@ from reference_impl.simulation.calibration import fit
 from reference_impl.simulation.comparison import ByStep, Step, by_step, compare, real_steps, shrunk, simulated_steps
 from reference_impl.simulation.cost import COEFFICIENTS, CalibratedCost
 from reference_impl.simulation.measure import Measured, Shape, measure, random_shapes
-from reference_impl.workloads import workload
+from reference_impl.workloads import WorkloadRequest, workload
 
 MAX_ROWS, MAX_TOKENS, NUM_BLOCKS = 32, 512, 1024  # of a step that is measured
 CONFIG = EngineConfig(max_num_seqs=MAX_ROWS, max_num_batched_tokens=MAX_TOKENS, num_blocks=NUM_BLOCKS)
+RATE = 4.0  # requests per second
 CUT = (1024, 128, 0.25)  # longest prompt, longest output, factor on outputs: what the course model does in a minute
 
 
@@ -56,10 +57,9 @@ def run_compare(args: argparse.Namespace) -> None:
     shapes = _shapes(decoder, args.steps)
     cases: dict[str, tuple[list[ByStep], EngineConfig]] = {}
     for name in args.workload:
-        requests = shrunk(workload(name, rate=4.0, num_requests=args.num), *CUT)
+        arrivals = by_step(_requests(name, args), seconds_per_step=0.02)
         for cache in ("hash", "off"):
-            arrivals = by_step(requests, seconds_per_step=0.02)
-            cases[f"{name}, prefix cache {cache}"] = arrivals, replace(CONFIG, prefix_cache=cache)
+            cases[f"{name}, prefix cache {cache}"] = arrivals, replace(_config(args), prefix_cache=cache)
     measured: list[list[Measured]] = []
     runs: dict[str, list[list[Step]]] = {name: [] for name in cases}
     for turn in range(args.rounds):
@@ -70,12 +70,28 @@ def run_compare(args: argparse.Namespace) -> None:
     cost = _fit(decoder, measured, stamp)
     result: dict[str, Any] = {"stamp": cost.stamp, "calibration_error": cost.error}
     result["coefficients"] = dict(zip(COEFFICIENTS, cost.coefficients, strict=True))
-    result["load"] = f"4 requests/s, {args.num} of each workload, cut to (prompt, output, factor on outputs) {CUT}"
+    cut = "as they are" if args.whole else f"cut to (prompt, output, factor on outputs) {CUT}"
+    result["load"] = f"{args.num} requests of each workload, {RATE:g} per second or as recorded, {cut}"
+    result["config"] = vars(_config(args))
     for name, (arrivals, config) in cases.items():
         simulated = simulated_steps(arrivals, cost, config, _longest(decoder))
         result[name] = compare(simulated, runs[name])
     args.file.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
+
+
+def _requests(name: str, args: argparse.Namespace) -> list[WorkloadRequest]:
+    """rate: a recorded trace has its own."""
+    rate = None if name.endswith(".jsonl") else RATE
+    requests = list(workload(name, rate=rate, num_requests=args.num))
+    return requests if args.whole else shrunk(requests, *CUT)
+
+
+def _config(args: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        max_num_seqs=args.seats, max_num_batched_tokens=args.budget, num_blocks=args.blocks,
+        preemption=args.preemption, swap_bytes=args.swap_bytes,
+    )  # fmt: skip
 
 
 def _longest(decoder: Decoder) -> int:

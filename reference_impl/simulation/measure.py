@@ -70,7 +70,8 @@ class _Skipping:
 def random_shapes(
     count: int, seed: int, longest: int, max_rows: int, max_tokens: int, cache_tokens: int
 ) -> list[Shape]:
-    """Decode batches, lone chunks, and chunks beside decodes, a third each; sizes spread evenly over their logarithms.
+    """Decode batches, lone chunks, chunks beside decodes, and several prompts together, a quarter each; sizes spread
+    evenly over their logarithms.
 
     longest: tokens of a request. max_tokens: computed in a step. cache_tokens: of all requests of a step together.
     """
@@ -81,7 +82,12 @@ def random_shapes(
 
     shapes = []
     for i in range(count):
-        kind = ("decode", "chunk", "mixed")[i % 3]
+        kind = ("decode", "chunk", "mixed", "prompts")[i % 4]
+        if kind == "prompts":
+            number = log_uniform(2, min(max_rows, max_tokens // 2))
+            most = min(max_tokens // number, longest - 2, cache_tokens // number - 64)
+            shapes.append(Shape(tuple(log_uniform(2, most) for _ in range(number)), (0,) * number))
+            continue
         rows = 0 if kind == "chunk" else log_uniform(1, max_rows if kind == "decode" else max_rows - 1)
         typical = log_uniform(4, longest - NUM_STEPS - 1)  # some batches are of like lengths, some of any
         past = [typical if rng.random() < 0.5 else log_uniform(4, longest - NUM_STEPS - 1) for _ in range(rows)]
@@ -141,7 +147,7 @@ class _Bench:
 
         decodes = [past for new, past in zip(shape.new_tokens, shape.past_tokens, strict=True) if new == 1]
         chunks = [(n, past) for n, past in zip(shape.new_tokens, shape.past_tokens, strict=True) if n > 1]
-        assert len(chunks) <= 1, "one chunk beside the decodes"
+        assert len(chunks) <= 1 or not (decodes or any(past for _, past in chunks)), "one chunk beside the decodes"
         try:
             if decodes:
                 scheduler.max_num_batched_tokens = sum(decodes)
@@ -155,7 +161,7 @@ class _Bench:
                     before = list(scheduler.running)
                     engine.step()
                     self._undo(before)
-                scheduler.max_num_batched_tokens = len(decodes) + new
+                scheduler.max_num_batched_tokens = sum(shape.new_tokens)
             self.skipping.computes = True
             found = []
             for _ in range(1 if chunks else NUM_STEPS):

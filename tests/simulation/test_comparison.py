@@ -121,6 +121,7 @@ def test_measured_steps_have_the_shape_that_was_asked_for(random_model: Callable
     """The bench checks every step's rows itself; here also how much is in the cache, and that all is given back."""
     model = random_model(max_position_embeddings=512)
     shapes = [Shape((1, 1, 1), (40, 7, 90)), Shape((30,), (0,)), Shape((30,), (64,)), Shape((1, 1, 20), (9, 33, 50))]
+    shapes.append(Shape((5, 12, 8), (0, 0, 0)))
     seen: list[list[tuple[int, int]]] = []
     forward = type(model).forward
 

@@ -109,9 +109,13 @@ def test_relative_error_is_signed_in_the_sum_only() -> None:
 
 
 def test_random_shapes_stay_within_what_the_engine_takes() -> None:
+    kinds = set()
     for shape in random_shapes(600, 3, 300, 8, 64, 1024):
         assert len(shape.new_tokens) == len(shape.past_tokens) <= 8
         assert sum(shape.new_tokens) <= 64
         assert all(n + p < 300 for n, p in zip(shape.new_tokens, shape.past_tokens, strict=True))
-        assert sum(n > 1 for n in shape.new_tokens) <= 1
+        chunks = sum(n > 1 for n in shape.new_tokens)
+        assert chunks <= 1 or (chunks == len(shape.new_tokens) and not any(shape.past_tokens)), "what can be measured"
+        kinds.add((chunks == len(shape.new_tokens), chunks > 1, chunks > 0))
+    assert len(kinds) == 4, "decodes, a lone chunk, a chunk beside decodes, several prompts"
     assert any(isinstance(s, Shape) and len(s.new_tokens) == 1 and s.new_tokens[0] > 1 for s in SHAPES)
