@@ -32,9 +32,11 @@ settings.register_profile(
 )
 settings.load_profile("inferlab")
 
-# A shell's background job ignores SIGINT, and so would all it starts; some tests press Ctrl-C.
+# A shell's background job ignores SIGINT, and one under nohup SIGHUP; so would all it starts, and some tests send both.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

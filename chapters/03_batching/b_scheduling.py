@@ -519,7 +519,7 @@ stream = poisson(10, 20, seed=3, prompts=(500,), mean_output=200, max_tokens=102
 
 def admitted(blocks, admission="fill", preemption="recompute", seats=256, load=stream, policy=None):
     config = EngineConfig(num_blocks=blocks, max_num_seqs=seats, max_num_batched_tokens=1024, admission=admission,
-                          preemption=preemption, swap_bytes=2**24)  # fmt: skip
+                          preemption=preemption, swap_bytes=2**31)  # fmt: skip
     trace = simulate(h100, load, config, policy)
     steps = trace.steps()
     again = sum(r.num_tokens for s in steps for r in s.rows) - sum(

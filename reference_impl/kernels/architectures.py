@@ -13,13 +13,21 @@ from triton.backends.compiler import GPUTarget
 
 @dataclass(frozen=True)
 class Architecture:
-    """name: as Triton says it. has_bf16, has_fp8: whether its matrix units multiply them."""
+    """name: as Triton says it. has_matrix: whether Triton uses its matrix units (not those of Turing); has_bf16,
+    has_fp8: whether they multiply these. shared_bytes: that a thread block may have.
+    """
 
     name: str
     target: GPUTarget
     shared_bytes: int
+    has_matrix: bool = True
     has_bf16: bool = True
     has_fp8: bool = False
+
+    @property
+    def is_large(self) -> bool:
+        """Room for tiles of 128 by 128: Hopper and later."""
+        return self.shared_bytes > 200 * 1024
 
 
 def _nvidia(capability: int, shared_kib: int, **has: bool) -> Architecture:
@@ -29,7 +37,7 @@ def _nvidia(capability: int, shared_kib: int, **has: bool) -> Architecture:
 ARCHITECTURES = {
     a.name: a
     for a in (
-        _nvidia(75, 64, has_bf16=False),  # T4
+        _nvidia(75, 64, has_matrix=False, has_bf16=False),  # T4
         _nvidia(80, 163),  # A100
         _nvidia(86, 99),  # A10, RTX 30
         _nvidia(89, 99, has_fp8=True),  # L4, L40S, RTX 40

@@ -58,6 +58,9 @@ def _attention(function: Callable[..., Tensor], head_dim: int, group: int = 4, *
     return call
 
 
+# Where Triton does not use the matrix units, kernels that multiply matrices spill thousands of bytes: there the twins
+# serve, and only the calls of WITHOUT_MATRIX are compiled.
+WITHOUT_MATRIX: dict[str, Call] = {}
 CALLS: dict[str, Call] = {
     f"{function.__name__}, {name}": _attention(function, **options)
     for function in (flash_attention, paged_decode)
@@ -93,7 +96,7 @@ def lines() -> Iterator[Line]:
     """Every launch on every architecture that has the types for it; fp16 where there is no bf16."""
     for architecture in ARCHITECTURES.values():
         dtype = torch.bfloat16 if architecture.has_bf16 else torch.float16
-        for name, call in CALLS.items():
+        for name, call in (CALLS if architecture.has_matrix else WITHOUT_MATRIX).items():
             if "fp8" in name and not architecture.has_fp8:
                 continue
             with recording(architecture) as launches:
@@ -126,8 +129,9 @@ def main() -> int:
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--share", type=float, default=0.0)
     parser.add_argument("--only", default="", help="lines whose name contains this")
+    parser.add_argument("--table", type=Path, default=TABLE)
     arguments = parser.parse_args()
-    table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    table = json.loads(arguments.table.read_text()) if arguments.table.exists() else {}
     failures, again, names = 0, 0, set()
     for line in lines():
         names.add(line.name)
@@ -147,7 +151,7 @@ def main() -> int:
             failures += 1
     if arguments.update:
         kept = {name: table[name] for name in sorted(names) if name in table}
-        TABLE.write_text(json.dumps(kept, indent=1) + "\n")
+        arguments.table.write_text(json.dumps(kept, indent=1) + "\n")
     print(f"{len(names)} lines, {again} compiled, {failures} problems")
     return int(failures > 0)
 

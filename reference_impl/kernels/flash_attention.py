@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reference_impl.kernels.launch import launch
+from reference_impl.kernels.architectures import Architecture
+from reference_impl.kernels.launch import architecture, launch
 
 LOG2_E = math.log2(math.e)
 
@@ -169,7 +170,7 @@ def flash_attention(
     if keys.stride() != values.stride() or keys.stride(3) != 1 or q.stride(2) != 1:
         raise ValueError("expected keys and values with the same strides, and head_dim contiguous everywhere")
     out = torch.empty_like(q)
-    tile, options = tile_of(head_dim, q.element_size())
+    tile, options = tile_of(head_dim, q.element_size(), architecture())
     quantized = key_scale is not None
     scales = key_scale if key_scale is not None else seq_lens.view(-1, 1, 1)
     launch(
@@ -186,11 +187,18 @@ def flash_attention(
     return out
 
 
-def tile_of(head_dim: int, element_size: int) -> tuple[dict[str, int], dict[str, int]]:
+def tile_of(head_dim: int, element_size: int, gpu: Architecture) -> tuple[dict[str, int], dict[str, int]]:
     """Tile and options for a head size. They depend on nothing else of the batch: a row's result must not depend on
-    its neighbours."""
+    its neighbours. What fits without spilling is in compiled.json."""
     block_d = max(16, triton.next_power_of_2(head_dim))
+    stages = 2
     if element_size == 4:
-        return {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_D": block_d}, {"num_warps": 4, "num_stages": 1}
-    block_n = 64 if block_d <= 128 else 32
-    return {"BLOCK_M": 128, "BLOCK_N": block_n, "BLOCK_D": block_d}, {"num_warps": 8, "num_stages": 2}
+        block_m, block_n, warps, stages = 32, 32, 4, 1
+    elif block_d <= 64:
+        block_m, block_n, warps = 128, 128 if gpu.is_large else 64, 8
+    elif gpu.is_large:
+        block_m, block_n, warps = 128, 64 if block_d <= 128 else 32, 8
+    else:
+        block_m, block_n, warps = 64, 32, 4 if block_d <= 128 else 8
+    tile = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d}
+    return tile, {"num_warps": warps, "num_stages": stages}

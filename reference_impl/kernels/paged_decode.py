@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from reference_impl.kernels.architectures import Architecture
 from reference_impl.kernels.flash_attention import soft_capped
-from reference_impl.kernels.launch import launch
+from reference_impl.kernels.launch import architecture, launch
 
 SPLIT = 512  # keys
 
@@ -159,7 +160,7 @@ def paged_decode(
     if keys.stride() != values.stride() or keys.stride(3) != 1 or q.stride(2) != 1:
         raise ValueError("expected keys and values with the same strides, and head_dim contiguous everywhere")
     out = torch.empty_like(q)
-    tile, options = tile_of(head_dim, group, q.element_size())
+    tile, options = tile_of(head_dim, group, q.element_size(), architecture())
     seen = max_seq_len if window is None else min(max_seq_len, window + tile["BLOCK_N"])
     max_splits = triton.cdiv(seen, SPLIT)
     partial = q.new_empty((max_splits, num_rows, num_heads, head_dim), dtype=torch.float32)
@@ -184,11 +185,13 @@ def paged_decode(
     return out
 
 
-def tile_of(head_dim: int, group: int, element_size: int) -> tuple[dict[str, int], dict[str, int]]:
+def tile_of(head_dim: int, group: int, element_size: int, gpu: Architecture) -> tuple[dict[str, int], dict[str, int]]:
     """Tile and options; they depend on nothing that changes from step to step."""
+    block_d = max(16, triton.next_power_of_2(head_dim))
+    small = element_size == 4 or (block_d > 128 and gpu.shared_bytes < 96 * 1024)
     tile = {
         "BLOCK_H": max(16, triton.next_power_of_2(group)),
-        "BLOCK_D": max(16, triton.next_power_of_2(head_dim)),
-        "BLOCK_N": 64 if element_size < 4 else 32,
+        "BLOCK_D": block_d,
+        "BLOCK_N": 32 if small else 64,
     }
     return tile, {"num_warps": 4, "num_stages": 2 if element_size < 4 else 1}

@@ -224,7 +224,7 @@ def test_swapping_computes_nothing_twice_and_moves_what_recomputing_computes_aga
     load = poisson(10, 12, 3, (500,), mean_output=200, max_tokens=1024)
     for preemption in ("recompute", "swap"):
         config = EngineConfig(
-            num_blocks=500, max_num_seqs=256, max_num_batched_tokens=1024, preemption=preemption, swap_bytes=2**24
+            num_blocks=500, max_num_seqs=256, max_num_batched_tokens=1024, preemption=preemption, swap_bytes=2**31
         )
         trace = simulate(H100, load, config)
         steps = trace.steps()

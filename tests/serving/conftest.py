@@ -52,13 +52,14 @@ def until() -> Callable[[Callable[[], Any], str], Any]:
     return wait
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def serve(until: Any) -> Iterator[Callable[..., Running]]:
     """serve(ServerConfig fields as `server=dict`, parts=dict, **engine options): a server of its own."""
     started: list[Running] = []
 
     def make(server: dict[str, Any] | None = None, parts: dict[str, Any] | None = None, **options: Any) -> Running:
         everything = Parts(trace=WatchedTrace(20_000), **(parts or {}))
+        options = {"kv_cache_bytes": 128 << 20} | options  # of every server; the default is twice that
         llm = LLM(course_model("draft"), dtype="float32", parts=everything, **options)
         running = Running(
             ModelServer(llm, ServerConfig("course", **(server or {})), "127.0.0.1", 0, shutdown_seconds=5)
@@ -77,7 +78,7 @@ def server(serve: Callable[..., Running]) -> Running:
     return serve()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def serial() -> LLM:
     """The same model without a server: what it says to one prompt at a time is right."""
-    return LLM(course_model("draft"), dtype="float32")
+    return LLM(course_model("draft"), dtype="float32", kv_cache_bytes=128 << 20)

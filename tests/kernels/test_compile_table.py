@@ -1,0 +1,127 @@
+"""What is launched is what the table holds; and the table says what the compiler says today."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from reference_impl.kernels.architectures import ARCHITECTURES
+from reference_impl.kernels.compilation import Resources
+from reference_impl.kernels.compile_table import TABLE
+
+
+def in_a_process_that_compiles(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Under the interpreter nothing can be compiled."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=900)
+
+
+def compile_table(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return in_a_process_that_compiles("-m", "reference_impl.kernels.compile_table", *arguments)
+
+
+def test_every_line_is_there_fits_and_is_what_the_compiler_says() -> None:
+    """All keys; and compiled again: a random twentieth."""
+    done = compile_table("--share", "0.05")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(" 0 problems\n")
+
+
+@pytest.mark.slow
+def test_the_whole_table_is_what_the_compiler_says() -> None:
+    done = compile_table("--all")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_table_that_lies_is_found_out(tmp_path, monkeypatch) -> None:
+    table = json.loads(TABLE.read_text())
+    name = "flash_attention, head_dim 64: flash_attention, sm_90"
+    table[name]["registers"] += 1
+    del table["paged_decode, MHA: merge_splits, sm_80"]
+    table["paged_decode, window: paged_decode, sm_86"]["key"] = "0" * 16
+    (tmp_path / "compiled.json").write_text(json.dumps(table))
+    found = compile_table("--table", str(tmp_path / "compiled.json"), "--all", "--only", "flash_attention, head_dim 64")
+    assert f"{name}: the table says" in found.stdout
+    assert found.returncode == 1
+    found = compile_table("--table", str(tmp_path / "compiled.json"))
+    assert "paged_decode, MHA: merge_splits, sm_80: is not in the table: run with --update" in found.stdout
+    assert "paged_decode, window: paged_decode, sm_86: has changed since it was compiled" in found.stdout
+    assert found.stdout.endswith(" 2 problems\n")
+
+
+def test_attention_on_hopper_uses_its_matrix_instructions() -> None:
+    table = json.loads(TABLE.read_text())
+    hopper = {name: entry for name, entry in table.items() if name.endswith("sm_90") and "merge" not in name}
+    assert len(hopper) == 18
+    assert all(set(entry["matrix_instructions"]) == {"HGMMA"} for entry in hopper.values())
+
+
+def test_what_does_not_fit_is_said() -> None:
+    card = ARCHITECTURES["sm_86"]
+    assert Resources(255, 0, 99 * 1024, 10, {}).problems(card) == []
+    assert Resources(255, 8, 99 * 1024 + 1, 10, {}).problems(card) == [
+        "spills 8 bytes per thread",
+        "needs 101377 bytes of shared memory, there are 101376",
+    ]
+
+
+def recorded(code: str) -> list[dict[str, Any]]:
+    """The launches that `code` makes on a GPU of `gpu`, which it sets; in a process without the interpreter."""
+    script = f"""
+import json, torch
+from reference_impl.kernels.architectures import ARCHITECTURES
+from reference_impl.kernels.compile_table import CALLS, empty
+from reference_impl.kernels.flash_attention import flash_attention
+from reference_impl.kernels.launch import recording
+
+found = []
+def on(gpu, call):
+    with recording(ARCHITECTURES[gpu]) as launches:
+        result = call()
+    for launch in launches:
+        found.append({{"name": launch.name, "types": launch.types, "constants": launch.constants,
+                      "aligned": launch.aligned, "ran on": str(result.device)}})
+{code}
+print(json.dumps(found))
+"""
+    done = in_a_process_that_compiles("-c", script)
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def test_a_recorded_launch_says_what_triton_would_specialize() -> None:
+    [launch] = recorded("on('sm_80', lambda: CALLS['flash_attention, window'](torch.bfloat16))")
+    assert launch["ran on"] == "meta"
+    assert launch["name"] == "flash_attention"
+    expected = {"q": "*bf16", "block_table": "*i32", "scale": "fp32", "stride_q_token": "i32"}
+    assert {name: launch["types"][name] for name in expected} == expected
+    assert launch["constants"]["key_scale"] is None
+    assert launch["constants"]["WINDOW"] == 4096
+    assert {"q", "stride_q_token", "stride_block"} <= set(launch["aligned"])
+    assert not {"num_rows", "stride_table"} & set(launch["aligned"]), "they change from step to step"
+
+
+def test_a_one_becomes_a_constant_as_in_tritons_launcher() -> None:
+    [launch] = recorded("""
+def call():
+    q, cache = empty(4, 8, 64, dtype=torch.float16), empty(100, 1, 1, 64, dtype=torch.float16)
+    table, lens, starts = (empty(*shape, dtype=torch.int32) for shape in ((4, 16), (4,), (5,)))
+    return flash_attention(q, cache, cache, table, starts, lens, 0.125)
+on("sm_90", call)
+""")
+    assert launch["constants"]["stride_scale_slot"] == 1
+    assert "stride_scale_slot" not in launch["types"]
+
+
+def test_tiles_are_chosen_for_the_architecture() -> None:
+    found = recorded("""
+for gpu in ("sm_80", "sm_90", "gfx942"):
+    on(gpu, lambda: CALLS["flash_attention, head_dim 128"](torch.bfloat16))
+""")
+    assert [launch["constants"]["BLOCK_M"] for launch in found] == [64, 128, 64]
