@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 
 from reference_impl.config import EngineConfig
 from reference_impl.models.decoder import Decoder
@@ -17,12 +16,7 @@ from .loads import load, request
 TICK = CalibratedCost(0.125, 0, 0, 0, 0, 0, 0, 4096, 2048)
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_step_that_has_begun_does_not_take_who_is_offered_too_late() -> None:
