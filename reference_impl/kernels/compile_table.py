@@ -13,72 +13,19 @@ import dataclasses
 import json
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 
 from reference_impl.kernels.architectures import ARCHITECTURES, Architecture
+from reference_impl.kernels.calls import CALLS
 from reference_impl.kernels.compilation import Resources, key, resources
-from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.launch import Launch, recording
-from reference_impl.kernels.paged_decode import paged_decode
 
 TABLE = Path(__file__).parent / "compiled.json"
-
-Call = Callable[[torch.dtype], Any]  # a host function with tensors on the meta device, given the activations' dtype
-
-
-def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _attention(function: Callable[..., Tensor], head_dim: int, group: int = 4, **options: Any) -> Call:
-    """Rows of a Llama: 8 KV heads, blocks of 16. cache: dtype of the cache; tree: with ancestors."""
-    rows, kv_heads, blocks, block_size = 64, 8, 1000, 16
-    cache, tree = options.pop("cache", None), options.pop("tree", False)
-
-    def call(dtype: torch.dtype) -> Tensor:
-        given = dict(options)
-        if cache is not None:
-            scale = empty(blocks, block_size, kv_heads, dtype=torch.float32)
-            given |= {"key_scale": scale, "value_scale": scale}
-        if tree:
-            given["ancestors"] = empty(rows, dtype=torch.int64)
-        q = empty(rows, kv_heads * group, head_dim, dtype=dtype)
-        stored = empty(blocks, block_size, kv_heads, head_dim, dtype=cache or dtype)
-        table, lens = empty(rows, 256, dtype=torch.int32), empty(rows, dtype=torch.int32)
-        between = 4096 if function is paged_decode else empty(rows + 1, dtype=torch.int32)
-        places = (lens, between) if function is paged_decode else (between, lens)
-        return function(q, stored, stored, table, *places, head_dim**-0.5, **given)
-
-    return call
-
-
-# Where Triton does not use the matrix units, kernels that multiply matrices spill thousands of bytes: there the twins
-# serve, and only the calls of WITHOUT_MATRIX are compiled.
-WITHOUT_MATRIX: dict[str, Call] = {}
-CALLS: dict[str, Call] = {
-    f"{function.__name__}, {name}": _attention(function, **options)
-    for function in (flash_attention, paged_decode)
-    for name, options in (
-        ("head_dim 64", {"head_dim": 64}),
-        ("head_dim 128", {"head_dim": 128}),
-        ("head_dim 256", {"head_dim": 256}),
-        ("MHA", {"head_dim": 64, "group": 1}),
-        ("window", {"head_dim": 128, "window": 4096}),
-        ("soft cap", {"head_dim": 256, "softcap": 50.0}),
-        ("int8 cache", {"head_dim": 128, "cache": torch.int8}),
-        ("fp8 cache", {"head_dim": 128, "cache": torch.float8_e4m3fn}),
-    )
-}
-CALLS |= {
-    "flash_attention, tree": _attention(flash_attention, 128, tree=True),
-    "flash_attention, skip-softmax": _attention(flash_attention, 128, skip_threshold=1e-3),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,15 +40,21 @@ class Line:
 
 
 def lines() -> Iterator[Line]:
-    """Every launch on every architecture that has the types for it; fp16 where there is no bf16."""
+    """Every launch on every architecture that has the types for it; fp16 where there is no bf16.
+
+    Where Triton does not use the matrix units, kernels that multiply matrices spill thousands of bytes: there the twins
+    serve, and these kernels are not compiled.
+    """
     for architecture in ARCHITECTURES.values():
         dtype = torch.bfloat16 if architecture.has_bf16 else torch.float16
-        for name, call in (CALLS if architecture.has_matrix else WITHOUT_MATRIX).items():
+        for name, call in CALLS.items():
             if "fp8" in name and not architecture.has_fp8:
                 continue
             with recording(architecture) as launches:
                 call(dtype)
             for launch in launches:
+                if launch.multiplies and not architecture.has_matrix:
+                    continue
                 yield Line(f"{name}: {launch.name}, {architecture.name}", launch, architecture)
 
 
@@ -116,7 +69,7 @@ def problems(line: Line, entry: Mapping[str, Any] | None) -> list[str]:
         return ["is not in the table: run with --update"]
     found = Resources(**{field.name: entry[field.name] for field in dataclasses.fields(Resources)})
     wrong = found.problems(line.architecture)
-    if "merge" not in line.launch.name and not found.matrix_instructions:
+    if line.launch.multiplies and not found.matrix_instructions:
         wrong.append("uses no matrix instruction")
     if entry["triton"] == triton.__version__ and entry["key"] != line.key:
         wrong.append("has changed since it was compiled: run with --update")

@@ -43,6 +43,11 @@ class Launch:
     def name(self) -> str:
         return str(self.kernel.__name__).strip("_")
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether it multiplies matrices, and so should use the units made for that."""
+        return "tl.dot" in self.kernel.src
+
 
 @dataclass
 class _Recording:
@@ -115,7 +120,7 @@ def _check(tensor: Tensor) -> None:
     elif not tensor.is_cuda:
         raise ValueError(
             f"expected tensors on a GPU, got one on {tensor.device}. Without a GPU, set TRITON_INTERPRET=1 before the "
-            "kernel is imported, or use its twin in reference_impl/kernels/reference.py"
+            "kernel is imported, or use its twin in reference_impl/kernels/reference"
         )
 
 

@@ -75,7 +75,8 @@ def recorded(code: str) -> list[dict[str, Any]]:
     script = f"""
 import json, torch
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.kernels.compile_table import CALLS, empty
+from reference_impl.kernels.calls import CALLS
+from reference_impl.kernels.calls.meta import empty
 from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.launch import recording
 

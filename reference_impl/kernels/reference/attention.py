@@ -1,4 +1,4 @@
-"""Every kernel in plain torch: the oracle for Triton, and what runs on a CPU.
+"""Attention in plain torch.
 
 Shapes: q [num_tokens, num_heads, head_dim]; keys and values [num_slots, num_kv_heads, head_dim], a layer's
 cache seen as a list of slots. Query head h reads KV head h // (num_heads // num_kv_heads).
@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from reference_impl.kernels.reference.rows import soft_cap
 
 
 def context_slots(block_table: Tensor, seq_len: int, block_size: int) -> Tensor:
@@ -190,37 +192,3 @@ def _stored(cache: Tensor, slots: Tensor, scale: Tensor | None, dtype: torch.dty
     """What lies in these slots, [len(slots), num_kv_heads, head_dim], as numbers of this dtype."""
     found = cache.flatten(0, 1)[slots]
     return found if scale is None else (found.float() * scale.flatten(0, 1)[slots][..., None]).to(dtype)
-
-
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in the weight's dtype; given back in that of x."""
-    if weight is None or weight.dtype is x.dtype:
-        return F.rms_norm(x, x.shape[-1:], weight, eps)
-    return F.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps).to(x.dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, halves convention (Su et al. 2021, as Llama and Qwen store it).
-
-    x [num_tokens, heads, head_dim]; cos and sin [num_tokens, 1, head_dim], sin with its first half negated:
-    (a, b) -> (a cos - b sin, b cos + a sin).
-    """
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)  # (b, a)
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
-
-
-def silu_and_mul(x: Tensor) -> Tensor:
-    """SwiGLU's gate: x [..., 2 n] = (gate, up) -> silu(gate) * up, [..., n]."""
-    gate, up = x.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
-def gelu_tanh_and_mul(x: Tensor) -> Tensor:
-    """GeGLU's gate (Gemma), with the tanh approximation of gelu: x [..., 2 n] = (gate, up) -> gelu(gate) * up."""
-    gate, up = x.chunk(2, dim=-1)
-    return F.gelu(gate, approximate="tanh") * up
-
-
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap x tanh(x / cap): near 0 it is x, and it never passes the cap (Gemma 2)."""
-    return cap * torch.tanh(x / cap)

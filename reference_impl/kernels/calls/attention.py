@@ -1,0 +1,55 @@
+"""Attention as a Llama calls it, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference_impl.kernels.calls.meta import Call, empty
+from reference_impl.kernels.flash_attention import flash_attention
+from reference_impl.kernels.paged_decode import paged_decode
+
+
+def _attention(function: Callable[..., Tensor], head_dim: int, group: int = 4, **options: Any) -> Call:
+    """Rows of a Llama: 8 KV heads, blocks of 16. cache: dtype of the cache; tree: with ancestors."""
+    rows, kv_heads, blocks, block_size = 64, 8, 1000, 16
+    cache, tree = options.pop("cache", None), options.pop("tree", False)
+
+    def call(dtype: torch.dtype) -> Tensor:
+        given = dict(options)
+        if cache is not None:
+            scale = empty(blocks, block_size, kv_heads, dtype=torch.float32)
+            given |= {"key_scale": scale, "value_scale": scale}
+        if tree:
+            given["ancestors"] = empty(rows, dtype=torch.int64)
+        q = empty(rows, kv_heads * group, head_dim, dtype=dtype)
+        stored = empty(blocks, block_size, kv_heads, head_dim, dtype=cache or dtype)
+        table, lens = empty(rows, 256, dtype=torch.int32), empty(rows, dtype=torch.int32)
+        between = 4096 if function is paged_decode else empty(rows + 1, dtype=torch.int32)
+        places = (lens, between) if function is paged_decode else (between, lens)
+        return function(q, stored, stored, table, *places, head_dim**-0.5, **given)
+
+    return call
+
+
+CALLS: dict[str, Call] = {
+    f"{function.__name__}, {name}": _attention(function, **options)
+    for function in (flash_attention, paged_decode)
+    for name, options in (
+        ("head_dim 64", {"head_dim": 64}),
+        ("head_dim 128", {"head_dim": 128}),
+        ("head_dim 256", {"head_dim": 256}),
+        ("MHA", {"head_dim": 64, "group": 1}),
+        ("window", {"head_dim": 128, "window": 4096}),
+        ("soft cap", {"head_dim": 256, "softcap": 50.0}),
+        ("int8 cache", {"head_dim": 128, "cache": torch.int8}),
+        ("fp8 cache", {"head_dim": 128, "cache": torch.float8_e4m3fn}),
+    )
+}
+CALLS |= {
+    "flash_attention, tree": _attention(flash_attention, 128, tree=True),
+    "flash_attention, skip-softmax": _attention(flash_attention, 128, skip_threshold=1e-3),
+}
