@@ -132,18 +132,19 @@ def _list(value: Any, gone: Any) -> list[Any]:
 
 
 def _gone(error: Exception, process: LearnerProcess, what: str, limits: Limits) -> BaseException:
-    if isinstance(error, TimeoutError):
-        return Gone("timed out", f"{what} had not finished after {limits.call:g} s")
     if isinstance(error, MemoryError):
         return Gone("crashed", f"{what} sent more than the examiner can hold")
     if isinstance(error, Malformed):
         return Gone("crashed", f"{what} sent what is not an answer ({error})")
     with _launching:
         ending = process.end()
-    if ending.lost:
-        return Lost("the sandbox was ended from outside")
+    # Of several processes the kernel may have ended the others, and this one waits for them: memory is the reason.
     if ending.out_of_memory:
         return Gone("killed for memory", f"{what} used more memory than it may")
+    if isinstance(error, TimeoutError):
+        return Gone("timed out", f"{what} had not finished after {limits.call:g} s")
+    if ending.lost:
+        return Lost("the sandbox was ended from outside")
     return Gone("crashed", f"{what} ended its process")
 
 
