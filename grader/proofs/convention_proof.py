@@ -1,6 +1,7 @@
 """The proof of a lab's conventions: with each option the private reference passes, a public solution loses its points.
 
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py             each option alone
+    python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py --together  in as few draws as hold all
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache     and all cases
 
 Every case runs directly and through the examiner, as in `proof.py`. With a folder, its variants and mutants are
@@ -107,12 +108,15 @@ def main(arguments: list[str]) -> int:
 
     torch.set_num_threads(1)  # and so no thread pool exists when we fork
     torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
-    source = Path(arguments[0])
+    source, *more = map(Path, [argument for argument in arguments if argument != "--together"])
     conventions, broken = validate(source), 0
     draws: list[tuple[tuple[Option, ...], Path | None]] = []
-    draws += [((option,), None) for convention in conventions for option in convention.options]
-    if len(arguments) > 1:
-        draws += [(options, Path(arguments[1])) for options in covering(conventions)]
+    if "--together" in arguments:
+        draws += [(options, None) for options in covering(conventions)]
+    else:
+        draws += [((option,), None) for convention in conventions for option in convention.options]
+    if more:
+        draws += [(options, more[0]) for options in covering(conventions)]
     with Launcher(insecure=True) as launcher:
         for options, folder in draws:
             proof = prove_options(source, options, launcher, folder)

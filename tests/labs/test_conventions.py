@@ -67,6 +67,14 @@ def _prove(*arguments: str) -> None:
 
 @pytest.mark.timeout(3000)
 @EACH_LAB
+def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_their_checks(source: Path) -> None:
+    """In as few draws as hold every option."""
+    _prove(str(source), "--together")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@EACH_LAB
 def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_checks(source: Path) -> None:
     _prove(str(source))
 

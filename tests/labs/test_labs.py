@@ -12,12 +12,28 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "solutions").glob("[0-9]*_*/*.py"))
 
 
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
-def test_every_case_fails_exactly_the_checks_it_must(source: Path) -> None:
+EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
+
+
+def _prove(source: Path, *arguments: str) -> str:
     # A process of its own: the proof forks, which a test worker with threads must not.
     folder = Path(__file__).parent / source.parent.name
-    command = [sys.executable, "-P", "-m", "grader.proofs.proof", str(source), str(folder)]
+    command = [sys.executable, "-P", "-m", "grader.proofs.proof", str(source), str(folder), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(3000)
+@EACH_LAB
+def test_every_case_fails_exactly_the_checks_it_must(source: Path) -> None:
+    """All directly, a fifth of the mutants and all else through the examiner, too."""
+    assert "through the examiner" in _prove(source, "--share", "0.2")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@EACH_LAB
+def test_through_the_examiner_every_case_fails_the_same_checks(source: Path) -> None:
+    _prove(source)
