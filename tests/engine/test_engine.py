@@ -186,7 +186,8 @@ def test_a_part_that_is_empty_is_a_part(random_model: Callable) -> None:
 
 
 def test_a_cache_of_your_own_is_not_measured_against_this_machines_memory(random_model: Callable) -> None:
-    engine = Engine(random_model("float32"), EngineConfig(num_blocks=10**8), Parts(kv_cache=object()))  # type: ignore
-    assert engine.num_blocks == 10**8
-    with pytest.raises(ConfigError, match="100,000,000 KV blocks of 4,096 bytes need"):
-        Engine(random_model("float32"), EngineConfig(num_blocks=10**8))
+    config = EngineConfig(num_blocks=10**5, block_size=2**14)
+    engine = Engine(random_model("float32"), config, Parts(kv_cache=object()))  # type: ignore
+    assert engine.num_blocks == 10**5
+    with pytest.raises(ConfigError, match="100,000 KV blocks of 4,194,304 bytes need"):
+        Engine(random_model("float32"), config)

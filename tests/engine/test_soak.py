@@ -1,6 +1,6 @@
 """Random load, aborts and faults for a while: no text changes, nothing leaks, memory does not drift.
 
-INFERLAB_SOAK_SECONDS says how long (60); `make soak SECONDS=3600` runs as long as you like.
+INFERLAB_SOAK_SECONDS says how long (20); `make soak SECONDS=3600` runs as long as you like.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.policy import ByPriority, EarliestDeadline, FairShare, FirstCome, ShortestFirst
 from reference_impl.trace import Trace
 
-SECONDS = float(os.environ.get("INFERLAB_SOAK_SECONDS", "60"))
+SECONDS = float(os.environ.get("INFERLAB_SOAK_SECONDS", "20"))
 POLICIES = (FirstCome, ShortestFirst, ByPriority, EarliestDeadline, FairShare)
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"prefix_cache": "hash"},
