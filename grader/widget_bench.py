@@ -36,11 +36,15 @@ def run(rounds: int) -> dict[str, dict[str, float]]:
 def _views() -> dict[str, Any]:
     """Every widget that redraws, the timeline over a trace of the real engine."""
     made = importlib.import_module("chapters.widgets")
-    views = {name: getattr(made, name)() for name in ("kv_memory", "latency_budget", "roofline", "savings")}
+    views = {
+        name: getattr(made, name)()
+        for name in ("attention_traffic", "kv_memory", "latency_budget", "roofline", "savings")
+    }
     loads = importlib.import_module("reference_impl.bench.under_load")
     return views | {
         "under_load": made.under_load(loads.recorded(), loads.short_run, loads.alone()),
         "sampling": made.sampling(_distribution, [str(i) for i in range(4096)]),
+        "tile_stepper": made.tile_stepper(_tiles()),
         "timeline": made.timeline(_trace()),
     }
 
@@ -51,6 +55,13 @@ def _distribution(temperature: float, top_k: int, top_p: float) -> Any:
     params = engine.SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     logits = torch.linspace(8, -8, 4096)[None]
     return importlib.import_module("reference_impl.sampling.sampler").probabilities(logits, [params])[0].numpy()
+
+
+def _tiles() -> Any:
+    numpy = importlib.import_module("numpy")
+    rng = numpy.random.default_rng(0)
+    record = importlib.import_module("reference_impl.theory.online_softmax").record
+    return record(rng.standard_normal((8, 40)), rng.standard_normal((40, 6)), 8)
 
 
 def _trace() -> Any:

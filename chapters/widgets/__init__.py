@@ -3,12 +3,14 @@
 ipywidgets and matplotlib only; without a front end each shows a static picture or text.
 """
 
+from chapters.widgets.attention_traffic import attention_traffic
 from chapters.widgets.batching import batching
 from chapters.widgets.block_table import block_table
 from chapters.widgets.chunk_size import chunk_size
 from chapters.widgets.figure import show
 from chapters.widgets.kv_memory import kv_memory
 from chapters.widgets.latency_budget import latency_budget
+from chapters.widgets.occupancy import occupancy
 from chapters.widgets.predictions import predict, reveal
 from chapters.widgets.quiz import quiz
 from chapters.widgets.radix_tree import radix_tree
@@ -16,15 +18,18 @@ from chapters.widgets.roofline import roofline
 from chapters.widgets.sampling import sampling
 from chapters.widgets.savings import savings
 from chapters.widgets.schedule import schedule
+from chapters.widgets.tile_stepper import tile_stepper
 from chapters.widgets.timeline import timeline
 from chapters.widgets.under_load import under_load
 
 __all__ = [
+    "attention_traffic",
     "batching",
     "block_table",
     "chunk_size",
     "kv_memory",
     "latency_budget",
+    "occupancy",
     "predict",
     "quiz",
     "radix_tree",
@@ -34,6 +39,7 @@ __all__ = [
     "savings",
     "schedule",
     "show",
+    "tile_stepper",
     "timeline",
     "under_load",
 ]

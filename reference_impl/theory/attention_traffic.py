@@ -7,6 +7,10 @@ halves FLOP and most of the traffic alike). d: head_dim. Multiply by heads, laye
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+
 from reference_impl.theory.units import Number
 
 
@@ -45,3 +49,115 @@ def flash2_values(n: Number, d: Number, tile_rows: Number) -> Number:
 def prompt_attention_flops(n: Number, d: Number) -> Number:
     """FLOP of scores and weighted sum for that head: 4 * n^2 * d. Fusing changes the traffic, not this."""
     return 4 * n**2 * d
+
+
+# ---------------------------------------------------------------- counted tile by tile
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Values of each tensor that pass between device memory and the chip. statistics: running maxima and sums."""
+
+    q_read: Number = 0
+    kv_read: Number = 0
+    o_read: Number = 0
+    o_written: Number = 0
+    scores: Number = 0  # written and read, the probabilities too
+    statistics: Number = 0
+
+    @property
+    def total(self) -> Number:
+        return self.q_read + self.kv_read + self.o_read + self.o_written + self.scores + self.statistics
+
+
+def unfused_moves(n: Number, d: Number) -> Moves:
+    """The terms of `unfused_values`."""
+    return Moves(q_read=n * d, kv_read=2 * n * d, o_written=n * d, scores=score_values(n))
+
+
+def flash1_moves(n: Number, d: Number, key_rows: int) -> Moves:
+    """Keys in the outer loop, tiles of `key_rows` keys: every tile reads Q, and reads and writes O, maxima and sums.
+
+    K and V are read once. O and the statistics are written once more at the start, as zeros (Dao et al. 2022, line 2).
+    """
+    tiles = tiles_of(n, key_rows)
+    return Moves(
+        q_read=tiles * n * d, kv_read=2 * n * d, o_read=tiles * n * d, o_written=(tiles + 1) * n * d,
+        statistics=(2 * tiles + 1) * 2 * n,
+    )  # fmt: skip
+
+
+def flash2_moves(n: Number, d: Number, query_rows: int) -> Moves:
+    """Queries in the outer loop, tiles of `query_rows`: each reads all of K and V; O is written once, never read."""
+    return Moves(q_read=n * d, kv_read=tiles_of(n, query_rows) * 2 * n * d, o_written=n * d)
+
+
+def tiles_of(n: Number, rows: Number) -> Number:
+    """ceil(n / rows)."""
+    return -(-n // rows)
+
+
+def flash1_key_rows(d: int, sram_values: int) -> int:
+    """Keys of a tile in FlashAttention of 2022: M / (4 d), so that Q, K, V and O of a tile fit together."""
+    rows = sram_values // (4 * d)
+    if rows < 1:
+        raise ValueError(f"expected room for one row each of Q, K, V and O, 4 x {d} values, got {sram_values}")
+    return rows
+
+
+# ---------------------------------------------------------------- filling the chip
+
+
+def wave_share(programs: Number, slots: Number) -> Number:
+    """Share of the chip that works, on average, while `programs` equal programs run on `slots` places: the last wave of
+    ceil(programs / slots) may be part empty."""
+    return programs / (tiles_of(programs, slots) * slots)
+
+
+def exp_share(d: Number, flops_per_clock: Number, exps_per_clock: Number = 16) -> Number:
+    """Clocks of an SM for the exponentials of attention, per clock of its matrix products: each score is one exp and
+    4 d FLOP. 16: what an SM's special-function units do a clock, from A100 to B200 (Zadouri et al. 2026)."""
+    return flops_per_clock / (4 * d * exps_per_clock)
+
+
+def pipelined_seconds(tiles: Number, load: Number, compute: Number, stages: int = 2) -> Number:
+    """Of one program: with one stage a tile is loaded, then used; with more the next load runs beside the arithmetic.
+
+    tiles * (load + compute), or load + (tiles - 1) * max(load, compute) + compute. More than two stages help only where
+    loads vary, which this does not have.
+    """
+    if stages < 2:
+        return tiles * (load + compute)
+    return load + (tiles - 1) * np.maximum(load, compute) + compute
+
+
+# ---------------------------------------------------------------- decode and its variants
+
+
+def cascade_keys(rows: Number, shared: Number, own: Number, cascade: bool) -> Number:
+    """Keys that one step of `rows` decoding requests reads, all with the same prefix of `shared` keys and `own` more.
+
+    Each reads everything for itself, or (cascade) the prefix is read once for all and merged with each one's own.
+    """
+    return (shared if cascade else rows * shared) + rows * own
+
+
+def split_overhead(split: Number, group: Number, d: Number, kv_bytes: Number = 2) -> Number:
+    """Bytes that a split of `split` keys moves beside its keys and values, as a share of those.
+
+    Mean and log-sum-exp of `group` heads, fp32, written and read: 8 * group * (d + 1) / (2 * split * d * kv_bytes).
+    """
+    return 8 * group * (d + 1) / (2 * split * d * kv_bytes)
+
+
+def skip_speedup(skipped: Number) -> Number:
+    """How much faster attention gets at best if this share of the tiles skips P V: 1 / (1 - skipped / 2).
+
+    Scores are always computed, which is half of the FLOP (and half of the bytes in decode: keys are read, values not).
+    """
+    return 1 / (1 - skipped / 2)
+
+
+def skip_share(speedup: Number) -> Number:
+    """The share of tiles that must be skipped for this speed-up of attention, 2 (1 - 1 / speedup); at most 2 times."""
+    return 2 * (1 - 1 / speedup)

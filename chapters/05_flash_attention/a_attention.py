@@ -1,0 +1,1339 @@
+# %% [markdown] name="title"
+# # 05a · Flash attention: the same sum, without the sheet
+#
+# About 45 minutes. Parts whose heading says *(more)* come on top, about 40 minutes together. You need the roofline
+# (chapter 00) and the KV cache (chapter 02); block tables (chapter 04) help. Part b is about kernels around attention.
+# The lab is [Build flash attention](../../labs/05_flash_attention/flash_attention.ipynb).
+
+# %% name="setup"
+import importlib.util
+import inspect
+import math
+import os
+import re
+import time
+import warnings
+import weakref
+from collections import Counter
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton has to know before the first kernel is defined
+
+from chapters import widgets
+from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, figure, show, tidy
+from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
+from reference_impl.engine import Parts
+from reference_impl.kernels import reference
+from reference_impl.layers.attention import TorchAttention
+from reference_impl.layers.backend import choose_backend
+from reference_impl.theory import attention_traffic as traffic
+from reference_impl.theory import kv_cache, model_shapes, online_softmax, roofline, warp
+from reference_impl.theory.hardware import device
+from reference_impl.theory.units import KiB, MiB, format_bytes, format_seconds
+
+torch.set_num_threads(1)
+torch.manual_seed(5)
+H100, L8, L70 = device("H100"), model_shapes.model("llama-3-8b"), model_shapes.model("llama-3-70b")
+on_gpu = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if on_gpu else "cpu")
+has_triton = importlib.util.find_spec("triton") is not None
+if has_triton and on_gpu:  # it does not serve every GPU
+    has_triton = choose_backend("auto", DEVICE, torch.float16) == "triton"
+if has_triton:
+    from reference_impl.kernels.flash_attention import flash_attention, tile_of
+    from reference_impl.kernels.launch import architecture
+    from reference_impl.kernels.paged_decode import SPLIT, paged_decode
+
+    print("kernels: ours, in Triton,", "on the GPU" if on_gpu else "in Triton's interpreter, on the CPU")
+else:
+    flash_attention, paged_decode, SPLIT = reference.flash_attention, reference.paged_decode, 512
+    print("kernels: their twins in torch, because this machine has no Triton, or a GPU that it does not serve")
+
+# %% [markdown] name="question"
+# ## 1. A question with a number
+#
+# Llama-3-70B reads one prompt of 8,192 tokens: 80 layers, 64 query heads. Plain attention writes the score of every
+# query with every key into device memory, as 16-bit values. Softmax reads them and writes probabilities. The product
+# with the values reads those. **How many terabytes travel for these scores and probabilities, over the whole model?**
+
+# %% name="predict"
+widgets.predict("05-scores", "How many terabytes travel for scores and probabilities?", "TB")
+
+# %% [markdown] name="idea"
+# ## 2. The idea
+#
+# You sit at a small desk. The files are in the cellar. You are to write a report for each of a thousand clients: a
+# weighted average over a thousand records, where the weight of a record is its score divided by the sum of all scores.
+#
+# The plain way: fetch everything, write all million scores on a huge sheet, and carry it down, for it does not fit on
+# the desk. Fetch it again to turn scores into shares, carry it down again. Fetch it a third time for the averages.
+#
+# The other way: take a few clients at a time. Fetch records by the handful, score them, and *keep only three notes per
+# client*: the **largest score** so far, the **sum of the weights** so far, and the **weighted sum of records** so far.
+# Then put the handful back. At the end divide the third note by the second. The sheet never exists.
+#
+# Why keep the largest score? The weights are exponentials. They are written relative to the largest one, or they would
+# overflow. When a larger one turns up, both sums have to be converted to the new unit, by **one factor**. This is
+# *online softmax* (Milakov and Gimelshein, 2018). Doing it in tiles, so that the sheet is never carried down, is
+# *FlashAttention* (Dao et al., 2022).
+
+# %% [markdown] name="hierarchy-text"
+# ### Desk and cellar: where each tensor of attention lives
+#
+# Shared memory and registers are the desk, device memory (HBM) is the cellar. The L2 cache lies between, and nobody
+# manages it by hand. The cell lists what each level of an H100 holds and moves, and then what *one program* of our
+# kernel keeps on its SM: a tile of 128 queries, walking over keys in tiles of 64, with head_dim 128.
+
+# %% name="hierarchy"
+chip = H100.chip
+levels = (("registers", chip.register_bytes, chip.register_bandwidth), ("shared memory", chip.shared_bytes, chip.shared_bandwidth),
+          ("L2 cache", chip.l2_bytes, chip.l2_bandwidth[0]), ("device memory", H100.capacity, H100.bandwidth))  # fmt: skip
+for name, size, bandwidth in levels:
+    print(
+        f"{name:14s} {format_bytes(size, binary=name in ('registers', 'shared memory')):>9s}   {bandwidth / 1e12:6.2f} TB/s"
+    )
+M, N, D, STAGES = 128, 64, 128, 2
+LIVES = {
+    "Q": ("device -> shared, once", M * D * 2, "shared"),
+    "K, V tiles": (f"device or L2 -> shared, {STAGES} in flight", STAGES * 2 * N * D * 2, "shared"),
+    "scores, weights": ("registers only", M * N * 4, "registers"),
+    "m and l": ("registers only", 2 * M * 4, "registers"),
+    "accumulator": ("registers, until the end", M * D * 4, "registers"),
+}
+print(f"\none program, {M} queries:")
+for name, (where, size, _) in LIVES.items():
+    print(f"{name:16s} {format_bytes(size, binary=True):>9s}   {where}")
+print("O                written to device memory once; the block table is read from there, 4 bytes per block")
+use = {level: sum(size for _, size, where in LIVES.values() if where == level) for level in ("shared", "registers")}
+assert use["shared"] <= chip.shared_bytes_per_sm
+assert use["registers"] <= chip.register_bytes_per_sm
+sheet = 8192 * 8192 * 2
+print(f"shared {use['shared'] / KiB:.0f} of {chip.shared_bytes_per_sm / KiB:.0f} KiB, registers {use['registers'] / KiB:.0f} "
+      f"of {chip.register_bytes_per_sm / KiB:.0f} KiB; the sheet of one head, 8,192 tokens: {format_bytes(sheet, binary=True)}")  # fmt: skip
+
+# %% name="hierarchy-figure" jupyter={"source_hidden": true}
+from matplotlib.patches import Rectangle
+
+fig = figure(7.8, 3.0)
+ax = fig.subplots()
+homes = {"registers": "scores, weights, m, l, accumulator", "shared memory": "the Q tile; K and V tiles, two in flight",
+         "L2 cache": "K and V that other programs use too", "device memory": "Q, K, V, O, block table"}  # fmt: skip
+for i, ((name, size, bandwidth), colour) in enumerate(zip(levels, (ORANGE, SKY, GREEN, GREY), strict=True)):
+    half = 2.4 + 0.75 * i
+    ax.add_patch(Rectangle((5 - half, -i), 2 * half, 0.8, facecolor=colour, alpha=0.45, edgecolor=INK))
+    ax.text(
+        5, 0.52 - i, f"{name}: {format_bytes(size)}, {bandwidth / 1e12:.3g} TB/s", ha="center", va="center", fontsize=9
+    )
+    ax.text(5, 0.22 - i, homes[name], ha="center", va="center", fontsize=8, color=INK)
+ax.text(10.0, 0.5, "the sheet of scores:\nnowhere", fontsize=9, color=RED, ha="left", va="center")
+ax.set_xlim(0, 12.4)
+ax.set_ylim(-3.1, 0.95)
+ax.axis("off")
+show(
+    fig,
+    "Four levels of memory of an H100, small and fast above, large and slow below. Registers hold scores, weights, maxima, "
+    "sums and the accumulator; shared memory holds tiles of Q, K and V; the L2 cache holds keys and values that several "
+    "programs read; device memory holds Q, K, V, O and the block table. The matrix of scores lives nowhere.",
+)
+
+# %% [markdown] name="words"
+# **Words you need here.** An H100 has 132 *streaming multiprocessors* (SMs). A kernel is a grid of *programs* (CUDA says
+# *thread blocks*). A program stays on one SM. It has threads, and 32 threads form a *warp*, which runs in lockstep: where
+# they branch differently, the branches run one after the other (*divergence*). Warps of a program wait for each other at
+# *barriers* and exchange data through shared memory, which has 32 *banks* of 4 bytes: if threads of a warp want
+# different words of one bank, they queue up (*bank conflict*). *Occupancy* is how many warps an SM holds at once, limited
+# by registers and shared memory. Triton lets you write a whole program as operations on tiles, and deals with threads,
+# banks and barriers itself; part b shows what it decides for you.
+
+
+# %% name="banks"
+ROW = 64  # words of 4 bytes in a row of a tile in shared memory
+for what, words in {
+    "a row, side by side": range(32),
+    "all the same word": [7] * 32,
+    "a column": [thread * ROW for thread in range(32)],
+    "a column, rows padded by one word": [thread * (ROW + 1) for thread in range(32)],
+}.items():
+    print(f"one warp reads {what:34s} {warp.bank_passes(words):2d} pass(es)")
+print(f"3 threads of a warp take one side of a branch, 29 the other: {warp.branch_passes([0] * 3 + [1] * 29)} passes")
+
+# %% [markdown] name="scratch-text"
+# ## 3. From scratch
+#
+# A memory that counts is all we need to watch traffic. Attention first as three kernels, each of which takes its input
+# from memory and leaves its output there. Those are the **three round trips**: S, P, and the operands.
+
+
+# %% name="scratch-plain"
+class Memory:
+    """Device memory: tensors by name, and how many values of each were read and written."""
+
+    def __init__(self, **tensors):
+        self.tensors, self.read, self.written = tensors, Counter(), Counter()
+
+    def load(self, name, rows=slice(None)):
+        part = self.tensors[name][rows].clone()
+        self.read[name] += part.numel()
+        return part
+
+    def store(self, name, rows, part):
+        self.tensors[name][rows] = part
+        self.written[name] += part.numel()
+
+    @property
+    def moved(self):
+        return self.read.total() + self.written.total()
+
+
+def fresh(n, d):
+    names = {"Q": d, "K": d, "V": d, "O": d, "S": n, "P": n, "m": 1, "l": 1}
+    data = torch.Generator().manual_seed(n + d)
+    return Memory(**{name: torch.randn(n, width, generator=data, dtype=torch.float64) for name, width in names.items()})
+
+
+EVERY = slice(None)
+
+
+def plain(memory):
+    d = memory.tensors["Q"].shape[1]
+    memory.store("S", EVERY, memory.load("Q") @ memory.load("K").T / d**0.5)
+    memory.store("P", EVERY, memory.load("S").softmax(-1))
+    memory.store("O", EVERY, memory.load("P") @ memory.load("V"))
+
+
+n, d = 512, 64
+memory = fresh(n, d)
+plain(memory)
+print("read   ", dict(memory.read))
+print("written", dict(memory.written))
+assert memory.moved == traffic.unfused_values(n, d)
+print(
+    f"together {memory.moved:,} values, of them {traffic.score_values(n) / memory.moved:.0%} scores and probabilities"
+)
+
+# %% [markdown] name="online-text"
+# ### Online softmax
+#
+# Softmax seems to need all scores first: `exp(s_j) / sum_i exp(s_i)`. Without a maximum it overflows. With one, it takes
+# three passes: the maximum, the sum, the quotients. Here is the update of the three notes when one more tile comes:
+
+
+# %% name="online"
+def update(m, total, acc, scores, values):
+    """Notes of some queries after one more tile. scores [queries, keys], values [keys, d]; m and total [queries, 1]."""
+    new = torch.maximum(m, scores.amax(1, keepdim=True))
+    shrink = (m - new).exp()  # the old notes in the new unit
+    weights = (scores - new).exp()
+    return new, total * shrink + weights.sum(1, keepdim=True), acc * shrink + weights @ values
+
+
+def nothing_yet(rows, d):
+    return torch.full((rows, 1), -math.inf).double(), torch.zeros(rows, 1).double(), torch.zeros(rows, d).double()
+
+
+scores, values = 300 * torch.randn(4, 40).double(), torch.randn(40, 3).double()
+bare = scores.float().exp()
+print("without a maximum some shares are NaN:", (bare / bare.sum(1, keepdim=True)).isnan().any().item())
+notes, seen = nothing_yet(4, 3), 0
+for size in (7, 1, 16, 3, 13):  # the tiles need not be alike
+    tile = slice(seen, seen + size)
+    notes, seen = update(*notes, scores[:, tile], values[tile]), seen + size
+    m, total, acc = notes
+    # The invariant, over everything seen so far:
+    torch.testing.assert_close(m, scores[:, :seen].amax(1, keepdim=True))
+    torch.testing.assert_close(total, (scores[:, :seen] - m).exp().sum(1, keepdim=True))
+    torch.testing.assert_close(acc, (scores[:, :seen] - m).exp() @ values[:seen])
+torch.testing.assert_close(acc / total, scores.softmax(1) @ values)
+print("after every tile the three notes are what their definitions say; at the end acc / total is the softmax average")
+
+# %% [markdown] name="proof"
+# **Why this is exact, and not an approximation.** Let `m` be the largest score seen, `l = Σ exp(s_j − m)` (total) and
+# `acc = Σ exp(s_j − m) v_j`, over all keys `j` seen. A tile arrives, and the largest score becomes `m'`. Then
+#
+# `Σ_old exp(s_j − m') = Σ_old exp(s_j − m) · exp(m − m') = l · exp(m − m')`,
+#
+# because the factor is the same for every `j`. So `l' = l · exp(m − m') + Σ_new exp(s_j − m')`, and the same line with
+# `v_j` behind each term gives `acc'`. The invariant holds before the first tile (`m = −∞`, two empty sums), each tile
+# keeps it, and after the last one `acc / l = Σ exp(s_j − m) v_j / Σ exp(s_j − m)`, where `exp(−m)` cancels. That is
+# softmax. In floating point it rounds differently, like any other order of summation.
+#
+# Nothing in the proof says how large a tile is, or in which order they come. So a tile may be as large as the desk.
+
+# %% [markdown] name="tiled-text"
+# ### Tiles, in two orders
+#
+# Two loops, over tiles of queries and over tiles of keys. Which is outside? **FlashAttention (2022) had the keys
+# outside**: a tile of keys stays on the desk, and all queries come by. Then the notes of each query go down to the cellar
+# and come up again for every tile of keys. **FlashAttention-2 (2023) has the queries outside**: their notes stay on the
+# desk to the end, and the keys come by. Pseudo-code "of FlashAttention" is nearly always this second one.
+
+
+# %% name="tiled"
+def tiles(n, rows):
+    return [slice(at, min(at + rows, n)) for at in range(0, n, rows)]
+
+
+def flash1(memory, query_rows, key_rows):
+    n, d = memory.tensors["Q"].shape
+    for name, note in zip(("m", "l", "O"), nothing_yet(n, d), strict=True):
+        memory.store(name, EVERY, note)
+    for at_k in tiles(n, key_rows):
+        k, v = memory.load("K", at_k), memory.load("V", at_k)
+        for at_q in tiles(n, query_rows):
+            m, total, o = (memory.load(name, at_q) for name in ("m", "l", "O"))
+            m, total, acc = update(m, total, o * total, memory.load("Q", at_q) @ k.T / d**0.5, v)
+            for name, note in (("m", m), ("l", total), ("O", acc / total)):  # O is kept divided, as in the paper
+                memory.store(name, at_q, note)
+
+
+def flash2(memory, query_rows, key_rows):
+    n, d = memory.tensors["Q"].shape
+    for at_q in tiles(n, query_rows):  # each a program of its own: they never meet
+        q, notes = memory.load("Q", at_q), nothing_yet(at_q.stop - at_q.start, d)
+        for at_k in tiles(n, key_rows):
+            notes = update(*notes, q @ memory.load("K", at_k).T / d**0.5, memory.load("V", at_k))
+        _, total, acc = notes
+        memory.store("O", at_q, acc / total)  # once, and the division once
+
+
+counted = {"three kernels": memory}
+for name, order in (("FlashAttention 1", flash1), ("FlashAttention 2", flash2)):
+    counted[name] = fresh(n, d)
+    order(counted[name], 128, 64)
+    torch.testing.assert_close(counted[name].tensors["O"], memory.tensors["O"])
+for name, m in counted.items():
+    print(f"{name:17s} moved {m.moved:9,} values; K and V read {m.read['K'] / (n * d):3.0f} times; O read {m.read['O'] / (n * d):3.0f}, "
+          f"written {m.written['O'] / (n * d):3.0f} times; S and P {m.written['S'] + m.written['P']:,} written")  # fmt: skip
+assert counted["FlashAttention 1"].moved == traffic.flash1_moves(n, d, 64).total
+assert counted["FlashAttention 2"].moved == traffic.flash2_moves(n, d, 128).total
+
+# %% [markdown] name="tiled-reading"
+# All three give the same output. With 8 tiles of keys, the first order reads O eight times, and writes it nine times (once
+# as zeros). The second never reads it. It pays on the other side: K and V come once for each tile of queries.
+
+# %% [markdown] name="engine-text"
+# ## 4. The same thing inside the engine
+#
+# Our Triton kernel is the second order. Its inner loop, from the file, without the parts for windows and quantized caches:
+
+# %% name="engine-kernel"
+if has_triton:
+    module = inspect.getsource(inspect.getmodule(flash_attention))
+    loop = module[module.index("        for n in range(start, stop, BLOCK_N)") : module.index("    at_out = out +")]
+    hidden = re.compile(r"\n +if (QUANTIZED|SOFTCAP|WINDOW|TREE):\n( +).*?(?=\n(?!\2))", re.DOTALL)
+    print(hidden.sub("", "\n" + loop).strip("\n"))
+
+# %% [markdown] name="engine-reading"
+# `largest`, `total` and `acc` are m, l and acc. Two things are new. Keys are found through the **block table**, so the
+# same kernel reads prompts, chunks of prompts and cached prefixes. And tiles that every query sees (`phase 1`) skip the
+# mask. Powers are of 2, because the chip computes those; the scores are multiplied by log2(e) first.
+#
+# Does it compute the same? Rows of a real step: a whole prompt, a chunk behind a prefix, a decoding token. The cache is
+# poisoned with NaN wherever no token was written. The rule for "the same": its error against float64 may be at most twice
+# the error of plain torch in the same precision, plus the last bit.
+
+
+# %% name="engine-check"
+def paged(rows, heads, kv_heads, d, dtype=torch.float16, block_size=16, seed=0):
+    """(q, keys, values, block_table, query_start_loc, seq_lens, scale) of rows (queries, context), blocks anywhere."""
+    data = torch.Generator().manual_seed(seed)
+    needed = [-(-context // block_size) for _, context in rows]
+    ids = torch.randperm(sum(needed) + 3, generator=data)
+    table = torch.zeros(len(rows), max(needed), dtype=torch.int32)
+    keys, values = torch.full((2, len(ids), block_size, kv_heads, d), math.nan, dtype=dtype)
+    for row, blocks in enumerate(ids[: sum(needed)].split(needed)):
+        table[row, : len(blocks)] = blocks
+        slots = reference.context_slots(table[row], rows[row][1], block_size)
+        for cache in (keys, values):
+            cache.flatten(0, 1)[slots] = torch.randn(len(slots), kv_heads, d, generator=data).to(dtype)
+    starts = torch.tensor([0, *(queries for queries, _ in rows)]).cumsum(0).int()
+    q = torch.randn(int(starts[-1]), heads, d, generator=data).to(dtype)
+    lens = torch.tensor([context for _, context in rows]).int()
+    return *(t.to(DEVICE) for t in (q, keys, values, table, starts, lens)), d**-0.5
+
+
+def doubled(arguments):
+    return [a.double() if torch.is_tensor(a) and a.dtype in (torch.float16, torch.float32) else a for a in arguments]
+
+
+def errors(found, twin, arguments, **options):
+    """(error of what was found, what the rule allows) against float64."""
+    exact, same = twin(*doubled(arguments), **options), twin(*arguments, **options)
+    allowed = 2 * (same - exact).abs().max() + 2 * torch.finfo(found.dtype).eps * exact.abs().max()
+    return float((found - exact).abs().max()), float(allowed)
+
+
+case = paged([(65, 65), (40, 150), (1, 90)], heads=4, kv_heads=2, d=64)
+found = flash_attention(*case)
+error, allowed = errors(found, reference.flash_attention, case)
+print(f"flash attention, ragged rows over a paged cache: error {error:.1e}, allowed {allowed:.1e}")
+assert error <= allowed
+slots = {"decode": paged([(1, length) for length in (5, 700, 1300)], 8, 2, 64)}
+q, keys, values, table, _, lens, scale = slots["decode"]
+decode_case = (q, keys, values, table, lens, int(lens.max()), scale)
+found = paged_decode(*decode_case)
+error, allowed = errors(found, reference.paged_decode, decode_case)
+print(f"paged decode, contexts of 5, 700 and 1,300:       error {error:.1e}, allowed {allowed:.1e}")
+assert error <= allowed
+
+# %% [markdown] name="paths-text"
+# ### Which attention ran?
+#
+# In PyTorch attention is one call, `scaled_dot_product_attention`, and behind it are several kernels: FlashAttention,
+# cuDNN, a memory-efficient one, and *math*, which is the three kernels from above. It chooses by device, type, shape, mask
+# and strides, **and says nothing**. A fallback to math gives the right numbers, slowly, with the whole score matrix. So ask.
+
+
+# %% name="paths"
+class Operations(TorchDispatchMode):
+    """Counts the operations that torch carries out. Attention that arrives as one call is looked into."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation is torch.ops.aten.scaled_dot_product_attention.default:
+            with self:
+                return operation.decompose(*args, **(kwargs or {}))
+        self.count[operation.name().removeprefix("aten::")] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def path(count):
+    """What ran as attention. Unfused it is softmax between two products; in inference mode it arrives as "math"."""
+    unfused = [name for name in count if "softmax" in name or name.endswith("attention_math")]
+    fused = [name for name in count if name.startswith("_scaled_dot_product") and name not in unfused]
+    return ", ".join(fused + [f"UNFUSED: {name}" for name in unfused]) or "none"
+
+
+def which(call):
+    with Operations() as asked:
+        call()
+    return path(asked.count)
+
+
+dtype = torch.float16 if on_gpu else torch.float32
+q = torch.randn(1, 4, 64, 32, device=DEVICE, dtype=dtype)
+strided = q.transpose(2, 3).contiguous().transpose(2, 3)  # the same numbers, head_dim not contiguous
+causal = torch.ones(64, 64, dtype=torch.bool, device=DEVICE).tril()
+for what, call in {
+    "causal": lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True),
+    "grouped heads": lambda: F.scaled_dot_product_attention(q, q[:, :2], q[:, :2], enable_gqa=True),
+    "a mask": lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=causal),
+    "values with other strides": lambda: F.scaled_dot_product_attention(q, q, strided),
+    "values with another head_dim": lambda: F.scaled_dot_product_attention(q, q, q[..., :16]),
+    "dropout (only in training)": lambda: F.scaled_dot_product_attention(q, q, q, dropout_p=0.1),
+}.items():
+    print(f"{what:30s} {which(call)}")
+with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # to demand it turns a silent fallback into an error
+    print(f"{'demanded':30s} {which(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))}")
+    with warnings.catch_warnings(record=True) as reasons:
+        warnings.simplefilter("always")
+        try:
+            F.scaled_dot_product_attention(q, q, q[..., :16])
+        except RuntimeError as refusal:
+            print(f"{'demanded, and impossible':30s} refused: {str(refusal).strip()}")
+    print("and now it says why:", str(reasons[-1].message).partition("(Triggered")[0].strip())
+
+# %% [markdown] name="engine-path-text"
+# And the engine? Each step of its trace says what computed attention. The cell serves two prompts with torch, asks torch
+# itself, and fails on a fallback. Then the same engine runs a prompt on our kernels, and must give the same tokens.
+
+
+# %% name="engine-path"
+class Kept(TorchAttention):
+    """The engine's attention in torch, which keeps what the layers ask for in the first step."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.kept = {}
+
+    def forward(self, q, k, v, layer, kv_cache, batch):
+        self.kept.setdefault(layer, tuple(t.detach().clone() for t in (q, k, v)))
+        return super().forward(q, k, v, layer, kv_cache, batch)
+
+
+llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=16 * MiB, prefix_cache="off")
+model = llm.engine.model
+text = llm.encode(inspect.getsource(Engine))
+kept = Kept(model.config.attention_scale, model.dtype)
+engine = Engine(
+    model, EngineConfig(num_blocks=64, prefix_cache="off", max_num_batched_tokens=1024), Parts(attention=kept)
+)
+
+
+def served(engine, *prompts):
+    """The outputs, and what the trace says about attention, in each step."""
+    greedy = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    requests = [engine.add(prompt, greedy) for prompt in prompts]
+    while engine.has_work():
+        engine.step()
+    return [request.output_tokens for request in requests], [step.attention for step in engine.trace.steps()]
+
+
+with Operations() as asked:
+    tokens, said = served(engine, text[:512], text[600:640])
+print(f"torch: {len(said)} steps, the trace says {set(said)}, torch ran {path(asked.count)}")
+if not on_gpu:  # on a GPU in float32 with grouped heads torch has no fused kernel: the engine does not use it there
+    assert "UNFUSED" not in path(asked.count), "no layer fell back to three kernels"
+if has_triton:
+    ours = Engine(model, EngineConfig(num_blocks=64, prefix_cache="off", attention="triton"))
+    by_kernels, said = served(ours, text[600:640])
+    print(f"ours: {said}")
+    assert by_kernels == tokens[1:], "token for token"
+    assert said == [("flash_attention",)] + 3 * [("paged_decode",)], "prefill on one kernel, decode on the other"
+
+# %% [markdown] name="measure"
+# ## 5. Measure and explain
+#
+# ### Traffic: the formula with its constants, and counted loads
+#
+# "O(N²d²/M)" hides what you want to know. With constants, in values, per head:
+#
+# | order | moves | for instance |
+# |---|---|---|
+# | three kernels | `4N² + 4Nd` | the four `N²` are S and P, written and read |
+# | FlashAttention 1 | `12 N²d²/M` | `N·4d/M` tiles of keys, each reads Q, reads O, writes O |
+# | FlashAttention 2 | `2N²d/rows + 2Nd` | `N/rows` tiles of queries, each reads K and V |
+# | floor | `4Nd` | everything once; reached where the L2 cache serves the repeats |
+#
+# The next cell counts loads with the code from above, at sizes that take no time, and draws them on the curves.
+
+# %% name="traffic"
+points, d, ROWS = {}, 64, 128
+sram = 48 * KiB / 2  # values that fit into 48 KiB
+key_rows = traffic.flash1_key_rows(d, int(sram))
+for n in (256, 512, 1024):
+    for name, run in (("three kernels", plain), ("FlashAttention 1", lambda m: flash1(m, ROWS, key_rows)),
+                      ("FlashAttention 2", lambda m: flash2(m, ROWS, 64))):  # fmt: skip
+        memory = fresh(n, d)
+        run(memory)
+        points[name, n] = memory.moved
+lengths = 2 ** np.arange(8, 16)
+curves = {"three kernels": traffic.unfused_values(lengths, d), "FlashAttention 1": traffic.flash1_values(lengths, d, sram),
+          "FlashAttention 2": traffic.flash2_values(lengths, d, ROWS), "floor": traffic.fused_floor_values(lengths, d)}  # fmt: skip
+for (name, n), moved in points.items():
+    formula = curves[name][list(lengths).index(n)]
+    print(
+        f"{name:17s} {n:5d} tokens: counted {moved:9,}, formula {formula:11,.0f}, counted / formula {moved / formula:.2f}"
+    )
+    exact = {"three kernels": traffic.unfused_moves(n, d), "FlashAttention 1": traffic.flash1_moves(n, d, key_rows),
+             "FlashAttention 2": traffic.flash2_moves(n, d, ROWS)}[name]  # fmt: skip
+    assert moved == exact.total
+
+# %% name="traffic-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 3.2)
+ax = fig.subplots()
+for (name, curve), (colour, style) in zip(
+    curves.items(), ((GREY, "-"), (PURPLE, "--"), (BLUE, "-."), (GREEN, ":")), strict=True
+):
+    ax.plot(lengths, 2 * curve / 1e6, color=colour, linestyle=style, linewidth=2, label=name)
+for (name, n), moved in points.items():
+    ax.plot(
+        n,
+        2 * moved / 1e6,
+        {"three kernels": "s", "FlashAttention 1": "^", "FlashAttention 2": "o"}[name],
+        color=INK,
+        markersize=5,
+    )
+ax.set_xscale("log", base=2)
+ax.set_yscale("log")
+ax.set_xticks(lengths, [f"{n:,}" for n in lengths], fontsize=8)
+tidy(ax, "tokens of the prompt", "MB moved, one head")
+ax.legend(fontsize=8, frameon=False)
+show(
+    fig,
+    "Bytes moved by one head against the length of the prompt, both axes logarithmic. Three kernels move most, the first "
+    "and second order of FlashAttention several times less, all three growing with the square. The floor grows linearly. "
+    "Counted points at 256, 512 and 1,024 tokens lie on the curves, those of the first order a little above.",
+)
+
+# %% [markdown] name="traffic-reading"
+# The first order's count lies above its formula where tiles are few: the formula leaves out reading K and V, the zeros
+# at the start, and the statistics. All tiled curves still grow with N². Tiling divides the square by a constant: by
+# `rows` queries that share a read of the keys. Only the cache makes it linear.
+#
+# ### Memory
+#
+# The sheet also takes room. This cell asks torch how many bytes were alive at the same time.
+
+
+# %% name="peak"
+class Alive(TorchDispatchMode):
+    """Bytes of tensors made inside that are alive, and their maximum."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if torch.is_tensor(tensor) and all(tensor.data_ptr() != a.data_ptr() for a in args if torch.is_tensor(a)):
+                self.now += tensor.nbytes
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(tensor, self.free, tensor.nbytes)
+        return out
+
+    def free(self, size):
+        self.now -= size
+
+
+def peak_of(attention, *qkv):
+    with Alive() as alive, torch.no_grad():
+        began = time.perf_counter()
+        out = attention(*qkv)
+        float(out[0, 0, 0, 0])
+        return alive.peak, time.perf_counter() - began
+
+
+def unfused(q, k, v):
+    s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    return s.softmax(-1) @ v
+
+
+peaks = []
+for n in (256, 512, 1024, 2048) + (8192, 16384) * on_gpu:
+    qkv = torch.randn(3, 1, 2, n, 64, device=DEVICE, dtype=dtype)
+    sheet, slow = peak_of(unfused, *qkv)
+    tiled, fast = peak_of(F.scaled_dot_product_attention, *qkv)
+    peaks.append((n, sheet, tiled))
+    print(f"{n:6,} tokens: three kernels {format_bytes(sheet):>8s} in {format_seconds(slow):>8s}, fused {format_bytes(tiled):>8s} in "
+          f"{format_seconds(fast):>8s}; one matrix of scores {format_bytes(2 * n * n * qkv.element_size()):>8s}")  # fmt: skip
+    assert sheet >= 2 * n * n * qkv.element_size()
+assert 3.9 < peaks[3][1] / peaks[2][1] < 4.1, "twice the tokens, four times the memory"
+assert 1.9 < peaks[3][2] / peaks[2][2] < 2.1, "twice the tokens, twice the memory"
+
+# %% [markdown] name="peak-reading"
+# Quadratic against linear, counted. The seconds are this machine's, now. The "2-4x" that is often quoted was measured on
+# GPUs of 2022, at the lengths of that time. What you gain depends on where you stand on the roofline.
+#
+# ### The roofline: three different kernels
+
+# %% name="roofline"
+n, d = 8192, 128
+flops = traffic.prompt_attention_flops(n, d)
+intensity = {
+    "three kernels": flops / (2 * traffic.score_values(n)),
+    "fused prefill, floor": flops / (2 * traffic.fused_floor_values(n, d)),
+    "fused prefill, no L2": flops / (2 * traffic.flash2_values(n, d, 128)),
+    "decode, 70B (8 queries a KV head)": roofline.decode_attention_intensity(L70),
+}
+l2_ridge = [H100.peak() / bandwidth for bandwidth in chip.l2_bandwidth]
+print(
+    f"ridge of an H100 in bf16: {H100.ridge():.0f} FLOP/byte; of its L2 cache: {l2_ridge[1]:.0f} to {l2_ridge[0]:.0f}"
+)
+for name, value in intensity.items():
+    reached = roofline.attainable_flops(value, H100)
+    bound = "memory-bound" if value < H100.ridge() else "compute-bound"
+    print(f"{name:34s} {value:7.0f} FLOP/byte, at most {reached / 1e12:4.0f} TFLOP/s: {bound}")
+assert intensity["three kernels"] == d / 2
+assert intensity["fused prefill, floor"] == n / 2
+
+# %% name="roofline-figure" jupyter={"source_hidden": true}
+fig = figure(7.4, 3.0)
+ax = fig.subplots()
+axis = np.logspace(0, 4, 100)
+ax.plot(axis, roofline.attainable_flops(axis, H100) / 1e12, color=INK, linewidth=1.5)
+looks = ((GREY, "s", (6, -12)), (GREEN, "o", (-110, -14)), (BLUE, "^", (6, -12)), (ORANGE, "D", (6, -12)))
+for (name, value), (colour, marker, offset) in zip(intensity.items(), looks, strict=True):
+    height = roofline.attainable_flops(value, H100) / 1e12
+    ax.plot(value, height, marker, color=colour, markersize=8)
+    ax.annotate(name, (value, height), textcoords="offset points", xytext=offset, fontsize=8)
+ax.axvline(H100.ridge(), color=GREY, linestyle=":", linewidth=1)
+ax.set_xscale("log")
+ax.set_yscale("log")
+tidy(ax, "FLOP per byte of device memory", "TFLOP/s")
+show(
+    fig,
+    "Roofline of an H100 with four points. Decode attention with 8 and unfused attention with 64 FLOP per byte lie on the "
+    "bandwidth slope; fused prefill lies on the flat compute roof if the L2 cache serves repeated keys, and on the slope "
+    "with 126 FLOP per byte if it does not.",
+)
+
+# %% [markdown] name="roofline-reading"
+# - **Unfused**, attention is bound by memory: the time follows the bytes. Fusing wins by removing them. It does *no
+#   fewer* FLOP.
+# - **Fused, in prefill**, it is bound by arithmetic. Fewer bytes would not help any more; FlashAttention-2, 3 and 4 chase
+#   the tensor cores instead. Look at the third point: without the L2 cache a tile of 128 queries is still below the
+#   ridge. Programs that run side by side must find the same keys in the L2, and even that is not infinitely fast.
+# - **In decode** there is one query. Its scores are one row. There is no sheet to save, and the keys are read once
+#   anyway. Decode attention stays bound by memory, and FlashAttention does not change that. Its problem is another one:
+
+# %% [markdown] name="decode-text"
+# ### Decode: too few programs
+#
+# A program per query tile and head fills a GPU with a long prompt. One decoding request has a single query. Grouped by KV
+# head (so that the group shares one read), Llama-3-8B gives 8 programs, for 132 SMs. *Flash-Decoding* (Dao et al., 2023)
+# cuts the **keys** into splits, each a program of its own, and merges the partial results. `wave_share` is the
+# share of the SMs that work on average, if all programs take equally long:
+
+# %% name="splits"
+sms = chip.num_sms
+for what, programs in (
+    ("prefill of 8,192 tokens, 32 heads, FA-1's schedule: batch x heads", 32),
+    ("the same, FA-2: query tiles of 128 as well", 32 * 64),
+    ("decode, batch 1, 8 KV heads, no splits", 8),
+    (f"decode, batch 1, context 32,768, splits of {SPLIT}", 8 * 32768 // SPLIT),
+    ("decode, batch 64, no splits", 64 * 8),
+):
+    print(f"{what:66s} {programs:5d} programs: {traffic.wave_share(programs, sms):6.1%} of {sms} SMs")
+print(
+    f"what a split of {SPLIT} writes and reads beside its keys and values, groups of 4: {traffic.split_overhead(SPLIT, 4, 128):.1%}"
+)
+
+# %% [markdown] name="merge-text"
+# How do you merge? A split returns its weighted **mean** `o` and its **log-sum-exp** `lse = m + log l`: how much weight it
+# stands for. The whole is the mean of the means, weighted with `exp(lse)`. It is the proof of section 3 again, with splits
+# for tiles. Here is the merge of the engine (base 2, like the kernel), which also knows *empty* splits:
+
+# %% name="merge"
+print(inspect.getsource(reference.merge_splits))
+
+
+def part(q, k, v):
+    """(mean, lse) of queries [n, d] over some keys; lse in base 2, -inf for no keys at all."""
+    s = q @ k.T / q.shape[-1] ** 0.5 * math.log2(math.e)
+    lse = torch.logsumexp(s * math.log(2), -1) / math.log(2)
+    return s.mul(math.log(2)).softmax(-1) @ v, lse
+
+
+def merged(parts):
+    means, lses = zip(*parts, strict=True)
+    return reference.merge_splits(torch.stack(means), torch.stack(lses))
+
+
+q, k, v = torch.randn(1, 64).double(), *torch.randn(2, 1000, 64).double()
+whole = part(q, k, v)[0]
+for sizes in ([1000], [500, 500], [1, 998, 1], [0, 700, 0, 300]):
+    found = merged([part(q, *both) for both in zip(k.split(sizes), v.split(sizes), strict=True)])
+    torch.testing.assert_close(found, whole)
+    print(f"splits of {sizes}: largest difference {float((found - whole).abs().max()):.0e}")
+naive = torch.stack([part(q, *both)[0] for both in zip(k.split([700, 300]), v.split([700, 300]), strict=True)]).mean(0)
+print(f"a plain mean of the means instead: off by {float((naive - whole).abs().max()):.2f}")
+
+# %% [markdown] name="merge-reading"
+# Our `paged_decode` does exactly that, with splits of a fixed number of keys. Why not as many splits as fill the machine?
+# That number would depend on who else is in the batch, and a sum in another order rounds differently: a request's answer
+# would depend on its neighbours (chapter 02).
+#
+# ### One merge, three uses *(more)*
+#
+# **Cascade.** Requests that share a prefix each read it again. Instead: one pass of *all* their queries over the shared
+# keys (several queries, one read), one pass each over their own, and merge. FlashInfer calls it composable attention.
+# **Ring.** A context is spread over devices; keys go round, and each device merges what comes by (chapter 12). **Split-KV**
+# is above. All three are `merge_splits`.
+
+# %% name="cascade"
+requests, prefix, own = 8, 640, 40
+shared_k, shared_v = torch.randn(2, prefix, 64).double()
+own_k, own_v = torch.randn(2, requests, own, 64).double()
+queries = torch.randn(requests, 64).double()
+alone = torch.cat([part(queries[i : i + 1], torch.cat([shared_k, own_k[i]]), torch.cat([shared_v, own_v[i]]))[0]
+                   for i in range(requests)])  # fmt: skip
+first = part(queries, shared_k, shared_v)  # one read of the prefix for all
+second = [part(queries[i : i + 1], own_k[i], own_v[i]) for i in range(requests)]
+second = tuple(torch.cat(pieces) for pieces in zip(*second, strict=True))
+torch.testing.assert_close(merged([first, second]), alone)
+reads = [traffic.cascade_keys(requests, prefix, own, cascade) for cascade in (False, True)]
+print(f"cascade: the same outputs; keys read {reads[0]:,} -> {reads[1]:,}, {reads[0] / reads[1]:.1f} times fewer")
+
+devices = 4
+held = list(zip(k.chunk(devices), v.chunk(devices), strict=True))  # each device has a quarter of the keys
+ring_q = torch.randn(devices, 3, 64).double()  # and queries of its own
+state = [None] * devices
+for _ in range(devices):
+    for rank in range(devices):
+        fresh_part = part(ring_q[rank], *held[rank])
+        both = [fresh_part] if state[rank] is None else [state[rank], fresh_part]
+        total = torch.logsumexp(torch.stack([lse for _, lse in both]) * math.log(2), 0) / math.log(2)
+        state[rank] = (merged(both), total)
+    held = held[-1:] + held[:-1]  # every device hands its keys to the next
+for rank in range(devices):
+    torch.testing.assert_close(state[rank][0], part(ring_q[rank], k, v)[0])
+print(f"ring: {devices} devices, {devices} rounds, the same outputs")
+
+# %% [markdown] name="index-text"
+# ### One index for many layouts *(more)*
+#
+# A block table is a **block-sparse matrix**: rows are groups of queries, columns are blocks of the cache, and a row lists the
+# blocks that it sees. Written like any sparse matrix (`indptr`, `indices`), the same few lines serve a paged cache, ragged
+# contiguous keys, a shared prefix and a tree of drafts (chapter 08). Kernels get one loop; layouts become data.
+
+
+# %% name="index"
+def sparse_attention(q, keys, values, groups, indptr, indices, last):
+    """groups: a slice of queries per row; row r sees blocks indices[indptr[r]:indptr[r+1]], `last[r]` slots of the last.
+
+    keys, values [blocks, block_size, d]. Returns (mean, lse) of all queries; no mask inside a row.
+    """
+    mean, lse = torch.zeros_like(q), torch.full(q.shape[:1], -math.inf, dtype=q.dtype)
+    for row, group in enumerate(groups):
+        blocks = indices[indptr[row] : indptr[row + 1]]
+        end = (len(blocks) - 1) * keys.shape[1] + last[row]
+        mean[group], lse[group] = part(q[group], keys[blocks].flatten(0, 1)[:end], values[blocks].flatten(0, 1)[:end])
+    return mean, lse
+
+
+def one(i):
+    return slice(i, i + 1)
+
+
+q, keys, values = torch.randn(3, 64).double(), *torch.randn(2, 12, 4, 64).double()
+flat_k, flat_v = keys.flatten(0, 1), values.flatten(0, 1)
+layouts = {  # groups, indptr, indices, slots of the last block, block size
+    "paged": ([one(0), one(1), one(2)], [0, 3, 4, 6], [7, 2, 9, 0, 11, 3], [1, 4, 2], 4),
+    "ragged": ([one(0), one(1), one(2)], [0, 9, 13, 19], [*range(9), *range(20, 24), *range(30, 36)], [1, 1, 1], 1),
+    "prefix": ([slice(0, 3)], [0, 2], [5, 8], [4], 4),
+    "tree": ([one(0), one(1), one(2)], [0, 1, 3, 5], [40, 40, 41, 40, 42], [1, 1, 1], 1),  # drafts 1 and 2 continue 0
+}
+results = {}
+for name, (groups, indptr, indices, last, size) in layouts.items():
+    cut = [t.view(-1, size, 64) for t in (flat_k, flat_v)]
+    results[name] = sparse_attention(q, *cut, groups, indptr, torch.tensor(indices), last)
+    blocks = [indices[indptr[i] : indptr[i + 1]] for i in range(len(groups))]
+    print(f"{name:7s} blocks of {size}: rows {blocks}")
+torch.testing.assert_close(results["tree"][0][2:], part(q[2:], flat_k[[40, 42]], flat_v[[40, 42]])[0])
+whole = merged([results["prefix"], results["tree"]])  # a prefix of 8 slots, and the drafts behind it
+for i, drafts in enumerate(([40], [40, 41], [40, 42])):
+    seen = [*range(20, 24), *range(32, 36), *drafts]
+    torch.testing.assert_close(whole[i : i + 1], part(q[i : i + 1], flat_k[seen], flat_v[seen])[0])
+# The kernel does the last two in one launch: the block table gives the prefix, a bit mask the ancestors of each draft.
+tree_case = paged([(3, 11)], 2, 1, 64, torch.float32)
+ancestors = torch.tensor([0b001, 0b011, 0b101], device=DEVICE)
+found = flash_attention(*tree_case, ancestors=ancestors)
+error, allowed = errors(found, reference.flash_attention, tree_case, ancestors=ancestors)
+print(f"kernel, a prefix of 8 and three drafts in a tree: error {error:.1e}, allowed {allowed:.1e}")
+assert error <= allowed
+
+# %% [markdown] name="eight-text"
+# ### Eight bits *(more)*
+#
+# A cache of 8 bits halves what decode reads. What does it cost in accuracy? Real keys and values this time: those of the
+# course model's middle layer for 512 tokens of text. A code is stored per value, and a scale per token and head. The kernel
+# reads codes and scales and multiplies on the chip.
+
+
+# %% name="eight"
+layer = model.config.num_layers // 2
+q, k, v = (t[:512].to(DEVICE) for t in kept.kept[layer])  # [tokens, heads, head_dim]
+heads, kv_heads, d = q.shape[1], k.shape[1], q.shape[2]
+table, starts = torch.arange(32, device=DEVICE).int()[None], torch.tensor([0, 64], device=DEVICE).int()
+lens = torch.tensor([512], device=DEVICE).int()
+real = (q[-64:].contiguous(), k.view(32, 16, kv_heads, d), v.view(32, 16, kv_heads, d), table, starts, lens, d**-0.5)
+exact = reference.flash_attention(*doubled(real))
+
+
+def stored(content, kind):
+    """Codes and scales, one per token and head; the largest value gets the largest code."""
+    largest = 127 if kind is torch.int8 else torch.finfo(kind).max
+    scale = content.abs().amax(-1) / largest
+    codes = content / scale[..., None]
+    return (codes.round() if kind is torch.int8 else codes).to(kind), scale
+
+
+def relative(found):
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+print(f"fp32 cache: {relative(flash_attention(*real)):.1e}")
+for kind in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
+    (keys, key_scale), (values, value_scale) = stored(real[1], kind), stored(real[2], kind)
+    if kind is torch.float8_e5m2:  # our kernel and most caches use e4m3: this is the twin
+        found = reference.flash_attention(
+            real[0], keys, values, *real[3:], key_scale=key_scale, value_scale=value_scale
+        )
+    else:
+        found = flash_attention(real[0], keys, values, *real[3:], key_scale=key_scale, value_scale=value_scale)
+    print(f"{str(kind).removeprefix('torch.'):13s} cache: relative error {relative(found):.2%}")
+halved = [roofline.bytes_per_generated_token(L8, 1, 8192, kv_bytes=size).cache_read for size in (2, 1)]
+print(
+    f"8B, context 8,192: {format_bytes(halved[0])} of cache per token become {format_bytes(halved[1])} and the scales"
+)
+
+# %% [markdown] name="eight-reading"
+# At equal bits, int8 with a scale per token and head errs less than e4m3: a scale per row needs little range, and e4m3
+# spends four of its bits on it. e5m2 spends five. FP8 wins where scales are coarse, and where the tensor cores multiply it
+# directly.
+#
+# **FlashAttention-3 computes in FP8**, Q and K and P and V. It adds two things against the error. *Block quantization*: a
+# scale per tile instead of one per tensor. *Incoherent processing*: multiply Q and K by the same random orthogonal matrix,
+# which changes no product, and spreads an outlier over all dimensions. We rebuild both, with a few outliers put in:
+
+
+# %% name="fp8"
+def to_fp8(x, rows=None):
+    """Rounded to e4m3 with one scale per tensor, or per tile of rows; returned as float64 again."""
+    if rows is not None:
+        return torch.cat([to_fp8(tile) for tile in x.split(rows)])
+    scale = x.abs().max() / 448
+    return (x / scale).to(torch.float8_e4m3fn).double() * scale
+
+
+def fp8_attention(q, k, v, rows=None):
+    s = to_fp8(q, rows) @ to_fp8(k, rows).T / q.shape[1] ** 0.5
+    weights = (s - s.amax(1, keepdim=True)).exp()
+    return to_fp8(weights, rows) @ to_fp8(v, rows) / weights.sum(1, keepdim=True)
+
+
+def hadamard(d):
+    h = torch.ones(1, 1).double()
+    while len(h) < d:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+    return h * torch.randint(0, 2, (d, 1)).mul(2).sub(1) / d**0.5  # random signs: orthogonal
+
+
+q8, k8, v8 = torch.randn(3, 512, 128).double()
+outlier = torch.rand(512, 128) < 0.001  # as the paper does: rarely a value ten times as large
+q8, k8, v8 = (x + 10 * torch.randn_like(x) * outlier for x in (q8, k8, v8))
+truth, turn = part(q8, k8, v8)[0], hadamard(128)
+torch.testing.assert_close((q8 @ turn) @ (k8 @ turn).T, q8 @ k8.T)  # the products do not change
+rmse = {}
+for name, arguments in {
+    "one scale per tensor": (q8, k8, v8),
+    "a scale per 64 rows": (q8, k8, v8, 64),
+    "and Q, K turned": (q8 @ turn, k8 @ turn, v8, 64),
+}.items():
+    rmse[name] = float((fp8_attention(*arguments) - truth).pow(2).mean().sqrt())
+    print(f"FP8, {name:22s} RMSE {rmse[name]:.2e}")
+assert rmse["and Q, K turned"] < rmse["one scale per tensor"]
+
+# %% [markdown] name="fp8-reading"
+# Scales per tile change nothing here: every tile has its outliers, and a floating-point code is as exact for a tenth of a
+# value as for the value. They matter where tiles differ by more than the format's range. The turn removes the outliers
+# themselves. What is left comes from V and P. (The paper reports 2.6 times less error than its own FP8 baseline.)
+
+# %% [markdown] name="pipeline-text"
+# ### Copies beside arithmetic *(more)*
+#
+# FlashAttention-3's other gains are about time, not bytes. The Tensor Memory Accelerator (TMA) copies tiles while warps
+# compute; some warps only load, others only multiply; and the exponentials of one tile run beside the products of another.
+# What can this be worth? A tile of 64 keys for 128 queries, at the rates of an H100's data sheet and L2:
+
+# %% name="pipeline"
+load = 2 * N * D * 2 / (chip.l2_bandwidth[0] / sms)
+compute = 4 * M * N * D / (H100.peak() / sms)
+serial, overlapped = (traffic.pipelined_seconds(8192 // N, load, compute, stages) for stages in (1, 2))
+print(f"a tile: load {load * 1e9:.0f} ns from L2, products {compute * 1e9:.0f} ns; 8,192 keys one after the other "
+      f"{serial * 1e6:.0f} us, overlapped {overlapped * 1e6:.0f} us: {serial / overlapped:.2f} times")  # fmt: skip
+for gpu in ("A100-80GB", "H100", "B200"):
+    this = device(gpu)
+    per_clock = this.peak() / this.chip.num_sms / this.chip.clock
+    for head_dim in (64, 128):
+        share = traffic.exp_share(head_dim, per_clock)
+        print(
+            f"{gpu:9s} head_dim {head_dim:3d}: {per_clock:5.0f} FLOP a clock and SM; exponentials take {share:4.0%} of the time of the products"
+        )
+
+# %% [markdown] name="pipeline-reading"
+# The second table explains three generations. Each score costs one exponential and `4d` FLOP. Tensor cores double from
+# generation to generation; the units that compute exponentials do not. On an A100 they take a quarter to a half of the
+# products' time. On an H100 it is twice that, and FlashAttention-3 hides them behind products. On a B200 they take as long as the products, and
+# FlashAttention-4 computes part of them with ordinary multiply-adds. (Ceilings: tensor cores from data sheets, 16
+# exponentials a clock and SM.) The first line shows why tiles want to be large: at the lowest published bandwidth of the
+# L2, loading a tile for 128 queries takes longer than using it.
+
+# %% [markdown] name="explore"
+# ## 6. Explore
+#
+# The tile stepper, over scores of the course model: eight queries of a head in the middle layer, 40 keys, tiles of 8.
+# Watch `m`, `l` and `acc`. Where does `m` jump, and what does that do to `l`? Which tiles change the mean at all?
+
+# %% name="explore-steps"
+head, kv_head = 1, 1 // (heads // kv_heads)
+some_q, some_k, some_v = q[32:40, head], k[:40, kv_head], v[:40, kv_head, :6]
+real_scores = (some_q @ some_k.T * d**-0.5).masked_fill(~reference.causal_mask(8, 40, DEVICE), -math.inf)
+steps = online_softmax.record(real_scores.cpu().double(), some_v.cpu().double(), 8)
+plainly = (real_scores.softmax(1) @ some_v).cpu().double()
+torch.testing.assert_close(torch.tensor(steps[-1].mean), plainly, rtol=1e-4, atol=1e-4)
+widgets.tile_stepper(steps, step=2, query=5)
+
+# %% [markdown] name="explore-traffic-text"
+# And the traffic counter. Try: (1) head_dim from 64 to 256 under the first order. When does it move *more* than three
+# kernels? (2) Double the queries of a tile. Which part of which bar halves? (3) Which bars change with the shared memory?
+
+# %% name="explore-traffic"
+widgets.attention_traffic()
+
+# %% [markdown] name="errata"
+# ## 7. What the cheat sheets get wrong
+#
+# **"The 8,192 x 8,192 matrix is 512 MB", or 268, or 256.** (E05.1) Three sources, three sizes. Say values, type, unit, and
+# that it is *per head, layer and sequence*. Then answer the question from the top.
+
+# %% name="errata-size"
+count = kv_cache.score_bytes(1, 8192, 8192, 1)
+print(f"{count:,} values: fp16 {format_bytes(2 * count)} = {format_bytes(2 * count, binary=True)}, "
+      f"fp32 {format_bytes(4 * count)} = {format_bytes(4 * count, binary=True)}")  # fmt: skip
+print(f"512 MiB in fp16 is {math.isqrt(512 * MiB // 2):,} tokens")
+print(
+    f"a layer of the 70B (64 heads): fp16 {format_bytes(64 * 2 * count, binary=True)}, fp32 {format_bytes(64 * 4 * count, binary=True)}"
+)
+travelled = {s.layers: 2 * traffic.score_values(8192) * s.num_heads * s.layers / 1e12 for s in (L70, L8)}
+print(f"written and read for S and P in one pass: 70B {travelled[80]:.2f} TB, 8B {travelled[32]:.2f} TB; at "
+      f"{H100.bandwidth / 1e12} TB/s the 70B's alone take {travelled[80] * 1e12 / H100.bandwidth:.2f} s")  # fmt: skip
+widgets.reveal("05-scores", travelled[80])
+
+# %% [markdown] name="errata-savings"
+# **"FlashAttention reads 5-20 times (or about 10 times) less."** (E05.2) Less than what, for which `d`, with how much shared
+# memory, in which order? At 8,192 tokens against three kernels:
+
+# %% name="errata-savings-cell"
+for d in (64, 128):
+    base = traffic.unfused_values(8192, d)
+    ways = {f"FA-1, {kib} KiB": traffic.flash1_values(8192, d, kib * KiB / 2) for kib in (100, 192)}
+    ways |= {
+        "FA-2, tiles of 128, no L2": traffic.flash2_values(8192, d, 128),
+        "floor": traffic.fused_floor_values(8192, d),
+    }
+    print(f"head_dim {d:3d}: " + "; ".join(f"{name} {base / moved:.1f}x" for name, moved in ways.items()))
+
+# %% [markdown] name="errata-savings-reading"
+# From 1.1 to 129. The paper's own measurement (GPT-2 medium, d = 64, 40.3 GB to 4.4 GB) is one configuration, and its
+# baseline also made passes for masks, dropout and casts. Derive it, or measure bytes with a profiler.
+#
+# **"FlashAttention: outer loop over Q, inner loop over K and V."** (E05.3) That is FlashAttention-2. You counted both:
+# the first order read O once per tile of keys. The update in such pseudo-code (rescale, add, divide once at the end)
+# is FlashAttention-2's as well.
+#
+# **"FlashAttention-2 has fewer operations thanks to fewer synchronizations", "… better partitioning across SMs".** (E05.4)
+# It made three changes, each against another bottleneck. Count each:
+
+
+# %% name="errata-changes"
+class Elementwise(TorchDispatchMode):
+    """Results of operations that are no matrix products, no copies and no views: what the slow units have to do."""
+
+    FREE = ("mm", "t.", "view", "clone", "slice", "copy_", "detach", "zeros", "full", "transpose", "_to_copy", "select")
+    results = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        name = operation.name().removeprefix("aten::")
+        if torch.is_tensor(out) and not any((name + ".").startswith(free) for free in self.FREE):
+            self.results += out.numel()
+        return out
+
+
+work = {}
+for name, order in (("FA-1", flash1), ("FA-2", flash2)):
+    memory = fresh(512, 64)
+    with Elementwise() as elementwise:
+        order(memory, 128, 64)
+    work[name] = elementwise.results
+assert work["FA-2"] < work["FA-1"]
+print(f"(1) divide once at the end: {work['FA-1']:,} results outside of matrix products become {work['FA-2']:,}")
+print(f"    tensor cores against other units, FLOP/s of an H100: {H100.peak() / H100.peak('fp32'):.0f} times")
+for batch in (1, 16):
+    before, after = (traffic.wave_share(batch * 32 * t, sms) for t in (1, 64))
+    print(
+        f"(2) a program per query tile, too: batch {batch:2d}, 32 heads, 8,192 tokens fill {before:.0%} of the SMs before, {after:.0%} after"
+    )
+q4, k4, v4 = torch.randn(64, 64).double(), *torch.randn(2, 64, 64).double()
+# Four warps: each all queries and 16 keys, or each 16 queries and all keys.
+by_keys = [part(q4, k, v) for k, v in zip(k4.split(16), v4.split(16), strict=True)]
+by_queries = [part(q, k4, v4)[0] for q in q4.split(16)]
+torch.testing.assert_close(merged(by_keys), torch.cat(by_queries))
+exchanged = sum(mean.numel() + lse.numel() for mean, lse in by_keys)
+print(
+    f"(3) four warps split the queries, not the keys: {exchanged:,} values through shared memory, and a barrier, become 0"
+)
+
+# %% [markdown] name="errata-changes-reading"
+# (1) spares the slow units, (2) fills the GPU at small batch, (3) removes an exchange inside a program. (1) counts more
+# than it looks, since the tensor cores do a FLOP of a product that much faster than the other units do one of their own.
+#
+# **"Attention is bandwidth-bound: halve the traffic, halve the time."** (E05.5) True for three kernels and for decode.
+# Fused prefill sits under the flat roof of section 5.
+
+# %% name="errata-bound"
+for name, value in (("three kernels", 64), ("decode, 70B", 8), ("fused prefill, 8,192", 4096)):
+    gain = roofline.attainable_flops(2 * value, H100) / roofline.attainable_flops(value, H100)
+    print(f"{name:22s} half of the bytes make it {gain:.1f} times faster")
+row, cache = kv_cache.score_bytes(64, 1, 8192), kv_cache.cache_bytes(L70, 8192) / L70.layers
+print(
+    f"decode, 70B at 8,192: the rows of scores are {format_bytes(row)} in a layer, keys and values {format_bytes(cache)}"
+)
+
+# %% [markdown] name="errata-skip"
+# **"Skip Softmax: a quick check skips a block of near-zero scores entirely. 1.4 times faster, drop-in."** (E05.7) The check
+# needs the scores, so Q·Kᵀ is computed first, always. It compares the block's maximum with the *running* maximum, not with a
+# fixed threshold. What is skipped is the exponentials, P·V, and the load of V. The result is **approximate**, and it is off
+# by default where it exists. Real queries and keys again; our kernel has it as `skip_threshold`.
+
+
+# %% name="errata-skip-cell"
+q, k, v = (t[:512].to(DEVICE) for t in kept.kept[layer])
+d = q.shape[2]
+all_queries = (q, real[1], real[2], table, torch.tensor([0, 512], device=DEVICE).int(), lens, d**-0.5)
+exact = reference.flash_attention(*doubled(all_queries)).cpu()
+
+
+def skipping(threshold, query_rows, key_rows):
+    """(output, share of tiles skipped) of one causal pass in float64; a tile is skipped as in the kernel."""
+    out, skipped, tiles_seen = torch.zeros(q.shape).double(), 0, 0
+    for head in range(heads):
+        kv = head // (heads // kv_heads)
+        keys, values = k[:, kv].cpu().double(), v[:, kv].cpu().double()
+        for at_q in tiles(512, query_rows):
+            notes = nothing_yet(at_q.stop - at_q.start, d)
+            for at_k in tiles(at_q.stop, key_rows):
+                s = q[at_q, head].cpu().double() @ keys[at_k].T * d**-0.5
+                s = s.masked_fill(torch.arange(512)[at_k][None] > torch.arange(512)[at_q][:, None], -math.inf)
+                tiles_seen += 1
+                if threshold and float((s.amax(1, keepdim=True) - notes[0]).max()) < math.log(threshold):
+                    skipped += 1
+                    continue
+                notes = update(*notes, s, values[at_k])
+            out[at_q, head] = notes[2] / notes[1]
+    return out, skipped / tiles_seen
+
+
+skips = []
+TILE = 16
+for threshold in (0.0, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 0.6):
+    found, share = skipping(threshold, TILE, TILE)
+    error = relative(found)
+    skips.append((threshold, share, error))
+    bound = 2 * 512 * threshold * float(v.abs().max())
+    assert float((found - exact).abs().max()) <= bound + 1e-4
+    print(
+        f"threshold {threshold:6g}: {share:5.1%} of the tiles skipped, relative error {error:8.1e}; at most {traffic.skip_speedup(share):.2f} times faster"
+    )
+if has_triton:
+    here, _ = tile_of(d, q.element_size(), architecture())
+    kernel = flash_attention(*all_queries, skip_threshold=0.1).cpu()
+    same, share = skipping(0.1, here["BLOCK_M"], here["BLOCK_N"])
+    torch.testing.assert_close(kernel.double(), same, rtol=1e-3, atol=1e-3)
+    print(
+        f"our kernel at 0.1, tiles of {here['BLOCK_M']} x {here['BLOCK_N']}: the same output as the loop, {share:.1%} skipped"
+    )
+print(f"1.4 times in attention needs {traffic.skip_share(1.4):.0%} of the tiles skipped; two times is the ceiling")
+
+# %% name="errata-skip-figure" jupyter={"source_hidden": true}
+fig = figure(6.6, 2.8)
+ax = fig.subplots()
+shares, errs = [s for _, s, _ in skips[1:]], [max(e, 1e-9) for _, _, e in skips[1:]]
+ax.plot([100 * s for s in shares], errs, "o-", color=BLUE)
+for threshold, s, e in skips[1:]:
+    ax.annotate(f"{threshold:g}", (100 * s, max(e, 1e-9)), textcoords="offset points", xytext=(5, -10), fontsize=8)
+ax.axvline(100 * traffic.skip_share(1.4), color=GREY, linestyle=":", linewidth=1.2)
+ax.text(100 * traffic.skip_share(1.4) - 1, min(errs), "1.4 times at best", fontsize=8, ha="right")
+ax.set_yscale("log")
+tidy(ax, "tiles skipped, %", "relative error of the output")
+show(
+    fig,
+    "Relative error of attention's output against the share of tiles skipped, for thresholds from 0.0001 to 0.6 on 512 tokens "
+    "of the course model. The error grows with every step of the threshold. A dotted line marks the 57 percent "
+    "that a gain of 1.4 would need.",
+)
+
+# %% [markdown] name="errata-skip-reading"
+# On 512 tokens of this small model hardly anything can be skipped without an error that you would see. Long contexts, where
+# most tiles hold little weight, are what it is for, with a threshold calibrated on the model. No retraining, yes; but lossy.
+#
+# **"FlashAttention-3 is 1.5 times faster."** (E05.6) The paper (July 2024) says 1.5 to 2.0 times over FlashAttention-2, for
+# FP16, forward, on an H100. Without precision, direction and head_dim such a number says little; section 8 has the table.
+#
+# **"FlashInfer is NVIDIA's library."** (E05.8) It began at the University of Washington, Carnegie Mellon and OctoAI, which
+# NVIDIA bought later. It is a community project, and NVIDIA is a main contributor today. The MLSys 2025 best-paper award
+# is right.
+#
+# **"Use FlashAttention when attention dominates."** (E05.13) It is not a switch for long contexts. It is the default of
+# every engine at every length. What to look for is the *fallback*, as section 4 did. And a fusion of "scale, mask, softmax
+# and dropout" is one of training: inference has no dropout. What does the shortest prompt gain?
+
+# %% name="errata-default"
+for n in (16, 64, 256):
+    base, floor = traffic.unfused_values(n, 128), traffic.fused_floor_values(n, 128)
+    print(f"{n:4d} tokens: three kernels move {base / floor:.2f} times the floor, in three launches instead of one")
+
+# %% [markdown] name="errata-decode"
+# **"FlashAttention and PagedAttention cut the bytes that decode must read."** (E05.14) Neither is a term of the sum. An 8B
+# at context 8,192, per generated token:
+
+# %% name="errata-decode-cell"
+levers = {
+    "as it is": (1, {}),
+    "8-bit cache": (1, {"kv_bytes": 1}),
+    "4-bit weights, groups of 128": (1, {"weights": kv_cache.weight_bytes(L8, kv_cache.bits_per_weight(4, 128))}),
+    "batch of 16": (16, {}),
+}
+for name, (batch, change) in levers.items():
+    ledger = roofline.bytes_per_generated_token(L8, batch, 8192, **change)
+    print(f"{name:30s} weights {format_bytes(ledger.weights):>8s}, cache {format_bytes(ledger.cache_read):>8s}")
+saved = 4 * kv_cache.score_bytes(L8.num_heads, 1, 8192) * L8.layers
+print(
+    f"FlashAttention saves {format_bytes(saved)} of score rows, {saved / roofline.bytes_per_generated_token(L8, 1, 8192).total:.1%}"
+)
+
+# %% [markdown] name="swap-text"
+# ### Before you swap a kernel *(more)*
+#
+# "Validate kernel compatibility" is good advice, and rarely done. This is a checklist that runs. Three candidates have one
+# realistic fault each. Which check finds which?
+
+
+# %% name="swap"
+def by_sdpa(q, keys, values, table, starts, lens, scale, window=None, group=None, offset=True):
+    """A candidate: SDPA per row. group: how query heads map to KV heads; offset: whether a chunk knows its position."""
+    out = torch.empty_like(q)
+    for row, length in enumerate(lens.tolist()):
+        at = slice(*starts[row : row + 2].tolist())
+        slots = reference.context_slots(table[row], length, keys.shape[1])
+        k, v = (c.flatten(0, 1)[slots].transpose(0, 1) for c in (keys, values))  # [kv_heads, length, d]
+        copies = q.shape[1] // k.shape[0]
+        k, v = ((t.repeat if group == "tiled" else t.repeat_interleave)(*((copies, 1, 1) if group == "tiled" else (copies, 0)))
+                for t in (k, v))  # fmt: skip
+        count = at.stop - at.start
+        mask = reference.causal_mask(count, length, q.device, window)
+        if not offset:  # the first query sees the first key only: right for whole prompts, wrong behind a prefix
+            mask = torch.ones(count, length, dtype=torch.bool, device=q.device).tril()
+        found = F.scaled_dot_product_attention(q[at].transpose(0, 1), k, v, attn_mask=mask, scale=scale)
+        out[at] = found.transpose(0, 1)
+    return out
+
+
+def blind(*arguments, window=None):
+    return by_sdpa(*arguments)
+
+
+candidates = {"ours": flash_attention, "heads tiled": lambda *a, **o: by_sdpa(*a, group="tiled", **o),
+              "no offset": lambda *a, **o: by_sdpa(*a, offset=False, **o), "window forgotten": blind}  # fmt: skip
+checks = {
+    "whole prompt, MHA, fp32": (paged([(33, 33)], 4, 4, 64, torch.float32), {}),
+    "GQA": (paged([(33, 33)], 4, 2, 64, torch.float32), {}),
+    "MQA": (paged([(33, 33)], 4, 1, 64, torch.float32), {}),
+    "chunk behind a prefix": (paged([(17, 70)], 4, 4, 64, torch.float32), {}),
+    "sliding window of 20": (paged([(33, 33)], 4, 4, 64, torch.float32), {"window": 20}),
+    "fp16, ragged": (paged([(20, 20), (1, 50)], 4, 4, 64), {}),
+}
+caught = {}
+print(f"{'':26s}" + "".join(f"{name:>18s}" for name in candidates))
+for check, (case, options) in checks.items():
+    marks = []
+    for name, candidate in candidates.items():
+        error, allowed = errors(candidate(*case, **options), reference.flash_attention, case, **options)
+        ok = error <= max(allowed, 1e-5)
+        marks.append("ok" if ok else f"{error:.2f} off")
+        if not ok:
+            caught.setdefault(name, []).append(check)
+    print(f"{check:26s}" + "".join(f"{mark:>18s}" for mark in marks))
+assert "ours" not in caught
+assert caught["heads tiled"] == ["GQA"], "with MHA and MQA both mappings are the same"
+assert "window forgotten" in caught
+assert "chunk behind a prefix" in caught["no offset"]
+
+# %% name="swap-rope"
+# Rotary positions: shifting every position by the same amount must not change attention. If a chunk's positions restart at
+# zero while its prefix keeps its own, this check fails.
+rot_q, rot_k = torch.randn(2, 12, 1, 64)
+
+
+def turned(x, positions):
+    angle = positions[:, None].float() * 10_000 ** (-torch.arange(0, 64, 2) / 64)
+    both = angle.repeat(1, 2)  # dimension i is paired with i + 32
+    return reference.rotate(x, both.cos(), both.sin() * torch.tensor([-1.0] * 32 + [1.0] * 32))
+
+
+def products(shift_q, shift_k):
+    at = torch.arange(12)
+    return turned(rot_q, at + shift_q)[:, 0] @ turned(rot_k, at + shift_k)[:, 0].T
+
+
+print("all positions + 7:   ", f"largest change {float((products(7, 7) - products(0, 0)).abs().max()):.1e}")
+print("only the queries' + 7:", f"largest change {float((products(7, 0) - products(0, 0)).abs().max()):.1f}")
+carried = {
+    t: 1 - math.log2(torch.finfo(t).eps) for t in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+}
+print("significant bits:", {str(t).removeprefix("torch."): int(bits) for t, bits in carried.items()})
+
+# %% [markdown] name="swap-reading"
+# Note that most faults pass most checks: wrong grouping passes MHA *and* MQA, a missing offset passes every whole prompt.
+# Types carry few bits (the last line). When you change the type, compare with float64 and with the old
+# kernel in the *new* type, as the rule above does, and then with a quality measure (chapter 18). A fixed tolerance
+# forgives a fault in fp32 and blames a good kernel in bf16.
+
+# %% [markdown] name="production"
+# ## 8. In production
+#
+# As of November 2026, from papers, documentation and repositories. Speeds are the authors' own, each with its condition.
+#
+# | | what it added | claimed |
+# |---|---|---|
+# | **Online softmax**, Milakov and Gimelshein, 2018 (arXiv 1805.02867) | maximum and sum in one pass, so softmax reads its input twice, not three times | up to 1.3x softmax (V100) |
+# | **FlashAttention**, Dao et al., 2022 (2205.14135) | tiles over it, no S or P in memory; recomputes them backward | 40.3 → 4.4 GB on GPT-2 medium, A100 |
+# | **FlashAttention-2**, Dao, 2023 (2307.08691) | queries outside; the three changes of section 7 | about 2x over 1; up to 230 TFLOP/s, A100 |
+# | **Flash-Decoding**, Dao, Haziza, Massa, Sizov, October 2023 | splits of the keys, merged | up to 8x a decode step at very long context |
+# | **FlashAttention-3**, Shah et al., July 2024 (2407.08608) | Hopper: TMA, warps with roles, exponentials beside products, FP8 | 1.5-2.0x over 2, FP16 forward, up to 740 TFLOP/s; FP8 near 1.2 PFLOP/s, H100 |
+# | **FlashAttention-4**, Zadouri et al., March 2026 (2603.05451) | Blackwell: exponentials partly in software, fewer rescales; written in CuTe DSL (Python), runs on Hopper too | up to 1.3x cuDNN 9.13, 2.7x Triton, up to 1613 TFLOP/s, BF16, B200 |
+#
+# **vLLM** picks an attention backend from a priority list by GPU, head size, type and cache format, and prints its choice;
+# `--attention-backend` sets it. FlashAttention and FlashInfer are the usual ones on NVIDIA, AITER or Triton on AMD.
+#
+# **SGLang** does the same (`--attention-backend`): FA3 on Hopper, TensorRT-LLM's kernels on Blackwell, FlashInfer or Triton
+# elsewhere.
+#
+# **TensorRT-LLM** has kernels of its own, and Skip Softmax as an option (`SkipSoftmaxAttentionConfig`, with a threshold or
+# a target sparsity; off unless configured). The algorithm is BLASST (arXiv 2512.12087). "Up to 1.4x" in TTFT and TPOT is
+# NVIDIA's figure.
+#
+# **FlashInfer** (Ye et al., 2025, arXiv 2501.01005) describes every cache layout as one block-sparse matrix, as section 5
+# did. Kernels are compiled when they are first needed, for the type, head size and variant at hand; a *plan* step on the
+# host balances the splits; *composable* attention is the cascade.
+#
+# **PyTorch**: `scaled_dot_product_attention` dispatches (section 4); `sdpa_kernel` demands a backend. FlexAttention
+# compiles a mask or score function that you write in Python into a fused kernel. `torch.nn.attention.varlen` takes ragged
+# batches.
+
+# %% [markdown] name="quiz-text"
+# ## 9. Quiz
+#
+# Traffic and rooflines first:
+
+# %% name="quiz"
+from grader.quiz import load_quiz
+
+widgets.quiz(load_quiz("05_flash_attention").draw(seed=1, tag="traffic"))
+
+# %% [markdown] name="quiz-softmax-text"
+# The algorithm:
+
+# %% name="quiz-softmax"
+widgets.quiz(load_quiz("05_flash_attention").draw(seed=1, tag="softmax"))
+
+# %% [markdown] name="quiz-decode-text"
+# Decode, generations, and what to check. Then build it:
+# [lab 05](../../labs/05_flash_attention/flash_attention.ipynb).
+
+# %% name="quiz-decode"
+widgets.quiz(load_quiz("05_flash_attention").draw(seed=1, tag="decode"))
+
+# %% name="quiz-variants"
+widgets.quiz(load_quiz("05_flash_attention").draw(seed=1, tag="variants"))
+
+# %% [markdown] name="card"
+# ## 10. Card
+#
+# - Three kernels move `4N² + 4Nd` values per head; the sheet is `N²` per head and layer. 70B at 8k: 2.75 TB.
+# - Online softmax keeps `m`, `l`, `acc` per query. New maximum `m'`: multiply `l` and `acc` by `exp(m − m')`. At the end
+#   `acc / l`. Exact, for every size and order of tiles.
+# - FA-1: keys outside, O read and written per tile of keys, `12N²d²/M`. FA-2: queries outside, O written once,
+#   `2N²d/rows + 2Nd`. Floor `4Nd`, with the L2 cache. Derive the saving; do not quote it.
+# - FA-2's three changes: divide once; programs over query tiles; warps split queries. FA-3: overlap and FP8. FA-4:
+#   exponentials.
+# - FLOP per byte at d = 128: unfused 64 (memory), fused prefill N/2 (compute), decode = heads per KV head (memory).
+# - Decode has too few programs: split the keys, return mean and lse, merge with weights `exp(lse)`. The same merge makes
+#   cascade and ring. Empty split: lse = −∞, weight 0.
+# - Skip Softmax computes all scores and is approximate; `1 / (1 − skipped / 2)` at best.
+# - A block table is a block-sparse index. Paged, ragged, shared prefix and tree are data, not kernels.
+# - FlashAttention is the default. Ask which path ran. Demand it, so that a fallback is an error.
+# - Swap check: MHA, GQA, MQA; chunk behind a prefix; window; positions; each type against float64.
+# - FlashAttention saves the sheet, paging saves capacity. Neither saves decode's bytes: bits, KV heads, batch do.

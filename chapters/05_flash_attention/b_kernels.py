@@ -1,0 +1,1227 @@
+# %% [markdown] name="title"
+# # 05b · Kernels: what runs on the GPU, and what it costs to start it
+#
+# About 45 minutes. Parts whose heading says *(more)* come on top, about 25 minutes together. You need the roofline
+# (chapter 00); part a of this chapter helps. Kernels run in Triton's interpreter here, and on the GPU if there is one.
+# They are also *compiled* here, for GPUs that you do not have. Triton needs Linux (WSL and Colab count); elsewhere the
+# cells that need it do nothing. The lab is
+# [Build flash attention](../../labs/05_flash_attention/flash_attention.ipynb).
+
+# %% name="setup"
+import importlib.util
+import inspect
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton has to know before the first kernel is defined
+
+from chapters import widgets
+from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY, figure, show, tidy
+from chapters.widgets.occupancy import table
+from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
+from reference_impl.kernels import reference
+from reference_impl.models.decoder import DecoderLayer
+from reference_impl.theory import collectives, fusion, kv_cache, model_shapes, roofline, warp
+from reference_impl.theory.hardware import device
+from reference_impl.theory.occupancy import SMS, bytes_in_flight, occupancy, waves
+from reference_impl.theory.units import KiB, format_bytes, format_seconds
+
+torch.set_num_threads(1)
+torch.manual_seed(5)
+H100, L8 = device("H100"), model_shapes.model("llama-3-8b")
+on_gpu = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if on_gpu else "cpu")
+has_triton = importlib.util.find_spec("triton") is not None
+known_gpu = not on_gpu or "sm_{}{}".format(*torch.cuda.get_device_capability()) in SMS
+fp8_here = not on_gpu or torch.cuda.get_device_capability() >= (8, 9)
+if has_triton:
+    import triton
+    import triton.language as tl
+
+    print(f"Triton {triton.__version__},", "on the GPU" if on_gpu else "in the interpreter, on the CPU")
+else:
+    print("this machine has no Triton: cells that need it do nothing")
+
+# %% [markdown] name="question"
+# ## 1. A question with a number
+#
+# Before each big matrix product of a model with FP8 weights, three small things happen to every token. The layer's
+# output is **added** to the residual stream. The sum is **normalised**. The result is **converted** to 8 bits for the
+# product. The values are 16 bits wide, 8,192 of them per token, and each of the three steps is a kernel of its own.
+#
+# Somebody writes *one* kernel that does all three. **How many times fewer bytes travel between memory and chip?** The
+# arithmetic is negligible, so it cannot get faster by more than that, launches aside.
+
+# %% name="predict"
+widgets.predict("05b-fused", "How many times fewer bytes does the one kernel move than the three?", "times")
+
+# %% [markdown] name="idea"
+# ## 2. The idea
+#
+# A GPU is a street with a hundred kitchens. The market, where all food comes from, is far away.
+#
+# - An order is cut into **blocks** of work. A block is cooked in *one* kitchen (a **streaming multiprocessor**, SM) from
+#   beginning to end.
+# - Cooks stand in rows of 32, a **warp**, and a row does what one voice tells it: all 32 chop, or all 32 stir. If half
+#   of them have to chop and the others to stir, first one half works and then the other: **divergence**.
+# - What a cook holds in his hands are **registers**. What lies on the table of the kitchen, for all of a block, is
+#   **shared memory**. The table has 32 drawers, the **banks**; two cooks of a row who want different things from one
+#   drawer wait for each other. A **barrier** means: nobody goes on before all have put their bowl on the table.
+# - When a row waits for the market, another row of the same kitchen uses the stove, at once and for nothing, because
+#   everyone keeps what he holds in his hands. How many rows have room in the kitchen, of those that could, is the
+#   **occupancy**.
+# - A **kernel** is one order. It starts with empty hands and ends with everything carried back to the market. Of
+#   three small orders in a row, each fetches what the one before has just carried away. All in one go is **fusion**.
+
+# %% name="idea-figure" jupyter={"source_hidden": true}
+from matplotlib.patches import Rectangle
+
+chip, sm = H100.chip, SMS["sm_90"]
+fig = figure(7.8, 3.0)
+ax = fig.subplots()
+for i in range(chip.num_sms):
+    ax.add_patch(Rectangle((0.25 * (i % 12), 2.5 - 0.25 * (i // 12)), 0.2, 0.2, facecolor=ORANGE if i == 5 else SKY))
+ax.text(0, 2.85, f"GPU: {chip.num_sms} SMs (H100)", fontsize=9)
+ax.add_patch(Rectangle((0, -0.75), 11.6, 0.35, facecolor=GREY))
+ax.text(
+    0.1,
+    -0.58,
+    f"device memory: {format_bytes(H100.capacity)}, {H100.bandwidth / 1e12:.2f} TB/s",
+    fontsize=8,
+    va="center",
+)
+ax.add_patch(Rectangle((0, -0.3), 3.0, 0.3, facecolor=PURPLE, alpha=0.5))
+ax.text(0.1, -0.15, f"L2: {format_bytes(chip.l2_bytes, binary=True)}", fontsize=8, va="center")
+ax.add_patch(Rectangle((4.2, -0.3), 3.6, 3.0, facecolor="white", edgecolor=ORANGE, linewidth=1.5))
+ax.text(4.2, 2.85, f"one SM: {sm.partitions} quarters", fontsize=9)
+for i in range(sm.partitions):
+    ax.add_patch(Rectangle((4.35 + 0.87 * i, 0.55), 0.77, 1.95, facecolor=BLUE, alpha=0.3))
+    ax.text(
+        4.73 + 0.87 * i,
+        1.5,
+        f"{sm.registers // sm.partitions:,}\nregisters\n\nscheduler\n\nlanes",
+        ha="center",
+        va="center",
+        fontsize=7,
+    )
+ax.add_patch(Rectangle((4.35, -0.15), 3.38, 0.55, facecolor=GREEN, alpha=0.4))
+ax.text(
+    6.03,
+    0.12,
+    f"shared memory: {sm.shared_bytes // 1024} KiB, {warp.BANKS} banks",
+    ha="center",
+    va="center",
+    fontsize=8,
+)
+ax.text(8.6, 2.85, f"one warp: {sm.warp_size} threads in step", fontsize=9)
+for i in range(sm.warp_size):
+    ax.add_patch(Rectangle((8.6 + 0.09 * i, 1.6), 0.075, 0.9, facecolor=BLUE, alpha=0.55))
+ax.text(8.6, 1.35, "one instruction for all of them", fontsize=8)
+ax.text(
+    8.6, 0.55, f"block: 1 to {sm.max_threads // sm.warp_size} warps of one SM,\nwith a barrier between them", fontsize=8
+)
+ax.text(8.6, -0.15, f"at most {sm.max_warps} warps on an SM", fontsize=8)
+ax.set_xlim(-0.1, 11.7)
+ax.set_ylim(-0.8, 3.1)
+ax.axis("off")
+show(
+    fig,
+    "Left a GPU of 132 small squares, its multiprocessors, above an L2 cache and device memory. In the middle one of them "
+    "enlarged: four quarters, each with a share of the registers, a scheduler and lanes, above one shared memory of 32 "
+    "banks. Right a warp: 32 threads that get one instruction.",
+)
+
+# %% [markdown] name="warp-text"
+# ### What a row of 32 costs
+#
+# Three rules, counted. A request of a warp to device memory moves whole **sectors** of 32 bytes. A request to shared
+# memory takes as many passes as the busiest bank has different words to give. A branch is executed once for each side
+# that somebody takes.
+
+# %% name="warp"
+print("each of 32 threads asks for 4 bytes; distance between neighbours in values:")
+for stride in (1, 2, 8, 32, 33):
+    print(f"  {stride:2d}: device memory moves {warp.strided_sectors(stride):2d} sectors, of which {warp.useful_share(stride):5.1%} is "
+          f"asked for; passes of shared memory {warp.strided_bank_passes(stride):2d}")  # fmt: skip
+threads = range(256)
+for name, side in (
+    ("every second thread", [i % 2 for i in threads]),
+    ("every second warp", [i // 32 % 2 for i in threads]),
+):
+    print(f"a branch for {name}: {warp.branch_passes(side)} executions by 8 warps")
+assert warp.strided_bank_passes(32) == 32
+assert warp.strided_bank_passes(33) == 1
+
+# %% [markdown] name="warp-reading"
+# Neighbouring threads should read neighbouring values: that is **coalescing**. A tile that is 32 values wide and read
+# by columns is the worst case of shared memory; with one unused value at the end of each row, so 33, it is the best. Such
+# paddings and swizzles are what a CUDA programmer lays out by hand, what CUTLASS gives names to, and what Triton's
+# compiler chooses alone.
+#
+# Why barriers? Warps of a block run in any order. Below, four of them add up a row: each writes its part into shared
+# memory, and the first one adds the parts. It is run 200 times in random order, without and with a barrier.
+
+
+# %% name="barrier"
+def block_sum(parts, barrier, rng):
+    """Four warps as generators; the scheduler lets any of them take its next step that is not held at the barrier."""
+    shared, result, waiting = [0] * len(parts), [], set()
+
+    def one_warp(me):
+        shared[me] = parts[me]
+        yield "stored"
+        if barrier:
+            yield "barrier"
+        if me == 0:
+            result.append(sum(shared))
+
+    warps = {me: one_warp(me) for me in range(len(parts))}
+    while warps:
+        me = rng.choice([w for w in warps if w not in waiting])
+        said = next(warps[me], "done")
+        if said == "done":
+            del warps[me]
+        elif said == "barrier":
+            waiting.add(me)
+        if waiting == set(warps):
+            waiting.clear()
+    return result[0]
+
+
+rng, parts = random.Random(0), [1, 20, 300, 4000]
+for barrier in (False, True):
+    results = Counter(block_sum(parts, barrier, rng) for _ in range(200))
+    print(
+        f"barrier {'yes' if barrier else 'no '}: {len(results):2d} different sums, {results[sum(parts)]} of 200 right"
+    )
+assert results == {sum(parts): 200}
+
+# %% [markdown] name="occupancy-text"
+# ### Occupancy: how many rows have room
+#
+# Registers and shared memory are handed out when a block starts, and kept until it ends. So they decide how many blocks
+# an SM holds. The arithmetic below is that of NVIDIA's own calculator, and agrees with it case by case.
+
+# %% name="occupancy"
+print(inspect.getsource(occupancy).split('"""')[2])
+for registers in (32, 64, 65, 128, 168, 255):
+    it = occupancy("sm_90", num_warps=4, registers=registers, shared_bytes=16 * KiB)
+    print(f"4 warps, {registers:3d} registers each thread, 16 KiB: {it.blocks:2d} blocks, {it.warps:2d} of {it.sm.max_warps} warps "
+          f"({it.share:4.0%}), limited by {' and '.join(it.binding)}")  # fmt: skip
+LATENCY = 450 / chip.clock  # seconds until device memory answers: published figures for an idle H100 are 400-500 clocks
+needed = bytes_in_flight(H100.bandwidth, LATENCY)
+per_sm = needed / chip.num_sms
+print(f"\nto keep {H100.bandwidth / 1e12:.2f} TB/s busy over {LATENCY * 1e9:.0f} ns, {format_bytes(needed)} must be on their way: "
+      f"{format_bytes(per_sm)} per SM")  # fmt: skip
+for loads in (1, 2, 8):
+    warps_needed = int(np.ceil(per_sm / (32 * 16 * loads)))
+    print(
+        f"  {loads} loads of 16 bytes per thread at a time: {warps_needed:2d} warps ({warps_needed / sm.max_warps:.0%} occupancy)"
+    )
+
+# %% [markdown] name="occupancy-reading"
+# One register more than 64 costs a whole block. But look at the last lines: what must be high is the number of *bytes
+# on their way*, and a few warps with many loads each do as well as many warps with one. Kernels for matrix products and
+# attention run at an eighth of the warps, on purpose: they spend the registers on large tiles. **Occupancy is a means.**
+#
+# What also counts is how blocks fill the SMs. All run at once, and the last round may be nearly empty:
+
+# %% name="waves"
+for blocks in (132, 133, 264, 1024):
+    rounds = waves(blocks, chip.num_sms, 1)
+    print(f"{blocks:5d} blocks, one per SM: rounds {rounds}, places used {blocks / (rounds * chip.num_sms):.0%}")
+
+# %% [markdown] name="scratch-text"
+# ## 3. From scratch
+#
+# First in plain PyTorch: residual add and RMSNorm. Then the same as one Triton kernel. In Triton you write what *one
+# block* does, called a **program**, with whole rows of values at once. `tl.load` takes many addresses. Which thread
+# holds which value, how warps add up a sum, where the barriers are: none of that is written.
+
+
+# %% name="scratch"
+def add_then_norm(x, residual, weight, eps):
+    total = x + residual  # a kernel: reads 2 rows, writes 1
+    return total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + eps) * weight, total  # several more
+
+
+if has_triton:
+
+    @triton.jit
+    def add_norm(x, residual, weight, total, normed, eps, N, BLOCK: tl.constexpr):
+        row = tl.program_id(0)  # which block am I: one per row
+        column = tl.arange(0, BLOCK)  # BLOCK is a power of two, a row has N values
+        inside = column < N
+        s = tl.load(x + row * N + column, mask=inside, other=0.0).to(tl.float32)
+        s += tl.load(residual + row * N + column, mask=inside, other=0.0).to(tl.float32)
+        tl.store(total + row * N + column, s.to(total.dtype.element_ty), mask=inside)
+        factor = tl.rsqrt(tl.sum(s * s, 0) / N + eps)  # across all threads of the block
+        y = s * factor * tl.load(weight + column, mask=inside, other=0.0)
+        tl.store(normed + row * N + column, y.to(normed.dtype.element_ty), mask=inside)
+
+    rows, n = 6, 1000
+    x, residual = torch.randn(2, rows, n, device=DEVICE)
+    weight = 1 + 0.1 * torch.randn(n, device=DEVICE)
+    total, normed = torch.empty_like(x), torch.empty_like(x)
+    add_norm[(rows,)](x, residual, weight, total, normed, 1e-6, n, BLOCK=1024)
+    for ours, plain in zip((normed, total), add_then_norm(x, residual, weight, 1e-6), strict=True):
+        torch.testing.assert_close(ours, plain)
+    print("the same results as PyTorch's, from one kernel")
+
+# %% [markdown] name="count-text"
+# How many bytes does it ask for? The interpreter carries out each load and store, so they can be counted. The rule for
+# three kernels and for one comes from `reference_impl.theory.fusion`. One thing differs: every program asks for the
+# weight, and theory counts it once, because the L2 cache holds it.
+
+
+# %% name="count"
+@contextmanager
+def counted():
+    """Launches, and bytes that kernels ask for, in the interpreter; without masked lanes."""
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
+
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    launch, asked, Builder = GridExecutor.__call__, Counter(), InterpreterBuilder
+
+    def size(pointers, mask):
+        return int(mask.data.sum()) * pointers.get_element_ty().primitive_bitwidth // 8
+
+    def counting_load(self, pointers, mask, *rest):
+        asked["read"] += size(pointers, mask)
+        return load(self, pointers, mask, *rest)
+
+    def counting_store(self, pointers, value, mask, *rest):
+        asked["written"] += size(pointers, mask)
+        return store(self, pointers, value, mask, *rest)
+
+    def counting_launch(self, *arguments, **named):
+        asked["launches"] += 1
+        return launch(self, *arguments, **named)
+
+    Builder.create_masked_load, Builder.create_masked_store = counting_load, counting_store
+    GridExecutor.__call__ = counting_launch
+    try:
+        yield asked
+    finally:
+        Builder.create_masked_load, Builder.create_masked_store, GridExecutor.__call__ = load, store, launch
+
+
+interpreted = has_triton and not on_gpu
+if interpreted:
+    with counted() as asked:
+        add_norm[(rows,)](x, residual, weight, total, normed, 1e-6, n, BLOCK=1024)
+    chain = fusion.add_norm(rows, n, value_bytes=4)
+    again = (rows - 1) * n * 4  # the weight, for every row but the first
+    print(f"asked for: {dict(asked)}; theory: {chain.fused_bytes:,} bytes fused, {chain.bytes:,} as two kernels")
+    assert asked["read"] + asked["written"] == chain.fused_bytes + again
+else:
+    print("counting needs the interpreter: run this notebook with TRITON_INTERPRET=1 on a machine with Triton")
+
+# %% [markdown] name="compile-text"
+# ### Compiled for a GPU that is not here
+#
+# Triton is a compiler: it brings its own assembler, and needs no GPU to make a GPU's machine code. Only the interpreter
+# is in its way: a process runs one of both. So a second process compiles, with a cache of its own, while you read on.
+# It is told what Triton's launcher would see: types, constants, and which pointers and integers are divisible by 16.
+
+
+# %% name="compile"
+CHILD = """
+import json, re, subprocess, sys, tempfile, time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+import triton, learned
+from reference_impl.kernels.architectures import ARCHITECTURES
+from reference_impl.kernels.compilation import compile_for, key, resources
+from reference_impl.kernels.launch import Launch
+
+def sass(cubin):
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin), file.flush()
+        tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+
+found = []
+for kernel, gpu, types, constants, aligned, options in json.load(sys.stdin):
+    launch, gpu = Launch(getattr(learned, kernel), types, constants, tuple(aligned), options), ARCHITECTURES[gpu]
+    seconds = []
+    for _ in range(2):  # the second time it comes from the cache on disk
+        started = time.perf_counter()
+        compiled = compile_for(launch, gpu)
+        seconds.append(time.perf_counter() - started)
+    it = resources(launch, gpu)
+    about = asdict(it) | {"problems": it.problems(gpu), "key": key(launch, gpu), "seconds": seconds}
+    if "ptx" in compiled.asm:
+        about |= {"ptx": compiled.asm["ptx"], "sass": sass(compiled.asm["cubin"])}
+    found.append(about)
+print(json.dumps(found))
+"""
+
+
+def start_compiling(kernel, requests):
+    """A process that compiles `kernel` (defined in this notebook) once per request."""
+    folder = tempfile.TemporaryDirectory()
+    source = "import triton\nimport triton.language as tl\n\n" + inspect.cleandoc("\n" + inspect.getsource(kernel.fn))
+    (Path(folder.name) / "learned.py").write_text(source)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": folder.name + "/cache", "PYTHONPATH": os.pathsep.join([folder.name, *sys.path])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD], env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    process.stdin.write(json.dumps([[kernel.fn.__name__, *request] for request in requests]))
+    process.stdin.close()
+    process.stdin = None
+    return process, folder
+
+
+def compiled_by(job):
+    """What it found, one mapping per request."""
+    out, errors = job[0].communicate(timeout=300)
+    job[1].cleanup()
+    if job[0].returncode:
+        raise RuntimeError(f"the compiling process failed:\n{errors}")
+    return json.loads(out)
+
+
+bf16 = dict.fromkeys(("x", "residual", "weight", "total", "normed"), "*bf16") | {"eps": "fp32"}
+pointers = [name for name in bf16 if name != "eps"]
+NORMS = {
+    "N is a number of the run, any": ("sm_90", bf16 | {"N": "i32"}, {"BLOCK": 4096}, pointers, {"num_warps": 8}),
+    "N ..., divisible by 16": ("sm_90", bf16 | {"N": "i32"}, {"BLOCK": 4096}, [*pointers, "N"], {"num_warps": 8}),
+    "N = 4096, a constant": ("sm_90", bf16, {"N": 4096, "BLOCK": 4096}, pointers, {"num_warps": 8}),
+    "N = 4001, a constant": ("sm_90", bf16, {"N": 4001, "BLOCK": 4096}, pointers, {"num_warps": 8}),
+}
+if has_triton:
+    norm_job = start_compiling(add_norm, NORMS.values())
+
+# %% [markdown] name="matmul-text"
+# While it works, the kernel that everything else in this book stands on: a **tiled matrix product**. A program owns a
+# tile of the result and walks along the inner dimension. What it reads in a step is used `BLOCK_N` and `BLOCK_M` times.
+
+
+# %% name="matmul"
+if has_triton:
+
+    @triton.jit
+    def matmul(x, w, y, M, N, K, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        k = tl.arange(0, BLOCK_K)
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in range(0, K, BLOCK_K):  # K is a multiple of BLOCK_K
+            a = tl.load(x + m[:, None] * K + (start + k)[None, :], mask=(m < M)[:, None], other=0.0)
+            b = tl.load(w + n[None, :] * K + (start + k)[:, None], mask=(n < N)[None, :], other=0.0)
+            acc = tl.dot(a, b, acc)
+        inside = (m < M)[:, None] & (n < N)[None, :]
+        tl.store(y + m[:, None] * N + n[None, :], acc.to(y.dtype.element_ty), mask=inside)
+
+    a, b = torch.randn(2, 70, 128, device=DEVICE).to(torch.float16)
+    y = torch.empty(70, 70, device=DEVICE, dtype=torch.float32)
+    matmul[(3, 3)](a, b, y, 70, 70, 128, BLOCK_M=32, BLOCK_N=32, BLOCK_K=64)
+    torch.testing.assert_close(y, a.float() @ b.float().T, rtol=1e-3, atol=1e-3)
+    print("right, for tiles that do not divide the result")
+    operands = dict.fromkeys("xwy", "*bf16") | dict.fromkeys("MNK", "i32")
+    TILES = [
+        ("sm_90", 128, 128, 4, 3), ("sm_90", 128, 128, 8, 3), ("sm_90", 128, 256, 8, 3), ("sm_90", 128, 256, 4, 3),
+        ("sm_90", 128, 128, 8, 4), ("sm_90", 16, 64, 4, 3), ("sm_80", 128, 128, 8, 3), ("gfx942", 128, 128, 8, 2),
+    ]  # fmt: skip
+    matmul_job = start_compiling(
+        matmul,
+        [
+            (
+                gpu,
+                operands,
+                {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64},
+                list("xwyNK"),
+                {"num_warps": w, "num_stages": s},
+            )
+            for gpu, m, n, w, s in TILES
+        ],
+    )
+
+# %% [markdown] name="ptx-text"
+# ### Reading PTX
+#
+# PTX is NVIDIA's portable assembly, SASS the machine code of one GPU. You need not write either. But you can *look* for
+# three things in a minute: how wide the loads are, whether the matrix units are used, and whether anything spills.
+
+# %% name="ptx"
+if has_triton:
+    norms = dict(zip(NORMS, compiled_by(norm_job), strict=True))
+    for name, it in norms.items():
+        accesses = Counter(re.findall(r"\b(?:ld|st)\.global[\w.:]*", it["ptx"]))
+        print(f"{name:30s} {it['registers']:3d} registers, {it['instructions']:3d} instructions; "
+              f"{', '.join(f'{count} {what}' for what, count in sorted(accesses.items()))}")  # fmt: skip
+    wide, narrow = norms["N = 4096, a constant"], norms["N = 4001, a constant"]
+    per_thread = 3 * 4096 * 2 // (8 * 32)  # bytes that each of 256 threads loads: of x, residual, weight
+    loads = {name: len(re.findall(r"\bld\.global", it["ptx"])) for name, it in norms.items()}
+    assert loads["N = 4096, a constant"] == per_thread // 16, "16 bytes per load"
+    assert loads["N = 4001, a constant"] == per_thread // 2, "one value per load"
+    print("\n" + next(line.strip() for line in wide["ptx"].splitlines() if "ld.global.v4" in line))
+
+# %% [markdown] name="ptx-reading"
+# The same source, and eight times as many load instructions for a row of 4,001 values as for one of 4,096. A row of 4,001
+# values of 2 bytes begins at any even address, so the compiler must not fetch 16 bytes at once. It knows about 4,096
+# because it is a constant, or because Triton's launcher looked at the number, saw that 16 divides it, and compiled a
+# version for that. **Alignment is a promise, and the compiler works with promises.**
+
+# %% [markdown] name="engine-text"
+# ## 4. The same thing inside the engine
+#
+# The engine's kernels lie in `reference_impl/kernels`, one file each, and each has a **twin** in plain torch that says
+# what is right. Here are three that fuse: add, norm and conversion to FP8; SwiGLU's gate with conversion; and rotary
+# embedding with the write into the paged cache. They are checked against their twins, and counted.
+
+# %% name="engine-kernels"
+if has_triton and fp8_here:  # FP8 needs compute capability 8.9
+    from reference_impl.kernels.gates import silu_and_mul_fp8
+    from reference_impl.kernels.rms_norm import _rms_norm, add_rms_norm_fp8
+
+    print(inspect.getsource(_rms_norm.fn))
+    x, residual = torch.randn(2, 6, 1024, device=DEVICE)
+    weight = 1 + 0.1 * torch.randn(1024, device=DEVICE)
+    for ours, twin in zip(
+        add_rms_norm_fp8(x, residual, weight, 1e-6), reference.add_rms_norm_fp8(x, residual, weight, 1e-6), strict=True
+    ):
+        torch.testing.assert_close(ours.float(), twin.float(), rtol=0.08, atol=1e-3)  # FP8 steps are an eighth apart
+    print("add, norm and FP8: as the twin, up to a step of FP8")
+if interpreted:
+    with counted() as asked:
+        add_rms_norm_fp8(x, residual, weight, 1e-6)
+    chain = fusion.add_norm_quantize(6, 1024, value_bytes=4)
+    print(
+        f"asked for {asked['read'] + asked['written']:,} bytes; theory {chain.fused_bytes:,} and {5 * 4096:,} of the weight once more per row"
+    )
+    assert asked["read"] + asked["written"] == chain.fused_bytes + 5 * 4096
+    with counted() as asked:
+        silu_and_mul_fp8(torch.randn(6, 2048))
+    chain = fusion.gate_quantize(6, 1024, value_bytes=4)
+    print(
+        f"gate and FP8: asked for {asked['read'] + asked['written']:,}, theory {chain.fused_bytes:,}, as three kernels {chain.bytes:,}"
+    )
+    assert asked["read"] + asked["written"] == chain.fused_bytes
+
+# %% [markdown] name="rotary-text"
+# Rotary embedding turns the keys, and the very next thing that happens to them is to be written into their slots. So the
+# rotated keys are an intermediate: the only one of this chain. Values just pass through.
+
+# %% name="rotary"
+if has_triton:
+    from reference_impl.kernels.rotate_and_write import rotate_and_write
+
+    tokens, heads, kv_heads, d, block_size = 5, 8, 2, 64, 16
+    q, k, v = (torch.randn(tokens, h, d, device=DEVICE) for h in (heads, kv_heads, kv_heads))
+    angles = torch.arange(100)[:, None] * 10000.0 ** (-torch.arange(0, d, 2) / d)
+    cos = torch.cat([angles.cos()] * 2, -1)[:, None].to(DEVICE)
+    sin = torch.cat([-angles.sin(), angles.sin()], -1)[:, None].to(DEVICE)
+    positions, slots = torch.tensor([7, 8, 9, 30, 31], device=DEVICE), torch.tensor([39, 40, 41, 3, -1], device=DEVICE)
+    caches = [torch.full((2, 3, block_size, kv_heads, d), float("nan"), device=DEVICE) for _ in range(2)]
+    ours = rotate_and_write(q, k, v, positions, cos, sin, *caches[0], slots)
+    twin = reference.rotate_and_write(q, k, v, positions, cos, sin, *caches[1], slots)
+    torch.testing.assert_close(ours, twin)
+    torch.testing.assert_close(caches[0], caches[1], equal_nan=True)
+    written = int(caches[0][0].isfinite().all(-1).all(-1).sum())
+    print(f"as the twin; {written} slots written, the padding token (slot -1) nowhere, everything else still NaN")
+    assert written == 4
+chain = fusion.rotate_and_write(1, L8.num_heads, L8.num_kv_heads, L8.head_dim)
+print(f"{L8.name}, per token and layer: {chain.bytes:,} bytes as two kernels, {chain.fused_bytes:,} as one; the difference is "
+      f"twice the rotated keys")  # fmt: skip
+assert chain.saved == 2 * chain.sizes["rotated k"]
+
+# %% [markdown] name="engine-triton-text"
+# And the whole engine, with its Triton kernels: attention, norms, gates, rotary embedding and cache write. In the
+# interpreter that is very slow, so three tokens have to do. They must be the same.
+
+# %% name="engine-triton"
+if interpreted:
+    outputs = {}
+    for backend in ("torch", "triton"):
+        tried = LLM(
+            course_model("target"), dtype="float32", kv_cache_bytes=2**21, prefix_cache="off", attention=backend
+        )
+        request = tried.engine.add(
+            tried.encode("def fibonacci(n):"), SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+        )
+        tried.engine.step()
+        with counted() as asked:
+            tried.engine.step()
+        while tried.engine.has_work():
+            tried.engine.step()
+        outputs[backend] = request.output_tokens
+        layers = tried.engine.model.config.num_layers
+        assert asked["launches"] == (6 * layers + 1 if backend == "triton" else 0)  # the last is the final norm
+        print(
+            f"{backend:7s}tokens {outputs[backend]}; a decode step launches {asked['launches']} kernels of ours, {layers} layers"
+        )
+    assert outputs["torch"] == outputs["triton"]
+
+# %% [markdown] name="where-text"
+# ### Where each tensor lies
+#
+# Attention again, on the map of the machine. The tile comes from the engine's own choice for an H100 with heads of 128,
+# the figures beside it from the compile table.
+
+# %% name="where"
+if has_triton:
+    from reference_impl.kernels.architectures import ARCHITECTURES
+    from reference_impl.kernels.flash_attention import tile_of
+
+    n, d = 8192, 128
+    tile, options = tile_of(d, 2, ARCHITECTURES["sm_90"])
+    line = table()["flash_attention, head_dim 128: flash_attention, sm_90"]
+    M, N, threads = tile["BLOCK_M"], tile["BLOCK_N"], 32 * options["num_warps"]
+    PLACES = (
+        ("device memory", "Q, K, V, output of one head", 4 * n * d * 2, "read or written by whole tiles"),
+        ("device memory", "block table", n // 16 * 4, "looked up for every tile of keys"),
+        ("shared memory", f"tile of Q, {M} x {d}", M * d * 2, "loaded once, used for all keys"),
+        (
+            "shared memory",
+            f"tiles of K and V, {N} x {d}",
+            options["num_stages"] * 2 * N * d * 2,
+            f"{options['num_stages']} stages",
+        ),
+        ("registers", f"scores, {M} x {N}, fp32", M * N * 4, "never leave"),
+        ("registers", f"output so far, {M} x {d}, fp32", M * d * 4, "until the division at the end"),
+        ("registers", "running maximum and sum", 2 * M * 4, "one of each per row"),
+        ("nowhere", f"score matrix, {n} x {n}", n * n * 2, "what plain attention writes and reads"),
+    )
+    for place, what, size, note in PLACES:
+        each = f", {size // 4 // threads} registers per thread" if place == "registers" and size >= 4 * threads else ""
+        print(f"{place:14s} {what:32s} {format_bytes(size, binary=True):>9s}  {note}{each}")
+    held = sum(size for place, _, size, _ in PLACES if place == "shared memory")
+    sums = sum(size for place, _, size, _ in PLACES if place == "registers") // 4 // threads
+    print(f"\nthe compiler says: {line['shared_bytes'] / KiB:.0f} KiB of shared memory (tiles: {held / KiB:.0f}), "
+          f"{line['registers']} registers per thread (scores and output: {sums}; the rest are addresses and copies)")  # fmt: skip
+    assert held <= line["shared_bytes"]
+    assert sums < line["registers"] <= 255
+
+# %% [markdown] name="measure-text"
+# ## 5. Measure and explain
+#
+# ### What fusion saves in bytes
+#
+# Count what is written by one kernel and read by the next. A chain of *n* kernels in a row has *n* − 1 such
+# **intermediates**. Each costs its bytes twice. If somebody else needs it later, as the residual stream does, it has to
+# be written anyway, and fusing saves only the reads.
+
+# %% name="chains"
+T, H = 64, 8192  # tokens of a decode batch, hidden size of a 70B model
+CHAINS = {
+    "add, norm": fusion.add_norm(T, H),
+    "add, norm, FP8": fusion.add_norm_quantize(T, H),
+    "silu, times up, FP8": fusion.gate_quantize(T, 28_672),
+    "rotary, cache write": fusion.rotate_and_write(T, 64, 8, 128),
+    "all-reduce, add, norm": fusion.all_reduce_add_norm(T, H),
+}
+for name, chain in CHAINS.items():
+    kept = [i for i in chain.intermediates if i in chain.kept]
+    print(f"{name:22s} {len(chain.kernels)} kernels, intermediates: {', '.join(chain.intermediates)}"
+          f"{f' (kept: {kept[0]})' if kept else ''}; {format_bytes(chain.bytes)} -> {format_bytes(chain.fused_bytes)}, "
+          f"{chain.bytes / chain.fused_bytes:.2f}x")  # fmt: skip
+    twice = sum((1 if i in kept else 2) * chain.sizes[i] for i in chain.intermediates)
+    assert chain.saved == twice
+chain = CHAINS["add, norm, FP8"]
+widgets.reveal("05b-fused", chain.bytes / chain.fused_bytes)
+
+# %% name="chains-figure" jupyter={"source_hidden": true}
+fig = figure(7.4, 2.8)
+ax = fig.subplots()
+for y, chain in enumerate(reversed(CHAINS.values())):
+    ax.barh(y + 0.2, chain.bytes / 1e6, 0.36, color=SKY, label="separate kernels" if y == 0 else None)
+    ax.barh(
+        y - 0.2,
+        chain.fused_bytes / 1e6,
+        0.36,
+        color=ORANGE,
+        hatch="//",
+        edgecolor="white",
+        label="one kernel" if y == 0 else None,
+    )
+    ax.text(
+        chain.bytes / 1e6 + 0.15, y + 0.2, f"{chain.bytes / chain.fused_bytes:.2f}x", va="center", fontsize=8, color=INK
+    )
+tidy(ax, f"MB per layer, {T} tokens")
+ax.set_yticks(range(len(CHAINS)), list(reversed(CHAINS)), fontsize=8)
+ax.legend(fontsize=8, frameon=False, loc="lower right")
+show(
+    fig,
+    "Bytes of five chains of kernels, separate and fused. Times fewer: "
+    + ", ".join(f"{name} {chain.bytes / chain.fused_bytes:.2f}" for name, chain in CHAINS.items()) + ".",
+)  # fmt: skip
+
+# %% [markdown] name="chains-reading"
+# Not three times: the inputs and the results still travel, and two of them are as large as what was saved. If you guessed
+# three, you counted kernels instead of bytes. `rotary, cache write` gains little in bytes. It is fused for another
+# reason, which comes next.
+#
+# ### What launching costs
+#
+# A kernel has to be started. In PyTorch's eager mode the host spends some microseconds per operation (checks, allocation,
+# dispatch, driver). It runs ahead of the GPU, so long kernels hide that. Short ones do not: the GPU waits for the host.
+# Decode is made of short ones: the engine's step above launched six kernels of ours in each layer, and four matrix
+# products come on top, so about ten. A **CUDA graph** records the launches of a whole step once, and replays them with one
+# call. Between kernels a gap remains, about a microsecond, which only *fewer* kernels remove.
+
+# %% name="launches"
+LAUNCH, GAP, PER_LAYER = 5e-6, 1.3e-6, 10  # seconds: orders of magnitude for machines of 2024-26; measure yours
+for name in ("qwen3-0.6b", "llama-3-8b"):
+    shape = model_shapes.model(name)
+    kernels = PER_LAYER * shape.layers
+    work = kv_cache.weight_bytes(shape) / H100.bandwidth  # one request: the weights are read once
+    durations = [work / kernels] * kernels
+    eager, graph = fusion.finish(durations, LAUNCH, GAP), fusion.finish(durations, 0, GAP) + LAUNCH
+    print(f"{name}: {kernels} kernels of {work / kernels * 1e6:.1f} us. Weights alone {format_seconds(work)}, eager "
+          f"{format_seconds(eager)}, as a graph {format_seconds(graph)} ({eager / graph:.2f}x)")  # fmt: skip
+    for per_layer in (10, 5):
+        print(
+            f"  {per_layer:2d} kernels per layer: the GPU works {fusion.working_share(work, per_layer * shape.layers, GAP):.0%} of the time"
+        )
+
+# %% [markdown] name="launches-reading"
+# For the 8B model the launches hide behind 15 µs of work each, and a graph gains little. For the 0.6B model they are the
+# time. Quantize the 8B model to 4 bits, or put it on eight GPUs, and its kernels become as short. That is why fusing
+# pays even where it saves few bytes: **fewer kernels, fewer gaps**.
+#
+# How many kernels is a decode step in eager mode? The cell counts the operations that PyTorch is asked for in one step
+# of the course model, for one request and for eight, views (which compute nothing) left out. Then it asks what they would
+# cost an H100.
+
+
+# %% name="dispatch"
+class Operations(TorchDispatchMode):
+    """Counts what torch is asked to compute."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += not operation.is_view
+        return operation(*args, **(kwargs or {}))
+
+
+llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off", attention="torch")
+model, text = llm.engine.model, llm.encode(inspect.getsource(Engine))
+weights = 2 * model.num_parameters() / H100.bandwidth  # in 16 bits
+for requests in (1, 8):
+    engine = Engine(model, EngineConfig(num_blocks=256, prefix_cache="off", attention="torch"))
+    for i in range(requests):
+        engine.add(text[i : i + 64], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
+    for _ in range(3):  # prompts, and the first steps, which set things up
+        engine.step()
+    with Operations() as asked:
+        engine.step()
+    eager = fusion.finish([weights / asked.count] * asked.count, LAUNCH, GAP)
+    print(
+        f"{requests} requests: {asked.count} operations. On an H100: weights {format_seconds(weights)}, eager {format_seconds(eager)}"
+    )
+    assert eager > 20 * weights, "the time of such a step is that of its launches"
+
+# %% [markdown] name="dispatch-reading"
+# Nearly as many operations for eight requests as for one, and hundreds of times the time that the weights need: for a
+# model this small an eager step on a GPU is nothing but launches. That is why engines record graphs.
+
+
+# %% name="cuda-graph"
+def best_seconds(call, times=15):
+    """Of several, because others use this machine, too; until the GPU is done."""
+    best = float("inf")
+    for _ in range(times):
+        started = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+if on_gpu:
+    small = torch.zeros(4096, device="cuda")
+
+    def many():
+        for _ in range(200):
+            small.add_(1.0)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        many()  # warm-up outside of the capture
+    torch.cuda.synchronize()
+    recorded = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recorded):
+        many()
+    before = float(small[0])
+    recorded.replay()
+    assert float(small[0]) == before + 200
+    eager, replayed = best_seconds(many), best_seconds(recorded.replay)
+    print(f"200 small kernels: eager {eager * 1e6:.0f} us, replayed {replayed * 1e6:.0f} us: {eager / replayed:.1f}x")
+else:
+    print("no CUDA here: with a GPU this cell records 200 small kernels and replays them with one call")
+
+# %% [markdown] name="profile-text"
+# ### Profile a forward pass: the five largest
+#
+# A profiler says where the time went. Theory says where it *should* have gone. Look at both. Here the course model
+# reads a prompt of 512 tokens. Operations are put together by what they do, and next to the time stands what they have
+# to do: arithmetic for products and attention, bytes for the rest.
+
+
+# %% name="profile"
+from torch.profiler import ProfilerActivity, profile
+
+
+@contextmanager
+def quiet():
+    """The profiler's library prints a line to stderr on start and stop, past Python."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+LENGTH, c = 512, model.config
+engine = Engine(model, EngineConfig(num_blocks=64, prefix_cache="off", attention="torch"))
+engine.add(text[:LENGTH], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+with quiet(), profile(activities=activities, with_flops=True) as profiler:
+    engine.step()
+    if on_gpu:
+        torch.cuda.synchronize()
+events = profiler.key_averages()
+ROLES = {
+    "matrix products": r"linear_pointwise|aten::(?:addmm|mm)$|gem[mv]|cutlass|cublas|nvjet",
+    "attention": r"scaled_dot_product|flash|fmha|paged_decode|merge_splits",
+    "norms": r"norm",
+    "gate (silu, times up)": r"silu|act_and_mul",
+    "other element by element": r"aten::(?:mul|add|addcmul|pow|div|sub|neg|cat|roll)_?$|elementwise|vectorized",
+    "moving and indexing": r"copy|index|gather|scatter|slice|select|memcpy|memset",
+}
+
+
+def self_time(event):
+    return (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e3  # ms
+
+
+spent = Counter()
+for event in events:
+    role = next((role for role, pattern in ROLES.items() if re.search(pattern, event.key, re.IGNORECASE)), "all else")
+    spent[role] += self_time(event)
+linear = sum(weights.num_parameters() for weights in model.linears())
+values = LENGTH * c.hidden_size * 4
+duties = {
+    "matrix products": f"{2 * (linear * LENGTH + c.vocab_size * c.hidden_size) / 1e9:.1f} GFLOP",
+    "attention": f"{4 * LENGTH**2 / 2 * c.num_heads * c.head_dim * c.num_layers / 1e9:.2f} GFLOP (causal half)",
+    "gate (silu, times up)": f"{format_bytes(5 * LENGTH * c.intermediate_size * 4 * c.num_layers)}, 3/5 of it if fused",
+    "norms": f"{format_bytes(2 * values * 2 * c.num_layers)} without those of q and k",
+}
+print(f"five largest of {sum(spent.values()):.0f} ms")
+for role, milliseconds in spent.most_common(5):
+    print(f"  {role:26s} {milliseconds:6.1f} ms ({milliseconds / sum(spent.values()):4.0%})  {duties.get(role, '')}")
+print("\nby their own names:", ", ".join(e.key for e in sorted(events, key=self_time, reverse=True)[:5]))
+
+# %% name="profile-check"
+products = sum(e.count for e in events if re.search(r"linear_pointwise|aten::(?:addmm|mm)$", e.key))
+assert on_gpu or products == len(model.linears()) + 1, "each linear layer once, and the logits"
+counted_flops = sum(e.flops for e in events if e.key == "aten::mm")
+logits_flops = 2 * c.vocab_size * c.hidden_size
+print(f"{products} products: {len(model.linears())} linear layers and the logits of one token ({logits_flops:,} FLOP)")
+assert on_gpu or counted_flops >= logits_flops
+
+# %% [markdown] name="profile-reading"
+# Products take most of a prompt, attention comes next and grows with the square of the length. What remains, gates and
+# norms and copies, has hardly any arithmetic, and it is what fusion can take away.
+#
+# On an NVIDIA GPU the tools are **Nsight Systems** for the time line (gaps between kernels!) and **Nsight Compute** for
+# one kernel (occupancy, bytes, stalls; as of November 2026):
+#
+# ```
+# nsys profile --trace=cuda,nvtx -o step python serve.py     # then: nsys stats --report cuda_gpu_kern_sum step.nsys-rep
+# ncu --set full --kernel-name regex:flash -c 1 python serve.py
+# ```
+#
+# Sort the kernels by *total* time, take the five largest, and for each write down FLOPs and bytes, divide by peak and
+# bandwidth, and compare. A kernel near its limit is done. One far from it has a reason, and the gaps count as one, too.
+
+# %% [markdown] name="gemm-text"
+# ### What a tile costs
+#
+# The second process has compiled our matrix product with several tiles. Same source, same result. `BLOCK_K` is 64
+# everywhere; *warps* share a tile; *stages* are the copies of the operands that lie in shared memory at a time, so that
+# the next one arrives while this one is multiplied.
+
+# %% name="gemm"
+if has_triton:
+    tiles = dict(zip(TILES, compiled_by(matmul_job), strict=True))
+    for (gpu, m, n, num_warps, stages), it in tiles.items():
+        held = occupancy(gpu, num_warps, it["registers"], it["shared_bytes"])
+        units = ", ".join(f"{count} {name}" for name, count in it["matrix_instructions"].items())
+        per_flop = m * n / (m + n)  # FLOPs per byte that the tile reads, in 16 bits: 2 m n k / 2 (m k + n k)
+        print(f"{gpu:6s} {m:3d} x {n:3d}, {num_warps} warps, {stages} stages: {it['registers']:3d} registers, {it['shared_bytes'] / KiB:3.0f} KiB, "
+              f"{per_flop:3.0f} FLOP/byte, {held.warps:2d} warps per SM, {units}"
+              f"{'; ' + ', '.join(it['problems']) if it['problems'] else ''}")  # fmt: skip
+    spills = tiles["sm_90", 128, 256, 4, 3]
+    assert spills["spilled"] > 0 == tiles["sm_90", 128, 256, 8, 3]["spilled"]
+    assert set(tiles["sm_90", 128, 128, 8, 3]["matrix_instructions"]) == {"HGMMA"}
+    assert set(tiles["sm_90", 16, 64, 4, 3]["matrix_instructions"]) == {"HMMA"}
+    assert tiles["sm_90", 128, 128, 8, 4]["shared_bytes"] > tiles["sm_90", 128, 128, 8, 3]["shared_bytes"]
+
+# %% [markdown] name="gemm-reading"
+# - **Larger tiles** use each byte more often. With 128 × 256 results and four warps, each thread would have to hold 256
+#   sums: more than its 255 registers. It **spills** to memory. Eight warps share the load, and nothing does.
+# - **More stages** hide more latency and take more shared memory.
+# - On Hopper (`sm_90`) tiles of 128 rows use `HGMMA`, which a group of four warps issues together and which reads its
+#   operands from shared memory. A tile of 16 rows falls back to `HMMA`, the instruction of Ampere: Hopper's has 64 rows.
+#   A decode batch *has* 16 rows. So a good kernel computes the transposed product, with the weights as the 64 rows.
+# - Nothing here says which tile is *fastest*. That depends on shape and GPU, and is found by measuring, **autotuning**.
+#   Without a GPU one can do the other half: throw out what spills or does not fit.
+
+# %% name="sass"
+if has_triton:
+    it = tiles["sm_90", 128, 128, 8, 3]
+    mnemonics = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", it["sass"], re.MULTILINE)
+    families = Counter(mnemonic.split(".")[0] for mnemonic in mnemonics)
+    about = {"HGMMA": "matrix product of four warps", "LDGSTS": "device memory to shared memory, in the background",
+             "BAR": "barrier", "WARPGROUP": "wait for the matrix units", "STG": "store to device memory",
+             "LDGDEPBAR": "end of a stage of copies"}  # fmt: skip
+    for name, meaning in about.items():
+        print(f"{families[name]:4d} {name:10s} {meaning}")
+    print(f"{sum(families[name] for name in ('LDL', 'STL')):4d} LDL, STL   spills")
+    print("\nPTX: ", next(line.strip()[:76] for line in it["ptx"].splitlines() if "wgmma.mma_async" in line))
+    print("SASS:", next(m for m in mnemonics if m.startswith("HGMMA")))
+    assert families["HGMMA"] == it["matrix_instructions"]["HGMMA"]
+    assert families["LDL"] + families["STL"] == 0
+
+# %% [markdown] name="engine-gemm-text"
+# **Your turn.** Add a line to `TILES` above, for example for a small card, `("sm_86", 64, 128, 4, 3)`. Guess first: will it
+# spill? will it fit? which instruction? Then run that cell and those below it.
+#
+# The engine's own products (`reference_impl/kernels/gemm.py` and its neighbours for FP8, 4 and 8 bits) choose a tile
+# from a list by shape and by what fits the GPU, turn the product around for few tokens, and split the inner dimension
+# where there are fewer tiles than SMs.
+
+# %% name="engine-gemm"
+if has_triton and known_gpu:
+    from reference_impl.kernels import gemm as tiled
+    from reference_impl.kernels.gemm_fp8 import gemm_fp8, quantize_rows_fp8
+
+    W = torch.randn(96, 256, device=DEVICE, dtype=torch.float16)
+    for tokens in (1, 16, 70):  # decode of one, decode of a batch, a short prompt
+        x = torch.randn(tokens, 256, device=DEVICE, dtype=torch.float16)
+        exact = reference.gemm(x, W)
+        torch.testing.assert_close(tiled.gemm(x, W), exact, rtol=2e-3, atol=2e-2)
+        print(f"{tokens:2d} rows: in 16 bits as the twin", end="")
+        if fp8_here:
+            eight = *quantize_rows_fp8(x), *quantize_rows_fp8(W)  # codes and scales, of tokens and of outputs
+            product = gemm_fp8(*eight, torch.float16)
+            torch.testing.assert_close(product, reference.gemm_fp8(*eight, torch.float16), rtol=2e-3, atol=2e-2)
+            away = (product - exact).float().norm() / exact.float().norm()
+            print(f", in FP8 as its twin, {away:.1%} away from 16 bits", end="")
+        print()
+    print("tiles for a product with 8,192 inputs and outputs on an H100:")
+    for tokens in (1, 16, 64, 256, 8192):
+        tile = tiled.choose(tiled.TILES, tokens, 8192, ARCHITECTURES["sm_90"])
+        turned = "W times x, turned around" if tile.block_m <= tiled.FEW_TOKENS else "x times W"
+        print(f"  {tokens:5,} tokens: {tile.block_m:3d} x {tile.block_n:3d}, {tile.num_warps} warps, {tile.num_stages} stages, {turned}; "
+              f"{roofline.gemm_intensity(tokens, 8192, 8192):,.0f} FLOP per byte")  # fmt: skip
+
+# %% [markdown] name="engine-gemm-reading"
+# One row and a thousand rows are two different problems, which is chapter 01 seen from the inside: with few rows, one
+# operation per byte of weight and row, memory decides, and the tile only has to keep loads on their way. With many, the
+# matrix units decide, and the tile has to feed them. Whether ours reach cuBLAS is a question for a GPU: `python -m
+# reference_impl.bench kernels` measures them side by side, and prints the percentage of the limit.
+
+# %% [markdown] name="special-text"
+# ### Specialization: constants against compile time *(more)*
+#
+# A constant lets the compiler drop what does not happen: a mask, a window, a branch. But each combination is machine
+# code of its own, compiled when it is first met. In a server that is a request that waits for a second. The table of the
+# engine's kernels shows both sides.
+
+# %% name="special"
+lines = table()
+print("flash attention on sm_90, by what is compiled in:")
+for name in ("head_dim 64", "head_dim 128", "window", "tree", "skip-softmax", "fp8 cache"):
+    line = lines[f"flash_attention, {name}: flash_attention, sm_90"]
+    print(f"  {name:13s} {line['instructions']:5,} instructions, {line['registers']} registers")
+plain, windowed = (lines[f"flash_attention, {name}: flash_attention, sm_90"] for name in ("head_dim 128", "window"))
+assert plain["key"] != windowed["key"]
+variants = len([name for name in lines if name.endswith(", sm_90")])
+if has_triton:
+    first, again = np.median([it["seconds"] for it in (*norms.values(), *tiles.values())], axis=0)
+    print(
+        f"{variants} variants for this GPU; a kernel of this chapter compiles in {first:.1f} s, from the cache in {again * 1e3:.0f} ms"
+    )
+    assert len({it["key"] for it in (*norms.values(), *tiles.values())}) == len(norms) + len(tiles)
+
+# %% [markdown] name="special-reading"
+# - The cache on disk is keyed by source, types, constants and target. It survives a restart, not an upgrade of Triton.
+# - What changes from step to step must *not* be a constant, or every step compiles: batch size, context length, number
+#   of blocks. Triton goes one step further by itself, as you saw: integers that are 1 or divisible by 16 get versions of
+#   their own, unless the kernel says `do_not_specialize`. The engine's kernels say so for what grows.
+# - FlashInfer compiles an attention variant (mask, soft cap, cache type) from a template when it is asked for, and keeps
+#   it. It is the same bargain: seconds once, against a branch in the innermost loop forever.
+
+# %% [markdown] name="explore"
+# ## 6. Explore
+#
+# The occupancy explorer: every line of the engine's compile table, on seven GPUs. Which resource binds? What would the
+# kernel gain from fewer registers? Look for: flash attention on `sm_90` (one block, by its registers, on purpose), the
+# same on `sm_86` with its smaller shared memory, and `merge_splits`, a kernel of one warp, which runs out of *blocks*.
+
+# %% name="widget"
+widgets.occupancy()
+
+# %% [markdown] name="errata-compile"
+# ## 7. What the cheat sheets get wrong
+#
+# **"`torch.compile` fuses the custom attention kernel with its neighbours."** (E05.9) A custom operator is *opaque*: the
+# compiler sees a name, shapes and types, and has to leave it whole. Here is a toy block, add and norm, then something,
+# then add, norm and gate. Something is real attention as a custom op; or a gate as a custom op; or the same gate in plain
+# sight. What does the compiler do?
+
+
+# %% name="errata-compile-block"
+@torch.library.custom_op("inferlab::attention", mutates_args=())
+def attention(q: torch.Tensor) -> torch.Tensor:
+    return F.softmax(q @ q.T, -1) @ q
+
+
+@torch.library.custom_op("inferlab::gate", mutates_args=())
+def gate(q: torch.Tensor) -> torch.Tensor:
+    return q * torch.sigmoid(q)
+
+
+for op in (attention, gate):
+    op.register_fake(torch.empty_like)  # all that the compiler knows: what comes out has this shape and type
+
+
+def norm(x, weight):
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+
+
+def block(x, residual, weight, something):
+    s = x + residual
+    s = s + 0.5 * something(norm(s, weight))
+    return F.silu(norm(s, weight)) * s
+
+
+BLOCKS = {
+    "attention, an op": lambda *given: block(*given, attention),
+    "gate, an op": lambda *given: block(*given, gate),
+    "gate, in plain sight": lambda *given: block(*given, lambda q: q * torch.sigmoid(q)),
+}
+inputs = (*torch.randn(2, 64, 256, device=DEVICE), torch.randn(256, device=DEVICE))
+
+
+def traced(function):
+    """The operations that the compiler gets to see, in order; a backend that changes nothing and writes them down."""
+    seen = []
+
+    def backend(module, example_inputs):
+        seen.extend(str(n.target) for n in module.graph.nodes if n.op.startswith("call"))
+        return module.forward
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(function, backend=backend)(*inputs), function(*inputs))
+    return seen
+
+
+for name, function in BLOCKS.items():
+    graph = traced(function)
+    at = [i for i, target in enumerate(graph) if target.startswith("inferlab.")]
+    print(
+        f"{name:22s} {len(graph)} operations; "
+        + (f"{at[0]} before the op, {len(graph) - at[0] - 1} after it" if at else "none of them opaque")
+    )
+    assert len(at) == ("an op" in name), "the op is one node, whatever is inside it"
+
+# %% [markdown] name="errata-inductor-text"
+# That is the graph. Now what Inductor, PyTorch's compiler, makes of it. The cell reads the code that it *generates*
+# without running it: C++ on a CPU, Triton on a GPU. (On a CPU it wants to know which C++ compiler there is; without one,
+# the graph above is all there is to see.)
+
+
+# %% name="errata-inductor"
+def generated(function):
+    """Names in the generated code, in the order of their calls: fused kernels and custom operators."""
+    import torch._inductor.config as inductor
+    from torch._inductor.utils import get_code
+
+    torch._dynamo.reset()
+    # fx_graph_cache: what is cached is not generated. vec_isa_ok: no test program for vector instructions.
+    with inductor.patch({"fx_graph_cache": False, "cpp.vec_isa_ok": False}), torch.no_grad():
+        code = get_code(torch.compile(function), *inputs)[0]
+    code = code[code.index("def call(") :].split("def benchmark_compiled_module")[0]
+    # A call, not a mention in a comment or in a check: `name(`, or `name.run(` for Triton kernels.
+    return re.findall(
+        r"^\s+(?:\w+ = )?((?:cpp|triton)_\w*fused\w*?|torch\.ops\.inferlab\.\w+)(?:\.run|\.default)?\(",
+        code,
+        re.MULTILINE,
+    )
+
+
+from torch._inductor.exc import InductorError
+
+try:
+    found = {name: generated(function) for name, function in BLOCKS.items()}
+except InductorError as error:
+    if "compiler" not in str(error).lower():
+        raise
+    found = {}
+    print(f"Inductor cannot generate code here: {str(error).splitlines()[0]}")
+for name, called in found.items():
+    print(f"{name:22s} {' | '.join(called)}")
+    opaque = [i for i, target in enumerate(called) if target.startswith("torch.ops.inferlab")]
+    assert len(opaque) == ("an op" in name), "the op survives, called by its name"
+    assert not opaque or (opaque[0] > 0 and opaque[0] < len(called) - 1), "with kernels before and after it"
+if found:
+    assert len(found["gate, in plain sight"]) < len(found["gate, an op"])
+
+# %% [markdown] name="errata-compile-reading"
+# Before and behind the op everything becomes one kernel each: here the compiler earns its money. *Across* the op nothing
+# fuses, for attention and for the harmless gate alike. In plain sight the same gate disappears into its neighbours. (The
+# name of the op in a kernel's name only says what is near.) So what compiling adds around a custom kernel is fusion
+# **between** opaque ops, less Python, and the launches recorded as CUDA graphs. And a graph fuses nothing: it replays the
+# same kernels. If attention is to be fused with something, say with the conversion of its output to 8 bits, somebody
+# writes that kernel, and a pattern in the compiler puts it in place.
+#
+# **"CUTLASS is a C++ template library, not a language."** (E05.10) It was. Since version 4 (2025) it also has Python
+# languages, of which CuTe DSL is the first; FlashAttention-4 (2026) is written in it. What you have to know stays: layouts,
+# tiles, copies and matrix instructions as objects, who waits for whom. That is what Triton hides:
+#
+# | | you write | decided for you |
+# |---|---|---|
+# | CUDA C++ | what one thread does; shared memory, barriers, copies, matrix instructions | registers |
+# | CUTLASS, CuTe (C++ or Python) | tiles, layouts, pipeline stages, roles of warps, from parts that map to the hardware | registers, addresses |
+# | Triton | what one block does with tiles; tile sizes, warps, stages | threads, layouts, shared memory, barriers, copies |
+# | Gluon (Triton's lower level) | the same with layouts, shared memory and roles of warps in your hands | threads |
+# | TVM, TensorRT, Inductor | the model; sometimes a schedule or a plugin | the rest |
+#
+# **"Triton hides warps and registers and yields near-optimal code."** (E05.11) You just saw what it hides and what it
+# does not: 128 × 256 with four warps spilled, with eight it did not, and the compiler said nothing. Number and shape of
+# tiles, warps and stages stay yours. In published figures (H100, bf16, head size 128, long prompts) attention in Triton
+# reaches 380 to 480 TFLOP/s and FlashAttention-3, in CUDA and CUTLASS, about 600. Triton lowers the price of a *good*
+# kernel. The last part of the speed on a new GPU is often written lower down. (And it has nothing to do with NVIDIA's
+# *Triton Inference Server*.)
+
+# %% [markdown] name="errata-fusion"
+# **"LayerNorm, FP8 conversion and Linear become one kernel."** (E05.12) What one finds is [add + norm + convert] as one
+# kernel in front of the product, and [activation, scale, convert] in the product's end, its *epilogue*. Why not the norm
+# inside, too? A conversion to 8 bits needs the largest value of the row before the first product, and every program of
+# the product would compute that again:
+
+# %% name="errata-fusion-cell"
+x, weight, W = torch.randn(4, 256), 1 + 0.1 * torch.randn(256), torch.randn(512, 256)
+factor = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+torch.testing.assert_close(norm(x, weight) @ W.T, (x @ (W * weight).T) * factor, rtol=1e-3, atol=1e-4)
+print("without 8 bits RMSNorm commutes: its weight goes into the matrix, its factor to the end")
+for columns in (4096, 28_672):
+    print(
+        f"with a scale per row first: {columns // 128} column tiles of a product would each read the whole row for it"
+    )
+
+print("\nA layer of the engine; look for the order of add and norm:")
+print(inspect.getsource(DecoderLayer.forward))
+
+# %% [markdown] name="errata-order"
+# **"All-reduce, LayerNorm, add: in this order."** (E05.12) Look at the source above. In a Llama nothing stands between the
+# output projection `self.o` and `add_rms_norm`, so with tensor parallelism the order is all-reduce, **add, norm**. Gemma 2
+# and 3 normalise what a layer puts out *before* the add, too (`attention_output_norm`); there it is all-reduce, norm,
+# add. Fuse in the order of the model at hand.
+#
+# **A figure under the wrong caption.** (E05.15) A popular page shows norm, conversion and linear with "three round trips",
+# and under it "3x for fused all-reduce + norm". These are different operations. And three kernels in a row have two
+# intermediates, so two round trips:
+
+# %% name="errata-trips"
+for kernels in (2, 3, 4):
+    chain = fusion.in_a_row(kernels, 1_000_000)
+    print(
+        f"{kernels} kernels in a row: round trips {len(chain.intermediates)}, saved {format_bytes(chain.saved)} of {format_bytes(chain.bytes)}"
+    )
+    assert chain.saved == 2 * (kernels - 1) * 1_000_000
+reduced = CHAINS["all-reduce, add, norm"]
+print(
+    f"all-reduce, add, norm in one GPU's memory: {reduced.bytes / reduced.fused_bytes:.2f}x fewer bytes; what crosses the links is the same"
+)
+left = collectives.amdahl(0.23, 3)
+print(f"if that kernel is 23 % of a step and becomes 3 times faster, the step takes {left:.1%}: {1 / left:.2f}x")
+
+# %% [markdown] name="production"
+# ## 8. In production
+#
+# As of November 2026. Names of options change; look them up in the version you run.
+#
+# **vLLM** compiles by default. Attention is one custom op, and the graph is *split* there: the pieces between two
+# attentions are compiled, with patterns of its own for fusions that a compiler does not find (norm + quantization,
+# all-reduce + norm). CUDA graphs are recorded per piece for mixed batches, and over the whole step for pure decode where
+# the attention backend can (`FULL_AND_PIECEWISE`). **SGLang** records decode steps as graphs for a list of batch sizes
+# and pads to the next. **TensorRT-LLM** today runs PyTorch models with hand-written kernels, can use `torch.compile` for
+# small fusions and records graphs; its older way built a TensorRT *engine*, where the graph optimizer fuses at build
+# time.
+#
+# **TensorRT** takes a whole network, fuses layers by patterns, tries several kernels (tactics) per layer on the GPU that
+# it builds for, and freezes the result: fast to start, tied to GPU and version. **TVM** (2018) searches schedules,
+# tilings and orders of loops, by a cost model, for many kinds of hardware; MLC LLM serves phones and browsers with it.
+# **Inductor** fuses elementwise operations and reductions and writes Triton (GPU) or C++ (CPU); for products it calls
+# libraries or picks from Triton templates.
+#
+# **Libraries.** cuBLAS(Lt) is what `torch.mm` calls, with epilogues for bias and activation. CUTLASS kernels are in
+# vLLM, SGLang and TensorRT-LLM for FP8 and FP4; DeepGEMM compiles products for their shapes at run time. On AMD, AITER
+# collects kernels in assembly, CK and Triton.
+#
+# **Fused all-reduce.** TensorRT-LLM, vLLM and FlashInfer have kernels that reduce over NVLink, add and normalise in one.
+# They pay for small messages, in decode; large ones are left to NCCL.
+
+# %% [markdown] name="quiz-text"
+# ## 9. Quiz
+#
+# Wrong answers stand for a particular mistake, and the answer names it. Change the seed for other numbers. Then build
+# attention yourself, with a report on what your kernel would take of an A100 and an H100:
+# [lab 05](../../labs/05_flash_attention/flash_attention.ipynb).
+
+# %% name="quiz-execution"
+from grader.quiz import load_quiz
+
+widgets.quiz(load_quiz("05_flash_attention").draw(seed=2, tag="execution"))
+
+# %% name="quiz-fusion"
+widgets.quiz(load_quiz("05_flash_attention").draw(seed=2, tag="fusion"))
+
+# %% name="quiz-kernels"
+widgets.quiz(load_quiz("05_flash_attention").draw(seed=2, tag="kernels"))
+
+# %% [markdown] name="card"
+# ## 10. Card
+#
+# - Grid of blocks; a block stays on one SM; a warp is 32 threads under one instruction. Registers belong to threads, shared
+#   memory to blocks, and both are handed out for a block's whole life.
+# - Coalesced: 32 neighbours × 4 bytes = 4 sectors of 32 bytes. Shared memory: passes = most different words in one of 32
+#   banks; stride 32 is worst, 33 is best. A branch costs each side that somebody in the warp takes.
+# - Blocks per SM = the least of registers, shared memory, warps, block slots. 64 registers × 32 warps fill 65,536.
+#   Occupancy is a means: what counts is bytes on their way = bandwidth × latency.
+# - A chain of n kernels has n − 1 intermediates; fusing saves twice their bytes, but only the read of one that is kept. Add
+#   + norm + FP8: 13 → 7 bytes per value.
+# - Decode is many short kernels: step ≥ max(work, kernels × launch). A CUDA graph removes launches, not kernels and not
+#   the gaps between them; fusion removes those.
+# - `torch.compile` fuses between opaque ops, never through them.
+# - Triton: you choose tiles, warps, stages; it chooses threads, layouts, barriers. CuTe and Gluon give those back to you.
+# - Three looks at machine code: width of loads (`ld.global.v4`), matrix instructions (HMMA, HGMMA), spills (LDL, STL).
+# - A constant is faster and costs a compilation per value. What changes from step to step is never one.
