@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from reference_impl.trace import Trace
 
 app = typer.Typer(no_args_is_help=True)
+ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
 
 
 @app.command(epilog='Example: inferlab generate "def fibonacci(n):" --max-tokens 48 --temperature 0')
@@ -24,6 +25,7 @@ def generate(
     top_p: Annotated[float, typer.Option()] = 1.0,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; default: the checkpoint's.")] = None,
+    attention: Annotated[str, typer.Option(help=ATTENTION)] = "auto",
     chat: Annotated[bool, typer.Option(help="Wrap the prompt in the model's chat template.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write a timeline for ui.perfetto.dev here.")] = None,
 ) -> None:
@@ -34,7 +36,7 @@ def generate(
 
     try:
         folder = course_model(model) if model in ("target", "draft") else Path(model)
-        llm = LLM(folder, dtype=dtype)
+        llm = LLM(folder, dtype=dtype, attention=attention)
         sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
         ids = llm.chat_prompt([{"role": "user", "content": prompt}]) if chat else llm.encode(prompt)
         if not chat:
@@ -50,7 +52,8 @@ def generate(
     tpot = "-" if m.tpot is None else f"{m.tpot * 1e3:.1f} ms"
     typer.secho(
         f"\n[{m.num_output_tokens} tokens, TTFT {(m.ttft or 0) * 1e3:.0f} ms, TPOT {tpot}, "
-        f"{m.tokens_per_second or 0:.0f} tokens/s, {str(llm.engine.model.dtype).removeprefix('torch.')}]",
+        f"{m.tokens_per_second or 0:.0f} tokens/s, {str(llm.engine.model.dtype).removeprefix('torch.')}, "
+        f"attention {'+'.join(sorted({name for step in llm.engine.trace.steps() for name in step.attention}))}]",
         dim=True,
         err=True,
     )
@@ -66,6 +69,7 @@ def serve(
         list[str] | None, typer.Option(envvar="INFERLAB_API_KEY", help="Clients must show it. Several are allowed.")
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; default: the checkpoint's.")] = None,
+    attention: Annotated[str, typer.Option(help=ATTENTION)] = "auto",
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests in one step.")] = 64,
     kv_cache_mb: Annotated[int, typer.Option(min=1, help="Memory for keys and values.")] = 256,
     max_unfinished: Annotated[int, typer.Option(min=1, help="Running and waiting; more are answered with 429.")] = 512,
@@ -91,14 +95,16 @@ def serve(
         running = server.make(
             folder, host, port, name=served_model_name or model.rstrip("/").rpartition("/")[2], dtype=dtype,
             api_keys=tuple(api_key or ()), max_unfinished=max_unfinished, max_body_bytes=max_body_kb << 10,
-            shutdown_seconds=shutdown_seconds, max_num_seqs=max_num_seqs, kv_cache_bytes=kv_cache_mb << 20,
+            shutdown_seconds=shutdown_seconds, trace=trace, max_num_seqs=max_num_seqs, kv_cache_bytes=kv_cache_mb << 20,
+            attention=attention,
         )  # fmt: skip
     except (ValueError, OSError) as error:
         typer.secho(f"error: {error}", fg="red", err=True)
         raise typer.Exit(1) from None
     running.serve()
-    if trace is not None:
-        _write_trace(running.llm.engine.trace, trace)
+    if running.failure is not None:
+        typer.secho(f"error: {running.failure}", fg="red", err=True)
+        raise typer.Exit(1)
 
 
 def _write_trace(trace: Trace, file: Path) -> None:
@@ -145,3 +151,18 @@ def overhead(
     typer.echo(bench.table(result))
     if save:
         typer.echo(f"wrote {harness.save('overhead', result)}")
+
+
+@bench_app.command(epilog="Example: inferlab bench kernels --only decode")
+def kernels(
+    only: Annotated[str, typer.Option(help="Cases whose name contains this.")] = "",
+    seconds: Annotated[float, typer.Option(min=0, help="No case begins after that.")] = 270.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after two warm-ups.")] = 15,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Every case once, tiny, in Triton's interpreter.")] = False,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/kernels.json.")] = True,
+) -> None:
+    """Every Triton kernel on this GPU against its limit and torch's own; also by python -m reference_impl.bench."""
+    from reference_impl.bench import kernels as bench
+
+    arguments = ["--only", only, "--seconds", str(seconds), "--rounds", str(rounds)]
+    raise typer.Exit(bench.main(arguments + ["--dry-run"] * dry_run + ["--no-save"] * (not save)))

@@ -30,6 +30,7 @@ class EngineConfig:
     with sliding windows, which cannot share prefixes.
     admission: "fill" or "worst_case"; preemption: "recompute" or "swap" (see Scheduler). swap_bytes: host memory for
     requests that are swapped out.
+    attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     """
 
     block_size: int = 16
@@ -42,6 +43,7 @@ class EngineConfig:
     admission: Literal["fill", "worst_case"] = "fill"
     preemption: Literal["recompute", "swap"] = "recompute"
     swap_bytes: int = 64 * 1024**2
+    attention: Literal["auto", "triton", "torch"] = "auto"
 
     def __post_init__(self) -> None:
         optional = ("num_blocks", "max_model_len")

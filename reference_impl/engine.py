@@ -154,17 +154,35 @@ class Engine:
         return PagedKVCache(self.kv_specs, blocks, model.dtype, model.device, host_blocks)
 
     def _make_attention(self) -> AttentionBackend:
+        c = self.model.config
+        if self._computes_with_triton():
+            from reference_impl.layers.triton_attention import TritonAttention
+
+            return TritonAttention(c.attention_scale, c.attention_softcap)
         from reference_impl.layers.attention import TorchAttention
 
-        c = self.model.config
         return TorchAttention(c.attention_scale, self.model.dtype, c.attention_softcap)
 
     def _make_executor(self, sampler: Sampler | None) -> Executor:
         from reference_impl.executor.local import LocalExecutor
+
+        sampler = _part(sampler, self._make_sampler)
+        return LocalExecutor(self.model, self.kv_cache, self.attention, self.kv_specs, self.clock, sampler)
+
+    def _make_sampler(self) -> Sampler:
+        if self._computes_with_triton():
+            from reference_impl.sampling.triton_sampler import sample_with_triton
+
+            return sample_with_triton
         from reference_impl.sampling.sampler import sample
 
-        sampler = _part(sampler, lambda: sample)
-        return LocalExecutor(self.model, self.kv_cache, self.attention, self.kv_specs, self.clock, sampler)
+        return sample
+
+    def _computes_with_triton(self) -> bool:
+        """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
+        from reference_impl.layers.backend import choose_backend
+
+        return choose_backend(self.config.attention, self.model.device, self.model.dtype) == "triton"
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -359,7 +377,7 @@ class Engine:
             events.StepDone(
                 plan.step_id, output.started_at, output.finished_at, plan.rows, plan.preempted,
                 self.scheduler.num_waiting, self.scheduler.num_running, self.kv.num_available,
-                plan.transfers, plan.admitted,
+                plan.transfers, plan.admitted, output.attention,
             )
         )  # fmt: skip
         for request in finished:

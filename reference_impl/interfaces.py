@@ -295,6 +295,7 @@ class StepOutput:
     logprobs: dict[str, TokenLogprobs]
     started_at: float
     finished_at: float
+    attention: tuple[str, ...] = ()  # what computed it, as the backend says
 
 
 class Clock(Protocol):

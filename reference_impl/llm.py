@@ -61,7 +61,7 @@ class LLM:
     ):
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         config = EngineConfig(**engine_options)
-        weights = load_model(model, _dtype(dtype, device), device, config.max_model_len)
+        weights = load_model(model, _dtype(dtype, device), device, config.max_model_len, config.attention)
         self.engine = Engine(weights, config, parts)
         self.tokenizer = _read_tokenizer(Path(model))
         self.chat_template, self._special_tokens = _read_chat_template(Path(model))

@@ -41,6 +41,7 @@ class StepDone:
     num_free_blocks: int  # that could be had: free ones, and cached ones that nobody uses
     transfers: Transfers = field(default_factory=Transfers)
     admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
+    attention: tuple[str, ...] = ()  # what computed it, as the attention backend says: "flash_attention", "sdpa", ...
 
 
 @dataclass(frozen=True)

@@ -41,22 +41,29 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session")
 def random_model() -> Callable[..., Decoder]:
-    """random_model(dtype, **config fields): a small Qwen3 (or another architecture) with random weights, made once."""
+    """random_model(dtype, **config fields): a small Qwen3 (or another architecture) with random weights, made once.
+
+    device: where it lies; kernels: "auto", "triton" or "torch".
+    """
 
     @functools.cache
     def make(dtype: str = "float64", **changes: Any) -> Decoder:
         import torch
 
         from reference_impl.config import parse_model_config
+        from reference_impl.layers.backend import choose_kernels
         from reference_impl.models.decoder import Decoder
         from reference_impl.models.loader import destinations
 
+        device, kernels = torch.device(changes.pop("device", "cpu")), changes.pop("kernels", "auto")
         raw = {
             "architectures": [changes.pop("architecture", "Qwen3ForCausalLM")], "vocab_size": 61, "hidden_size": 32,
             "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
             "head_dim": 8, "max_position_embeddings": 128, "dtype": dtype, **changes,
         }  # fmt: skip
-        model = Decoder(parse_model_config(raw), getattr(torch, dtype), torch.device("cpu"))
+        torch_dtype = getattr(torch, dtype)
+        chosen = choose_kernels(kernels, device, torch_dtype)
+        model = Decoder(parse_model_config(raw), torch_dtype, device, kernels=chosen)
         random = torch.Generator().manual_seed(0)
         for shape, store in destinations(model).values():
             norm = len(shape) == 1

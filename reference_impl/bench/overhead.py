@@ -1,12 +1,13 @@
 """What the server costs over the engine: the same requests given to the engine, and streamed through HTTP.
 
-The client is a process of its own that reads bytes and counts events. Engine, server and client share the processors
-of this machine, as they do when a learner serves on a laptop. With the engine on one of two processors, server and
-client have the other, as they have beside an engine that computes on a GPU.
+The served engine is a process of its own, as that of `inferlab serve`; so is the client, which reads bytes and counts
+events. They share the processors of this machine, as they do when a learner serves on a laptop. With the engine on one
+of two processors, server and client have the other, as they have beside an engine that computes on a GPU.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -18,12 +19,12 @@ import torch
 
 from reference_impl.bench import harness
 from reference_impl.config import course_model
-from reference_impl.engine import Parts
 from reference_impl.interfaces import SamplingParams
 from reference_impl.llm import LLM
 from reference_impl.serving.app import ServerConfig
-from reference_impl.serving.metrics import WatchedTrace
-from reference_impl.serving.server import TRACE_EVENTS, ModelServer
+from reference_impl.serving.process import EngineProcess
+from reference_impl.serving.server import ModelServer
+from reference_impl.serving.worker import load
 
 NUM_STREAMS, NEW_TOKENS = 32, 128
 
@@ -33,7 +34,7 @@ import asyncio, json, sys, time
 
 async def one(port, body):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = ["POST /v1/completions HTTP/1.1", "Host: x", "Connection: close", "Content-Type: application/json"]
+    head = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Connection: close", "Content-Type: application/json"]
     writer.write("\\r\\n".join([*head, f"Content-Length: {len(body)}", "", ""]).encode() + body)
     data = await reader.read(-1)
     writer.close()
@@ -64,13 +65,16 @@ def run(rounds: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _load(threads: int) -> LLM:
+    torch.set_num_threads(threads)
+    return load(course_model("target"), prefix_cache="off")
+
+
 def _measured(rounds: int, threads: int) -> dict[str, Any]:
-    torch.set_num_threads(threads)  # of threads that begin after this, as the engine's does
+    torch.set_num_threads(threads)
     alone = LLM(course_model("target"), prefix_cache="off")
-    parts = Parts(trace=WatchedTrace(TRACE_EVENTS))
-    served = ModelServer(
-        LLM(course_model("target"), parts=parts, prefix_cache="off"), ServerConfig("target"), "127.0.0.1", 0
-    )
+    engine = EngineProcess(functools.partial(_load, threads), alone)
+    served = ModelServer(engine, ServerConfig("target"), "127.0.0.1", 0)
     prompts = [f"def f{i}(x):\n    " for i in range(NUM_STREAMS)]
     sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
     bodies = [

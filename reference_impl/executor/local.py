@@ -53,7 +53,8 @@ class LocalExecutor:
                 tokens[request.id] = token
                 if report is not None:
                     logprobs[request.id] = report
-        return StepOutput(tokens, logprobs, started, self.clock.now())
+        ran = tuple(sorted(getattr(self.attention, "ran", ())))  # a learner's backend need not say
+        return StepOutput(tokens, logprobs, started, self.clock.now(), ran)
 
     def collect(self, ticket: StepOutput) -> StepOutput:
         return ticket

@@ -3,7 +3,8 @@
 The scheduler, the blocks and the trace are the engine's own, so the order of events is real. The times are the cost
 model's: the floors of `theory.deployment` for a stated MFU and MBU, or what was measured (`simulation.cost`), plus the
 moves between device and host; launches and the host's work are left out of the floors unless you add them. The tokens
-mean nothing: everybody writes the same one until the given length is reached.
+mean nothing: everybody writes the same one until the given length is reached, but for the samples of one prompt. Where
+they are drawn they differ, and a prefix cache must not take one for the other.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from reference_impl.interfaces import Request, StepOutput, StepPlan
 from reference_impl.model_config import parse_model_config
 from reference_impl.theory.deployment import Deployment
 
-WORD, END = 7, 2  # what a simulated request writes, and what ends it
+WORD, END = 7, 2  # what a simulated request writes (its sample i: WORD + i), and what ends it
 
 
 class StepCost(Protocol):
@@ -61,7 +62,7 @@ class SimulatedGPU:
         self.time += self.host_seconds + moved * self.bytes_per_block / self.host_link
         if plan.rows:
             self.time += self.cost.step_seconds([r.num_tokens for r in plan.rows], [r.start for r in plan.rows])
-        tokens = {row.request_id: WORD for row in plan.rows if row.samples}
+        tokens = {row.request_id: _word(requests[row.request_id]) for row in plan.rows if row.samples}
         if self.num_output_tokens:
             for request_id in tokens.keys() & self.num_output_tokens.keys():
                 request = requests[request_id]
@@ -74,6 +75,11 @@ class SimulatedGPU:
 
     def close(self) -> None:
         pass
+
+
+def _word(request: Request) -> int:
+    """Greedy samples are alike."""
+    return WORD + request.sample_index if request.sampling.temperature > 0 else WORD
 
 
 def weightless(deployment: Deployment, longest: int = 131_072) -> Any:

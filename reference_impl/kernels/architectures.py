@@ -14,12 +14,14 @@ from triton.backends.compiler import GPUTarget
 @dataclass(frozen=True)
 class Architecture:
     """name: as Triton says it. has_matrix: whether Triton uses its matrix units (not those of Turing); has_bf16,
-    has_fp8: whether they multiply these. shared_bytes: that a thread block may have.
+    has_fp8: whether they multiply these. shared_bytes: that a thread block may have. multiprocessors: of the largest
+    GPU of this kind.
     """
 
     name: str
     target: GPUTarget
     shared_bytes: int
+    multiprocessors: int
     has_matrix: bool = True
     has_bf16: bool = True
     has_fp8: bool = False
@@ -30,19 +32,20 @@ class Architecture:
         return self.shared_bytes > 200 * 1024
 
 
-def _nvidia(capability: int, shared_kib: int, **has: bool) -> Architecture:
-    return Architecture(f"sm_{capability}", GPUTarget("cuda", capability, 32), shared_kib * 1024, **has)
+def _nvidia(capability: int, shared_kib: int, multiprocessors: int, **has: bool) -> Architecture:
+    target = GPUTarget("cuda", capability, 32)
+    return Architecture(f"sm_{capability}", target, shared_kib * 1024, multiprocessors, **has)
 
 
 ARCHITECTURES = {
     a.name: a
     for a in (
-        _nvidia(75, 64, has_matrix=False, has_bf16=False),  # T4
-        _nvidia(80, 163),  # A100
-        _nvidia(86, 99),  # A10, RTX 30
-        _nvidia(89, 99, has_fp8=True),  # L4, L40S, RTX 40
-        _nvidia(90, 227, has_fp8=True),  # H100, H200
-        _nvidia(100, 227, has_fp8=True),  # B200
-        Architecture("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024, has_fp8=True),  # MI300X
+        _nvidia(75, 64, 40, has_matrix=False, has_bf16=False),  # T4
+        _nvidia(80, 163, 108),  # A100
+        _nvidia(86, 99, 84),  # A10, RTX 30
+        _nvidia(89, 99, 142, has_fp8=True),  # L4, L40S, RTX 40
+        _nvidia(90, 227, 132, has_fp8=True),  # H100, H200
+        _nvidia(100, 227, 148, has_fp8=True),  # B200
+        Architecture("gfx942", GPUTarget("hip", "gfx942", 64), 64 * 1024, 304, has_fp8=True),  # MI300X
     )
 }

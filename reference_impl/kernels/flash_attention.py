@@ -28,9 +28,15 @@ LOG2_E = math.log2(math.e)
 
 
 @triton.jit
-def soft_capped(score, cap):
+def soft_capped(score, cap, PRECISION: tl.constexpr):
     """cap x tanh(score / cap); tanh(x) = 2 sigmoid(2 x) - 1."""
-    return cap * (2 * tl.sigmoid(2 * score / cap) - 1)
+    x = score / cap
+    tanh = 2 * tl.sigmoid(2 * x) - 1
+    if PRECISION == "ieee":  # near 0 digits cancel, which float32 would show: there its Taylor series
+        s = x * x
+        series = x * (1 - s * (1 / 3 - s * (2 / 15 - s * (17 / 315 - s * (62 / 2835)))))
+        tanh = tl.where(tl.abs(x) < 0.3, series, tanh)
+    return cap * tanh
 
 
 @triton.jit
@@ -99,6 +105,8 @@ def _flash_attention(
         for n in range(start, stop, BLOCK_N):
             key_pos = n + tl.arange(0, BLOCK_N)
             exists = key_pos < end  # what lies behind was never written: it may be anything, NaN too
+            if WINDOW and phase != 1:  # and blocks before the window may be another's by now
+                exists &= key_pos > context_len + first - WINDOW
             block = tl.load(block_table + row * stride_table + key_pos // BLOCK_SIZE, mask=exists, other=0)
             block, offset = block.to(tl.int64), key_pos % BLOCK_SIZE
             at = block * stride_block + offset * stride_slot + kv_head * stride_head
@@ -110,7 +118,7 @@ def _flash_attention(
             if QUANTIZED:
                 score *= tl.load(key_scale + at_scale, mask=exists, other=0.0)[None, :]
             if SOFTCAP:
-                score = soft_capped(score, softcap)
+                score = soft_capped(score, softcap, PRECISION)
             score *= 1.4426950408889634  # log2(e): the chip computes powers of 2
             if phase != 1:
                 visible = key_pos[None, :] <= position[:, None]

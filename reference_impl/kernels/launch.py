@@ -102,7 +102,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, options: Mapping
     """
     recorder = _recording.get()
     if recorder is not None:
-        recorder.launches.append(_described(kernel, arguments, constants, options))
+        recorder.launches.append(described(kernel, arguments, constants, options))
         return
     for tensor in arguments:
         if isinstance(tensor, Tensor):
@@ -124,7 +124,7 @@ def _check(tensor: Tensor) -> None:
         )
 
 
-def _described(
+def described(
     kernel: Any, arguments: tuple[Any, ...], constants: Mapping[str, Any], options: Mapping[str, int]
 ) -> Launch:
     """As Triton's own launcher would specialize: None and 1 become constants, what is divisible by 16 is marked."""

@@ -76,7 +76,7 @@ def _paged_decode(
         if QUANTIZED:
             score *= tl.load(key_scale + at_scale, mask=visible, other=0.0)[:, None]
         if SOFTCAP:
-            score = soft_capped(score, softcap)
+            score = soft_capped(score, softcap, PRECISION)
         score = tl.where(visible[:, None], score * 1.4426950408889634, float("-inf"))  # log2(e)
         new_largest = tl.maximum(largest, tl.max(score, 0))
         base = tl.where(new_largest == float("-inf"), 0.0, new_largest)  # a whole tile may lie before the window

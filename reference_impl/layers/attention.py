@@ -38,6 +38,7 @@ class TorchAttention:
 
     def __init__(self, scale: float, dtype: torch.dtype, softcap: float | None = None):
         self.scale, self.dtype, self.softcap = scale, dtype, softcap
+        self.ran = {"sdpa" if softcap is None else "unfused"}  # torch's fused attention knows no soft cap
         self._workspace: Tensor | None = None
 
     def plan(self, batch: Batch) -> None:

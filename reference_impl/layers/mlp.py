@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor, nn
 
 from reference_impl.interfaces import LinearMethod
-from reference_impl.kernels import reference
+from reference_impl.layers.backend import TORCH, Activation, Kernels
 from reference_impl.layers.linear import Linear
-
-Activation = Literal["silu", "gelu_tanh"]
-_GATES = {"silu": reference.silu_and_mul, "gelu_tanh": reference.gelu_tanh_and_mul}
 
 
 class GatedMLP(nn.Module):
@@ -25,13 +20,14 @@ class GatedMLP(nn.Module):
         activation: Activation,
         bias: bool = False,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        kernels: Kernels = TORCH,
     ):
         super().__init__()
         gate, up, down = names
         parts = {gate: intermediate_size, up: intermediate_size}
         self.gate_up = Linear(method, hidden_size, parts, bias)
         self.down = Linear(method, intermediate_size, {down: hidden_size}, bias)
-        self.gate = _GATES[activation]
+        self.gate = kernels.gates[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.gate(self.gate_up(x)))

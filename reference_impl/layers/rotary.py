@@ -52,6 +52,8 @@ class RotaryTable:
         self.cos = torch.cat((angle.cos(), angle.cos()), -1).to(device, kept)[:, None]  # [max_position, 1, head_dim]
         self.sin = torch.cat((-angle.sin(), angle.sin()), -1).to(device, kept)[:, None]
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions [num_tokens] -> cos, sin, each [num_tokens, 1, head_dim]."""
+    def at(self, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """positions [num_tokens] -> cos, sin, each [num_tokens, 1, head_dim]; None: of all positions in turn."""
+        if positions is None:
+            return self.cos, self.sin
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)

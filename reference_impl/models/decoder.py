@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from reference_impl.config import ModelConfig
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, LinearMethod
 from reference_impl.kernels import reference
+from reference_impl.layers.backend import Kernels, choose_kernels, writes_and_attends
 from reference_impl.layers.linear import Linear, default_method
 from reference_impl.layers.mlp import GatedMLP
 from reference_impl.layers.rotary import RotaryTable
@@ -28,9 +29,10 @@ class DecoderLayer(nn.Module):
         method: LinearMethod,
         dtype: torch.dtype,
         device: torch.device,
+        kernels: Kernels,
     ):
         super().__init__()
-        self.config, self.index = config, index
+        self.config, self.index, self.kernels = config, index, kernels
         c, heads, kv = (
             config,
             config.num_heads * config.head_dim,
@@ -46,9 +48,9 @@ class DecoderLayer(nn.Module):
         self.mlp: nn.Module
         if c.experts is not None and index in c.experts.layers:
             router = torch.empty(c.experts.num_experts, c.hidden_size, dtype=dtype, device=device)
-            self.mlp = MixtureOfExperts(c, c.experts, method, router)
+            self.mlp = MixtureOfExperts(c, c.experts, method, router, kernels)
         else:
-            self.mlp = GatedMLP(method, c.hidden_size, c.intermediate_size, c.activation, c.mlp_bias)
+            self.mlp = GatedMLP(method, c.hidden_size, c.intermediate_size, c.activation, c.mlp_bias, kernels=kernels)
 
         def norm(*shape: int) -> Tensor:
             return torch.empty(*shape, dtype=norm_dtype(c, dtype), device=device)
@@ -62,28 +64,48 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: Tensor,
+        added: Tensor | None,
         cos: Tensor,
         sin: Tensor,
         attention: AttentionBackend,
         kv_cache: KVCache,
         batch: Batch,
+    ) -> tuple[Tensor, Tensor]:
+        """What was computed last is added to x by the next norm, which reads x anyway; so both are handed on."""
+        c, rms_norm = self.config, self.kernels.rms_norm
+        if added is None:
+            h = rms_norm(x, self.input_norm, c.norm_eps)
+        else:
+            h, x = self.kernels.add_rms_norm(added, x, self.input_norm, c.norm_eps)
+        qkv = self.qkv(h).view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        o = self.o(self._attend(qkv, cos, sin, attention, kv_cache, batch).flatten(1))
+        if self.attention_output_norm is not None:
+            o = rms_norm(o, self.attention_output_norm, c.norm_eps)
+        h, x = self.kernels.add_rms_norm(o, x, self.mlp_norm, c.norm_eps)
+        y = self.mlp(h)
+        if self.mlp_output_norm is not None:
+            y = rms_norm(y, self.mlp_output_norm, c.norm_eps)
+        return x, y
+
+    def _attend(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
+        """QK-norm, rotary embedding, cache, attention, of qkv [num_tokens, heads of q, k and v, head_dim]."""
         c = self.config
-        qkv = self.qkv(reference.rms_norm(x, self.input_norm, c.norm_eps))
-        qkv = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        if fused := writes_and_attends(self.kernels, attention):  # all but the attention itself is one kernel
+            rotate_and_write, attend = fused
+            q, k, v = qkv.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
+            q_norm, k_norm = (None, None) if self.qk_norm is None else (self.qk_norm[0], self.qk_norm[-1])
+            q = rotate_and_write(
+                q, k, v, batch.positions, cos, sin, *kv_cache.layer(self.index),
+                batch.groups[batch.group_of_layer[self.index]].slot_mapping, q_norm, k_norm, c.norm_eps,
+            )  # fmt: skip
+            return attend(q, self.index, kv_cache, batch)
         qk, v = qkv[:, : -c.num_kv_heads], qkv[:, -c.num_kv_heads :]
         if self.qk_norm is not None:
-            qk = (reference.rms_norm(qk, None, c.norm_eps) * self.qk_norm).to(x.dtype)
+            qk = (self.kernels.rms_norm(qk, None, c.norm_eps) * self.qk_norm).to(qk.dtype)
         qk = reference.rotate(qk, cos, sin)
-        q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
-        o = self.o(attention.forward(q, k, v, self.index, kv_cache, batch).flatten(1))
-        if self.attention_output_norm is not None:
-            o = reference.rms_norm(o, self.attention_output_norm, c.norm_eps)
-        x = x + o
-        y = self.mlp(reference.rms_norm(x, self.mlp_norm, c.norm_eps))
-        if self.mlp_output_norm is not None:
-            y = reference.rms_norm(y, self.mlp_output_norm, c.norm_eps)
-        return x + y
+        return attention.forward(qk[:, : c.num_heads], qk[:, c.num_heads :], v, self.index, kv_cache, batch)
 
 
 class Decoder(nn.Module):
@@ -96,14 +118,18 @@ class Decoder(nn.Module):
         device: torch.device,
         max_position: int | None = None,
         linear_method: LinearMethod | None = None,
+        kernels: Kernels | None = None,
     ):
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, device
+        self.kernels = kernels or choose_kernels("auto", device, dtype)
         method = linear_method or default_method(dtype, device)
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         # Rounded to the model's dtype, as Gemma was trained.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(DecoderLayer(config, i, method, dtype, device) for i in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, i, method, dtype, device, self.kernels) for i in range(config.num_layers)
+        )
         self.norm = torch.empty(config.hidden_size, dtype=norm_dtype(config, dtype), device=device)
         self.lm_head = None if config.tied_embeddings else torch.empty_like(self.embedding)
         positions = max_position or config.max_position
@@ -120,13 +146,18 @@ class Decoder(nn.Module):
         x = self.embedding[batch.input_ids]
         if c.embedding_scale != 1:
             x = x * self.embedding_scale
-        full = self.rotary.at(batch.positions)
-        windowed = full if self.window_rotary is self.rotary else self.window_rotary.at(batch.positions)
+        # A kernel that rotates and writes looks a position's cosine up itself.
+        positions = None if writes_and_attends(self.kernels, attention) else batch.positions
+        full = self.rotary.at(positions)
+        windowed = full if self.window_rotary is self.rotary else self.window_rotary.at(positions)
         attention.plan(batch)
+        added = None
         for layer, window in zip(self.layers, c.layer_windows, strict=True):
             cos, sin = full if window is None else windowed
-            x = layer(x, cos, sin, attention, kv_cache, batch)
-        x = reference.rms_norm(x[batch.logits_indices], self.norm, c.norm_eps)
+            x, added = layer(x, added, cos, sin, attention, kv_cache, batch)
+        assert added is not None, "a model without layers"
+        last = batch.logits_indices
+        x, _ = self.kernels.add_rms_norm(added[last], x[last], self.norm, c.norm_eps)
         logits = x @ (self.embedding if self.lm_head is None else self.lm_head).T
         return logits if c.final_softcap is None else reference.soft_cap(logits, c.final_softcap)
 

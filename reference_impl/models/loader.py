@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from reference_impl.config import read_model_config
+from reference_impl.layers.backend import Asked, choose_kernels
 from reference_impl.layers.linear import Linear
 from reference_impl.layers.mlp import GatedMLP
 from reference_impl.models.decoder import Decoder, DecoderLayer
@@ -33,11 +34,13 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     max_position: int | None = None,
+    kernels: Asked = "auto",
 ) -> Decoder:
-    """Reads config and weights. dtype None keeps the checkpoint's own."""
+    """Reads config and weights. dtype None keeps the checkpoint's own; kernels: see `choose_backend`."""
     folder, device = Path(folder), torch.device(device)
     config = read_model_config(folder)
-    model = Decoder(config, dtype or getattr(torch, config.dtype), device, max_position)
+    dtype = dtype or getattr(torch, config.dtype)
+    model = Decoder(config, dtype, device, max_position, kernels=choose_kernels(kernels, device, dtype))
     fill(model, destinations(model), weight_files(folder))
     for linear in model.linears():
         linear.method.finish(linear.params)

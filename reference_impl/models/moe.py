@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reference_impl.interfaces import LinearMethod
+from reference_impl.layers.backend import TORCH, Kernels
 from reference_impl.layers.mlp import GatedMLP
 from reference_impl.model_config import ExpertsConfig, ModelConfig
 
@@ -19,14 +20,23 @@ from reference_impl.model_config import ExpertsConfig, ModelConfig
 class MixtureOfExperts(nn.Module):
     """x [num_tokens, hidden_size] -> the same shape. Stands where a layer's MLP would."""
 
-    def __init__(self, config: ModelConfig, experts: ExpertsConfig, method: LinearMethod, router: Tensor):
+    def __init__(
+        self,
+        config: ModelConfig,
+        experts: ExpertsConfig,
+        method: LinearMethod,
+        router: Tensor,
+        kernels: Kernels = TORCH,
+    ):
         super().__init__()
         mixtral = config.architecture == "MixtralForCausalLM"
         names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
         self.config = experts
         self.router = router  # [num_experts, hidden_size], never quantized: it is small, and its choices are steps
         self.experts = nn.ModuleList(
-            GatedMLP(method, config.hidden_size, experts.intermediate_size, config.activation, names=names)
+            GatedMLP(
+                method, config.hidden_size, experts.intermediate_size, config.activation, names=names, kernels=kernels
+            )
             for _ in range(experts.num_experts)
         )
 

@@ -5,7 +5,7 @@ Rows are independent: each has its own parameters, and its own uniform number fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -14,18 +14,23 @@ from reference_impl.interfaces import Request, Sampled, SamplingParams, TokenLog
 from reference_impl.sampling.philox import uniform
 
 
-def sample(logits: Tensor, requests: Sequence[Request]) -> Sampled:
+def choose(scores: Tensor, requests: Sequence[Request]) -> Tensor:
+    """One token per row of scores [num_rows, vocab_size], [num_rows] int64."""
+    params = [r.sampling for r in requests]
+    if all(p.temperature == 0 for p in params):
+        return scores.argmax(dim=-1)
+    u = uniform([r.seed for r in requests], [r.sample_index for r in requests], [r.num_tokens for r in requests])
+    return draw(probabilities(scores, params), torch.from_numpy(u).to(scores.device))
+
+
+def sample(
+    logits: Tensor, requests: Sequence[Request], choose: Callable[[Tensor, Sequence[Request]], Tensor] = choose
+) -> Sampled:
     """Chooses the next token of each request. logits [num_rows, vocab_size]."""
     params = [r.sampling for r in requests]
     if any(p.logprobs is not None for p in params):
         raw_logprobs = torch.log_softmax(logits.float(), dim=-1)
-    scores = apply_penalties(logits, requests)
-    if all(p.temperature == 0 for p in params):
-        tokens = scores.argmax(dim=-1)
-    else:
-        u = uniform([r.seed for r in requests], [r.sample_index for r in requests], [r.num_tokens for r in requests])
-        tokens = draw(probabilities(scores, params), torch.from_numpy(u).to(logits.device))
-    chosen = tokens.tolist()
+    chosen = choose(apply_penalties(logits, requests), requests).tolist()
     reports: list[TokenLogprobs | None] = [None] * len(chosen)
     for row, (p, token) in enumerate(zip(params, chosen, strict=True)):
         if p.logprobs is not None:

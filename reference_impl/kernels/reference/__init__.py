@@ -10,20 +10,58 @@ from reference_impl.kernels.reference.attention import (
     paged_decode,
     tree_mask,
 )
-from reference_impl.kernels.reference.rows import gelu_tanh_and_mul, rms_norm, rotate, silu_and_mul, soft_cap
+from reference_impl.kernels.reference.experts import grouped_gemm, lora_expand, lora_shrink
+from reference_impl.kernels.reference.linear import (
+    gemm,
+    gemm_fp8,
+    gemm_w4a16,
+    gemm_w8a16,
+    pack_int4,
+    quantize_rows_fp8,
+    unpack_int4,
+)
+from reference_impl.kernels.reference.rows import (
+    add_rms_norm,
+    add_rms_norm_fp8,
+    gelu_tanh_and_mul,
+    rms_norm,
+    rotate,
+    rotate_and_write,
+    silu_and_mul,
+    silu_and_mul_fp8,
+    soft_cap,
+    to_eight_bits,
+)
+from reference_impl.kernels.reference.sampling import sample_tokens
 
 __all__ = [
+    "add_rms_norm",
+    "add_rms_norm_fp8",
     "attention_decode_rows",
     "attention_one_row",
     "causal_mask",
     "context_slots",
     "flash_attention",
     "gelu_tanh_and_mul",
+    "gemm",
+    "gemm_fp8",
+    "gemm_w4a16",
+    "gemm_w8a16",
+    "grouped_gemm",
+    "lora_expand",
+    "lora_shrink",
     "merge_splits",
+    "pack_int4",
     "paged_decode",
+    "quantize_rows_fp8",
     "rms_norm",
     "rotate",
+    "rotate_and_write",
+    "sample_tokens",
     "silu_and_mul",
+    "silu_and_mul_fp8",
     "soft_cap",
+    "to_eight_bits",
     "tree_mask",
+    "unpack_int4",
 ]

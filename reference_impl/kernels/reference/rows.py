@@ -1,4 +1,4 @@
-"""What is computed for each token by itself: norm, rotary embedding, gates."""
+"""What is computed for each token by itself: norm, rotary embedding, gates, and what is stored of it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,31 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return F.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps).to(x.dtype)
 
 
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """(rms_norm(sum), sum), with sum = x + residual; all of one shape and dtype."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(codes, scale, sum): as `add_rms_norm`, the norm in FP8 with a scale per row, for an FP8 product."""
+    normed, total = add_rms_norm(x, residual, weight, eps)
+    return *to_eight_bits(normed, torch.float8_e4m3fn), total
+
+
+def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(codes, scale), x about codes x scale: codes like x in int8 or float8_e4m3fn, scale [...] float32.
+
+    The last dimension shares a scale: its largest magnitude becomes the largest code. Under 2^-64 it counts as that,
+    so that nothing divides by zero.
+    """
+    limit = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    scale = exact.abs().amax(-1, keepdim=True).clamp(min=2.0**-64) / limit
+    codes = (exact / scale).clamp(-limit, limit)  # the quotient may miss the limit by rounding
+    return (codes.round() if dtype is torch.int8 else codes).to(dtype), scale[..., 0].float()
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding, halves convention (Su et al. 2021, as Llama and Qwen store it).
 
@@ -24,10 +49,61 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
+def rotate_and_write(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slot_mapping: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    *,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
+) -> Tensor:
+    """QK-norm and rotary embedding; k and v go into the cache, q is given back as a new tensor.
+
+    q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]: they may be parts of one
+    projection. positions [num_tokens], also of padding, index cos and sin [max_position, 1, head_dim] (RotaryTable).
+    keys and values [num_blocks, block_size, num_kv_heads, head_dim] are written at slot_mapping [num_tokens]: block x
+    block_size + offset, or -1 for a token that only pads the batch and is written nowhere. q_norm, k_norm [head_dim].
+
+    A cache of int8 or float8_e4m3fn has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too;
+    raises ValueError if they are missing, or given for another cache.
+    """
+    if (keys.element_size() == 1) != (key_scale is not None) or (key_scale is None) != (value_scale is None):
+        raise ValueError(
+            f"expected key_scale and value_scale with a cache of 8 bits, and only then; it is {keys.dtype}"
+        )
+    q = q if q_norm is None else rms_norm(q, q_norm, eps)
+    k = k if k_norm is None else rms_norm(k, k_norm, eps)
+    q, k = (rotate(x, cos[positions], sin[positions]) for x in (q, k))
+    real = slot_mapping >= 0
+    slots = slot_mapping[real].long()
+    at = slots // keys.shape[1], slots % keys.shape[1]
+    for cache, scale, fresh in ((keys, key_scale, k[real]), (values, value_scale, v[real])):
+        if scale is None:
+            cache[at] = fresh.to(cache.dtype)
+        else:
+            codes, scale[at] = to_eight_bits(fresh, cache.dtype)
+            cache.view(torch.uint8)[at] = codes.view(torch.uint8)  # torch cannot index float8 on the left
+    return q
+
+
 def silu_and_mul(x: Tensor) -> Tensor:
     """SwiGLU's gate: x [..., 2 n] = (gate, up) -> silu(gate) * up, [..., n]."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
+
+
+def silu_and_mul_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes, scale): `silu_and_mul` in FP8 with a scale per row."""
+    return to_eight_bits(silu_and_mul(x), torch.float8_e4m3fn)
 
 
 def gelu_tanh_and_mul(x: Tensor) -> Tensor:

@@ -1,0 +1,29 @@
+"""Sampling from the vocabularies of Llama 2 and Qwen3."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reference_impl.kernels.calls.meta import Call, empty
+from reference_impl.kernels.sample_tokens import sample_tokens
+
+ROWS = 64
+
+
+def _sample(vocab_size: int, logits: torch.dtype | None = None) -> Call:
+    """logits: their dtype, if not that of the activations."""
+
+    def call(dtype: torch.dtype) -> Tensor:
+        number, whole = (empty(ROWS, dtype=dtype) for dtype in (torch.float32, torch.int64))
+        scores = empty(ROWS, vocab_size, dtype=logits or dtype)
+        return sample_tokens(scores, number, whole.int(), number, number, whole, whole.int(), whole.int())
+
+    return call
+
+
+CALLS: dict[str, Call] = {
+    "sample_tokens, 32,000": _sample(32000),
+    "sample_tokens, 151,936": _sample(151936),
+    "sample_tokens, 151,936 of float32": _sample(151936, torch.float32),
+}

@@ -1,0 +1,91 @@
+"""Sampling in whole numbers, so that every machine that sees the same logits chooses the same tokens.
+
+Sums of floats depend on their order, and exp on who computes it. Here a token's mass, exp of its score, is a whole
+number of 2^-40, computed by additions and products in float32 whose order is fixed: sums are exact in any order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# A word's upper 24 bits decide: portions, also top-p, count in 2^-24.
+_LOW, _PORTION = 2**32 - 1, 24
+
+
+def sample_tokens(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seed: Tensor,
+    sample_index: Tensor,
+    position: Tensor,
+) -> Tensor:
+    """One token per row, [rows] int64, with the meaning of `sampling.sampler` (probabilities, then draw).
+
+    logits [rows, vocab_size] of at most 2^22 tokens; the others [rows]: temperature (0: the first of the largest
+    logits), top_p (1: off) and min_p (0: off) float32, top_k integers (0: off). seed int64: the 64 bits, those of 2^63
+    and above as negative numbers; sample_index and position integers, of which 32 bits count, for `philox`.
+
+    Of equal scores at the edge of top-k or top-p the lower token id stays. NaN counts as -inf; if no logit is above
+    -inf, all tokens are equally likely.
+    """
+    vocab_size = logits.shape[1]
+    logits = logits.float().nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    distance, order = distances(logits, temperature).sort(dim=1, stable=True)
+    mass, rank = token_mass(distance), torch.arange(vocab_size, device=logits.device)
+    in_top_k = rank < torch.where(top_k > 0, top_k, vocab_size)[:, None]
+    mass = torch.where(in_top_k, mass, 0)
+    before = mass.cumsum(1) - mass
+    # A token stays while the mass before it is below top_p of the whole.
+    edge = portion(mass.sum(1), (top_p * 2.0**_PORTION).long()).clamp(min=1)
+    lowest = (min_p * 2.0**40).long()  # the largest score has mass 2^40
+    mass = torch.where((before < edge[:, None]) & (mass >= lowest[:, None]), mass, 0)
+    cumulative = torch.zeros_like(mass).scatter_(1, order, mass).cumsum(1)  # in the order of the token ids
+    # Inverse transform: the first token whose cumulative mass exceeds u x total, u = (2 n + 1) / 2^24.
+    units = 2 * (random_word(seed, sample_index, position) >> 9) + 1
+    target = portion(cumulative[:, -1], units)
+    drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    return torch.where(temperature > 0, drawn, logits.argmax(1))
+
+
+def distances(logits: Tensor, temperature: Tensor) -> Tensor:
+    """(largest logit - logit) / temperature, float32, 0 or more: the scores below the largest."""
+    largest = logits.amax(1, keepdim=True)
+    below = torch.where(logits == largest, 0.0, largest - logits)  # inf - inf is NaN
+    return below / temperature.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+
+
+def token_mass(distance: Tensor) -> Tensor:
+    """exp(-distance) in units of 2^-40, rounded down, int64: 2^40 for distance 0, 0 from 28 on.
+
+    exp(-d) = 2^-n exp(r) with r = n ln 2 - d and |r| <= ln 2 / 2, exp(r) by its Taylor series. ln 2 is taken in two
+    parts, the first of which gives exact products (Cody and Waite 1980).
+    """
+    distance = distance.clamp(max=40.0)
+    halvings = (distance * 1.4426950408889634 + 0.5).floor()
+    r = (halvings * 0.693359375 - distance) - halvings * 2.12194440e-4
+    power = r * (1 / 5040) + 1 / 720
+    for coefficient in (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
+        power = power * r + coefficient
+    return ((power * 2.0**24).long() << 16) >> halvings.long()  # power has 24 bits: nothing is lost
+
+
+def portion(total: Tensor, units: Tensor) -> Tensor:
+    """total x units / 2^24, rounded down, without leaving 64 bits."""
+    high, low = total >> _PORTION, total & (2**_PORTION - 1)
+    return high * units + ((low * units) >> _PORTION)
+
+
+def random_word(seed: Tensor, sample_index: Tensor, position: Tensor) -> Tensor:
+    """The first word of `sampling.philox`, where it is explained, for draw 0; int64 in [0, 2^32)."""
+    c0, c1 = position.long() & _LOW, sample_index.long() & _LOW
+    c2 = c3 = torch.zeros_like(c0)
+    k0, k1 = seed & _LOW, (seed >> 32) & _LOW
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2  # 64 bits; above 2^63 they look negative
+        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+    return c0

@@ -1,0 +1,103 @@
+"""Which code computes attention and the small operations of a layer: our Triton kernels, or torch, which runs anywhere.
+
+Chosen when a model or an engine is built, by the device and the dtype. Nothing falls back while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from reference_impl.interfaces import AttentionBackend
+from reference_impl.kernels import reference
+
+Asked = Literal["auto", "triton", "torch"]
+Backend = Literal["triton", "torch"]
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The small operations of a layer; what they compute is said in kernels/reference/rows.py.
+
+    rotate_and_write: None where attention gets rotated queries and keys, and writes the cache itself.
+    """
+
+    backend: Backend
+    rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
+    gates: Mapping[Activation, Callable[[Tensor], Tensor]]
+    rotate_and_write: Callable[..., Tensor] | None = None
+
+
+TORCH = Kernels(
+    "torch",
+    reference.rms_norm,
+    reference.add_rms_norm,
+    {"silu": reference.silu_and_mul, "gelu_tanh": reference.gelu_tanh_and_mul},
+)
+
+
+def writes_and_attends(
+    kernels: Kernels, attention: AttentionBackend
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor]] | None:
+    """(rotate_and_write, attend) where there is such a kernel and a backend that finds keys in the cache; or None."""
+    attend = getattr(attention, "attend", None)
+    return None if kernels.rotate_and_write is None or attend is None else (kernels.rotate_and_write, attend)
+
+
+def choose_kernels(asked: Asked, device: torch.device, dtype: torch.dtype) -> Kernels:
+    """As `choose_backend` says."""
+    if choose_backend(asked, device, dtype) == "torch":
+        return TORCH
+    from reference_impl.kernels import gates, rms_norm, rotate_and_write
+
+    return Kernels(
+        "triton",
+        rms_norm.rms_norm,
+        rms_norm.add_rms_norm,
+        {"silu": gates.silu_and_mul, "gelu_tanh": gates.gelu_tanh_and_mul},
+        rotate_and_write.rotate_and_write,
+    )
+
+
+def choose_backend(asked: Asked, device: torch.device, dtype: torch.dtype) -> Backend:
+    """auto: Triton on a GPU where its kernels do their work, torch elsewhere. ValueError where "triton" cannot be."""
+    if asked == "torch" or (asked == "auto" and device.type != "cuda"):
+        return "torch"
+    reason = _why_not_triton(device, dtype, interpreted_will_do=asked == "triton")
+    if reason is None:
+        return "triton"
+    if asked == "triton":
+        raise ValueError(f"attention='triton' cannot be: {reason}. Use attention='torch', or 'auto'")
+    return "torch"
+
+
+def _why_not_triton(device: torch.device, dtype: torch.dtype, interpreted_will_do: bool) -> str | None:
+    """The interpreter proves kernels on any machine, and is a thousand times as slow as torch."""
+    try:
+        from reference_impl.kernels import launch
+    except ImportError as error:
+        return f"there is no Triton here ({error})"
+    known = [torch.float32, torch.float16]
+    if launch.is_interpreted():
+        if not interpreted_will_do:
+            return "TRITON_INTERPRET is set"
+    elif device.type != "cuda":
+        return f"the model is on {device}, not on a GPU, and TRITON_INTERPRET=1 was not set when the process began"
+    else:
+        try:
+            gpu = launch.architecture()
+        except ValueError as error:
+            return str(error)
+        if not gpu.has_matrix:
+            return f"Triton does not use the matrix units of {gpu.name}"
+        known += [torch.bfloat16] * gpu.has_bf16
+    if dtype not in known:
+        names = ", ".join(str(d).removeprefix("torch.") for d in known)
+        return f"the kernels compute {names} here, and this model is {str(dtype).removeprefix('torch.')}"
+    return None

@@ -1,0 +1,191 @@
+"""The kernel bench proves before it times, names what did not run, and keeps its time; all of it on any machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import reference_impl
+from reference_impl.bench import kernels as bench
+from reference_impl.bench.kernel_cases import CASES, Case, Goal
+from reference_impl.bench.kernel_work import Peer, Place, Work
+
+PACKAGE = Path(reference_impl.__file__).parent
+TINY = Place(torch.device("cpu"), torch.float32, tiny=True)
+LIMITS = {"copy": 1e12, "16 bits": 1e14, "fp8": 0.0, "nothing": 0.0}
+NOT_ON_A_BARE_MACHINE = (
+    "typer", "rich", "click", "pydantic", "yaml", "tokenizers", "safetensors", "transformers", "jinja2", "matplotlib",
+    "platformdirs", "scipy", "pytest", "hypothesis",
+)  # fmt: skip
+
+
+def bench_in_a_bare_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """python -m reference_impl.bench where nothing but torch, triton and numpy can be imported."""
+    code = f"""
+import runpy, sys
+sys.modules.update(dict.fromkeys({list(NOT_ON_A_BARE_MACHINE)!r}))
+sys.path.insert(0, {str(PACKAGE.parent)!r})
+sys.argv = ["bench", *{list(arguments)!r}]
+runpy.run_module("reference_impl.bench", run_name="__main__")
+"""
+    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, env=own | environment, timeout=280
+    )
+
+
+def test_a_dry_run_proves_every_case_on_a_bare_machine() -> None:
+    done = bench_in_a_bare_process("kernels", "--dry-run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    for case in CASES:
+        [line] = [line for line in lines if line.startswith(f"{case.name:42}")]
+        assert re.search(r" [\d.]+ +0 % +\S+ (TB/s|TFLOP/s) ", line), line
+    assert "did not run: FlexAttention: left out: a dry run compiles nothing (decode, B 64" in done.stdout
+    assert "times mean nothing" in lines[-1]
+
+
+def test_every_kernel_has_a_case() -> None:
+    sources = {p.stem: p.read_text("utf-8") for p in (PACKAGE / "kernels").glob("*.py")}
+    launching = {name for name, text in sources.items() if re.search(r"^ +launch\(", text, re.MULTILINE)}
+    assert {"flash_attention", "paged_decode", "rms_norm", "sample_tokens"} <= launching
+    cases = "".join(p.read_text("utf-8") for p in (PACKAGE / "bench").glob("kernel_*.py"))
+    assert {name for name in launching if f"kernels.{name} import" not in cases} == set()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_it_needs() -> None:
+    done = bench_in_a_bare_process("kernels")
+    assert done.returncode == 2
+    assert "expected a GPU that torch sees" in done.stderr
+    assert "--dry-run" in done.stderr
+
+
+def test_another_word_than_kernels_is_refused() -> None:
+    done = bench_in_a_bare_process("kernel")
+    assert (done.returncode, "expected: python -m reference_impl.bench kernels" in done.stderr) == (2, True)
+
+
+def test_a_name_that_no_case_has_is_refused() -> None:
+    done = bench_in_a_bare_process("kernels", "--dry-run", "--only", "decoding")
+    assert done.returncode == 2
+    assert "--only 'decoding': expected a part of one of: decode, B 64, context 4k; " in done.stderr
+
+
+class Clock:
+    """A timer that runs nothing and knows how long everything takes."""
+
+    late = frozenset({"slow host"})
+
+    def __init__(self, **seconds: float):
+        self.seconds = seconds
+        self.asked: list[set[str]] = []
+
+    def __call__(self, runs: dict[str, Callable[[], Any]], cold: bool) -> dict[str, list[float]]:
+        self.asked.append(set(runs))
+        return {name: [self.seconds[name]] * 3 for name in runs}
+
+
+X = torch.arange(6.0)
+
+
+def work(ours: torch.Tensor = X * 2, **fields: Any) -> Work:
+    """Doubles X; 1 MB moved, so 1 µs at least under LIMITS."""
+    return Work(ours=lambda: ours, expected=lambda cast: cast(X) * 2, moved=1e6, **fields)
+
+
+def measured(case: Case, clock: Clock) -> dict[str, Any]:
+    return bench.measure(case, TINY, clock, LIMITS, deadline=float("inf"))  # type: ignore[arg-type]
+
+
+def test_a_wrong_kernel_is_not_timed() -> None:
+    clock = Clock(ours=1.0)
+    for result in (X * 2 + torch.tensor([0, 0, 0, 0, 0, 1e-4]), X[:5] * 2, X * torch.nan):
+        entry = measured(Case("wrong", lambda place, result=result: work(result)), clock)
+        assert entry["error"].startswith("not timed: the result has")
+    assert clock.asked == []
+    assert "error" not in measured(Case("right", lambda place: work()), clock)
+
+
+def test_a_token_that_differs_is_wrong() -> None:
+    tokens = torch.tensor([5, 7])
+    sampled = Work(ours=lambda: tokens + torch.tensor([0, 1]), expected=lambda cast: tokens, moved=1.0)
+    assert "differs in 1 of 2" in measured(Case("tokens", lambda place: sampled), Clock())["error"]
+
+
+def test_peers_that_fail_or_compute_something_else_are_named_and_the_rest_is_timed() -> None:
+    def broken() -> Any:
+        raise RuntimeError("no such kernel\nwith a long story")
+
+    peers = {
+        "good": Peer(lambda: lambda: X * 2),
+        "broken": Peer(broken),
+        "breaks when run": Peer(lambda: broken),
+        "something else": Peer(lambda: lambda: X * 3),
+        "compiles": Peer(lambda: lambda: X * 2, compiles=True),
+    }
+    clock = Clock(ours=2e-6, good=3e-6)
+    entry = measured(Case("c", lambda place: work(peers=peers)), clock)
+    assert clock.asked == [{"ours", "good"}]
+    assert entry["peer_errors"] == {
+        "broken": "RuntimeError: no such kernel",
+        "breaks when run": "RuntimeError: no such kernel",
+        "something else": "ValueError: it computes something else",
+        "compiles": "left out: a dry run compiles nothing",
+    }
+    result = {"cases": {"c": entry, "d": entry}, "limits": LIMITS, "dtype": "x", "seconds": 1.0, "left_out": ["e"]}
+    stamp = {"gpu": "a GPU", "versions": {"torch": "2", "triton": "3"}}
+    notes = bench.notes({**result, "stamp": stamp, "dry_run": False}).splitlines()
+    assert "did not run: broken: RuntimeError: no such kernel (c; d)" in notes
+    assert "left out, the time was up: e" in notes
+    assert any("c: with the host's time" in note and "slow host" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("goal", "reached"),
+    [
+        (Goal(90, "% of limit"), 25.0),
+        (Goal(460, "TFLOP/s"), 5.0),
+        (Goal(3, "x slow"), 10.0),
+        (Goal(3, "x absent"), None),
+    ],
+)
+def test_limit_goal_and_best_peer(goal: Goal, reached: float | None) -> None:
+    """4 µs; memory allows 1 µs and the matrix units 0.2 µs (FP8 could not be measured: as 16 bits)."""
+    peers = {name: Peer(lambda: lambda: X * 2) for name in ("slow", "fast")}
+    case = Case("c", lambda place: work(flops=2e7, precision="fp8", peers=peers), goal)
+    entry = measured(case, Clock(ours=4e-6, slow=40e-6, fast=2e-6))
+    assert entry["limited_by"] == "memory"
+    assert entry["limit_seconds"] == pytest.approx(1e-6)
+    assert entry["percent_of_limit"] == pytest.approx(25)
+    assert (entry["best_peer"], entry["times_as_fast"]["median"]) == ("fast", pytest.approx(0.5))
+    assert entry["goal"]["reached"] == (None if reached is None else pytest.approx(reached))
+    line = bench.line("c", entry)
+    assert "4.0" in line
+    assert "25 %" in line
+    assert "fast 0.50x" in line
+    assert f"{'-' if reached is None else f'{reached:g}'} of {goal.value:g} {goal.unit}" in line
+    json.dumps(entry)
+
+
+def test_a_case_that_fails_does_not_hide_the_others_and_what_is_left_out_is_named() -> None:
+    def fails(place: Place) -> Work:
+        raise torch.OutOfMemoryError("too large")
+
+    clock = Clock(ours=1.0, nothing=0.0, copy=1.0, fp8=1.0, **{"16 bits": 1.0})
+    cases = [Case("fails", fails), Case("works", lambda place: work())]
+    result = bench.run(cases, TINY, clock, seconds=60)  # type: ignore[arg-type]
+    assert result["cases"]["fails"] == {"error": "OutOfMemoryError: too large"}
+    assert "percent_of_limit" in result["cases"]["works"]
+    assert result["left_out"] == []
+    result = bench.run(cases, TINY, clock, seconds=0)  # type: ignore[arg-type]
+    assert (result["cases"], result["left_out"]) == ({}, ["fails", "works"])
