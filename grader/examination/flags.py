@@ -55,7 +55,33 @@ def flags(lab: Lab, submission: Submission) -> list[str]:
         for node in ast.walk(tree):
             for text in _findings(node, modules, own, strict):
                 found[f"cell {name}, line {getattr(node, 'lineno', 0)}: {text}"] = None
+    if not _launches([tree for _, tree, _ in trees], modules):
+        found.update(
+            dict.fromkeys(f"cell {name}: launches no Triton kernel" for name in _kernel_cells(lab, submission))
+        )
     return list(found)[:MAX_FLAGS]
+
+
+def _kernel_cells(lab: Lab, submission: Submission) -> list[str]:
+    """Answered cells in which the lab has a Triton kernel. That one is used cannot be seen from outside."""
+    answers = {name: text for name, text in submission.answers.items() if "raise NotImplementedError" not in text}
+    return [
+        cell.grade_id for cell in lab.of_kind("solution") if "@triton.jit" in cell.source and cell.grade_id in answers
+    ]
+
+
+def _launches(trees: list[ast.Module], modules: dict[str, str]) -> bool:
+    """Whether there is `kernel[grid]` of a function under triton.jit."""
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    kernels = {
+        function.name
+        for function in nodes
+        if isinstance(function, ast.FunctionDef)
+        for decorator in function.decorator_list
+        if _dotted(decorator.func if isinstance(decorator, ast.Call) else decorator, modules) == "triton.jit"
+    }
+    indexed = [node.value for node in nodes if isinstance(node, ast.Subscript)]
+    return any(isinstance(value, ast.Name) and value.id in kernels for value in indexed)
 
 
 def _parsed(source: str) -> ast.Module | None:

@@ -150,7 +150,7 @@ class Launcher:
         ours, theirs = socket.socketpair()
         start = "import sys; sys.path[:0] = sys.argv[2:]; from learner_side.learner import main; main(int(sys.argv[1]))"
         words = [sys.executable, "-P", "-c", start, str(theirs.fileno()), self._folder]
-        environment: dict[str, str] | None = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+        environment: dict[str, str] | None = {**os.environ, **sandbox.FIXED}
         if self._isolated is not None:
             inside = [*sandbox.python(), "-c", start, str(theirs.fileno()), sandbox.SIDE, sandbox.SITE]
             words = sandbox.command(self._isolated, self._folder, inside)

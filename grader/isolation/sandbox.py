@@ -22,6 +22,9 @@ SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/
 INNER_UID = 61000  # the user inside, when an ordinary user grades
 FIRST_UID, NUM_UIDS = 61184, 4096  # users nobody has, of which root lends one to each warm process
 MEMORY, DISK, PROCESSES = 2 << 30, 256 << 20, 64
+# In every learner's process, isolated or not. There is no GPU: Triton's kernels run in its interpreter, which it has to
+# know before it is imported.
+FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
 
 
 class SandboxError(RuntimeError):
@@ -79,8 +82,7 @@ def command(isolated: Isolation, folder: str, inside: list[str]) -> list[str]:
 def environment() -> dict[str, str]:
     """The whole environment inside."""
     given = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "USER": "learner", "LANG": "C.UTF-8"}
-    given |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return given | {name: os.environ[name] for name in ("TRITON_INTERPRET",) if name in os.environ}
+    return given | FIXED
 
 
 def python() -> list[str]:

@@ -12,6 +12,7 @@ left out is proven for the public form only.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -106,6 +107,7 @@ def main(arguments: list[str]) -> int:
     """Print what each draw costs, as the first lines of this file say; returns the exit status."""
     import torch
 
+    os.environ["TRITON_INTERPRET"] = "1"  # as in the learner's process; the next line but one imports Triton
     torch.set_num_threads(1)  # and so no thread pool exists when we fork
     torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
     source, *more = map(Path, [argument for argument in arguments if argument != "--together"])

@@ -111,6 +111,27 @@ def test_no_reference_and_no_variant_is_flagged(source: Path) -> None:
         assert flags(lab, case.submission) == []
 
 
+@pytest.mark.parametrize(
+    ("cell", "flagged"),
+    [
+        ("def attention(q, k, v, first):\n    return q, q", True),
+        ("import triton\n@triton.jit\ndef kernel(q): pass\ndef attention(q, k, v, first): return q, q", True),
+        ("import triton\ndef kernel(q): pass\ndef attention(q, k, v, first): kernel[(1,)](q)", True),
+        ("import triton\n@triton.jit\ndef kernel(q): pass\ndef attention(q, k, v, first): kernel[(1,)](q)", False),
+        ("from triton import jit\n@jit(debug=True)\ndef own(q): pass\ndef attention(q, k, v, first): own[1](q)", False),
+        ("def attention(q, k, v, first):\n    raise NotImplementedError('not written yet')", False),
+    ],
+)
+def test_an_answer_that_launches_no_triton_kernel_is_flagged_where_the_lab_has_one(cell: str, flagged: bool) -> None:
+    from grader.labs.lab import lab_from_notebook
+    from grader.labs.lab_source import solution_notebook
+
+    source = ROOT / "solutions" / "05_flash_attention" / "flash_attention.py"
+    lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
+    expected = ["cell attention: launches no Triton kernel"] * flagged
+    assert flags(lab, Submission({"attention": cell})) == expected
+
+
 def test_a_flag_changes_no_points(examine: Any) -> None:
     result = examine(added=("import ctypes",))
     assert (result.status, result.flags) == ("passed", ["cell added-0, line 1: imports ctypes"])
