@@ -1,8 +1,8 @@
 """The routes, and what is refused with which status.
 
 400 the engine refuses the prompt (with the numbers) · 401 API key · 404 no such model, request or place · 408, 413, 415
-the body comes too slowly, is too long, is not JSON · 422 bad JSON or a wrong field, with its place · 429 too many
-unfinished requests, with Retry-After · 503 the engine has failed or shuts down.
+the body comes too slowly, is too long, is not JSON · 421 the name of another host · 422 bad JSON or a wrong field, with
+its place · 429 too many unfinished requests, with Retry-After · 503 the engine has failed or shuts down.
 
 Where there are API keys, what names requests needs one too; /health, /ready, /metrics and the page, which is empty
 without what it asks for, do not.
@@ -25,11 +25,11 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
 
-from reference_impl.serving import answers, status
+from reference_impl.serving import answers
 from reference_impl.serving.answers import ChatShape, CompletionShape, Shape, TokenText
-from reference_impl.serving.connection import EVENTS, Answer, BodyLimit, send_json
+from reference_impl.serving.connection import EVENTS, Answer, BodyLimit, is_addressed_to, send_json
 from reference_impl.serving.limits import ConnectionLimits
-from reference_impl.serving.metrics import LAST, EngineGauges, WatchedTrace
+from reference_impl.serving.metrics import LAST
 from reference_impl.serving.protocol import (
     NOT_IMPLEMENTED,
     TOKEN_ID,
@@ -49,7 +49,8 @@ class ServerConfig:
     """model_name: what clients call the model. api_keys: none means that everybody may ask.
 
     max_unfinished: samples that may be unfinished at once, running or waiting. max_body_bytes: of a request.
-    limits: of a connection.
+    limits: of a connection. only_host: the name that requests must be addressed to, if not to an IP address or to
+    localhost; None: any.
     """
 
     model_name: str
@@ -57,6 +58,7 @@ class ServerConfig:
     max_unfinished: int = 512
     max_body_bytes: int = 4 << 20
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    only_host: str | None = None
 
     def __post_init__(self) -> None:
         for number, key in enumerate(self.api_keys, 1):
@@ -116,12 +118,12 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
         app.post(
             path, dependencies=[*allowed, Depends(_said_to_be_json)], responses=answered, response_model=dict[str, Any]
         )(endpoint)
-    describe, vocabulary = app.openapi, runner.llm.engine.model.config.vocab_size
+    describe = app.openapi
 
     def openapi() -> dict[str, Any]:
         described = describe()
         schemas = described["components"]["schemas"]
-        _bound_tokens(schemas, vocabulary, runner.llm.engine.max_model_len - 1)
+        _bound_tokens(schemas, runner.engine.vocab_size, runner.engine.max_model_len - 1)
         schemas["ChatRequest"]["properties"]["messages"].pop("maxItems", None)  # the context is full long before
         return described
 
@@ -143,19 +145,19 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
 
 class _Server:
     def __init__(self, runner: Runner, config: ServerConfig):
-        self.runner, self.config, self.llm = runner, config, runner.llm
+        self.runner, self.config, self.engine = runner, config, runner.engine
         self.started = time.time()
-        if self.llm.tokenizer is None:
+        if self.engine.prompts.tokenizer is None:
             raise ValueError("this model folder has no tokenizer.json: the server cannot speak text")
-        self.tokens = TokenText(self.llm.tokenizer)
-        trace = self.llm.engine.trace
-        if not isinstance(trace, WatchedTrace):
-            raise TypeError("expected an engine with Parts(trace=WatchedTrace(...))")
-        self.trace = trace
-        trace.counts.registry.register(EngineGauges(self.llm.engine))
+        self.tokens = TokenText(self.engine.prompts.tokenizer)
 
     def stop_strangers(self, request: Request) -> Response | None:
-        """Who has no key makes the server read nothing. The description says of which routes."""
+        """Who has no key, or means another host, makes the server read nothing. The description says which routes
+        need a key."""
+        host, own = request.headers.get("host", "localhost"), self.config.only_host
+        if own is not None and not is_addressed_to(own, host):
+            message = f"expected the header Host: an IP address, localhost or {own}, got {host!r}"
+            return refusal(421, f"{message}. Without API keys there is no other name: give --api-key, and any will do")
         if not self.config.api_keys or not request.url.path.startswith(("/v1/", "/requests/", "/status.json")):
             return None
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -192,10 +194,10 @@ class _Server:
         for number, message in enumerate(messages):
             _check_characters(message["content"], f"messages.{number}.content")
         try:
-            prompt = await asyncio.to_thread(self.llm.chat_prompt, messages)
+            prompt = await asyncio.to_thread(self.engine.prompts.chat_prompt, messages)
         except ValueError as error:  # no template, or it refuses
             raise _Refused(400, str(error), param="messages") from None
-        fits = max(1, self.llm.engine.max_model_len - len(prompt))
+        fits = max(1, self.engine.max_model_len - len(prompt))
         asked = body.max_completion_tokens or body.max_tokens or fits
         return await self._answer(shape, [prompt], self._sampling(lambda: body.sampling(asked, logprobs)), body)
 
@@ -203,7 +205,7 @@ class _Server:
         for number, prompt in enumerate(prompts):
             if isinstance(prompt, str):
                 _check_characters(prompt, f"prompt {number}" if len(prompts) > 1 else "prompt")
-        return [self.llm.encode(prompt) for prompt in prompts]
+        return [self.engine.prompts.encode(prompt) for prompt in prompts]
 
     def _sampling(self, make: Callable[[], Any]) -> Any:
         try:
@@ -219,7 +221,7 @@ class _Server:
     async def _answer(
         self, shape: Shape, prompts: Sequence[Sequence[int]], sampling: Any, body: CompletionRequest | ChatRequest
     ) -> Response:
-        vocabulary = self.llm.engine.model.config.vocab_size
+        vocabulary = self.engine.vocab_size
         for token in body.stop_token_ids:
             if token >= vocabulary:
                 message = f"stop_token_ids: {token} is outside the vocabulary [0, {vocabulary})"
@@ -252,7 +254,7 @@ class _Server:
     def _model(self) -> dict[str, Any]:
         return {
             "id": self.config.model_name, "object": "model", "created": int(self.started), "owned_by": "inferlab",
-            "max_model_len": self.llm.engine.max_model_len,
+            "max_model_len": self.engine.max_model_len,
         }  # fmt: skip
 
     async def health(self) -> dict[str, str]:
@@ -269,7 +271,8 @@ class _Server:
 
     async def metrics(self) -> PlainTextResponse:
         """Prometheus."""
-        return PlainTextResponse(self.trace.counts.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        text = await self._ask("metrics")
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def status_page(self) -> HTMLResponse:
         """A page that shows requests, blocks and hits, and looks again every second; it asks for the key, if any."""
@@ -277,17 +280,22 @@ class _Server:
 
     async def status(self, ttft: Objective = 0.5, tpot: Objective = 0.05, last: Last = 200) -> dict[str, Any]:
         """What the page shows: what runs; of the last finished requests percentiles, and goodput under objectives."""
-        engine, counts = self.llm.engine, self.trace.counts
-        now = status.snapshot(engine, self.config.model_name, time.time() - self.started, counts.hit_rate)
-        return now | status.finished(counts.last[-last:], engine.clock.now(), ttft, tpot)
+        mine = {"model": self.config.model_name, "uptime": time.time() - self.started}
+        return mine | await self._ask("status", last, ttft, tpot)
 
     async def timeline(self, answer: str) -> dict[str, Any]:
         """What happened to an answer's requests, by the id that it carries: cmpl-..., chatcmpl-..."""
         try:
-            return status.timeline(self.llm.engine, answer)
-        except KeyError:
-            message = f"no request {answer!r}: expected the id of an answer among the last {self.trace.keep} events"
-            raise _Refused(404, message) from None
+            found: dict[str, Any] = await self._ask("timeline", answer)
+            return found
+        except ValueError as error:
+            raise _Refused(404, str(error)) from None
+
+    async def _ask(self, name: str, *arguments: Any) -> Any:
+        try:
+            return await self.runner.ask(name, *arguments)
+        except Unavailable as error:
+            raise _Refused(503, str(error)) from None
 
 
 def _said_to_be_json(request: Request) -> None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
+import ipaddress
+from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-READ_SECONDS = 30.0  # a client that does not go on with its body for so long is given up
-
-
-class _Gone(Exception):
-    """The client has closed the connection."""
 
 
 class Answer(Response):
@@ -61,7 +57,7 @@ EVENTS: Message = {
 
 
 class BodyLimit:
-    """ASGI middleware: reads the whole body first, refuses one that is too long (413) or does not come (408).
+    """ASGI middleware: reads the whole body first, refuses one that is too long. One that does not come: see limits.py.
 
     stop: looks at a request before its body is read; the answer that it gives, if any, is the last word.
     """
@@ -89,12 +85,8 @@ class BodyLimit:
             return
         body, more = bytearray(), True
         while more:
-            try:
-                message = await asyncio.wait_for(_next(receive), READ_SECONDS)
-            except TimeoutError:
-                await self.refuse(408, f"no more of the body came for {READ_SECONDS:g} s")(scope, receive, send)
-                return
-            except _Gone:
+            message = await receive()
+            if message["type"] == "http.disconnect":
                 return
             body += message.get("body", b"")
             more = message.get("more_body", False)
@@ -113,11 +105,16 @@ class BodyLimit:
         await self.app(scope, again, send)
 
 
-def _next(receive: Receive) -> Awaitable[Message]:
-    async def message() -> Message:
-        found = await receive()
-        if found["type"] == "http.disconnect":
-            raise _Gone
-        return found
+def is_addressed_to(own: str, host: str) -> bool:
+    """Whether a Host header names this machine: by an IP address, as localhost, or as `own`.
 
-    return message()
+    Against DNS rebinding: to a browser, a page whose name turns into 127.0.0.1 is of one origin with what listens there
+    and may read it. Such a page has a name of its own; it cannot have an address or the name localhost.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if name not in ("localhost", own.lower()):
+            ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -113,6 +113,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _without_chunks(app, cycle)
         super()._start_asgi_task(cycle, app)
 
     def _should_upgrade(self) -> bool:
@@ -172,10 +174,35 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():  # `close` would wait until the client reads, for ever
             self.transport.abort()
             return
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if (self._num_bytes or tell) and not answering:
+        cycle = self.cycle
+        between = cycle is None or cycle.response_complete
+        in_body = cycle is not None and cycle.more_body and not cycle.response_started
+        if in_body or (between and (self._num_bytes or tell)):
             kind = "server_error" if status >= 500 else "invalid_request_error"
             body = json.dumps(answers.error(message, kind)).encode()
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
+
+
+def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Any:
+    """HTTP/1.0 knows no chunks: an answer whose length is not declared goes on until the connection is closed.
+
+    uvicorn sends chunks to everybody, and wants of an answer without them that its length was declared.
+    """
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        declared = True
+
+        async def plain(message: Any) -> None:
+            nonlocal declared
+            if message["type"] == "http.response.start":
+                declared = any(name.lower() == b"content-length" for name, _ in message["headers"])
+                cycle.chunked_encoding = None if declared else False
+            elif not declared:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, plain)
+
+    return wrapped

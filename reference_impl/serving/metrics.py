@@ -46,12 +46,12 @@ class WatchedTrace(Trace):
 
 
 class Counts:
-    """Counters, histograms and the last requests; written in the engine's thread, read in the event loop."""
+    """Counters, histograms and the last requests."""
 
     def __init__(self, trace: Trace):
         self.registry = CollectorRegistry()
         self._trace = trace
-        self.last: tuple[Finished, ...] = ()  # the latest at the end; replaced, so that a reader may keep it
+        self.last: tuple[Finished, ...] = ()  # the latest at the end
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"inferlab:{name}", text, labels, registry=self.registry)

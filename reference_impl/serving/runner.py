@@ -1,25 +1,29 @@
-"""The engine in a thread of its own, and the streams through which the event loop sees it.
+"""The engine as the event loop sees it: requests go there, streams come back, and nothing here waits for a step.
 
-The thread is the only one that touches the engine. What the event loop wants of it (start, abort) waits in a queue
-until the step that runs is over; what a step yields is handed over with one wake-up per step, whatever the number of
-streams.
+The engine runs elsewhere, in a process of its own (process.py) or in a thread (worker.py). Commands go to it in order,
+and it obeys them between two steps; what a step gave comes back as one message, whatever the number of streams:
+
+    there  ("start", number, request_id, prompts, sampling, options)    ("leave", number)    ("ask", number, name, args)
+    back   ("step", rows, usages)    ("answer", number, value, refusal)    ("failed", why)
+
+number: of a command that is answered, and of the stream that it starts. None ends the engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import queue
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from reference_impl.engine import StepResult
+from tokenizers import Tokenizer
+
 from reference_impl.interfaces import SamplingParams, TokenLogprobs
-from reference_impl.llm import LLM, Generation
 
 logger = logging.getLogger("inferlab.serving")
+Message = tuple[Any, ...]
 
 
 class Overloaded(Exception):
@@ -56,18 +60,51 @@ class Usage:
     cached: int  # of the prompt's, those found in the prefix cache
 
 
+class Prompts(Protocol):
+    """Makes tokens of what clients send. An LLM does; so does what is left of it without the engine."""
+
+    tokenizer: Tokenizer | None
+
+    def encode(self, prompt: str | Sequence[int]) -> list[int]: ...
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]: ...
+
+
+class EngineHost(Protocol):
+    """Where the engine runs. begin: from now on `receive` is called in the event loop with what comes back."""
+
+    prompts: Prompts
+    vocab_size: int
+    max_model_len: int
+
+    @property
+    def is_alive(self) -> bool:
+        """It answers."""
+        ...
+
+    async def begin(self, receive: Callable[[Message], None]) -> None: ...
+
+    def send(self, command: Message) -> None:
+        """Does not wait."""
+        ...
+
+    async def end(self, seconds: float) -> None:
+        """Waits that long for the step that runs."""
+        ...
+
+
 class Stream:
     """The samples of one HTTP request, in the event loop: `async for pieces in stream`.
 
     Pieces that nobody took are merged, so a client that reads slowly costs no more memory than its answer is long.
     """
 
-    def __init__(self, runner: Runner, num_samples: int):
-        self._runner, self._unfinished = runner, num_samples
+    def __init__(self, runner: Runner, number: int, num_samples: int):
+        self._runner, self.number, self._unfinished = runner, number, num_samples
         self._waiting: dict[int, Piece] = {}
         self._awaited: asyncio.Future[None] | None = None  # by whoever iterates, where nothing is waiting for it
         self._failure: str | None = None
-        self.num_samples, self.usage, self.generations = num_samples, Usage(0, 0, 0), list[Generation]()
+        self.num_samples, self.usage = num_samples, Usage(0, 0, 0)
 
     def put(self, piece: Piece) -> None:
         if piece.index in self._waiting:
@@ -92,10 +129,10 @@ class Stream:
     async def __anext__(self) -> list[Piece]:
         """The new pieces, at most one per sample. Raises Unavailable where the engine will not finish them."""
         while not self._waiting:
-            if self._failure is not None:
-                raise Unavailable(self._failure)
             if not self._unfinished:
                 raise StopAsyncIteration
+            if self._failure is not None:
+                raise Unavailable(self._failure)
             self._awaited = asyncio.get_running_loop().create_future()
             await self._awaited
         pieces, self._waiting = list(self._waiting.values()), {}
@@ -106,49 +143,37 @@ class Stream:
         self._runner.close_stream(self)
 
 
-@dataclass
-class _Sample:
-    generation: Generation
-    stream: Stream
-    index: int
-    sent: int = 0  # tokens
-
-    def piece(self) -> Piece:
-        request = self.generation.request
-        tokens = request.output_tokens[self.sent :]
-        logprobs = request.logprobs[self.sent :] if request.logprobs else []
-        self.sent += len(tokens)
-        return Piece(self.index, self.generation.take(), tokens, logprobs, self.generation.finish_reason)
-
-
 class Runner:
-    """Runs an LLM's engine for the streams of one event loop.
+    """The streams of one event loop over one engine. Everything here is called in the event loop.
 
     max_unfinished: samples that may be unfinished at once; more are refused with Overloaded.
-    observe: called in the engine's thread after every step, with what it gave.
     """
 
-    def __init__(self, llm: LLM, max_unfinished: int, observe: Callable[[StepResult], None] = lambda result: None):
-        self.llm, self.max_unfinished, self.observe = llm, max_unfinished, observe
-        self.num_unfinished = 0  # samples of open streams, as the event loop knows them
+    def __init__(self, engine: EngineHost, max_unfinished: int):
+        self.engine, self.max_unfinished = engine, max_unfinished
+        self.num_unfinished = 0  # samples of open streams
         self.failure: str | None = None
         self.draining = False
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._samples: dict[str, _Sample] = {}  # request id -> who is waiting; the engine thread's
-        self._streams: set[Stream] = set()  # the event loop's
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun = False
+        self._numbers = itertools.count()
+        self._streams: dict[int, Stream] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}  # that are awaited
 
-    # --- called in the event loop ---------------------------------------------------------------------------------
+    async def begin(self) -> None:
+        await self.engine.begin(self._receive)
+        self._begun = True
 
-    def begin(self) -> None:
-        """Starts the thread; the event loop that calls is the one that gets the streams."""
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
+    async def end(self, seconds: float = 10.0) -> None:
+        self.draining = True
+        await self.engine.end(seconds)
 
     @property
     def is_ready(self) -> bool:
-        return self.failure is None and not self.draining and self._thread.is_alive()
+        return self._begun and self.failure is None and not self.draining
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
 
     async def start(
         self, request_id: str, prompts: Sequence[Sequence[int]], sampling: SamplingParams, **options: Any
@@ -157,7 +182,8 @@ class Runner:
 
         Raises ValueError for what the engine refuses (then nothing was started), Overloaded, Unavailable.
         """
-        self._check_available()
+        if self.draining:
+            raise Unavailable("the server is shutting down")
         count = len(prompts) * sampling.n
         if count > self.max_unfinished:  # trying again would not help
             raise ValueError(
@@ -165,143 +191,58 @@ class Runner:
             )
         if self.num_unfinished + count > self.max_unfinished:
             raise Overloaded(f"{self.num_unfinished} requests are unfinished, {self.max_unfinished} may be")
-        assert self._loop is not None
-        stream, started = Stream(self, count), self._loop.create_future()
+        stream = Stream(self, next(self._numbers), count)
+        self._streams[stream.number] = stream
         self.num_unfinished += count
-        self._streams.add(stream)
-
-        def answer(error: Exception | None) -> None:
-            if not started.cancelled():
-                started.set_result(None) if error is None else started.set_exception(error)
-
-        def command() -> None:
-            error = self._start(stream, request_id, prompts, sampling, options)
-            self._in_loop(answer, error)
-
-        self._commands.put(command)
         try:
-            await started
+            await self._command("start", stream.number, request_id, prompts, sampling, options)
         except BaseException:  # also when the client goes while it waits
             self.close_stream(stream)
             raise
         return stream
 
-    def _check_available(self) -> None:
-        if self.failure is not None:
-            raise Unavailable(f"the engine has failed: {self.failure}")
-        if self.draining:
-            raise Unavailable("the server is shutting down")
-
     def close_stream(self, stream: Stream) -> None:
-        if stream in self._streams:
-            self._streams.remove(stream)
+        if self._streams.pop(stream.number, None) is not None:
             self.num_unfinished -= stream.num_samples
-            self._commands.put(lambda: self._leave(stream))
+            self.engine.send(("leave", stream.number))
+
+    async def ask(self, name: str, *arguments: Any) -> Any:
+        """What `questions.Questions` answers, between two steps. ValueError where it refuses, Unavailable."""
+        return await self._command("ask", next(self._numbers), name, arguments)
+
+    async def _command(self, kind: str, number: int, *arguments: Any) -> Any:
+        if self.failure is not None and (kind == "start" or not self.engine.is_alive):
+            raise Unavailable(f"the engine has failed: {self.failure}")
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self.engine.send((kind, number, *arguments))
+        try:
+            return await answer
+        finally:
+            del self._answers[number]
 
     def fail_streams(self, why: str) -> None:
-        for stream in self._streams:
+        for stream in self._streams.values():
             stream.fail(why)
 
-    @property
-    def num_streams(self) -> int:
-        return len(self._streams)
+    # --- what the engine says -------------------------------------------------------------------------------------
 
-    def end(self, seconds: float = 10.0) -> None:
-        """Ends the thread; waits that long for the step that runs."""
-        self._commands.put(None)
-        self._thread.join(seconds)
-
-    # --- the engine's thread --------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while self._obey():
-                if self.llm.engine.has_work():
-                    self._step()
-        except Exception as error:
-            self.failure = f"{type(error).__name__}: {error}"
-            logger.exception("the engine has failed; nobody is served any more")
-            self._in_loop(self.fail_streams, f"the engine has failed: {self.failure}")
-            self._refuse_all()
-        finally:
-            self.llm.engine.close()
-
-    def _obey(self) -> bool:
-        """What was asked for meanwhile; waits for something where there is nothing to compute. False: the end."""
-        while True:
-            try:
-                command = self._commands.get(block=not self.llm.engine.has_work())
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            command()
-
-    def _refuse_all(self) -> None:
-        """After a failure nobody may wait for an answer that does not come."""
-        while (command := self._commands.get()) is not None:
-            command()
-
-    def _start(
-        self,
-        stream: Stream,
-        request_id: str,
-        prompts: Sequence[Sequence[int]],
-        sampling: SamplingParams,
-        options: dict[str, Any],
-    ) -> Exception | None:
-        if self.failure is not None:
-            return Unavailable(f"the engine has failed: {self.failure}")
-        try:
-            for number, prompt in enumerate(prompts):
-                name = request_id if len(prompts) == 1 else f"{request_id}-{number}"
-                first = self.llm.start(prompt, sampling, request_id=name, **options)
-                stream.generations.append(first)
-                for s, sample in enumerate((first, *first.others)):
-                    self._samples[sample.request.id] = _Sample(sample, stream, number * sampling.n + s)
-        except ValueError as error:  # what was started is left when the stream is closed
-            return error
-        return None
-
-    def _leave(self, stream: Stream) -> None:
-        for first in stream.generations:
-            for sample in (first, *first.others):
-                self._samples.pop(sample.request.id, None)
-            if self.failure is None:
-                self.llm.leave(first)
-        stream.generations.clear()
-
-    def _step(self) -> None:
-        result = self.llm.step()
-        pieces = []
-        for request_id in result.tokens:
-            sample = self._samples.get(request_id)
-            if sample is not None:
-                piece = sample.piece()
-                if piece.text or piece.tokens or piece.finish_reason:
-                    pieces.append((sample.stream, piece))
-                if piece.finish_reason is not None:
-                    del self._samples[request_id]
-                    sample.stream.usage = _usage(sample.stream)
-        self.observe(result)
-        self._in_loop(_hand_over, pieces)
-
-    def _in_loop(self, call: Callable[..., None], *arguments: Any) -> None:
-        assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(call, *arguments)
-
-
-def _hand_over(pieces: list[tuple[Stream, Piece]]) -> None:
-    for stream, piece in pieces:
-        stream.put(piece)
-
-
-def _usage(stream: Stream) -> Usage:
-    firsts = [first.request for first in stream.generations]
-    samples = [s.request for first in stream.generations for s in (first, *first.others)]
-    return Usage(
-        sum(r.num_prompt_tokens for r in firsts),
-        sum(len(r.output_tokens) for r in samples),
-        sum(min(r.num_cached_tokens, r.num_prompt_tokens) for r in firsts),
-    )
+    def _receive(self, message: Message) -> None:
+        match message:
+            case "step", rows, usages:
+                for number, used in usages:
+                    if number in self._streams:
+                        self._streams[number].usage = Usage(*used)
+                for number, *row in rows:
+                    if number in self._streams:  # or it was closed while the step ran
+                        self._streams[number].put(Piece(*row))
+            case "answer", number, value, refusal:
+                answer = self._answers.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result(value) if refusal is None else answer.set_exception(ValueError(refusal))
+            case "failed", why:
+                logger.error("the engine has failed; nobody is served any more: %s", why)
+                self.failure = self.failure or why
+                self.fail_streams(f"the engine has failed: {why}")
+                for answer in self._answers.values():
+                    if not answer.done():
+                        answer.set_exception(Unavailable(f"the engine has failed: {why}"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import ipaddress
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,15 +20,15 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from reference_impl.engine import Parts
-from reference_impl.llm import LLM
 from reference_impl.serving.app import ServerConfig, make_app
 from reference_impl.serving.limits import LimitedProtocol
-from reference_impl.serving.metrics import WatchedTrace
-from reference_impl.serving.runner import Runner
+from reference_impl.serving.process import EngineProcess
+from reference_impl.serving.prompts import FolderPrompts
+from reference_impl.serving.runner import EngineHost, Runner, Unavailable
+from reference_impl.serving.worker import load
 
 logger = logging.getLogger("inferlab.serving")
-TRACE_EVENTS = 20_000  # that a server keeps
+TRACE_SECONDS = 30.0  # for the timeline at the end
 
 
 class _Server(uvicorn.Server):
@@ -62,11 +64,27 @@ class _Server(uvicorn.Server):
 
 
 class ModelServer:
-    """A model behind a socket that is bound, so that its address is known before it serves."""
+    """A model behind a socket that is bound, so that its address is known before it serves.
 
-    def __init__(self, llm: LLM, config: ServerConfig, host: str, port: int, shutdown_seconds: float = 10.0):
-        self.llm, self.host = llm, host
-        self._runner = Runner(llm, config.max_unfinished)
+    trace: at the end, a timeline for ui.perfetto.dev is written there.
+    """
+
+    def __init__(
+        self,
+        engine: EngineHost,
+        config: ServerConfig,
+        host: str,
+        port: int,
+        shutdown_seconds: float = 10.0,
+        trace: Path | None = None,
+    ):
+        self.engine, self.host, self._trace = engine, host, trace
+        self.failure: str | None = None  # after `run`: what went wrong
+        self._socket = _bind(host, port)
+        bound, self.port = self._socket.getsockname()[:2]
+        if _is_loopback(bound) and not config.api_keys:
+            config = dataclasses.replace(config, only_host=host)
+        self._runner = Runner(engine, config.max_unfinished)
         app = make_app(self._runner, config)
         app.router.lifespan_context = self._lifespan
         settings = uvicorn.Config(
@@ -80,8 +98,6 @@ class ModelServer:
             backlog=2048,
         )
         self._server = _Server(settings, self._runner, shutdown_seconds)
-        self._socket = _bind(host, port)
-        self.port: int = self._socket.getsockname()[1]
 
     @property
     def url(self) -> str:
@@ -90,9 +106,22 @@ class ModelServer:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        self._runner.begin()
+        await self._runner.begin()
         yield
-        await asyncio.to_thread(self._runner.end)
+        if self._trace is not None:
+            await self._write_trace(self._trace)
+        if self._runner.failure is not None:
+            self.failure = f"the engine has failed: {self._runner.failure}"
+        await self._runner.end()
+
+    async def _write_trace(self, file: Path) -> None:
+        try:
+            await asyncio.wait_for(self._runner.ask("write_trace", str(file)), TRACE_SECONDS)
+            print(f"\nwrote {file}; open it in ui.perfetto.dev", file=sys.stderr)
+        except TimeoutError:
+            self.failure = f"the timeline was not written within {TRACE_SECONDS:g} s"
+        except (ValueError, Unavailable) as error:
+            self.failure = f"the timeline could not be written: {error}"
 
     def run(self) -> None:
         """Until `stop`, or in the main thread SIGINT or SIGTERM; in an event loop of its own (uvloop's, if there)."""
@@ -119,14 +148,18 @@ def make(
     max_unfinished: int = 512,
     max_body_bytes: int = 4 << 20,
     shutdown_seconds: float = 10.0,
+    trace: Path | None = None,
     **engine_options: Any,
 ) -> ModelServer:
-    """Loads the model. ValueError, OSError for what is wrong with it, the options or the address."""
+    """Loads the model in a process of its own. ValueError, OSError for what is wrong with it, the options, the address.
+
+    Options: see ServerConfig, ModelServer and EngineConfig.
+    """
     if not api_keys and not _is_loopback(host):
         logger.warning("everybody who reaches %s can use this server: no API key was given", host)
-    llm = LLM(model, dtype=dtype, parts=Parts(trace=WatchedTrace(TRACE_EVENTS)), **engine_options)
     config = ServerConfig(name, api_keys, max_unfinished, max_body_bytes)
-    return ModelServer(llm, config, host, port, shutdown_seconds)
+    engine = EngineProcess(functools.partial(load, model, dtype, **engine_options), FolderPrompts(model))
+    return ModelServer(engine, config, host, port, shutdown_seconds, trace)
 
 
 def _bind(host: str, port: int) -> socket.socket:

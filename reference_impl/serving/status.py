@@ -20,13 +20,11 @@ SHOWN_FINISHED = 50
 SHARES = (50, 90, 99)
 
 
-def snapshot(engine: Engine, model: str, uptime: float, hit_rate: float) -> dict[str, Any]:
-    """Read beside the engine's thread: each number is right, together they may be a step apart."""
+def snapshot(engine: Engine, hit_rate: float) -> dict[str, Any]:
+    """What runs and waits, the blocks, and the rates of the last seconds."""
     now, requests, events = engine.clock.now(), list(engine.requests.values()), engine.trace.events[-5000:]
     steps = [event for event in events if isinstance(event, StepDone) and event.finished_at > now - SECONDS]
     return {
-        "model": model,
-        "uptime": uptime,
         "running": engine.scheduler.num_running,
         "waiting": engine.scheduler.num_waiting,
         "blocks": engine.num_blocks,

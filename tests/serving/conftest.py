@@ -1,27 +1,35 @@
-"""Servers in threads of this process, on free ports, over the course model."""
+"""Servers in threads of this process, on free ports, over the course model; the engine beside them, or in a process."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from reference_impl import LLM, course_model
 from reference_impl.engine import Parts
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.metrics import WatchedTrace
+from reference_impl.serving.process import EngineProcess
+from reference_impl.serving.prompts import FolderPrompts
 from reference_impl.serving.server import ModelServer
+from reference_impl.serving.worker import EngineThread, load
 
 
 class Running:
-    """A server that serves, and the engine behind it."""
+    """A server that serves. host: what runs its engine. llm, engine: where that is a thread of this process."""
 
     def __init__(self, server: ModelServer):
-        self.server, self.llm, self.url = server, server.llm, server.url
-        self.engine, self.runner = server.llm.engine, server._runner
+        self.server, self.url, self.runner = server, server.url, server._runner
+        self.host: Any = server.engine
+        self.in_thread = isinstance(server.engine, EngineThread)
+        if isinstance(server.engine, EngineThread):
+            self.llm, self.engine = server.engine.llm, server.engine.llm.engine
         self._thread = threading.Thread(target=server.run)
         self._thread.start()
 
@@ -32,10 +40,12 @@ class Running:
 
     def is_idle(self) -> bool:
         """Nothing runs, waits or holds a block."""
-        return (
-            not (self.engine.requests or self.runner.num_streams)
-            and self.engine.kv.num_available == self.engine.num_blocks
-        )
+        if self.runner.num_streams:
+            return False
+        if self.in_thread:
+            return not self.engine.requests and self.engine.kv.num_available == self.engine.num_blocks
+        status = httpx.get(f"{self.url}/status.json").json()
+        return not status["num_requests"] and status["blocks_available"] == status["blocks"]
 
 
 @pytest.fixture(scope="session")
@@ -54,15 +64,26 @@ def until() -> Callable[[Callable[[], Any], str], Any]:
 
 @pytest.fixture(scope="module")
 def serve(until: Any) -> Iterator[Callable[..., Running]]:
-    """serve(ServerConfig fields as `server=dict`, parts=dict, **engine options): a server of its own."""
+    """serve(ServerConfig fields as `server=dict`, parts=dict, **engine options): a server of its own.
+
+    process: its engine is in a process of its own, as that of `inferlab serve`.
+    """
     started: list[Running] = []
 
-    def make(server: dict[str, Any] | None = None, parts: dict[str, Any] | None = None, **options: Any) -> Running:
-        everything = Parts(trace=WatchedTrace(20_000), **(parts or {}))
+    def make(
+        server: dict[str, Any] | None = None, parts: dict[str, Any] | None = None, process: bool = False, **options: Any
+    ) -> Running:
         options = {"kv_cache_bytes": 128 << 20} | options  # of every server; the default is twice that
-        llm = LLM(course_model("draft"), dtype="float32", parts=everything, **options)
+        folder = course_model("draft")
+        host: Any
+        if process:
+            assert parts is None, "they would have to be pickled"
+            host = EngineProcess(functools.partial(load, folder, "float32", **options), FolderPrompts(folder))
+        else:
+            everything = Parts(trace=WatchedTrace(20_000), **(parts or {}))
+            host = EngineThread(LLM(folder, dtype="float32", parts=everything, **options))
         running = Running(
-            ModelServer(llm, ServerConfig("course", **(server or {})), "127.0.0.1", 0, shutdown_seconds=5)
+            ModelServer(host, ServerConfig("course", **(server or {})), "127.0.0.1", 0, shutdown_seconds=5)
         )
         started.append(running)
         until(lambda: running.runner.is_ready, "it is ready")
@@ -76,6 +97,12 @@ def serve(until: Any) -> Iterator[Callable[..., Running]]:
 @pytest.fixture(scope="module")
 def server(serve: Callable[..., Running]) -> Running:
     return serve()
+
+
+@pytest.fixture(params=[False, True], ids=["thread", "process"])
+def process(request: pytest.FixtureRequest) -> bool:
+    """For `serve(process=process)`: a test of both."""
+    return bool(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ LONG = {**SHORT, "max_tokens": 1500, "ignore_eos": True}
 
 
 def post(body: bytes, fields: str = "", length: int | None = None) -> bytes:
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{fields}"
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{fields}"
     declared = "" if length == -1 else f"Content-Length: {len(body) if length is None else length}\r\n"
     return f"{head}{declared}\r\n".encode() + body
 
@@ -78,7 +78,7 @@ CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
 ], ids=str)  # fmt: skip
 def test_a_request_of_unclear_length_is_refused_and_nothing_after_it_is_read(server: Any, sent: bytes) -> None:
     with connect(server) as sock:
-        sock.sendall(sent + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        sock.sendall(sent + b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         got = until_closed(sock)
     assert got.startswith(b"HTTP/1.1 400 "), got
     assert got.count(b"HTTP/1.1 ") == 1, got
@@ -104,7 +104,7 @@ def test_a_client_may_go_at_any_point(serve: Any, until: Any, serial: Any, reset
     """In the headers, in the body, before and after Expect, in the queue, mid-way; a neighbour does not notice."""
     running = serve()
     whole = post(json.dumps({**LONG, "n": 2, "stream": stream}).encode())
-    expecting = whole.replace(b"Host: x", b"Host: x\r\nExpect: 100-continue")
+    expecting = whole.replace(b"Host: localhost", b"Host: localhost\r\nExpect: 100-continue")
     cuts = [(whole, 9), (whole, 70), (whole, len(whole) - 1), (whole, len(whole)), (expecting, len(expecting))]
     neighbour: list[str] = []
     ask: dict[str, Any] = {**SHORT, "max_tokens": 100}

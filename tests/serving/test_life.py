@@ -24,7 +24,7 @@ COMPLETIONS = "/v1/completions"
 
 def head(length: int) -> bytes:
     kind = "Content-Type: application/json"
-    return f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {length}\r\n\r\n".encode()
+    return f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{kind}\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -33,14 +33,14 @@ LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
 def test_a_client_that_goes_frees_its_blocks_before_the_next_step(serve: Any, until: Any) -> None:
     running = serve()
     steps_after: list[int] = []
-    leave = running.runner._leave
+    leave = running.host.worker._leave
 
-    def watched(stream: Any) -> None:  # in the engine's thread, between two steps
+    def watched(stream: int) -> None:  # in the engine's thread, between two steps
         before = len(running.engine.requests)
         leave(stream)
         steps_after.append(before - len(running.engine.requests))
 
-    running.runner._leave = watched
+    running.host.worker._leave = watched
     with (
         httpx.Client(base_url=running.url, timeout=60) as client,
         client.stream("POST", COMPLETIONS, json={**LONG, "stream": True, "n": 4}) as answer,
@@ -79,8 +79,10 @@ def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(serve: Any,
     sock.close()
 
 
-def test_two_hundred_streams_with_disconnects_lose_and_leak_nothing(serve: Any, serial: LLM, until: Any) -> None:
-    running = serve(max_num_seqs=32, num_blocks=300)
+def test_two_hundred_streams_with_disconnects_lose_and_leak_nothing(
+    serve: Any, serial: LLM, until: Any, process: bool
+) -> None:
+    running = serve(process=process, max_num_seqs=32, num_blocks=300)
     rng = random.Random(3)
     plans = [(f"# {i}\n" * rng.randint(1, 12), rng.randint(4, 24), rng.random() < 0.3) for i in range(200)]
 
@@ -133,8 +135,8 @@ def test_when_the_engine_fails_nobody_waits(serve: Any) -> None:
 
 
 @pytest.fixture
-def process() -> Iterator[Any]:
-    """process(*options): `inferlab serve` on a free port; its URL in .url."""
+def inferlab() -> Iterator[Any]:
+    """inferlab(*options): `inferlab serve` on a free port; its URL in .url."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> subprocess.Popen[str]:
@@ -161,8 +163,8 @@ def ready(url: str) -> bool:
         return False
 
 
-def test_a_server_that_is_told_to_end_lets_those_that_run_finish(process: Any, tmp_path: Path, until: Any) -> None:
-    running = process("--trace", str(tmp_path / "trace.json"), "--shutdown-seconds", "60")
+def test_a_server_that_is_told_to_end_lets_those_that_run_finish(inferlab: Any, tmp_path: Path, until: Any) -> None:
+    running = inferlab("--trace", str(tmp_path / "trace.json"), "--shutdown-seconds", "60")
     until(lambda: ready(running.url), "it is ready")
     body = {"prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
     with (
@@ -177,8 +179,8 @@ def test_a_server_that_is_told_to_end_lets_those_that_run_finish(process: Any, t
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
-def test_those_that_run_for_too_long_get_an_error_and_the_server_ends(process: Any, until: Any) -> None:
-    running = process("--shutdown-seconds", "0.5")
+def test_those_that_run_for_too_long_get_an_error_and_the_server_ends(inferlab: Any, until: Any) -> None:
+    running = inferlab("--shutdown-seconds", "0.5")
     until(lambda: ready(running.url), "it is ready")
     body = {"prompt": "x", "max_tokens": 900, "n": 60, "ignore_eos": True, "stream": True}
     with (
@@ -193,8 +195,8 @@ def test_those_that_run_for_too_long_get_an_error_and_the_server_ends(process: A
     assert running.wait(60) == 0
 
 
-def test_a_kill_is_an_error_at_the_client_and_a_restart_is_clean(process: Any, until: Any) -> None:
-    running = process()
+def test_a_kill_is_an_error_at_the_client_and_a_restart_is_clean(inferlab: Any, until: Any) -> None:
+    running = inferlab()
     until(lambda: ready(running.url), "it is ready")
     with (
         httpx.Client(base_url=running.url, timeout=60) as client,
@@ -206,13 +208,13 @@ def test_a_kill_is_an_error_at_the_client_and_a_restart_is_clean(process: Any, u
         with pytest.raises(httpx.TransportError):
             list(lines)
     port = running.url.rpartition(":")[2]
-    again = process("--port", port)
+    again = inferlab("--port", port)
     until(lambda: ready(again.url), "it is ready")
     assert again.url == running.url
     assert httpx.post(f"{again.url}{COMPLETIONS}", json={"prompt": "x", "max_tokens": 2}, timeout=60).status_code == 200
 
 
-def test_a_port_that_is_taken_is_said(process: Any) -> None:
+def test_a_port_that_is_taken_is_said(inferlab: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         program = str(Path(sys.executable).with_name("inferlab"))
         words = [program, "serve", "draft", "--port", str(taken.getsockname()[1])]

@@ -20,7 +20,7 @@ import pytest
 from reference_impl.serving.limits import ConnectionLimits
 
 COMPLETIONS = "/v1/completions"
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 SHORT = ConnectionLimits(headers=0.4, body=0.4, write=0.4)
 
 
@@ -29,7 +29,7 @@ def connect(running: Any) -> socket.socket:
 
 
 def post(body: bytes, length: int | None = None) -> bytes:
-    fields = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    fields = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {length or len(body)}\r\n\r\n"
     return f"POST {COMPLETIONS} HTTP/1.1\r\n{fields}".encode() + body
 
 
@@ -125,18 +125,18 @@ def test_a_request_that_waits_for_the_answer_before_it_may_wait_longer_than_any_
 
 
 @pytest.mark.parametrize(
-    ("start", "endless", "answer"),
+    ("start", "endless"),
     [
-        (b"GET /", b"a", b"HTTP/1.1 431"),
-        (b"GET /health HTTP/1.1\r\n", b"X-a: b\r\n", b"HTTP/1.1 431"),
-        (post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"0\r\n", b"X-a: b\r\n", b""),
+        (b"GET /", b"a"),
+        (b"GET /health HTTP/1.1\r\n", b"X-a: b\r\n"),
+        (post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"0\r\n", b"X-a: b\r\n"),
     ],
     ids=["path", "headers", "trailers"],
 )
-def test_headers_without_end_are_refused(server: Any, start: bytes, endless: bytes, answer: bytes) -> None:
+def test_headers_without_end_are_refused(server: Any, start: bytes, endless: bytes) -> None:
     with connect(server) as sock:
         sock.sendall(start)
-        assert all_that_comes(sock, endless * 100_000, 8000)[:12] == answer
+        assert all_that_comes(sock, endless * 100_000, 8000).startswith(b"HTTP/1.1 431")
 
 
 @pytest.mark.parametrize("count", [1, 400], ids=["less than a buffer", "more"])
@@ -146,7 +146,7 @@ def test_a_client_that_reads_nothing_keeps_no_connection(serve: Any, until: Any,
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         sock.connect(("127.0.0.1", running.server.port))
-        sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * count)
+        sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * count)
         until(lambda: connections(running) == 1, "it is connected")
         until(lambda: connections(running) == 0, "it was given up")
 

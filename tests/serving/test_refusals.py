@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from reference_impl.serving.app import ServerConfig
+from reference_impl.serving.limits import ConnectionLimits
 
 JSON = {"Content-Type": "application/json"}
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -17,11 +19,11 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 def head(length: int) -> bytes:
     kind = "Content-Type: application/json"
-    return f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{kind}\r\nContent-Length: {length}\r\n\r\n".encode()
+    return f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{kind}\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
 @pytest.fixture
-def http(server: Any) -> Any:
+def asked(server: Any) -> Any:
     with httpx.Client(base_url=server.url, timeout=60, headers=JSON) as client:
         yield client
 
@@ -59,8 +61,8 @@ def error(answer: httpx.Response) -> dict[str, Any]:
         ([], "body", "valid dictionary"),
     ],
 )
-def test_a_wrong_field_is_422_with_its_place(http: httpx.Client, body: Any, place: str, said: str) -> None:
-    answer = http.post(COMPLETIONS, json=body)
+def test_a_wrong_field_is_422_with_its_place(asked: httpx.Client, body: Any, place: str, said: str) -> None:
+    answer = asked.post(COMPLETIONS, json=body)
     assert answer.status_code == 422
     assert said in error(answer)["message"]
     assert error(answer)["param"].split(".")[0] == place
@@ -80,77 +82,77 @@ def test_a_wrong_field_is_422_with_its_place(http: httpx.Client, body: Any, plac
         ),
     ],
 )
-def test_a_wrong_conversation_is_422(http: httpx.Client, body: Any, said: str) -> None:
-    answer = http.post(CHAT, json=body)
+def test_a_wrong_conversation_is_422(asked: httpx.Client, body: Any, said: str) -> None:
+    answer = asked.post(CHAT, json=body)
     assert answer.status_code == 422
     assert said in error(answer)["message"]
 
 
-def test_fields_that_change_nothing_are_taken(http: httpx.Client) -> None:
+def test_fields_that_change_nothing_are_taken(asked: httpx.Client) -> None:
     harmless = {"user": "u", "metadata": {"a": "b"}, "best_of": 1, "echo": False, "logit_bias": {}, "suffix": None,
                 "stop": None, "seed": None, "logprobs": None, "stream_options": None}  # fmt: skip
-    assert http.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1, **harmless}).status_code == 200
+    assert asked.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1, **harmless}).status_code == 200
 
 
 @pytest.mark.parametrize("body", ['{"prompt": "x", ', "", "nonsense", '{"prompt": "x"} trailing', "[" * 5000])
-def test_bad_json_is_422_with_the_place(http: httpx.Client, body: str) -> None:
-    answer = http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+def test_bad_json_is_422_with_the_place(asked: httpx.Client, body: str) -> None:
+    answer = asked.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422
     assert error(answer)["message"]
 
 
-def test_bytes_that_are_no_utf_8_are_refused(http: httpx.Client) -> None:
-    answer = http.post(COMPLETIONS, content=b'{"prompt": "\xff"}', headers={"content-type": "application/json"})
+def test_bytes_that_are_no_utf_8_are_refused(asked: httpx.Client) -> None:
+    answer = asked.post(COMPLETIONS, content=b'{"prompt": "\xff"}', headers={"content-type": "application/json"})
     assert answer.status_code == 422
     assert "position 12" in error(answer)["message"]
 
 
-def test_half_of_a_surrogate_pair_is_refused(http: httpx.Client) -> None:
+def test_half_of_a_surrogate_pair_is_refused(asked: httpx.Client) -> None:
     for path, place, body in (
         (COMPLETIONS, "prompt", b'{"prompt": "a\\ud83d"}'),
         (COMPLETIONS, "prompt 1", b'{"prompt": ["a", "a\\ud83d"]}'),
         (CHAT, "messages.0.content", b'{"messages": [{"role": "user", "content": "a\\ud83d"}]}'),
     ):
-        answer = http.post(path, content=body)
+        answer = asked.post(path, content=body)
         assert answer.status_code == 422
         assert error(answer)["message"].startswith(f"{place}: half a surrogate pair at character 1")
 
 
-def test_numbers_that_json_does_not_have_are_refused(http: httpx.Client) -> None:
+def test_numbers_that_json_does_not_have_are_refused(asked: httpx.Client) -> None:
     for word in ("NaN", "Infinity", "1e999"):
         body = f'{{"prompt": "x", "temperature": {word}}}'
-        answer = http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+        answer = asked.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 422, word
 
 
-def test_a_prompt_that_is_too_long_is_400_with_the_numbers(http: httpx.Client, server: Any) -> None:
+def test_a_prompt_that_is_too_long_is_400_with_the_numbers(asked: httpx.Client, server: Any) -> None:
     longest = server.engine.max_model_len
-    answer = http.post(COMPLETIONS, json={"prompt": [5] * (longest + 3)})
+    answer = asked.post(COMPLETIONS, json={"prompt": [5] * (longest + 3)})
     assert answer.status_code == 400
     assert str(longest + 3) in error(answer)["message"]
     assert str(longest) in error(answer)["message"]
-    chat = http.post(CHAT, json={"messages": [{"role": "user", "content": "word " * 3 * longest}]})
+    chat = asked.post(CHAT, json={"messages": [{"role": "user", "content": "word " * 3 * longest}]})
     assert chat.status_code == 400
     assert str(longest) in error(chat)["message"]
 
 
-def test_a_token_that_the_model_does_not_have_is_400(http: httpx.Client) -> None:
-    answer = http.post(COMPLETIONS, json={"prompt": [5, 100_000]})
+def test_a_token_that_the_model_does_not_have_is_400(asked: httpx.Client) -> None:
+    answer = asked.post(COMPLETIONS, json={"prompt": [5, 100_000]})
     assert answer.status_code == 400
     assert "100000 is outside the vocabulary" in error(answer)["message"]
 
 
-def test_if_one_of_several_prompts_is_refused_none_runs(http: httpx.Client, server: Any, until: Any) -> None:
-    answer = http.post(COMPLETIONS, json={"prompt": [[5, 6], [5, 100_000]], "max_tokens": 500})
+def test_if_one_of_several_prompts_is_refused_none_runs(asked: httpx.Client, server: Any, until: Any) -> None:
+    answer = asked.post(COMPLETIONS, json={"prompt": [[5, 6], [5, 100_000]], "max_tokens": 500})
     assert answer.status_code == 400
 
     until(server.is_idle, "the first prompt has left")
 
 
-def test_other_places_and_methods(http: httpx.Client) -> None:
-    assert http.get("/v1/nothing").status_code == 404
-    assert http.get(COMPLETIONS).status_code == 405
-    assert error(http.get("/v1/nothing"))["message"]
+def test_other_places_and_methods(asked: httpx.Client) -> None:
+    assert asked.get("/v1/nothing").status_code == 404
+    assert asked.get(COMPLETIONS).status_code == 405
+    assert error(asked.get("/v1/nothing"))["message"]
 
 
 def test_keys(serve: Any) -> None:
@@ -190,18 +192,39 @@ def test_a_body_that_is_too_long(serve: Any) -> None:
         assert client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
-def test_a_body_that_does_not_come(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from reference_impl.serving import connection
-
-    monkeypatch.setattr(connection, "READ_SECONDS", 0.2)
-    running = serve()
+def test_a_body_that_does_not_come(serve: Any) -> None:
+    running = serve({"limits": ConnectionLimits(body=0.2)})
     with socket.create_connection(("127.0.0.1", running.server.port), timeout=60) as sock:
         sock.sendall(head(50) + b"{")
-        assert sock.recv(4096).startswith(b"HTTP/1.1 408")
+        answer = http.client.HTTPResponse(sock)
+        answer.begin()
+        assert answer.status == 408
+        assert json.loads(answer.read())["error"]["message"] == "the body did not come within 0.2 s"
 
 
-def test_too_many_unfinished_requests_are_429_with_retry_after(serve: Any, until: Any) -> None:
-    running = serve({"max_unfinished": 3})
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil", "["])
+def test_without_keys_a_page_that_names_itself_127_0_0_1_is_421(server: Any, host: str) -> None:
+    """DNS rebinding: to the browser such a page is of one origin with the server, so it could read what runs here."""
+    for path in ("/status.json", "/v1/models", "/metrics"):
+        refused = httpx.get(server.url + path, headers={"Host": host})
+        assert refused.status_code == 421
+        assert f"expected the header Host: an IP address, localhost or 127.0.0.1, got {host!r}" in refused.text
+        assert "--api-key" in refused.text
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:8000", "192.168.1.5:80"])
+def test_addresses_and_localhost_are_this_server(server: Any, host: str) -> None:
+    assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == 200
+
+
+def test_a_server_with_keys_may_have_any_name(serve: Any) -> None:
+    running = serve({"api_keys": ("key",)})
+    headers = {"Host": "models.example", "Authorization": "Bearer key"}
+    assert httpx.get(f"{running.url}/v1/models", headers=headers).status_code == 200
+
+
+def test_too_many_unfinished_requests_are_429_with_retry_after(serve: Any, until: Any, process: bool) -> None:
+    running = serve({"max_unfinished": 3}, process=process)
     with httpx.Client(base_url=running.url, timeout=60) as client:
         slow = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 3}
         with client.stream("POST", COMPLETIONS, json=slow) as streaming:

@@ -17,7 +17,7 @@ SHORT = {"prompt": "def f(", "max_tokens": 3, "temperature": 0}
 
 
 def post(body: bytes, fields: str = "", version: str = "1.1", path: str = COMPLETIONS) -> bytes:
-    head = f"POST {path} HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n{fields}"
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Type: application/json\r\n{fields}"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -140,12 +140,31 @@ def test_a_client_that_goes_with_another_request_in_the_pipe_frees_its_blocks(
     assert len(request.output_tokens) < 1000, "it ran to its end"
 
 
-def test_no_answer_leads_to_a_place_that_the_client_named(server: Any) -> None:
-    with httpx.Client() as client:
-        body = json.dumps(SHORT)
-        kind = {"content-type": "application/json", "host": "evil.example"}
-        answer = client.post(f"{server.url}{COMPLETIONS}/", content=body, headers=kind)
+def test_no_answer_leads_to_a_place_that_the_client_named(serve: Any) -> None:
+    running = serve({"api_keys": ("key",)})  # without one, nobody may name it
+    headers = {"content-type": "application/json", "host": "evil.example", "authorization": "Bearer key"}
+    answer = httpx.post(f"{running.url}{COMPLETIONS}/", content=json.dumps(SHORT), headers=headers)
+    assert answer.status_code == 404
     assert "evil.example" not in answer.headers.get("location", "")
+
+
+def test_to_a_client_of_http_1_0_a_stream_comes_without_chunks_and_ends_with_the_connection(server: Any) -> None:
+    """nginx speaks HTTP/1.0 to what is behind it unless told otherwise; chunks were part of the text to it."""
+    streamed = post(json.dumps({**SHORT, "stream": True}).encode(), version="1.0")
+    whole, wrong = post(json.dumps(SHORT).encode(), version="1.0"), post(b"{", version="1.0")
+    said = []
+    for sent in (streamed, whole, wrong):
+        with socket.create_connection(("127.0.0.1", server.server.port), timeout=30) as sock:
+            sock.sendall(sent)
+            head, _, body = b"".join(iter(lambda: sock.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head.lower()
+        assert b"connection: close" in head.lower()
+        said.append((head.split()[1], body))
+    events = said[0][1].decode().removesuffix("\n\n").split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    text = "".join(json.loads(event.removeprefix("data: "))["choices"][0]["text"] for event in events[:-1])
+    assert text == json.loads(said[1][1])["choices"][0]["text"]
+    assert [status for status, _ in said] == [b"200", b"200", b"422"]
 
 
 @pytest.mark.parametrize("body", [b"{", b"[" * 100_000], ids=["bad", "deep"])

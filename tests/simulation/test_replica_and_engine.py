@@ -7,6 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from reference_impl.config import EngineConfig
+from reference_impl.engine import Engine, Parts
+from reference_impl.executor.simulated import SimulatedGPU, hollow_model
+from reference_impl.interfaces import SamplingParams
 from reference_impl.models.decoder import Decoder
 from reference_impl.simulation import CalibratedCost, Replica
 from reference_impl.simulation.comparison import by_step, real_steps, same_plans, simulated_steps
@@ -57,3 +60,27 @@ def test_blocks_that_are_not_counted_are_what_the_budget_pays_for_in_both_engine
     config = EngineConfig(block_size=8, kv_cache_bytes=40 * 8 * per_token)
     arrivals = by_step(load(30, 1, 10.0, 200, 40), 0.02)
     assert same_plans(simulated_steps(arrivals, cost, config, 512), real_steps(model, arrivals, config)) is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("prefix_cache", ["hash", "radix"])
+def test_samples_of_a_prompt_that_compute_again_find_their_own_blocks_and_not_each_other_s(
+    random_model: Callable[..., Decoder], prefix_cache: str, temperature: float
+) -> None:
+    """Drawn samples differ, greedy ones are alike: one that is let in again finds what the cache has of it."""
+    model, nothing = random_model(max_position_embeddings=512), object()
+    config = EngineConfig(block_size=4, num_blocks=40, preemption="recompute", prefix_cache=prefix_cache)  # type: ignore[arg-type]
+    gpu = SimulatedGPU(TICK, block_size=4)
+    parts = Parts(executor=gpu, clock=gpu, kv_cache=nothing, attention=nothing)  # type: ignore[arg-type]
+    sampling = SamplingParams(max_tokens=30, temperature=temperature, n=6, seed=1, ignore_eos=True)
+    plans = []
+    for engine in (Engine(hollow_model(model.config.vocab_size, 512, 4096), config, parts), Engine(model, config)):
+        for number in range(3):
+            engine.add([20 + number] * 8, sampling, str(number))
+            gpu.time += 0.001  # as on a real clock, nobody arrives at once with another
+        while engine.has_work():
+            engine.step()
+        plans.append([(step.rows, step.admitted, step.preempted) for step in engine.trace.steps()])
+    assert plans[0] == plans[1]
+    assert any(preempted for _, _, preempted in plans[1])
+    assert any(cached > 8 for _, admitted, _ in plans[1] for _, cached in admitted)

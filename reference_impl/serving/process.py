@@ -1,0 +1,179 @@
+"""The engine in a process of its own, and the socket between it and the event loop.
+
+The event loop needs some 40 us for every token that it sends to a client. In one process with the engine, whose steps
+are Python too, that time is taken from the steps: only one thread of a process runs Python.
+
+The event loop never waits for the socket, its commands queue up. The engine does: where the event loop does not read
+for so long that the socket is full, the engine stands still until it reads again, and nothing grows. When the event
+loop's process ends, however it ends, the kernel closes the socket, and the engine's process ends, in mid-step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+import queue
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from reference_impl.serving.runner import Message, Prompts
+
+if TYPE_CHECKING:
+    from reference_impl.llm import LLM
+
+logger = logging.getLogger("inferlab.serving")
+_LENGTH = struct.Struct("!I")  # of the pickled message that follows
+
+
+def _packed(message: Any) -> bytes:
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+def _unpacked(connection: socket.socket) -> Any:
+    """The next message, waited for. Raises EOFError where the other end is gone."""
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    return pickle.loads(_exactly(connection, length))
+
+
+def _exactly(connection: socket.socket, length: int) -> bytearray:
+    data, filled = bytearray(length), 0
+    while filled < length:
+        if not (received := connection.recv_into(memoryview(data)[filled:])):
+            raise EOFError
+        filled += received
+    return data
+
+
+class EngineProcess:
+    """Starts a process in which `make()` loads an LLM; `make` is pickled, so it is a function of a module.
+
+    prompts: what makes tokens here, of the same model. Raises ValueError for what `make` refuses, ChildProcessError
+    where the process ends before it is ready.
+    """
+
+    def __init__(self, make: Callable[[], LLM], prompts: Prompts):
+        self.prompts = prompts
+        self._ending = False
+        self._socket, theirs = socket.socketpair()
+        words = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # to find what `make` is
+        with theirs:
+            self._process = subprocess.Popen(
+                words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+            )
+        try:
+            self._socket.sendall(_packed(make))
+            refusal, self.vocab_size, self.max_model_len = _unpacked(self._socket)
+        except (EOFError, OSError):
+            raise ChildProcessError(f"{self._wait()} before it was ready") from None
+        if refusal is not None:
+            self._wait()
+            raise ValueError(refusal)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def begin(self, receive: Callable[[Message], None]) -> None:
+        reader, self._writer = await asyncio.open_unix_connection(sock=self._socket)
+        self._reading = asyncio.create_task(self._read(reader, receive))
+
+    async def _read(self, reader: asyncio.StreamReader, receive: Callable[[Message], None]) -> None:
+        try:
+            while True:
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                receive(pickle.loads(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # it has ended
+        except Exception:
+            logger.exception("what the engine's process says is not understood; it is ended")
+            self._process.kill()
+        how = await asyncio.to_thread(self._wait)
+        if not self._ending:
+            receive(("failed", how))
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._reading.done()
+
+    def send(self, command: Message | None) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(_packed(command))  # into a buffer, from which it goes when the engine reads
+
+    async def end(self, seconds: float) -> None:
+        self._ending = True
+        self.send(None)
+        await asyncio.wait((self._reading,), timeout=seconds)
+        self._process.kill()  # unless it has ended
+        await self._reading
+        self._writer.close()
+
+    def _wait(self) -> str:
+        """For the end of the process, after that of the socket; how it ended."""
+        code = self._process.wait()
+        by = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        return f"the engine's process {by}"
+
+
+# --- in that process ------------------------------------------------------------------------------------------------
+
+
+class _Link:
+    """What a Worker needs, over the socket; where the other end is gone, this process ends."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection = connection
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """Only for the other end's end, which a long step would see late."""
+        hung_up = select.poll()
+        hung_up.register(self._connection, 0)
+        hung_up.poll()
+        os._exit(1)
+
+    def get(self, block: bool = True) -> Any:
+        """As `queue.SimpleQueue.get`."""
+        if not block and not select.select([self._connection], [], [], 0)[0]:
+            raise queue.Empty
+        try:
+            return _unpacked(self._connection)
+        except (EOFError, ConnectionError):
+            os._exit(1)
+
+    def put(self, message: Message) -> None:
+        try:
+            self._connection.sendall(_packed(message))
+        except ConnectionError:
+            os._exit(1)
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a terminal or a service:
+        signal.signal(number, signal.SIG_IGN)  # when to end is for the event loop to say
+    link = _Link(socket.socket(fileno=int(sys.argv[1])))
+    make = link.get()
+    from reference_impl.serving.worker import Worker
+
+    try:
+        llm = make()
+    except (ValueError, OSError) as error:
+        link.put((str(error), 0, 0))
+        return
+    worker = Worker(llm, link, link.put)
+    link.put((None, llm.engine.model.config.vocab_size, llm.engine.max_model_len))
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What the event loop may ask of the engine, by name. Answered beside the engine, between two steps: so all numbers
+of an answer are of one moment, and only the answer, which is small, goes to whoever asked."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from reference_impl.engine import Engine
+from reference_impl.perfetto import write_perfetto
+from reference_impl.serving import status
+from reference_impl.serving.metrics import EngineGauges, WatchedTrace
+
+logger = logging.getLogger("inferlab.serving")
+
+
+class Questions:
+    """engine: one whose trace is a WatchedTrace."""
+
+    def __init__(self, engine: Engine):
+        if not isinstance(engine.trace, WatchedTrace):
+            raise TypeError("expected an engine with Parts(trace=WatchedTrace(...))")
+        self._engine, self._trace = engine, engine.trace
+        self._trace.counts.registry.register(EngineGauges(engine))
+
+    def answer(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
+        """An answer, or why there is none. A question that goes wrong does not end the engine."""
+        try:
+            return getattr(self, name)(*arguments), None
+        except (ValueError, OSError) as error:
+            return None, str(error)
+        except Exception as error:
+            logger.exception("the question %s%r went wrong", name, arguments)
+            return None, f"{type(error).__name__}: {error}"
+
+    def metrics(self) -> bytes:
+        """Prometheus' text format."""
+        return self._trace.counts.text()
+
+    def status(self, last: int, ttft: float, tpot: float) -> dict[str, Any]:
+        """What runs; of the last finished requests percentiles, and goodput under objectives (seconds)."""
+        engine, counts = self._engine, self._trace.counts
+        finished = status.finished(counts.last[-last:], engine.clock.now(), ttft, tpot)
+        return status.snapshot(engine, counts.hit_rate) | finished
+
+    def timeline(self, answer: str) -> dict[str, Any]:
+        """What happened to an answer's requests. ValueError where the trace does not know it, or not any more."""
+        try:
+            return status.timeline(self._engine, answer)
+        except KeyError:
+            kept = f"expected the id of an answer among the last {self._trace.keep} events"
+            raise ValueError(f"no request {answer!r}: {kept}") from None
+
+    def write_trace(self, file: str) -> None:
+        """A timeline for ui.perfetto.dev. OSError where it cannot be written."""
+        write_perfetto(self._trace, Path(file))

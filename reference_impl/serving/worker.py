@@ -1,0 +1,181 @@
+"""The engine's side of the server: obeys between two steps, and says after each what it gave (see runner.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from reference_impl.engine import Parts
+from reference_impl.interfaces import SamplingParams
+from reference_impl.serving.metrics import WatchedTrace
+from reference_impl.serving.questions import Questions
+from reference_impl.serving.runner import Message
+
+if TYPE_CHECKING:
+    from reference_impl.llm import LLM, Generation
+
+logger = logging.getLogger("inferlab.serving")
+TRACE_EVENTS = 20_000  # that a server keeps
+
+
+def load(model: Path, dtype: str | None = None, **engine_options: Any) -> LLM:
+    """An LLM whose trace is counted. ValueError, OSError for what is wrong with the folder or the options."""
+    from reference_impl.llm import LLM  # and with it torch, which the process of the event loop does without
+
+    return LLM(model, dtype=dtype, parts=Parts(trace=WatchedTrace(TRACE_EVENTS)), **engine_options)
+
+
+class Commands(Protocol):
+    def get(self, block: bool) -> Message | None:
+        """The next one; None: the end. Raises queue.Empty where there is none and `block` is false."""
+        ...
+
+
+@dataclass
+class _Sample:
+    generation: Generation
+    stream: int
+    index: int
+    sent: int = 0  # tokens
+
+    def news(self) -> Message | None:
+        """The number of the stream and the fields of a `Piece`, where there is something new."""
+        request = self.generation.request
+        tokens = request.output_tokens[self.sent :]
+        logprobs = request.logprobs[self.sent :] if request.logprobs else []
+        self.sent += len(tokens)
+        text, finish_reason = self.generation.take(), self.generation.finish_reason
+        something = text or tokens or finish_reason is not None
+        return (self.stream, self.index, text, tokens, logprobs, finish_reason) if something else None
+
+
+class Worker:
+    """Runs an LLM's engine. It alone touches it."""
+
+    def __init__(self, llm: LLM, commands: Commands, report: Callable[[Message], None]):
+        self.llm, self._commands, self._report = llm, commands, report
+        self._questions = Questions(llm.engine)
+        self._streams: dict[int, list[Generation]] = {}  # sample 0 of each prompt
+        self._samples: dict[str, _Sample] = {}  # request id -> who is waiting
+        self._failed = False
+
+    def run(self) -> None:
+        try:
+            while self._obey():
+                if self.llm.engine.has_work():
+                    self._step()
+        except Exception as error:
+            logger.exception("a step has failed")
+            self._failed = True
+            self._report(("failed", f"{type(error).__name__}: {error}"))
+            while self._obey():  # what it has done can still be asked
+                pass
+        finally:
+            self.llm.engine.close()
+
+    def _obey(self) -> bool:
+        """What was asked for meanwhile; waits for something where there is nothing to compute. False: the end."""
+        while True:
+            try:
+                command = self._commands.get(block=self._failed or not self.llm.engine.has_work())
+            except queue.Empty:
+                return True
+            match command:
+                case None:
+                    return False
+                case "start", number, *request:
+                    self._report(("answer", number, None, self._start(number, *request)))
+                case "leave", number:
+                    self._leave(number)
+                case "ask", number, name, arguments:
+                    self._report(("answer", number, *self._questions.answer(name, arguments)))
+
+    def _start(
+        self,
+        number: int,
+        request_id: str,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingParams,
+        options: dict[str, Any],
+    ) -> str | None:
+        """Why the engine refuses, if it does; what was started then is left when the stream is closed."""
+        if self._failed:
+            return "the engine has failed"
+        firsts = self._streams[number] = []
+        try:
+            for p, prompt in enumerate(prompts):
+                name = request_id if len(prompts) == 1 else f"{request_id}-{p}"
+                firsts.append(first := self.llm.start(prompt, sampling, request_id=name, **options))
+                for s, sample in enumerate((first, *first.others)):
+                    self._samples[sample.request.id] = _Sample(sample, number, p * sampling.n + s)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _leave(self, number: int) -> None:
+        for first in self._streams.pop(number, ()):
+            for sample in (first, *first.others):
+                self._samples.pop(sample.request.id, None)
+            if not self._failed:
+                self.llm.leave(first)
+
+    def _step(self) -> None:
+        result = self.llm.step()
+        rows, usages = [], []
+        for request_id in result.tokens:
+            sample = self._samples.get(request_id)
+            if sample is None:
+                continue
+            if (news := sample.news()) is not None:
+                rows.append(news)
+            if sample.generation.finish_reason is not None:
+                del self._samples[request_id]
+                usages.append((sample.stream, _usage(self._streams[sample.stream])))
+        self._report(("step", rows, usages))
+
+
+def _usage(firsts: Sequence[Generation]) -> tuple[int, int, int]:
+    """The fields of a `Usage`."""
+    requests = [first.request for first in firsts]
+    samples = [sample.request for first in firsts for sample in (first, *first.others)]
+    return (
+        sum(r.num_prompt_tokens for r in requests),
+        sum(len(r.output_tokens) for r in samples),
+        sum(min(r.num_cached_tokens, r.num_prompt_tokens) for r in requests),
+    )
+
+
+class EngineThread:
+    """The engine in a thread beside the event loop. They share one interpreter lock, so each waits for the other:
+    for tests and notebooks, which can look at the engine while it serves."""
+
+    def __init__(self, llm: LLM):
+        self.llm = self.prompts = llm
+        self.vocab_size, self.max_model_len = llm.engine.model.config.vocab_size, llm.engine.max_model_len
+        self._commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.send = self._commands.put
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    async def begin(self, receive: Callable[[Message], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def report(message: Message) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(receive, message)
+
+        self.worker = Worker(self.llm, self._commands, report)
+        self._thread = threading.Thread(target=self.worker.run, name="engine", daemon=True)
+        self._thread.start()
+
+    async def end(self, seconds: float) -> None:
+        self.send(None)
+        await asyncio.to_thread(self._thread.join, seconds)
