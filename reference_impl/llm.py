@@ -6,14 +6,12 @@ print(llm.generate(["def fibonacci(n):"], SamplingParams(max_tokens=32, temperat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from tokenizers import Tokenizer
 
 from reference_impl.beam import Beam, beam_search
 from reference_impl.config import EngineConfig
@@ -22,8 +20,7 @@ from reference_impl.engine import Engine, Parts, StepResult
 from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
 from reference_impl.metrics import RequestMetrics
 from reference_impl.models.loader import load_model
-
-Prompt = str | Sequence[int]
+from reference_impl.prompts import Prompt, PromptEncoder
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class RequestOutput:
     others: tuple[RequestOutput, ...] = ()
 
 
-class LLM:
+class LLM(PromptEncoder):
     """An engine with a tokenizer.
 
     model: a Hugging Face folder. dtype: "float32", "bfloat16", ... or None for the checkpoint's own, except
@@ -59,43 +56,12 @@ class LLM:
         parts: Parts | None = None,
         **engine_options: Any,
     ):
+        super().__init__(Path(model))
         device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         config = EngineConfig(**engine_options)
         weights = load_model(model, _dtype(dtype, device), device, config.max_model_len, config.attention)
         self.engine = Engine(weights, config, parts)
-        self.tokenizer = _read_tokenizer(Path(model))
-        self.chat_template, self._special_tokens = _read_chat_template(Path(model))
         self._live: dict[str, Generation] = {}  # requests whose text is still growing, whoever steps the engine
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if self.tokenizer is None:
-            raise ValueError("this model folder has no tokenizer.json: pass token ids instead of text")
-        return self._tokens(prompt)
-
-    def _tokens(self, text: str, **options: Any) -> list[int]:
-        assert self.tokenizer is not None
-        # `encode` holds the GIL, seconds for a long text, and with it whoever else runs in this process.
-        return list(self.tokenizer.encode_batch_fast([text], **options)[0].ids)
-
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation [{"role": ..., "content": ...}], ready for the assistant's answer."""
-        if self.chat_template is None or self.tokenizer is None:
-            raise ValueError("this model folder has no chat template: use generate() with a plain prompt")
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def refuse(message: str) -> None:
-            raise ValueError(f"the chat template refuses these messages: {message}")
-
-        # What `transformers` gives a template: the same white space rules, {% break %}, and these names.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        text = environment.from_string(self.chat_template).render(
-            messages=list(messages), add_generation_prompt=True, raise_exception=refuse, **self._special_tokens
-        )
-        return self._tokens(text, add_special_tokens=False)
 
     def generate(
         self,
@@ -250,25 +216,3 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
 def cpu_has_bf16() -> bool:
     """True where an x86 CPU has bf16 arithmetic (AVX512-BF16 or AMX). Elsewhere, Arm included, bf16 may be slow."""
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-def _read_tokenizer(folder: Path) -> Tokenizer | None:
-    file = folder / "tokenizer.json"
-    return Tokenizer.from_file(str(file)) if file.is_file() else None
-
-
-def _read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """The template of chat_template.jinja or tokenizer_config.json, and the special tokens that it may name."""
-    file, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    special = {}
-    for name, token in config.items():
-        token = token.get("content") if isinstance(token, dict) else token
-        if name.endswith("_token") and isinstance(token, str):
-            special[name] = token
-    if template.is_file():
-        return template.read_text("utf-8"), special
-    found = config.get("chat_template")
-    if isinstance(found, list):  # several, with names
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return found, special

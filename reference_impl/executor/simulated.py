@@ -105,4 +105,6 @@ def hollow_model(vocab_size: int, longest: int, bytes_per_token: float) -> Any:
         }
     )  # fmt: skip
     rotary = SimpleNamespace(cos=SimpleNamespace(shape=(longest, 1)))
-    return SimpleNamespace(config=config, dtype=SimpleNamespace(itemsize=2), device=None, rotary=rotary)
+    return SimpleNamespace(
+        config=config, dtype=SimpleNamespace(itemsize=2), device=SimpleNamespace(type="cpu"), rotary=rotary
+    )

@@ -185,7 +185,7 @@ def flash_attention(
         _flash_attention, (num_heads, num_tokens // tile["BLOCK_M"] + num_rows),
         q, keys, values, out, block_table, query_start_loc, seq_lens,
         key_scale, value_scale, ancestors,
-        num_rows, scale, softcap or 1.0, math.log2(skip_threshold) if skip_threshold else 0.0,
+        num_rows, scale, 1.0 if softcap is None else softcap, math.log2(skip_threshold) if skip_threshold else 0.0,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         *keys.stride()[:3], *scales.stride()[:3], block_table.stride(0),
         GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,

@@ -97,8 +97,8 @@ def architecture() -> Architecture:
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, options: Mapping[str, int], **constants: Any) -> None:
     """kernel[grid](*arguments, **constants, **options).
 
-    Raises TypeError for bfloat16 under the interpreter, which would compute with its bits as with integers and say
-    nothing; ValueError for tensors that are not on a GPU otherwise.
+    Raises TypeError for float64, and for bfloat16 under the interpreter, which would compute with its bits as with
+    integers and say nothing; ValueError for tensors that are not on a GPU otherwise.
     """
     recorder = _recording.get()
     if recorder is not None:
@@ -111,6 +111,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, options: Mapping
 
 
 def _check(tensor: Tensor) -> None:
+    if tensor.dtype is torch.float64:
+        raise TypeError("expected 8 to 32 bits, got float64: kernels add up in float32; the twins compute in float64")
     if is_interpreted():
         if tensor.dtype is torch.bfloat16:
             raise TypeError(

@@ -169,7 +169,7 @@ def paged_decode(
     launch(
         _paged_decode, (num_kv_heads, num_rows, max_splits),
         q, keys, values, out, partial, partial_lse, block_table, seq_lens, key_scale, value_scale,
-        scale, softcap or 1.0,
+        scale, 1.0 if softcap is None else softcap,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
         *keys.stride()[:3], *scales.stride()[:3], block_table.stride(0),
         GROUP=group, HEAD_DIM=head_dim, BLOCK_SIZE=block_size, SPLIT=SPLIT,

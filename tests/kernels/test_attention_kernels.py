@@ -148,6 +148,12 @@ def test_splits_of_another_size_give_the_same(monkeypatch) -> None:
     assert (paged_decode(*case.decode) - expected).abs().max() < 1e-6
 
 
+def test_float64_is_refused_because_the_kernels_would_round_it() -> None:
+    case = make([(1, 3)], 2, 1, 16, torch.float64)
+    with pytest.raises(TypeError, match="got float64"):
+        paged_decode(*case.decode)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's own fault")
 def test_the_interpreter_refuses_bfloat16() -> None:
     case = make([(1, 3)], 2, 1, 16, torch.bfloat16)

@@ -257,6 +257,24 @@ def test_what_lies_behind_a_row_is_not_read() -> None:
     assert torch.equal(checked(wide[:, :100], given), sample_tokens(wide[:, :100].contiguous(), **given))
 
 
+def test_the_middle_of_us_step_decides() -> None:
+    """u = (n + 1/2) / 2^23: rows in which n / 2^23 would give the token before."""
+    vocab_size, u = 3000, torch.from_numpy(uniform(1, 0, range(100000))).double()
+    at = ((vocab_size * u).floor() != (vocab_size * (u - 2.0**-24)).floor()).nonzero()[:4, 0]
+    fixed = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, "sample_index": 0}
+    given = {**parameters(4, **fixed), "position": at.to(DEVICE)}
+    found = checked(torch.zeros(4, vocab_size, device=DEVICE), given)
+    assert found.tolist() == (vocab_size * u[at]).long().tolist()
+
+
+def test_min_p_may_rule_out_the_ties_at_the_edge_of_top_k() -> None:
+    fixed = {"temperature": 1.0, "top_k": 4, "top_p": 1.0, "min_p": 0.5, "seed": 1, "sample_index": 0}
+    given = {**parameters(8, **fixed), "position": spread(8).to(DEVICE)}
+    logits = torch.zeros(8, 30, device=DEVICE)
+    logits[:, [2, 9]] = 1.0
+    assert checked(logits, given).tolist() == [2, 2, 2, 2, 9, 9, 9, 9]
+
+
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     logits, given = random_logits(8, 300), parameters(8)
     together = sample_tokens(logits, **given)

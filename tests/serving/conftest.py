@@ -13,10 +13,10 @@ import pytest
 
 from reference_impl import LLM, course_model
 from reference_impl.engine import Parts
+from reference_impl.prompts import PromptEncoder
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.metrics import WatchedTrace
 from reference_impl.serving.process import EngineProcess
-from reference_impl.serving.prompts import FolderPrompts
 from reference_impl.serving.server import ModelServer
 from reference_impl.serving.worker import EngineThread, load
 
@@ -78,7 +78,7 @@ def serve(until: Any) -> Iterator[Callable[..., Running]]:
         host: Any
         if process:
             assert parts is None, "they would have to be pickled"
-            host = EngineProcess(functools.partial(load, folder, "float32", **options), FolderPrompts(folder))
+            host = EngineProcess(functools.partial(load, folder, "float32", **options), PromptEncoder(folder))
         else:
             everything = Parts(trace=WatchedTrace(20_000), **(parts or {}))
             host = EngineThread(LLM(folder, dtype="float32", parts=everything, **options))

@@ -24,9 +24,9 @@ import openai
 import pytest
 
 from reference_impl import LLM, SamplingParams, course_model
+from reference_impl.prompts import PromptEncoder
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.process import EngineProcess
-from reference_impl.serving.prompts import FolderPrompts
 from reference_impl.serving.runner import Piece, Runner, Stream
 from reference_impl.serving.server import ModelServer
 from reference_impl.serving.worker import load
@@ -210,7 +210,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def made(name: str) -> EngineProcess:
-    return EngineProcess(getattr(importlib.import_module("wrong_models"), name), FolderPrompts(course_model("draft")))
+    return EngineProcess(getattr(importlib.import_module("wrong_models"), name), PromptEncoder(course_model("draft")))
 
 
 def test_an_engine_that_fails_in_its_process_can_still_be_asked_what_it_did(module: str, until: Any) -> None:
@@ -234,7 +234,7 @@ def test_an_engine_that_cannot_be_started_is_an_error_that_says_why(module: str)
         made("ends")
     refused = functools.partial(load, course_model("draft"), max_num_seqs=0)
     with pytest.raises(ValueError, match="max_num_seqs"):
-        EngineProcess(refused, FolderPrompts(course_model("draft")))
+        EngineProcess(refused, PromptEncoder(course_model("draft")))
 
 
 async def steps_and_then_hangs(host: EngineProcess) -> Runner:
