@@ -38,7 +38,7 @@ def _views() -> dict[str, Any]:
     made = importlib.import_module("chapters.widgets")
     views = {
         name: getattr(made, name)()
-        for name in ("attention_traffic", "kv_memory", "latency_budget", "roofline", "savings")
+        for name in ("attention_traffic", "kv_memory", "latency_budget", "occupancy", "roofline", "savings")
     }
     loads = importlib.import_module("reference_impl.bench.under_load")
     return views | {

@@ -27,8 +27,8 @@ class Cluster:
         self.folder, self.processes = folder, []  # type: ignore[var-annotated]
         self.file = folder / "scheduler.json"
         self.start("scheduler", "--port", "0", "--host", "127.0.0.1", "--scheduler-file", str(self.file))
-        while not self.file.exists():  # pytest's time limit bounds it
-            time.sleep(0.05)
+        while not (self.file.exists() and self.file.read_text()):  # it is there before its text is; pytest's time limit
+            time.sleep(0.05)  # bounds it
         self.address = json.loads(self.file.read_text())["address"].replace("tcp://", "dask://")
 
     def start(self, what: str, *words: str) -> subprocess.Popen[bytes]:
