@@ -14,6 +14,7 @@ from typing import Any
 from grader.examination.intake import Submission, learner_cells
 from grader.examination.verdict import Missing, clean
 from grader.isolation.launcher import Launcher, LearnerProcess
+from grader.isolation.sandbox import MEMORY
 from grader.labs.lab import Lab
 from grader.learner_side.codec import CannotCross, Malformed
 from grader.learner_side.peer import Peer
@@ -30,6 +31,7 @@ class Limits:
     check: float = 180.0  # one check, or all cells before the checks, in wall-clock time
     total: float = 600.0  # all checks of one submission, in wall-clock time
     memory: int = 4 << 30  # bytes by which results of the learner's code may make the examiner's process grow
+    learner_memory: int = MEMORY  # bytes of one process of the learner's; all together have those of its disk besides
 
 
 class Gone(BaseException):
@@ -74,7 +76,7 @@ def start(lab: Lab, submission: Submission, launcher: Launcher, limits: Limits, 
     Raises Gone when the process does not survive that; errors in cells are in `broken`.
     """
     with _launching:
-        process = launcher.fork()
+        process = launcher.fork(limits.learner_memory)
     attempt, doing = Attempt(process), ["your code"]
 
     def gone(error: Exception) -> BaseException:

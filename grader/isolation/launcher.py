@@ -181,11 +181,14 @@ class Launcher:
         if interfaces.exists():
             shutil.copyfile(interfaces, package / "interfaces.py")
 
-    def fork(self) -> LearnerProcess:
-        """A new process for one submission. Raises SandboxError, ConnectionError when there can be none."""
+    def fork(self, memory: int = sandbox.MEMORY) -> LearnerProcess:
+        """A new process for one submission, of at most `memory` bytes where it is isolated.
+
+        Raises SandboxError, ConnectionError when there can be none.
+        """
         for attempt in (1, 2):
             try:
-                return self._fork()
+                return self._fork(memory)
             except (OSError, ValueError) as error:
                 # Without isolation a submission can kill the warm process; the next one gets a new one.
                 said = self._said()
@@ -207,15 +210,15 @@ class Launcher:
         except subprocess.TimeoutExpired:
             return False
 
-    def _fork(self) -> LearnerProcess:
-        group = None if self.insecure else make_group(sandbox.MEMORY + sandbox.DISK, sandbox.PROCESSES)
+    def _fork(self, memory: int) -> LearnerProcess:
+        group = None if self.insecure else make_group(memory + sandbox.DISK, sandbox.PROCESSES)
         channel, theirs = socket.socketpair()
         if not self.insecure:
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before anybody sends: see `_admit`
         read_fd, write_fd = os.pipe()
         number = None
         try:
-            request = {"op": "fork", "bounds": self._bounds(group)}
+            request = {"op": "fork", "bounds": self._bounds(memory, group)}
             number = self._ask(request, [theirs.fileno(), write_fd])["number"]
             theirs.close()
             pid = self._admit(channel, number, group) if not self.insecure else number
@@ -232,11 +235,11 @@ class Launcher:
             theirs.close()
             os.close(write_fd)
 
-    def _bounds(self, group: Group | None) -> dict[str, Any] | None:
+    def _bounds(self, memory: int, group: Group | None) -> dict[str, Any] | None:
         if self._isolated is None:
             return None
         watch = group is None or "memory" not in group.folders
-        bounds = Bounds(sandbox.MEMORY, sandbox.DISK, sandbox.PROCESSES, self._isolated.uid, watch)
+        bounds = Bounds(memory, sandbox.DISK, sandbox.PROCESSES, self._isolated.uid, watch)
         return dataclasses.asdict(bounds)
 
     def _admit(self, channel: socket.socket, number: int, group: Group | None) -> int:

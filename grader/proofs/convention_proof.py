@@ -4,14 +4,15 @@
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py --together  in as few draws as hold all
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache     and all cases
 
-Every case runs directly and through the examiner, as in `proof.py`. With a folder, its variants and mutants are
-tried too, with options that are drawn together. A cell of theirs that an option changes takes the same replacements.
-Where they do not fit its text, a variant takes the reference's cell and a mutant is left out; both are named. What is
-left out is proven for the public form only.
+Every case runs directly and, without --together, through the examiner, as in `proof.py`. With a folder, its variants
+and mutants are tried too, with options that are drawn together. A cell of theirs that an option changes takes the same
+replacements. Where they do not fit its text, a variant takes the reference's cell and a mutant is left out; both are
+named. What is left out is proven for the public form only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from pathlib import Path
 from grader.examination.examiner import examine
 from grader.examination.intake import Submission
 from grader.isolation.launcher import Launcher
-from grader.labs.convention import Convention, Option, applied, private_notebook, validate
+from grader.labs.convention import Convention, Option, applied, load_conventions, private_notebook, validate
 from grader.labs.lab import Lab, LabError, lab_from_notebook
 from grader.proofs.proof import LIMITS, Case, cases, run_directly
 
@@ -43,8 +44,13 @@ def covering(conventions: Sequence[Convention]) -> Iterator[tuple[Option, ...]]:
         yield tuple(c.options[number % len(c.options)] for c in conventions)
 
 
-def prove_options(source: Path, options: tuple[Option, ...], launcher: Launcher, folder: Path | None = None) -> Proof:
-    """Prove a lab with these options: reference, stub and public solution, and the cases of `folder` if given."""
+def prove_options(
+    source: Path, options: tuple[Option, ...], launcher: Launcher | None, folder: Path | None = None
+) -> Proof:
+    """Prove a lab with these options: reference, stub and public solution, and the cases of `folder` if given.
+
+    Without a launcher directly only.
+    """
     lab, public = private_lab(source, options), private_lab(source, ())
     proof, solved = Proof(options), {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
     found = list(_fitting(cases(lab, folder), lab, proof)) if folder else []
@@ -81,21 +87,25 @@ def _fitting(found: list[Case], lab: Lab, proof: Proof) -> Iterator[Case]:
             yield replace(case, submission=Submission(answers))
 
 
-def _run(lab: Lab, case: Case, launcher: Launcher, proof: Proof) -> None:
+def _run(lab: Lab, case: Case, launcher: Launcher | None, proof: Proof) -> None:
     direct = run_directly(lab, case.submission, b"proof")
-    result = examine(lab, case.submission, launcher, secret=b"proof", limits=LIMITS)
+    examined, messages = direct, dict.fromkeys(direct, "")
+    if launcher is not None:
+        checks = examine(lab, case.submission, launcher, secret=b"proof", limits=LIMITS).checks
+        examined = {check.grade_id: check.status for check in checks}
+        messages = {check.grade_id: check.message for check in checks}
     name, options = f"{case.kind} {case.name}", " + ".join(option.name for option in proof.options)
     proof.num_cases += 1
-    for check in result.checks:
-        passes, expected = check.status == "passed", check.grade_id not in case.fails
-        if (direct[check.grade_id] == "passed") != passes:
-            proof.problems.append(f"{options}: {name}: {check.grade_id} is {direct[check.grade_id]} directly, "
-                                  f"{check.status} through the examiner: {check.message}")  # fmt: skip
+    for check, status in examined.items():
+        passes, expected = status == "passed", check not in case.fails
+        if (direct[check] == "passed") != passes:
+            proof.problems.append(f"{options}: {name}: {check} is {direct[check]} directly, "
+                                  f"{status} through the examiner: {messages[check]}")  # fmt: skip
         if passes != expected:
-            what = f"fails {check.grade_id}: {check.message}" if expected else f"passes {check.grade_id}"
+            what = f"fails {check}: {messages[check]}" if expected else f"passes {check}"
             proof.problems.append(f"{options}: {name} {what}")
         if case.kind == "public" and not passes:
-            proof.lost[check.grade_id] = check.message
+            proof.lost[check] = messages[check]
 
 
 def private_lab(source: Path, options: Sequence[Option]) -> Lab:
@@ -111,21 +121,22 @@ def main(arguments: list[str]) -> int:
     torch.set_num_threads(1)  # and so no thread pool exists when we fork
     torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
     source, *more = map(Path, [argument for argument in arguments if argument != "--together"])
-    conventions, broken = validate(source), 0
+    together = "--together" in arguments
+    conventions, broken = load_conventions(source) if together else validate(source), 0
     draws: list[tuple[tuple[Option, ...], Path | None]] = []
-    if "--together" in arguments:
+    if together:
         draws += [(options, None) for options in covering(conventions)]
     else:
         draws += [((option,), None) for convention in conventions for option in convention.options]
     if more:
         draws += [(options, more[0]) for options in covering(conventions)]
-    with Launcher(insecure=True) as launcher:
+    with contextlib.nullcontext() if together else Launcher(insecure=True) as launcher:
         for options, folder in draws:
             proof = prove_options(source, options, launcher, folder)
             names = " + ".join(option.name for option in options)
             print(f"{names}: {proof.num_cases} cases; a public solution loses {', '.join(proof.lost) or 'nothing'}")
             for check, message in proof.lost.items():
-                print(f"    {check}: {message}")
+                print(f"    {check}: {message}" if message else f"    {check}")
             if proof.left_out:
                 print(f"    left out: {', '.join(proof.left_out)}")
             print("".join(f"    PROBLEM {problem}\n" for problem in proof.problems), end="")

@@ -120,6 +120,11 @@ def test_no_reference_and_no_variant_is_flagged(source: Path) -> None:
         ("import triton\n@triton.jit\ndef kernel(q): pass\ndef attention(q, k, v, first): kernel[(1,)](q)", False),
         ("from triton import jit\n@jit(debug=True)\ndef own(q): pass\ndef attention(q, k, v, first): own[1](q)", False),
         ("def attention(q, k, v, first):\n    raise NotImplementedError('not written yet')", False),
+        ("class A:\n    def attention(self):\n        x = 1\n        raise NotImplementedError", False),
+        ("def attention(q, k, v, first):\n    return q, q  # raise NotImplementedError", True),
+        ("def attention(q, k, v, first):\n    'raise NotImplementedError'\n    return q, q", True),
+        ("def attention(q, k, v, first):\n    if first:\n        raise NotImplementedError\n    return q, q", True),
+        ("def attention(q:\n    raise NotImplementedError", True),
     ],
 )
 def test_an_answer_that_launches_no_triton_kernel_is_flagged_where_the_lab_has_one(cell: str, flagged: bool) -> None:

@@ -71,3 +71,36 @@ def test_what_is_wrong_with_a_lab_is_said(tmp_path: Path) -> None:
         "mutants again and right have the same submission",
     ):
         assert expected in found
+
+
+FEW = """
+import json, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from grader.labs.lab import lab_from_notebook
+from grader.labs.lab_source import solution_notebook
+from grader.isolation.launcher import Launcher
+from grader.proofs.proof import problems, prove
+source, folder = Path(sys.argv[1]), Path(sys.argv[2])
+lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
+with Launcher(insecure=True) as launcher:
+    outcomes = prove(lab, folder, launcher, few=True)
+found = [[o.case.kind, bool(o.direct), bool(o.proxied), sorted(o.failed)] for o in outcomes]
+print(json.dumps([found, problems(lab, outcomes, num_mutants=1, num_variants=1)]))
+"""
+
+
+def test_a_few_mutants_fail_every_check_between_them_and_all_else_is_tried() -> None:
+    folder = TOY / "proof" / "01_toy"
+    command = [sys.executable, "-P", "-c", FEW, str(TOY / "solutions" / "01_toy" / "toy.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    outcomes, problems = json.loads(done.stdout.splitlines()[-1])
+    assert problems == []
+    mutants = [outcome for outcome in outcomes if outcome[0] == "mutant"]
+    tried = [failed for _, direct, _, failed in mutants if direct]
+    assert 1 <= len(tried) < len(mutants)
+    assert set().union(*tried) == {"check_window", "check_len", "check_calls"}
+    assert sum(examined for _, _, examined, _ in mutants) == 1
+    assert all(direct and examined for kind, direct, examined, _ in outcomes if kind != "mutant")

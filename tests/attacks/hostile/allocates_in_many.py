@@ -16,9 +16,9 @@ def grow(self):
         if os.fork() == 0:
             os.close(wait)
             os.read(go_on, 1)
-            hoard = mmap.mmap(-1, 600 << 20, flags=POPULATED)
+            hoard = mmap.mmap(-1, 200 << 20, flags=POPULATED)
             time.sleep(600)
-    hoard = mmap.mmap(-1, 1200 << 20, flags=POPULATED)  # the largest of them goes first
+    hoard = mmap.mmap(-1, 400 << 20, flags=POPULATED)  # the largest of them goes first
     os.close(wait)
     while len(hoard):  # asleep it uses none of its 3 s of processor time: they have three times that by the clock
         time.sleep(0.01)
