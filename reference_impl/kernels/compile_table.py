@@ -23,7 +23,7 @@ import triton
 from reference_impl.kernels.architectures import ARCHITECTURES, Architecture
 from reference_impl.kernels.calls import CALLS
 from reference_impl.kernels.compilation import Resources, key, resources
-from reference_impl.kernels.launch import Launch, recording
+from reference_impl.kernels.launch import Launch, dependent_launches, recording
 
 TABLE = Path(__file__).parent / "compiled.json"
 
@@ -40,7 +40,8 @@ class Line:
 
 
 def lines() -> Iterator[Line]:
-    """Every launch on every architecture that has the types for it; fp16 where there is no bf16.
+    """Every launch on every architecture that has the types for it, and the same as a dependent launch where there are
+    such; fp16 where there is no bf16.
 
     Where Triton does not use the matrix units, kernels that multiply matrices spill thousands of bytes: there the twins
     serve, and these kernels are not compiled.
@@ -50,12 +51,16 @@ def lines() -> Iterator[Line]:
         for name, call in CALLS.items():
             if "fp8" in name and not architecture.has_fp8:
                 continue
-            with recording(architecture) as launches:
-                call(dtype)
-            for launch in launches:
-                if launch.multiplies and not architecture.has_matrix:
-                    continue
-                yield Line(f"{name}: {launch.name}, {architecture.name}", launch, architecture)
+            for dependent in (False, True)[: 1 + architecture.has_dependent_launch]:
+                with recording(architecture) as launches, dependent_launches(dependent):
+                    call(dtype)
+                for launch in launches:
+                    if launch.multiplies and not architecture.has_matrix:
+                        continue
+                    if dependent and not launch.constants.get("PDL"):
+                        continue  # is the same
+                    how = ", dependent" * dependent
+                    yield Line(f"{name}: {launch.name}, {architecture.name}{how}", launch, architecture)
 
 
 def compiled(line: Line) -> dict[str, Any]:

@@ -52,7 +52,8 @@ def _row_of(query_start_loc, num_rows, tile, BLOCK_M: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["num_rows", "stride_table"])
+# Rows of several queries begin anywhere in a step's arrays: each alignment would have code of its own to be compiled.
+@triton.jit(do_not_specialize=["num_rows", "stride_table"], do_not_specialize_on_alignment=["block_table", "seq_lens"])
 def _flash_attention(
     q, keys, values, out,
     block_table, query_start_loc, seq_lens,
@@ -81,7 +82,9 @@ def _flash_attention(
     m_range, d_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     in_head, in_row = d_range < HEAD_DIM, first + m_range < query_len
     position = context_len + first + m_range  # of each query
-    at_q = q + (token + first + m_range)[:, None] * stride_q_token + head * stride_q_head + d_range[None, :]
+    # In 64 bits: tokens x heads x head_dim may pass 2^31.
+    number = (token + first + m_range).to(tl.int64)
+    at_q = q + number[:, None] * stride_q_token + head * stride_q_head + d_range[None, :]
     query = tl.load(at_q, mask=in_row[:, None] & in_head[None, :], other=0.0)
     if TREE:
         sees = tl.load(ancestors + token + first + m_range, mask=in_row, other=0)
@@ -128,7 +131,12 @@ def _flash_attention(
                     draft = tl.maximum(key_pos - context_len, 0)
                     visible &= (key_pos < context_len)[None, :] | (((sees[:, None] >> draft[None, :]) & 1) == 1)
                 score = tl.where(visible, score, float("-inf"))
-            tile_largest = tl.max(score, 1)
+            power = score
+            if QUANTIZED:
+                scale_of_value = tl.load(value_scale + at_scale, mask=exists, other=1.0)[None, :]
+                if query.dtype == tl.float16 and not SKIP:  # as in paged_decode.py; what is skipped depends on scores
+                    power += tl.log2(scale_of_value)
+            tile_largest = tl.max(power, 1)
             needed = True
             if SKIP:
                 needed = tl.max(tl.where(in_row, tile_largest - largest, float("-inf"))) >= skip_below
@@ -143,11 +151,12 @@ def _flash_attention(
                     values + at[:, None] + d_range[None, :], mask=exists[:, None] & in_head[None, :], other=0.0
                 )
                 if QUANTIZED:
-                    weight *= tl.load(value_scale + at_scale, mask=exists, other=0.0)[None, :]
+                    weight *= scale_of_value
                     value = value.to(tl.float32).to(query.dtype)
                 acc = tl.dot(weight.to(query.dtype), value, acc * shrink[:, None], input_precision=PRECISION)
 
-    at_out = out + (token + first + m_range)[:, None] * stride_out_token + head * stride_out_head + d_range[None, :]
+    number = (token + first + m_range).to(tl.int64)
+    at_out = out + number[:, None] * stride_out_token + head * stride_out_head + d_range[None, :]
     total = tl.where(in_row, total, 1.0)  # a tile may have fewer queries than places
     tl.store(at_out, (acc / total[:, None]).to(out.dtype.element_ty), mask=in_row[:, None] & in_head[None, :])
 

@@ -20,16 +20,22 @@ from reference_impl.kernels.launch import launch
 
 
 @triton.jit
-def _gated(x, column, N: tl.constexpr, GELU: tl.constexpr):
-    """act(gate) x up at these columns, float32. silu(g) = g sigmoid(g). gelu(g) by tanh: 1 + tanh(u) = 2 sigmoid(2 u),
-    so g/2 (1 + tanh(u)) = g sigmoid(2 u), with u = sqrt(2 / pi) (g + 0.044715 g^3)."""
-    inside = column < N
-    gate = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + N + column, mask=inside, other=0.0).to(tl.float32)
+def gated(gate, up, GELU: tl.constexpr):
+    """act(gate) x up in float32. silu(g) = g sigmoid(g). gelu(g) by tanh: 1 + tanh(u) = 2 sigmoid(2 u), so
+    g/2 (1 + tanh(u)) = g sigmoid(2 u), with u = sqrt(2 / pi) (g + 0.044715 g^3)."""
     slope = gate
     if GELU:
         slope = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 sqrt(2 / pi)
     return gate * tl.sigmoid(slope) * up
+
+
+@triton.jit
+def _gated(x, column, N: tl.constexpr, GELU: tl.constexpr):
+    """At these columns, float32."""
+    inside = column < N
+    gate = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(x + N + column, mask=inside, other=0.0).to(tl.float32)
+    return gated(gate, up, GELU)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ computed as W x^T, so that the weight is the large side and the tokens the small
 (2) Split-K: where tiles would leave multiprocessors idle, `in` is cut into splits, each a program of its own. A split
 writes its partial sums and takes a ticket; the one that comes last adds them up, in the order of the splits. So the sum
 is the same in every run, and no second kernel is launched.
+A caller may name the tile (`tile=`), as the compile table and the tests do for each of them; else `choose` does.
 
 FLOPs: 2 tokens in out. Bytes: 2 (in out + tokens in + tokens out) in 16 bits. FLOPs per byte are about the number of
 tokens, as long as that is small beside in and out: on an H200 (790 TFLOP/s, 4.3 TB/s) memory decides up to 184 tokens,
@@ -15,7 +16,6 @@ then arithmetic.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,10 +25,9 @@ import triton.language as tl
 from torch import Tensor
 
 from reference_impl.kernels.architectures import Architecture
-from reference_impl.kernels.launch import architecture, launch
+from reference_impl.kernels.launch import architecture, launch, tickets_of, wait_for_previous
 
 FEW_TOKENS = 64  # up to here the tile is computed as W x^T
-TICKETS = 2048  # more tiles keep every GPU busy, so they are not split
 
 
 @dataclass(frozen=True)
@@ -180,8 +179,9 @@ def _gemm(
     x, weight, bias, out, partial, tickets,
     num_tokens, in_features, out_features, stride_x, stride_weight, stride_out,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLITS: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, SWAPPED: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(PDL)
     m_tile, n_tile = tile_of_program(num_tokens, out_features, BLOCK_M, BLOCK_N, GROUP_M)
     m = m_tile * BLOCK_M + tl.arange(0, BLOCK_M)
     n = n_tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -204,16 +204,12 @@ def _gemm(
     write_tile(acc, bias, out, partial, tickets, m_tile, n_tile, num_tokens, out_features, stride_out, SPLITS)
 
 
-def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Twin of `reference.gemm`; there are shapes and meanings."""
-    tile = FLOAT32_TILE if x.element_size() == 4 else choose(TILES, len(x), len(weight), architecture())
-    return gemm_with(tile, x, weight, bias)
-
-
-def gemm_with(tile: Tile, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same in tiles of the caller's choice: what a bench tries, and what the compile table holds."""
-    check_operands(x, weight, x.shape[1])
+def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tile: Tile | None = None) -> Tensor:
+    """Twin of `reference.gemm`; there are shapes and meanings. tile: if not the one that `choose` says."""
+    check_operands(x, weight, x.shape[1], bias)
     (num_tokens, in_features), out_features = x.shape, len(weight)
+    if tile is None:
+        tile = FLOAT32_TILE if x.element_size() == 4 else choose(TILES, num_tokens, out_features, architecture())
     out = x.new_empty((num_tokens, out_features))
     if num_tokens:
         grid = grid_of(tile, num_tokens, out_features, in_features, architecture())
@@ -227,25 +223,24 @@ def gemm_with(tile: Tile, x: Tensor, weight: Tensor, bias: Tensor | None = None)
     return out
 
 
-def check_operands(x: Tensor, weight: Tensor, row: int) -> None:
-    """Raises ValueError unless a row of the weight has `row` elements, and rows of both are contiguous."""
+def check_operands(x: Tensor, weight: Tensor, row: int, bias: Tensor | None = None) -> None:
+    """Raises ValueError unless a row of the weight has `row` elements, rows of both are contiguous, and so is a bias,
+    which has an element for each row."""
     if weight.shape[1] != row or x.stride(1) != 1 or weight.stride(1) != 1:
         raise ValueError(
             f"expected x [tokens, in] and a weight [out, {row}], both contiguous along their rows, got x "
             f"{list(x.shape)} with strides {x.stride()}, a weight {list(weight.shape)} with {weight.stride()}"
+        )
+    if bias is not None and (bias.shape != (len(weight),) or not bias.is_contiguous()):
+        raise ValueError(
+            f"expected a bias [{len(weight)}], contiguous, got {list(bias.shape)} with strides {bias.stride()}"
         )
 
 
 def room_for(grid: tuple[int, int], out: Tensor) -> tuple[Tensor, Tensor]:
     """(partial, tickets): the splits' sums [splits, tokens, out] float32, and how many splits of each tile are done.
 
-    Tickets are zero between launches. All launches on a GPU share them: two must not run side by side in two streams,
-    and the first must come before a CUDA graph is captured.
+    They are those of `launch.tickets_of`, with what is said there of streams and graphs.
     """
     splits = grid[1] if grid[1] > 1 else 0
-    return out.new_empty((splits, *out.shape), dtype=torch.float32), _tickets(out.device)
-
-
-@functools.cache
-def _tickets(device: torch.device) -> Tensor:
-    return torch.zeros(TICKETS, dtype=torch.int32, device=device)
+    return out.new_empty((splits, *out.shape), dtype=torch.float32), tickets_of(out.device)

@@ -114,17 +114,15 @@ def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gemm_fp8(
-    codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
+    codes: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    *,
+    tile: Tile | None = None,
 ) -> Tensor:
-    """Twin of `reference.gemm_fp8`; there are shapes and meanings."""
-    tile = choose(TILES, len(codes), len(weight), architecture())
-    return gemm_fp8_with(tile, codes, scale, weight, weight_scale, out_dtype)
-
-
-def gemm_fp8_with(
-    tile: Tile, codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, out_dtype: torch.dtype
-) -> Tensor:
-    """The same in tiles of the caller's choice: what a bench tries, and what the compile table holds."""
+    """Twin of `reference.gemm_fp8`; there are shapes and meanings. tile: if not the one that `choose` says."""
     (num_tokens, in_features), out_features = codes.shape, len(weight)
     check_operands(codes, weight, in_features)
     if scale.shape != (num_tokens,) or weight_scale.shape != (out_features,):
@@ -132,6 +130,7 @@ def gemm_fp8_with(
             f"expected a scale for each of {num_tokens} tokens and {out_features} outputs, got {list(scale.shape)} and "
             f"{list(weight_scale.shape)}"
         )
+    tile = tile or choose(TILES, num_tokens, out_features, architecture())
     out = codes.new_empty((num_tokens, out_features), dtype=out_dtype)
     if num_tokens:
         grid = grid_of(tile, num_tokens, out_features, in_features, architecture())

@@ -40,7 +40,7 @@ __all__ = ["gemm_w4a16", "pack_int4"]
 
 
 @triton.jit
-def _numbers(codes, zero, dtype: tl.constexpr):
+def numbers_of_int4(codes, zero, dtype: tl.constexpr):
     """(low, high) nibbles of bytes, minus zero, in 16 bits. All of it is exact; zero is of that dtype."""
     wide = codes.to(tl.int16)
     if dtype == tl.float16:
@@ -77,7 +77,7 @@ def _gemm_w4a16(
         scale = tl.load(scales + group * out_features + n, mask=in_out, other=0.0).to(tl.float32)
         if zeros is not None:
             zero = tl.load(zeros + group * out_features + n, mask=in_out, other=0).to(dtype)
-        low, high = _numbers(codes, zero[:, None], dtype)  # [N, HALF]
+        low, high = numbers_of_int4(codes, zero[:, None], dtype)  # [N, HALF]
         sums = tl.dot(low, tl.trans(x_low))  # [N, M]
         sums = tl.dot(high, tl.trans(x_high), sums)
         acc += sums * scale[:, None]
@@ -95,24 +95,24 @@ TILES = (
 )
 
 
-def gemm_w4a16(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None = None, group_size: int = 128) -> Tensor:
-    """Twin of `reference.gemm_w4a16`; there are shapes and meanings. x in 16 bits; groups of 32, 64 or 128."""
-    tile = choose(TILES, len(x), len(packed), architecture())
-    return gemm_w4a16_with(replace(tile, block_k=group_size), x, packed, scales, zeros)
+def gemm_w4a16(
+    x: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    group_size: int = 128,
+    *,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Twin of `reference.gemm_w4a16`; there are shapes and meanings. x in 16 bits; groups of 32, 64 or 128.
 
-
-def gemm_w4a16_with(tile: Tile, x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
-    """The same in tiles of the caller's choice, whose step is a group: for the bench and the compile table."""
-    (num_tokens, in_features), out_features, group_size = x.shape, len(packed), tile.block_k
-    check_operands(x, packed, in_features // 2)
-    check_groups(scales, in_features // group_size, out_features)
+    tile: if not the one that `choose` says; its step along `in` becomes a group.
+    """
+    (num_tokens, in_features), out_features = x.shape, len(packed)
+    check_four_bits(x, packed, scales, group_size)
     if zeros is not None:
         check_groups(zeros, *scales.shape)
-    if group_size not in (32, 64, 128) or in_features % group_size or x.element_size() != 2:
-        raise ValueError(
-            f"expected x in 16 bits and groups of 32, 64 or 128 that divide in = {in_features}, got {x.dtype} and "
-            f"groups of {group_size}"
-        )
+    tile = replace(tile or choose(TILES, num_tokens, out_features, architecture()), block_k=group_size)
     out = x.new_empty((num_tokens, out_features))
     if num_tokens:
         grid = grid_of(tile, num_tokens, out_features, in_features, architecture())
@@ -125,7 +125,20 @@ def gemm_w4a16_with(tile: Tile, x: Tensor, packed: Tensor, scales: Tensor, zeros
     return out
 
 
+def check_four_bits(x: Tensor, packed: Tensor, scales: Tensor, group_size: int, bias: Tensor | None = None) -> None:
+    """Raises ValueError unless the operands fit each other, and the kernels can compute them."""
+    in_features = x.shape[1]
+    if group_size not in (32, 64, 128) or in_features % group_size or x.element_size() != 2:
+        raise ValueError(
+            f"expected x in 16 bits and groups of 32, 64 or 128 that divide in = {in_features}, got {x.dtype} and "
+            f"groups of {group_size}"
+        )
+    check_operands(x, packed, in_features // 2, bias)
+    check_groups(scales, in_features // group_size, len(packed))
+
+
 def check_groups(scales: Tensor, num_groups: int, out_features: int) -> None:
+    """Raises ValueError unless scales (or zeros) are [num_groups, out_features], contiguous."""
     if scales.shape != (num_groups, out_features) or not scales.is_contiguous():
         raise ValueError(
             f"expected scales or zeros [in / group size, out] = {[num_groups, out_features]}, contiguous, got "

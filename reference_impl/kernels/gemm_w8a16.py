@@ -32,7 +32,7 @@ from reference_impl.kernels.launch import architecture, launch
 
 
 @triton.jit
-def _numbers(codes):
+def numbers_of_int8(codes):
     """int8 as float32: 0x4B000000 | byte is 2^23 + byte, and a byte with its sign turned over is 128 + code."""
     bits = codes.to(tl.uint8, bitcast=True).to(tl.int32) ^ 0x4B000080
     return bits.to(tl.float32, bitcast=True) - 8388736.0
@@ -60,7 +60,7 @@ def _gemm_w8a16(
         inside = (k + k_range < in_features)[None, :]
         codes = tl.load(at_weight + k, mask=in_out[:, None] & inside, other=0, eviction_policy="evict_first")
         x_tile = tl.trans(tl.load(at_x + k, mask=in_x & inside, other=0.0))  # [K, M]
-        numbers = _numbers(codes).to(dtype)  # [N, K]
+        numbers = numbers_of_int8(codes).to(dtype)  # [N, K]
         if GROUPS:
             scale = tl.load(scales + k // group_size * out_features + n, mask=in_out, other=0.0).to(tl.float32)
             acc += tl.dot(numbers, x_tile) * scale[:, None]
@@ -81,17 +81,15 @@ TILES = (
 )
 
 
-def gemm_w8a16(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """Twin of `reference.gemm_w8a16`; there are shapes and meanings. x: 16 bits; groups of 32, 64 or more."""
-    return gemm_w8a16_with(choose(TILES, len(x), len(weight), architecture()), x, weight, scales)
+def gemm_w8a16(x: Tensor, weight: Tensor, scales: Tensor, *, tile: Tile | None = None) -> Tensor:
+    """Twin of `reference.gemm_w8a16`; there are shapes and meanings. x in 16 bits; groups of a multiple of 32.
 
-
-def gemm_w8a16_with(tile: Tile, x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """The same in tiles of the caller's choice; where groups are shorter than its steps, with shorter steps."""
+    tile: if not the one that `choose` says. Where groups are shorter than its steps, these become shorter, too.
+    """
     (num_tokens, in_features), out_features, num_groups = x.shape, len(weight), len(scales)
     check_operands(x, weight, in_features)
     check_groups(scales, num_groups, out_features)
-    group_size = in_features // num_groups
+    tile, group_size = tile or choose(TILES, num_tokens, out_features, architecture()), in_features // num_groups
     if num_groups > 1:
         tile = replace(tile, block_k=math.gcd(tile.block_k, group_size))
     if in_features % num_groups or tile.block_k < 32 or x.element_size() != 2:

@@ -3,10 +3,15 @@
 Every kernel's host function launches through `launch`. Inside `recording(architecture)` nothing runs: the same host
 function, called with tensors on torch's "meta" device, says which machine code a GPU would need. So the compile table
 holds what is launched, by construction.
+
+Dependent launches (Hopper and later, "programmatic dependent launch" in the CUDA C++ Programming Guide): inside
+`dependent_launches()` a kernel begins while the one before it is still running, and waits (`wait_for_previous`) before
+it touches any memory. So the time between two kernels is hidden, and nothing else changes.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +20,7 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from reference_impl.kernels.architectures import ARCHITECTURES, Architecture
@@ -23,6 +29,8 @@ _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
     torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
 }  # fmt: skip
+
+TICKETS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class _Recording:
 
 
 _recording: ContextVar[_Recording | None] = ContextVar("recording", default=None)
+_dependent: ContextVar[bool] = ContextVar("dependent", default=False)
 
 
 @contextmanager
@@ -67,6 +76,50 @@ def recording(architecture: Architecture) -> Iterator[list[Launch]]:
         yield launches
     finally:
         _recording.reset(token)
+
+
+@contextmanager
+def dependent_launches(wanted: bool = True) -> Iterator[None]:
+    """Whether kernels launched inside by this thread, those that declare PDL, begin before the kernel before them ends.
+
+    Raises ValueError if they should where they cannot: before Hopper, on AMD, in the interpreter.
+    """
+    if wanted and (is_interpreted() or not architecture().has_dependent_launch):
+        raise ValueError("expected an NVIDIA GPU of Hopper or later for dependent launches: leave them off here")
+    token = _dependent.set(wanted)
+    try:
+        yield
+    finally:
+        _dependent.reset(token)
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """First in a kernel with dependent launches, in every program: until then nothing may be read or written.
+
+    The wait ends when the kernel before has ended and its stores are visible; that kernel, too, began with a wait, so
+    all before it have ended as well. Then this kernel allows its successor to begin, and to wait.
+    """
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+def prepare(device: torch.device | str) -> None:
+    """What kernels need on this GPU that must not be made while a CUDA graph is captured."""
+    tickets_of(torch.empty(0, device=device).device)
+
+
+@functools.cache
+def tickets_of(device: torch.device) -> Tensor:
+    """[TICKETS] int32, of kernels in which the last program of several to end does what is left; device has an index.
+
+    Tickets are zero between launches. All launches on a GPU share them: two must not run side by side in two streams.
+    Raises RuntimeError if a CUDA graph is being captured and there are none yet.
+    """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(f"expected launch.prepare({str(device)!r}) before a CUDA graph is captured on it")
+    return torch.zeros(TICKETS, dtype=torch.int32, device=device)
 
 
 def is_interpreted() -> bool:
@@ -95,11 +148,14 @@ def architecture() -> Architecture:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, options: Mapping[str, int], **constants: Any) -> None:
-    """kernel[grid](*arguments, **constants, **options).
+    """kernel[grid](*arguments, **constants, **options), and PDL for a kernel that declares it.
 
     Raises TypeError for float64, and for bfloat16 under the interpreter, which would compute with its bits as with
     integers and say nothing; ValueError for tensors that are not on a GPU otherwise.
     """
+    if "PDL" in kernel.arg_names:
+        constants["PDL"] = dependent = _dependent.get()
+        options = {**options, "launch_pdl": True} if dependent else options
     recorder = _recording.get()
     if recorder is not None:
         recorder.launches.append(described(kernel, arguments, constants, options))
@@ -136,7 +192,8 @@ def described(
         name = parameter.name
         if isinstance(value, Tensor):
             types[name] = "*" + _TYPES[value.dtype]
-            aligned.append(name)
+            if not parameter.do_not_specialize_on_alignment:
+                aligned.append(name)
         elif isinstance(value, float):
             types[name] = "fp32"
         elif value is None or (value == 1 and not parameter.do_not_specialize):

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from reference_impl.kernels.eight_bits import encoded, scale_of
-from reference_impl.kernels.launch import launch
+from reference_impl.kernels.launch import launch, wait_for_previous
 
 
 @triton.jit
@@ -55,8 +55,9 @@ def _rotate_and_write(
     stride_cos, stride_block, stride_slot, stride_head,
     stride_scale_block, stride_scale_slot, stride_scale_head,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(PDL)
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, BLOCK_HALF)
     in_half = column < HALF

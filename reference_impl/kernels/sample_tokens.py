@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from reference_impl.kernels.architectures import Architecture
-from reference_impl.kernels.launch import architecture, launch
+from reference_impl.kernels.launch import architecture, launch, wait_for_previous
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def _edge(logits, largest, temperature, need, VOCAB: tl.constexpr, BLOCK: tl.con
 def _total(logits, largest, temperature, edge, ties, lowest, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """The mass of what is kept: keys below `edge` and so many that equal it; no mass under `lowest`."""
     masses = tl.zeros([BLOCK], tl.int64)
-    for start in range(0, VOCAB, BLOCK):
+    for start in tl.range(0, VOCAB, BLOCK, loop_unroll_factor=2):
         distance = _distance(logits, start + tl.arange(0, BLOCK), largest, temperature, VOCAB)
         mass = token_mass(distance)
         masses += tl.where((distance.to(tl.int32, bitcast=True) < edge) & (mass >= lowest), mass, 0)
@@ -112,13 +112,14 @@ def _total(logits, largest, temperature, edge, ties, lowest, VOCAB: tl.constexpr
 @triton.jit
 def _sample_tokens(
     logits, tokens, temperature, top_k, top_p, min_p, seed, sample_index, position, stride_logits,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, SEARCH: tl.constexpr,
+    VOCAB: tl.constexpr, BLOCK: tl.constexpr, SEARCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride_logits
 
     best, at = tl.full([BLOCK], float("-inf"), tl.float32), tl.arange(0, BLOCK)
-    for start in range(0, VOCAB, BLOCK):
+    for start in tl.range(0, VOCAB, BLOCK, loop_unroll_factor=4):  # four loads under way, not one
         column = start + tl.arange(0, BLOCK)
         x = _logit(logits, column, VOCAB)
         at = tl.where(x > best, column, at)

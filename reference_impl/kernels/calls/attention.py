@@ -13,24 +13,31 @@ from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.paged_decode import paged_decode
 
 
-def _attention(function: Callable[..., Tensor], head_dim: int, group: int = 4, **options: Any) -> Call:
-    """Rows of a Llama: 8 KV heads, blocks of 16. cache: dtype of the cache; tree: with ancestors."""
+def _attention(
+    function: Callable[..., Tensor],
+    head_dim: int,
+    group: int = 4,
+    cache: torch.dtype | None = None,
+    tree: bool = False,
+    **options: Any,
+) -> Call:
+    """Rows of a Llama: 8 KV heads, blocks of 16. cache: its dtype, if not that of q; tree: with ancestors."""
     rows, kv_heads, blocks, block_size = 64, 8, 1000, 16
-    cache, tree = options.pop("cache", None), options.pop("tree", False)
 
     def call(dtype: torch.dtype) -> Tensor:
         given = dict(options)
         if cache is not None:
-            scale = empty(blocks, block_size, kv_heads, dtype=torch.float32)
+            scale = empty(blocks, kv_heads, block_size, dtype=torch.float32).mT  # as PagedKVCache keeps them
             given |= {"key_scale": scale, "value_scale": scale}
         if tree:
             given["ancestors"] = empty(rows, dtype=torch.int64)
         q = empty(rows, kv_heads * group, head_dim, dtype=dtype)
         stored = empty(blocks, block_size, kv_heads, head_dim, dtype=cache or dtype)
-        table, lens = empty(rows, 256, dtype=torch.int32), empty(rows, dtype=torch.int32)
-        between = 4096 if function is paged_decode else empty(rows + 1, dtype=torch.int32)
-        places = (lens, between) if function is paged_decode else (between, lens)
-        return function(q, stored, stored, table, *places, head_dim**-0.5, **given)
+        table, seq_lens = empty(rows, 256, dtype=torch.int32), empty(rows, dtype=torch.int32)
+        if function is paged_decode:
+            return function(q, stored, stored, table, seq_lens, 4096, head_dim**-0.5, **given)
+        query_start_loc = empty(rows + 1, dtype=torch.int32)
+        return function(q, stored, stored, table, query_start_loc, seq_lens, head_dim**-0.5, **given)
 
     return call
 

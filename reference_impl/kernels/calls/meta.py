@@ -8,8 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.kernels.gemm import Tile
+from reference_impl.kernels.launch import architecture
+
 Call = Callable[[torch.dtype], Any]  # a host function with tensors on the meta device, given the activations' dtype
 
 
 def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def in_tile(tile: Tile, call: Callable[[Tile, torch.dtype], Any]) -> Call:
+    """The call with this tile; on an architecture that has no room for it, nothing."""
+    return lambda dtype: call(tile, dtype) if tile.fits(architecture()) else None
+
+
+def name_in_tile(name: str, tile: Tile, note: str = "") -> str:
+    return f"{name}, {tile.block_m}x{tile.block_n}x{tile.block_k} in {tile.num_stages} stages{note}"

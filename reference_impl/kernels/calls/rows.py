@@ -34,7 +34,7 @@ def _rotate(heads: int, kv_heads: int, head_dim: int, qk_norm: bool = False, cac
         at, turns = empty(ROWS, dtype=torch.int64), empty(4096, 1, head_dim, dtype=torch.float32)
         stored = empty(1000, 16, kv_heads, head_dim, dtype=cache or dtype)
         weight = empty(head_dim, dtype=dtype) if qk_norm else None
-        scale = None if cache is None else empty(1000, 16, kv_heads, dtype=torch.float32)
+        scale = None if cache is None else empty(1000, kv_heads, 16, dtype=torch.float32).mT
         return rotate_and_write(
             q, k, v, at, turns, turns, stored, stored, at, weight, weight, key_scale=scale, value_scale=scale
         )

@@ -8,9 +8,11 @@ from reference_impl.kernels.reference.attention import (
     flash_attention,
     merge_splits,
     paged_decode,
+    stored,
     tree_mask,
 )
 from reference_impl.kernels.reference.experts import grouped_gemm, lora_expand, lora_shrink
+from reference_impl.kernels.reference.fused_linear import fused_linear, fused_linear_w4a16
 from reference_impl.kernels.reference.linear import (
     gemm,
     gemm_fp8,
@@ -21,6 +23,8 @@ from reference_impl.kernels.reference.linear import (
     unpack_int4,
 )
 from reference_impl.kernels.reference.rows import (
+    GATES,
+    Activation,
     add_rms_norm,
     add_rms_norm_fp8,
     gelu_tanh_and_mul,
@@ -35,6 +39,8 @@ from reference_impl.kernels.reference.rows import (
 from reference_impl.kernels.reference.sampling import sample_tokens
 
 __all__ = [
+    "GATES",
+    "Activation",
     "add_rms_norm",
     "add_rms_norm_fp8",
     "attention_decode_rows",
@@ -42,6 +48,8 @@ __all__ = [
     "causal_mask",
     "context_slots",
     "flash_attention",
+    "fused_linear",
+    "fused_linear_w4a16",
     "gelu_tanh_and_mul",
     "gemm",
     "gemm_fp8",
@@ -61,6 +69,7 @@ __all__ = [
     "silu_and_mul",
     "silu_and_mul_fp8",
     "soft_cap",
+    "stored",
     "to_eight_bits",
     "tree_mask",
     "unpack_int4",

@@ -69,19 +69,22 @@ def attention_decode_rows(
     scale: float,
     workspace: Tensor,
     softcap: float | None = None,
+    key_scale: Tensor | None = None,
+    value_scale: Tensor | None = None,
 ) -> Tensor:
     """One query per row, all rows at once, padded to the longest context.
 
     q [rows, num_heads, head_dim]; slots [rows, max_seq_len], where the padding repeats a slot of the same row:
     a slot that nobody wrote may hold NaN, and 0 x NaN is NaN. mask [rows, 1, 1, max_seq_len]: 0, or -inf for padding.
-    workspace [2, rows * max_seq_len or more, num_kv_heads, head_dim]: is written over with the gathered context.
+    workspace [2, rows * max_seq_len or more, num_kv_heads, head_dim], like q: is written over with the gathered
+    context. keys, values and their scales as in `flash_attention`.
     """
     rows, num_heads, head_dim = q.shape
-    num_kv_heads = keys.shape[1]
+    num_kv_heads = keys.shape[2]
     flat = slots.flatten()
     k, v = (
-        torch.index_select(cache, 0, flat, out=room[: len(flat)]).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
-        for cache, room in zip((keys, values), workspace, strict=True)
+        stored(cache, flat, scales, room[: len(flat)]).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
+        for cache, scales, room in zip((keys, values), (key_scale, value_scale), workspace, strict=True)
     )  # [rows, num_kv_heads, max_seq_len, head_dim]
     # The query heads of a group read the same keys, so they can stand where several queries would.
     grouped = q.view(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
@@ -132,7 +135,10 @@ def flash_attention(
     for row, seq_len in enumerate(seq_lens.tolist()):
         first, end = query_start_loc[row : row + 2].tolist()
         slots = context_slots(block_table[row], seq_len, keys.shape[1])
-        k, v = _stored(keys, slots, key_scale, q.dtype), _stored(values, slots, value_scale, q.dtype)
+        k, v = (
+            stored(cache, slots, scales, q.new_empty(seq_len, *cache.shape[2:]))
+            for cache, scales in ((keys, key_scale), (values, value_scale))
+        )
         if ancestors is None:
             out[first:end] = attention_one_row(q[first:end], k, v, scale, window, softcap)
         else:
@@ -188,7 +194,15 @@ def tree_mask(ancestors: Tensor, seq_len: int, window: int | None = None) -> Ten
     return mask
 
 
-def _stored(cache: Tensor, slots: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What lies in these slots, [len(slots), num_kv_heads, head_dim], as numbers of this dtype."""
-    found = cache.flatten(0, 1)[slots]
-    return found if scale is None else (found.float() * scale.flatten(0, 1)[slots][..., None]).to(dtype)
+def stored(cache: Tensor, slots: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:
+    """What lies in these slots: fills and returns out [len(slots), num_kv_heads, head_dim], in its dtype.
+
+    cache and scale as in `flash_attention`; out is like the cache where there is no scale.
+    """
+    if scale is None:
+        return torch.index_select(cache.flatten(0, 1), 0, slots, out=out)
+    # As bytes: torch has no index_select of float8 everywhere. Codes of 8 bits are numbers of every dtype of `out`, so
+    # that the product alone is rounded.
+    codes = cache.view(torch.uint8).flatten(0, 1).index_select(0, slots).view(cache.dtype)
+    size = cache.shape[1]
+    return out.copy_(codes).mul_(scale[slots // size, slots % size][..., None])

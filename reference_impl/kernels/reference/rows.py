@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -34,8 +39,9 @@ def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """
     limit = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    scale = exact.abs().amax(-1, keepdim=True).clamp(min=2.0**-64) / limit
-    codes = (exact / scale).clamp(-limit, limit)  # the quotient may miss the limit by rounding
+    largest = exact.abs().amax(-1, keepdim=True).clamp(min=2.0**-64)
+    scale = largest / torch.full_like(largest, limit)  # by a number, a GPU would multiply with its reciprocal
+    codes = (exact * (1 / scale)).clamp(-limit, limit)  # as the kernels do it; rounding may pass the limit
     return (codes.round() if dtype is torch.int8 else codes).to(dtype), scale[..., 0].float()
 
 
@@ -110,6 +116,9 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
     """GeGLU's gate (Gemma), with the tanh approximation of gelu: x [..., 2 n] = (gate, up) -> gelu(gate) * up."""
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+GATES: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
