@@ -11,6 +11,8 @@ from torch import Tensor
 from reference_impl.interfaces import Batch, GroupTables, KVCache
 from reference_impl.kernels import reference
 
+MOST_SLOTS = 2**16  # gathered at a time; more only for a single row that sees more
+
 
 @dataclass
 class LikeRows:
@@ -35,6 +37,8 @@ class TorchAttention:
 
     softcap: scores s become softcap x tanh(s / softcap) before the softmax.
     """
+
+    reads_scales = True  # of a cache of 8 bits
 
     def __init__(self, scale: float, dtype: torch.dtype, softcap: float | None = None):
         self.scale, self.dtype, self.softcap = scale, dtype, softcap
@@ -73,44 +77,56 @@ class TorchAttention:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
         kv_cache.write(layer, k, v, batch)
-        keys, values = (t.flatten(0, 1) for t in kv_cache.layer(layer))
+        (keys, values), scales = kv_cache.layer(layer), scales_of(kv_cache, layer)
         plan: Plan = batch.attention_plan[batch.group_of_layer[layer]]
         out = torch.empty_like(q)
         for g in plan.decode:
-            room = self._room(g.slots.numel(), keys)
+            room = self._room(g.slots.numel(), k)
             out[g.rows] = reference.attention_decode_rows(
-                q[g.rows], keys, values, g.slots, g.mask, self.scale, room, self.softcap
+                q[g.rows], keys, values, g.slots, g.mask, self.scale, room, self.softcap, *scales
             )
         for tokens, slots in plan.others:
-            out[tokens] = reference.attention_one_row(
-                q[tokens], _at(keys, slots), _at(values, slots), self.scale, plan.window, self.softcap
-            )
+            key, value = (_at(cache, slots, s, k) for cache, s in zip((keys, values), scales, strict=True))
+            out[tokens] = reference.attention_one_row(q[tokens], key, value, self.scale, plan.window, self.softcap)
         return out
 
-    def _room(self, num_slots: int, keys: Tensor) -> Tensor:
+    def _room(self, num_slots: int, key: Tensor) -> Tensor:
         """[2, at least num_slots, num_kv_heads, head_dim], the same memory in every layer and step.
 
         Fresh memory of some megabytes costs a page fault per 4 KiB, which took three times as long as the attention.
         It doubles when it grows: contexts get longer by a token a step.
         """
         if self._workspace is None or self._workspace.shape[1] < num_slots:
-            self._workspace = keys.new_empty(2, 2 * num_slots, *keys.shape[1:])
+            self._workspace = key.new_empty(2, max(num_slots, min(2 * num_slots, MOST_SLOTS)), *key.shape[1:])
         return self._workspace
 
 
 def like_lengths(lengths: Sequence[int]) -> list[slice]:
-    """Cuts rows, longest context first, so that padding at most doubles what is read."""
+    """Cuts rows, longest context first, so that padding at most doubles what is read, and MOST_SLOTS bound it."""
     groups: list[slice] = []
     for row, length in enumerate(lengths):
-        if groups and 2 * length >= lengths[groups[-1].start]:
-            groups[-1] = slice(groups[-1].start, row + 1)
+        first = groups[-1].start if groups else 0
+        if groups and 2 * length >= lengths[first] and (row + 1 - first) * lengths[first] <= MOST_SLOTS:
+            groups[-1] = slice(first, row + 1)
         else:
             groups.append(slice(row, row + 1))
     return groups
 
 
-def _at(cache: Tensor, slots: Tensor | slice) -> Tensor:
-    return cache[slots] if isinstance(slots, slice) else cache.index_select(0, slots)
+def scales_of(kv_cache: KVCache, layer: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """(of keys, of values); a cache that knows nothing of scales has none."""
+    scales = getattr(kv_cache, "scales", None)
+    return (None, None) if scales is None else scales(layer)
+
+
+def _at(cache: Tensor, slots: Tensor | slice, scale: Tensor | None, like: Tensor) -> Tensor:
+    """What lies there, [slots, num_kv_heads, head_dim]: of a cache of 8 bits, in the dtype of `like`."""
+    if isinstance(slots, slice):
+        if scale is None:
+            return cache.flatten(0, 1)[slots]
+        slots = torch.arange(slots.start, slots.stop, device=cache.device)
+    out = cache if scale is None else like
+    return reference.stored(cache, slots, scale, out.new_empty(len(slots), *cache.shape[2:]))
 
 
 def _row_slots(batch: Batch, group: GroupTables, row: int) -> Tensor | slice:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from reference_impl.interfaces import AttentionBackend
 from reference_impl.kernels import reference
+from reference_impl.kernels.reference import Activation
+from reference_impl.layers import norm
 
 Asked = Literal["auto", "triton", "torch"]
 Backend = Literal["triton", "torch"]
-Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Kernels:
     """The small operations of a layer; what they compute is said in kernels/reference/rows.py.
 
     rotate_and_write: None where attention gets rotated queries and keys, and writes the cache itself.
+    grouped_gemm: None where every expert of a mixture has linear layers of its own.
     """
 
     backend: Backend
@@ -32,14 +34,10 @@ class Kernels:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
     gates: Mapping[Activation, Callable[[Tensor], Tensor]]
     rotate_and_write: Callable[..., Tensor] | None = None
+    grouped_gemm: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
 
-TORCH = Kernels(
-    "torch",
-    reference.rms_norm,
-    reference.add_rms_norm,
-    {"silu": reference.silu_and_mul, "gelu_tanh": reference.gelu_tanh_and_mul},
-)
+TORCH = Kernels("torch", norm.rms_norm, norm.add_rms_norm, reference.GATES)
 
 
 def writes_and_attends(
@@ -54,7 +52,12 @@ def choose_kernels(asked: Asked, device: torch.device, dtype: torch.dtype) -> Ke
     """As `choose_backend` says."""
     if choose_backend(asked, device, dtype) == "torch":
         return TORCH
-    from reference_impl.kernels import gates, rms_norm, rotate_and_write
+    return triton_kernels()
+
+
+def triton_kernels() -> Kernels:
+    """Raises ImportError where there is no Triton."""
+    from reference_impl.kernels import gates, grouped_gemm, rms_norm, rotate_and_write
 
     return Kernels(
         "triton",
@@ -62,6 +65,7 @@ def choose_kernels(asked: Asked, device: torch.device, dtype: torch.dtype) -> Ke
         rms_norm.add_rms_norm,
         {"silu": gates.silu_and_mul, "gelu_tanh": gates.gelu_tanh_and_mul},
         rotate_and_write.rotate_and_write,
+        grouped_gemm.grouped_gemm,
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from reference_impl.interfaces import LinearMethod
-from reference_impl.layers.backend import TORCH, Activation, Kernels
+from reference_impl.kernels.reference import Activation
+from reference_impl.layers.backend import TORCH, Kernels
 from reference_impl.layers.linear import Linear
 
 
@@ -27,6 +28,7 @@ class GatedMLP(nn.Module):
         parts = {gate: intermediate_size, up: intermediate_size}
         self.gate_up = Linear(method, hidden_size, parts, bias)
         self.down = Linear(method, intermediate_size, {down: hidden_size}, bias)
+        self.activation: Activation = activation
         self.gate = kernels.gates[activation]
 
     def forward(self, x: Tensor) -> Tensor:

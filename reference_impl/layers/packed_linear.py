@@ -1,7 +1,9 @@
 """Linear layers on a CPU: the same product, with the weight in the layout that oneDNN computes with.
 
-Seen over all products of the course model on one thread of an AVX512 CPU, against x @ W: bf16 0.45 of the time at
-1 row and 0.7 at 16; float32 0.7 at 16 rows but 1.2 at 1. So it pays in bf16, and for batches.
+Seen over all products of the course model on one thread, against x @ W, on a CPU with AVX-512: bf16 0.45 of the time
+at 1 row and 0.7 at 16; float32 0.7 at 16 rows but 1.2 at 1. On one with AVX2 only, a step of the engine in float32 took
+1.3 of the time at 1 row and 1.1 at 16: each call costs some 25 us before it computes. So it pays in bf16, and with
+AVX-512 for batches.
 
 The operators are those that torch.compile uses; where a build of torch lacks them, `available` says so and the plain
 method serves.
@@ -14,23 +16,13 @@ import functools
 import torch
 from torch import Tensor
 
+from reference_impl.layers.by_rows import WeightByRows
+
 _PACKED_FOR_ROWS = 16  # a hint: the layout is good from 1 to some hundred rows
 
 
-class PackedLinear:
+class PackedLinear(WeightByRows):
     """y = x W^T + b. The weight is [out_features, in_features] until finish(), opaque after."""
-
-    def __init__(self, dtype: torch.dtype):
-        self.dtype = dtype
-
-    def create(self, in_features: int, out_features: int, bias: bool) -> dict[str, Tensor]:
-        params = {"weight": torch.empty(out_features, in_features, dtype=self.dtype)}
-        if bias:
-            params["bias"] = torch.empty(out_features, dtype=self.dtype)
-        return params
-
-    def load(self, params: dict[str, Tensor], name: str, tensor: Tensor, start: int) -> None:
-        params[name][start : start + tensor.shape[0]].copy_(tensor)
 
     def finish(self, params: dict[str, Tensor]) -> None:
         params["weight"] = torch.ops.mkldnn._reorder_linear_weight(params["weight"], _PACKED_FOR_ROWS)
@@ -38,6 +30,12 @@ class PackedLinear:
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, params["weight"], params.get("bias"), "none", [], "")
         return y
+
+
+def pays(dtype: torch.dtype) -> bool:
+    """Whether linear layers shall be packed here. By what the CPU says, not by a clock: two processes on one machine
+    must compute the same bits."""
+    return available(dtype) and (dtype is torch.bfloat16 or torch.backends.cpu.get_cpu_capability() == "AVX512")
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from torch import Tensor
 from reference_impl.interfaces import Batch, KVCache
 from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.paged_decode import paged_decode
+from reference_impl.layers.attention import scales_of
 
 
 @dataclass
@@ -30,6 +31,8 @@ class TritonAttention:
 
     name = "triton"
 
+    reads_scales = True  # of a cache of 8 bits
+
     def __init__(self, scale: float, softcap: float | None = None):
         self.scale, self.softcap = scale, softcap
         self.ran: set[str] = set()  # which kernels, in this step
@@ -45,6 +48,7 @@ class TritonAttention:
     def attend(self, q: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
         """Of queries whose keys and values are in the cache."""
         keys, values = kv_cache.layer(layer)
+        key_scale, value_scale = scales_of(kv_cache, layer)
         group, plan = batch.groups[batch.group_of_layer[layer]], batch.attention_plan
         n, found = plan.num_decode, []
         if n:
@@ -52,7 +56,7 @@ class TritonAttention:
             found.append(
                 paged_decode(
                     q[:n], keys, values, group.block_table[:n], batch.seq_lens[:n], plan.longest, self.scale,
-                    window=group.window, softcap=self.softcap,
+                    window=group.window, softcap=self.softcap, key_scale=key_scale, value_scale=value_scale,
                 )
             )  # fmt: skip
         if n < batch.num_rows:
@@ -60,7 +64,7 @@ class TritonAttention:
             found.append(
                 flash_attention(
                     q[n:], keys, values, group.block_table[n:], plan.query_start_loc, batch.seq_lens[n:], self.scale,
-                    window=group.window, softcap=self.softcap,
+                    window=group.window, softcap=self.softcap, key_scale=key_scale, value_scale=value_scale,
                 )
             )  # fmt: skip
         return found[0] if len(found) == 1 else torch.cat(found)

@@ -6,17 +6,23 @@ Only attention knows that they belong to different sequences.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from reference_impl.config import ModelConfig
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, LinearMethod
 from reference_impl.kernels import reference
+from reference_impl.layers.attention import scales_of
 from reference_impl.layers.backend import Kernels, choose_kernels, writes_and_attends
-from reference_impl.layers.linear import Linear, default_method
+from reference_impl.layers.fusion import Fusion
+from reference_impl.layers.linear import Linear
+from reference_impl.layers.linear_methods import choose_head, choose_method
 from reference_impl.layers.mlp import GatedMLP
 from reference_impl.layers.rotary import RotaryTable
 from reference_impl.models.moe import MixtureOfExperts
+from reference_impl.models.tuning import seconds_on_gpu, tune
 
 
 class DecoderLayer(nn.Module):
@@ -30,9 +36,10 @@ class DecoderLayer(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         kernels: Kernels,
+        fusion: Fusion,
     ):
         super().__init__()
-        self.config, self.index, self.kernels = config, index, kernels
+        self.config, self.index, self.kernels, self.fusion = config, index, kernels, fusion
         c, heads, kv = (
             config,
             config.num_heads * config.head_dim,
@@ -70,22 +77,19 @@ class DecoderLayer(nn.Module):
         attention: AttentionBackend,
         kv_cache: KVCache,
         batch: Batch,
-    ) -> tuple[Tensor, Tensor]:
-        """What was computed last is added to x by the next norm, which reads x anyway; so both are handed on."""
-        c, rms_norm = self.config, self.kernels.rms_norm
-        if added is None:
-            h = rms_norm(x, self.input_norm, c.norm_eps)
-        else:
-            h, x = self.kernels.add_rms_norm(added, x, self.input_norm, c.norm_eps)
-        qkv = self.qkv(h).view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        o = self.o(self._attend(qkv, cos, sin, attention, kv_cache, batch).flatten(1))
-        if self.attention_output_norm is not None:
-            o = rms_norm(o, self.attention_output_norm, c.norm_eps)
-        h, x = self.kernels.add_rms_norm(o, x, self.mlp_norm, c.norm_eps)
-        y = self.mlp(h)
-        if self.mlp_output_norm is not None:
-            y = rms_norm(y, self.mlp_output_norm, c.norm_eps)
-        return x, y
+    ) -> tuple[Tensor, Tensor | None]:
+        """The residual stream comes and goes as `fusion` says: x, and what is still to be added."""
+        c, fusion = self.config, self.fusion
+        qkv, x = fusion.of_norm("qkv", self.qkv, x, added, self.input_norm)
+        qkv = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        h = self._attend(qkv, cos, sin, attention, kv_cache, batch).flatten(1)
+        x, added = fusion.to_residual("o", self.o, h, x, self.attention_output_norm)
+        if isinstance(self.mlp, GatedMLP):
+            h, x = fusion.of_norm("gate_up", self.mlp.gate_up, x, added, self.mlp_norm, self.mlp.activation)
+            return fusion.to_residual("down", self.mlp.down, h, x, self.mlp_output_norm)
+        h, x = fusion.norm(x, added, self.mlp_norm)
+        y, norm = self.mlp(h), self.mlp_output_norm
+        return x, y if norm is None else self.kernels.rms_norm(y, norm, c.norm_eps)
 
     def _attend(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
@@ -95,10 +99,12 @@ class DecoderLayer(nn.Module):
         if fused := writes_and_attends(self.kernels, attention):  # all but the attention itself is one kernel
             rotate_and_write, attend = fused
             q, k, v = qkv.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
+            key_scale, value_scale = scales_of(kv_cache, self.index)
             q_norm, k_norm = (None, None) if self.qk_norm is None else (self.qk_norm[0], self.qk_norm[-1])
             q = rotate_and_write(
                 q, k, v, batch.positions, cos, sin, *kv_cache.layer(self.index),
                 batch.groups[batch.group_of_layer[self.index]].slot_mapping, q_norm, k_norm, c.norm_eps,
+                key_scale=key_scale, value_scale=value_scale,
             )  # fmt: skip
             return attend(q, self.index, kv_cache, batch)
         qk, v = qkv[:, : -c.num_kv_heads], qkv[:, -c.num_kv_heads :]
@@ -123,15 +129,18 @@ class Decoder(nn.Module):
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, device
         self.kernels = kernels or choose_kernels("auto", device, dtype)
-        method = linear_method or default_method(dtype, device)
+        method = linear_method or choose_method("none", dtype, device, self.kernels)
+        self.fusion = Fusion(self.kernels, config.norm_eps)
+        self._times: dict[int, dict[str, dict[str, float]]] = {}  # of ways to compute a step of so many tokens
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         # Rounded to the model's dtype, as Gemma was trained.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, i, method, dtype, device, self.kernels) for i in range(config.num_layers)
+            DecoderLayer(config, i, method, dtype, device, self.kernels, self.fusion) for i in range(config.num_layers)
         )
         self.norm = torch.empty(config.hidden_size, dtype=norm_dtype(config, dtype), device=device)
         self.lm_head = None if config.tied_embeddings else torch.empty_like(self.embedding)
+        self.head = choose_head(method, config.tied_embeddings, dtype, device)
         positions = max_position or config.max_position
         self.rotary = RotaryTable(config.rope, config.head_dim, positions, dtype, device)
         self.window_rotary = (
@@ -155,11 +164,26 @@ class Decoder(nn.Module):
         for layer, window in zip(self.layers, c.layer_windows, strict=True):
             cos, sin = full if window is None else windowed
             x, added = layer(x, added, cos, sin, attention, kv_cache, batch)
-        assert added is not None, "a model without layers"
         last = batch.logits_indices
-        x, _ = self.kernels.add_rms_norm(added[last], x[last], self.norm, c.norm_eps)
-        logits = x @ (self.embedding if self.lm_head is None else self.lm_head).T
+        x, _ = self.fusion.norm(x[last], None if added is None else added[last], self.norm)
+        logits = self.head(x, self.embedding if self.lm_head is None else self.lm_head)
         return logits if c.final_softcap is None else reference.soft_cap(logits, c.final_softcap)
+
+    @torch.inference_mode()
+    def tune(self, num_tokens: int) -> None:
+        """On a GPU: measures which products are one launch with their neighbours in steps of so many tokens, and keeps
+        to it. To be called before a CUDA graph of such a step is captured; takes some ten milliseconds."""
+        can = any(self.fusion.can(linear, num_tokens) for linear in self.linears())
+        if can and self.device.type == "cuda" and num_tokens not in self._times:
+            self._times[num_tokens] = tune(self, num_tokens, seconds_on_gpu)
+
+    def choices(self) -> dict[int, dict[str, Any]]:
+        """{number of tokens: what `tune` chose, and the microseconds of each way}."""
+        chosen = self.fusion.chosen
+        return {n: {"fused": sorted(chosen[n]), "microseconds": times} for n, times in sorted(self._times.items())}
+
+    def decoder_layers(self) -> list[DecoderLayer]:
+        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
 
     def linears(self) -> list[Linear]:
         """The linear layers, in order; an untied lm_head is not one of them."""
@@ -170,9 +194,15 @@ class Decoder(nn.Module):
         c = self.config
         count = self.embedding.numel() + self.norm.numel() + (0 if self.lm_head is None else self.lm_head.numel())
         count += sum(linear.num_parameters() for linear in self.linears())
-        count += sum(module.router.numel() for module in self.modules() if isinstance(module, MixtureOfExperts))
+        count += sum(module.num_parameters() for module in self.modules() if isinstance(module, MixtureOfExperts))
         norms = (4 if c.output_norms else 2) * c.hidden_size + 2 * c.head_dim * c.qk_norm
         return count + c.num_layers * norms
+
+    def num_bytes(self) -> int:
+        """Memory of all weights as they are stored."""
+        linears = self.linears()
+        others = self.num_parameters() - sum(linear.num_parameters() for linear in linears)
+        return others * self.dtype.itemsize + sum(linear.weight_bytes() for linear in linears)
 
 
 def norm_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:

@@ -14,12 +14,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from reference_impl.config import read_model_config
+from reference_impl.config import ConfigError, ModelConfig, read_model_config
 from reference_impl.layers.backend import Asked, choose_kernels
 from reference_impl.layers.linear import Linear
+from reference_impl.layers.linear_methods import Quantization, choose_method
 from reference_impl.layers.mlp import GatedMLP
+from reference_impl.memory import check_free, free_bytes
 from reference_impl.models.decoder import Decoder, DecoderLayer
-from reference_impl.models.moe import MixtureOfExperts
+from reference_impl.models.moe import MixtureOfExperts, SeparateExperts, StackedExperts
 
 
 class CheckpointError(ValueError):
@@ -35,16 +37,52 @@ def load_model(
     device: torch.device | str = "cpu",
     max_position: int | None = None,
     kernels: Asked = "auto",
+    quantization: Quantization = "none",
 ) -> Decoder:
-    """Reads config and weights. dtype None keeps the checkpoint's own; kernels: see `choose_backend`."""
-    folder, device = Path(folder), torch.device(device)
-    config = read_model_config(folder)
-    dtype = dtype or getattr(torch, config.dtype)
-    model = Decoder(config, dtype, device, max_position, kernels=choose_kernels(kernels, device, dtype))
+    """Reads config and weights. dtype None keeps the checkpoint's own; kernels: see `choose_backend`.
+
+    quantization: how the linear layers' weights are stored; the checkpoint's are quantized as they are read.
+    """
+    folder = Path(folder)
+    model = build_model(read_model_config(folder), dtype, device, max_position, kernels, quantization)
     fill(model, destinations(model), weight_files(folder))
+    finish(model)
+    return model
+
+
+def build_model(
+    config: ModelConfig,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    max_position: int | None = None,
+    kernels: Asked = "auto",
+    quantization: Quantization = "none",
+) -> Decoder:
+    """A model with memory for its weights, which `destinations` and then `finish` fill. Options: see `load_model`.
+
+    ConfigError if a CPU's machine has less memory than they take.
+    """
+    device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
+    if max_position is not None and max_position > config.max_position:  # tables of that length would come first
+        raise ConfigError(f"max_model_len {max_position} is above the model's {config.max_position} positions")
+    chosen = choose_kernels(kernels, device, dtype)
+    if quantization != "none" and config.experts is not None and chosen.grouped_gemm is not None:
+        raise ValueError(
+            f"quantization={quantization!r} for a mixture of experts with Triton's kernels: expected 'none', since the "
+            f"kernel that multiplies experts takes weights in the model's dtype: use quantization='none'"
+        )
+    model = Decoder(config, dtype, device, max_position, choose_method(quantization, dtype, device, chosen), chosen)
+    if device.type == "cpu":  # its memory is there only when it is written to, and then the system ends somebody
+        what = f"{model.num_parameters():,} weights"
+        remedy = "use a smaller model, dtype='bfloat16', or quantization"
+        check_free(model.num_bytes(), free_bytes(device), what, "this machine", remedy)
+    return model
+
+
+def finish(model: Decoder) -> None:
+    """All weights are there: each linear layer may bring them into the form that it computes with."""
     for linear in model.linears():
         linear.method.finish(linear.params)
-    return model
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -83,6 +121,9 @@ def destinations(model: Decoder) -> dict[str, Destination]:
                     table[f"{prefix}{where}{part}.{name}"] = _rows(linear, part, name)
         if isinstance(layer.mlp, MixtureOfExperts):
             table[f"{prefix}{_experts_prefix(layer)}gate.weight"] = _whole(layer.mlp.router)
+            if isinstance(layer.mlp.experts, StackedExperts):
+                for name, weight in layer.mlp.experts.parts():
+                    table[f"{prefix}{_experts_prefix(layer)}experts.{name}.weight"] = _whole(weight)
     return table
 
 
@@ -104,10 +145,10 @@ def _norms(layer: DecoderLayer) -> dict[str, Tensor]:
 def _linears(layer: DecoderLayer) -> Iterator[tuple[str, Linear]]:
     """(prefix in the checkpoint, linear layer)."""
     yield from (("self_attn.", layer.qkv), ("self_attn.", layer.o))
+    mlps = {"mlp.": layer.mlp}
     if isinstance(layer.mlp, MixtureOfExperts):
-        mlps = {f"{_experts_prefix(layer)}experts.{e}.": mlp for e, mlp in enumerate(layer.mlp.experts)}
-    else:
-        mlps = {"mlp.": layer.mlp}
+        separate = layer.mlp.experts if isinstance(layer.mlp.experts, SeparateExperts) else ()
+        mlps = {f"{_experts_prefix(layer)}experts.{e}.": mlp for e, mlp in enumerate(separate)}
     for where, mlp in mlps.items():
         assert isinstance(mlp, GatedMLP)
         yield from ((where, mlp.gate_up), (where, mlp.down))

@@ -7,6 +7,9 @@ No expert is ever full, so none drops a token: what a token gets depends on no o
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -29,31 +32,95 @@ class MixtureOfExperts(nn.Module):
         kernels: Kernels = TORCH,
     ):
         super().__init__()
-        mixtral = config.architecture == "MixtralForCausalLM"
-        names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
         self.config = experts
         self.router = router  # [num_experts, hidden_size], never quantized: it is small, and its choices are steps
-        self.experts = nn.ModuleList(
-            GatedMLP(
-                method, config.hidden_size, experts.intermediate_size, config.activation, names=names, kernels=kernels
-            )
-            for _ in range(experts.num_experts)
+        self.experts = (
+            SeparateExperts(config, experts, method, kernels)
+            if kernels.grouped_gemm is None
+            else StackedExperts(config, experts, router.dtype, router.device, kernels)
         )
+        self._numbers = torch.arange(experts.num_experts + 1, device=router.device)
 
     def forward(self, x: Tensor) -> Tensor:
         weights, experts = route(F.linear(x, self.router), self.config.experts_per_token, self.config.renormalise)
-        order, counts = group_by_expert(experts, self.config.num_experts)
+        order, offsets = group_by_expert(experts, self._numbers)
         k = experts.shape[1]
-        rows = x[order // k]  # [num_tokens * k, hidden_size], the tokens of expert 0, then of expert 1, ...
-        out, start = torch.empty_like(rows), 0
-        for expert, count in zip(self.experts, counts, strict=True):
-            if count:
-                out[start : start + count] = expert(rows[start : start + count])
-            start += count
+        # [num_tokens * k, hidden_size], the tokens of expert 0, then of expert 1, ...
+        out = self.experts(x[order // k], offsets)
         # Back in the tokens' order. Each token adds its own k rows, the likeliest expert first: no neighbour can change
         # the order of that sum.
         by_token = torch.empty_like(out).index_copy_(0, order, out).view(-1, k, x.shape[1])
         return (by_token * weights[:, :, None]).sum(1).to(x.dtype)
+
+    def num_parameters(self) -> int:
+        """Those that stand in no linear layer."""
+        stacked = self.experts.num_parameters() if isinstance(self.experts, StackedExperts) else 0
+        return self.router.numel() + stacked
+
+
+class SeparateExperts(nn.ModuleList):
+    """Experts with linear layers of their own, packed or quantized like any other: for the CPU.
+
+    The host must know how many rows each expert has: on a GPU it would wait for that in every layer.
+    """
+
+    def __init__(self, config: ModelConfig, experts: ExpertsConfig, method: LinearMethod, kernels: Kernels):
+        sizes = config.hidden_size, experts.intermediate_size
+        names = expert_names(config)
+        super().__init__(
+            GatedMLP(method, *sizes, config.activation, names=names, kernels=kernels)
+            for _ in range(experts.num_experts)
+        )
+
+    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """rows and offsets as `grouped_gemm` takes them -> as many rows."""
+        out = torch.empty_like(rows)
+        for expert, (start, end) in zip(self, itertools.pairwise(offsets.tolist()), strict=True):
+            if start < end:
+                out[start:end] = expert(rows[start:end])
+        return out
+
+
+class StackedExperts(nn.Module):
+    """All experts' weights in one tensor for each of two products; a row's expert is found on the device.
+
+    gate_up [num_experts, 2 * intermediate_size, hidden_size], down [num_experts, hidden_size, intermediate_size].
+    """
+
+    def __init__(
+        self, config: ModelConfig, experts: ExpertsConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels
+    ):
+        super().__init__()
+        n, size, hidden = experts.num_experts, experts.intermediate_size, config.hidden_size
+        assert kernels.grouped_gemm is not None
+        self.names, self.gate, self.grouped_gemm = (
+            expert_names(config),
+            kernels.gates[config.activation],
+            kernels.grouped_gemm,
+        )
+        self.gate_up = torch.empty(n, 2 * size, hidden, dtype=dtype, device=device)
+        self.down = torch.empty(n, hidden, size, dtype=dtype, device=device)
+
+    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """rows and offsets as `grouped_gemm` takes them -> as many rows."""
+        return self.grouped_gemm(self.gate(self.grouped_gemm(rows, self.gate_up, offsets)), self.down, offsets)
+
+    def parts(self) -> Iterator[tuple[str, Tensor]]:
+        """("expert.name" in the checkpoint, where that matrix lies)."""
+        gate, up, down = self.names
+        size = self.down.shape[2]
+        for expert, (gate_up, out) in enumerate(zip(self.gate_up, self.down, strict=True)):
+            yield from ((f"{expert}.{gate}", gate_up[:size]), (f"{expert}.{up}", gate_up[size:]))
+            yield f"{expert}.{down}", out
+
+    def num_parameters(self) -> int:
+        return self.gate_up.numel() + self.down.numel()
+
+
+def expert_names(config: ModelConfig) -> tuple[str, str, str]:
+    """Of an expert's gate, up and down in the checkpoint."""
+    mixtral = config.architecture == "MixtralForCausalLM"
+    return ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
 
 
 def route(logits: Tensor, experts_per_token: int, renormalise: bool) -> tuple[Tensor, Tensor]:
@@ -66,10 +133,11 @@ def route(logits: Tensor, experts_per_token: int, renormalise: bool) -> tuple[Te
     return (weights / weights.sum(-1, keepdim=True) if renormalise else weights), experts
 
 
-def group_by_expert(experts: Tensor, num_experts: int) -> tuple[Tensor, list[int]]:
-    """Sorts (token, choice) pairs by expert, a token before later ones.
+def group_by_expert(experts: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Sorts (token, choice) pairs by expert, a token before later ones; the host learns nothing of it.
 
-    experts [num_tokens, k] -> (order [num_tokens * k]: indices token * k + choice; how many each expert gets).
+    experts [num_tokens, k]; numbers: 0 ... num_experts. -> (order [num_tokens * k]: indices token * k + choice;
+    offsets [num_experts + 1] int32: expert e's are order[offsets[e] : offsets[e + 1]]).
     """
-    flat = experts.flatten()
-    return flat.argsort(stable=True), flat.bincount(minlength=num_experts).tolist()
+    grouped, order = experts.flatten().sort(stable=True)
+    return order, torch.searchsorted(grouped, numbers, out_int32=True)

@@ -1,0 +1,103 @@
+"""A layer's products with their neighbours: norm, product, gate; product, residual. In one launch each, or one by one.
+
+One by one, what a product adds to the residual stream is added by the next norm, which reads the stream anyway. So the
+stream comes as two tensors: x, and what is still to be added to it, or None where a product has added it.
+
+Which way is decided by the number of tokens alone, and by what was measured for it (`tuning`): a CUDA graph of a step
+has the same kernels whenever it is captured.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, TypedDict, Unpack, cast
+
+import torch
+from torch import Tensor
+
+from reference_impl.interfaces import LinearMethod
+from reference_impl.kernels.reference import Activation
+from reference_impl.layers.backend import Kernels
+from reference_impl.layers.linear import Linear
+
+Product = Literal["qkv", "o", "gate_up", "down"]
+PRODUCTS: frozenset[Product] = frozenset(("qkv", "o", "gate_up", "down"))
+
+
+class Neighbours(TypedDict, total=False):
+    """What stands around a product; shapes and dtypes are those of kernels/reference/fused_linear.py."""
+
+    norm: Tensor
+    eps: float  # of the norm
+    gate: Activation | None
+    residual: Tensor
+
+
+class FusedMethod(LinearMethod, Protocol):
+    """A LinearMethod that computes residual + gate(norm(x) W^T + b) in one launch, of up to few_tokens tokens."""
+
+    few_tokens: int
+
+    def fused(self, params: dict[str, Tensor], x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor: ...
+
+
+class Fusion:
+    """eps: of the norms. chosen: {number of tokens: products that are one launch}; it holds for fewer tokens, too. More
+    than was measured: all that can be.
+
+    A product can be one launch where its LinearMethod has `fused`, for the few tokens that it says. A norm stays a
+    kernel of its own where it also has to add, and in float16: x times the norm's weight may leave its range. What is
+    normalised before it is added is added by the next norm.
+    """
+
+    def __init__(self, kernels: Kernels, eps: float):
+        self.kernels, self.eps = kernels, eps
+        self.chosen: dict[int, frozenset[Product]] = {}
+
+    def can(self, linear: Linear, num_tokens: int) -> bool:
+        return num_tokens <= getattr(linear.method, "few_tokens", 0)
+
+    def fuses(self, product: Product, linear: Linear, num_tokens: int) -> bool:
+        return self.can(linear, num_tokens) and product in self.products(num_tokens)
+
+    def products(self, num_tokens: int) -> frozenset[Product]:
+        measured = [n for n in self.chosen if n >= num_tokens]
+        return self.chosen[min(measured)] if measured else PRODUCTS
+
+    def norm(self, x: Tensor, added: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm of the sum, the sum)."""
+        if added is None:
+            return self.kernels.rms_norm(x, weight, self.eps), x
+        return self.kernels.add_rms_norm(added, x, weight, self.eps)
+
+    def of_norm(
+        self,
+        product: Product,
+        linear: Linear,
+        x: Tensor,
+        added: Tensor | None,
+        weight: Tensor,
+        gate: Activation | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """(gate of the linear layer of the norm of the sum, the sum)."""
+        fuses = self.fuses(product, linear, len(x))
+        if fuses and added is None and x.dtype is not torch.float16:
+            return _fused(linear, x, norm=weight, eps=self.eps, gate=gate), x
+        h, x = self.norm(x, added, weight)
+        if gate is None:
+            return linear(h), x
+        if fuses:
+            return _fused(linear, h, gate=gate), x
+        return self.kernels.gates[gate](linear(h)), x
+
+    def to_residual(
+        self, product: Product, linear: Linear, h: Tensor, x: Tensor, weight: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(x, the linear layer of h); or (their sum, None). weight: of the norm of what is added, or None."""
+        if weight is None and self.fuses(product, linear, len(h)):
+            return _fused(linear, h, residual=x), None
+        y = linear(h)
+        return x, y if weight is None else self.kernels.rms_norm(y, weight, self.eps)
+
+
+def _fused(linear: Linear, x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor:
+    return cast(FusedMethod, linear.method).fused(linear.params, x, **neighbours)

@@ -1,0 +1,85 @@
+"""Which LinearMethod a model gets: by how its weights are stored, its dtype, its device and its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from reference_impl.interfaces import LinearMethod
+from reference_impl.kernels import reference
+from reference_impl.layers import packed_linear
+from reference_impl.layers.backend import Kernels
+from reference_impl.layers.linear import HeadCopy, default_method, slow_half_linear
+from reference_impl.quantization.cpu import CpuInt4, CpuInt8
+from reference_impl.quantization.methods import Fp8, Int4, Int8
+
+Quantization = Literal["none", "fp8", "int8", "int4"]
+
+
+def choose_method(
+    quantization: Quantization, dtype: torch.dtype, device: torch.device, kernels: Kernels
+) -> LinearMethod:
+    """ValueError where the machine cannot do it: says what could be done instead.
+
+    A CPU has fast products for int4 and int8. For fp8 it has the twin, which shows on any machine what FP8 does to a
+    model's answers, at a small part of the speed of 16 bits; so has a GPU without Triton, for all three.
+    """
+    if quantization not in get_args(Quantization):
+        raise ValueError(f"quantization: expected one of {', '.join(get_args(Quantization))}, got {quantization!r}")
+    if kernels.backend == "triton":
+        return _with_triton(quantization, dtype, device)
+    if quantization == "none":
+        return default_method(dtype, device)
+    on_cpu = device.type == "cpu"
+    if quantization == "int4":
+        return CpuInt4(dtype) if on_cpu else Int4(dtype, device, reference.gemm_w4a16)
+    if quantization == "int8":
+        return CpuInt8(dtype) if on_cpu else Int8(dtype, device, reference.gemm_w8a16)
+    return Fp8(dtype, device, reference.quantize_rows_fp8, reference.gemm_fp8)
+
+
+def choose_head(
+    method: LinearMethod, tied: bool, dtype: torch.dtype, device: torch.device
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """(x, lm_head) -> logits, for a model whose linear layers have the method.
+
+    On a CPU in bfloat16 a copy of lm_head is packed, which halves the time of a product that is a third of a small
+    model's step; in float32 it would gain nothing at one row.
+    With int4 a tied one, where the embedding keeps its 16 bits for looking up, is copied in 4 bits: a sixth of the
+    time, for 1 to 2 % more perplexity of the course model. An untied one stays in 16 bits, and so does any other.
+    """
+    if isinstance(method, CpuInt4) and tied:
+        return HeadCopy(method)
+    if device.type == "cpu" and dtype is torch.bfloat16 and packed_linear.pays(dtype):
+        return HeadCopy(packed_linear.PackedLinear(dtype))
+    if device.type == "cpu" and dtype.itemsize == 2:
+        return slow_half_linear
+    return lambda x, lm_head: x @ lm_head.T
+
+
+def _with_triton(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> LinearMethod:
+    from reference_impl.kernels import gemm_fp8, gemm_w4a16, gemm_w8a16
+    from reference_impl.kernels.launch import architecture
+    from reference_impl.layers.triton_linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
+
+    if quantization == "none":
+        return TritonLinear(dtype, device)
+    if quantization == "fp8":
+        gpu = architecture()
+        if not gpu.has_fp8:
+            raise ValueError(
+                f"quantization 'fp8': expected a GPU that multiplies 8-bit floats (Ada, Hopper or later), got "
+                f"{gpu.name}: use quantization='int8', which takes as little memory"
+            )
+        return TritonFp8(dtype, device, gemm_fp8.quantize_rows_fp8, gemm_fp8.gemm_fp8)
+    if dtype.itemsize != 2:
+        raise ValueError(
+            f"quantization {quantization!r} with Triton's kernels: expected a model in float16 or bfloat16, got "
+            f"{dtype}: pass dtype='bfloat16'"
+        )
+    if quantization == "int4":
+        return TritonInt4(dtype, device, gemm_w4a16.gemm_w4a16)
+    return TritonInt8(dtype, device, gemm_w8a16.gemm_w8a16)
