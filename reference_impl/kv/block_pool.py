@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
 from reference_impl.interfaces import BlockId
 
@@ -31,6 +31,7 @@ class BlockPool:
         return len(self._free)
 
     def ref_count(self, block: BlockId) -> int:
+        self._check("ref_count", (block,))
         return self._refs[block]
 
     def allocate(self, n: int) -> list[BlockId]:
@@ -43,19 +44,33 @@ class BlockPool:
         return blocks
 
     def incref(self, ids: Sequence[BlockId]) -> None:
+        """One more reference each. ValueError, and nothing changed, for a free block or one that is not there."""
+        self._check("incref", ids)
         for block in ids:
             if self._refs[block] < 1:
                 raise ValueError(f"incref: block {block} is free, so nobody can share it")
+        for block in ids:
             self._refs[block] += 1
 
     def decref(self, ids: Sequence[BlockId]) -> list[BlockId]:
-        """Drops one reference each; returns the blocks that became free."""
+        """Drops one reference each; returns the blocks that became free.
+
+        ValueError, and nothing changed, for a block with fewer references, or one that is not there.
+        """
+        self._check("decref", ids)
+        for block, count in Counter(ids).items():
+            if self._refs[block] < count:
+                raise ValueError(f"decref: block {block} is free already (freed twice?)")
         freed = []
         for block in ids:
-            if self._refs[block] < 1:
-                raise ValueError(f"decref: block {block} is free already (freed twice?)")
             self._refs[block] -= 1
             if self._refs[block] == 0:
                 self._free.append(block)
                 freed.append(block)
         return freed
+
+    def _check(self, what: str, ids: Iterable[BlockId]) -> None:
+        """To Python, -1 would be the last block."""
+        for block in ids:
+            if not 0 <= block < self.num_blocks:
+                raise ValueError(f"{what}: expected blocks 0 to {self.num_blocks - 1}, got {block}")

@@ -14,7 +14,12 @@ from reference_impl.interfaces import KVSpec
 
 
 def kv_specs(
-    layer_windows: Sequence[int | None], num_kv_heads: int, head_dim: int, block_size: int, bytes_per_value: int
+    layer_windows: Sequence[int | None],
+    num_kv_heads: int,
+    head_dim: int,
+    block_size: int,
+    bytes_per_value: int,
+    bytes_per_scale: int = 0,
 ) -> tuple[KVSpec, ...]:
     """One spec per group. layer_windows: per layer its window, or None where it sees everything before it."""
     kinds: dict[int | None, list[int]] = {}
@@ -22,10 +27,13 @@ def kv_specs(
         kinds.setdefault(window, []).append(layer)
     size = math.gcd(*map(len, kinds.values()))
     return tuple(
-        KVSpec(size, num_kv_heads, head_dim, block_size, bytes_per_value, tuple(layers[i : i + size]), window)
+        KVSpec(
+            size, num_kv_heads, head_dim, block_size, bytes_per_value, tuple(layers[i : i + size]), window,
+            bytes_per_scale,
+        )
         for window, layers in kinds.items()
         for i in range(0, len(layers), size)
-    )
+    )  # fmt: skip
 
 
 def longest_sequence(num_blocks: int, block_size: int, windows: Sequence[int | None], max_chunk: int) -> int:

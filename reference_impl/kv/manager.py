@@ -7,6 +7,7 @@ SGLang's. Integers only: what must be moved is noted, and the executor moves it 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from reference_impl.interfaces import (
     NO_BLOCK,
@@ -54,6 +55,8 @@ class KVManager:
         self._swap_out: list[BlockPair] = []
         self._swap_in: list[BlockPair] = []
         self._evicted: list[BlockId] = []
+        self._in_flight: list[int] = []  # steps that were submitted and not collected
+        self._releasing: list[_Releasing] = []
 
     @property
     def num_available(self) -> int:
@@ -76,7 +79,7 @@ class KVManager:
         ends = [num_tokens if window is None else min(num_tokens, budget) for window in self.windows]
         blocks = self._take(sum(self.blocks_for(end) - len(cached) for end in ends))
         if blocks is None:
-            self._release(cached)
+            self._give_back(cached)  # now: nobody used them, and a scheduler need not wait for them
             request.block_tables = [[] for _ in self.windows]
             return False
         for table, end in zip(request.block_tables, ends, strict=True):
@@ -92,7 +95,7 @@ class KVManager:
         return list(self.index.match(request.tokens[:longest], cache_key(request)))
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Room for the request's next num_tokens, or False and nothing changed."""
+        """Room for the request's next num_tokens, or False. What its windows left behind is given up either way."""
         start = request.num_computed_tokens
         first, end = start // self.block_size, self.blocks_for(start + num_tokens)
         missing, shared = 0, []
@@ -223,6 +226,12 @@ class KVManager:
         self._on_host[request.id] = self._returning.pop(request.id)
 
     def _release_host(self, table: list[BlockId]) -> None:
+        if self._in_flight:
+            self._releasing.append(_Releasing(self._in_flight[-1], list(table), on_host=True))
+        else:
+            self._give_back_host(table)
+
+    def _give_back_host(self, table: Sequence[BlockId]) -> None:
         assert self.host_pool is not None
         self.host_pool.decref([block for block in table if block != NO_BLOCK])
 
@@ -270,10 +279,44 @@ class KVManager:
                 self.pool.incref([block])
 
     def _release(self, blocks: Sequence[BlockId]) -> None:
+        """While a step runs that may use them, they are only noted: `step_collected` gives them back. Where steps take
+        effect one after another a later one could have them at once; but then what a running step reads could not be
+        checked, and an executor that copies beside its steps would be wrong."""
+        if self._in_flight:
+            self._releasing.append(_Releasing(self._in_flight[-1], list(blocks)))
+        else:
+            self._give_back(blocks)
+
+    def _give_back(self, blocks: Sequence[BlockId]) -> None:
         for block in blocks:
             if block != NO_BLOCK:
                 self.pool.decref([block])
                 self._num_evictable += block in self._indexed and self.pool.ref_count(block) == 1
+
+    # --- overlapped steps: what a running step uses is handed to nobody else -----------------------------------------
+
+    @property
+    def num_releasing(self) -> int:
+        """Blocks given up that wait for the steps that run; those that others share are counted, and stay with them."""
+        return sum(block != NO_BLOCK for r in self._releasing if not r.on_host for block in r.blocks)
+
+    def step_submitted(self, step_id: int) -> None:
+        self._in_flight.append(step_id)
+
+    def step_collected(self, step_id: int) -> None:
+        self._in_flight.remove(step_id)
+        due = [r for r in self._releasing if r.after <= step_id]
+        self._releasing = [r for r in self._releasing if r.after > step_id]
+        for r in due:
+            (self._give_back_host if r.on_host else self._give_back)(r.blocks)
+
+
+class _Releasing(NamedTuple):
+    """Blocks that were given up, and the step that was submitted last at that time."""
+
+    after: int
+    blocks: list[BlockId]
+    on_host: bool = False
 
 
 def _pop(blocks: list[BlockId], n: int) -> list[BlockId]:

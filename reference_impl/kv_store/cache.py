@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from reference_impl.interfaces import Batch, BlockPair, KVSpec, Transfers
+from reference_impl.interfaces import Batch, BlockId, KVSpec, Transfers
+from reference_impl.kernels.reference import to_eight_bits
 
 
 class PagedKVCache:
@@ -15,7 +16,13 @@ class PagedKVCache:
 
     Each block belongs to one KV group at a time, and holds its tokens for all layers of that group.
     Positions come before heads (the layout called NHD): one token's keys of all heads lie side by side,
-    so writing a token is one contiguous copy. num_host_blocks: room in host memory for blocks that are swapped out.
+    so writing a token is one contiguous copy.
+
+    A dtype of 8 bits has a scale for each head of a slot besides: scale [layers of a group, 2, num_blocks,
+    num_kv_heads, block_size] float32. Slots come last: whoever reads one head of a block finds its scales side by side.
+
+    num_host_blocks: room in host memory for blocks that are swapped out: host and host_scale, with blocks first,
+    so that each is one copy.
     """
 
     def __init__(
@@ -28,35 +35,67 @@ class PagedKVCache:
     ):
         self.specs, self.num_blocks = tuple(specs), num_blocks
         spec = self.specs[0]
-        block = (spec.block_size, spec.num_kv_heads, spec.head_dim)
-        # Zeros, not empty: the pages are touched now, so a machine without the memory fails here.
-        self.data = torch.zeros((spec.num_layers, 2, num_blocks, *block), dtype=dtype, device=device)
-        self.host = torch.zeros((spec.num_layers, 2, num_host_blocks, *block), dtype=dtype)
+
+        def make(dtype: torch.dtype, *block: int) -> tuple[Tensor, Tensor]:
+            # Zeros, not empty: the pages are touched now, so a machine without the memory fails here.
+            data = torch.zeros((spec.num_layers, 2, num_blocks, *block), dtype=dtype, device=device)
+            pinned = device.type == "cuda" and num_host_blocks > 0
+            host = torch.zeros((num_host_blocks, spec.num_layers, 2, *block), dtype=dtype, pin_memory=pinned)
+            self._moved.append((_as_bytes(data).movedim(2, 0), _as_bytes(host)))
+            return data, host
+
+        self._moved: list[tuple[Tensor, Tensor]] = []  # on the device and on the host, each [blocks, layers, 2, ...]
+        self.data, self.host = make(dtype, spec.block_size, spec.num_kv_heads, spec.head_dim)
+        self._scales: list[tuple[Tensor, Tensor]] = []
+        if dtype.itemsize == 1:
+            self.scale, self.host_scale = make(torch.float32, spec.num_kv_heads, spec.block_size)
+            self._scales = [(keys.mT, values.mT) for keys, values in self.scale]
         self._place = {layer: place for s in specs for place, layer in enumerate(s.layers or range(s.num_layers))}
-        self._slots = [(layer[0].flatten(0, 1), layer[1].flatten(0, 1)) for layer in self.data]
+        self._pages = [(keys, values) for keys, values in self.data]
+        self._slots = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in _as_bytes(self.data)]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """(keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]."""
-        pages = self.data[self._place[layer]]
-        return pages[0], pages[1]
+        return self._pages[self._place[layer]]
+
+    def scales(self, layer: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """(of keys, of values), each [num_blocks, block_size, num_kv_heads] float32; None unless of 8 bits."""
+        return self._scales[self._place[layer]] if self._scales else (None, None)
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None:
         """Stores new keys and values, each [num_tokens, num_kv_heads, head_dim], in the slots of the layer's group."""
-        keys, values = self._slots[self._place[layer]]
-        slots = batch.groups[batch.group_of_layer[layer]].slot_mapping
-        keys.index_copy_(0, slots, key)
-        values.index_copy_(0, slots, value)
+        slots, size = batch.groups[batch.group_of_layer[layer]].slot_mapping, batch.block_size
+        for cache, scale, fresh in zip(self._slots[self._place[layer]], self.scales(layer), (key, value), strict=True):
+            if scale is not None:
+                fresh, scale[slots // size, slots % size] = to_eight_bits(fresh, self.data.dtype)
+            cache.index_copy_(0, slots, _as_bytes(fresh))
 
     def transfer(self, transfers: Transfers) -> None:
-        """To the host first, then copies, then back: a block given up may be written anew in the same step."""
-        _copy_blocks(self.data, self.host, transfers.swap_out)
-        _copy_blocks(self.data, self.data, transfers.copies)
-        _copy_blocks(self.host, self.data, transfers.swap_in)
+        """To the host first, then copies, then back: a block given up may be written anew in the same step.
+
+        Scales go where their blocks go. On a GPU nothing waits here: all takes its place in the stream.
+        """
+        for blocks, host in self._moved:
+            if pairs := transfers.swap_out:
+                found = blocks.index_select(0, _ids((pair.src for pair in pairs), blocks.device))
+                for pair, block in zip(pairs, found, strict=True):
+                    host[pair.dst].copy_(block, non_blocking=True)
+            if pairs := transfers.copies:
+                # All sources are read before any target is written, so a block may be both.
+                found = blocks.index_select(0, _ids((pair.src for pair in pairs), blocks.device))
+                blocks.index_copy_(0, _ids((pair.dst for pair in pairs), blocks.device), found)
+            if pairs := transfers.swap_in:
+                found = torch.empty((len(pairs), *host.shape[1:]), dtype=host.dtype, device=blocks.device)
+                for pair, block in zip(pairs, found, strict=True):
+                    block.copy_(host[pair.src], non_blocking=True)
+                blocks.index_copy_(0, _ids((pair.dst for pair in pairs), blocks.device), found)
 
 
-def _copy_blocks(source: Tensor, target: Tensor, pairs: Sequence[BlockPair]) -> None:
-    """All sources are read before any target is written, so a block may be both."""
-    if pairs:
-        src = torch.tensor([pair.src for pair in pairs], device=source.device)
-        dst = torch.tensor([pair.dst for pair in pairs], device=target.device)
-        target.index_copy_(2, dst, source.index_select(2, src).to(target.device))
+def _as_bytes(x: Tensor) -> Tensor:
+    """Numbers of 8 bits as bytes, anything else as it is: torch cannot index float8 on the left."""
+    return x.view(torch.uint8) if x.element_size() == 1 else x
+
+
+def _ids(blocks: Iterable[BlockId], device: torch.device) -> Tensor:
+    ids = torch.tensor(list(blocks))
+    return ids.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else ids.to(device)

@@ -1,65 +1,137 @@
 """From logits to tokens: penalties, temperature, top-k, top-p, min-p, one draw.
 
 Rows are independent: each has its own parameters, and its own uniform number from `philox`.
+
+`sample(logits, requests)` does it all, and waits. An executor that goes on meanwhile takes it apart: `read` what is
+needed of the requests, while they are as they are; `launch`, which waits for nothing; and `finish`, later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reference_impl.interfaces import Request, Sampled, SamplingParams, TokenLogprobs
+from reference_impl.sampling.penalties import Penalties, penalised, read_penalties
 from reference_impl.sampling.philox import uniform
+from reference_impl.staging import mark, to_device, to_host
+
+# Of each row; position is how many tokens the request has, seed 64 bits as a signed number.
+PARAMETERS: dict[str, type[np.generic]] = {
+    "temperature": np.float32, "top_p": np.float32, "min_p": np.float32,
+    "top_k": np.int64, "seed": np.int64, "sample_index": np.int64, "position": np.int64,
+}  # fmt: skip
 
 
-def choose(scores: Tensor, requests: Sequence[Request]) -> Tensor:
-    """One token per row of scores [num_rows, vocab_size], [num_rows] int64."""
-    params = [r.sampling for r in requests]
-    if all(p.temperature == 0 for p in params):
-        return scores.argmax(dim=-1)
-    u = uniform([r.seed for r in requests], [r.sample_index for r in requests], [r.num_tokens for r in requests])
-    return draw(probabilities(scores, params), torch.from_numpy(u).to(scores.device))
+@dataclass(frozen=True)
+class Parameters:
+    """What sampling needs of the requests of a step, read at one moment."""
+
+    params: tuple[SamplingParams, ...]
+    arrays: Mapping[str, NDArray[Any]]  # as PARAMETERS says, [rows] each: what goes to the device
+    penalties: Penalties | None  # None: nobody has any
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether tokens cannot be chosen from the arrays alone, or are not all that is wanted."""
+        return self.penalties is not None or any(p.logprobs is not None for p in self.params)
 
 
-def sample(
-    logits: Tensor, requests: Sequence[Request], choose: Callable[[Tensor, Sequence[Request]], Tensor] = choose
-) -> Sampled:
-    """Chooses the next token of each request. logits [num_rows, vocab_size]."""
-    params = [r.sampling for r in requests]
-    if any(p.logprobs is not None for p in params):
-        raw_logprobs = torch.log_softmax(logits.float(), dim=-1)
-    chosen = choose(apply_penalties(logits, requests), requests).tolist()
-    reports: list[TokenLogprobs | None] = [None] * len(chosen)
-    for row, (p, token) in enumerate(zip(params, chosen, strict=True)):
-        if p.logprobs is not None:
-            values, ids = raw_logprobs[row].topk(min(p.logprobs, logits.shape[1]))
-            top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
-            reports[row] = TokenLogprobs(token, float(raw_logprobs[row, token]), top)
-    return Sampled(chosen, reports)
+@dataclass(frozen=True)
+class Pending:
+    """A launched sampling. tokens [rows] int64, on the device."""
+
+    tokens: Tensor
+    finish: Callable[[], Sampled]  # waits for it
+
+
+class TorchSampler:
+    """`sample`, and its parts."""
+
+    captures = False  # are the tokens a function of what lies on the device alone, without host decisions?
+
+    def __call__(self, logits: Tensor, requests: Sequence[Request]) -> Sampled:
+        """Chooses the next token of each request. logits [num_rows, vocab_size]."""
+        last = to_device({"tokens": np.array([r.tokens[-1] for r in requests])}, logits.device)["tokens"]
+        return self.launch(logits, self.read(requests), last).finish()
+
+    def read(self, requests: Sequence[Request]) -> Parameters:
+        params = tuple(r.sampling for r in requests)
+        columns: dict[str, Sequence[Any]] = {
+            "temperature": [p.temperature for p in params],
+            "top_p": [p.top_p for p in params],
+            "min_p": [p.min_p for p in params],
+            "top_k": [p.top_k for p in params],
+            "seed": [r.seed - (r.seed >> 63 << 64) for r in requests],
+            "sample_index": [r.sample_index for r in requests],
+            "position": [len(r.tokens) for r in requests],
+        }
+        with np.errstate(over="ignore"):  # a temperature above float32 is infinite
+            arrays = {name: np.array(columns[name], dtype) for name, dtype in PARAMETERS.items()}
+        return Parameters(params, arrays, read_penalties(requests))
+
+    def launch(
+        self,
+        logits: Tensor,
+        parameters: Parameters,
+        last_tokens: Tensor,
+        on_device: Mapping[str, Tensor] | None = None,
+    ) -> Pending:
+        """last_tokens [num_rows]: the requests' last tokens, which only the device may know yet.
+
+        on_device: parameters.arrays as tensors, if they are there already.
+        """
+        if on_device is None and self.captures:
+            on_device = to_device(parameters.arrays, logits.device)
+        scores = penalised(logits, parameters.penalties, last_tokens)
+        return pending(logits, self.choose(scores, parameters, on_device), parameters.params)
+
+    def choose(self, scores: Tensor, parameters: Parameters | None, on_device: Mapping[str, Tensor] | None) -> Tensor:
+        """One token per row of scores [num_rows, vocab_size], int64. If it `captures`: from on_device alone."""
+        assert parameters is not None
+        if all(p.temperature == 0 for p in parameters.params):
+            return scores.argmax(dim=-1)
+        arrays = parameters.arrays
+        u = uniform(arrays["seed"].view(np.uint64), arrays["sample_index"], arrays["position"])
+        return draw(probabilities(scores, parameters.params), to_device({"u": u}, scores.device)["u"])
+
+
+sample = TorchSampler()
+
+
+def pending(logits: Tensor, tokens: Tensor, params: Sequence[SamplingParams]) -> Pending:
+    """Tokens and, where they were asked for, log-probabilities start on their way to the host."""
+    device, asked = tokens.device, [row for row, p in enumerate(params) if p.logprobs is not None]
+    on_host = [to_host(tokens)]
+    if asked:
+        rows = to_device({"rows": np.array(asked)}, device)["rows"]
+        logprobs = torch.log_softmax(logits[rows].float(), dim=-1)
+        most = min(max(p.logprobs or 0 for p in params), logits.shape[1])
+        on_host += map(to_host, (logprobs.gather(1, tokens[rows, None])[:, 0], *logprobs.topk(most)))
+    wait = mark(device)
+
+    def finish() -> Sampled:
+        wait()
+        chosen = on_host[0].tolist()
+        reports: list[TokenLogprobs | None] = [None] * len(chosen)
+        for row, own, values, ids in zip(asked, *(t.tolist() for t in on_host[1:]), strict=True) if asked else ():
+            k = params[row].logprobs
+            reports[row] = TokenLogprobs(chosen[row], own, tuple(zip(ids[:k], values[:k], strict=True)))
+        return Sampled(chosen, reports)
+
+    return Pending(tokens, finish)
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     """Repetition (CTRL, Keskar et al. 2019), presence and frequency penalties; a new tensor where any is set."""
-    rows = [
-        (row, r) for row, r in enumerate(requests)
-        if r.sampling.repetition_penalty != 1 or r.sampling.presence_penalty or r.sampling.frequency_penalty
-    ]  # fmt: skip
-    if not rows:
-        return logits
-    scores = logits.clone()
-    for row, request in rows:
-        p = request.sampling
-        if p.repetition_penalty != 1:
-            seen = torch.tensor(sorted(set(request.tokens)), device=logits.device)
-            s = scores[row, seen]
-            scores[row, seen] = torch.where(s > 0, s / p.repetition_penalty, s * p.repetition_penalty)
-        if request.output_tokens and (p.presence_penalty or p.frequency_penalty):
-            output = torch.tensor(request.output_tokens, device=logits.device)
-            ids, count = output.unique(return_counts=True)
-            scores[row, ids] -= p.presence_penalty + p.frequency_penalty * count.to(scores.dtype)
-    return scores
+    last = to_device({"tokens": np.array([r.tokens[-1] for r in requests])}, logits.device)["tokens"]
+    return penalised(logits, read_penalties(requests), last)
 
 
 def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -70,7 +142,9 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
 
     def column(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=logits.device)[:, None]
+        with np.errstate(over="ignore"):
+            array = np.array(values, np.float64).astype(np.float64 if dtype is torch.float64 else np.float32)
+        return to_device({"column": array}, logits.device)["column"][:, None]
 
     greedy = column([p.temperature == 0 for p in params]).bool()
     # Largest score 0 before the division: a tiny temperature then gives 0 and -inf, not inf - inf.
@@ -78,7 +152,8 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     scores = logits.to(dtype)
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
     if any(p.top_k or p.top_p < 1 for p in params):
-        scores = _keep_top(scores, params, column([p.top_p for p in params]))
+        top_k = column([min(p.top_k or logits.shape[1], logits.shape[1]) for p in params])
+        scores = _keep_top(scores, top_k, column([p.top_p for p in params]))
     probs = scores.softmax(dim=-1)
     if any(p.min_p for p in params):
         min_p = column([p.min_p for p in params])
@@ -88,15 +163,14 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     return torch.where(greedy, one_hot, probs)
 
 
-def _keep_top(scores: Tensor, params: Sequence[SamplingParams], top_p: Tensor) -> Tensor:
-    """-inf outside the top k, then outside the smallest set whose mass reaches top_p.
+def _keep_top(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """-inf outside the top k, then outside the smallest set whose mass reaches top_p; top_k and top_p are columns.
 
     Exactly k stay: of equal scores at the edge the lower token id. Top-p counts mass within the top k.
     """
-    vocab_size = scores.shape[1]
     ordered, order = scores.sort(dim=-1, descending=True, stable=True)
-    k = torch.tensor([min(p.top_k or vocab_size, vocab_size) for p in params], device=scores.device)[:, None]
-    ordered = ordered.masked_fill(torch.arange(vocab_size, device=scores.device)[None] >= k, -torch.inf)
+    rank = torch.arange(scores.shape[1], device=scores.device)
+    ordered = ordered.masked_fill(rank[None] >= top_k, -torch.inf)
     probs = ordered.softmax(dim=-1)
     mass_before = probs.cumsum(dim=-1) - probs
     # A token stays while the mass before it is below top_p; the first always stays.

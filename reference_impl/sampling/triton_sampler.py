@@ -6,35 +6,24 @@ that a draw within rounding of the edge between two tokens may fall on the other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
-from reference_impl.interfaces import Request, Sampled
 from reference_impl.kernels.sample_tokens import sample_tokens
-from reference_impl.sampling.sampler import sample
+from reference_impl.sampling.sampler import Parameters, TorchSampler
 
 
-def sample_with_triton(logits: Tensor, requests: Sequence[Request]) -> Sampled:
-    """As `sample`."""
-    return sample(logits, requests, choose)
+class TritonSampler(TorchSampler):
+    """As `sample`. What is chosen depends on tensors alone, so a CUDA graph can hold the choice."""
+
+    captures = True
+
+    def choose(self, scores: Tensor, parameters: Parameters | None, on_device: Mapping[str, Tensor] | None) -> Tensor:
+        """One token per row of scores [num_rows, vocab_size], [num_rows] int64."""
+        assert on_device is not None
+        names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "position")
+        return sample_tokens(scores, *(on_device[name] for name in names))
 
 
-def choose(scores: Tensor, requests: Sequence[Request]) -> Tensor:
-    """One token per row of scores [num_rows, vocab_size], [num_rows] int64."""
-    params = [r.sampling for r in requests]
-    # Two transfers to the GPU for all parameters together.
-    reals = torch.tensor(
-        [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]], dtype=torch.float32
-    ).to(scores.device)
-    wholes = torch.tensor(
-        [
-            [p.top_k for p in params],
-            [r.seed - (r.seed >> 63 << 64) for r in requests],  # 64 bits as int64 has them
-            [r.sample_index for r in requests],
-            [r.num_tokens for r in requests],
-        ]
-    ).to(scores.device)
-    (temperature, top_p, min_p), (top_k, seed, sample_index, position) = reals, wholes
-    return sample_tokens(scores, temperature, top_k, top_p, min_p, seed, sample_index, position)
+sample_with_triton = TritonSampler()

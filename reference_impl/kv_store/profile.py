@@ -1,0 +1,128 @@
+"""Memory for keys and values on a GPU: what is left when the worst steps have had theirs.
+
+A step's activations, logits and workspaces depend on the kernels, the sampler and the libraries below; instead of
+guessing, some steps that need the most are run before the cache is there, and the device is asked for their peaks:
+a prompt that takes the whole budget of tokens; as many rows as may be, all of which sample; and as many that decode.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.interfaces import KVSpec, Request, Row, SamplingParams, StepPlan
+
+if TYPE_CHECKING:
+    import torch
+
+# Everything that needs memory: sorting, histories, the model's own distribution.
+HUNGRY = SamplingParams(
+    temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1,
+    frequency_penalty=0.1, logprobs=20, seed=0,
+)  # fmt: skip
+WorstStep = tuple[StepPlan, Mapping[str, Request]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Bytes. in_use: by anybody, before the cache and between steps. peaks: of each run, beside these."""
+
+    total: int
+    in_use: int
+    peaks: tuple[int, ...]
+
+
+class DeviceMemory(Protocol):
+    """Asks a device for its memory."""
+
+    @property
+    def total(self) -> int: ...
+
+    def measure(self, runs: Sequence[Callable[[], object]]) -> Measured: ...
+
+
+class CudaMemory:
+    """What torch's allocator gave out counts exactly; between steps, what the driver says, with other processes'."""
+
+    def __init__(self, device: torch.device):
+        import torch
+
+        self.device, self.total = device, int(torch.cuda.mem_get_info(device)[1])
+
+    def measure(self, runs: Sequence[Callable[[], object]]) -> Measured:
+        import torch
+
+        highest = []
+        gc.collect()  # an engine that nobody uses any more may still hold its cache
+        for run in runs:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            run()
+            torch.cuda.synchronize(self.device)
+            highest.append(torch.cuda.max_memory_allocated(self.device))
+        gc.collect()
+        torch.cuda.empty_cache()
+        stays = torch.cuda.memory_allocated(self.device)
+        free = torch.cuda.mem_get_info(self.device)[0]
+        return Measured(self.total, self.total - int(free), tuple(peak - stays for peak in highest))
+
+
+def worst_steps(config: EngineConfig, specs: Sequence[KVSpec], longest: int, vocab: int, room: int) -> list[WorstStep]:
+    """Steps for a cache of one block, which stands for all blocks of all rows.
+
+    The one that decodes comes first: the workspace that torch's attention keeps from it is there beside the others.
+
+    longest: positions of a sequence. room: tokens that the device could hold at all: together the rows see no more,
+    but that one of them is as long as can be.
+    """
+    budget = config.max_num_batched_tokens
+    few, many = -(-budget // longest), min(config.max_num_seqs, budget)
+    shapes = [(rows, budget // rows) for rows in dict.fromkeys((min(few, many), many))]
+    steps: list[WorstStep] = []
+    for rows, new in [(many, 1), *shapes]:
+        requests: dict[str, Request] = {}
+        new, plan = min(new, longest), []
+        for row in range(rows):
+            length = longest if row == 0 else min(longest, max(new, room // rows))
+            blocks = [0] * -(-length // specs[0].block_size)
+            tokens = [(row + i) % vocab for i in range(length)]
+            requests[str(row)] = Request(
+                str(row), tokens, length - new, HUNGRY, seed=row, arrival=0.0, block_tables=[blocks for _ in specs]
+            )
+            plan.append(Row(str(row), length - new, new, True))
+        steps.append((StepPlan(0, tuple(plan)), requests))
+    return steps
+
+
+def bytes_for_cache(measured: Measured, memory_percent: int, graphs: bool) -> int:
+    """What is left for the cache of memory_percent of the device, maybe less than nothing.
+
+    graphs: captured steps have memory of their own. They share it, but a large one cannot always use the pieces of
+    smaller ones: the peak of the step that decodes (the first) is counted twice for them. Their inputs and what the
+    driver keeps for them are left to the rest of the device, as is what the allocator loses in gaps.
+    """
+    needed = max(measured.peaks) + (2 * measured.peaks[0] if graphs else 0)
+    return measured.total * memory_percent // 100 - measured.in_use - needed
+
+
+def profiled_blocks(
+    measured: Measured, config: EngineConfig, specs: Sequence[KVSpec], longest: int, graphs: bool
+) -> int:
+    """Blocks that are paid for, but no more than max_num_seqs sequences of the longest need. ConfigError with the
+    numbers if that is not one."""
+    each, left = specs[0].bytes_per_block, bytes_for_cache(measured, config.memory_percent, graphs)
+    if left < each:
+        in_graphs = f" CUDA graphs {2 * measured.peaks[0] / 2**20:,.1f} MiB," if graphs else ""
+        raise ConfigError(
+            f"no memory is left for keys and values: {config.memory_percent} % (memory_percent) of "
+            f"{measured.total / 2**20:,.1f} MiB are to be used; weights and other users of the device have "
+            f"{measured.in_use / 2**20:,.1f} MiB, the largest step (max_num_batched_tokens "
+            f"{config.max_num_batched_tokens}, max_num_seqs {config.max_num_seqs}) takes "
+            f"{max(measured.peaks) / 2**20:,.1f} MiB,{in_graphs} and a block of {config.block_size} tokens "
+            f"{each / 2**20:,.3f} MiB. Lower max_num_batched_tokens or max_num_seqs, raise memory_percent, quantize "
+            "the model, or give back what other engines hold"
+        )
+    most = config.max_num_seqs * len(specs) * -(-longest // config.block_size)
+    return min(left // each, most)
