@@ -24,18 +24,25 @@ __all__ = [
 class EngineConfig:
     """How much the engine may use, and how it cuts its work.
 
-    block_size: tokens in a KV block. num_blocks: None takes what kv_cache_bytes pays for.
+    block_size: tokens in a KV block. num_blocks: None takes what kv_cache_bytes pays for; only one of the two can be
+    given. kv_cache_bytes: None is 256 MiB, but on a GPU what is left of memory_percent of its memory when the largest
+    step has had its share (see kv_store/profile.py), and no more than max_num_seqs sequences of max_model_len need.
     max_num_batched_tokens: the budget of new tokens in one step (long prompts are cut into chunks).
     prefix_cache: "hash" (chain of block hashes), "radix" (tree of tokens), "off", or "auto": hash, except for models
     with sliding windows, which cannot share prefixes.
     admission: "fill" or "worst_case"; preemption: "recompute" or "swap" (see Scheduler). swap_bytes: host memory for
     requests that are swapped out.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
+    kv_dtype: of keys and values in the cache: "auto" (the model's own) or "fp8" (e4m3, and a scale for each head of a
+    token). overlap: plan step N + 1 while step N runs; "auto": on a GPU. graphs: steps in which everybody decodes are
+    replayed as CUDA graphs; "auto": on a GPU, with our kernels. dependent_launches: there a kernel begins while the
+    one before it ends (Hopper and later).
     """
 
     block_size: int = 16
     num_blocks: int | None = None
-    kv_cache_bytes: int = 256 * 1024**2
+    kv_cache_bytes: int | None = None
+    memory_percent: int = 90
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
@@ -44,9 +51,13 @@ class EngineConfig:
     preemption: Literal["recompute", "swap"] = "recompute"
     swap_bytes: int = 64 * 1024**2
     attention: Literal["auto", "triton", "torch"] = "auto"
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    overlap: Literal["auto", "on", "off"] = "auto"
+    graphs: Literal["auto", "on", "off"] = "auto"
+    dependent_launches: Literal["on", "off"] = "off"
 
     def __post_init__(self) -> None:
-        optional = ("num_blocks", "max_model_len")
+        optional = ("num_blocks", "kv_cache_bytes", "max_model_len")
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
             if choices := get_args(kind) if get_origin(kind) is Literal else ():
@@ -56,6 +67,13 @@ class EngineConfig:
                 continue
             elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"EngineConfig.{name}: expected a positive integer, got {value!r}")
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise ValueError(
+                f"EngineConfig: expected num_blocks or kv_cache_bytes, got both ({self.num_blocks} and "
+                f"{self.kv_cache_bytes}): leave one out"
+            )
+        if self.memory_percent > 100:
+            raise ValueError(f"EngineConfig.memory_percent: expected at most 100, got {self.memory_percent}")
 
 
 def course_model(name: str = "target") -> Path:

@@ -2,6 +2,8 @@
 
     schedule -> submit -> collect -> update -> trace
 
+Overlapped (EngineConfig.overlap), step N + 1 is scheduled and submitted before step N is collected: `pipeline.py`.
+
 It owns no policy and no tensor: each is a part, and each part can be replaced by passing `Parts`.
 """
 
@@ -12,12 +14,22 @@ import math
 import operator
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from reference_impl import trace as events
-from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.config import EngineConfig
+from reference_impl.default_parts import (
+    check_scales,
+    make_attention,
+    make_cache,
+    make_executor,
+    make_prefix_index,
+    max_model_len,
+    part,
+    size_cache,
+)
 from reference_impl.interfaces import (
     AttentionBackend,
     BlockId,
@@ -34,22 +46,17 @@ from reference_impl.interfaces import (
     Sampler,
     SamplingParams,
     Scheduler,
-    StepOutput,
-    StepPlan,
 )
 from reference_impl.kv.block_pool import BlockPool as DefaultBlockPool
 from reference_impl.kv.cache_key import prefix_key
 from reference_impl.kv.groups import kv_specs, longest_sequence
-from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager as DefaultKVManager
-from reference_impl.kv.radix_index import RadixIndex
-from reference_impl.kv_store.budget import check_memory, num_blocks_for, num_host_blocks_for
+from reference_impl.kv_store.budget import bytes_per_value_and_scale, check_memory, num_host_blocks_for
+from reference_impl.pipeline import Booked, Pipeline, can_overlap
 from reference_impl.scheduler.scheduler import Scheduler as DefaultScheduler
 
 if TYPE_CHECKING:
     from reference_impl.models.decoder import Decoder
-
-T = TypeVar("T")
 
 
 class WallClock:
@@ -102,30 +109,35 @@ class Engine:
         config, parts = config or EngineConfig(), parts or Parts()
         self.model, self.config = model, config
         c = model.config
-        self.max_model_len = _max_model_len(model, config)
+        self.max_model_len = max_model_len(model, config)
         # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
         windows = [w if w is not None and w < self.max_model_len else None for w in c.layer_windows]
-        self.kv_specs = kv_specs(windows, c.num_kv_heads, c.head_dim, config.block_size, model.dtype.itemsize)
-        self.num_blocks = num_blocks_for(config, self.kv_specs)
-        self.clock = _part(parts.clock, WallClock)
-        self.block_pool = _part(parts.block_pool, lambda: DefaultBlockPool(self.num_blocks))
+        check_scales(config, parts.kv_cache, parts.attention)
+        width = bytes_per_value_and_scale(config, model.dtype)
+        self.kv_specs = kv_specs(windows, c.num_kv_heads, c.head_dim, config.block_size, *width)
+        self.clock = part(parts.clock, WallClock)
+        self.attention = part(parts.attention, lambda: make_attention(self))
+        self.num_blocks = size_cache(self, parts)
+        self.num_host_blocks = num_host_blocks_for(config, self.kv_specs)
+        if parts.kv_cache is None:  # asked before there are lists as long
+            check_memory(self.num_blocks, self.num_host_blocks, self.kv_spec, model.device)
+        self.block_pool = part(parts.block_pool, lambda: DefaultBlockPool(self.num_blocks))
         if self.block_pool.num_free != self.num_blocks:
             raise ValueError(
                 f"Parts.block_pool has {self.block_pool.num_free} free blocks; the KV cache has {self.num_blocks}: "
                 f"pass num_blocks={self.block_pool.num_free}, or a pool of that size"
             )
-        self.num_host_blocks = num_host_blocks_for(config, self.kv_specs)
-        self.kv = _part(
+        self.kv = part(
             parts.kv_manager,
             lambda: DefaultKVManager(
                 self.block_pool,
                 config.block_size,
                 [spec.window for spec in self.kv_specs],
-                _prefix_index(config, self.kv_specs) if parts.prefix_index is None else parts.prefix_index,
+                make_prefix_index(config, self.kv_specs) if parts.prefix_index is None else parts.prefix_index,
                 DefaultBlockPool(self.num_host_blocks) if self.num_host_blocks else None,
             ),
         )
-        self.scheduler = _part(
+        self.scheduler = part(
             parts.scheduler,
             lambda: DefaultScheduler(
                 self.kv,
@@ -136,53 +148,14 @@ class Engine:
                 config.preemption,
             ),
         )
-        self.kv_cache = _part(parts.kv_cache, self._make_cache)
-        self.attention = _part(parts.attention, self._make_attention)
-        self.executor = _part(parts.executor, lambda: self._make_executor(parts.sampler))
+        self.kv_cache = part(parts.kv_cache, lambda: make_cache(self))
+        self.executor = part(parts.executor, lambda: make_executor(self, parts.sampler))
         self.requests: dict[str, Request] = {}  # those not finished
         self.pins: list[Pin] = []
-        self.trace = _part(parts.trace, events.Trace)
+        self.trace = part(parts.trace, events.Trace)
         self._num_added = self._num_forked = 0
-
-    # Parts that compute are imported where they are made: a simulated GPU brings its own, and then torch stays out.
-
-    def _make_cache(self) -> KVCache:
-        from reference_impl.kv_store.cache import PagedKVCache
-
-        model, blocks, host_blocks = self.model, self.num_blocks, self.num_host_blocks
-        check_memory(blocks, host_blocks, self.kv_spec, model.device)
-        return PagedKVCache(self.kv_specs, blocks, model.dtype, model.device, host_blocks)
-
-    def _make_attention(self) -> AttentionBackend:
-        c = self.model.config
-        if self._computes_with_triton():
-            from reference_impl.layers.triton_attention import TritonAttention
-
-            return TritonAttention(c.attention_scale, c.attention_softcap)
-        from reference_impl.layers.attention import TorchAttention
-
-        return TorchAttention(c.attention_scale, self.model.dtype, c.attention_softcap)
-
-    def _make_executor(self, sampler: Sampler | None) -> Executor:
-        from reference_impl.executor.local import LocalExecutor
-
-        sampler = _part(sampler, self._make_sampler)
-        return LocalExecutor(self.model, self.kv_cache, self.attention, self.kv_specs, self.clock, sampler)
-
-    def _make_sampler(self) -> Sampler:
-        if self._computes_with_triton():
-            from reference_impl.sampling.triton_sampler import sample_with_triton
-
-            return sample_with_triton
-        from reference_impl.sampling.sampler import sample
-
-        return sample
-
-    def _computes_with_triton(self) -> bool:
-        """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
-        from reference_impl.layers.backend import choose_backend
-
-        return choose_backend(self.config.attention, self.model.device, self.model.dtype) == "triton"
+        overlaps = can_overlap(config.overlap, model.device.type, self.scheduler, self.kv, self.executor)
+        self.pipeline = Pipeline(self.scheduler, self.kv, self.executor, overlaps)
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -239,9 +212,9 @@ class Engine:
     def fork(self, request_id: str, token: int) -> Request:
         """A request of its own that begins like a held one and goes on with `token`; it shares the blocks so far.
 
-        The branch is held too. Use it before `append`, and `append` for the branch that stays.
+        The branch is held too. Use it before `append`, and `append` for the branch that stays. Errors as of `append`.
         """
-        parent = self._unfinished(request_id)
+        parent, token = self._held(request_id, token)
         self._num_forked += 1
         child = self._child(parent, parent.sample_index, f"{request_id}+{self._num_forked}")
         child.tokens.append(token)
@@ -251,8 +224,24 @@ class Engine:
         return child
 
     def append(self, request_id: str, token: int) -> None:
-        """A held request goes on with `token`: its own sampled tokens are reported and not appended."""
-        self._unfinished(request_id).tokens.append(token)
+        """A held request goes on with `token`: its own sampled tokens are reported and not appended.
+
+        ValueError if it is not held, if the token is not in the vocabulary, or if it has all the tokens it may have.
+        """
+        request, token = self._held(request_id, token)
+        if request.num_tokens >= request.max_total_tokens:
+            raise ValueError(f"request {request_id!r} has {request.num_tokens} tokens, all it may have")
+        request.tokens.append(token)
+
+    def _held(self, request_id: str, token: int) -> tuple[Request, int]:
+        request, vocab = self._unfinished(request_id), self.model.config.vocab_size
+        if not request.holds:
+            raise ValueError(
+                f"request {request_id!r} goes on with what is sampled for it: expected one added with holds=True"
+            )
+        if not hasattr(token, "__index__") or not 0 <= token < vocab:
+            raise ValueError(f"expected a token of the vocabulary [0, {vocab}), got {token!r}")
+        return request, operator.index(token)
 
     def _child(self, parent: Request, sample_index: int, request_id: str) -> Request:
         if request_id in self.requests:
@@ -297,18 +286,25 @@ class Engine:
         self.kv.unpin(pin.blocks)
 
     def step(self) -> StepResult:
-        """Plans, runs and books one forward pass."""
+        """Plans and starts one forward pass, and books one: the same or, overlapped, the one before it, which runs
+        while this one is planned. So an overlapped engine's first step has no tokens."""
         now = self.clock.now()
         plan = self.scheduler.schedule(now)
-        if not plan.rows and not plan.preempted:
+        if not (plan.rows or plan.preempted or self.pipeline):
             self._check_patience(now)
             return StepResult({}, ())
-        output = self.executor.collect(self.executor.submit(plan, self.requests))
-        finished = self.scheduler.update(plan, output)
-        self._record(plan, output, finished)
-        for request in finished:
-            del self.requests[request.id]
-        return StepResult(output.tokens, tuple(finished))
+        booked = self.pipeline.step(plan, self.requests)
+        if booked is None:
+            return StepResult({}, ())
+        self._record(booked)
+        self._drain()
+        return StepResult(booked.tokens, booked.finished)
+
+    def _drain(self) -> None:
+        """Where nobody is left, nobody waits for what still runs: it is booked, and its blocks come back. Not after a
+        failed step: who aborts because of it shall see its error, not one more."""
+        while self.pipeline and not self.requests and not self.pipeline.is_lost:
+            self._record(self.pipeline.collect(self.requests))
 
     def _check_patience(self, now: float) -> None:
         """Nothing was planned: right if there is nothing to do, if held requests are in the way until somebody appends
@@ -330,9 +326,10 @@ class Engine:
             del self.requests[member.id]
             member.finish_reason = reason
             self._record_finish(member)
+        self._drain()
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work()
+        return bool(self.pipeline) or self.scheduler.has_work()
 
     def close(self) -> None:
         self.executor.close()
@@ -367,50 +364,25 @@ class Engine:
                 raise ValueError(f"prompt token {token} is outside the vocabulary [0, {vocab})")
         if len(prompt) >= self.max_request_len:
             raise ValueError(
-                f"the prompt has {len(prompt)} tokens; with one token of output at most {self.max_request_len} fit "
+                f"the prompt has {len(prompt)} tokens; at most {self.max_request_len - 1} and one token of output fit "
                 f"(max_model_len {self.max_model_len}, KV cache {self.num_blocks} blocks of {self.config.block_size})"
             )
         return prompt
 
-    def _record(self, plan: StepPlan, output: StepOutput, finished: list[Request]) -> None:
+    def _record(self, booked: Booked) -> None:
+        """Into the trace; and who finished is no longer here."""
+        plan, output = booked.plan, booked.output
         self.trace.add(
             events.StepDone(
-                plan.step_id, output.started_at, output.finished_at, plan.rows, plan.preempted,
+                plan.step_id, output.started_at, output.finished_at, booked.rows, plan.preempted,
                 self.scheduler.num_waiting, self.scheduler.num_running, self.kv.num_available,
                 plan.transfers, plan.admitted, output.attention,
             )
         )  # fmt: skip
-        for request in finished:
+        for request in booked.finished:
             self._record_finish(request)
+            del self.requests[request.id]
 
     def _record_finish(self, request: Request) -> None:
-        reason, num_output = (
-            request.finish_reason or "abort",
-            len(request.output_tokens),
-        )
-        self.trace.add(events.RequestFinished(self.clock.now(), request.id, reason, num_output))
-
-
-def _part(given: T | None, make: Callable[[], T]) -> T:
-    """Not `given or make()`: a part of length 0, an empty index, is false."""
-    return make() if given is None else given
-
-
-def _max_model_len(model: Decoder, config: EngineConfig) -> int:
-    limit = min(model.config.max_position, model.rotary.cos.shape[0])
-    length = config.max_model_len or limit
-    if length > limit:
-        raise ConfigError(f"max_model_len {length} is above the model's {limit} positions")
-    return length
-
-
-def _prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIndex | None:
-    windows = [spec.window for spec in specs if spec.window is not None]
-    if config.prefix_cache == "off" or (config.prefix_cache == "auto" and windows):
-        return None
-    if windows:
-        raise ConfigError(
-            f"prefix_cache {config.prefix_cache!r} is not supported for layers with a sliding window ({windows[0]}): "
-            "they give up the blocks that a later prompt would need. Use prefix_cache='off'"
-        )
-    return RadixIndex(config.block_size) if config.prefix_cache == "radix" else HashIndex(config.block_size)
+        reason = request.finish_reason or "abort"
+        self.trace.add(events.RequestFinished(self.clock.now(), request.id, reason, len(request.output_tokens)))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 BlockId = int
 NO_BLOCK: BlockId = -1  # in a block table: these positions have fallen out of the window and are never read again
 
+UNKNOWN_TOKEN = -1  # in Request.tokens: the step that samples it was submitted, and its result is not collected yet
+
 
 class RequestState(enum.Enum):
     WAITING = "waiting"  # no KV blocks on the device; new, or preempted and queued again
@@ -138,7 +140,9 @@ class Request:
 
     @property
     def output_tokens(self) -> list[int]:
-        return self.tokens[self.num_prompt_tokens :]
+        """Those that are known."""
+        end = -1 if self.tokens[-1] == UNKNOWN_TOKEN else None
+        return self.tokens[self.num_prompt_tokens : end]
 
     @property
     def num_missing_tokens(self) -> int:
@@ -175,11 +179,12 @@ class KVSpec:
     bytes_per_value: int
     layers: tuple[int, ...] = ()  # which layers of the model; () is the first num_layers
     window: int | None = None  # a query at position p sees p - window + 1 ... p; None: everything before it
+    bytes_per_scale: int = 0  # beside each head's values, in a cache of 8 bits
 
     @property
     def bytes_per_token(self) -> int:
-        """2 (keys and values) x layers x KV heads x head_dim x bytes per value."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_value
+        """2 (keys and values) x layers x KV heads x (head_dim x bytes per value + bytes per scale)."""
+        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * self.bytes_per_value + self.bytes_per_scale)
 
     @property
     def bytes_per_block(self) -> int:
@@ -189,7 +194,8 @@ class KVSpec:
 class Row(NamedTuple):
     """One request's share of a step: tokens [start, start + num_tokens) are computed.
 
-    samples is true when the row reaches the request's last token, so that its logits choose the next one.
+    samples is true when the row reaches the request's last token, so that its logits choose the next one; of a held
+    request that computes its tokens again, having been told what follows, it is false.
     """
 
     request_id: str
@@ -425,7 +431,11 @@ class Scheduler(Protocol):
 
 
 class KVCache(Protocol):
-    """Owns the tensors in which keys and values live."""
+    """Owns the tensors in which keys and values live.
+
+    One of 8 bits has a method more, scales(layer) -> (of keys, of values), each [num_blocks, block_size, num_kv_heads]
+    float32: a stored number times the scale of its slot and head is the value.
+    """
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None: ...
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -438,7 +448,7 @@ class KVCache(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Attention of a ragged batch over the paged cache."""
+    """Attention of a ragged batch over the paged cache. One with reads_scales = True can read a cache of 8 bits."""
 
     def plan(self, batch: Batch) -> None:
         """Prepare once a step what all layers share; may fill batch.attention_plan."""
@@ -484,8 +494,22 @@ class Sampler(Protocol):
 
 
 class Executor(Protocol):
-    """Builds the batch, runs the model, samples."""
+    """Builds the batch, runs the model, samples.
 
-    def submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> Any: ...
-    def collect(self, ticket: Any) -> StepOutput: ...
+    Steps take effect in the order in which they are submitted: a step's transfers before its writes, both after all of
+    the step before. Nothing else is promised of when: a step may still run when the next one is submitted.
+    """
+
+    def submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> Any:
+        """Starts a step; gives a ticket for `collect`. Reads of `requests` what it needs now: they change afterwards.
+
+        A request's last token may be UNKNOWN_TOKEN: then it is the one that the step submitted before this samples for
+        it, and is put in its place on the device. Only executors with `can_overlap` are given such.
+        """
+        ...
+
+    def collect(self, ticket: Any) -> StepOutput:
+        """Waits for the step; tickets come in the order of submission, at most one step late."""
+        ...
+
     def close(self) -> None: ...

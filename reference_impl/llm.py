@@ -6,7 +6,10 @@ print(llm.generate(["def fibonacci(n):"], SamplingParams(max_tokens=32, temperat
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -14,13 +17,18 @@ from typing import Any, cast
 import torch
 
 from reference_impl.beam import Beam, beam_search
-from reference_impl.config import EngineConfig
+from reference_impl.config import EngineConfig, ModelConfig, read_model_config
 from reference_impl.detokenizer import TextStream
 from reference_impl.engine import Engine, Parts, StepResult
 from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
+from reference_impl.layers.linear_methods import Quantization
+from reference_impl.layers.processor import cpu_has_bf16, use_no_more_threads_than_cores
 from reference_impl.metrics import RequestMetrics
 from reference_impl.models.loader import load_model
+from reference_impl.models.shapes import Shape, config_of_shape, dummy_model
 from reference_impl.prompts import Prompt, PromptEncoder
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")  # that the engine computes in
 
 
 @dataclass(frozen=True)
@@ -44,22 +52,33 @@ class RequestOutput:
 class LLM(PromptEncoder):
     """An engine with a tokenizer.
 
-    model: a Hugging Face folder. dtype: "float32", "bfloat16", ... or None for the checkpoint's own, except
-    that a CPU without bf16 arithmetic gets float32. Other options: see EngineConfig and Parts.
+    model: a Hugging Face folder. Or shape, with dummy_weights=True: a model of that shape with random weights and
+    without a tokenizer (see models/shapes.py). dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
+    quantization: "none", or how the linear layers' weights are stored: "fp8", "int8", "int4". Other options: see
+    EngineConfig and Parts.
     """
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | None = None,
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         parts: Parts | None = None,
+        quantization: Quantization = "none",
+        *,
+        shape: Shape | None = None,
+        dummy_weights: bool = False,
         **engine_options: Any,
     ):
-        super().__init__(Path(model))
-        device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        stored = _config_of(model, shape, dummy_weights)
+        super().__init__(None if model is None else Path(model))
+        device = choose_device(device)
         config = EngineConfig(**engine_options)
-        weights = load_model(model, _dtype(dtype, device), device, config.max_model_len, config.attention)
+        if device.type == "cpu":
+            use_no_more_threads_than_cores()
+        dtype = choose_dtype(dtype, stored.dtype, device)
+        options = dtype, device, config.max_model_len, config.attention, quantization
+        weights = dummy_model(stored, *options) if model is None else load_model(model, *options)
         self.engine = Engine(weights, config, parts)
         self._live: dict[str, Generation] = {}  # requests whose text is still growing, whoever steps the engine
 
@@ -130,11 +149,15 @@ class LLM(PromptEncoder):
         return first
 
     def step(self) -> StepResult:
-        """One step of the engine; each token goes to its request, also to one that another caller streams."""
-        result = self.engine.step()
-        for request_id, token in result.tokens.items():
-            if request_id in self._live:
-                self._live[request_id].push(token)
+        """One step of the engine; each token goes to its request, also to one that another caller streams.
+
+        Ctrl-C waits for its end: interrupted in the middle, neither the engine nor the other requests could go on.
+        """
+        with _uninterrupted():
+            result = self.engine.step()
+            for request_id, token in result.tokens.items():
+                if request_id in self._live:
+                    self._live[request_id].push(token)
         return result
 
     def leave(self, generation: Generation) -> None:
@@ -195,6 +218,31 @@ class Generation:
         )
 
 
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C is raised at the end of the block; pressed twice, at once. Where somebody else handles it, or in another
+    thread than the main one, nothing changes."""
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    pressed = False
+
+    def note(*_: Any) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if pressed:
+        raise KeyboardInterrupt
+
+
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt (a text, or token ids) or several, as a list."""
     if isinstance(prompts, str):
@@ -202,17 +250,49 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [cast(Prompt, prompts)] if prompts and isinstance(prompts[0], int) else list(cast(Sequence[Prompt], prompts))
 
 
-def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
-    if isinstance(dtype, str):
-        found = getattr(torch, dtype, None)
-        if not isinstance(found, torch.dtype) or not found.is_floating_point:
-            raise ValueError(f"dtype: expected float32, bfloat16, float16 or float64, got {dtype!r}")
-        return found
-    if dtype is None and device.type == "cpu" and not cpu_has_bf16():
+def _config_of(model: str | Path | None, shape: Shape | None, dummy_weights: bool) -> ModelConfig:
+    if model is not None and shape is None and not dummy_weights:
+        return read_model_config(model)
+    if model is None and shape is not None and dummy_weights:
+        return config_of_shape(shape)
+    if model is None and shape is not None:
+        raise ValueError(
+            "LLM(shape=...): a shape has no weights. Pass dummy_weights=True for random ones, whose tokens mean "
+            "nothing, or the folder of a model instead"
+        )
+    raise ValueError(
+        "LLM: expected the folder of a model, or shape=... and dummy_weights=True, got "
+        f"model={model!r}, shape={shape!r}, dummy_weights={dummy_weights}"
+    )
+
+
+def choose_device(asked: str | torch.device | None) -> torch.device:
+    """What is asked for, or else a GPU where torch sees one. ValueError where it is not there."""
+    gpus = torch.cuda.device_count()
+    if asked is None:
+        return torch.device("cuda" if gpus else "cpu")
+    here = ", ".join(["cpu", *(["cuda"] * (gpus > 0)), *(f"cuda:{i}" for i in range(gpus))])
+    try:
+        device = torch.device(asked)
+    except RuntimeError:
+        raise ValueError(f"device: expected one of {here}, got {asked!r}") from None
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise ValueError(f"device: expected one of {here}, got {asked!r}: torch {torch.__version__} sees {gpus} GPUs")
+    return device
+
+
+def choose_dtype(asked: str | torch.dtype | None, stored: str, device: torch.device) -> torch.dtype:
+    """What is asked for, or else the checkpoint's own where the device computes in it.
+
+    A CPU without bf16 arithmetic gets float32, a GPU before compute capability 8.0 (a T4) float16 for bfloat16.
+    """
+    name = stored if asked is None else str(asked).removeprefix("torch.")
+    if name not in DTYPES:
+        hint = "; for weights in 8 bits: quantization='fp8'" if name.startswith("float8") else ""
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {asked!r}{hint}")
+    found: torch.dtype = getattr(torch, name)
+    if asked is None and device.type == "cpu" and not cpu_has_bf16():
         return torch.float32
-    return dtype
-
-
-def cpu_has_bf16() -> bool:
-    """True where an x86 CPU has bf16 arithmetic (AVX512-BF16 or AMX). Elsewhere, Arm included, bf16 may be slow."""
-    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    if asked is None and device.type == "cuda" and found is torch.bfloat16:
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    return found

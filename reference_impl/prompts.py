@@ -13,17 +13,18 @@ Prompt = str | Sequence[int]
 
 
 class PromptEncoder:
-    """The tokenizer and the chat template of a model's folder, as far as it has them."""
+    """The tokenizer and the chat template of a model's folder, as far as it has them. None: a model without one."""
 
-    def __init__(self, folder: Path):
-        self.tokenizer = _read_tokenizer(folder)
-        self.chat_template, self._special_tokens = _read_chat_template(folder)
+    def __init__(self, folder: Path | None):
+        self._where = "a shape with dummy weights" if folder is None else "this model folder"
+        self.tokenizer = None if folder is None else _read_tokenizer(folder)
+        self.chat_template, self._special_tokens = (None, {}) if folder is None else _read_chat_template(folder)
 
     def encode(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
             return list(prompt)
         if self.tokenizer is None:
-            raise ValueError("this model folder has no tokenizer.json: pass token ids instead of text")
+            raise ValueError(f"{self._where} has no tokenizer.json: pass token ids instead of text")
         return self._tokens(prompt)
 
     def _tokens(self, text: str, **options: Any) -> list[int]:
@@ -34,7 +35,7 @@ class PromptEncoder:
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation [{"role": ..., "content": ...}], ready for the assistant's answer."""
         if self.chat_template is None or self.tokenizer is None:
-            raise ValueError("this model folder has no chat template: use generate() with a plain prompt")
+            raise ValueError(f"{self._where} has no chat template: use generate() with a plain prompt")
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         def refuse(message: str) -> None:

@@ -5,9 +5,16 @@ There is no prefill and no decode here: a request has tokens, some of them compu
 ones as the budget allows. It misses one while it decodes and many while its prompt is read. When blocks run out, the
 running request that ranks last gives its blocks back and goes on later; the tokens it has generated are kept.
 
-    schedule: 1. who misses one token gets it        2. prompts that are being read get their next chunk
-              3. waiting requests are let in         -> a plan; nothing has been computed yet
+    schedule: 1. of the budget, who misses one token gets it, and then prompts that are being read their next chunk
+              2. of the blocks, the best rank gets its first        3. waiting requests are let in
+              -> a plan; nothing has been computed yet
     update:   books what was computed and sampled, forks samples, finishes requests
+
+Overlapped, the next step is planned before this one's tokens are known (vLLM's asynchronous scheduling):
+
+    advance:  books what a submitted step computes; where it samples, UNKNOWN_TOKEN holds the place
+    update:   puts the tokens in their places; a request that turns out to be finished may be in the next step
+              already, whose result for it is dropped
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reference_impl.interfaces import (
+    UNKNOWN_TOKEN,
     KVManager,
     Policy,
     Request,
@@ -68,6 +76,8 @@ class Scheduler:
         self._ranks: dict[str, Rank] = {}
         self._num_ranked = 0
         self._step_id = 0
+        self._booked: dict[int, list[Request]] = {}  # of steps booked and not collected: the requests that sample
+        self._sampled: dict[str, int] = {}  # held requests: with how many tokens each was sampled from last
 
     # --- requests come and go -------------------------------------------------------------------------------------
 
@@ -110,13 +120,8 @@ class Scheduler:
         step = _Step(self.max_num_batched_tokens)
         if self.policy.preemptive:
             self._overtake(step)
-        work = [(request, request.num_missing_tokens) for request in self.running]
-        for request, missing in work:
-            if missing == 1:
-                self._continue(request, missing, step)
-        for request, missing in work:
-            if missing > 1:
-                self._continue(request, missing, step)
+        for request, num_tokens in self._shares():
+            self._continue(request, num_tokens, step)
         self._let_in(step)
         self._step_id += 1
         return StepPlan(
@@ -127,13 +132,27 @@ class Scheduler:
             tuple(step.admitted),
         )
 
-    def _continue(self, request: Request, missing: int, step: _Step) -> None:
+    def _shares(self) -> list[tuple[Request, int]]:
+        """The budget's tokens for those who run, in the order of their rank: so whoever lacks blocks finds only such
+        that rank after it without theirs, and throws out one of them, or itself if there is none."""
+        work = [(request, request.num_missing_tokens) for request in self.running if not self._awaits_its_last(request)]
+        left = max(0, self.max_num_batched_tokens - sum(missing == 1 for _, missing in work))  # for chunks of prompts
+        shares = []
+        for request, missing in work:
+            num_tokens = min(missing, left) if missing > 1 else missing
+            left -= num_tokens if missing > 1 else 0
+            shares.append((request, num_tokens))
+        return shares
+
+    def _continue(self, request: Request, num_tokens: int, step: _Step) -> None:
         """A running request gets its next tokens, if need be at the cost of those that rank last."""
-        if request.state is not RequestState.RUNNING or not step.budget:  # preempted a moment ago
+        num_tokens = min(num_tokens, step.budget)
+        if request.state is not RequestState.RUNNING or not num_tokens:  # preempted a moment ago, or nothing to do
             return
-        num_tokens = min(missing, step.budget)
         while not self.kv.reserve(request, num_tokens):
-            victim = next(r for r in reversed(self.running) if r.id not in step.rows)
+            if self._blocks_are_coming():
+                return
+            victim = self.running[-1]
             self._preempt(victim, step)
             if victim is request:
                 return
@@ -144,7 +163,7 @@ class Scheduler:
         while self.waiting and step.budget and not step.preempted and self._enter(self.waiting.first(), step):
             request = self.waiting.pop()
             self._give(request, min(request.num_missing_tokens, step.budget), step)
-        if self.running and not step.rows and not step.preempted:
+        if self.running and not step.rows and not step.preempted and not self._booked:
             self._let_held_in(step)
 
     def _let_held_in(self, step: _Step) -> None:
@@ -163,8 +182,14 @@ class Scheduler:
                 return
             if self._enter(first, step):
                 self.waiting.pop()
+            elif self._blocks_are_coming():
+                return
             else:
                 self._preempt(last, step)
+
+    def _blocks_are_coming(self) -> bool:
+        """Given up, and still in use by a step that runs: they are waited for, rather than throwing out one more."""
+        return getattr(self.kv, "num_releasing", 0) > 0
 
     def _enter(self, request: Request, step: _Step) -> bool:
         """Room for all its known tokens, not only for this step's chunk: a prompt that is let in and thrown out
@@ -181,7 +206,10 @@ class Scheduler:
 
     def _give(self, request: Request, num_tokens: int, step: _Step) -> None:
         start = request.num_computed_tokens
-        step.rows[request.id] = Row(request.id, start, num_tokens, start + num_tokens == len(request.tokens))
+        end = start + num_tokens
+        # A held request that was thrown out, and computes again what it had, has told what follows.
+        samples = end == len(request.tokens) != self._sampled.get(request.id)
+        step.rows[request.id] = Row(request.id, start, num_tokens, samples)
         step.budget -= num_tokens
 
     def _preempt(self, request: Request, step: _Step) -> None:
@@ -199,30 +227,44 @@ class Scheduler:
 
     # --- after a step ---------------------------------------------------------------------------------------------
 
-    def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
-        """Returns the requests that finished."""
-        finished = []
+    def advance(self, plan: StepPlan) -> None:
+        """Books a step that was submitted, so that the next can be planned while it runs. The step before must have
+        been updated by then, so that a request has one unknown token at most."""
+        booked = self._booked[plan.step_id] = []
         for row in plan.rows:
             request = self._requests.get(row.request_id)
             if request is None or request.state is not RequestState.RUNNING:
-                continue  # aborted while its step ran; its name may be somebody else's by now
+                continue  # finished or aborted since it was planned; its name may be somebody else's by now
             request.num_computed_tokens += row.num_tokens
             if row.num_tokens > 1:  # a prompt may be shared as soon as it is computed, an answer when it is finished
                 self.kv.commit(request)
             if row.samples:
                 if request.children:
                     self._fork_samples(request)
-                if self._append(request, output):
-                    finished.append(request)
+                booked.append(request)
+                if request.holds:
+                    self._sampled[request.id] = len(request.tokens)
+                else:
+                    request.tokens.append(UNKNOWN_TOKEN)
+
+    def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
+        """Returns the requests that finished."""
+        if plan.step_id not in self._booked:
+            self.advance(plan)
+        finished = []
+        for request in self._booked.pop(plan.step_id):
+            # Aborted while its step ran; if only preempted, it keeps its token.
+            if request.state is not RequestState.FINISHED and self._take(request, output):
+                finished.append(request)
         return finished
 
-    def _append(self, request: Request, output: StepOutput) -> bool:
+    def _take(self, request: Request, output: StepOutput) -> bool:
         """The sampled token joins its request; true if it was the last."""
         if output.logprobs and request.id in output.logprobs:
             request.logprobs.append(output.logprobs[request.id])
         if request.holds:
             return False
-        request.tokens.append(output.tokens[request.id])
+        request.tokens[-1] = output.tokens[request.id]
         reason = self._finish_reason(request)
         if reason is not None:
             self._finish(request, reason)
@@ -253,10 +295,12 @@ class Scheduler:
     def _finish_reason(request: Request) -> str | None:
         if request.tokens[-1] in request.stop_token_ids:
             return "stop"
-        length = len(request.tokens)
-        if length - request.num_prompt_tokens >= request.sampling.max_tokens or length >= request.max_total_tokens:
-            return "length"
-        return None
+        return "length" if _is_full(request) else None
+
+    @staticmethod
+    def _awaits_its_last(request: Request) -> bool:
+        """Its last token is being sampled: whatever it is, none follows."""
+        return request.tokens[-1] == UNKNOWN_TOKEN and _is_full(request)
 
     def _finish(self, request: Request, reason: str) -> None:
         if request.state is RequestState.RUNNING:
@@ -266,8 +310,17 @@ class Scheduler:
         else:  # a sample that was not forked yet
             assert request.parent_id is not None
             self._requests[request.parent_id].children.remove(request)
+        if request.tokens[-1] == UNKNOWN_TOKEN:  # aborted while it was sampled
+            request.tokens.pop()
         self.kv.free(request)
         request.state, request.finish_reason = RequestState.FINISHED, reason
         self.policy.finished(request)
         del self._requests[request.id]
         self._ranks.pop(request.id, None)
+        self._sampled.pop(request.id, None)
+
+
+def _is_full(request: Request) -> bool:
+    """It has all the tokens it may have."""
+    length = len(request.tokens)
+    return length - request.num_prompt_tokens >= request.sampling.max_tokens or length >= request.max_total_tokens

@@ -18,6 +18,7 @@ from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
 from reference_impl.executor.simulated import WORD, SimulatedGPU, StepCost, hollow_model
 from reference_impl.interfaces import Policy, Request, SamplingParams
+from reference_impl.kv_store.budget import KV_CACHE_BYTES
 from reference_impl.scheduler.scheduler import Scheduler
 from reference_impl.simulation.cost import Roofline
 from reference_impl.simulation.ledger import Ledger, Result
@@ -35,8 +36,8 @@ def _sampling(num_output_tokens: int) -> SamplingParams:
 
 class Replica:
     """cost: a StepCost or a Deployment; one that is a SummedCost lets it leap. config.num_blocks None: what a
-    Deployment has room for beside its weights, or else what config.kv_cache_bytes pays for. host_seconds: added to
-    every step. ended: told of every request that finishes, and when.
+    Deployment has room for beside its weights, or else what config.kv_cache_bytes (None: 256 MiB) pays for.
+    host_seconds: added to every step. ended: told of every request that finishes, and when.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Replica:
     ):
         cost = Roofline(cost) if isinstance(cost, Deployment) else cost
         config = config or EngineConfig()
-        config = replace(config, num_blocks=num_blocks(cost, config))
+        config = replace(config, num_blocks=num_blocks(cost, config), kv_cache_bytes=None)
         self.gpu = SimulatedGPU(cost, host_seconds=host_seconds, block_size=config.block_size)
         self.ledger = Ledger()
         nothing: Any = object()
@@ -191,4 +192,5 @@ def num_blocks(cost: StepCost, config: EngineConfig) -> int:
         return config.num_blocks
     if isinstance(cost, Roofline):
         return cost.cache_tokens // config.block_size
-    return int(config.kv_cache_bytes // (cost.bytes_per_token * config.block_size))
+    budget = KV_CACHE_BYTES if config.kv_cache_bytes is None else config.kv_cache_bytes
+    return int(budget // (cost.bytes_per_token * config.block_size))

@@ -1,0 +1,183 @@
+"""The parts that an engine uses where `Parts` names none: chosen once, by the model, its device and the config.
+
+What computes is imported where it is made: a simulated GPU brings its own, and then torch stays out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.interfaces import (
+    AttentionBackend,
+    Executor,
+    KVCache,
+    KVSpec,
+    PrefixIndex,
+    Request,
+    Sampler,
+    StepPlan,
+)
+from reference_impl.kv.hash_index import HashIndex
+from reference_impl.kv.radix_index import RadixIndex
+from reference_impl.kv_store.budget import num_blocks_for
+from reference_impl.kv_store.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
+
+if TYPE_CHECKING:
+    import torch
+
+    from reference_impl.engine import Engine, Parts
+    from reference_impl.kv_store.cache import PagedKVCache
+    from reference_impl.models.decoder import Decoder
+
+T = TypeVar("T")
+
+
+def part(given: T | None, make: Callable[[], T]) -> T:
+    """Not `given or make()`: a part of length 0, an empty index, is false."""
+    return make() if given is None else given
+
+
+def max_model_len(model: Decoder, config: EngineConfig) -> int:
+    limit = min(model.config.max_position, model.rotary.cos.shape[0])
+    length = config.max_model_len or limit
+    if length > limit:
+        raise ConfigError(f"max_model_len {length} is above the model's {limit} positions")
+    return length
+
+
+def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIndex | None:
+    windows = [spec.window for spec in specs if spec.window is not None]
+    if config.prefix_cache == "off" or (config.prefix_cache == "auto" and windows):
+        return None
+    if windows:
+        raise ConfigError(
+            f"prefix_cache {config.prefix_cache!r} is not supported for layers with a sliding window ({windows[0]}): "
+            "they give up the blocks that a later prompt would need. Use prefix_cache='off'"
+        )
+    return RadixIndex(config.block_size) if config.prefix_cache == "radix" else HashIndex(config.block_size)
+
+
+def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: AttentionBackend | None) -> None:
+    """ConfigError if the cache shall be of 8 bits and a part of one's own takes no notice of scales."""
+    if config.kv_dtype != "fp8":
+        return
+    if kv_cache is not None and not hasattr(kv_cache, "scales"):
+        raise ConfigError(
+            "kv_dtype='fp8' needs a cache with scales(layer), as PagedKVCache has; "
+            f"Parts.kv_cache, {type(kv_cache).__name__}, has none: add it, or use kv_dtype='auto'"
+        )
+    if attention is not None and not getattr(attention, "reads_scales", False):
+        raise ConfigError(
+            "kv_dtype='fp8' needs an attention backend that multiplies what it reads by the cache's scales(layer) and "
+            f"says so with reads_scales = True; Parts.attention, {type(attention).__name__}, does not: "
+            "change it, or use kv_dtype='auto'"
+        )
+
+
+def size_cache(engine: Engine, parts: Parts) -> int:
+    """KV blocks. A device that has memory of its own is measured, unless the config says how much there shall be, or
+    a part of one's own keeps the tensors."""
+    config, specs = engine.config, engine.kv_specs
+    asked = config.num_blocks is not None or config.kv_cache_bytes is not None
+    if asked or parts.kv_cache is not None or parts.executor is not None:
+        return num_blocks_for(config, specs)
+    memory = device_memory(engine.model.device)
+    if memory is None:
+        return num_blocks_for(config, specs)
+    room = memory.total // specs[0].bytes_per_block * config.block_size // len(specs)
+    steps = worst_steps(config, specs, engine.max_model_len, engine.model.config.vocab_size, room)
+    sampler = part(parts.sampler, lambda: make_sampler(engine))
+    measured = memory.measure([partial(run_alone, engine, sampler, *step) for step in steps])
+    graphs = config.graphs != "off" and why_not_graphs(engine) is None
+    return profiled_blocks(measured, config, specs, engine.max_model_len, graphs)
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    return CudaMemory(device) if device.type == "cuda" else None
+
+
+def run_alone(engine: Engine, sampler: Sampler, plan: StepPlan, requests: Mapping[str, Request]) -> None:
+    """One step with a cache of one block."""
+    from reference_impl.executor.local import LocalExecutor
+
+    cache = new_cache(engine, 1, 0)
+    executor = LocalExecutor(engine.model, cache, engine.attention, engine.kv_specs, engine.clock, sampler)
+    executor.collect(executor.submit(plan, requests))
+
+
+def make_cache(engine: Engine) -> KVCache:
+    return new_cache(engine, engine.num_blocks, engine.num_host_blocks)
+
+
+def new_cache(engine: Engine, num_blocks: int, num_host_blocks: int) -> PagedKVCache:
+    import torch
+
+    from reference_impl.kv_store.cache import PagedKVCache
+
+    dtype = torch.float8_e4m3fn if engine.config.kv_dtype == "fp8" else engine.model.dtype
+    return PagedKVCache(engine.kv_specs, num_blocks, dtype, engine.model.device, num_host_blocks)
+
+
+def make_attention(engine: Engine) -> AttentionBackend:
+    c = engine.model.config
+    if computes_with_triton(engine):
+        from reference_impl.layers.triton_attention import TritonAttention
+
+        return TritonAttention(c.attention_scale, c.attention_softcap)
+    from reference_impl.layers.attention import TorchAttention
+
+    return TorchAttention(c.attention_scale, engine.model.dtype, c.attention_softcap)
+
+
+def make_executor(engine: Engine, sampler: Sampler | None) -> Executor:
+    from reference_impl.executor.local import LocalExecutor
+
+    sampler = part(sampler, lambda: make_sampler(engine))
+    executor = LocalExecutor(engine.model, engine.kv_cache, engine.attention, engine.kv_specs, engine.clock, sampler)
+    reason = why_not_graphs(engine)
+    if reason is None and engine.config.graphs != "off":
+        from reference_impl.executor.graphs import CudaRecorder
+
+        recorder = CudaRecorder(engine.model.device, engine.config.dependent_launches == "on")
+        executor.use_graphs(recorder, engine.config.max_num_seqs, engine.max_model_len)
+    elif reason is not None and engine.config.graphs == "on":
+        raise ValueError(f"graphs='on' cannot be: {reason}. Use graphs='off', or 'auto'")
+    elif engine.config.dependent_launches == "on":
+        why = "graphs are off" if reason is None else reason
+        raise ValueError(f"dependent_launches='on' is for CUDA graphs: {why}. Use dependent_launches='off'")
+    return executor
+
+
+def why_not_graphs(engine: Engine) -> str | None:
+    """None: CUDA graphs can be."""
+    from reference_impl.layers.backend import writes_and_attends
+
+    if engine.model.device.type != "cuda":
+        return f"the model is on {engine.model.device}, and only a GPU has them"
+    if writes_and_attends(engine.model.kernels, engine.attention) is None:
+        return (
+            "rows that pad a batch must not be written to the cache, which only our fused kernel takes care of: it "
+            "needs attention='triton' and a model with kernels='triton'"
+        )
+    return None
+
+
+def make_sampler(engine: Engine) -> Sampler:
+    if computes_with_triton(engine):
+        from reference_impl.sampling.triton_sampler import sample_with_triton
+
+        return sample_with_triton
+    from reference_impl.sampling.sampler import sample
+
+    return sample
+
+
+def computes_with_triton(engine: Engine) -> bool:
+    """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
+    from reference_impl.layers.backend import choose_backend
+
+    model = engine.model
+    return choose_backend(engine.config.attention, model.device, model.dtype) == "triton"

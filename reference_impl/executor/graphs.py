@@ -1,0 +1,234 @@
+"""Steps in which everybody decodes, as CUDA graphs: a forward pass of hundreds of launches is replayed with one.
+
+A graph repeats the launches that it captured: the same kernels, grids and addresses, whatever lies at the addresses by
+then. So a step is padded to one of a few shapes (buckets of rows and of the longest context), and its arrays are copied
+to where the shape's graph reads them. Rows that only pad are inert: they see nothing (length 0), write nothing (slot
+-1), and nobody looks at what comes out.
+
+What is captured is a function of the key, of what an engine never changes (model, cache, attention, KV groups), and of
+what lies in the inputs: `Graphs` gives the captured function nothing else.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.executor.batch import Arrays, HostBatch, as_batch
+from reference_impl.interfaces import Batch, KVSpec
+from reference_impl.sampling.sampler import PARAMETERS
+from reference_impl.staging import Layout, packed
+
+SHORTEST = 512  # positions; the buckets of the longest context are its doubles
+
+Compute = Callable[[Batch, Mapping[str, Tensor], bool], Tensor]
+
+
+@dataclass(frozen=True)
+class GraphKey:
+    """What decides the shapes and the launches of a step.
+
+    rows, longest: of the buckets. samples: tokens come out; otherwise the logits, to be sampled from outside (penalties
+    differ from step to step, and so does who wants log-probabilities).
+    """
+
+    rows: int
+    longest: int
+    samples: bool
+
+
+class Recorder(Protocol):
+    """Records what a function launches."""
+
+    def launches(self) -> AbstractContextManager[None]:
+        """Inside, kernels are launched as those that are recorded: there is measured what suits them."""
+        ...
+
+    def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """(where it puts what it computes, what launches it once more)."""
+        ...
+
+    def forget(self) -> None:
+        """Called before a recording is let go."""
+        ...
+
+
+class CudaRecorder:
+    """torch.cuda.CUDAGraph. All graphs of a recorder share their intermediate memory: only one runs at a time.
+
+    dependent: kernels that can begin while the one before them ends do so. ValueError where the GPU cannot.
+    """
+
+    def __init__(self, device: torch.device, dependent: bool = False):
+        from reference_impl.kernels.launch import dependent_launches
+
+        self.launches = partial(dependent_launches, dependent)
+        with self.launches():
+            pass
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def record(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        # Once without recording: kernels are compiled and loaded, libraries get their workspaces of this stream.
+        current = torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream), self.launches():
+            compute()
+        current.wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        collects = gc.isenabled()
+        gc.disable()  # something of CUDA's that is let go meanwhile would break the capture
+        try:
+            # Only this thread must abstain from what cannot be captured.
+            with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"), self.launches():
+                out = compute()
+        finally:
+            if collects:
+                gc.enable()
+        return out, graph.replay
+
+    def forget(self) -> None:
+        torch.cuda.synchronize()  # it may be running
+
+
+@dataclass(frozen=True)
+class _Graph:
+    layout: Layout
+    memory: Tensor  # the inputs
+    out: Tensor  # [rows] tokens or [rows, vocab_size] logits
+    replay: Callable[[], None]
+    ran: tuple[str, ...]
+
+
+class Graphs:
+    """One graph per key, captured when it is first needed.
+
+    compute(batch, tensors, samples): what is captured; gives the tokens or the logits of all rows. tensors has the
+    arrays of `inert`, and "previous" [max_rows]: the tokens of the step before. ran(): which attention it was.
+    max_rows: requests that run at a time. max_len: positions of a sequence. limit: how many graphs; then the one that
+    was not used for longest goes.
+    """
+
+    def __init__(
+        self,
+        compute: Compute,
+        ran: Callable[[], tuple[str, ...]],
+        specs: Sequence[KVSpec],
+        max_rows: int,
+        max_len: int,
+        device: torch.device,
+        recorder: Recorder,
+        limit: int = 256,
+    ):
+        self.compute, self.ran, self.specs, self.recorder = compute, ran, specs, recorder
+        self.max_rows, self.max_len, self.device, self.limit = max_rows, max_len, device, limit
+        self.previous = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self._graphs: OrderedDict[GraphKey, _Graph] = OrderedDict()
+        self._logits: Tensor | None = None  # [max_rows, vocab_size], of all graphs: a step's are read before the next
+
+    def __contains__(self, key: GraphKey) -> bool:
+        return key in self._graphs
+
+    def key(self, batch: HostBatch, samples: bool) -> GraphKey | None:
+        """None: a step of another kind."""
+        rows, longest = len(batch.query_lens), max(batch.context_lens)
+        one_each = batch.query_lens.count(1) == rows and all(batch.samples)
+        if not one_each or rows > self.max_rows or longest > self.max_len:
+            return None
+        return GraphKey(rows_bucket(rows, self.max_rows), longest_bucket(longest, self.max_len), samples)
+
+    def keys(self, samples: bool = True) -> list[GraphKey]:
+        """All there are, the largest first: the smaller ones then find their memory."""
+        rows = {rows_bucket(n, self.max_rows) for n in range(1, self.max_rows + 1)}
+        doubles = (SHORTEST << i for i in range(self.max_len.bit_length()))
+        longest = {longest_bucket(n, self.max_len) for n in doubles}
+        return [GraphKey(r, n, samples) for r in sorted(rows, reverse=True) for n in sorted(longest, reverse=True)]
+
+    def run(self, key: GraphKey, arrays: Arrays, previous: Tensor | None) -> tuple[Tensor, tuple[str, ...]]:
+        """Tokens or logits of all rows of the key, and which attention ran. They are good until the next run.
+
+        arrays: as `padded` gives them. previous: tokens of the step before, if any are needed.
+        """
+        if previous is not None:
+            self.previous[: len(previous)].copy_(previous)
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._capture(key, arrays)
+        else:
+            self._graphs.move_to_end(key)
+            graph.memory.copy_(packed(arrays, graph.layout, pinned=self.device.type == "cuda"), non_blocking=True)
+        graph.replay()
+        return graph.out, graph.ran
+
+    def _capture(self, key: GraphKey, arrays: Arrays) -> _Graph:
+        layout = Layout.of(arrays)
+        memory = packed(arrays, layout, pinned=self.device.type == "cuda").to(self.device, non_blocking=True)
+        tensors = {**layout.views(memory), "previous": self.previous}
+        host = HostBatch(
+            {}, ("",) * key.rows, (1,) * key.rows, (key.longest,) * key.rows, (True,) * key.rows
+        )  # its lengths are bounds: no launch may depend on more
+        try:
+            out, replay = self.recorder.record(lambda: self._output(host, tensors, key))
+        except Exception as error:
+            error.add_note(f"while a CUDA graph was captured for {key}; EngineConfig(graphs='off') does without")
+            raise
+        graph = self._graphs[key] = _Graph(layout, memory, out, replay, self.ran())
+        if len(self._graphs) > self.limit:
+            self.recorder.forget()
+            self._graphs.popitem(last=False)
+        return graph
+
+    def _output(self, host: HostBatch, tensors: Mapping[str, Tensor], key: GraphKey) -> Tensor:
+        found = self.compute(as_batch(host, tensors, self.specs), tensors, key.samples)
+        if key.samples:
+            return found
+        if self._logits is None:
+            self._logits = found.new_empty(self.max_rows, found.shape[1])
+        return self._logits[: key.rows].copy_(found)
+
+
+def rows_bucket(rows: int, max_rows: int) -> int:
+    """1, 2, 4, 8, then by 8 up to 64, by 16 up to 256, by 32."""
+    if rows <= 8:
+        bucket = 1 << (rows - 1).bit_length()
+    else:
+        step = 8 if rows <= 64 else 16 if rows <= 256 else 32
+        bucket = -(-rows // step) * step
+    return min(bucket, max_rows)
+
+
+def longest_bucket(longest: int, max_len: int) -> int:
+    return min(max(SHORTEST, 1 << (longest - 1).bit_length()), max_len)
+
+
+def inert(key: GraphKey, specs: Sequence[KVSpec]) -> Arrays:
+    """The inputs of a step all of whose rows pad."""
+    rows = key.rows
+    arrays: Arrays = {name: np.zeros(rows, np.int64) for name in ("input_ids", "positions", "source")}
+    arrays["query_start_loc"] = np.arange(rows + 1, dtype=np.int32)
+    arrays["seq_lens"] = np.zeros(rows, np.int32)
+    arrays["logits_indices"] = np.arange(rows)
+    for g, spec in enumerate(specs):
+        arrays[f"slot_mapping.{g}"] = np.full(rows, -1)
+        arrays[f"block_table.{g}"] = np.zeros((rows, -(-key.longest // spec.block_size)), np.int32)
+    for name, dtype in PARAMETERS.items() if key.samples else ():
+        arrays[f"sampling.{name}"] = np.zeros(rows, dtype)  # temperature 0: greedy
+    return arrays
+
+
+def padded(arrays: Arrays, key: GraphKey, specs: Sequence[KVSpec]) -> Arrays:
+    """A step's arrays in the shapes of the key, behind them rows that are inert."""
+    found = inert(key, specs)
+    for name, room in found.items():
+        if name in arrays:  # "source" is not where the host knows all tokens
+            room[tuple(slice(n) for n in arrays[name].shape)] = arrays[name]
+    return found

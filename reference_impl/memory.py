@@ -1,0 +1,35 @@
+"""Whether the machine has what is asked for: better said before than found out by the system's ending the process."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from reference_impl.config_reader import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that could be had now; None where the system does not say."""
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        with open("/proc/meminfo") as lines:
+            return int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) << 10
+    except (OSError, StopIteration, ValueError):
+        try:
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError):
+            return None
+
+
+def check_free(wanted: int, free: int | None, what: str, where: str, remedy: str) -> None:
+    """ConfigError with the numbers if `wanted` bytes are more than there are."""
+    if free is not None and wanted > free:
+        raise ConfigError(
+            f"{what} need {wanted / 2**30:.2f} GiB, and {where} has {free / 2**30:.2f} GiB free: {remedy}"
+        )

@@ -1,0 +1,139 @@
+"""Steps between submission and booking: one at a time or, overlapped, one more on top of the one that runs.
+
+    one at a time:  submit 1, collect 1 | submit 2, collect 2 | ...
+    overlapped:     submit 1 | submit 2, collect 1 | submit 3, collect 2 | ...
+
+Overlapped, step 2 is planned before the tokens of step 1 are known: the scheduler advances its requests as if they were
+(`Scheduler.advance`), and the KV manager keeps blocks that were given up until the step that may use them is collected.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from reference_impl.interfaces import (
+    Executor,
+    KVManager,
+    Request,
+    RequestState,
+    Row,
+    Scheduler,
+    StepOutput,
+    StepPlan,
+)
+
+
+@dataclass(frozen=True)
+class Booked:
+    """A step that is over. rows and tokens: without those that came too late, of requests that had ended by then."""
+
+    plan: StepPlan
+    rows: tuple[Row, ...]
+    output: StepOutput
+    tokens: dict[str, int]
+    finished: tuple[Request, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Running:
+    """A step that was submitted and not collected."""
+
+    plan: StepPlan
+    requests: dict[str, Request]  # of its rows
+    ticket: Any
+
+
+class Pipeline:
+    """overlaps: whether a step is submitted before the one before it is collected; see `can_overlap`."""
+
+    def __init__(self, scheduler: Scheduler, kv: KVManager, executor: Executor, overlaps: bool):
+        self.scheduler: Any = scheduler  # Any: that they can overlap is asked of them once, not by their type
+        self.kv: Any = kv
+        self.executor = executor
+        self.overlaps = overlaps
+        self._running: deque[_Running] = deque()  # oldest first; two at most
+        self._lost: BaseException | None = None  # what a step failed with that another was planned upon
+
+    def __len__(self) -> int:
+        """Steps that run."""
+        return len(self._running)
+
+    @property
+    def is_lost(self) -> bool:
+        """An overlapped step failed: `step` and `collect` raise."""
+        return self._lost is not None
+
+    def step(self, plan: StepPlan, requests: Mapping[str, Request]) -> Booked | None:
+        """Submits a plan, if there is something to do in it, and books the step whose turn it is: the same one or,
+        overlapped, the one before. None: there is none yet. requests: all that are not finished, by id.
+
+        RuntimeError if an overlapped step failed before.
+        """
+        with self._watched():
+            something_to_do = bool(plan.rows or plan.preempted)
+            if something_to_do:
+                self._submit(plan, requests)
+            is_first = self.overlaps and something_to_do and len(self) == 1
+            booked = None if is_first else self._collect(requests)
+            if self.overlaps and something_to_do:
+                self.scheduler.advance(plan)
+            return booked
+
+    def collect(self, requests: Mapping[str, Request]) -> Booked:
+        """Waits for the oldest step that runs, and books it. Errors as of `step`."""
+        with self._watched():
+            return self._collect(requests)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        if self._lost is not None:
+            raise RuntimeError(
+                "a step on which others were planned failed or was interrupted, so nobody knows what the cache holds: "
+                "make a new engine (with overlap='off' a step whose model failed can be tried again)"
+            ) from self._lost
+        try:
+            yield
+        except BaseException as error:  # also Ctrl-C: the step that was waited for is in no list any more
+            self._lost = error if self.overlaps else None
+            raise
+
+    def _submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> None:
+        of_rows = {row.request_id: requests[row.request_id] for row in plan.rows}
+        self._running.append(_Running(plan, of_rows, self.executor.submit(plan, requests)))
+        if self.overlaps:
+            self.kv.step_submitted(plan.step_id)
+
+    def _collect(self, requests: Mapping[str, Request]) -> Booked:
+        running = self._running.popleft()
+        output = self.executor.collect(running.ticket)
+        # Who has ended by now has no use for its token, and its name may be somebody else's.
+        ended = {name for name, request in running.requests.items() if request.state is RequestState.FINISHED}
+        if self.overlaps:
+            self.kv.step_collected(running.plan.step_id)
+        finished = self.scheduler.update(running.plan, output)
+        rows = [
+            row._replace(samples=row.samples and row.request_id not in ended)
+            for row in running.plan.rows
+            if row.request_id not in ended or row.request_id not in requests
+        ]
+        tokens = {name: token for name, token in output.tokens.items() if name not in ended}
+        return Booked(running.plan, tuple(rows), output, tokens, tuple(finished))
+
+
+def can_overlap(overlap: str, device_type: str, scheduler: Scheduler, kv: KVManager, executor: Executor) -> bool:
+    """EngineConfig.overlap for these parts. auto: on a GPU, where all of them can. ValueError where "on" cannot be."""
+    if overlap == "off" or (overlap == "auto" and device_type != "cuda"):
+        return False
+    able = {
+        "scheduler (advance)": hasattr(scheduler, "advance"),
+        "kv_manager (step_submitted, step_collected)": hasattr(kv, "step_submitted"),
+        "executor (can_overlap; a sampler that waits for its tokens cannot)": getattr(executor, "can_overlap", False),
+    }
+    unable = [name for name, is_able in able.items() if not is_able]
+    if unable and overlap == "on":
+        raise ValueError(f"overlap='on' needs parts that can do it; these cannot: {', '.join(unable)}")
+    return not unable
