@@ -7,7 +7,7 @@ questions.py   what may be asked of the engine meanwhile;  prompts.py  text to t
 answers.py     what is answered, whole or in pieces
 connection.py  one HTTP answer: it ends when the client goes, and never hangs on one that does not read
 limits.py      what a connection is given: time, bytes, a place
-app.py         the routes
+app.py         the routes;  refusals.py  what is refused, in OpenAI's shape
 metrics.py     Prometheus;  status.py  a page to watch
 server.py      start, signals, shutdown
 """

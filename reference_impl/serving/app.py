@@ -18,11 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi import Depends, FastAPI, Query, Request
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
-from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import Send
 
 from reference_impl.serving import answers
@@ -30,13 +28,8 @@ from reference_impl.serving.answers import ChatShape, CompletionShape, Shape, To
 from reference_impl.serving.connection import EVENTS, Answer, BodyLimit, is_addressed_to, send_json
 from reference_impl.serving.limits import ConnectionLimits
 from reference_impl.serving.metrics import LAST
-from reference_impl.serving.protocol import (
-    NOT_IMPLEMENTED,
-    TOKEN_ID,
-    ChatRequest,
-    CompletionRequest,
-    ErrorAnswer,
-)
+from reference_impl.serving.protocol import TOKEN_ID, ChatRequest, CompletionRequest
+from reference_impl.serving.refusals import HANDLERS, REFUSALS, Refused, refusal
 from reference_impl.serving.runner import Overloaded, Runner, Stream, Unavailable
 
 RETRY_SECONDS = 1
@@ -66,34 +59,6 @@ class ServerConfig:
                 raise ValueError(f"API key {number}: expected visible ASCII characters, which a header can carry")
 
 
-_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-_REFUSALS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorAnswer, "description": text}
-    for status, text in (
-        (400, "The engine refuses the prompt"), (401, "API key missing or wrong"), (404, "No such model or request"),
-        (408, "The body did not come"), (413, "The body is too long"), (415, "Not JSON"),
-        (422, "Bad JSON, or a wrong field"), (429, "Too many unfinished requests"), (503, "The engine does not serve"),
-    )
-}  # fmt: skip
-
-
-def refusal(
-    status: int,
-    message: str,
-    param: str | None = None,
-    code: str | None = None,
-    headers: dict[str, str] | None = None,
-) -> JSONResponse:
-    """An error in OpenAI's shape."""
-    kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
-    return JSONResponse(answers.error(message, kind, param, code), status, headers)
-
-
-class _Refused(Exception):
-    def __init__(self, status: int, message: str, **details: Any):
-        self.status, self.message, self.details = status, message, details
-
-
 def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
     """The application; the caller begins and ends the runner."""
     server = _Server(runner, config)
@@ -105,15 +70,11 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
         redirect_slashes=False,  # it would lead to whatever host the client named
     )
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, refuse=refusal, stop=server.stop_strangers)
-    for kind, handler in (
-        (RequestValidationError, _wrong_field),
-        (StarletteHTTPException, _http_error),
-        (_Refused, _refused),
-    ):
+    for kind, handler in HANDLERS:
         app.add_exception_handler(kind, handler)  # type: ignore[arg-type]
     allowed = [Depends(HTTPBearer(auto_error=False))] if config.api_keys else []
     stream: dict[str, Any] = {"text/event-stream": {}}
-    answered: dict[int | str, dict[str, Any]] = {200: {"description": "The answer", "content": stream}, **_REFUSALS}
+    answered: dict[int | str, dict[str, Any]] = {200: {"description": "The answer", "content": stream}, **REFUSALS}
     for path, endpoint in (("/v1/completions", server.complete), ("/v1/chat/completions", server.chat)):
         app.post(
             path, dependencies=[*allowed, Depends(_said_to_be_json)], responses=answered, response_model=dict[str, Any]
@@ -128,16 +89,16 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
-    app.get("/v1/models", dependencies=allowed, responses={401: _REFUSALS[401]})(server.models)
-    app.get("/v1/models/{model:path}", dependencies=allowed, responses={s: _REFUSALS[s] for s in (401, 404)})(
+    app.get("/v1/models", dependencies=allowed, responses={401: REFUSALS[401]})(server.models)
+    app.get("/v1/models/{model:path}", dependencies=allowed, responses={s: REFUSALS[s] for s in (401, 404)})(
         server.one_model
     )
-    app.get("/health", responses={503: _REFUSALS[503]})(server.health)
-    app.get("/ready", responses={503: _REFUSALS[503]})(server.ready)
+    app.get("/health", responses={503: REFUSALS[503]})(server.health)
+    app.get("/ready", responses={503: REFUSALS[503]})(server.ready)
     app.get("/metrics", response_class=PlainTextResponse)(server.metrics)
     app.get("/status", response_class=HTMLResponse)(server.status_page)
-    app.get("/status.json", dependencies=allowed, responses={s: _REFUSALS[s] for s in (401, 422)})(server.status)
-    app.get("/requests/{answer:path}/timeline", dependencies=allowed, responses={s: _REFUSALS[s] for s in (401, 404)})(
+    app.get("/status.json", dependencies=allowed, responses={s: REFUSALS[s] for s in (401, 422)})(server.status)
+    app.get("/requests/{answer:path}/timeline", dependencies=allowed, responses={s: REFUSALS[s] for s in (401, 404)})(
         server.timeline
     )
     return app
@@ -196,7 +157,7 @@ class _Server:
         try:
             prompt = await asyncio.to_thread(self.engine.prompts.chat_prompt, messages)
         except ValueError as error:  # no template, or it refuses
-            raise _Refused(400, str(error), param="messages") from None
+            raise Refused(400, str(error), param="messages") from None
         fits = max(1, self.engine.max_model_len - len(prompt))
         asked = body.max_completion_tokens or body.max_tokens or fits
         return await self._answer(shape, [prompt], self._sampling(lambda: body.sampling(asked, logprobs)), body)
@@ -211,12 +172,12 @@ class _Server:
         try:
             return make()
         except ValueError as error:
-            raise _Refused(400, str(error)) from None
+            raise Refused(400, str(error)) from None
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.config.model_name):
             message = f"the model {name!r} does not exist; this server has {self.config.model_name!r}"
-            raise _Refused(404, message, param="model", code="model_not_found")
+            raise Refused(404, message, param="model", code="model_not_found")
 
     async def _answer(
         self, shape: Shape, prompts: Sequence[Sequence[int]], sampling: Any, body: CompletionRequest | ChatRequest
@@ -225,20 +186,20 @@ class _Server:
         for token in body.stop_token_ids:
             if token >= vocabulary:
                 message = f"stop_token_ids: {token} is outside the vocabulary [0, {vocabulary})"
-                raise _Refused(400, message, param="stop_token_ids")
+                raise Refused(400, message, param="stop_token_ids")
         try:
             stream = await self.runner.start(
                 shape.id, prompts, sampling, priority=body.priority, cache_salt=body.cache_salt
             )
         except ValueError as error:
-            raise _Refused(
+            raise Refused(
                 400, str(error), param="prompt", code="context_length_exceeded" if "tokens" in str(error) else None
             ) from None
         except Overloaded as error:
             retry = {"Retry-After": str(RETRY_SECONDS)}
-            raise _Refused(429, f"{error}: try again in a moment", headers=retry) from None
+            raise Refused(429, f"{error}: try again in a moment", headers=retry) from None
         except Unavailable as error:
-            raise _Refused(503, str(error)) from None
+            raise Refused(503, str(error)) from None
         respond = _as_events(shape, stream) if body.stream else _as_a_whole(shape, stream)
         return Answer(respond, stream.close)
 
@@ -260,13 +221,13 @@ class _Server:
     async def health(self) -> dict[str, str]:
         """200 while the engine lives."""
         if self.runner.failure is not None:
-            raise _Refused(503, f"the engine has failed: {self.runner.failure}")
+            raise Refused(503, f"the engine has failed: {self.runner.failure}")
         return {"status": "ok"}
 
     async def ready(self) -> dict[str, str]:
         """200 while new requests are taken."""
         if not self.runner.is_ready:
-            raise _Refused(503, self.runner.failure or "the server is shutting down")
+            raise Refused(503, self.runner.failure or "the server is shutting down")
         return {"status": "ready"}
 
     async def metrics(self) -> PlainTextResponse:
@@ -289,20 +250,20 @@ class _Server:
             found: dict[str, Any] = await self._ask("timeline", answer)
             return found
         except ValueError as error:
-            raise _Refused(404, str(error)) from None
+            raise Refused(404, str(error)) from None
 
     async def _ask(self, name: str, *arguments: Any) -> Any:
         try:
             return await self.runner.ask(name, *arguments)
         except Unavailable as error:
-            raise _Refused(503, str(error)) from None
+            raise Refused(503, str(error)) from None
 
 
 def _said_to_be_json(request: Request) -> None:
     """What a browser sends as anything else, any page could make it send to this server."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
-        raise _Refused(415, f"expected the header Content-Type: application/json, got {kind or 'none'}")
+        raise Refused(415, f"expected the header Content-Type: application/json, got {kind or 'none'}")
 
 
 def _check_characters(text: str, place: str) -> None:
@@ -311,7 +272,7 @@ def _check_characters(text: str, place: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         message = f"{place}: half a surrogate pair at character {error.start}, which is no character"
-        raise _Refused(422, message, param=place) from None
+        raise Refused(422, message, param=place) from None
 
 
 def _bound_tokens(schema: Any, vocabulary: int, longest: int) -> None:
@@ -360,32 +321,3 @@ def _as_a_whole(shape: Shape, stream: Stream) -> Callable[[Send], Coroutine[Any,
             await send_json(send, content)
 
     return respond
-
-
-# --- errors ---------------------------------------------------------------------------------------------------------
-
-
-async def _refused(request: Request, error: _Refused) -> Response:
-    return refusal(error.status, error.message, **error.details)
-
-
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    if error.status_code == 400:  # FastAPI's one word for a body that json cannot read
-        cause = error.__cause__
-        why = "brackets too deep" if isinstance(cause, RecursionError) else str(cause)
-        return refusal(422, f"body: not JSON: {why}", param="body")
-    return refusal(error.status_code, str(error.detail), headers=dict(error.headers or {}))
-
-
-async def _wrong_field(request: Request, error: RequestValidationError) -> Response:
-    """Where the first mistake is, and what was expected; how many more there are."""
-    first, *others = error.errors()
-    place = [str(part) for part in first["loc"][1:]] or ["body"]
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "json_invalid":
-        why = first.get("ctx", {}).get("error", message).removesuffix(" at")
-        place, message = ["body"], f"the body is not JSON: {why} at character {place[0]}"
-    elif first["type"] == NOT_IMPLEMENTED:
-        place = [first["ctx"]["field"]]
-    more = f" ({len(others)} more)" if others else ""
-    return refusal(422, f"{'.'.join(place)}: {message}{more}", param=".".join(place))

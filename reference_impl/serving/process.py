@@ -163,13 +163,14 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # when to end is for the event loop to say
     link = _Link(socket.socket(fileno=int(sys.argv[1])))
     make = link.get()
-    from reference_impl.serving.worker import Worker
+    from reference_impl.serving.worker import Worker, freeze
 
     try:
         llm = make()
     except (ValueError, OSError) as error:
         link.put((str(error), 0, 0))
         return
+    freeze()
     worker = Worker(llm, link, link.put)
     link.put((None, llm.engine.model.config.vocab_size, llm.engine.max_model_len))
     worker.run()

@@ -1,0 +1,69 @@
+"""What is refused, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}; which status: see app.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from reference_impl.serving import answers
+from reference_impl.serving.protocol import NOT_IMPLEMENTED, ErrorAnswer
+
+_KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorAnswer, "description": text}
+    for status, text in (
+        (400, "The engine refuses the prompt"), (401, "API key missing or wrong"), (404, "No such model or request"),
+        (408, "The body did not come"), (413, "The body is too long"), (415, "Not JSON"),
+        (422, "Bad JSON, or a wrong field"), (429, "Too many unfinished requests"), (503, "The engine does not serve"),
+    )
+}  # fmt: skip
+
+
+def refusal(
+    status: int,
+    message: str,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    """An error in OpenAI's shape."""
+    kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
+    return JSONResponse(answers.error(message, kind, param, code), status, headers)
+
+
+class Refused(Exception):
+    def __init__(self, status: int, message: str, **details: Any):
+        self.status, self.message, self.details = status, message, details
+
+
+async def _refused(request: Request, error: Refused) -> Response:
+    return refusal(error.status, error.message, **error.details)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    if error.status_code == 400:  # FastAPI's one word for a body that json cannot read
+        cause = error.__cause__
+        why = "brackets too deep" if isinstance(cause, RecursionError) else str(cause)
+        return refusal(422, f"body: not JSON: {why}", param="body")
+    return refusal(error.status_code, str(error.detail), headers=dict(error.headers or {}))
+
+
+async def _wrong_field(request: Request, error: RequestValidationError) -> Response:
+    """Where the first mistake is, and what was expected; how many more there are."""
+    first, *others = error.errors()
+    place = [str(part) for part in first["loc"][1:]] or ["body"]
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        why = first.get("ctx", {}).get("error", message).removesuffix(" at")
+        place, message = ["body"], f"the body is not JSON: {why} at character {place[0]}"
+    elif first["type"] == NOT_IMPLEMENTED:
+        place = [first["ctx"]["field"]]
+    more = f" ({len(others)} more)" if others else ""
+    return refusal(422, f"{'.'.join(place)}: {message}{more}", param=".".join(place))
+
+
+HANDLERS = ((RequestValidationError, _wrong_field), (StarletteHTTPException, _http_error), (Refused, _refused))
