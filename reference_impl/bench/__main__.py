@@ -1,17 +1,22 @@
-"""`python -m reference_impl.bench kernels`, from the source tree: what a GPU machine can run with nothing installed."""
+"""`python -m reference_impl.bench kernels | gpu | readme`, from the source tree, with nothing installed."""
 
 from __future__ import annotations
 
+import importlib
 import sys
+
+BENCHES = ("kernels", "gpu", "readme")
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["kernels"]:
-        from reference_impl.bench import kernels
-
-        return kernels.main(sys.argv[2:])
-    print("expected: python -m reference_impl.bench kernels [--help]; other benches: inferlab bench", file=sys.stderr)
-    return 2
+    if sys.argv[1:2] and sys.argv[1] in BENCHES:
+        bench = importlib.import_module(f"reference_impl.bench.{sys.argv[1]}")
+        return int(bench.main(sys.argv[2:]))
+    words = " | ".join(f"python -m reference_impl.bench {name}" for name in BENCHES)
+    asked = sys.argv[1:] in (["--help"], ["-h"])
+    said = f"{words} [--help]; other benches: inferlab bench"
+    print(said if asked else f"expected: {said}", file=sys.stdout if asked else sys.stderr)
+    return 0 if asked else 2
 
 
 if __name__ == "__main__":

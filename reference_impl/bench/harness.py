@@ -56,6 +56,7 @@ def stamp() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
         "cpu": _cpu_name(),
+        "instructions": _instructions(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "load_average_before": round(os.getloadavg()[0], 2),
@@ -65,14 +66,50 @@ def stamp() -> dict[str, Any]:
     }
 
 
+def _instructions() -> str:
+    """What decides products on a CPU: the widest vectors that torch uses, and whether 16 bits are multiplied."""
+    import torch
+
+    found = [torch.backends.cpu.get_cpu_capability()]
+    found += ["AVX512-BF16"] * torch.cpu._is_avx512_bf16_supported() + ["AMX"] * torch.cpu._is_amx_tile_supported()
+    return ", ".join(found)
+
+
+def gpu_state() -> dict[str, Any]:
+    """Driver, clocks, power and memory as nvidia-smi tells them; {} where there is none."""
+    names = (
+        "driver_version",
+        "clocks.sm",
+        "clocks.mem",
+        "clocks.max.sm",
+        "power.draw",
+        "temperature.gpu",
+        "memory.total",
+    )
+    ask = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader", "--id=0"]
+    try:
+        said = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    found = dict(zip(names, (value.strip() for value in said.strip().split(",")), strict=False))
+    return {"driver": found.pop("driver_version", "unknown"), "gpu_state": found}
+
+
 def save(name: str, result: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / f"{name}.json"
-    file.write_text(json.dumps(result, indent=2) + "\n")
+    return write(RESULTS / f"{name}.json", result)
+
+
+def write(file: Path, result: dict[str, Any]) -> Path:
+    """All of it or nothing: who is killed while he writes leaves the file of before."""
+    part = file.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=2) + "\n")
+    part.replace(file)
     return file
 
 
 def _commit() -> str:
+    """INFERLAB_COMMIT says it for a copy of the sources without git's own files."""
     here = Path(__file__).parent
     try:
         head = subprocess.run(
@@ -82,7 +119,7 @@ def _commit() -> str:
             ["git", "status", "--porcelain", "-uno"], cwd=here, capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("INFERLAB_COMMIT", "unknown")
     return head.stdout.strip() + (" with local changes" if dirty.stdout.strip() else "")
 
 

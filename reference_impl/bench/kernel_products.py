@@ -43,6 +43,61 @@ def dense(place: Place, tokens: int, in_features: int, out_features: int) -> Wor
     )
 
 
+def between_norms(place: Place, tokens: int, size: int, intermediate: int) -> Work:
+    """Norm, the product of gate and up, and the gate, in one launch; `norm, cuBLAS, gate`: in three."""
+    from reference_impl.kernels.fused_linear import fused_linear
+    from reference_impl.kernels.gates import silu_and_mul
+    from reference_impl.kernels.rms_norm import rms_norm
+
+    tokens, size, intermediate = _sizes(place, tokens, size, intermediate)
+    x, norm = place.randn(tokens, size), 1 + place.randn(size, scale=0.1)
+    weight = place.randn(2 * intermediate, size, scale=size**-0.5)
+
+    def computed(gate_up: Tensor, cast: Callable[[Tensor], Tensor]) -> Tensor:
+        return reference.fused_linear(cast(x), cast(gate_up), norm=cast(norm), eps=1e-5, gate="silu")
+
+    n = min(PROVEN, intermediate)
+    return Work(
+        ours=lambda: fused_linear(x, weight, norm=norm, eps=1e-5, gate="silu"),
+        expected=lambda cast: computed(torch.cat((weight[:n], weight[intermediate : intermediate + n])), cast),
+        part=lambda y: y[:, :n],
+        moved=bytes_of(x, norm, weight) + tokens * intermediate * x.element_size(),
+        flops=4.0 * tokens * size * intermediate,
+        cold=True,
+        peers={
+            "norm, cuBLAS, gate": Peer(lambda: lambda: silu_and_mul(F.linear(rms_norm(x, norm, 1e-5), weight))),
+        },
+    )
+
+
+def before_residual(place: Place, tokens: int, in_features: int, out_features: int, group_size: int = 128) -> Work:
+    """A product of 4-bit weights, and the residual added to it, in one launch; the peer: in two, from 16 bits."""
+    from reference_impl.kernels.fused_linear_w4a16 import fused_linear_w4a16
+
+    tokens, in_features, out_features = _sizes(place, tokens, in_features, out_features)
+    x, residual = place.randn(tokens, in_features), place.randn(tokens, out_features)
+    codes = torch.randint(16, (out_features, in_features), dtype=torch.uint8, device=place.device)
+    packed = reference.pack_int4(codes, group_size)
+    scales = (place.randn(in_features // group_size, out_features).abs() + 0.5) * in_features**-0.5 / 8
+
+    def in_two() -> Callable[[], Tensor]:
+        weight = (codes.to(x.dtype) - 8) * scales.T.repeat_interleave(group_size, 1)
+        return lambda: F.linear(x, weight) + residual
+
+    n = min(PROVEN, out_features)
+    return Work(
+        ours=lambda: fused_linear_w4a16(x, packed, scales, residual=residual),
+        expected=lambda cast: reference.fused_linear_w4a16(
+            cast(x), packed[:n], cast(scales[:, :n]), residual=cast(residual[:, :n])
+        ),
+        part=lambda y: y[:, :n],
+        moved=bytes_of(x, packed, scales, residual) + tokens * out_features * x.element_size(),
+        flops=2.0 * tokens * in_features * out_features,
+        cold=True,
+        peers={"cuBLAS, add": Peer(in_two)},
+    )
+
+
 def four_bits(place: Place, tokens: int, in_features: int, out_features: int, group_size: int = 128) -> Work:
     from reference_impl.kernels.gemm_w4a16 import gemm_w4a16
 

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from reference_impl.config import course_model
 
 CACHES = ("dynamic", "static")
+NEAR_TIE = 0.03  # how far apart two logits may be, as a share of the largest, to be exchanged by rounding
 
 
 class Transformers:
-    """The course model in `transformers`, greedy. Every request gets exactly the tokens it asks for."""
+    """A model in `transformers`, greedy: the course model, or that in `folder`. Every request gets exactly the tokens
+    it asks for."""
 
-    def __init__(self, dtype: str):
+    def __init__(self, dtype: str, folder: str | Path | None = None):
         try:
             import transformers
         except ImportError:
             raise SystemExit("inferlab bench cpu compares with transformers: pip install 'inferlab[test]'") from None
         transformers.logging.set_verbosity_error()
-        folder = str(course_model("target"))
+        folder = str(folder or course_model("target"))
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
         # Its own stopping would make the work unequal.
         self.model.generation_config.eos_token_id = None
@@ -71,3 +75,21 @@ class Transformers:
     def next_logits(self, tokens: list[int]) -> torch.Tensor:
         """[vocab_size] float32, after tokens."""
         return self.model(torch.tensor([tokens])).logits[0, -1].float()
+
+
+def agreement(
+    peer: Transformers, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]]
+) -> dict[str, Any]:
+    """Rows that are equal; where a row parts, how far apart the two tokens' logits are. RuntimeError if far."""
+    equal, gaps = 0, []
+    for prompt, a, b in zip(prompts, ours, theirs, strict=True):
+        if a == b:
+            equal += 1
+            continue
+        i = next(i for i in range(len(a)) if a[i] != b[i])
+        logits = peer.next_logits(prompt + a[:i])
+        gap = float((logits[a[i]] - logits[b[i]]).abs() / logits.abs().max())
+        gaps.append(gap)
+        if gap > NEAR_TIE:
+            raise RuntimeError(f"texts part at token {i} with a relative logit gap of {gap:.3f}: not a near-tie")
+    return {"rows_equal": equal, "rows": len(prompts), "largest_gap_where_rows_part": max(gaps, default=0.0)}

@@ -1,0 +1,84 @@
+"""Lines of the GPU bench's table: what we reached, beside the best peer, the limit of this machine, and the goal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+COLUMNS = "| metric | ours | best peer | limit | % of limit | goal |\n|---|---|---|---|---|---|"
+
+
+@dataclass(frozen=True)
+class Row:
+    """ours: median, min, max and runs, in `unit`. limit: what no program exceeds by the limits measured in this run.
+
+    peer: who, and what it reached in the same unit and work. goal, stretch: the project's aims, in the unit; or in
+    percent of the limit where goal_unit says so. problem: why there is no figure: an error, or the time was up.
+    """
+
+    metric: str
+    unit: str = ""
+    ours: dict[str, float] | None = None
+    limit: float | None = None
+    goal: float | None = None
+    stretch: float | None = None
+    goal_unit: str = ""
+    peer: tuple[str, float] | None = None
+    less_is_better: bool = False
+    note: str = ""
+    problem: str = ""
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def percent_of_limit(self) -> float | None:
+        if self.ours is None or not self.limit or not self.ours["median"]:
+            return None
+        share = self.ours["median"] / self.limit
+        return 100 / share if self.less_is_better else 100 * share
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"percent_of_limit": self.percent_of_limit}
+
+
+def from_json(row: dict[str, Any]) -> Row:
+    fields = {name: value for name, value in row.items() if name != "percent_of_limit"}
+    if fields.get("peer"):
+        fields["peer"] = tuple(fields["peer"])
+    return Row(**fields)
+
+
+def cells(row: Row) -> list[str]:
+    """metric, ours with its range, best peer, limit, % of limit, goal."""
+    goal = "-"
+    if row.goal is not None:
+        further = f", stretch {number(row.stretch)}" if row.stretch is not None else ""
+        sign = "≤ " if row.less_is_better and not row.goal_unit else ""
+        goal = f"{sign}{number(row.goal)} {row.goal_unit or row.unit}".rstrip() + further
+        goal += f" ({row.note})" if row.goal_unit and row.note else ""
+    if row.ours is None:
+        return [row.metric, row.problem or "nothing was measured", "-", "-", "-", goal]
+    s = row.ours
+    of_it = row.percent_of_limit
+    return [
+        row.metric,
+        f"{number(s['median'])} {row.unit} ({number(s['min'])}-{number(s['max'])})",
+        "-" if row.peer is None else f"{row.peer[0]} {number(row.peer[1])}",
+        "-" if row.limit is None else number(row.limit),
+        "-" if of_it is None else f"{of_it:.0f} %",
+        goal,
+    ]
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines of Markdown. What an error says may hold a bar, which would end its cell."""
+    yield COLUMNS
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |"
+
+
+def number(value: float) -> str:
+    """Three digits at least, thousands with commas."""
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

@@ -1,0 +1,105 @@
+"""`python -m reference_impl.bench readme [--check]`: README's results, written from the newest files in `results/`.
+
+What stands between the markers is written here and nowhere else: no figure of speed gets in that was not measured, each
+with its machine, its versions and its date; and where there is no result, that is what it says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reference_impl.bench import harness
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+BEGIN = "<!-- results: by `python -m reference_impl.bench readme` from reference_impl/bench/results; edits are lost -->"
+END = "<!-- end of results -->"
+AIM_SPEEDUP, AIM_SCHEDULER = 2, 2  # times a padded batch, for ragged requests; µs of scheduling per request and step
+
+
+def written(results: Path) -> str:
+    """The part between the markers."""
+    parts = [cpu_part(_read(results / "cpu.json")), gpu_part(_read(results / "gpu.json"))]
+    if kernels := _read(results / "kernels.json"):
+        parts.append(kernels_part(kernels))
+    return "\n\n".join(parts)
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    return json.loads(file.read_text("utf-8")) if file.is_file() else None
+
+
+def cpu_part(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return "No speed has been measured on a CPU (`inferlab bench cpu --save`)."
+    from reference_impl.bench import cpu
+
+    ragged = [c["speedup_over_padded"]["median"] for name, c in result["cases"].items() if "ragged" in name]
+    us = result["host_work"]["scheduler_us_per_request"]["256"]["median"]
+    reached = (
+        f"The aims are {AIM_SPEEDUP}x over padded batches for ragged requests, and {AIM_SCHEDULER} µs of scheduling "
+        f"per request and step. This run shows\n{min(ragged):.2f}x to {max(ragged):.2f}x, and {us:.1f} µs. "
+        "Much depends on the CPU; why, and what another one showed:\n[bench/NOTES.md](reference_impl/bench/NOTES.md)."
+    )
+    return "\n\n".join(["`inferlab bench cpu` measures, on the course model:", cpu.markdown(result), reached])
+
+
+def gpu_part(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return (
+            "**No speed has been measured on a GPU.** `python -m reference_impl.bench gpu` (or `inferlab bench gpu`) "
+            "takes at most\neight minutes on one: decoding, the 256 requests of nano-vllm's benchmark, prefill, "
+            "batches of 1 to 256, idle time and\nkernels, beside `transformers` and the limits of the machine. Its "
+            "table will stand here. What is expected, and why:\n[bench/NOTES.md](reference_impl/bench/NOTES.md)."
+        )  # fmt: skip
+    from reference_impl.bench import gpu, gpu_rows
+
+    rows = [gpu_rows.from_json(row) for row in result["rows"]]
+    shown = [row for row in rows if row.goal is not None or row.peer is not None]
+    head = "`python -m reference_impl.bench gpu` (or `inferlab bench gpu`), at most eight minutes on one GPU, measures:"
+    tail = "All lines: [gpu.md](reference_impl/bench/results/gpu.md)."
+    return "\n".join([head, "", *gpu_rows.table(shown), "", *gpu.remarks(result), "", tail])
+
+
+def kernels_part(result: dict[str, Any]) -> str:
+    from reference_impl.bench import gpu_kernels, gpu_rows
+
+    rows = [gpu_kernels.row_of(name, found) for name, found in result["cases"].items()]
+    stamp = result["stamp"]
+    return "\n".join([
+        "`python -m reference_impl.bench kernels` measures:", "", *gpu_rows.table(rows), "",
+        f"{stamp['gpu']}, torch {stamp['versions']['torch']}, triton {stamp['versions']['triton']}, {stamp['date']}, "
+        f"commit {stamp['commit']}; the limits are those of this machine, measured in the same run.",
+    ])  # fmt: skip
+
+
+def renewed(text: str, results: Path) -> str:
+    """ValueError unless README has both markers once, in this order."""
+    before, *rest = text.split(BEGIN)
+    if len(rest) != 1 or rest[0].count(END) != 1:
+        raise ValueError(f"README.md: expected these two lines, once each, the second after the first:\n{BEGIN}\n{END}")
+    after = rest[0].split(END)[1]
+    return f"{before}{BEGIN}\n{written(results)}\n{END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: README has what the results say. 1, with --check: it does not."""
+    parser = argparse.ArgumentParser(prog="python -m reference_impl.bench readme", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if README has something else")
+    options = parser.parse_args(arguments)
+    text = README.read_text("utf-8")
+    found = renewed(text, harness.RESULTS)
+    if options.check:
+        if found != text:
+            print("README.md has other results than the files: python -m reference_impl.bench readme", file=sys.stderr)
+        return int(found != text)
+    README.write_text(found, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
