@@ -320,13 +320,16 @@ assert counted["FlashAttention 2"].moved == traffic.flash2_moves(n, d, 128).tota
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# Our Triton kernel is the second order. Its inner loop, from the file, without the parts for windows and quantized caches:
+# Our Triton kernel is the second order. Its inner loop, from the file, without the parts for windows, trees, quantized
+# caches and skipped tiles (`needed` is for those). What it says is done by one program, with tiles: `tl.load` takes a tile
+# of addresses and a mask, and puts `other` where the mask is false; `at[:, None] + d_range[None, :]` are rows and columns,
+# as in NumPy. Part b begins with a smaller kernel.
 
 # %% name="engine-kernel"
 if has_triton:
     module = inspect.getsource(inspect.getmodule(flash_attention))
-    loop = module[module.index("        for n in range(start, stop, BLOCK_N)") : module.index("    at_out = out +")]
-    hidden = re.compile(r"\n +if (QUANTIZED|SOFTCAP|WINDOW|TREE):\n( +).*?(?=\n(?!\2))", re.DOTALL)
+    loop = module[module.index("        for n in range(start, stop, BLOCK_N)") : module.index("    number = (token")]
+    hidden = re.compile(r"\n +if (QUANTIZED|SOFTCAP|WINDOW|TREE|SKIP)\b[^\n]*:[^\n]*\n( +).*?(?=\n(?!\2))", re.DOTALL)
     print(hidden.sub("", "\n" + loop).strip("\n"))
 
 # %% [markdown] name="engine-reading"

@@ -24,9 +24,9 @@ RESOURCES = ("registers", "shared memory", "warps", "blocks")
 
 @cache
 def table() -> dict[str, dict[str, Any]]:
-    """The compile table: "kernel, architecture" -> what the compiler said."""
+    """The compile table: "kernel, architecture" -> what the compiler said. Dependent launches are left out."""
     lines: dict[str, dict[str, Any]] = json.loads(TABLE.read_text("utf-8"))
-    return lines
+    return {name: line for name, line in lines.items() if not name.endswith(", dependent")}
 
 
 def kernels() -> list[str]:

@@ -10,7 +10,8 @@
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
-# - Use `torch`, `triton`, `numpy` and the standard library: when your cells are graded, nothing else is there.
+# - Use `torch`, `triton`, `numpy` and the standard library: when your cells are graded, nothing else is there. The
+#   functions of the given cells (`tiles_for`, `whole` and so on) are not there either.
 # - Everything is checked on the CPU: Triton's *interpreter* runs a kernel step by step in NumPy. It is slow, so sizes
 #   are small. Triton is there on Linux only; elsewhere do parts 1 to 3 here, and the rest on Colab or in a container.
 #
@@ -32,6 +33,7 @@ import math
 import torch
 
 # %% nbgrader={"grade_id": "interpreter"} inferlab={"where": "learner"}
+import importlib.util
 import os
 import sys
 
@@ -39,6 +41,99 @@ import sys
 if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("Triton was imported before this cell. Restart the kernel, then run this cell first.")
 os.environ["TRITON_INTERPRET"] = "1"
+
+
+def watch_kernels():
+    """Make the interpreter refuse what would go wrong on a GPU.
+
+    By itself it reads and writes behind the end of a tensor, which gives wrong numbers or ends the process; what a load
+    without `other` leaves out is 0; and tiles may have any size.
+    """
+    import numpy as np
+    from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, TensorHandle, interpreter_builder
+
+    if hasattr(GridExecutor, "watched"):
+        return
+    wanted = ("create_masked_load", "create_masked_store", "create_dot")
+    if not hasattr(GridExecutor, "_init_args_hst") or not all(hasattr(InterpreterBuilder, name) for name in wanted):
+        print("This version of Triton has another interpreter: it is not watched, so mind your masks.")
+        return
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+    dot = InterpreterBuilder.create_dot
+    GridExecutor.watched, copied, places, gap = True, GridExecutor._init_args_hst, [], 1 << 20
+
+    def spaced(self, args, kwargs):
+        """A launch's tensors, each with a gap before and behind it, so that no tensor begins where another one ends."""
+        args, kwargs = copied(self, args, kwargs)
+        places.clear()
+        moved = {}
+        for name, tensor in [*zip(self.arg_names, args, strict=False), *kwargs.items()]:
+            tensor = getattr(tensor, "base", tensor)  # of a TensorDescriptor
+            if not isinstance(tensor, torch.Tensor) or not tensor.numel():
+                continue
+            old, at = tensor.untyped_storage(), (tensor.storage_offset(), tensor.shape, tensor.stride())
+            if old.data_ptr() not in moved:
+                room = np.empty(len(old) + 2 * gap, np.uint8)
+                moved[old.data_ptr()] = torch.frombuffer(
+                    room, dtype=torch.uint8, offset=gap, count=len(old)
+                ).untyped_storage()
+                moved[old.data_ptr()].copy_(old)
+            tensor.set_(moved[old.data_ptr()], *at)
+            size, begin = tensor.element_size(), tensor.data_ptr()
+            last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            places.append((begin, begin + (last + 1) * size, size, name))
+        return args, kwargs
+
+    def small(what, shape):
+        if math.prod(shape) >= 65_536:
+            raise ValueError(f"{what} of a tile of {list(shape)}: a multiprocessor has 65,536 registers for everything")
+
+    def look(what, pointers, mask):
+        small(what, pointers.data.shape)
+        mask = mask.data if isinstance(mask, TensorHandle) else mask  # of a block pointer: an array
+        at = pointers.data[np.broadcast_to(np.asarray(mask, bool), pointers.data.shape)].astype(np.int64)
+        outside = np.ones(at.shape, bool)
+        for begin, end, _, _ in places:
+            outside &= (at < begin) | (at >= end)
+        if not outside.any():
+            return
+        one = int(at[outside][0])
+        near = min(places, key=lambda place: max(place[0] - one, one - place[1]), default=(0, 0, 1, "nothing"))
+        begin, end, size, name = near
+        where = (
+            f"{(one - end) // size + 1} behind the last" if one >= end else f"{(begin - one) // size} before the first"
+        )
+        raise IndexError(
+            f"program {interpreter_builder.grid_idx}: {what} of {at.size} numbers, {int(outside.sum())} of them outside of "
+            f"every tensor, one of these {where} of {name}. Is the mask missing, or an offset wrong?"
+        )
+
+    def watched_load(self, pointers, mask, other, *rest):
+        look("a tl.load", pointers, mask)
+        if other is None and pointers.get_element_ty().is_floating():  # on a GPU: anything
+            kind = {16: np.float16, 32: np.float32, 64: np.float64}.get(pointers.get_element_ty().primitive_bitwidth)
+            if kind and "bf16" not in str(pointers.get_element_ty()):
+                other = TensorHandle(np.full(pointers.data.shape, np.nan, kind), pointers.get_element_ty())
+        return load(self, pointers, mask, other, *rest)
+
+    def watched_store(self, pointers, value, mask, *rest):
+        look("a tl.store", pointers, mask)
+        return store(self, pointers, value, mask, *rest)
+
+    def watched_dot(self, a, b, *rest):
+        if a.data.shape[-1] < 16:
+            shapes = f"{list(a.data.shape)} and {list(b.data.shape)}"
+            raise ValueError(f"tl.dot of {shapes}: a GPU wants at least 16 columns in the first")
+        small("a tl.dot", (a.data.shape[-2], b.data.shape[-1]))
+        return dot(self, a, b, *rest)
+
+    GridExecutor._init_args_hst = spaced
+    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store = watched_load, watched_store
+    InterpreterBuilder.create_dot = watched_dot
+
+
+if importlib.util.find_spec("triton") is not None:
+    watch_kernels()
 
 # %% nbgrader={"grade_id": "tools"}
 # Given: what the checks use. You may read it; it is not yours to change.
@@ -130,15 +225,35 @@ def random_int(low, high, generator):
     return int(torch.randint(low, high + 1, (), generator=generator))
 
 
-def difference(seen, expected):
-    """Largest difference, where the larger of 1 and the expected number counts as 1; infinite for NaN, another shape,
-    or an infinity in another place."""
+def differences(seen, expected):
+    """By element, where the larger of 1 and the expected number counts as 1; infinite for NaN, or an infinity in another
+    place."""
     seen, expected = seen.double(), expected.double()
+    off = (seen - expected).abs() / expected.abs().clamp(min=1.0)
+    return off.masked_fill(seen == expected, 0.0).nan_to_num(nan=math.inf)
+
+
+def difference(seen, expected):
+    """The largest of the differences; infinite for another shape."""
     if tuple(seen.shape) != tuple(expected.shape):
         return math.inf
-    off = (seen - expected).abs() / expected.abs().clamp(min=1.0)
-    off = off.masked_fill(seen == expected, 0.0).nan_to_num(nan=math.inf)
-    return float(off.max()) if off.numel() else 0.0
+    return float(differences(seen, expected).max()) if seen.numel() else 0.0
+
+
+def where(seen, expected, names, limit):
+    """In words, for a message: how many numbers are off by more than the limit, and which is the worst."""
+    if tuple(seen.shape) != tuple(expected.shape):
+        return f"; its shape is {tuple(seen.shape)} instead of {tuple(expected.shape)}"
+    off = differences(seen, expected)
+    at = torch.unravel_index(off.argmax(), off.shape)
+    place = ", ".join(f"{name} {int(i)}" for name, i in zip(names, at, strict=True))
+    return (
+        f"; {int((off >= limit).sum())} of {off.numel()} numbers are wrong, most at {place}: expected "
+        f"{float(expected[at]):.4g}, saw {float(seen[at]):.4g}"
+    )
+
+
+OF_O, OF_LSE = ("query", "head", "column"), ("head", "query")
 
 
 def from_yours(lse):
@@ -278,7 +393,8 @@ for sign in (1, -1):
 
 # %% nbgrader={"grade_id": "check_online_empty", "grade": true, "points": 1}
 # property: chunks without keys and masked keys change nothing; with no key at all: minus infinity, 0, zeros.
-# hint: while the largest is minus infinity, subtract 0 instead of it.
+# hint: a chunk of no keys has no largest score; while the largest is minus infinity, subtract 0 instead of it; mean is a
+#   tensor [head_dim] in any case.
 def check_masked(scores, sizes):
     scores = torch.tensor(scores)
     check_chunks(scores, 1.0 + torch.arange(3.0 * len(scores)).view(-1, 3), sizes)
@@ -357,11 +473,12 @@ def tiled_attention(hbm, q_len, kv_len, num_heads, num_kv_heads, block_m, block_
 
 
 def run_tiled(q_len, kv_len, num_heads, num_kv_heads, head_dim, block_m, block_n, first, generator):
-    """Your function over a new memory, which is returned, and by how much o is off."""
+    """Your function over a new memory, which is returned, by how much o is off, and where."""
     q, k, v = random_qkv(q_len, kv_len, num_heads, num_kv_heads, head_dim, generator)
     hbm = HBM(q, k, v, block_m, block_n)
     tiled_attention(hbm, q_len, kv_len, num_heads, num_kv_heads, block_m, block_n, first)
-    return hbm, difference(hbm.tensors["o"], whole(q, k, v, first)[0])
+    expected = whole(q, k, v, first)[0]
+    return hbm, difference(hbm.tensors["o"], expected), where(hbm.tensors["o"], expected, OF_O, 1e-4)
 
 
 # %% nbgrader={"grade_id": "check_tiled", "grade": true, "points": 2}
@@ -369,12 +486,12 @@ def run_tiled(q_len, kv_len, num_heads, num_kv_heads, head_dim, block_m, block_n
 # hint: query i × block_m + r of a tile is at position first + i × block_m + r; key c of tile j is key j × block_n + c.
 def check_tiles(*shape, generator):
     q_len, kv_len, num_heads, num_kv_heads, _, block_m, block_n, first = shape
-    _, off = run_tiled(*shape, generator)
+    _, off, place = run_tiled(*shape, generator)
     print(f"{q_len} queries from position {first} in tiles of {block_m}, {kv_len} keys in tiles of {block_n}, "
           f"{num_heads}/{num_kv_heads} heads: off by {off:.1e}")  # fmt: skip
     assert off < 1e-4, (
         f"{q_len} queries from position {first} in tiles of {block_m}, {kv_len} keys in tiles of {block_n}, "
-        f"{num_heads} query and {num_kv_heads} KV heads: o is off by {off:.2g}"
+        f"{num_heads} query and {num_kv_heads} KV heads: o is off by {off:.2g}{place}"
     )
 
 
@@ -397,7 +514,7 @@ for _ in range(5):
 # hint: load k and v for all query heads of a KV head at once, for the tiles up to the last query's own key, and no others.
 def check_moves(*shape, generator):
     q_len, kv_len, num_heads, num_kv_heads, _, block_m, block_n, first = shape
-    hbm, _ = run_tiled(*shape, generator)
+    hbm, _, _ = run_tiled(*shape, generator)
     expected, q_tiles = Counter(), tiles_for(q_len, block_m)
     expected.update(("q", head, i) for head in range(num_heads) for i in range(q_tiles))
     for i in range(q_tiles):
@@ -436,7 +553,7 @@ for _ in range(3):
 from reference_impl.theory.attention_traffic import flash2_values, unfused_values
 
 for block in (16, 32, 64):
-    hbm, _ = run_tiled(256, 256, 1, 1, 32, block, block, 0, rng("bytes"))
+    hbm, _, _ = run_tiled(256, 256, 1, 1, 32, block, block, 0, rng("bytes"))
     print(f"256 tokens, tiles of {block}: {hbm.num_bytes / 1024:.0f} KiB moved, "
           f"of which q, k, v, o once are {4 * 256 * 32 * 4 / 1024:.0f} KiB")  # fmt: skip
 n, d = 8192, 128
@@ -502,8 +619,8 @@ def check_merged(q, k, v, sizes):
     expected = whole(q, k, v, len(k))
     off = difference(o, expected[0]), difference(total, expected[1])
     print(f"{len(k)} keys in splits of {sizes}: o is off by {off[0]:.1e}, lse by {off[1]:.1e}")
-    assert off[0] < 1e-4, f"splits of {sizes}: o is off by {off[0]:.2g}"
-    assert off[1] < 1e-5, f"splits of {sizes}: lse is off by {off[1]:.2g}"
+    assert off[0] < 1e-4, f"splits of {sizes}: o is off by {off[0]:.2g}{where(o, expected[0], OF_O, 1e-4)}"
+    assert off[1] < 1e-5, f"splits of {sizes}: lse is off by {off[1]:.2g}{where(total, expected[1], OF_LSE, 1e-5)}"
     if len(sizes) > 2:
         some, rest = merged(means[:2], lse[:2]), merged(means[2:], lse[2:])
         o, total = merged(*(torch.stack(parts) for parts in zip(some, rest, strict=True)))
@@ -573,11 +690,34 @@ for _ in range(3):
 #
 # The stub proposes the kernel's arguments; they are yours to change. A *program* computes BLOCK_M queries of one head,
 # with the loop over keys from part 2. `kernel[grid](...)` runs `grid` programs, `tl.program_id(0)` says which one it is.
-# `tl.load(pointers, mask=..., other=0.0)` loads where the mask is true. What you need besides: `tl.arange`, `tl.dot`,
-# `tl.trans`, `tl.where`, `tl.max`, `tl.sum`, `tl.exp`, `tl.log`, `tl.store`, `triton.cdiv`,
-# `triton.next_power_of_2`. `tl.arange` and the sides of `tl.dot` are powers of 2, and at least 16 for `tl.dot`.
+# Chapter 05b, section 3, has two kernels to learn from, and chapter 05a, section 4, the loop of the engine's own. This one
+# doubles a matrix, tile by tile:
+#
+# ```python
+# @triton.jit
+# def double(x, out, rows, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+#     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # rows of this program
+#     c = tl.arange(0, WIDE)  # WIDE is a power of 2, COLUMNS need not be
+#     at = r[:, None] * COLUMNS + c[None, :]  # [BLOCK, WIDE]: where in memory, counted from x in numbers
+#     there = (r < rows)[:, None] & (c < COLUMNS)[None, :]
+#     tile = tl.load(x + at, mask=there, other=0.0)  # 0 where the mask is false; without `other`, anything
+#     tl.store(out + at, 2 * tile, mask=there)
+#
+# double[(triton.cdiv(rows, 16),)](x, out, rows, COLUMNS=40, BLOCK=16, WIDE=64)
+# ```
+#
+# What you need besides: `tl.zeros`, `tl.full`, `tl.dot`, `tl.trans`, `tl.where`, `tl.maximum`, `tl.max`, `tl.sum`, `tl.exp`,
+# `tl.log`, `tile.to(other.dtype)`, `triton.next_power_of_2`. `tl.arange` and the sides of `tl.dot` are powers of 2, and at
+# least 16 for `tl.dot`. On a GPU it rounds float32 to 11 bits; `input_precision="ieee"` forbids that. `triton.autotune`
+# measures on a GPU, so it does not run here.
+#
+# The cell at the top makes the interpreter strict. It refuses an address outside of all tensors of the launch, a tile of
+# 65,536 numbers or more (as many as a GPU's multiprocessor has registers), and a `tl.dot` over fewer than 16 columns;
+# what a load without `other` leaves out is NaN. The message names the line of your kernel.
 #
 # **Hint:** first one program with all keys in one tile; then the loop; then masks for all that is not there.
+#
+# **Trap (behind the end):** a tile's last rows may lie behind the tensor's. Reading and writing there hits other memory.
 #
 # **Trap (keys that are not there):** a key that the mask filled with zeros has score 0, not weight 0.
 #
@@ -672,16 +812,18 @@ def check_attention(
     print(f"{what}: o is off by {off[0]:.1e}, lse by {off[1]:.1e}")
     kinds = (o.dtype, lse.dtype)
     assert kinds == (dtype, torch.float32), f"expected o of {dtype} and lse of torch.float32, saw {kinds}"
-    assert off[0] < limit, f"{what}: o is off by {off[0]:.2g}"
-    assert off[1] < limit, f"{what}: lse is off by {off[1]:.2g}"
+    assert off[0] < limit, f"{what}: o is off by {off[0]:.2g}{where(o, expected[0], OF_O, limit)}"
+    assert off[1] < limit, f"{what}: lse is off by {off[1]:.2g}{where(lse, expected[1], OF_LSE, limit)}"
 
 
 # %% nbgrader={"grade_id": "check_kernel", "grade": true, "points": 2}
-# property: o and lse are those of attention over all keys, several tiles of them, for every head, however large scores are.
-# hint: scale scores by 1 / sqrt(head_dim); head h reads KV head h // GROUP; shrink sum and acc when the largest grows.
+# property: o and lse are those of attention over all keys, however many, for every head, however large scores are.
+# hint: scale scores by 1 / sqrt(head_dim); head h reads KV head h // GROUP; shrink sum and acc when the largest grows; the
+#   keys of a long context are many tiles.
 check_attention(64, 64, 1, 1, 16, None, rng("kernel"))
 check_attention(64, 128, 4, 2, 16, None, rng("kernel"))
 check_attention(64, 128, 1, 1, 16, None, rng("kernel"), factor=300, limit=5e-3)
+check_attention(64, 2112, 1, 1, 16, None, rng("kernel"))  # too many keys for one tile
 ### BEGIN HIDDEN TESTS
 draw = rng("check_kernel")
 check_attention(64, 64 * random_int(2, 3, draw), 2, 1, 32, None, draw)
@@ -691,7 +833,8 @@ check_attention(64, 192, 2, 2, 16, None, draw, factor=random_int(50, 500, draw),
 
 # %% nbgrader={"grade_id": "check_ragged", "grade": true, "points": 2}
 # property: lengths and head_dim are what they are: no multiple of a tile, no power of 2, down to 1.
-# hint: mask three things: queries >= q_len, keys >= kv_len, and the columns from head_dim to BLOCK_D.
+# hint: mask three things, in each load and store: queries >= q_len, keys >= kv_len, and the columns from head_dim to
+#   BLOCK_D. Where o is NaN: what a load without `other` leaves out is anything, and 0 × NaN is NaN.
 check_attention(3, 70, 2, 1, 24, None, rng("ragged"))
 check_attention(70, 5, 1, 1, 40, None, rng("ragged"))
 check_attention(1, 1, 2, 2, 5, None, rng("ragged"))
@@ -721,13 +864,32 @@ check_attention(3, random_int(1, 9, draw), 2, 1, 4, -random_int(3, 90, draw), dr
 
 # %% nbgrader={"grade_id": "check_half", "grade": true, "points": 1}
 # property: float16 goes in and out, float32 in between; bfloat16 is refused with TypeError.
-# hint: acc and sums are tl.float32, and weights become float16 only to be multiplied; look at q.dtype before the launch.
+# hint: scores, acc and sums are tl.float32, so scale the scores and not q; weights become float16 only to be multiplied;
+#   look at q.dtype before the launch.
 def check_sum(num_keys, size):
     """All keys weigh the same, and all values are `size`: so is their mean, while their sum is no float16."""
     q, k, v = torch.zeros(1, 1, 16), torch.zeros(num_keys, 1, 16), torch.full((num_keys, 1, 16), float(size))
     o, lse = pair_of(attention(*(t.half() for t in (q, k, v)), num_keys), "attention", q.shape)
     print(f"{num_keys} values of {size}: their mean is {float(o[0, 0, 0]):g}, lse {float(lse[0, 0]):.5f}")
     assert difference(o, q + size) < 2e-3, f"the mean of {num_keys} values {size}: saw {float(o[0, 0, 0])}"
+
+
+def check_fine(num_keys):
+    """Scores from 256 in steps of 1/64, which float16 does not have; the value is the key's number / 64."""
+    steps = torch.arange(num_keys) / 64
+    q, k, v = torch.full((1, 1, 16), 64.0), torch.ones(num_keys, 1, 16), steps[:, None, None].expand(-1, 1, 16)
+    k[:, 0, 0] += steps / 16
+    o, lse = pair_of(attention(*(t.half().contiguous() for t in (q, k, v)), num_keys), "attention", q.shape)
+    mean, top = float(steps.double().softmax(0) @ steps.double()), 256 + float(steps.double().logsumexp(0))
+    print(
+        f"scores from 256 to {256 + float(steps[-1]):g}: the mean is {float(o[0, 0, 0]):.4f}, lse {float(lse[0, 0]):.4f}"
+    )
+    assert difference(o, q * 0 + mean) < 2e-3, (
+        f"{num_keys} scores from 256 in steps of 1/64: the mean is {mean:.4f}, saw {float(o[0, 0, 0]):.4f}"
+    )
+    assert difference(lse, torch.full((1, 1), top)) < 2e-3, (
+        f"{num_keys} scores from 256 in steps of 1/64: lse is {top:.4f}, saw {float(lse[0, 0]):.4f}"
+    )
 
 
 def check_refusal(dtype):
@@ -742,11 +904,13 @@ def check_refusal(dtype):
 
 check_attention(20, 70, 2, 1, 32, 50, rng("half"), dtype=torch.float16, limit=2e-3)
 check_sum(64, 3000)
+check_fine(64)
 check_refusal(torch.bfloat16)
 ### BEGIN HIDDEN TESTS
 draw = rng("check_half")
 check_attention(9, 33, 1, 1, 20, None, draw, dtype=torch.float16, factor=20, limit=2e-3)
 check_sum(random_int(40, 60, draw), random_int(2500, 3500, draw))
+check_fine(random_int(50, 100, draw))
 check_refusal(torch.float64)
 ### END HIDDEN TESTS
 
