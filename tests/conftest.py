@@ -6,6 +6,7 @@ With INFERLAB_CI=1 a run fails if anything but a gpu test was skipped.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import shutil
 import signal
@@ -107,6 +108,12 @@ def _why_missing(marker: str) -> str | None:
     return _MISSING[marker]()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: tests of servers, attacks and whole batches wait half of their time."""
+    return (os.cpu_count() or 1) + 1
+
+
 LAB_PROOFS = "tests/labs/test_labs.py"
 
 
@@ -129,6 +136,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in _MISSING:
             if item.get_closest_marker(marker) and (reason := _why_missing(marker)):
                 item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
+
+
+def pytest_collection_finish() -> None:
+    """By now the modules whose kernels run in Triton's interpreter have said so."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+        from tests.interpreter import quicken
+
+        quicken()
 
 
 def _skipped(config: pytest.Config) -> Counter[tuple[str, str]]:

@@ -25,8 +25,9 @@ def run(folder: Path, marker: str, *arguments: str, ci: bool) -> subprocess.Comp
     shutil.copy(ROOT / "tests" / "conftest.py", folder)
     (folder / "test_it.py").write_text(TESTS.format(marker=marker))
     (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n    {marker.split('(')[0]}: for this test\n")
-    # Without a PATH no program is found; without a visible device there is no GPU.
-    environment = os.environ | {"PATH": "", "CUDA_VISIBLE_DEVICES": "", "INFERLAB_CI": "1" if ci else ""}
+    # Without a PATH no program is found; without a visible device there is no GPU; no kernel runs in the interpreter.
+    own = {"PATH": "", "CUDA_VISIBLE_DEVICES": "", "TRITON_INTERPRET": "", "INFERLAB_CI": "1" if ci else ""}
+    environment = os.environ | own
     command = [sys.executable, "-P", "-m", "pytest", "-p", "no:cacheprovider", *arguments, str(folder)]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
 

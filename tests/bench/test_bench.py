@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reference_impl.bench import cpu, harness
+from reference_impl.bench import cpu, harness, peer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,8 +38,8 @@ def test_texts_that_part_where_it_is_no_near_tie_stop_the_benchmark():
 
     same = [1] * cpu.NEW_TOKENS
     near, far = [1, 2, *same[2:]], [1, 0, *same[2:]]
-    assert cpu._agreement(Peer(), [[1]], [same], [same])["rows_equal"] == 1
-    parted = cpu._agreement(Peer(), [[1]], [same], [near])
+    assert peer.agreement(Peer(), [[1]], [same], [same])["rows_equal"] == 1
+    parted = peer.agreement(Peer(), [[1]], [same], [near])
     assert parted["largest_gap_where_rows_part"] == pytest.approx(0.001, rel=1e-3)
     with pytest.raises(RuntimeError, match="not a near-tie"):
-        cpu._agreement(Peer(), [[1]], [same], [far])
+        peer.agreement(Peer(), [[1]], [same], [far])

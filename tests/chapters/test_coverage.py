@@ -1,6 +1,7 @@
 """chapters/coverage.yaml is complete, and every place it points to exists."""
 
 import ast
+import functools
 import json
 import re
 from collections import Counter
@@ -77,13 +78,19 @@ def _widget(module: str, name: str, root: Path) -> str | None:
 def _quiz(path: str, item: str, root: Path) -> str | None:
     if not (root / path).is_file():
         return f"no quiz {path}"
-    loaded = yaml.safe_load((root / path).read_text(encoding="utf-8"))
+    loaded = _read_yaml(root / path)
     items = loaded["items"] if isinstance(loaded, dict) else loaded
     return None if item in {entry["id"] for entry in items} else f"no item {item} in {path}"
 
 
+@functools.cache
 def _parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _read_yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 CHECKS = {"test": _test, "notebook": _notebook, "lab": _lab, "widget": _widget, "quiz": _quiz}

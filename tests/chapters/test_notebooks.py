@@ -1,5 +1,6 @@
 """Every notebook equals its source, has the anatomy of a chapter, and runs from top to bottom."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -25,6 +26,7 @@ HEADINGS = (
     "9. Quiz",
     "10. Card",
 )
+built = functools.cache(build_chapters)
 every_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 
 
@@ -39,7 +41,7 @@ def test_there_are_chapters() -> None:
 @every_notebook
 def test_the_notebook_equals_its_source(source: Path) -> None:
     path = source.with_suffix(".ipynb")
-    assert path.read_text("utf-8") == build_chapters(ROOT)[path], "run: python -m grader.chapter_source"
+    assert path.read_text("utf-8") == built(ROOT)[path], "run: python -m grader.chapter_source"
 
 
 def test_no_notebook_is_without_a_source() -> None:

@@ -241,7 +241,10 @@ class GatheredSlots(TorchFunctionMode):
         self.reads: list[list[int]] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is torch.Tensor.index_select and args[0].shape[1:] == (SHAPE.num_kv_heads, SHAPE.head_dim):
+        if func in (torch.index_select, torch.Tensor.index_select) and args[0].shape[1:] == (
+            SHAPE.num_kv_heads,
+            SHAPE.head_dim,
+        ):
             self.reads.append(args[2].tolist())
         return func(*args, **(kwargs or {}))
 

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from grader.quiz import load_quiz
+from reference_impl.layers.fusion import Fusion
 from reference_impl.models.decoder import DecoderLayer
 from reference_impl.theory import collectives, fusion
 from reference_impl.theory.hardware import device
@@ -257,7 +258,9 @@ def test_e05_12_add_norm_and_conversion_move_7_bytes_per_value_instead_of_13() -
     assert per_value == pytest.approx([6, 4, 3], abs=0.01)
     assert chain.fused_bytes / (tokens * hidden) == pytest.approx(7, abs=0.01)
     source = inspect.getsource(DecoderLayer.forward)
-    assert source.index("self.o(") < source.index("attention_output_norm") < source.index("add_rms_norm(o, x")
+    assert source.index('to_residual("o"') < source.index("attention_output_norm") < source.index('of_norm("gate_up"')
+    added = inspect.getsource(Fusion.norm)
+    assert "add_rms_norm(added, x, weight" in added, "the sum is normed, and needed again"
 
 
 def test_e05_12_a_norm_commutes_with_a_product_until_its_result_is_converted_by_a_scale_per_row() -> None:

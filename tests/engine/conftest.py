@@ -13,7 +13,7 @@ import torch
 
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
-from reference_impl.interfaces import Batch, SamplingParams
+from reference_impl.interfaces import UNKNOWN_TOKEN, Batch, SamplingParams
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.models.decoder import Decoder
 
@@ -62,26 +62,122 @@ def poison_free_blocks(engine: Engine) -> None:
         cache.data[:, :, [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]] = torch.nan
         host = engine.kv.host_pool
         if host is not None:
-            cache.host[:, :, [b for b in range(engine.num_host_blocks) if host.ref_count(b) == 0]] = torch.nan
+            cache.host[[b for b in range(engine.num_host_blocks) if host.ref_count(b) == 0]] = torch.nan
 
     cache.data.fill_(torch.nan)
     cache.host.fill_(torch.nan)
     cache.transfer = transfer_and_poison
 
 
+class LateExecutor:
+    """The engine's own executor on a slow device: a step runs at some moment between its submission and its collection,
+    which is all that the interface promises. Whatever is taken out of its hands too early is seen: a block that a step
+    of it uses must keep an owner, and nobody but that owner may write to it."""
+
+    can_overlap = True
+
+    def __init__(self, engine: Engine, seed: int):
+        self.engine, self.inner, self.random = engine, engine.executor, random.Random(seed)
+        self.waiting: list[dict[str, Any]] = []  # submitted, not run
+        self.in_flight: list[dict[str, Any]] = []  # submitted, not collected
+        # Tokens that the host did not know when a step was submitted; of those that it computes, and throws out.
+        self.num_unknown = self.num_preempted_unknown = 0
+
+    def submit(self, plan: Any, requests: Any) -> dict[str, Any]:
+        tables = {
+            r.request_id: [b for t in requests[r.request_id].block_tables for b in t if b >= 0] for r in plan.rows
+        }
+        self.check_blocks({name: (requests[name], blocks) for name, blocks in tables.items()}, plan)
+        self.num_unknown += sum(requests[row.request_id].tokens[-1] == UNKNOWN_TOKEN for row in plan.rows)
+        self.num_preempted_unknown += sum(requests[name].tokens[-1] == UNKNOWN_TOKEN for name in plan.preempted)
+        step = {"prepared": self.inner.prepare(plan, requests), "requests": {n: requests[n] for n in tables}}
+        step["blocks"] = tables
+        for each in (self.waiting, self.in_flight):
+            each.append(step)
+        self.run(self.random.randint(0, len(self.waiting)))
+        return step
+
+    def run(self, count: int) -> None:
+        for step in self.waiting[:count]:
+            step["ticket"] = self.inner.run(step["prepared"])
+        del self.waiting[:count]
+
+    def collect(self, step: dict[str, Any]) -> Any:
+        assert step is self.in_flight[0], "collected out of order"
+        if "ticket" not in step:
+            self.run(self.waiting.index(step) + 1)
+        self.run(self.random.randint(0, len(self.waiting)))
+        output = self.inner.collect(step["ticket"])
+        self.check_owners()  # still: it is collected only when this returns
+        self.in_flight.pop(0)
+        return output
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def check_owners(self) -> None:
+        for step in self.in_flight:
+            for name, blocks in step["blocks"].items():
+                free = [b for b in blocks if self.engine.block_pool.ref_count(b) == 0]
+                assert not free, f"blocks {free} of {name!r} were freed while its step runs"
+
+    def check_blocks(self, rows: dict[str, Any], plan: Any) -> None:
+        """No row of the plan, and no transfer, writes where a running step of another request reads or writes."""
+        self.check_owners()
+        size = self.engine.config.block_size
+        for row in plan.rows:
+            request, _ = rows[row.request_id]
+            written = {t[p // size] for t in request.block_tables for p in range(row.start, row.start + row.num_tokens)}
+            for step in self.in_flight:
+                for name, blocks in step["blocks"].items():
+                    other = step["requests"][name] is not request
+                    assert not (other and written & set(blocks)), f"{row.request_id!r} writes to a block of {name!r}"
+        targets = {pair.dst for pair in (*plan.transfers.copies, *plan.transfers.swap_in)}
+        for step in self.in_flight:
+            for name, blocks in step["blocks"].items():
+                assert not targets & set(blocks), f"a transfer writes to a block of {name!r}"
+
+
+def make_late(engine: Engine, seed: int) -> LateExecutor:
+    """From now on the engine, made with overlap="on", waits for a slow device."""
+    assert engine.pipeline.overlaps
+    late = LateExecutor(engine, seed)
+    engine.executor = engine.pipeline.executor = late
+    return late
+
+
 @pytest.fixture(scope="session")
 def tapped_engine() -> Callable[..., tuple[Engine, dict[str, dict[int, list[torch.Tensor]]]]]:
     """tapped_engine(model, seed, parts, **engine options) -> (engine, its logits).
 
-    Blocks come in an order that depends on the seed, and a block that nobody owns holds NaN.
+    Blocks come in an order that depends on the seed, and a block that nobody owns holds NaN. late: overlapped, on a
+    device that is late by this seed.
     """
 
-    def make(model: Decoder, seed: int = 0, parts: Parts | None = None, **options: Any) -> tuple[Engine, Any]:
+    def make(
+        model: Decoder, seed: int = 0, parts: Parts | None = None, late: int | None = None, **options: Any
+    ) -> tuple[Engine, Any]:
         tap = TappedModel(model)
+        options["overlap"] = "off" if late is None else "on"
         parts = dataclasses.replace(parts or Parts(), block_pool=ShuffledPool(options["num_blocks"], seed))
         engine = Engine(tap, EngineConfig(**options), parts)  # type: ignore[arg-type]
         poison_free_blocks(engine)
+        if late is not None:
+            make_late(engine, late)
         return engine, tap.logits
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def late_engine() -> Callable[..., Engine]:
+    """late_engine(model, seed, **engine options): overlapped on a late device; seed None: it waits for each step."""
+
+    def make(model: Decoder, seed: int | None, **options: Any) -> Engine:
+        engine = Engine(model, EngineConfig(overlap="off" if seed is None else "on", **options))
+        if seed is not None:
+            make_late(engine, seed)
+        return engine
 
     return make
 

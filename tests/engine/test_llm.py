@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +114,7 @@ def test_a_stream_that_nobody_reads_never_starts(llm: LLM) -> None:
         ([5, 4096], r"prompt token 4096 is outside the vocabulary \[0, 4096\)"),
         ([-1], "prompt token -1 is outside"),
         ([1.5], "expected token ids, which are integers"),
-        ([5] * 64, "the prompt has 64 tokens; .* at most 64 fit"),
+        ([5] * 64, "the prompt has 64 tokens; at most 63 and one token of output fit"),
     ],
 )
 def test_a_prompt_that_cannot_be_served_is_refused_and_its_neighbours_are_not_left_behind(
@@ -135,7 +137,7 @@ def test_the_longest_prompt_that_fits_gets_one_token(llm: LLM) -> None:
 def test_a_small_cache_limits_the_length_and_says_so(folder: Path) -> None:
     llm = LLM(folder, block_size=4, num_blocks=5)
     assert len(llm.generate([[5] * 20], GREEDY)[0].token_ids) == 1
-    with pytest.raises(ValueError, match=r"at most 21 fit .*5 blocks of 4"):
+    with pytest.raises(ValueError, match=r"at most 20 and one token of output fit .*5 blocks of 4"):
         llm.generate([[5] * 21], GREEDY)
 
 
@@ -312,3 +314,60 @@ def test_samples_are_found_also_where_the_scheduler_takes_them_as_requests_of_th
     texts = [[answer.text, *(other.text for other in answer.others)] for answer in answers]
     assert len(texts[0]) == 3
     assert texts[0] == texts[1]
+
+
+@pytest.fixture
+def ctrl_c_raises() -> Iterator[None]:
+    """Also where the tests were started in a shell's background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
+@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize("part", ["schedule", "submit", "collect", "update"])
+def test_ctrl_c_ends_what_runs_and_the_engine_goes_on(part: str, overlap: str, folder: Path, monkeypatch) -> None:
+    """Wherever in a step it is pressed; another text that is streamed from the same engine misses nothing."""
+    llm = LLM(folder, block_size=4, num_blocks=40, overlap=overlap)
+    expected = [o.text for o in llm.generate(["import os", "x"], GREEDY)]
+    other = llm.start("x", GREEDY)
+    owner = llm.engine.scheduler if part in ("schedule", "update") else llm.engine.executor
+    inner, calls = getattr(owner, part), 0
+
+    def pressed(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            signal.raise_signal(signal.SIGINT)
+        return inner(*arguments)
+
+    monkeypatch.setattr(owner, part, pressed)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("import os", GREEDY)
+    assert calls == 4
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert list(llm.engine.requests) == [other.request.id]
+    while other.unfinished:
+        llm.step()
+    assert other.output().text == expected[1]
+    llm.leave(other)
+    assert is_idle(llm.engine)
+    assert llm.generate("import os", GREEDY)[0].text == expected[0]
+
+
+@pytest.mark.usefixtures("ctrl_c_raises")
+def test_who_presses_ctrl_c_twice_does_not_wait_for_a_step_that_hangs(folder: Path, monkeypatch) -> None:
+    llm = LLM(folder, block_size=4, num_blocks=40)
+    reached = []
+
+    def hangs(ticket: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        reached.append("once")
+        signal.raise_signal(signal.SIGINT)
+        reached.append("twice")
+
+    monkeypatch.setattr(llm.engine.executor, "collect", hangs)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("import os", GREEDY)
+    assert reached == ["once"]

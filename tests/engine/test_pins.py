@@ -66,7 +66,7 @@ def test_pins_leave_room_for_every_request_or_are_refused(engine: Engine) -> Non
         engine.pin(SYSTEM)
     engine.abort(long.id)
     pin = engine.pin(SYSTEM)
-    with pytest.raises(ValueError, match="the prompt has 60 tokens; with one token of output at most 45 fit"):
+    with pytest.raises(ValueError, match="the prompt has 60 tokens; at most 44 and one token of output fit"):
         engine.add([5] * 60, ONE)
     engine.unpin(pin)
     assert serve(engine, [5] * 60) == 0

@@ -81,6 +81,7 @@ def workload(draw: st.DrawFn) -> tuple[list[Asked], dict[str, Any]]:
         "num_host_blocks": draw(st.sampled_from([0, 0, 1, 30])),
         "policy": draw(st.sampled_from([FirstCome, ShortestFirst, ByPriority])),
         "seed": draw(st.integers(0, 1000)),
+        "late": draw(st.one_of(st.none(), st.integers(0, 1000))),  # overlapped steps, delayed by this seed
     }
 
 
@@ -187,6 +188,7 @@ def check_workload(model: Decoder, work: tuple[list[Asked], dict[str, Any]], tap
     event(f"prefix hit: {any(cached for s in steps for _, cached in s.admitted)}")
     event(f"copied: {any(s.transfers.copies for s in steps)}")
     event(f"swapped: {any(s.transfers.swap_in for s in steps)}")
+    event(f"overlapped: {options.get('late') is not None}")
     assert engine.kv.num_available == engine.num_blocks
 
     for number, a in enumerate(asked):

@@ -24,15 +24,21 @@ def test_flash_attention_of_ragged_rows(heads, kv_heads, head_dim, dtype) -> Non
     check(flash_attention, reference.flash_attention, case.ragged)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", [pytest.param(DTYPES[0], marks=pytest.mark.slow), *DTYPES[1:]])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
 def test_paged_decode_of_contexts_around_tiles_and_splits(heads, kv_heads, head_dim, dtype) -> None:
     case = make(DECODE, heads, kv_heads, head_dim, dtype)
     check(paged_decode, reference.paged_decode, case.decode)
 
 
-@pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize("window", [None, 1, 7, 64, 100, 513])
+# A cap changes scores, a window which of them there are: the fast tests have one of each kind together.
+WINDOWS = [None, 1, 7, 64, 100, 513]
+CAPPED = [
+    (window, 5.0) if window in (None, 64) else pytest.param(window, 5.0, marks=pytest.mark.slow) for window in WINDOWS
+]
+
+
+@pytest.mark.parametrize(("window", "softcap"), [*((window, None) for window in WINDOWS), *CAPPED])
 def test_windows_and_soft_caps(window, softcap) -> None:
     case = make(RAGGED, 4, 2, 16, torch.float16)
     check(flash_attention, reference.flash_attention, case.ragged, window=window, softcap=softcap)
@@ -49,10 +55,36 @@ def test_a_cache_of_eight_bits_with_scales_per_slot_and_head(cache, window) -> N
     check(paged_decode, reference.paged_decode, case.decode, window=window, **case.options)
 
 
+@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn])
+def test_small_values_are_not_lost_beside_a_key_that_gets_most_of_the_weight(cache) -> None:
+    """An attention sink of value 0: its weight is 1, that of 511 others 2^-14. In float16 such a weight times the scale
+    of a value of size 0.02 would be 0."""
+    case = make([(1, 512)], 1, 1, 16, torch.float16, cache=cache)
+    keys, values = torch.zeros(case.keys.shape), torch.full(case.values.shape, 100.0)
+    sink = int(case.block_table[0, 0]), 0
+    keys[sink], values[sink] = 39.0, 0.0
+    case.q.fill_(1.0)
+    case.keys, case.values = keys.to(DEVICE, cache), values.to(DEVICE, cache)
+    case.options["key_scale"].fill_(1 / 16)  # a score of 16 x 39 / 16, times 1 / 4: 9.75
+    case.options["value_scale"].fill_(0.02 / 100)
+    check(paged_decode, reference.paged_decode, case.decode, **case.options)
+    check(flash_attention, reference.flash_attention, case.ragged, **case.options)
+
+
 def test_one_scale_for_the_whole_cache_is_a_tensor_without_strides() -> None:
     case = make(DECODE, 4, 2, 32, torch.float16, cache=torch.int8)
     one = torch.tensor(0.02, device=DEVICE).expand(case.options["key_scale"].shape)
     check(paged_decode, reference.paged_decode, case.decode, key_scale=one, value_scale=one)
+
+
+def test_scales_that_do_not_fit_the_cache_or_each_other_are_refused() -> None:
+    quantized, plain = (make([(1, 20)], 4, 2, 16, torch.float16, cache=cache) for cache in (torch.int8, None))
+    scale = quantized.options["key_scale"]
+    for case, given in ((plain, (scale, scale)), (quantized, (None, None)), (quantized, (scale, None))):
+        with pytest.raises(ValueError, match="key_scale and value_scale with a cache of 8 bits, and only then"):
+            paged_decode(*case.decode, key_scale=given[0], value_scale=given[1])
+    with pytest.raises(ValueError, match="with the same strides"):
+        paged_decode(*quantized.decode, key_scale=scale, value_scale=scale.mT.contiguous().mT)
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 64, 128])
@@ -142,9 +174,9 @@ def test_merging_does_not_overflow() -> None:
 
 
 def test_splits_of_another_size_give_the_same(monkeypatch) -> None:
-    case = make(DECODE, 4, 2, 16, torch.float32)
+    case = make([(1, n) for n in (1, 17, 64, 65, 513, 1328)], 4, 2, 16, torch.float32)
     expected = paged_decode(*case.decode)
-    monkeypatch.setattr(decode_module, "SPLIT", 64)
+    monkeypatch.setattr(decode_module, "splits_of", lambda *_: (2, 3))
     assert (paged_decode(*case.decode) - expected).abs().max() < 1e-6
 
 

@@ -26,13 +26,14 @@ def compile_table(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_line_is_there_fits_and_is_what_the_compiler_says() -> None:
-    """All keys; and compiled again: a random twentieth."""
-    done = compile_table("--share", "0.05")
+    """All keys; and compiled again: a random fiftieth."""
+    done = compile_table("--share", "0.02")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 problems\n")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_whole_table_is_what_the_compiler_says() -> None:
     done = compile_table("--all")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,14 +43,14 @@ def test_a_table_that_lies_is_found_out(tmp_path, monkeypatch) -> None:
     table = json.loads(TABLE.read_text())
     name = "flash_attention, head_dim 64: flash_attention, sm_90"
     table[name]["registers"] += 1
-    del table["paged_decode, MHA: merge_splits, sm_80"]
+    del table["paged_decode, MHA: paged_decode, sm_80"]
     table["paged_decode, window: paged_decode, sm_86"]["key"] = "0" * 16
     (tmp_path / "compiled.json").write_text(json.dumps(table))
     found = compile_table("--table", str(tmp_path / "compiled.json"), "--all", "--only", "flash_attention, head_dim 64")
     assert f"{name}: the table says" in found.stdout
     assert found.returncode == 1
     found = compile_table("--table", str(tmp_path / "compiled.json"))
-    assert "paged_decode, MHA: merge_splits, sm_80: is not in the table: run with --update" in found.stdout
+    assert "paged_decode, MHA: paged_decode, sm_80: is not in the table: run with --update" in found.stdout
     assert "paged_decode, window: paged_decode, sm_86: has changed since it was compiled" in found.stdout
     assert found.stdout.endswith(" 2 problems\n")
 
@@ -58,10 +59,8 @@ def test_attention_on_hopper_uses_its_matrix_instructions() -> None:
     table = json.loads(TABLE.read_text())
     attention = ("flash_attention, ", "paged_decode, ")
     hopper = [e for name, e in table.items() if name.endswith("sm_90") and name.startswith(attention)]
-    multiply = [e for e in hopper if e["matrix_instructions"]]
-    assert len(multiply) == 18
-    assert len(hopper) - len(multiply) == 8, "only the kernel that merges splits has none"
-    assert all(set(entry["matrix_instructions"]) == {"HGMMA"} for entry in multiply)
+    assert len(hopper) == 18
+    assert all(set(entry["matrix_instructions"]) == {"HGMMA"} for entry in hopper)
 
 
 def test_what_does_not_fit_is_said() -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from reference_impl.kernels import gemm as gemm_module
 from reference_impl.kernels import reference
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kernels.compile_table import TABLE
-from reference_impl.kernels.gemm import TILES, Tile, choose, gemm, gemm_with, grid_of
+from reference_impl.kernels.gemm import TILES, Tile, choose, gemm, grid_of
 from reference_impl.kernels.gemm_fp8 import TILES as FP8_TILES
-from reference_impl.kernels.gemm_fp8 import gemm_fp8, gemm_fp8_with, quantize_rows_fp8
+from reference_impl.kernels.gemm_fp8 import gemm_fp8, quantize_rows_fp8
+from reference_impl.kernels.launch import TICKETS, tickets_of
 from tests.kernels.paged import DEVICE, check
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
@@ -51,7 +52,7 @@ def test_gemm_in_every_tile(tile) -> None:
     tokens, outputs, inputs = tile.block_m + 1, tile.block_n + 1, 8 * tile.block_k + 8
     assert (grid_of(tile, tokens, outputs, inputs, ARCHITECTURES["sm_90"])[1] > 1) is tile.may_split
     arguments = normal(tokens, inputs), normal(outputs, inputs, seed=1), normal(outputs, seed=2)
-    check(lambda *given: gemm_with(tile, *given), reference.gemm, arguments)
+    check(partial(gemm, tile=tile), reference.gemm, arguments)
 
 
 @pytest.mark.parametrize("tokens", [2, 70])
@@ -82,7 +83,7 @@ def test_splits_add_up_to_the_same_in_every_run_and_leave_no_ticket(tokens) -> N
     assert grid_of(tile, tokens, 130, 2048, ARCHITECTURES["sm_90"])[1] == 4
     first = gemm(x, weight)
     assert all(torch.equal(gemm(x, weight), first) for _ in range(2))
-    assert gemm_module._tickets(first.device).count_nonzero() == 0
+    assert tickets_of(first.device).count_nonzero() == 0
 
 
 def test_operands_that_do_not_fit_each_other_are_refused() -> None:
@@ -90,6 +91,9 @@ def test_operands_that_do_not_fit_each_other_are_refused() -> None:
         gemm(normal(2, 32), normal(5, 31))
     with pytest.raises(ValueError, match="contiguous along their rows"):
         gemm(normal(32, 2).T, normal(5, 32))
+    for bias in (normal(4), normal(5, 2)[:, 0]):
+        with pytest.raises(ValueError, match=r"expected a bias \[5\], contiguous"):
+            gemm(normal(2, 32), normal(5, 32), bias)
     with pytest.raises(ValueError, match="a scale for each of 2 tokens and 5 outputs"):
         gemm_fp8(*quantize_rows_fp8(normal(2, 32)), normal(5, 32).to(FP8), normal(4, dtype=torch.float32))
 
@@ -154,9 +158,9 @@ def test_splits_fill_a_gpu_that_tiles_would_leave_empty() -> None:
 def test_there_is_a_ticket_for_every_tile_that_is_split() -> None:
     tile, most = Tile(16, 64, 128, 4, 4), 0
     for gpu in ARCHITECTURES.values():
-        grids = [grid_of(tile, 1, 64 * tiles, 8192, gpu) for tiles in range(1, 2 * gemm_module.TICKETS, 7)]
+        grids = [grid_of(tile, 1, 64 * tiles, 8192, gpu) for tiles in range(1, 5000, 7)]
         most = max(most, *(tiles for tiles, splits in grids if splits > 1))
-    assert 1000 < most <= gemm_module.TICKETS
+    assert 1000 < most < 5000 < TICKETS
 
 
 # FP8
@@ -208,7 +212,7 @@ def test_gemm_fp8_of_ragged_shapes_that_lie_between_nan(tokens, inputs, outputs,
 @pytest.mark.parametrize("tile", FP8_TILES, ids=str)
 def test_gemm_fp8_in_every_tile(tile) -> None:
     operands = fp8_operands(tile.block_m + 1, 8 * tile.block_k + 16, tile.block_n + 1)
-    check_fp8(lambda *given: gemm_fp8_with(tile, *given), operands, torch.float16)
+    check_fp8(partial(gemm_fp8, tile=tile), operands, torch.float16)
 
 
 def test_a_whole_layer_in_fp8_is_near_the_layer() -> None:

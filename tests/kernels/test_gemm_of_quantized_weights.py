@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,9 +13,9 @@ from reference_impl.kernels import reference
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kernels.gemm import choose, grid_of
 from reference_impl.kernels.gemm_w4a16 import TILES as W4_TILES
-from reference_impl.kernels.gemm_w4a16 import gemm_w4a16, gemm_w4a16_with
+from reference_impl.kernels.gemm_w4a16 import gemm_w4a16
 from reference_impl.kernels.gemm_w8a16 import TILES as W8_TILES
-from reference_impl.kernels.gemm_w8a16 import gemm_w8a16, gemm_w8a16_with
+from reference_impl.kernels.gemm_w8a16 import gemm_w8a16
 from reference_impl.kernels.reference import pack_int4, unpack_int4
 from tests.kernels.paged import DEVICE, check
 from tests.kernels.test_gemm_kernels import inside_nan, normal
@@ -80,11 +81,7 @@ def test_gemm_w4a16_in_every_tile(tile) -> None:
     assert grid_of(tile, tokens, outputs, groups * 32, ARCHITECTURES["sm_90"])[1] > 1
     packed, zeros = pack_int4(integers(outputs, groups * 32), 32), integers(groups, outputs, seed=5)
     x, scales = normal(tokens, groups * 32), scales_of(groups, outputs)
-    check(
-        lambda *given: gemm_w4a16_with(tile, *given),
-        lambda *given: reference.gemm_w4a16(*given, group_size=32),
-        (x, packed, scales, zeros.to(torch.uint8)),
-    )
+    check(partial(gemm_w4a16, tile=tile), reference.gemm_w4a16, (x, packed, scales, zeros.to(torch.uint8), 32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -128,7 +125,7 @@ def test_gemm_w8a16_in_every_tile(tile, groups) -> None:
     weight = integers(outputs, 288, low=-128, high=128).to(torch.int8)
     assert grid_of(tile, tokens, outputs, 288, ARCHITECTURES["sm_90"])[1] > 1
     arguments = normal(tokens, 288), weight, scales_of(groups, outputs)
-    check(lambda *given: gemm_w8a16_with(tile, *given), reference.gemm_w8a16, arguments)
+    check(partial(gemm_w8a16, tile=tile), reference.gemm_w8a16, arguments)
 
 
 def test_groups_of_eight_bits_that_a_step_cannot_respect_are_refused() -> None:

@@ -101,13 +101,20 @@ def test_a_row_does_not_depend_on_its_neighbours_nor_on_the_order() -> None:
     together = expanded(lora_expand, h := lora_shrink(x, a, index), b, index, out)
     mixed = torch.randperm(len(index), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     h_mixed = lora_shrink(x[mixed], a, index[mixed])
-    assert torch.equal(h_mixed, h[mixed])
-    assert torch.equal(expanded(lora_expand, h_mixed, b, index[mixed], out[mixed]), together[mixed])
+    same(h_mixed, h[mixed])
+    same(expanded(lora_expand, h_mixed, b, index[mixed], out[mixed]), together[mixed])
     for row in (0, 4, 27):
         one = slice(row, row + 1)
         h_alone = lora_shrink(x[one], a, index[one])
-        assert torch.equal(h_alone[0], h[row])
-        assert torch.equal(expanded(lora_expand, h_alone, b, index[one], out[one])[0], together[row])
+        same(h_alone[0], h[row])
+        same(expanded(lora_expand, h_alone, b, index[one], out[one])[0], together[row])
+
+
+def same(seen: Tensor, expected: Tensor) -> None:
+    """To the bit on a GPU. The interpreter multiplies tiles with NumPy's BLAS, where a row's sum may be made in another
+    order at the edge of a tile (seen on a CPU with AVX2): a step of float16 then."""
+    tolerance = 0.0 if DEVICE.type == "cuda" else 2.0**-10
+    torch.testing.assert_close(seen, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_an_output_that_is_one_part_of_a_stacked_layer() -> None:

@@ -77,6 +77,33 @@ def test_a_block_freed_twice_is_an_error() -> None:
     assert pool.num_free == 2
 
 
+@pytest.mark.parametrize("block", [-1, 3, 99])
+def test_a_block_that_the_pool_does_not_have_is_refused(block: int) -> None:
+    """-1 is no block, though Python would take the last one."""
+    pool = BlockPool(3)
+    pool.allocate(3)
+    for change in (pool.incref, pool.decref):
+        with pytest.raises(ValueError, match=f"{change.__name__}: expected blocks 0 to 2, got {block}"):
+            change([0, block])
+    with pytest.raises(ValueError, match=f"ref_count: expected blocks 0 to 2, got {block}"):
+        pool.ref_count(block)
+    assert [pool.ref_count(b) for b in range(3)] == [1, 1, 1]
+
+
+def test_what_is_refused_changes_nothing() -> None:
+    pool = BlockPool(4)
+    first, shared, free = *pool.allocate(2), 3
+    pool.incref([shared])
+    for ids in ([first, free], [first, first], [shared, shared, shared], [first, shared, 7]):
+        with pytest.raises(ValueError, match="decref"):
+            pool.decref(ids)
+    with pytest.raises(ValueError, match="incref"):
+        pool.incref([first, free])
+    assert [pool.ref_count(b) for b in (first, shared, free)] == [1, 2, 0]
+    assert pool.num_free == 2
+    assert pool.decref([shared, first, shared]) == [first, shared]
+
+
 def test_a_free_block_cannot_be_shared() -> None:
     with pytest.raises(ValueError, match="block 1 is free"):
         BlockPool(2).incref([1])

@@ -195,3 +195,54 @@ def test_an_index_of_your_own_that_evicts_wrongly_is_found_out(gives: str, messa
     manager.free(idle)
     with pytest.raises(RuntimeError, match=message):
         manager.admit(make_request("large", [3] * 12), 12, 12)
+
+
+def test_what_is_given_up_while_steps_run_comes_back_when_the_last_of_them_is_collected() -> None:
+    pool = BlockPool(6)
+    manager = KVManager(pool, 2)
+    first, second, third = (make_request(str(i), [i] * 4) for i in range(3))
+    for request in (first, second, third):
+        assert manager.admit(request, 4, 4)
+    manager.step_submitted(1)
+    manager.free(first)
+    manager.step_submitted(2)
+    manager.free(second)
+    assert (manager.num_available, manager.num_releasing) == (0, 4)
+    assert not manager.admit(make_request("new", [7] * 2), 2, 2)
+    manager.step_collected(1)
+    assert (manager.num_available, manager.num_releasing) == (2, 2)  # step 2 may use what was given up after it began
+    manager.step_collected(2)
+    assert (manager.num_available, manager.num_releasing) == (4, 0)
+    manager.free(third)  # nothing runs
+    assert manager.num_available == 6
+
+
+def test_who_finds_no_room_for_the_rest_of_a_cached_prompt_leaves_nothing_that_comes_back_later(
+    index: PrefixIndex,
+) -> None:
+    """Also while a step runs: who is told that blocks are coming waits for them."""
+    manager = KVManager(BlockPool(6), 2, index=index)
+    first, running = make_request("first", [1] * 4), make_request("running", [2] * 5)
+    for request in (first, running):
+        assert manager.admit(request, request.num_tokens, 9)
+        compute(manager, request, request.num_tokens)
+    manager.free(first)
+    manager.step_submitted(1)
+    assert not manager.admit(make_request("again", [1] * 9), 9, 9)
+    assert (manager.num_available, manager.num_releasing) == (3, 0)
+
+
+def test_host_blocks_that_come_back_later_are_no_blocks_to_wait_for() -> None:
+    device, host = BlockPool(4), BlockPool(4)
+    manager = KVManager(device, 2, host_pool=host)
+    request = make_request("a", [1] * 5)
+    assert manager.admit(request, 4, 4)
+    compute(manager, request, 4)
+    assert manager.swap_out(request)
+    manager.take_transfers()
+    manager.step_submitted(1)
+    assert manager.admit(request, 5, 5)
+    manager.take_transfers()
+    assert (host.num_free, manager.num_releasing) == (2, 0)
+    manager.step_collected(1)
+    assert host.num_free == 4

@@ -7,7 +7,8 @@ import torch
 
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.interfaces import KVSpec
-from reference_impl.kv_store.budget import check_free, check_memory, free_bytes, num_blocks_for, num_host_blocks_for
+from reference_impl.kv_store.budget import check_memory, num_blocks_for, num_host_blocks_for
+from reference_impl.memory import check_free, free_bytes
 
 SPECS = [KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, bytes_per_value=4)]
 BLOCK = 2 * 2 * 2 * 8 * 4 * 16
@@ -39,6 +40,6 @@ def test_more_than_the_machine_has_is_refused_before_it_is_allocated() -> None:
 
 
 def test_what_the_system_does_not_say_is_no_reason_to_refuse() -> None:
-    check_free(2**60, None, "much", "somewhere")
+    check_free(2**60, None, "much", "somewhere", "have less")
     free = free_bytes(CPU)
     assert free is None or 0 < free < 2**50

@@ -238,6 +238,11 @@ def test_a_folder_without_config_or_no_folder_at_all_is_named(tmp_path: Path) ->
             read_model_config(folder)
 
 
+def test_a_cache_has_its_size_in_blocks_or_in_bytes() -> None:
+    with pytest.raises(ValueError, match=r"expected num_blocks or kv_cache_bytes, got both \(64 and 1048576\)"):
+        EngineConfig(num_blocks=64, kv_cache_bytes=1 << 20)
+
+
 @pytest.mark.parametrize("bad", [0, -1, 1.5, "16", True])
 @pytest.mark.parametrize(
     "field", ["block_size", "num_blocks", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens", "max_model_len"]

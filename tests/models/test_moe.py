@@ -50,11 +50,14 @@ def test_probabilities_of_a_bfloat16_model_are_taken_in_float32() -> None:
 )
 def test_every_choice_of_every_token_stands_once_in_its_experts_group(num_experts, tokens) -> None:
     choices = [[e % num_experts for e in token] for token in tokens]
-    order, counts = group_by_expert(torch.tensor(choices, dtype=torch.int64).view(-1, 2), num_experts)
+    experts, numbers = torch.tensor(choices, dtype=torch.int64).view(-1, 2), torch.arange(num_experts + 1)
+    order, offsets = group_by_expert(experts, numbers)
     assert sorted(order.tolist()) == list(range(2 * len(tokens)))
     grouped = [choices[i // 2][i % 2] for i in order.tolist()]
     assert grouped == sorted(grouped)
-    assert counts == [grouped.count(e) for e in range(num_experts)]
+    assert offsets.dtype is torch.int32
+    assert offsets.diff().tolist() == [grouped.count(e) for e in range(num_experts)]
+    assert offsets[0] == 0
 
 
 @pytest.mark.parametrize("name", MOE)

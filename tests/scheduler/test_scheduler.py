@@ -222,7 +222,7 @@ def swapping(num_blocks: int, block_size: int, *requests: Request, windows=(None
 
 
 def test_a_held_request_that_was_swapped_out_with_nothing_to_compute_computes_its_last_token_again() -> None:
-    """A row of no tokens has no logits: a sampler would draw from the row beside it."""
+    """A row of no tokens is none. What followed was told, and is not told again."""
     grows, held = make_request("grows", 3, 9), make_request("held", 4, 9)
     held.holds = True
     scheduler = swapping(6, 2, grows, held)
@@ -233,7 +233,7 @@ def test_a_held_request_that_was_swapped_out_with_nothing_to_compute_computes_it
         assert all(row.num_tokens >= 1 for row in plan.rows)
         scheduler.update(plan, output_of(plan))
     assert swapped
-    assert shape(plan) == [("held", 3, 1, True)]
+    assert shape(plan) == [("held", 3, 1, False)]
     assert (held.num_computed_tokens, held.tokens) == (4, [1] * 4)
 
 
@@ -339,7 +339,7 @@ def test_the_more_urgent_take_seats_from_who_ranks_last_and_no_more_than_they_ne
         add(name, 0)
     plan = scheduler.schedule(2.0)
     assert plan.preempted == ("c", "b")
-    assert shape(plan) == [("a", 4, 1, True), ("urgent", 0, 4, True), ("too", 0, 4, True)]
+    assert shape(plan) == [("urgent", 0, 4, True), ("too", 0, 4, True), ("a", 4, 1, True)]
     assert [request.id for request in scheduler.running] == ["urgent", "too", "a"]
     assert [request.id for request in scheduler.waiting] == ["b", "c", "equal"]
 
@@ -418,3 +418,30 @@ def test_the_policy_hears_of_everybody_who_goes_also_of_those_who_are_aborted() 
     assert policy.gone == ["waits", "ends"]
     scheduler.abort("runs")
     assert policy.gone == ["waits", "ends", "runs"]
+
+
+def test_a_prompt_whose_turn_it_is_gets_its_blocks_before_those_that_decode_and_rank_after_it() -> None:
+    """A window's blocks come with each chunk. Those that decode are first at the budget: were they first at the blocks,
+    too, the one that ranks first would find nobody to throw out but itself, be let in again, and so on."""
+    scheduler = Scheduler(KVManager(BlockPool(25), 1, (6,)), 9, 12, ByPriority(aging=0))
+    for name, priority, num_prompt in (("long0", 1, 5), ("long1", 1, 5), ("long2", 1, 5), ("urgent", 0, 19)):
+        request = make_request(name, num_prompt, 40)
+        request.priority = priority
+        scheduler.add(request)
+        for _ in range(5):
+            plan = scheduler.schedule(0.0)
+            assert "urgent" not in plan.preempted
+            scheduler.update(plan, output_of(plan))
+    assert len(request.output_tokens) >= 2, "19 tokens of prompt take two steps"
+
+
+def test_a_chunk_of_a_prompt_leaves_their_token_to_those_that_decode_also_if_they_rank_after_it() -> None:
+    scheduler = Scheduler(KVManager(BlockPool(30), 4), 4, 8, ByPriority(aging=0))
+    for name, priority, num_prompt in (("a", 1, 3), ("b", 1, 3), ("urgent", 0, 30)):
+        request = make_request(name, num_prompt, 9)
+        request.priority = priority
+        scheduler.add(request)
+        plan = scheduler.schedule(0.0)
+        scheduler.update(plan, output_of(plan))
+    assert shape(plan) == [("urgent", 0, 6, False), ("a", 4, 1, True), ("b", 3, 1, True)]
+    assert shape(scheduler.schedule(0.0)) == [("urgent", 6, 6, False), ("a", 5, 1, True), ("b", 4, 1, True)]

@@ -73,7 +73,8 @@ def serve(until: Any) -> Iterator[Callable[..., Running]]:
     def make(
         server: dict[str, Any] | None = None, parts: dict[str, Any] | None = None, process: bool = False, **options: Any
     ) -> Running:
-        options = {"kv_cache_bytes": 128 << 20} | options  # of every server; the default is twice that
+        if "num_blocks" not in options:
+            options = {"kv_cache_bytes": 128 << 20} | options  # of every server; the default is twice that
         folder = course_model("draft")
         host: Any
         if process:

@@ -106,7 +106,7 @@ def test_blocks_are_those_that_the_memory_of_the_deployment_or_the_budget_pays_f
     assert Replica(H100, config).engine.num_blocks == H100.cache_tokens() // size
     assert Replica(Roofline(H100), config).engine.num_blocks == H100.cache_tokens() // size
     assert Replica(COURSE, config).engine.num_blocks == 10_000_000 // (4096 * size)
-    assert Replica(COURSE, replace(config, num_blocks=7)).engine.num_blocks == 7
+    assert Replica(COURSE, replace(config, num_blocks=7, kv_cache_bytes=None)).engine.num_blocks == 7
 
 
 def test_a_request_may_be_as_long_as_the_model_that_was_measured() -> None:

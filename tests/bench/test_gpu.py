@@ -1,0 +1,419 @@
+"""The GPU bench on any machine: every line is there, what fails hides nothing, what time does not reach is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import reference_impl
+from reference_impl.bench import (
+    gpu,
+    gpu_cases,
+    gpu_decode,
+    gpu_dependent,
+    gpu_kernels,
+    gpu_peers,
+    gpu_rows,
+    gpu_run,
+    harness,
+)
+from reference_impl.bench.gpu_bounds import Limits
+from reference_impl.bench.gpu_cases import CASES, Case
+from reference_impl.bench.gpu_engines import Bench, OutOfTime
+from reference_impl.bench.gpu_rows import Row
+
+ROOT = Path(reference_impl.__file__).parent.parent
+ALL_ROWS = [*gpu_run.LIMIT_ROWS, *(row for case in CASES for row in case.rows)]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "reference_impl.bench", "gpu", *arguments]
+    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=own)
+
+
+def tiny(**fields: Any) -> Bench:
+    return Bench(torch.device("cpu"), torch.float32, tiny=True, limits=Limits(1e9, 1e9), **fields)
+
+
+def test_a_dry_run_has_every_line_and_leaves_the_results_alone(tmp_path: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in harness.RESULTS.iterdir()}
+    process = start("--dry-run", "--out", str(tmp_path / "gpu.json"))
+    out, errors = process.communicate(timeout=280)
+    assert process.returncode == 0, out + errors
+    assert before == {file: file.stat().st_mtime_ns for file in harness.RESULTS.iterdir()}
+    result = json.loads((tmp_path / "gpu.json").read_text())
+    assert [row["metric"] for row in result["rows"]] == ALL_ROWS
+    unmeasured = {row["metric"] for row in result["rows"] if row["ours"] is None}
+    here = {*gpu_kernels.ROWS[2:], *gpu_dependent.ROWS}
+    assert unmeasured == here, "a dry run proves two kernels, and all the rest that needs no GPU"
+    table = out[out.index(gpu_rows.COLUMNS) :]
+    assert (tmp_path / "gpu.md").read_text().strip() in out
+    for metric in ALL_ROWS:
+        assert f"\n| {metric} | " in table
+    assert "every figure is meaningless" in table
+    by_name = {row["metric"]: row for row in result["rows"]}
+    for metric, (goal, stretch, unit) in gpu_cases.GOALS.items():
+        assert (by_name[metric]["goal"], by_name[metric]["stretch"], by_name[metric]["unit"]) == (goal, stretch, unit)
+    for metric in gpu_peers.ROWS:
+        assert by_name[metric]["detail"]["did_not_run"] == {}
+        assert by_name[metric]["peer"][0] in by_name[metric]["detail"]["same_tokens"]
+    assert result["complete"]
+    assert {"fp8", "int4"} <= {c["options"].get("quantization") for c in result["configurations"].values()}
+    assert result["stamp"]["versions"]["torch"] == torch.__version__
+
+
+def test_who_is_killed_leaves_what_he_had_found(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    process = start("--dry-run", "--out", str(out), "--only", "one stream")
+    until = time.monotonic() + 200
+    while not (out.exists() and len(json.loads(out.read_text())["rows"]) > len(gpu_run.LIMIT_ROWS)):
+        assert process.poll() is None or out.exists(), process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    seen = len(json.loads(out.read_text())["rows"])
+    time.sleep(1)  # the process that measured ends with its next line
+    result = json.loads(out.read_text())
+    assert len(result["rows"]) <= seen + 1
+    assert not result["complete"]
+    assert "ended before its last case" in gpu.markdown(result)
+    assert result["rows"][len(gpu_run.LIMIT_ROWS)]["ours"]["median"] > 0
+
+
+def test_ctrl_c_leaves_a_table_of_what_was_found_and_says_where(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    process = start("--dry-run", "--out", str(out), "--only", "one stream")
+    until = time.monotonic() + 200
+    while not (out.exists() and len(json.loads(out.read_text())["rows"]) > len(gpu_run.LIMIT_ROWS)):
+        assert process.poll() is None or out.exists(), process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"wrote {out}" in printed
+    table = (tmp_path / "gpu.md").read_text()
+    assert "ended before its last case" in table
+    assert f"\n| {gpu_run.LIMIT_ROWS[0]} | " in table
+
+
+def test_what_was_measured_before_stays_where_nothing_new_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "gpu.json"
+    out.write_text('{"of": "yesterday"}')
+    monkeypatch.setattr(gpu, "_python", lambda *words: [sys.executable, "-c", "import os; os.abort()"])
+    assert gpu.main(["--dry-run", "--out", str(out)]) == 1
+    assert out.read_text() == '{"of": "yesterday"}'
+    assert "nothing was measured" in capsys.readouterr().err
+    assert not out.with_suffix(".md").exists()
+
+
+@pytest.mark.parametrize("place", ["none/gpu.json", "."])
+def test_where_nothing_can_be_written_it_does_not_begin(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu.main(["--dry-run", "--out", str(tmp_path / place)]) == 2
+    assert "expected a file that can be written, in a folder that exists" in capsys.readouterr().err
+
+
+def fails(bench: Bench) -> Iterator[Row]:
+    yield Row("first", "tokens/s", harness.spread([1.0]))
+    raise ValueError("broken | in two\nlines")
+
+
+def works(bench: Bench) -> Iterator[Row]:
+    yield Row("third", "tokens/s", harness.spread([3.0]), limit=4.0)
+
+
+BROKEN, SOUND = Case("broken", ("first", "second"), 1, fails), Case("sound", ("third",), 1, works)
+
+
+def test_what_fails_is_a_line_and_hides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu, "CASES", [BROKEN, SOUND])
+    out = tmp_path / "gpu.json"
+    words = ["--dry-run", "--out", str(out), "--until", str(time.monotonic() + 250)]  # in this process
+    assert gpu.main(words) == 1
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["metric"], row["problem"]) for row in rows[len(gpu_run.LIMIT_ROWS) :]] == [
+        ("first", ""), ("second", "ValueError: broken | in two"), ("third", ""),
+    ]  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert "| second | ValueError: broken / in two | - | - | - | - |" in lines
+    assert "| third | 3 tokens/s (3-3) | - | 4 | 75 % | - |" in lines
+    monkeypatch.setattr(gpu, "CASES", [SOUND])
+    assert gpu.main(words) == 0
+
+
+# A program with cases of its own in the place of the bench's, as supervise starts it.
+FAULTY = """
+import ctypes, os, signal, sys, time
+from reference_impl.bench import gpu, gpu_run, harness
+from reference_impl.bench.gpu_cases import Case
+from reference_impl.bench.gpu_rows import Row
+
+def row(name):
+    return Row(name, "tokens/s", harness.spread([1.0]))
+
+def crashes(bench):
+    yield row("before the crash")
+    ctypes.string_at(0)
+
+def hangs(bench):
+    yield row("before the hang")
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})  # as in a call of CUDA's that never returns
+    time.sleep(600)
+
+def loses(bench):
+    def broken(everything=True):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    bench.release = broken
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+    yield
+
+def sound(bench):
+    assert bench.release.__name__ == "release", "this process has lost its GPU"
+    yield row("sound")
+
+gpu_run.PATIENCE, gpu_run.GRACE = 0, 1
+gpu_run.Bench.pick = lambda self, real, tiny: min(real, self.left) if tiny == 300 else tiny
+gpu.CASES = [
+    Case("crashes", ("before the crash", "crash"), 1, crashes), Case("hangs", ("before the hang", "hang"), 1, hangs),
+    Case("loses", ("lost",), 1, loses), Case("sound", ("sound",), 1, sound),
+]
+sys.exit(gpu.main(sys.argv[1:]))
+"""
+
+
+def test_after_a_crash_a_hang_and_a_lost_gpu_another_process_goes_on(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, "-P", "-c", FAULTY, "--dry-run", "--out", str(out)]
+    assert gpu.supervise([*command, "--until", str(time.monotonic() + 250)], out) == 1
+    result = json.loads(out.read_text())
+    assert [(row["metric"], row["problem"]) for row in result["rows"][len(gpu_run.LIMIT_ROWS) :]] == [
+        ("before the crash", ""), ("crash", "the process that measured it ended with status -11"),
+        ("before the hang", ""), ("hang", "the process that measured it did not answer any more and was killed"),
+        ("lost", "RuntimeError: CUDA error: an illegal memory access was encountered"), ("sound", ""),
+    ]  # fmt: skip
+    assert result["complete"]
+
+
+def test_a_program_that_cannot_begin_is_not_started_again_and_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu.supervise([sys.executable, "-c", "import os; os.abort()"], tmp_path / "gpu.json") == 1
+    assert "ended with status -6 before it began" in capfd.readouterr().err
+
+
+def test_a_line_that_is_missing_is_an_error() -> None:
+    result = gpu_run.run(tiny(), [Case("silent", ("nothing",), 1, lambda bench: iter(()))], None)
+    assert result["rows"][-1]["problem"] == "silent ended without it"
+    assert gpu.failed(result["rows"][-1])
+
+
+def test_what_the_time_does_not_reach_is_named_and_is_no_error() -> None:
+    bench = tiny(deadline=time.monotonic() + 100)
+    bench.pick = lambda real, tiny: real  # type: ignore[method-assign]  # a dry run asks nobody for time
+    slow = replace(SOUND, seconds=1000)
+    result = gpu_run.run(bench, [slow, Case("late", ("in time", "too late"), 1, late)], None)
+    problems = {row["metric"]: row["problem"] for row in result["rows"]}
+    assert problems["third"].startswith("left out: needs about 1000 s, ")
+    assert problems["in time"] == ""
+    assert problems["too late"] == "left out: needs about 500 s"
+    assert not [row for row in result["rows"] if row["metric"] in ("third", "too late") and gpu.failed(row)]
+
+
+def late(bench: Bench) -> Iterator[Row]:
+    yield Row("in time", "s", harness.spread([1.0]))
+    raise OutOfTime("left out: needs about 500 s")
+
+
+def test_what_hangs_is_stopped_and_the_timer_of_others_goes_on() -> None:
+    rang: list[int] = []
+    handler = signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
+    timer = signal.setitimer(signal.ITIMER_REAL, 250)
+    try:
+        with pytest.raises(TimeoutError, match="stopped after 0 s"), gpu_run.at_most(0):
+            time.sleep(60)
+        with gpu_run.at_most(100):
+            pass
+        assert 200 < signal.getitimer(signal.ITIMER_REAL)[0] <= 250
+        assert signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, None)
+        os.kill(os.getpid(), signal.SIGALRM)
+        assert rang == [1]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, handler)
+
+
+@pytest.mark.slow
+def test_one_command_for_a_machine_with_a_gpu_tests_and_measures(tmp_path: Path) -> None:
+    out = tmp_path / "made by it"
+    environment = {**os.environ, "OUT": str(out), "PYTHON": sys.executable, "TESTS": "200", "LIMIT": "600"}
+    command = ["bash", str(ROOT / "reference_impl" / "bench" / "on_gpu.sh"), "--dry-run", "--only", "idle"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests 0, bench 0" in done.stdout
+    assert json.loads((out / "gpu.json").read_text())["complete"]
+    assert (out / "warm.log").read_text()
+    assert (out / "gpu.log").read_text().count(gpu_decode.IDLE_ROWS[0]) == 2
+    assert "passed" in (out / "tests.log").read_text() or "skipped" in (out / "tests.log").read_text()
+
+
+def test_a_copy_without_git_is_stamped_with_the_commit_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(harness, "__file__", str(tmp_path / "harness.py"))
+    monkeypatch.setenv("INFERLAB_COMMIT", "abc123")
+    assert harness.stamp()["commit"] == "abc123"
+    monkeypatch.delenv("INFERLAB_COMMIT")
+    assert harness.stamp()["commit"] == "unknown"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main([]) == 2
+    assert "expected a GPU that torch sees" in capsys.readouterr().err
+
+
+def test_a_name_that_no_case_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        gpu.main(["--dry-run", "--only", "two streams"])
+    assert "expected a part of one of: dependent launches; 256 requests of nano-vllm" in capsys.readouterr().err
+
+
+def test_inferlab_bench_gpu_is_the_same_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from reference_impl.cli import app
+
+    seen: list[Any] = []
+    monkeypatch.setattr(gpu, "main", lambda words: seen.append(vars(gpu.parser().parse_args(words))) or 1)
+    words = [
+        "--only",
+        "x y",
+        "--seconds",
+        "7",
+        "--rounds",
+        "2",
+        "--out",
+        "a.json",
+        "--dry-run",
+        "--kernels",
+        "--no-save",
+    ]
+    assert CliRunner().invoke(app, ["bench", "gpu", *words]).exit_code == 1
+    assert CliRunner().invoke(app, ["bench", "gpu"]).exit_code == 1
+    same = [vars(gpu.parser().parse_args(given)) for given in (words, [])]
+    assert seen == same
+
+
+def test_names_of_lines_are_unique_and_every_goal_has_one() -> None:
+    assert len(set(ALL_ROWS)) == len(ALL_ROWS)
+    assert set(gpu_cases.GOALS) <= set(ALL_ROWS)
+
+
+def test_the_cases_fit_into_the_eight_minutes_by_their_own_estimates() -> None:
+    assert gpu.WARM + 12 + sum(case.seconds for case in CASES) <= 480
+
+
+def test_a_window_in_which_not_everybody_decodes_is_no_measurement() -> None:
+    bench = tiny()
+    llm = bench.llm("llama-3-8b", max_num_seqs=2)
+    with pytest.raises(RuntimeError, match=r"a decoding step gave \d tokens to 3 requests"):
+        gpu_decode.steady(bench, llm, gpu_decode.prompts_of(3, 8), 2, 2)
+    assert not llm.engine.requests  # and nobody is left behind
+
+
+def test_windows_count_tokens_and_contexts_of_every_request() -> None:
+    bench = tiny()
+    found = gpu_decode.steady(bench, bench.llm("llama-3-8b"), gpu_decode.prompts_of(3, 10), 2, 2, warm=2)
+    assert found.requests == 3
+    assert [b - a for a, b in zip(found.contexts, found.contexts[1:], strict=False)] == [2.0]
+    assert 10 + 2 <= found.contexts[0] <= 10 + 8
+    assert found.tokens_per_second()["median"] == pytest.approx(
+        harness.spread([3 / s for s in found.step_seconds])["median"]
+    )
+
+
+def test_engines_are_shared_and_given_back() -> None:
+    bench = tiny()
+    plain, quantized = bench.llm("llama-3-8b"), bench.llm("llama-3-8b", quantization="int4")
+    assert bench.llm("llama-3-8b") is plain
+    bench.release(everything=False)
+    assert bench.llm("llama-3-8b") is plain
+    assert bench.llm("llama-3-8b", quantization="int4") is not quantized
+    bench.release()
+    assert bench.llm("llama-3-8b") is not plain
+
+
+def test_kernels_that_run_together_count_once_and_only_short_gaps_are_a_graphs() -> None:
+    spans = [(1.0, 2.0), (0.0, 1.5), (2.000002, 3.0), (2.5, 2.6), (4.0, 5.0)]
+    busy, short = gpu_decode.busy_seconds(spans)
+    assert busy == pytest.approx(2.0 + 0.999998 + 1.0)
+    assert short == pytest.approx(2e-6)
+    assert gpu_decode.busy_seconds([]) == (0.0, 0.0)
+
+
+def test_waiting_for_the_executor_is_timed_and_left_as_it_was() -> None:
+    bench = tiny()
+    llm = bench.llm("llama-3-8b")
+    collect = llm.engine.executor.collect
+    with gpu_decode.waiting(llm) as seconds:
+        llm.generate([[1, 2, 3]], gpu_peers.SamplingParams(max_tokens=3, temperature=0, ignore_eos=True))
+    assert len(seconds) == 3
+    assert all(s >= 0 for s in seconds)
+    assert llm.engine.executor.collect == collect
+
+
+class Peer:
+    def next_logits(self, tokens: list[int]) -> torch.Tensor:
+        return torch.tensor([0.0, 1.0, 0.999])
+
+
+def compared(**runs: Any) -> Row:
+    return gpu_peers.compared(tiny(), "metric", Peer(), [[1]], 2, runs, {})  # type: ignore[arg-type]
+
+
+def test_a_peer_that_cannot_run_is_named_and_we_are_measured() -> None:
+    def broken() -> Any:
+        raise ImportError("no such thing")
+
+    row = compared(
+        ours=lambda: (2.0, [[1, 2]]), other=broken, better=lambda: (0.5, [[1, 2]]), slow=lambda: (4.0, [[1, 1]])
+    )
+    assert row.ours is not None
+    assert row.ours["median"] == 1.0
+    assert row.peer == ("better", 4.0)
+    assert "other did not run: ImportError: no such thing" in row.note
+    assert row.detail["same_tokens"]["slow"]["rows_equal"] == 0  # a near-tie
+
+
+def test_a_peer_that_says_something_else_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="not a near-tie"):
+        compared(ours=lambda: (1.0, [[1, 2]]), other=lambda: (1.0, [[0, 2]]))
+    with pytest.raises(RuntimeError, match="expected 2 tokens for each prompt"):
+        compared(ours=lambda: (1.0, [[1, 2]]), other=lambda: (1.0, [[1]]))
+    with pytest.raises(ZeroDivisionError):  # and what we cannot do is one
+        compared(ours=lambda: (1 / 0, []), other=lambda: (1.0, [[1, 2]]))
+
+
+def test_less_is_better_turns_the_percentage_around() -> None:
+    assert Row("a", "µs", harness.spread([20.0]), limit=5.0, less_is_better=True).percent_of_limit == 25
+    assert Row("a", "1/s", harness.spread([20.0]), limit=80.0).percent_of_limit == 25
+    assert gpu_rows.from_json(json.loads(json.dumps(Row("a", peer=("x", 1.0)).to_json()))) == Row("a", peer=("x", 1.0))

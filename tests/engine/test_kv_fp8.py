@@ -1,0 +1,250 @@
+"""The engine with an FP8 cache: whatever happens to a block happens to its scales, and texts hardly change."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from reference_impl.config import ConfigError, EngineConfig, course_model
+from reference_impl.engine import Engine, Parts
+from reference_impl.interfaces import BlockPair, KVSpec, SamplingParams, Transfers
+from reference_impl.kv_store.cache import PagedKVCache
+from reference_impl.layers.attention import TorchAttention
+from reference_impl.models.loader import load_model
+from tests.engine.conftest import make_late
+
+FP8, CPU = torch.float8_e4m3fn, torch.device("cpu")
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+def cache(num_blocks: int = 4, num_host_blocks: int = 2) -> PagedKVCache:
+    """Block b holds b everywhere, and scales of 10 b; host blocks 100 more, scales 1000 more."""
+    made = PagedKVCache([KVSpec(3, 2, 4, 5, 1, (), None, 4)], num_blocks, FP8, CPU, num_host_blocks)
+    numbers, host = torch.arange(num_blocks), 100 + torch.arange(num_host_blocks)
+    made.data.copy_(numbers[:, None, None, None].expand(made.data.shape))
+    made.scale.copy_(10 * numbers[:, None, None].expand(made.scale.shape))
+    made.host.view(torch.uint8).copy_(host[:, None, None, None, None, None].expand(made.host.shape))
+    made.host_scale.copy_(10 * host[:, None, None, None, None].expand(made.host_scale.shape))
+    return made
+
+
+def blocks(tensor: torch.Tensor, axis: int) -> list[int]:
+    """What each block holds; it must be the same in all layers, keys and values, tokens and heads."""
+    rows = tensor.movedim(axis, 0).flatten(1)
+    assert (rows == rows[:, :1]).all()
+    return rows[:, 0].int().tolist()
+
+
+def test_scales_are_copied_and_swapped_with_their_blocks() -> None:
+    c = cache()
+    c.transfer(Transfers((BlockPair(2, 0),), (BlockPair(1, 2), BlockPair(0, 1)), (BlockPair(1, 3),)))
+    assert blocks(c.data.float(), 2)[:3] == [0, 0, 1]
+    assert blocks(c.data.view(torch.uint8), 2)[3] == 101, "as it lay in the host's memory, byte for byte"
+    assert blocks(c.scale, 2) == [0, 0, 10, 1010]
+    assert c.host[0].view(FP8).float().unique().tolist() == [2.0]
+    assert blocks(c.host_scale, 0) == [20, 1010]
+
+
+def test_the_price_of_a_block_counts_its_scales() -> None:
+    config = EngineConfig(kv_dtype="fp8", kv_cache_bytes=1 << 20)
+    spec = KVSpec(num_layers=3, num_kv_heads=2, head_dim=4, block_size=5, bytes_per_value=1, bytes_per_scale=4)
+    assert spec.bytes_per_token == 2 * 3 * 2 * (4 + 4)
+    c = PagedKVCache([spec], 7, FP8, CPU, 2)
+    assert c.data.nbytes + c.scale.nbytes == 7 * spec.bytes_per_block
+    assert c.host.nbytes + c.host_scale.nbytes == 2 * spec.bytes_per_block
+    assert config.kv_dtype == "fp8"
+
+
+def test_the_budget_pays_for_more_blocks(random_model) -> None:
+    model, counts = random_model("float32"), {}
+    for kv_dtype in ("auto", "fp8"):
+        engine = Engine(model, EngineConfig(kv_dtype=kv_dtype, kv_cache_bytes=1 << 20))
+        held = engine.kv_cache.data.nbytes + (engine.kv_cache.scale.nbytes if kv_dtype == "fp8" else 0)
+        assert engine.num_blocks * engine.kv_spec.bytes_per_block == held <= 1 << 20
+        counts[kv_dtype] = engine.num_blocks
+    assert counts["fp8"] == int(counts["auto"] * 4 * 8 / (8 + 4))  # head_dim 8: 12 bytes a head instead of 32
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "window": {"architecture": "MistralForCausalLM", "sliding_window": 6},
+    "soft cap, two groups": {
+        "architecture": "Gemma2ForCausalLM", "sliding_window": 6, "query_pre_attn_scalar": 8,
+        "attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0, "hidden_activation": "gelu_pytorch_tanh",
+    },
+}  # fmt: skip
+PROMPTS = [[(7 * i + first) % 61 for i in range(n)] for first, n in ((1, 21), (1, 26), (2, 9), (3, 14), (4, 1))]
+
+
+def served(engine: Engine, n: int = 1, **sampling: Any) -> list[list[int]]:
+    """All prompts at once, poisoned: a block that nobody owns holds NaN, in its scales, too."""
+    store, transfer = engine.kv_cache, engine.kv_cache.transfer
+
+    def transfer_and_poison(transfers: Transfers) -> None:
+        transfer(transfers)
+        free = [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]
+        store.data.view(torch.uint8)[:, :, free] = 0x7F
+        store.scale[:, :, free] = torch.nan
+        if engine.kv.host_pool is not None:
+            free = [b for b in range(engine.num_host_blocks) if engine.kv.host_pool.ref_count(b) == 0]
+            store.host.view(torch.uint8)[free] = 0x7F
+            store.host_scale[free] = torch.nan
+
+    store.transfer = transfer_and_poison
+    requests = [
+        engine.add(p, SamplingParams(max_tokens=6, n=n, seed=5, **(GREEDY | sampling)), f"r{i}")
+        for i, p in enumerate(PROMPTS)
+    ]
+    every = [member for r in requests for member in (r, *r.children)]
+    while engine.has_work():
+        engine.step()
+    assert engine.kv.num_available == engine.num_blocks
+    return [r.output_tokens for r in every]
+
+
+def alone(model: Any, n: int = 1, **sampling: Any) -> list[list[int]]:
+    """One prompt at a time, at once, nothing shared."""
+    found = []
+    for i, prompt in enumerate(PROMPTS):
+        engine = Engine(model, EngineConfig(kv_dtype="fp8", num_blocks=200, prefix_cache="off"))
+        params = SamplingParams(max_tokens=6, n=n, seed=5, **(GREEDY | sampling))
+        request = engine.add(prompt, params, f"r{i}")
+        members = [request, *request.children]
+        while engine.has_work():
+            engine.step()
+        found += [r.output_tokens for r in members]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [5, 64])
+def test_chunks_and_neighbours_do_not_change_a_text(kind, chunk, random_model) -> None:
+    """Keys are read from the cache even by the chunk that wrote them, so codes are the same however a prompt is cut."""
+    model = random_model("float64", **KINDS[kind])
+    config = EngineConfig(kv_dtype="fp8", block_size=4, num_blocks=60, max_num_batched_tokens=chunk, max_num_seqs=5)
+    assert served(Engine(model, config)) == alone(model)
+
+
+@pytest.mark.parametrize("late", [None, 3])
+@pytest.mark.parametrize("preemption", ["swap", "recompute"])
+def test_too_few_blocks_do_not_change_a_text(preemption, late, random_model) -> None:
+    model = random_model("float64")
+    config = EngineConfig(
+        kv_dtype="fp8", block_size=4, num_blocks=13, max_num_batched_tokens=9, max_num_seqs=4, preemption=preemption,
+        prefix_cache="off", overlap="off" if late is None else "on",
+    )  # fmt: skip
+    engine = Engine(model, config)
+    if late is not None:
+        make_late(engine, late)
+    assert served(engine) == alone(model)
+    steps = engine.trace.steps()
+    assert any(step.preempted for step in steps)
+    assert (preemption == "swap") == any(step.transfers.swap_in for step in steps)
+
+
+@pytest.mark.parametrize("index", ["hash", "radix"])
+def test_a_cached_prefix_is_as_good_as_a_computed_one(index, random_model) -> None:
+    model = random_model("float64")
+    engine = Engine(model, EngineConfig(kv_dtype="fp8", block_size=4, num_blocks=60, prefix_cache=index))
+    first, second = served(engine), served(engine)
+    assert first == second == alone(model)
+    hits = [step.admitted for step in engine.trace.steps() if any(cached for _, cached in step.admitted)]
+    assert sum(cached for step in hits for _, cached in step) >= 16
+
+
+def test_evicted_blocks_take_no_scales_along(random_model) -> None:
+    """A crowd that throws each other's prefixes out."""
+    model = random_model("float64")
+    engine = Engine(model, EngineConfig(kv_dtype="fp8", block_size=2, num_blocks=24, prefix_cache="hash"))
+    assert served(engine) == alone(model)
+    assert served(engine) == alone(model)
+    assert any(step.transfers.evicted for step in engine.trace.steps())
+
+
+def test_samples_that_write_to_a_shared_block_get_a_copy_with_its_scales(random_model) -> None:
+    model, sampling = random_model("float64"), {"temperature": 0.9}
+    engine = Engine(model, EngineConfig(kv_dtype="fp8", block_size=4, num_blocks=120, prefix_cache="off"))
+    found = served(engine, n=3, **sampling)
+    assert found == alone(model, n=3, **sampling)
+    assert len({tuple(tokens) for tokens in found}) > len(PROMPTS), "samples differ"
+    assert any(step.transfers.copies for step in engine.trace.steps())
+
+
+class OwnCache:
+    """A learner's, from before there were scales."""
+
+    def __init__(self, engine: Engine):
+        self.inner = engine.kv_cache
+
+    def layer(self, layer: int) -> Any:
+        return self.inner.layer(layer)
+
+    def write(self, *arguments: Any) -> None:
+        self.inner.write(*arguments)
+
+    def transfer(self, transfers: Transfers) -> None:
+        self.inner.transfer(transfers)
+
+
+class OwnAttention(TorchAttention):
+    reads_scales = False
+
+
+def test_a_cache_of_ones_own_needs_no_scales_unless_it_shall_have_eight_bits(random_model) -> None:
+    model, texts = random_model("float32"), []
+    options: dict[str, Any] = {"block_size": 4, "num_blocks": 60}
+    for own in (False, True):
+        parts = Parts(kv_cache=OwnCache(Engine(model, EngineConfig(**options)))) if own else None
+        engine = Engine(model, EngineConfig(**options), parts)
+        request = engine.add(PROMPTS[0], SamplingParams(max_tokens=5, **GREEDY))
+        while engine.has_work():
+            engine.step()
+        texts.append(request.output_tokens)
+    assert texts[0] == texts[1]
+    fp8 = EngineConfig(kv_dtype="fp8", **options)
+    with pytest.raises(ConfigError, match=r"needs a cache with scales\(layer\).*OwnCache, has none.*kv_dtype='auto'"):
+        Engine(model, fp8, Parts(kv_cache=OwnCache(Engine(model, EngineConfig(**options)))))
+    with pytest.raises(ConfigError, match=r"needs an attention backend .*OwnAttention, does not.*kv_dtype='auto'"):
+        Engine(model, fp8, Parts(attention=OwnAttention(1.0, torch.float32)))
+
+
+def log_likelihoods(model: Any, text: list[int], kv_dtype: str) -> torch.Tensor:
+    """Natural log-probability of each token after those before it, read from the cache."""
+    engine = Engine(model, EngineConfig(kv_dtype=kv_dtype, kv_cache_bytes=8 << 20, max_num_batched_tokens=len(text)))
+    logits: list[torch.Tensor] = []
+    forward = model.forward
+
+    def tapped(batch: Any, *rest: Any) -> torch.Tensor:
+        batch.logits_indices = torch.arange(batch.num_tokens)
+        logits.append(forward(batch, *rest))
+        return logits[-1][-1:]
+
+    model.forward = tapped
+    try:
+        engine.add(text, SamplingParams(max_tokens=1, **GREEDY))
+        engine.step()
+    finally:
+        model.forward = forward
+    return logits[0].float().log_softmax(-1)[:-1].gather(1, torch.tensor(text[1:])[:, None])[:, 0]
+
+
+def test_the_perplexity_of_the_course_model_hardly_changes() -> None:
+    """On a text of its own kind: at most 2 % from the perplexity with a cache in 32 bits."""
+    from reference_impl.llm import LLM
+
+    folder = course_model("target")
+    text = LLM(folder, dtype="float32", kv_cache_bytes=8 << 20).encode(
+        "def fibonacci(n):\n    if n < 2:\n        return n\n    return fibonacci(n - 1) + fibonacci(n - 2)\n\n\n"
+        "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n"
+        "        self.items.append(item)\n\n    def pop(self):\n        return self.items.pop()\n\n"
+        "    def __len__(self):\n        return len(self.items)\n"
+    )
+    model = load_model(folder, torch.float32)
+    exact, eight = (log_likelihoods(model, text, kv_dtype) for kv_dtype in ("auto", "fp8"))
+    assert len(exact) > 80
+    assert not torch.equal(exact, eight), "there was no cache of 8 bits"
+    ratio = math.exp(float(exact.mean() - eight.mean()))
+    assert 0.98 < ratio < 1.02, f"perplexity {ratio:.4f} times that of the cache in 32 bits"

@@ -1,0 +1,86 @@
+"""What the command line says reaches the engine: in `generate`, and in the process that `serve` starts for it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from reference_impl import llm as front_door
+from reference_impl.cli import app
+from reference_impl.cli_options import EngineOptions
+from reference_impl.config import course_model
+from reference_impl.interfaces import SamplingParams
+from reference_impl.llm import LLM
+
+# Option -> a value that nothing has, and what the engine says to it.
+WRONG = {
+    "--quantization": "quantization: expected one of none, fp8, int8, int4, got 'strange'",
+    "--kv-dtype": "EngineConfig.kv_dtype: expected one of auto, fp8, got 'strange'",
+    "--overlap": "EngineConfig.overlap: expected one of auto, on, off, got 'strange'",
+    "--graphs": "EngineConfig.graphs: expected one of auto, on, off, got 'strange'",
+    "--attention": "EngineConfig.attention: expected one of auto, triton, torch, got 'strange'",
+}
+# The address is nobody's: a server that let the value pass would end all the same.
+COMMANDS = {"generate": ["import os", "--model", "draft"], "serve": ["draft", "--host", "203.0.113.1"]}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("option", WRONG)
+def test_an_option_reaches_the_engine(command: str, option: str) -> None:
+    done = CliRunner().invoke(app, [command, *COMMANDS[command], option, "strange"])
+    assert done.exit_code == 1
+    assert f"error: {WRONG[option]}" in done.stderr
+
+
+def test_generate_says_what_a_quantized_model_says() -> None:
+    words = ["--quantization", "int8", "--overlap", "off", "--graphs", "off", "--dtype", "float32", "--max-tokens", "8"]
+    done = CliRunner().invoke(app, ["generate", "def f(", "--model", "draft", *words])
+    assert done.exit_code == 0, done.output
+    llm = LLM(course_model("draft"), dtype="float32", quantization="int8", overlap="off", graphs="off")
+    assert done.stdout == "def f(" + llm.generate("def f(", SamplingParams(max_tokens=8, temperature=0))[0].text
+
+
+@pytest.mark.parametrize("command", ["generate", "serve", "profile"])
+def test_help_shows_every_option_of_the_engine_once_with_its_default(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"}).output
+    for field in fields(EngineOptions):
+        name = "--" + field.name.replace("_", "-")
+        [line] = [line for line in shown.splitlines() if re.match(rf"\W*{name} ", line)]
+        assert field.default is None or f"[default: {field.default}]" in line
+    assert "--engine" not in shown
+
+
+def out_of_memory() -> RuntimeError:
+    """What torch says on this CPU."""
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    return error.value
+
+
+@pytest.mark.parametrize("error", [out_of_memory(), torch.OutOfMemoryError("CUDA out of memory"), MemoryError("numpy")])
+@pytest.mark.parametrize("words", [["generate", "a"], ["profile"], ["profile", "--shape", "llama-3-8b"]])
+def test_too_little_memory_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, words: list[str]
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(front_door, "LLM", fail)
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1
+    assert done.stderr.startswith("error: the memory does not suffice. Smaller: --quantization int4")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_fault_of_ours_is_not_taken_for_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(front_door, "LLM", fail)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        CliRunner().invoke(app, ["generate", "a"], catch_exceptions=False)

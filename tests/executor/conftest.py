@@ -1,0 +1,10 @@
+"""Kernels run in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined

@@ -1,0 +1,62 @@
+"""The interpreter as the tests run it (tests/interpreter.py) gives what Triton's gives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+SCRIPT = """
+import torch, triton.language as tl
+from triton.runtime import interpreter
+from reference_impl.kernels.flash_attention import flash_attention
+from reference_impl.kernels.paged_decode import paged_decode
+from tests.interpreter import quicken
+from tests.kernels.paged import make
+
+replaced = 0
+def counted(*arguments, original=interpreter._patch_builtin):
+    global replaced
+    replaced += 1
+    original(*arguments)
+interpreter._patch_builtin = counted
+
+def run():
+    global replaced
+    replaced = 0
+    ragged = flash_attention(*make([(5, 18), (2, 70)], 4, 2, 16, torch.float16).ragged)
+    decoded = paged_decode(*make([(1, 3), (1, 300)], 4, 2, 16, torch.float32).decode)
+    assert tl.core.is_builtin(tl.load), "after a launch the language is Triton's again"
+    return ragged, decoded, replaced
+
+*before, many = run()
+for _ in range(2):
+    quicken()
+*after, few = run()
+assert all(map(torch.equal, before, after))
+assert 0 < few < many / 10, (few, many)
+try:
+    tl.load(None)
+except ValueError:
+    print("outside of a launch it says so")
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter of a machine without a GPU")
+def test_the_quick_interpreter_gives_the_same_bits_and_leaves_the_language_as_it_was() -> None:
+    """In a process of its own: in this one it is quick already."""
+    command, environment = [sys.executable, "-c", SCRIPT], {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "outside of a launch it says so\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter of a machine without a GPU")
+def test_the_tests_run_in_the_quick_one() -> None:
+    from triton.runtime import interpreter
+
+    assert interpreter._patch_lang.__module__ == "tests.interpreter"
+    assert not interpreter.interpreter_builder.options.sanitize_overflow

@@ -1,0 +1,61 @@
+# fault: a query sees the key behind its own.
+# fails: check_causal, check_half, check_engine
+
+# %% nbgrader={"grade_id": "attention"}
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def flash_kernel(
+    q, k, v, o, lse,  # pointers
+    q_len, kv_len, first, scale,
+    q_stride, kv_stride,  # from one token to the next
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M queries of one head: program (tile of queries, head)."""
+    start, head = tl.program_id(0) * BLOCK_M, tl.program_id(1)
+    m, d = start + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    at_q = m[:, None] * q_stride + head * HEAD_DIM + d[None, :]
+    in_q = (m < q_len)[:, None] & (d < HEAD_DIM)[None, :]
+    query = tl.load(q + at_q, mask=in_q, other=0.0)
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    end = tl.minimum(kv_len, first + start + BLOCK_M + 1)  # keys behind are seen by no query of the tile
+    for n_start in range(0, end, BLOCK_N):
+        n = n_start + tl.arange(0, BLOCK_N)
+        at_kv = n[:, None] * kv_stride + head // GROUP * HEAD_DIM + d[None, :]
+        in_kv = (n < kv_len)[:, None] & (d < HEAD_DIM)[None, :]
+        key = tl.load(k + at_kv, mask=in_kv, other=0.0)
+        value = tl.load(v + at_kv, mask=in_kv, other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale  # [BLOCK_M, BLOCK_N]
+        visible = (n < kv_len)[None, :] & (n[None, :] <= first + m[:, None] + 1)
+        score = tl.where(visible, score, float("-inf"))
+        new = tl.maximum(largest, tl.max(score, 1))
+        base = tl.where(new == float("-inf"), 0.0, new)  # nothing seen yet: exp(-inf - 0) = 0
+        weight, shrink = tl.exp(score - base[:, None]), tl.exp(largest - base)
+        total = total * shrink + tl.sum(weight, 1)
+        acc = acc * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
+        largest = new
+    divisor = tl.where(total > 0, total, 1.0)
+    tl.store(o + at_q, (acc / divisor[:, None]).to(o.dtype.element_ty), mask=in_q)
+    tl.store(lse + head * q_len + m, largest + tl.log(divisor), mask=m < q_len)
+
+
+def attention(q, k, v, first):
+    """(o, lse) of causal attention by a Triton kernel; query 0 is at position `first`. TypeError for other dtypes.
+
+    q [q_len, num_heads, head_dim], k and v [kv_len, num_kv_heads, head_dim], float32 or float16; o like q,
+    lse [num_heads, q_len] float32.
+    """
+    if q.dtype not in (torch.float32, torch.float16):
+        raise TypeError(f"expected float32 or float16, got {q.dtype}")
+    (q_len, num_heads, head_dim), (kv_len, num_kv_heads, _) = q.shape, k.shape
+    o, lse = torch.empty_like(q), torch.empty(num_heads, q_len, device=q.device)
+    flash_kernel[(triton.cdiv(q_len, 64), num_heads)](
+        q, k, v, o, lse, q_len, kv_len, first, 1 / math.sqrt(head_dim), num_heads * head_dim, num_kv_heads * head_dim,
+        GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_M=64, BLOCK_N=64,
+        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
+    )  # fmt: skip
+    return o, lse

@@ -1,0 +1,151 @@
+"""What is found out about the CPU: bf16, and how many threads there is room for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from reference_impl.interfaces import LinearMethod
+from reference_impl.layers import packed_linear, processor
+from reference_impl.layers.linear import SlowHalfLinear, UnquantizedLinear, default_method, slow_half_linear
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and cgroups are Linux's")
+
+
+def test_a_cpu_that_was_told_to_do_without_bf16_gets_float32() -> None:
+    """oneDNN computes bf16 products by other means then, more slowly: the flag alone would still promise it."""
+    code = "from reference_impl.layers.processor import cpu_has_bf16; print(cpu_has_bf16())"
+    without = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
+    assert _python(code, without) == "False"
+
+
+def test_threads_are_as_they_were_after_the_measurement() -> None:
+    threads = torch.get_num_threads()
+    bf16, fp32 = processor._seconds_of_products((torch.bfloat16, torch.float32), size=64, rounds=1)
+    assert bf16 > 0
+    assert fp32 > 0
+    assert torch.get_num_threads() == threads
+
+
+def product(method: LinearMethod, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Loaded in two parts, as q, k and v are."""
+    params = method.create(weight.shape[1], weight.shape[0], bias is not None)
+    for start, end in ((0, 20), (20, len(weight))):
+        method.load(params, "weight", weight[start:end], start)
+        if bias is not None:
+            method.load(params, "bias", bias[start:end], start)
+    method.finish(params)
+    return method.apply(params, x)
+
+
+METHODS = {
+    "default float32": lambda: default_method(torch.float32, torch.device("cpu")),
+    "default float16": lambda: default_method(torch.float16, torch.device("cpu")),
+    "default bfloat16": lambda: default_method(torch.bfloat16, torch.device("cpu")),
+    "slow float16": lambda: SlowHalfLinear(torch.float16),
+    "slow bfloat16": lambda: SlowHalfLinear(torch.bfloat16),
+    "plain float32": lambda: UnquantizedLinear(torch.float32, torch.device("cpu")),
+    "packed float32": lambda: packed_linear.PackedLinear(torch.float32),
+}
+
+
+@pytest.mark.parametrize("rows", [0, 1, 8, 9, 70])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("name", METHODS)
+def test_every_way_to_multiply_on_a_cpu_is_the_same_product(name: str, has_bias: bool, rows: int) -> None:
+    dtype = getattr(torch, name.split()[1])
+    if name == "packed float32" and not packed_linear.available(dtype):
+        assert default_method(dtype, torch.device("cpu")).__class__ is UnquantizedLinear
+        return
+    draw = torch.Generator().manual_seed(rows)
+    x, weight, bias = (torch.randn(*size, generator=draw).to(dtype) for size in ((rows, 48), (56, 48), (56,)))
+    y = product(METHODS[name](), x, weight, bias if has_bias else None)
+    exact = x.double() @ weight.double().T + (bias.double() if has_bias else 0)
+    assert y.dtype is dtype
+    assert y.shape == (rows, 56)
+    # Sums in float32, rounded once: half a unit in the last place of the result, and what float32 adds.
+    torch.testing.assert_close(y.double(), exact, rtol=torch.finfo(dtype).eps, atol=2e-5)
+
+
+def test_half_precision_is_packed_or_kept_by_rows() -> None:
+    """A weight by columns takes ten times as long where the CPU does not multiply 16 bits."""
+    cpu = torch.device("cpu")
+    for dtype in (torch.bfloat16, torch.float16):
+        expected = packed_linear.PackedLinear if packed_linear.available(dtype) else SlowHalfLinear
+        assert type(default_method(dtype, cpu)) is expected
+    weight = torch.randn(32, 16).bfloat16()
+    for rows in (3, 30):  # a tied lm_head is multiplied without a copy of its own
+        x = torch.randn(rows, 16).bfloat16()
+        torch.testing.assert_close(slow_half_linear(x, weight), (x.double() @ weight.double().T).bfloat16())
+
+
+@pytest.mark.parametrize(("capability", "packs"), [("AVX512", True), ("AVX2", False), ("DEFAULT", False)])
+def test_float32_is_packed_where_that_pays(capability: str, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert packed_linear.pays(torch.float32) == (packs and packed_linear.available(torch.float32))
+    assert packed_linear.pays(torch.bfloat16) == packed_linear.available(torch.bfloat16)
+
+
+@linux
+def test_affinity_counts() -> None:
+    code = (
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); import torch; torch.set_num_threads(3);"
+        "from reference_impl.layers.processor import use_no_more_threads_than_cores as f; f(); "
+        "print(torch.get_num_threads())"
+    )
+    unset = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    assert _python(code, unset) == "1"
+    assert _python(code, {**unset, "OMP_NUM_THREADS": "3"}) == "3", "who says how many gets them"
+    everywhere = code.replace("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); ", "")
+    assert everywhere != code
+    assert _python(everywhere.replace("num_threads(3)", "num_threads(1)"), unset) == "1", "never more than were set"
+
+
+def _python(code: str, environment: dict[str, str]) -> str:
+    command = [sys.executable, "-P", "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def machine(tmp_path: Path, siblings: dict[int, str], group: str, quotas: dict[str, str]) -> tuple[Path, Path]:
+    for cpu, threads in siblings.items():
+        topology = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(threads + "\n")
+    for name, quota in quotas.items():
+        folder = tmp_path / "sys/fs/cgroup" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.max").write_text(quota + "\n")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cgroup").write_text(f"4:memory:/elsewhere\n0::/{group}\n")
+    return tmp_path / "sys", tmp_path / "proc"
+
+
+@linux
+@pytest.mark.parametrize(
+    ("allowed", "group", "quotas", "expected"),
+    [
+        (range(8), "", {}, 4),  # two threads a core
+        ({0, 4}, "", {}, 1),  # the two of one core
+        ({0, 1, 5}, "", {}, 2),
+        (range(8), "", {"": "max 100000"}, 4),
+        (range(8), "", {"": "150000 100000"}, 2),
+        (range(8), "a/b", {"a/b": "max 100000", "a": "300000 100000"}, 3),  # a group obeys those above it
+        (range(8), "a/b", {"a/b": "20000 100000", "a": "300000 100000"}, 1),
+        (range(8), "a/b", {"a/b": "900000 100000"}, 4),
+    ],
+)
+def test_cores_and_quotas(tmp_path, monkeypatch, allowed, group, quotas, expected) -> None:
+    system, process = machine(tmp_path, {cpu: f"{cpu % 4},{cpu % 4 + 4}" for cpu in range(8)}, group, quotas)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed))
+    assert processor.usable_cores(system, process) == expected
+
+
+@linux
+def test_a_system_that_tells_nothing_limits_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert processor.usable_cores(tmp_path, tmp_path) == 3

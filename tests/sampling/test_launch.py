@@ -1,0 +1,110 @@
+"""Sampling that is launched and fetched later, with last tokens that only the device knows."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from reference_impl.interfaces import UNKNOWN_TOKEN, Request, SamplingParams
+from reference_impl.sampling.sampler import apply_penalties, sample
+
+VOCAB = 40
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0.0}, {"temperature": 1.0, "logprobs": 2}, {"temperature": 0.6, "top_k": 5, "logprobs": 0},
+    {"temperature": 0.0, "repetition_penalty": 1.7, "logprobs": 4}, {"temperature": 1.2, "presence_penalty": -0.8},
+    {"temperature": 0.0, "frequency_penalty": 0.9, "presence_penalty": 0.3, "repetition_penalty": 0.6},
+]  # fmt: skip
+
+
+def requests_of(seed: int, num: int) -> list[Request]:
+    """With few tokens of many kinds, so that the last one is often there before; some have no output yet."""
+    chance, found = random.Random(seed), []
+    for i in range(num):
+        tokens = chance.choices(range(6), k=chance.randint(1, 12))
+        params = SamplingParams(seed=i, **chance.choice(PARAMS))
+        found.append(Request(str(i), tokens, chance.randint(1, len(tokens)), params, i, 0.0))
+    return found
+
+
+def logits_of(seed: int, num: int, dtype: torch.dtype) -> Tensor:
+    return (3 * torch.randn(num, VOCAB, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+def plainly_penalised(logits: Tensor, requests: list[Request]) -> Tensor:
+    """Row by row, as it was written first."""
+    scores = logits.clone()
+    for row, request in enumerate(requests):
+        p = request.sampling
+        if p.repetition_penalty != 1:
+            seen = torch.tensor(sorted(set(request.tokens)))
+            s = scores[row, seen]
+            scores[row, seen] = torch.where(s > 0, s / p.repetition_penalty, s * p.repetition_penalty)
+        if request.output_tokens and (p.presence_penalty or p.frequency_penalty):
+            ids, count = torch.tensor(request.output_tokens).unique(return_counts=True)
+            scores[row, ids] -= p.presence_penalty + p.frequency_penalty * count.to(scores.dtype)
+    return scores
+
+
+@given(seed=st.integers(0, 10**6), num=st.integers(1, 8), dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_penalties_have_the_bits_of_the_plain_ones(seed: int, num: int, dtype: torch.dtype) -> None:
+    requests, logits = requests_of(seed, num), logits_of(seed, num, dtype)
+    assert torch.equal(apply_penalties(logits, requests), plainly_penalised(logits, requests))
+
+
+def test_penalties_of_bfloat16_are_taken_in_float32() -> None:
+    requests, logits = requests_of(3, 8), logits_of(3, 8, torch.bfloat16)
+    assert torch.equal(apply_penalties(logits, requests), plainly_penalised(logits.float(), requests))
+
+
+@given(seed=st.integers(0, 10**6), num=st.integers(1, 8))
+def test_a_last_token_that_only_the_device_knows_changes_nothing(seed: int, num: int) -> None:
+    requests, logits = requests_of(seed, num), logits_of(seed, num, torch.float64)
+    expected = sample(logits, requests)
+    last = torch.tensor([r.tokens[-1] for r in requests])
+    for r in requests:
+        r.tokens[-1] = UNKNOWN_TOKEN
+    launched = sample.launch(logits, sample.read(requests), last)
+    assert launched.tokens.tolist() == expected.tokens
+    assert launched.finish() == expected
+
+
+@given(seed=st.integers(0, 10**6), num=st.integers(1, 8))
+def test_what_was_read_of_the_requests_stays(seed: int, num: int) -> None:
+    """They go on while their step runs."""
+    requests, logits = requests_of(seed, num), logits_of(seed, num, torch.float64)
+    last = torch.tensor([r.tokens[-1] for r in requests])
+    expected, parameters = sample(logits, requests), sample.read(requests)
+    for r in requests:
+        r.tokens += [1, 2, 3]
+        r.num_prompt_tokens = 1
+    assert sample.launch(logits, parameters, last).finish() == expected
+
+
+def test_log_probabilities_are_those_of_each_row_alone() -> None:
+    """They are taken together, as many as who wants most; each gets its own number of them."""
+    requests = [Request(str(k), [1], 1, SamplingParams(temperature=0, logprobs=k), 0, 0.0) for k in (3, 0, 7, 50)]
+    requests.insert(1, Request("none", [1], 1, SamplingParams(temperature=0), 0, 0.0))
+    logits = logits_of(0, 5, torch.float32)
+    reports = sample(logits, requests).logprobs
+    assert reports[1] is None
+    for row, request in enumerate(requests):
+        if (report := reports[row]) is not None:
+            own = logits[row].log_softmax(-1)
+            assert report.token == int(own.argmax())
+            assert report.logprob == pytest.approx(float(own.max()), abs=1e-6)
+            values, ids = own.topk(min(request.sampling.logprobs or 0, VOCAB))
+            assert [t for t, _ in report.top] == ids.tolist()
+            assert [v for _, v in report.top] == pytest.approx(values.tolist(), abs=1e-6)
+
+
+def test_a_large_batch_without_penalties_builds_nothing_for_them() -> None:
+    requests = [Request(str(i), [1, 2, 3], 1, SamplingParams(temperature=0), 0, 0.0) for i in range(3)]
+    assert sample.read(requests).penalties is None
+    logits = logits_of(0, 3, torch.bfloat16)
+    assert apply_penalties(logits, requests) is logits
