@@ -1,6 +1,6 @@
 """One batch of hostile and honest submissions, graded as an instructor does it, and what was there before and after.
 
-`hostile/` and `honest/` hold one submission a file: comments that say what is expected, then cells. `# %% NAME`
+`hostile/`, `greedy/` and `honest/` hold one submission a file: comments that say what is expected, then cells. `# %% NAME`
 replaces solution cell NAME of the toy lab, `# %% first` and `# %% last` add a cell; all other cells are as in the
 reference, or as released with `# base: stub`. In the text @PORT@, @COURSE@, @HOME@, @MARK@ and @CHECKOUT@ stand for
 what differs from run to run.
@@ -27,9 +27,11 @@ from typer.testing import CliRunner
 HERE = Path(__file__).parent
 SOURCES = HERE.parent / "grader" / "toy_lab" / "solutions"
 SLUG, POINTS = "01_toy", {"check_window": 2.0, "check_len": 1.0, "check_calls": 3.0}
-# Short, so that what hangs costs little; long enough for honest work on a busy machine. A virtual machine takes seconds
-# to give out a GiB that it has not had before.
-LIMITS = {"call": 3.0, "check": 15.0, "total": 40.0, "memory": 1 << 30, "learner_memory": 512 << 20}
+# Short, so that what hangs costs little; long enough for honest work on a busy machine.
+LIMITS = {"call": 3.0, "check": 15.0, "total": 40.0, "memory": 1 << 30}
+# Of those that fill memory: it ends them, not the clock. A virtual machine can take minutes to give out what it has not
+# had before.
+GREEDY_LIMITS = {"call": 60.0, "check": 300.0, "total": 600.0, "learner_memory": 256 << 20}
 
 
 @dataclass(frozen=True)
@@ -242,15 +244,15 @@ def solved() -> Callable[[Class], dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def grade() -> Callable[[Class, Path], None]:
+def grade() -> Callable[..., None]:
     """Collect, run and feedback, by the commands, with two workers and short limits."""
     from grader.courses import batch
 
-    def do(made: Class, handed: Path) -> None:
+    def do(made: Class, handed: Path, limits: dict[str, float] = LIMITS) -> None:
         made.said_by_collect = inferlab("collect", "01", str(handed), "--course", str(made.root))
         made.before = made.files()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(batch, "LIMITS", LIMITS)
+            patch.setattr(batch, "LIMITS", limits)
             made.said = inferlab("run", "01", "--course", str(made.root), "--workers", "2")
         inferlab("feedback", "01", "--course", str(made.root))
 
@@ -261,12 +263,28 @@ def grade() -> Callable[[Class, Path], None]:
 def batch_of_code(place: Any, grade: Any, tmp_path_factory: pytest.TempPathFactory) -> Class:
     """All of `hostile/` and `honest/`, mixed: honest ones first, last and between the others."""
     handed, made = tmp_path_factory.mktemp("code"), place("course")
-    solution, release = texts_of(made)
     hostile, honest = cases("hostile"), cases("honest")
     step = len(hostile) // (len(honest) - 1) + 1
     order: list[Case] = []
     for number, case in enumerate(honest):
         order += [case, *hostile[number * step : (number + 1) * step]]
+    hand_in(made, order, handed)
+    grade(made, handed)
+    return made
+
+
+@pytest.fixture(scope="session")
+def batch_of_greed(place: Any, grade: Any, tmp_path_factory: pytest.TempPathFactory) -> Class:
+    """All of `greedy/`, with an honest one after them."""
+    handed, made = tmp_path_factory.mktemp("greed"), place("greed")
+    hand_in(made, [*cases("greedy"), *(case for case in cases("honest") if case.name == "uses_numpy")], handed)
+    grade(made, handed, GREEDY_LIMITS)
+    return made
+
+
+def hand_in(made: Class, order: list[Case], handed: Path) -> None:
+    """Write the notebooks of these submissions, with the values of this run in them."""
+    solution, release = texts_of(made)
     values = {"PORT": made.machine.port, "COURSE": made.root, "HOME": made.machine.home, "MARK": made.machine.mark}
     values["CHECKOUT"] = HERE.parents[1]
     for number, case in enumerate(order):
@@ -274,10 +292,8 @@ def batch_of_code(place: Any, grade: Any, tmp_path_factory: pytest.TempPathFacto
         for word, value in values.items():
             text = text.replace(f"@{word}@", str(value))
         (handed / f"s{number:03d}-{case.name}.ipynb").write_text(text, "utf-8")
-    grade(made, handed)
-    return made
 
 
 @pytest.fixture(scope="session")
 def attack_case() -> Callable[[str], Case]:
-    return {case.name: case for folder in ("hostile", "honest") for case in cases(folder)}.__getitem__
+    return {case.name: case for folder in ("hostile", "greedy", "honest") for case in cases(folder)}.__getitem__

@@ -13,21 +13,33 @@ import pytest
 pytestmark = [pytest.mark.bwrap, pytest.mark.timeout(1200)]
 
 HERE = Path(__file__).parent
-HOSTILE, HONEST = ([path.stem for path in sorted((HERE / name).glob("*.*py"))] for name in ("hostile", "honest"))
+FOLDERS = ("hostile", "greedy", "honest")
+HOSTILE, GREEDY, HONEST = ([path.stem for path in sorted((HERE / name).glob("*.*py"))] for name in FOLDERS)
+
+
+def has_what_is_expected(batch: Any, case: Any) -> None:
+    student = batch.student(case.name)
+    result = batch.result(student)
+    messages = {check["grade_id"]: (check["status"], check["message"][-300:]) for check in result["checks"]}
+    assert batch.statuses(student) == {**dict.fromkeys(case.points, "passed"), **case.expect}, (
+        messages, result["printed"][-500:]
+    )  # fmt: skip
+    assert result["earned"] == case.earned
+    assert batch.recorded()[student] == (case.earned, 0)
+    whole = result["printed"] + "".join(check["message"] + check["seen"] for check in result["checks"])
+    assert [text for text in case.says if text not in whole] == [], whole[-2000:]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_the_attack_has_its_expected_score_and_status(batch_of_code: Any, name: str, attack_case: Any) -> None:
-    case, student = attack_case(name), batch_of_code.student(name)
-    result = batch_of_code.result(student)
-    messages = {check["grade_id"]: (check["status"], check["message"][-300:]) for check in result["checks"]}
-    assert batch_of_code.statuses(student) == {**dict.fromkeys(case.points, "passed"), **case.expect}, (
-        messages, result["printed"][-500:]
-    )  # fmt: skip
-    assert result["earned"] == case.earned
-    assert batch_of_code.recorded()[student] == (case.earned, 0)
-    whole = result["printed"] + "".join(check["message"] + check["seen"] for check in result["checks"])
-    assert [text for text in case.says if text not in whole] == [], whole[-2000:]
+    has_what_is_expected(batch_of_code, attack_case(name))
+
+
+@pytest.mark.parametrize("name", [*GREEDY, "uses_numpy"])
+def test_the_attack_on_memory_has_its_expected_score_and_status(
+    batch_of_greed: Any, name: str, attack_case: Any
+) -> None:
+    has_what_is_expected(batch_of_greed, attack_case(name))
 
 
 @pytest.mark.parametrize("name", HONEST)

@@ -122,11 +122,15 @@ def test_a_failure_of_the_examiners_own_cells_is_not_the_learners(solution_text:
     assert "ZeroDivisionError" in result.checks[0].message
 
 
+@pytest.mark.parametrize(
+    ("does", "otherwise"), [("os.kill(os.getpid(), 9)", "crashed"), ("import time; time.sleep(600)", "timed out")]
+)
 @pytest.mark.parametrize("out_of_memory", [True, False])
-def test_a_death_of_memory_is_told_from_another(
-    lab: Any, launcher: Any, monkeypatch: pytest.MonkeyPatch, out_of_memory: bool
+def test_an_end_for_memory_is_told_from_another(
+    lab: Any, launcher: Any, monkeypatch: pytest.MonkeyPatch, out_of_memory: bool, does: str, otherwise: str
 ) -> None:
-    # What the kernel does is tested with the sandbox; here its verdict is given.
+    # What the kernel does is tested with the sandbox; here its verdict is given. It may have ended another of the
+    # learner's processes, for which this one waits.
     end = attempt.LearnerProcess.end
 
     def judged(process: Any) -> Ending:
@@ -134,9 +138,9 @@ def test_a_death_of_memory_is_told_from_another(
         return Ending(9, out_of_memory)
 
     monkeypatch.setattr(attempt.LearnerProcess, "end", judged)
-    source = solved(lab)["Window"].replace("return len(self.rows)", "import os; os.kill(os.getpid(), 9)")
-    result = examine(lab, Submission({**solved(lab), "Window": source}), launcher, secret=b"x")
-    expected = "killed for memory" if out_of_memory else "crashed"
+    source = solved(lab)["Window"].replace("return len(self.rows)", f"import os; {does}")
+    result = examine(lab, Submission({**solved(lab), "Window": source}), launcher, secret=b"x", limits=Limits(call=0.5))
+    expected = "killed for memory" if out_of_memory else otherwise
     assert [check.status for check in result.checks] == ["passed", expected, "passed"]
     assert result.status == f"{expected} in check_len"
     assert ("memory" in result.checks[1].message) == out_of_memory
