@@ -1,9 +1,9 @@
 """One batch of hostile and honest submissions, graded as an instructor does it, and what was there before and after.
 
-`hostile/`, `greedy/` and `honest/` hold one submission a file: comments that say what is expected, then cells. `# %% NAME`
-replaces solution cell NAME of the toy lab, `# %% first` and `# %% last` add a cell; all other cells are as in the
-reference, or as released with `# base: stub`. In the text @PORT@, @COURSE@, @HOME@, @MARK@ and @CHECKOUT@ stand for
-what differs from run to run.
+`hostile/`, `greedy/` and `honest/` hold one submission a file: comments that say what is expected, then cells.
+`# %% NAME` replaces solution cell NAME of the toy lab, `# %% first` and `# %% last` add a cell; all other cells are as
+in the reference, or as released with `# base: stub`. In the text @PORT@, @COURSE@, @HOME@, @MARK@ and @CHECKOUT@ stand
+for what differs from run to run.
 """
 
 from __future__ import annotations
