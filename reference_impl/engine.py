@@ -331,6 +331,13 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self.pipeline) or self.scheduler.has_work()
 
+    def capture_graphs(self, longest: int | None = None) -> int:
+        """On a GPU: captures the CUDA graphs of all decoding steps with contexts of up to `longest` positions, where
+        otherwise each is captured when it is needed first, while everybody waits. Returns how many; 0 without graphs.
+        """
+        capture_all = getattr(self.executor, "capture_all", None)  # which an executor need not have
+        return 0 if capture_all is None else capture_all(longest)
+
     def close(self) -> None:
         self.executor.close()
 

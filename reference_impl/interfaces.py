@@ -256,7 +256,7 @@ class Batch:
     positions: Tensor  # [num_tokens] int64
     query_start_loc: Tensor  # [num_rows + 1] int32
     seq_lens: Tensor  # [num_rows] int32, positions up to the row's last token: cached ones and its own
-    logits_indices: Tensor  # [num_sampling_rows] int64, which tokens need logits
+    logits_indices: Tensor  # [num_sampling_rows] int64, which tokens need logits, in their order
     request_ids: tuple[str, ...]  # [num_rows]
     query_lens: tuple[int, ...]  # [num_rows], host copy
     context_lens: tuple[int, ...]  # [num_rows], host copy of seq_lens

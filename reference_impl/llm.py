@@ -23,6 +23,7 @@ from reference_impl.engine import Engine, Parts, StepResult
 from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
 from reference_impl.layers.linear_methods import Quantization
 from reference_impl.layers.processor import cpu_has_bf16, use_no_more_threads_than_cores
+from reference_impl.memory import give_back
 from reference_impl.metrics import RequestMetrics
 from reference_impl.models.loader import load_model
 from reference_impl.models.shapes import Shape, config_of_shape, dummy_model
@@ -78,6 +79,7 @@ class LLM(PromptEncoder):
             use_no_more_threads_than_cores()
         dtype = choose_dtype(dtype, stored.dtype, device)
         options = dtype, device, config.max_model_len, config.attention, quantization
+        give_back(device)
         weights = dummy_model(stored, *options) if model is None else load_model(model, *options)
         self.engine = Engine(weights, config, parts)
         self._live: dict[str, Generation] = {}  # requests whose text is still growing, whoever steps the engine
@@ -267,17 +269,25 @@ def _config_of(model: str | Path | None, shape: Shape | None, dummy_weights: boo
 
 
 def choose_device(asked: str | torch.device | None) -> torch.device:
-    """What is asked for, or else a GPU where torch sees one. ValueError where it is not there."""
+    """What is asked for, or else a GPU where torch sees one. ValueError where it is not there.
+
+    Of several GPUs it is the first: kernels, streams and graphs are made where torch is, and that is said in one place.
+    """
     gpus = torch.cuda.device_count()
     if asked is None:
         return torch.device("cuda" if gpus else "cpu")
-    here = ", ".join(["cpu", *(["cuda"] * (gpus > 0)), *(f"cuda:{i}" for i in range(gpus))])
+    here = "cpu, cuda" if gpus else "cpu"
     try:
         device = torch.device(asked)
     except RuntimeError:
         raise ValueError(f"device: expected one of {here}, got {asked!r}") from None
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise ValueError(f"device: expected one of {here}, got {asked!r}: torch {torch.__version__} sees {gpus} GPUs")
+    if device.index:
+        raise ValueError(
+            f"device: expected one of {here}, got {asked!r}: of several GPUs torch shall see one; start with the "
+            f"environment variable CUDA_VISIBLE_DEVICES={device.index} and ask for cuda"
+        )
     return device
 
 

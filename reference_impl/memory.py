@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ def free_bytes(device: torch.device) -> int | None:
     if device.type == "cuda":
         import torch
 
+        give_back(device)
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         with open("/proc/meminfo") as lines:
@@ -25,6 +27,16 @@ def free_bytes(device: torch.device) -> int | None:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (OSError, ValueError):
             return None
+
+
+def give_back(device: torch.device) -> None:
+    """Memory of a GPU that nobody holds any more: first what only Python's collector finds, an engine of before say,
+    then what torch keeps for later."""
+    if device.type == "cuda":
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def check_free(wanted: int, free: int | None, what: str, where: str, remedy: str) -> None:

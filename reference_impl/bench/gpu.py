@@ -45,8 +45,12 @@ def remarks(result: dict[str, Any]) -> Iterator[str]:
         f"{versions['triton']}, transformers {versions['transformers']}, Python {stamp['python']}, {stamp['date']}, "
         f"commit {stamp['commit']}. Ours: median of several windows or runs, and their range. Limits are those of this "
         "machine, measured in the same run: bytes of a step over the bandwidth of a copy, or operations over the rate "
-        "of a large product."
+        "of a large product. Reading alone can be faster than a copy, by some percent."
     )
+    for row in map(gpu_rows.from_json, result["rows"]):
+        said = [row.problem] * (row.ours is not None) + [row.note] * (not row.goal_unit)
+        if any(said):
+            yield f"- {row.metric}: {'; '.join(filter(None, said))}"
     if result["dry_run"]:
         yield "A dry run with tiny models: every figure is meaningless."
     if not result["complete"]:
@@ -105,7 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if before is not None:
                 out.write_bytes(before)
         elif out.parent != Path(folder):
-            out.with_suffix(".md").write_text(markdown(json.loads(out.read_text("utf-8"))) + "\n", "utf-8")
+            result = json.loads(out.read_text("utf-8"))
+            out.with_suffix(".md").write_text(markdown(result) + "\n", "utf-8")
+            if not result["complete"]:  # otherwise the process that came through has printed it
+                print(f"\n{markdown(result)}")
             print(f"wrote {out}")
     return status
 
@@ -133,12 +140,14 @@ def supervise(command: Sequence[str], out: Path, poll: float = 0.2) -> int:
         finally:
             child.kill()
             child.wait()
-        if child.returncode in (0, 1, 2):
+        if child.returncode in (0, 2):
             return child.returncode
-        if not out.exists():
+        result = json.loads(out.read_text("utf-8")) if out.exists() else {"begun": {}}
+        if not result["begun"]:
             print(f"the process that measures {reason} before it began", file=sys.stderr)
             return 1
-        result = json.loads(out.read_text("utf-8"))
+        if result["complete"]:
+            return 1
         case = list(result["begun"])[-1]
         if child.returncode != AGAIN:
             if case in result["ended"]:

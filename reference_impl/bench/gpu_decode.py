@@ -101,7 +101,7 @@ def one_stream(bench: Bench, name: str, shape: str, **options: Any) -> Iterator[
     """A prompt of 1,024 tokens, then 8 windows of 32 greedy tokens."""
     llm = bench.llm(shape, **options)
     found = steady(bench, llm, prompts_of(1, bench.pick(1024, 24)), 8, 32, 16)
-    limit = 1 / bench.work(llm).decode_seconds([found.context], bench.limit)
+    limit = bench.limit(lambda limits: 1 / bench.work(llm).decode_seconds([found.context], limits))
     yield Row(
         name, "tokens/s", found.tokens_per_second(), limit,
         note=f"context {found.context:.0f}", detail=_detail(found, llm),
@@ -115,7 +115,8 @@ def sweep(bench: Bench, shape: str, sizes: tuple[int, ...], metric: str, **optio
         llm = bench.llm(shape, **options)
         size_here = bench.pick(size, min(size, 4))
         found = steady(bench, llm, prompts_of(size_here, bench.pick(512, 12)), 5, 16)
-        limit = size_here / bench.work(llm).decode_seconds([found.context] * size_here, bench.limit)
+        contexts = [found.context] * size_here
+        limit = bench.limit(lambda limits: len(contexts) / bench.work(llm).decode_seconds(contexts, limits))  # noqa: B023
         yield Row(
             metric.format(size), "tokens/s", found.tokens_per_second(), limit,
             note=f"context {found.context:.0f}", detail=_detail(found, llm),
@@ -126,7 +127,8 @@ def idle(bench: Bench, shape: str = "qwen3-0.6b") -> Iterator[Row]:
     """Steps of 256 requests, first by the clock, then under torch's profiler, which says when a kernel ran.
 
     idle = 1 - (time in which a kernel runs, per step, from the profile) / (a step by the clock, without the profiler).
-    It waits for the host for what is left of that without the short gaps, which lie between a graph's kernels.
+    It waits for the host for what is left of that without the short gaps, which lie between a graph's kernels. With
+    dependent launches there are none: a kernel that waits for the one before has begun.
     """
     size, steps = bench.pick(256, 4), bench.pick(16, 2)
     llm = bench.llm(shape)
@@ -147,19 +149,23 @@ def idle(bench: Bench, shape: str = "qwen3-0.6b") -> Iterator[Row]:
                 decoding.step()
             bench.wait()
     wanted = "CUDA" if on_gpu else "CPU"
-    busy, short = busy_seconds(
-        [
-            (event.time_range.start * 1e-6, event.time_range.end * 1e-6)
-            for event in profile.events()
-            if event.device_type.name == wanted and not getattr(event, "is_user_annotation", False)
-        ]
-    )
+    spans = [
+        (event.time_range.start * 1e-6, event.time_range.end * 1e-6)
+        for event in profile.events()
+        if event.device_type.name == wanted and not getattr(event, "is_user_annotation", False)
+    ]
+    busy, short = busy_seconds(spans)
     if busy == 0:
         raise RuntimeError("the profile has no kernels: this torch cannot trace this GPU (CUPTI)")
+    if busy / steps > 1.1 * max(walls):
+        raise RuntimeError(
+            f"kernels run for {1e6 * busy / steps:.0f} µs of a step in the profile, and a step without it takes "
+            f"{1e6 * max(walls):.0f} µs at most: the profile is not to be believed"
+        )
     shares = [100 * max(0.0, 1 - busy / steps / wall) for wall in walls]
     long_gaps = [100 * max(0.0, 1 - (busy + short) / steps / wall) for wall in walls]
     detail = {
-        "wall_seconds_per_step": walls, "kernel_seconds_per_step": busy / steps,
+        "wall_seconds_per_step": walls, "kernel_seconds_per_step": busy / steps, "kernels_per_step": len(spans) / steps,
         "short_gaps_seconds_per_step": short / steps, "requests": size, "steps": steps, "executor": statistics_of(llm),
     }  # fmt: skip
     yield Row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,12 +58,9 @@ class Bench:
     _engines: dict[str, LLM] = field(default_factory=dict)
     _short_lived: set[str] = field(default_factory=set)  # what no other case will ask for
 
-    @property
-    def limit(self) -> Limits:
-        """RuntimeError where they could not be measured: without them there is nothing to compare with."""
-        if self.limits is None:
-            raise RuntimeError("the limits of this machine could not be measured")
-        return self.limits
+    def limit(self, count: Callable[[Limits], float]) -> float | None:
+        """count(limits of this machine); None where they could not be measured: what was reached is worth having."""
+        return None if self.limits is None else count(self.limits)
 
     def know(self, raw: dict[str, float]) -> None:
         """Takes the limits, as `kernels.limits` gives them, or nothing."""
@@ -149,15 +147,9 @@ class Bench:
     def record(self) -> None:
         """What the engines chose to compute with so far, for how many tokens, and how many graphs they replayed."""
         for key, llm in self._engines.items():
-            self.configurations[key] |= {"choices": llm.engine.model.choices(), "executor": statistics_of(llm)}
-
-
-def capture(llm: LLM, longest: int) -> None:
-    """All CUDA graphs that contexts of up to `longest` tokens may need, where the engine uses graphs: otherwise each is
-    captured when it is needed first, within what is timed."""
-    executor = llm.engine.executor
-    if getattr(executor, "graphs", None) is not None:
-        executor.capture_all(longest)  # type: ignore[attr-defined]
+            self.configurations.setdefault(key, {}).update(
+                choices=llm.engine.model.choices(), executor=statistics_of(llm)
+            )
 
 
 def statistics_of(llm: LLM) -> dict[str, Any]:

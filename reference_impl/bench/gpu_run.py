@@ -73,7 +73,7 @@ def run(bench: Bench, cases: Sequence[Case], out: Path | None, result: dict[str,
         if case.name in result["begun"]:
             problem = result["ended"].get(case.name, "the process that measured it ended")
         else:
-            allowed = bench.pick(min(PATIENCE * case.seconds, bench.left + BEYOND), 300)
+            allowed = bench.pick(max(1.0, min(PATIENCE * case.seconds, bench.left + BEYOND)), 300)
             result["begun"][case.name] = started + allowed + GRACE
             write()
             problem = _measure(bench, case, allowed, missing, add)

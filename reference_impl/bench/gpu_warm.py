@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from reference_impl.bench import kernels
-from reference_impl.bench.gpu_engines import BLOCK_SIZE, TINY, capture
+from reference_impl.bench.gpu_engines import BLOCK_SIZE, TINY
 from reference_impl.bench.gpu_predict import FEW_TOKENS
 from reference_impl.bench.kernel_cases import CASES
 from reference_impl.bench.kernel_work import Place
@@ -41,14 +41,15 @@ Job = tuple[Any, ...]  # ("engine", shape, options, rows) or ("kernel", name of 
 
 
 def jobs(tiny: bool = False) -> list[Job]:
-    """The longest first. A dry run has one kernel and each engine once."""
+    """Kernels first: they are short, and the tests that come next launch them; then the longest. A dry run has one
+    kernel and each engine once."""
     engines = [
         ("engine", shape, {**options, **({"dependent_launches": "on"} if dependent else {})}, n)
         for shape, options, rows in ENGINES
         for n in (rows[-1:] if tiny else rows)
         for dependent in ((False,) if tiny else (True, False))
     ]
-    return [*engines, *(("kernel", case.name) for case in (CASES[:1] if tiny else CASES))]
+    return [*(("kernel", case.name) for case in (CASES[:1] if tiny else CASES)), *engines]
 
 
 def run(job: Job, tiny: bool) -> str:
@@ -79,7 +80,7 @@ def _engine(shape: str, options: dict[str, Any], rows: int, tiny: bool) -> None:
         **made, dummy_weights=True, block_size=BLOCK_SIZE, num_blocks=64, max_num_seqs=rows, max_model_len=2048,
         prefix_cache="off", **options,
     )  # fmt: skip
-    capture(llm, 1)  # of every number of rows the graph of the shortest contexts: the others have the same kernels
+    llm.engine.capture_graphs(1)  # of each number of rows, for the shortest contexts: the others have the same kernels
     for length in PROMPTS:
         llm.generate([[1] * length], SamplingParams(max_tokens=2, temperature=0.6, ignore_eos=True))
     llm.engine.close()

@@ -29,6 +29,7 @@ from reference_impl.sampling.sampler import PARAMETERS
 from reference_impl.staging import Layout, packed
 
 SHORTEST = 512  # positions; the buckets of the longest context are its doubles
+LIMIT = 256  # graphs that are kept
 
 Compute = Callable[[Batch, Mapping[str, Tensor], bool], Tensor]
 
@@ -92,6 +93,7 @@ class CudaRecorder:
             with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"), self.launches():
                 out = compute()
         finally:
+            torch.cuda.set_stream(current)  # torch does not where the capture fails
             if collects:
                 gc.enable()
         return out, graph.replay
@@ -114,8 +116,8 @@ class Graphs:
 
     compute(batch, tensors, samples): what is captured; gives the tokens or the logits of all rows. tensors has the
     arrays of `inert`, and "previous" [max_rows]: the tokens of the step before. ran(): which attention it was.
-    max_rows: requests that run at a time. max_len: positions of a sequence. limit: how many graphs; then the one that
-    was not used for longest goes.
+    max_rows: requests that run at a time. max_len: positions of a sequence. limit: how many graphs, or as many as
+    `keys` has where those are more; then the one that was not used for longest goes.
     """
 
     def __init__(
@@ -127,10 +129,11 @@ class Graphs:
         max_len: int,
         device: torch.device,
         recorder: Recorder,
-        limit: int = 256,
+        limit: int | None = None,
     ):
         self.compute, self.ran, self.specs, self.recorder = compute, ran, specs, recorder
-        self.max_rows, self.max_len, self.device, self.limit = max_rows, max_len, device, limit
+        self.max_rows, self.max_len, self.device = max_rows, max_len, device
+        self.limit = max(LIMIT, len(self.keys())) if limit is None else limit
         self.previous = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._graphs: OrderedDict[GraphKey, _Graph] = OrderedDict()
         self._logits: Tensor | None = None  # [max_rows, vocab_size], of all graphs: a step's are read before the next

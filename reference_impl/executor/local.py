@@ -9,6 +9,7 @@ too: the next step takes from there the tokens that the host does not know yet.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -191,7 +192,11 @@ class LocalExecutor:
         """From now on steps in which everybody decodes are replayed. max_rows: requests that run at a time; max_len:
         positions of one. Needs a cache write that skips negative slots: that of the fused path (writes_and_attends).
         """
-        self.graphs = Graphs(self._captured, self._ran, self.kv_specs, max_rows, max_len, self.model.device, recorder)
+        this = weakref.proxy(self)  # in a cycle, weights and cache would live until Python's collector comes by
+        self.graphs = Graphs(
+            lambda *given: this._captured(*given), lambda: this._ran(), self.kv_specs, max_rows, max_len,
+            self.model.device, recorder,
+        )  # fmt: skip
 
     def _captured(self, batch: Batch, tensors: Mapping[str, Tensor], samples: bool) -> Tensor:
         logits = self._logits(batch, tensors, tensors["previous"])
@@ -227,15 +232,19 @@ class LocalExecutor:
         return self.sampler.launch(out, parameters, last_tokens), ran
 
     @torch.inference_mode()
-    def capture_all(self, longest: int | None = None) -> None:
+    def capture_all(self, longest: int | None = None) -> int:
         """Captures every graph that sampling without penalties and log-probabilities may need, for contexts of up to
-        `longest` positions: seconds, that would be lost later, each when it is needed first."""
-        assert self.graphs is not None, "graphs are off"
-        bound = self.graphs.max_len if longest is None else longest_bucket(longest, self.graphs.max_len)
+        `longest` positions: seconds, that would be lost later, each when it is needed first. Returns how many."""
+        if self.graphs is None:
+            return 0
+        before, bound = self.stats.graphs_captured, self.graphs.max_len
+        if longest is not None:
+            bound = longest_bucket(longest, self.graphs.max_len)
         samples = isinstance(self.sampler, TorchSampler) and self.sampler.captures
         for key in self.graphs.keys(samples):
             if key.longest <= bound:
                 self._run_graph(key, inert(key, self.kv_specs), None)
+        return self.stats.graphs_captured - before
 
     def collect(self, ticket: Ticket) -> StepOutput:
         sampled, step = ticket.finish(), ticket.step
@@ -252,7 +261,10 @@ class LocalExecutor:
         )
 
     def close(self) -> None:
-        pass
+        """Lets the graphs go, and with them their memory; later steps would be eager."""
+        if self.graphs is not None:
+            self.graphs.recorder.forget()
+            self.graphs = None
 
 
 def _known(input_ids: Tensor, tensors: Mapping[str, Tensor], previous: Tensor | None) -> Tensor:

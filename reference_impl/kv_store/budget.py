@@ -56,5 +56,7 @@ def check_memory(num_blocks: int, num_host_blocks: int, spec: KVSpec, device: to
     each = spec.bytes_per_block
     blocks, free = f"{num_blocks:,} KV blocks of {each:,} bytes", free_bytes(device)
     check_free(num_blocks * each, free, blocks, str(device), LESS)
-    host = free_bytes(torch.device("cpu"))
-    check_free(num_host_blocks * each, host, f"{num_host_blocks:,} blocks for swapping", "host memory", LESS)
+    wanted, host = num_host_blocks * each, free_bytes(torch.device("cpu"))
+    if wanted and device.type == "cuda":
+        wanted = 1 << (wanted - 1).bit_length()  # of pinned memory torch takes powers of two
+    check_free(wanted, host, f"{num_host_blocks:,} blocks for swapping", "host memory", LESS)

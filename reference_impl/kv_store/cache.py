@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from reference_impl.interfaces import Batch, BlockId, KVSpec, Transfers
+from reference_impl.interfaces import Batch, BlockId, BlockPair, KVSpec, Transfers
 from reference_impl.kernels.reference import to_eight_bits
+
+TRANSFERRED = 32 << 20  # bytes that are gathered on the device at a time, on their way to the host or back
 
 
 class PagedKVCache:
@@ -76,7 +78,8 @@ class PagedKVCache:
         Scales go where their blocks go. On a GPU nothing waits here: all takes its place in the stream.
         """
         for blocks, host in self._moved:
-            if pairs := transfers.swap_out:
+            at_once = max(1, TRANSFERRED // host[:1].nbytes) if len(host) else 1
+            for pairs in _pieces(transfers.swap_out, at_once):
                 found = blocks.index_select(0, _ids((pair.src for pair in pairs), blocks.device))
                 for pair, block in zip(pairs, found, strict=True):
                     host[pair.dst].copy_(block, non_blocking=True)
@@ -84,11 +87,15 @@ class PagedKVCache:
                 # All sources are read before any target is written, so a block may be both.
                 found = blocks.index_select(0, _ids((pair.src for pair in pairs), blocks.device))
                 blocks.index_copy_(0, _ids((pair.dst for pair in pairs), blocks.device), found)
-            if pairs := transfers.swap_in:
+            for pairs in _pieces(transfers.swap_in, at_once):
                 found = torch.empty((len(pairs), *host.shape[1:]), dtype=host.dtype, device=blocks.device)
                 for pair, block in zip(pairs, found, strict=True):
                     block.copy_(host[pair.src], non_blocking=True)
                 blocks.index_copy_(0, _ids((pair.dst for pair in pairs), blocks.device), found)
+
+
+def _pieces(pairs: Sequence[BlockPair], size: int) -> Iterator[Sequence[BlockPair]]:
+    return (pairs[start : start + size] for start in range(0, len(pairs), size))
 
 
 def _as_bytes(x: Tensor) -> Tensor:

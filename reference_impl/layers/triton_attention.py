@@ -39,7 +39,10 @@ class TritonAttention:
 
     def plan(self, batch: Batch) -> None:
         n, self.ran = batch.num_decode_rows, set()
-        batch.attention_plan = Plan(n, max(batch.context_lens[:n], default=0), batch.query_start_loc[n:] - n)
+        starts = batch.query_start_loc[n:]
+        if n < batch.num_rows:  # else nobody asks, and it would be a launch
+            starts = starts - n
+        batch.attention_plan = Plan(n, max(batch.context_lens[:n], default=0), starts)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
         kv_cache.write(layer, k, v, batch)

@@ -37,7 +37,11 @@ class _EightBits:
 
 
 class TritonFp8(_EightBits, Fp8):
-    """FP8 that rounds the activations of many tokens only: `fused` takes them in 16 bits."""
+    """FP8 that rounds the activations of many tokens only. Of few they stay in 16 bits, with neighbours or without:
+    what is fused is decided by a clock, which must decide nothing but the time."""
+
+    def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return self.fused(params, x) if len(x) <= self.few_tokens else super().apply(params, x)
 
 
 class TritonInt8(_EightBits, Int8):

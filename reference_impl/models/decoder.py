@@ -165,7 +165,9 @@ class Decoder(nn.Module):
             cos, sin = full if window is None else windowed
             x, added = layer(x, added, cos, sin, attention, kv_cache, batch)
         last = batch.logits_indices
-        x, _ = self.fusion.norm(x[last], None if added is None else added[last], self.norm)
+        if len(last) < len(x):  # else all tokens, in their order
+            x, added = x[last], None if added is None else added[last]
+        x, _ = self.fusion.norm(x, added, self.norm)
         logits = self.head(x, self.embedding if self.lm_head is None else self.lm_head)
         return logits if c.final_softcap is None else reference.soft_cap(logits, c.final_softcap)
 

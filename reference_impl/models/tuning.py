@@ -83,10 +83,17 @@ def _compute(
             fusion.norm(y, added, layer.mlp_norm)
 
 
+@functools.cache
+def _stream(device: int) -> torch.cuda.Stream:
+    """One for all: cuBLAS keeps some memory for each that it was used on."""
+    return torch.cuda.Stream(device)
+
+
 def seconds_on_gpu(ways: Mapping[Way, Callable[[], object]]) -> dict[Way, float]:
     """Each as a CUDA graph, replayed in turns; the least of some replays. Launched one by one they would take the
     host's time, not their own."""
-    stream, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    current = torch.cuda.current_stream()
+    stream = _stream(current.device_index)
     stream.wait_stream(current)
     graphs: dict[Way, torch.cuda.CUDAGraph] = {}
     collects = gc.isenabled()
@@ -107,6 +114,7 @@ def seconds_on_gpu(ways: Mapping[Way, Callable[[], object]]) -> dict[Way, float]
                 end.synchronize()
                 seconds[way] = min(seconds[way], start.elapsed_time(end) / 1e3)
     finally:
+        torch.cuda.set_stream(current)  # torch does not where a capture fails
         if collects:
             gc.enable()
     current.wait_stream(stream)

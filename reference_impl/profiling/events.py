@@ -104,8 +104,8 @@ class Recorded:
         return sorted(found.values(), key=lambda entry: -entry.seconds)
 
 
-def read(trace: dict[str, Any]) -> Recorded:
-    """ValueError if it holds no step."""
+def read(trace: dict[str, Any], gpu: bool = False) -> Recorded:
+    """gpu: the steps ran on one. ValueError if the trace holds no step, or none of a GPU's kernels."""
     slices = [e for e in trace["traceEvents"] if e.get("ph") == "X"]
     nested = _nest([e for e in slices if e.get("cat") in ("cpu_op", "user_annotation", *_RUNTIME)])
     calls = [call for event, call in nested if event["cat"] == "cpu_op"]
@@ -114,10 +114,15 @@ def read(trace: dict[str, Any]) -> Recorded:
     steps = sorted((c.start, c.end) for e, c in nested if _label(e, STEP))
     if not steps:
         raise ValueError("the profiler's trace holds no step: expected annotations 'inferlab: step N'")
-    calls = kernels or calls
+    if gpu and not any(kernel.step is not None for kernel in kernels):
+        raise ValueError(
+            "the profiler's trace holds no kernel of these steps: expected that torch can trace this GPU (CUPTI), and "
+            "that nothing else profiled in this process before"
+        )
+    calls = kernels if gpu else calls
     inside = [call for call in calls if call.step is not None and call.label != SMALLEST]
     small = [call.seconds for call in calls if call.label == SMALLEST]
-    busy = _union(inside) if kernels else sum(call.seconds for call in inside)
+    busy = _union(inside) if gpu else sum(call.seconds for call in inside)
     return Recorded(inside, steps, statistics.median(small or [0.0]), busy)
 
 

@@ -54,25 +54,29 @@ def record(engine: Engine, phase: Phase, batch: int, context: int, steps: int) -
     machine = measure(engine.model.device, engine.model.dtype)
     gpu = engine.model.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * gpu
-    with profile(activities=activities):
-        pass  # the first time takes seconds, which would be a gap between the steps in the file
     load = _Load(engine, phase, batch, context, num_tokens(batch, context, steps, engine.config.max_num_batched_tokens))
     for _ in range(WARM_STEPS):
         load.step()
     plain = [_plain_step(load) for _ in range(steps)]
-    first, brackets = len(engine.trace.steps()), []
-    with labelled(engine), profile(activities=activities, record_shapes=True) as profiler:
+    brackets = []
+    # One session in a process: what CUPTI of CUDA 13.0 tells of a second one is wrong, or nothing.
+    with profile(activities=activities, record_shapes=True) as profiler:
         smallest_operators(engine.model.device)
-        for number in range(steps):
-            load.prepare()
-            before = engine.clock.now()
-            with record_function(f"{PREFIX}{STEP}{number}"):
-                engine.step()
-            brackets.append((before, engine.clock.now()))
+        for _ in range(WARM_STEPS):  # a profiler that has just begun holds the first one up
+            load.step()
+        _wait(engine)
+        first = len(engine.trace.steps())
+        with labelled(engine):
+            for number in range(steps):
+                load.prepare()
+                before = engine.clock.now()
+                with record_function(f"{PREFIX}{STEP}{number}"):
+                    engine.step()
+                brackets.append((before, engine.clock.now()))
         _wait(engine)
     load.leave()
     file = _exported(profiler)
-    recorded = read(file)
+    recorded = read(file, gpu)
     rows = [step.rows for step in engine.trace.steps()[first:]]
     if not rows or any(len(r) != batch for r in rows):
         raise ValueError(f"expected steps of {batch} requests, got {[len(r) for r in rows]}: do they fit the KV cache?")
@@ -86,7 +90,7 @@ def record(engine: Engine, phase: Phase, batch: int, context: int, steps: int) -
 
 def num_tokens(batch: int, context: int, steps: int, budget: int) -> int:
     """Most tokens of output that a decoding request needs: some decode already while others' prompts are read."""
-    return 2 * steps + WARM_STEPS + 4 + 2 * -(-batch * context // budget)
+    return 2 * steps + 2 * WARM_STEPS + 4 + 2 * -(-batch * context // budget)
 
 
 def _plain_step(load: _Load) -> float:
@@ -154,10 +158,10 @@ def measure(device: torch.device, dtype: torch.dtype) -> Machine:
     source = torch.ones((256 if gpu else 16) << 20, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     copying = _seconds(lambda: target.copy_(source), device)
-    size = 4096 if gpu else 512
+    size = 8192 if gpu else 512
     multiplying = {}
     for of in {dtype} if gpu or dtype.itemsize > 2 else {dtype, torch.float32}:
-        a = torch.ones(size, size, dtype=of, device=device)
+        a = torch.randn(size, size, device=device).to(of)  # on a GPU equal numbers multiply faster
         multiplying[str(of).removeprefix("torch.")] = _seconds(partial(torch.mm, a, a), device)
     fastest = min(multiplying, key=multiplying.__getitem__)
     return Machine(2 * source.nbytes / copying, 2 * size**3 / multiplying[fastest], 0.0, fastest)
@@ -175,6 +179,7 @@ def _timed(run: Callable[[], Any], device: torch.device) -> float:
         run()
         return time.perf_counter() - began
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(1_000_000)  # clocks of the GPU: the host launches meanwhile
     start.record()
     run()
     end.record()

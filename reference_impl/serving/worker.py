@@ -7,6 +7,7 @@ import gc
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,11 @@ def load(model: Path, dtype: str | None = None, **engine_options: Any) -> LLM:
     """An LLM whose trace is counted. ValueError, OSError for what is wrong with the folder or the options."""
     from reference_impl.llm import LLM  # and with it torch, which the process of the event loop does without
 
-    return LLM(model, dtype=dtype, parts=Parts(trace=WatchedTrace(TRACE_EVENTS)), **engine_options)
+    llm = LLM(model, dtype=dtype, parts=Parts(trace=WatchedTrace(TRACE_EVENTS)), **engine_options)
+    began = time.monotonic()
+    if captured := llm.engine.capture_graphs():  # before anybody waits for it
+        logger.info("%d CUDA graphs captured in %.0f s", captured, time.monotonic() - began)
+    return llm
 
 
 def freeze() -> None:

@@ -26,6 +26,7 @@ from reference_impl.bench import (
     gpu_peers,
     gpu_rows,
     gpu_run,
+    gpu_workload,
     harness,
 )
 from reference_impl.bench.gpu_bounds import Limits
@@ -186,6 +187,10 @@ def loses(bench):
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
     yield
 
+def ends(bench):
+    yield row("before the end")
+    bench.record = None
+
 def sound(bench):
     assert bench.release.__name__ == "release", "this process has lost its GPU"
     yield row("sound")
@@ -194,7 +199,8 @@ gpu_run.PATIENCE, gpu_run.GRACE = 0, 1
 gpu_run.Bench.pick = lambda self, real, tiny: min(real, self.left) if tiny == 300 else tiny
 gpu.CASES = [
     Case("crashes", ("before the crash", "crash"), 1, crashes), Case("hangs", ("before the hang", "hang"), 1, hangs),
-    Case("loses", ("lost",), 1, loses), Case("sound", ("sound",), 1, sound),
+    Case("loses", ("lost",), 1, loses), Case("ends", ("before the end", "end"), 1, ends),
+    Case("sound", ("sound",), 1, sound),
 ]
 sys.exit(gpu.main(sys.argv[1:]))
 """
@@ -208,7 +214,8 @@ def test_after_a_crash_a_hang_and_a_lost_gpu_another_process_goes_on(tmp_path: P
     assert [(row["metric"], row["problem"]) for row in result["rows"][len(gpu_run.LIMIT_ROWS) :]] == [
         ("before the crash", ""), ("crash", "the process that measured it ended with status -11"),
         ("before the hang", ""), ("hang", "the process that measured it did not answer any more and was killed"),
-        ("lost", "RuntimeError: CUDA error: an illegal memory access was encountered"), ("sound", ""),
+        ("lost", "RuntimeError: CUDA error: an illegal memory access was encountered"),
+        ("before the end", ""), ("end", "the process that measured it ended with status 1"), ("sound", ""),
     ]  # fmt: skip
     assert result["complete"]
 
@@ -340,6 +347,22 @@ def test_a_window_in_which_not_everybody_decodes_is_no_measurement() -> None:
     assert not llm.engine.requests  # and nobody is left behind
 
 
+def test_without_limits_what_was_reached_is_still_told() -> None:
+    bench = tiny()
+    bench.limits = None
+    [stream] = gpu_decode.one_stream(bench, "stream", "llama-3-8b")
+    [prefill] = gpu_workload.prefill(bench, "prefill", 1, 100)
+    for row in (stream, prefill):
+        assert row.ours is not None
+        assert row.limit is row.percent_of_limit is None
+
+
+def test_a_profile_that_is_busier_than_its_steps_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_decode, "busy_seconds", lambda spans: (1e6, 0.0))
+    with pytest.raises(RuntimeError, match="the profile is not to be believed"):
+        list(gpu_decode.idle(tiny(), "qwen3-0.6b"))
+
+
 def test_windows_count_tokens_and_contexts_of_every_request() -> None:
     bench = tiny()
     found = gpu_decode.steady(bench, bench.llm("llama-3-8b"), gpu_decode.prompts_of(3, 10), 2, 2, warm=2)
@@ -405,8 +428,14 @@ def test_a_peer_that_cannot_run_is_named_and_we_are_measured() -> None:
 
 
 def test_a_peer_that_says_something_else_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="not a near-tie"):
-        compared(ours=lambda: (1.0, [[1, 2]]), other=lambda: (1.0, [[0, 2]]))
+    row = compared(ours=lambda: (1.0, [[1, 2]]), other=lambda: (1.0, [[0, 2]]))
+    assert row.problem.startswith("other: ")
+    assert "not a near-tie" in row.problem
+    assert row.ours is not None  # what was measured stays
+    assert row.peer == ("other", 2.0)
+    assert gpu.failed(row.to_json())
+    said = gpu.markdown(gpu_run.begin(tiny=True) | {"rows": [row.to_json()]})
+    assert f"- metric: {row.problem}; with prefill\n" in said
     with pytest.raises(RuntimeError, match="expected 2 tokens for each prompt"):
         compared(ours=lambda: (1.0, [[1, 2]]), other=lambda: (1.0, [[1]]))
     with pytest.raises(ZeroDivisionError):  # and what we cannot do is one

@@ -78,6 +78,8 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(monkeypatch: 
             choose_device(asked)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert choose_device(None) == GPU
-    assert choose_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match=r"expected one of cpu, cuda, cuda:0, cuda:1, got 'cuda:7': .* sees 2 GPUs"):
+    assert choose_device("cuda:0") == torch.device("cuda:0")
+    with pytest.raises(ValueError, match=r"expected one of cpu, cuda, got 'cuda:1': .*CUDA_VISIBLE_DEVICES=1 and ask"):
+        choose_device("cuda:1")
+    with pytest.raises(ValueError, match=r"expected one of cpu, cuda, got 'cuda:7': .* sees 2 GPUs"):
         LLM(device="cuda:7", shape="qwen3-0.6b", dummy_weights=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -257,7 +259,7 @@ def test_by_itself_the_engine_replays_and_overlaps_on_a_gpu(random_model) -> Non
     for config in (EngineConfig(graphs="off", overlap="off"), EngineConfig()):
         engine = Engine(random_model("float32", device="cuda"), config)
         if config.graphs == "auto":
-            engine.executor.capture_all()
+            engine.capture_graphs()
             assert engine.executor.stats.graphs_captured == len(engine.executor.graphs.keys())
         requests = [engine.add([i + 1] * (3 + i), SamplingParams(max_tokens=20, seed=i), f"r{i}") for i in range(9)]
         while engine.has_work():
@@ -306,7 +308,7 @@ def test_all_keys_are_those_that_steps_can_have() -> None:
 def test_capturing_ahead_leaves_nothing_for_later_and_writes_nothing(random_model) -> None:
     bench = Bench(dense_model(random_model("float64", device=DEVICE)))
     before = bench.graphed.kv_cache.data.clone()
-    bench.graphed.executor.capture_all()
+    bench.graphed.capture_graphs()
     stats = bench.graphed.executor.stats
     assert stats.graphs_captured == len(bench.graphed.executor.graphs.keys()) == 4
     assert torch.equal(bench.graphed.kv_cache.data, before)
@@ -314,6 +316,37 @@ def test_capturing_ahead_leaves_nothing_for_later_and_writes_nothing(random_mode
         bench.step(contexts, 3)
     assert stats.graphs_captured == 4
     assert stats.replayed_steps == 4
+
+
+def test_graphs_keep_nothing_alive_that_nobody_uses(random_model) -> None:
+    """Else the weights and the cache of an engine of before would fill the GPU until Python's collector runs."""
+    engine = with_graphs(dense_engine(dense_model(random_model("float64", device=DEVICE)), **QUIET))
+    assert engine.capture_graphs() == len(engine.executor.graphs.keys()) > 0
+    assert engine.capture_graphs() == 0
+    gone = weakref.ref(engine.kv_cache)
+    gc.collect()
+    gc.disable()
+    try:
+        del engine
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_closed_engine_has_no_graphs_and_one_without_captures_none(random_model) -> None:
+    engine = with_graphs(dense_engine(dense_model(random_model("float64", device=DEVICE)), **QUIET))
+    engine.capture_graphs()
+    recording = weakref.ref(next(iter(engine.executor.graphs._graphs.values())))
+    engine.close()
+    assert engine.executor.graphs is None
+    gc.collect()
+    assert recording() is None
+    assert engine.capture_graphs() == 0
+
+
+def test_there_is_room_for_every_graph_that_steps_can_have() -> None:
+    many = graphs_of(2048, 1 << 17)
+    assert many.limit == len(many.keys()) > graphs_module.LIMIT == graphs_of(8, 600).limit
 
 
 def test_only_so_many_graphs_are_kept_and_the_unused_one_goes() -> None:
@@ -337,7 +370,7 @@ def test_what_suits_so_many_rows_is_measured_with_launches_like_those_that_are_r
             yield
             self.inside = False
 
-    model, tape = dense_model(random_model("float32", device=DEVICE)), Dependent()
+    model, tape = dense_model(random_model("float64", device=DEVICE)), Dependent()
     engine = dense_engine(model, **QUIET)
     engine.executor.use_graphs(tape, 4, engine.max_model_len)
     model.tune = lambda rows: seen.append((rows, tape.inside))

@@ -7,6 +7,7 @@ import torch
 
 from reference_impl.interfaces import BlockPair, KVSpec, Transfers
 from reference_impl.kv.groups import kv_specs, longest_sequence
+from reference_impl.kv_store import cache as cache_module
 from reference_impl.kv_store.cache import PagedKVCache
 
 
@@ -41,6 +42,17 @@ def test_out_to_the_host_comes_before_copies_and_copies_before_in() -> None:
     c.transfer(Transfers((BlockPair(2, 0),), (BlockPair(1, 2),), (BlockPair(0, 1),)))
     assert values(c.host.movedim(0, 2)) == [2, 101]
     assert values(c.data) == [0, 2, 1, 3], "block 1 was read before block 2's old content came into it"
+
+
+def test_what_moves_to_the_host_and_back_moves_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it at once would need as much memory again on the device."""
+    out, back = tuple(BlockPair(b, b) for b in range(5)), tuple(BlockPair(h, 5 + h) for h in range(5))
+    for blocks_at_once in (1, 2, 100):
+        c = cache(num_blocks=10, num_host_blocks=5)
+        monkeypatch.setattr(cache_module, "TRANSFERRED", blocks_at_once * c.host[:1].nbytes + 1)
+        c.transfer(Transfers(swap_out=out, swap_in=back))
+        assert values(c.host.movedim(0, 2)) == [0, 1, 2, 3, 4]
+        assert values(c.data) == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
 
 
 def test_nothing_to_move_moves_nothing() -> None:

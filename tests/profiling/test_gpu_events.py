@@ -55,7 +55,7 @@ EAGER = [
 
 
 def test_kernels_belong_to_what_launched_them() -> None:
-    found = read({"traceEvents": EAGER})
+    found = read({"traceEvents": EAGER}, gpu=True)
     entries = {(e.name, e.label): e for e in found.entries()}
     assert set(entries) == {
         ("nvjet_tst_64x8", "qkv"), ("_paged_decode", "attention"), ("_merge", "attention"), ("_rms_norm", "norm"),
@@ -68,7 +68,7 @@ def test_kernels_belong_to_what_launched_them() -> None:
 
 def test_what_overlaps_is_busy_once() -> None:
     both = [mark("step 0", 0, 100), launch(1, 1), launch(2, 5), kernel("a", 1, 10, 50), kernel("b", 2, 40, 50)]
-    assert read({"traceEvents": both}).busy == pytest.approx(80e-6)
+    assert read({"traceEvents": both}, gpu=True).busy == pytest.approx(80e-6)
 
 
 def test_an_operators_own_time_is_without_what_it_calls() -> None:
@@ -80,6 +80,16 @@ def test_an_operators_own_time_is_without_what_it_calls() -> None:
 def test_a_trace_without_steps_is_refused() -> None:
     with pytest.raises(ValueError, match="holds no step"):
         read({"traceEvents": [event("aten::mm", "cpu_op", 0, 1)]})
+
+
+def test_a_gpus_steps_without_its_kernels_are_refused() -> None:
+    """Operators of the host would pass for kernels."""
+    host = [mark("step 0", 0, 100), event("aten::mm", "cpu_op", 10, 20), launch(1, 15)]
+    before = kernel("a", 2, 200, 50)  # launched by nothing that was recorded
+    for events in (host, [*host, before]):
+        with pytest.raises(ValueError, match="holds no kernel of these steps"):
+            read({"traceEvents": events}, gpu=True)
+    assert [e.name for e in read({"traceEvents": [*host, before]}).entries()] == ["aten::mm"]
 
 
 @pytest.mark.parametrize(
