@@ -110,8 +110,8 @@ def _why_missing(marker: str) -> str | None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are cores: tests of servers, attacks and whole batches wait half of their time."""
-    return (os.cpu_count() or 1) + 1
+    """Two more than there are cores: tests of servers, attacks and whole batches wait half of their time."""
+    return (os.cpu_count() or 1) + 2
 
 
 LAB_PROOFS = "tests/labs/test_labs.py"

@@ -29,13 +29,20 @@ LOG2_E = math.log2(math.e)
 
 @triton.jit
 def soft_capped(score, cap, PRECISION: tl.constexpr):
-    """cap x tanh(score / cap); tanh(x) = 2 sigmoid(2 x) - 1."""
-    x = score / cap
-    tanh = 2 * tl.sigmoid(2 * x) - 1
-    if PRECISION == "ieee":  # near 0 digits cancel, which float32 would show: there its Taylor series
+    """cap x tanh(score / cap); tanh(x) = 2 sigmoid(2 x) - 1.
+
+    Float32 would show what a GPU's exp and division, wrong in their last bits, lose in that difference: there tanh(|x|)
+    is (1 - e) / (1 + e) with e = exp(-2 |x|), and near 0, where digits cancel all the same, its Taylor series.
+    """
+    if PRECISION == "ieee":
+        x = tl.div_rn(score, cap)
+        e = tl.exp(-2 * tl.abs(x))
+        tanh = tl.div_rn(1 - e, 1 + e)
         s = x * x
         series = x * (1 - s * (1 / 3 - s * (2 / 15 - s * (17 / 315 - s * (62 / 2835)))))
-        tanh = tl.where(tl.abs(x) < 0.3, series, tanh)
+        tanh = tl.where(tl.abs(x) < 0.3, series, tl.where(x < 0, -tanh, tanh))
+    else:
+        tanh = 2 * tl.sigmoid(2 * (score / cap)) - 1
     return cap * tanh
 
 

@@ -93,7 +93,7 @@ def _gate(x: Tensor, gelu: bool) -> Tensor:
     rows, n = _rows(x)
     out = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
     block = min(triton.next_power_of_2(n), 1024)
-    grid = (len(rows), triton.cdiv(n, block))
+    grid = (len(rows), -(-n // block))
     launch(_act_and_mul, grid, rows, out, rows.stride(0), N=n, BLOCK=block, GELU=gelu, options={"num_warps": 4})
     return out
 

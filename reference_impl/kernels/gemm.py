@@ -16,8 +16,8 @@ then arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -70,7 +70,7 @@ class Tile:
         return self.shared_bytes(gpu) <= gpu.shared_bytes and sums <= (128 if gpu.is_large else 64)
 
     def count(self, num_tokens: int, out_features: int) -> int:
-        return int(triton.cdiv(num_tokens, self.block_m) * triton.cdiv(out_features, self.block_n))
+        return -(-num_tokens // self.block_m) * -(-out_features // self.block_n)
 
 
 # From large to small. The large ones read operands seldom, the small ones leave no multiprocessor idle.
@@ -89,32 +89,35 @@ TILES = (
 FLOAT32_TILE = Tile(32, 32, 32, 4, 1, 4, 4)  # without matrix units: more would spill
 
 
-def choose(tiles: Sequence[Tile], num_tokens: int, out_features: int, gpu: Architecture) -> Tile:
+# Tile and grid are asked for at every launch; on the host triton.cdiv, made for kernels, takes a microsecond.
+@lru_cache(1 << 14)
+def choose(tiles: tuple[Tile, ...], num_tokens: int, out_features: int, gpu: Architecture) -> Tile:
     """A function of shapes alone: of the tiles (from large to small) that fit the GPU, those with the fewest places
     that hold all tokens, or with the most; of these the first that gives every multiprocessor one (few tokens: every
     second, as splits do the rest), else the last.
     """
-    tiles = [tile for tile in tiles if tile.fits(gpu)]
+    tiles = tuple(tile for tile in tiles if tile.fits(gpu))
     needed = min(num_tokens, max(tile.block_m for tile in tiles))
     places = min(tile.block_m for tile in tiles if tile.block_m >= needed)
-    tiles = [tile for tile in tiles if tile.block_m == places]
+    tiles = tuple(tile for tile in tiles if tile.block_m == places)
     enough = gpu.multiprocessors / (2 if places <= FEW_TOKENS else 1)
     return next((tile for tile in tiles if tile.count(num_tokens, out_features) >= enough), tiles[-1])
 
 
+@lru_cache(1 << 14)
 def grid_of(tile: Tile, num_tokens: int, out_features: int, in_features: int, gpu: Architecture) -> tuple[int, int]:
     """(tiles, splits): the fewest splits that give all multiprocessors about the same number of steps.
 
     For few tokens at least three blocks on two of them: while one waits for memory, another computes.
     """
-    num_tiles, steps = tile.count(num_tokens, out_features), triton.cdiv(in_features, tile.block_k)
+    num_tiles, steps = tile.count(num_tokens, out_features), -(-in_features // tile.block_k)
     few = tile.block_m <= FEW_TOKENS
     if not tile.may_split or (num_tiles >= gpu.multiprocessors and not few):
         return num_tiles, 1
 
     def busy(splits: int) -> float:
         """Share of the time for which a multiprocessor is busy, if all blocks take as long as the longest."""
-        most_blocks, most_steps = triton.cdiv(num_tiles * splits, gpu.multiprocessors), triton.cdiv(steps, splits)
+        most_blocks, most_steps = -(-num_tiles * splits // gpu.multiprocessors), -(-steps // splits)
         return num_tiles * steps / (gpu.multiprocessors * most_blocks * most_steps)
 
     possible = range(1, max(1, min(16, steps // 4)) + 1)  # four steps at least: a pipeline has to fill

@@ -76,7 +76,7 @@ def grouped_gemm(x: Tensor, weights: Tensor, expert_offsets: Tensor) -> Tensor:
     tile, options = tile_of(num_tokens / num_experts, x.element_size(), architecture())
     launch(
         _grouped_gemm,
-        (triton.cdiv(out_features, tile["BLOCK_N"]), num_tokens // tile["BLOCK_M"] + num_experts),
+        (-(-out_features // tile["BLOCK_N"]), num_tokens // tile["BLOCK_M"] + num_experts),
         x, weights, expert_offsets, out, in_features, out_features, x.stride(0), *weights.stride(), out.stride(0),
         NUM_EXPERTS=num_experts, BLOCK_E=triton.next_power_of_2(num_experts), GROUP_M=GROUP_M,
         PRECISION="ieee" if x.dtype is torch.float32 else "tf32", options=options, **tile,

@@ -104,7 +104,7 @@ def lora_shrink(x: Tensor, a: Tensor, adapter_index: Tensor, scale: float = 1.0)
     h = x.new_empty(num_tokens, rank)
     tile, options = shrink_tile_of(num_tokens, rank, x.element_size(), architecture())
     launch(
-        _lora_shrink, (triton.cdiv(rank, tile["BLOCK_R"]), LANES, triton.cdiv(num_tokens, tile["BLOCK_M"])),
+        _lora_shrink, (-(-rank // tile["BLOCK_R"]), LANES, -(-num_tokens // tile["BLOCK_M"])),
         x, a, adapter_index, h, num_tokens, in_features, rank, scale, x.stride(0), *a.stride()[:2], h.stride(0),
         LANES=LANES, PRECISION="ieee" if x.dtype is torch.float32 else "tf32", options=options, **tile,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def lora_expand(h: Tensor, b: Tensor, adapter_index: Tensor, out: Tensor) -> Ten
         )
     tile, options = expand_tile_of(num_tokens, rank, h.element_size())
     launch(
-        _lora_expand, (triton.cdiv(out_features, tile["BLOCK_N"]), LANES, triton.cdiv(num_tokens, tile["BLOCK_M"])),
+        _lora_expand, (-(-out_features // tile["BLOCK_N"]), LANES, -(-num_tokens // tile["BLOCK_M"])),
         h, b, adapter_index, out, num_tokens, out_features, rank, h.stride(0), *b.stride()[:2], out.stride(0),
         LANES=LANES, PRECISION="ieee" if h.dtype is torch.float32 else "tf32", options=options, **tile,
     )  # fmt: skip

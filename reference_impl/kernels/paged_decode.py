@@ -214,7 +214,7 @@ def paged_decode(
     out, gpu = torch.empty_like(q), architecture()
     if not num_rows:
         return out
-    tile, options = tile_of(head_dim, group, q.element_size(), gpu)
+    tile, options = tile_of(head_dim, group, q.element_size(), quantized, gpu)
     short, long = splits_of(num_kv_heads, gpu)
     seen = max_seq_len if window is None else min(max_seq_len, window + tile["BLOCK_N"])
     max_splits = most_splits(seen, tile["BLOCK_N"], short, long)
@@ -235,18 +235,21 @@ def paged_decode(
     return out
 
 
-def tile_of(head_dim: int, group: int, element_size: int, gpu: Architecture) -> tuple[dict[str, int], dict[str, int]]:
+def tile_of(
+    head_dim: int, group: int, element_size: int, quantized: bool, gpu: Architecture
+) -> tuple[dict[str, int], dict[str, int]]:
     """Tile and options; they depend on nothing that changes from step to step."""
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    small = element_size == 4 or (block_d > 128 and gpu.shared_bytes < 96 * 1024)
-    tile = {
-        "BLOCK_H": max(16, triton.next_power_of_2(group)),
-        "BLOCK_D": block_d,
-        "BLOCK_N": 32 if small else 64,
-    }
-    stages = 1 if element_size == 4 else 3 if gpu.is_large else 2
+    block_h, block_d = max(16, triton.next_power_of_2(group)), max(16, triton.next_power_of_2(head_dim))
+    # Scores and sums of many heads, or long keys and values of 8 bits while they become 16: with 64 keys at a time they
+    # would spill in 8 warps, too, and many with 32 in 4 (on AMD, where fewer warps have more registers each, in 8).
+    crowded = block_h * max(block_d, 64) >= 64 * 128 or (quantized and block_d > 128)
+    small = crowded or element_size == 4 or (block_d > 128 and gpu.shared_bytes < 96 * 1024)
+    tile = {"BLOCK_H": block_h, "BLOCK_D": block_d, "BLOCK_N": 32 if small else 64}
+    amd = gpu.target.backend == "hip"
+    stages = 1 if element_size == 4 or (crowded and amd) else 3 if gpu.is_large else 2
     # On Blackwell, accumulators of tensor memory pass through registers: of four warps they would be too many.
-    return tile, {"num_warps": 8 if gpu.name == "sm_100" else 4, "num_stages": stages}
+    eight = gpu.name == "sm_100" or (crowded and not amd)
+    return tile, {"num_warps": 8 if eight else 4, "num_stages": stages}
 
 
 def splits_of(num_kv_heads: int, gpu: Architecture) -> tuple[int, int]:
@@ -256,7 +259,7 @@ def splits_of(num_kv_heads: int, gpu: Architecture) -> tuple[int, int]:
 
 def most_splits(keys: int, block_n: int, short: int, long: int) -> int:
     """Of all contexts of up to so many keys, as `tiles_of_split` cuts them."""
-    return max(min(triton.cdiv(keys, block_n), short), min(triton.cdiv(keys, SPLIT), long), 1)
+    return max(min(-(-keys // block_n), short), min(-(-keys // SPLIT), long), 1)
 
 
 def grid_of(num_rows: int, num_kv_heads: int, max_splits: int, gpu: Architecture) -> tuple[int, int, int]:
@@ -264,4 +267,4 @@ def grid_of(num_rows: int, num_kv_heads: int, max_splits: int, gpu: Architecture
 
     Bounded, because with one long row among many short ones most programs have no split: they load a number and end.
     """
-    return num_kv_heads, num_rows, min(max_splits, triton.cdiv(24 * gpu.multiprocessors, num_rows * num_kv_heads))
+    return num_kv_heads, num_rows, min(max_splits, -(-24 * gpu.multiprocessors // (num_rows * num_kv_heads)))

@@ -124,7 +124,7 @@ def rotate_and_write(
         raise ValueError("expected key_scale and value_scale with the same strides")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tile, options = tile_of(head_dim)
-    tiles = triton.cdiv(heads, tile["BLOCK_H"]) + triton.cdiv(kv_heads, tile["BLOCK_H"])
+    tiles = -(-heads // tile["BLOCK_H"]) + -(-kv_heads // tile["BLOCK_H"])
     launch(
         _rotate_and_write, (num_tokens, tiles),
         q, k, v, out, positions, cos, sin, keys, values, key_scale, value_scale, slot_mapping, q_norm, k_norm, eps,

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+import triton
 
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kernels.compilation import Resources
@@ -39,28 +40,60 @@ def test_the_whole_table_is_what_the_compiler_says() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_table_that_lies_is_found_out(tmp_path, monkeypatch) -> None:
+NAME = "flash_attention, head_dim 64: flash_attention, sm_90"
+
+
+def test_a_table_that_lies_is_found_out(tmp_path) -> None:
+    """Of lines that this version of Triton is said to have made: only these are compared."""
     table = json.loads(TABLE.read_text())
-    name = "flash_attention, head_dim 64: flash_attention, sm_90"
-    table[name]["registers"] += 1
     del table["paged_decode, MHA: paged_decode, sm_80"]
-    table["paged_decode, window: paged_decode, sm_86"]["key"] = "0" * 16
+    table["paged_decode, window: paged_decode, sm_86"] |= {"key": "0" * 16, "triton": triton.__version__}
     (tmp_path / "compiled.json").write_text(json.dumps(table))
-    found = compile_table("--table", str(tmp_path / "compiled.json"), "--all", "--only", "flash_attention, head_dim 64")
-    assert f"{name}: the table says" in found.stdout
-    assert found.returncode == 1
     found = compile_table("--table", str(tmp_path / "compiled.json"))
     assert "paged_decode, MHA: paged_decode, sm_80: is not in the table: run with --update" in found.stdout
     assert "paged_decode, window: paged_decode, sm_86: has changed since it was compiled" in found.stdout
     assert found.stdout.endswith(" 2 problems\n")
+    table[NAME] |= {"registers": table[NAME]["registers"] + 1, "triton": triton.__version__}
+    (tmp_path / "compiled.json").write_text(json.dumps(table))
+    found = compile_table("--table", str(tmp_path / "compiled.json"), "--all", "--only", NAME)
+    assert f"{NAME}: the table says" in found.stdout
+    assert found.returncode == 1
+
+
+def test_a_line_of_another_triton_is_not_compared_but_what_this_one_compiles_is_judged(tmp_path) -> None:
+    table = json.loads(TABLE.read_text())
+    table[NAME] |= {"key": "0" * 16, "triton": "3.0.0", "registers": 1, "spilled": 8}
+    (tmp_path / "compiled.json").write_text(json.dumps(table))
+    arguments = ["compile_table", "--table", str(tmp_path / "compiled.json"), "--only", NAME]
+    found = compile_table(*arguments[1:], "--all")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.endswith(" 0 problems\n")
+    assert f"{NAME}: spills 8 bytes per thread" in compile_table(*arguments[1:]).stdout, "nothing is compiled"
+    table[NAME] |= {"spilled": 0}
+    (tmp_path / "compiled.json").write_text(json.dumps(table))
+    script = f"""
+import sys
+from reference_impl.kernels import compile_table
+real = compile_table.compiled
+compile_table.compiled = lambda line: real(line) | {{"spilled": 16, "matrix_instructions": {{}}}}
+sys.argv = {[*arguments, "--all"]}
+sys.exit(compile_table.main())
+"""
+    found = in_a_process_that_compiles("-c", script)
+    assert found.returncode == 1
+    assert f"{NAME}: spills 16 bytes per thread" in found.stdout
+    assert f"{NAME}: uses no matrix instruction" in found.stdout
+    assert "the table says" not in found.stdout
 
 
 def test_attention_on_hopper_uses_its_matrix_instructions() -> None:
     table = json.loads(TABLE.read_text())
     attention = ("flash_attention, ", "paged_decode, ")
     hopper = [e for name, e in table.items() if name.endswith("sm_90") and name.startswith(attention)]
-    assert len(hopper) == 18
-    assert all(set(entry["matrix_instructions"]) == {"HGMMA"} for entry in hopper)
+    units = [set(entry["matrix_instructions"]) for entry in hopper]
+    assert len(units) == 21
+    assert units.count({"HGMMA"}) == 18
+    assert units.count({"HGMMA", "HMMA"}) == 3, "scores of 32 keys, where 64 would spill: it takes 64 at a time"
 
 
 def test_what_does_not_fit_is_said() -> None:

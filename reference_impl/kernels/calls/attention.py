@@ -56,6 +56,12 @@ CALLS: dict[str, Call] = {
         ("fp8 cache", {"head_dim": 128, "cache": torch.float8_e4m3fn}),
     )
 }
+# Where tiles of 64 keys would spill; the 71 heads are Falcon's.
+CALLS |= {
+    "paged_decode, head_dim 256, int8 cache": _attention(paged_decode, 256, cache=torch.int8),
+    "paged_decode, head_dim 256, 32 heads": _attention(paged_decode, 256, group=32),
+    "paged_decode, 71 heads": _attention(paged_decode, 64, group=71),
+}
 CALLS |= {
     "flash_attention, tree": _attention(flash_attention, 128, tree=True),
     "flash_attention, skip-softmax": _attention(flash_attention, 128, skip_threshold=1e-3),
