@@ -34,7 +34,7 @@ AGAIN = 3  # exit status of a process after which another one goes on
 def markdown(result: dict[str, Any]) -> str:
     """The table, and under it where, when and against which limits it was measured."""
     rows = [gpu_rows.from_json(row) for row in result["rows"]]
-    return "\n".join([*gpu_rows.table(rows), "", *remarks(result)])
+    return "\n".join([*gpu_rows.table(rows), "", *remarks(result), "", *gpu_rows.notes(rows)]).rstrip()
 
 
 def remarks(result: dict[str, Any]) -> Iterator[str]:
@@ -47,10 +47,6 @@ def remarks(result: dict[str, Any]) -> Iterator[str]:
         "machine, measured in the same run: bytes of a step over the bandwidth of a copy, or operations over the rate "
         "of a large product. Reading alone can be faster than a copy, by some percent."
     )
-    for row in map(gpu_rows.from_json, result["rows"]):
-        said = [row.problem] * (row.ours is not None) + [row.note] * (not row.goal_unit)
-        if any(said):
-            yield f"- {row.metric}: {'; '.join(filter(None, said))}"
     if result["dry_run"]:
         yield "A dry run with tiny models: every figure is meaningless."
     if not result["complete"]:

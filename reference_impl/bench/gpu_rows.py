@@ -78,6 +78,14 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         yield f"| {' | '.join(cell.replace('|', '/') for cell in cells(row))} |"
 
 
+def notes(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines of Markdown: what is to be known of a figure, where the table does not say it."""
+    for row in rows:
+        said = [row.problem] * (row.ours is not None) + [row.note] * (not row.goal_unit)
+        if any(said):
+            yield f"- {row.metric}: {'; '.join(filter(None, said))}"
+
+
 def number(value: float) -> str:
     """Three digits at least, thousands with commas."""
     if abs(value) >= 1000:

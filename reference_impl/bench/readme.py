@@ -62,7 +62,8 @@ def gpu_part(result: dict[str, Any] | None) -> str:
     shown = [row for row in rows if row.goal is not None or row.peer is not None]
     head = "`python -m reference_impl.bench gpu` (or `inferlab bench gpu`), at most eight minutes on one GPU, measures:"
     tail = "All lines: [gpu.md](reference_impl/bench/results/gpu.md)."
-    return "\n".join([head, "", *gpu_rows.table(shown), "", *gpu.remarks(result), "", tail])
+    under = [*gpu.remarks(result), "", *gpu_rows.notes(shown)]
+    return "\n".join([head, "", *gpu_rows.table(shown), "", *under, "", tail])
 
 
 def kernels_part(result: dict[str, Any]) -> str:

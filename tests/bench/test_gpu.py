@@ -435,7 +435,7 @@ def test_a_peer_that_says_something_else_is_an_error() -> None:
     assert row.peer == ("other", 2.0)
     assert gpu.failed(row.to_json())
     said = gpu.markdown(gpu_run.begin(tiny=True) | {"rows": [row.to_json()]})
-    assert f"- metric: {row.problem}; with prefill\n" in said
+    assert said.endswith(f"\n- metric: {row.problem}; with prefill")
     with pytest.raises(RuntimeError, match="expected 2 tokens for each prompt"):
         compared(ours=lambda: (1.0, [[1, 2]]), other=lambda: (1.0, [[1]]))
     with pytest.raises(ZeroDivisionError):  # and what we cannot do is one
