@@ -101,9 +101,8 @@ def one_stream(bench: Bench, name: str, shape: str, **options: Any) -> Iterator[
     """A prompt of 1,024 tokens, then 8 windows of 32 greedy tokens."""
     llm = bench.llm(shape, **options)
     found = steady(bench, llm, prompts_of(1, bench.pick(1024, 24)), 8, 32, 16)
-    limit = bench.limit(lambda limits: 1 / bench.work(llm).decode_seconds([found.context], limits))
     yield Row(
-        name, "tokens/s", found.tokens_per_second(), limit,
+        name, "tokens/s", found.tokens_per_second(), _limit(bench, llm, found),
         note=f"context {found.context:.0f}", detail=_detail(found, llm),
     )  # fmt: skip
 
@@ -115,10 +114,8 @@ def sweep(bench: Bench, shape: str, sizes: tuple[int, ...], metric: str, **optio
         llm = bench.llm(shape, **options)
         size_here = bench.pick(size, min(size, 4))
         found = steady(bench, llm, prompts_of(size_here, bench.pick(512, 12)), 5, 16)
-        contexts = [found.context] * size_here
-        limit = bench.limit(lambda limits: len(contexts) / bench.work(llm).decode_seconds(contexts, limits))  # noqa: B023
         yield Row(
-            metric.format(size), "tokens/s", found.tokens_per_second(), limit,
+            metric.format(size), "tokens/s", found.tokens_per_second(), _limit(bench, llm, found),
             note=f"context {found.context:.0f}", detail=_detail(found, llm),
         )  # fmt: skip
 
@@ -215,6 +212,12 @@ def busy_seconds(spans: list[tuple[float, float]]) -> tuple[float, float]:
             busy += end - until
             until = end
     return busy, short
+
+
+def _limit(bench: Bench, llm: LLM, found: Steady) -> float | None:
+    """Tokens/s of steps in which everybody has the mean context."""
+    contexts = [found.context] * found.requests
+    return bench.limit(lambda limits: found.requests / bench.work(llm).decode_seconds(contexts, limits))
 
 
 def _detail(found: Steady, llm: LLM) -> dict[str, Any]:

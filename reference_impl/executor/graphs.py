@@ -116,8 +116,8 @@ class Graphs:
 
     compute(batch, tensors, samples): what is captured; gives the tokens or the logits of all rows. tensors has the
     arrays of `inert`, and "previous" [max_rows]: the tokens of the step before. ran(): which attention it was.
-    max_rows: requests that run at a time. max_len: positions of a sequence. limit: how many graphs, or as many as
-    `keys` has where those are more; then the one that was not used for longest goes.
+    max_rows: requests that run at a time. max_len: positions of a sequence. limit: how many graphs, then the
+    one that was not used for longest goes; None: LIMIT, or as many as there are `keys`.
     """
 
     def __init__(

@@ -7,13 +7,13 @@ a prompt that takes the whole budget of tokens; as many rows as may be, all of w
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.interfaces import KVSpec, Request, Row, SamplingParams, StepPlan
+from reference_impl.memory import give_back
 
 if TYPE_CHECKING:
     import torch
@@ -56,14 +56,13 @@ class CudaMemory:
         import torch
 
         highest = []
-        gc.collect()  # an engine that nobody uses any more may still hold its cache
+        give_back(self.device)  # an engine that nobody uses any more may still hold its cache
         for run in runs:
             torch.cuda.reset_peak_memory_stats(self.device)
             run()
             torch.cuda.synchronize(self.device)
             highest.append(torch.cuda.max_memory_allocated(self.device))
-        gc.collect()
-        torch.cuda.empty_cache()
+        give_back(self.device)
         stays = torch.cuda.memory_allocated(self.device)
         free = torch.cuda.mem_get_info(self.device)[0]
         return Measured(self.total, self.total - int(free), tuple(peak - stays for peak in highest))

@@ -14,11 +14,12 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from reference_impl.config import EngineConfig
+from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.executor import graphs as graphs_module
 from reference_impl.executor.graphs import GraphKey, Graphs, longest_bucket, rows_bucket
 from reference_impl.interfaces import KVSpec, Request, Row, SamplingParams, StepPlan
+from reference_impl.serving.worker import load
 from tests.executor.dense import DEVICE, dense_engine, dense_model
 from tests.executor.tape import Tape, recorder
 
@@ -424,3 +425,12 @@ def test_the_tape_repeats_what_was_recorded_and_nothing_else() -> None:
     replay()
     assert out.tolist() == [21, 23, 25]
     assert between.isnan().all()
+
+
+def test_a_server_captures_all_graphs_before_it_is_ready(monkeypatch, caplog) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Engine, "capture_graphs", lambda engine, *given: asked.append((engine, *given)) or 7)
+    with caplog.at_level("INFO", "inferlab.serving"):
+        llm = load(course_model("draft"), kv_cache_bytes=16 << 20)
+    assert asked == [(llm.engine,)]
+    assert "7 CUDA graphs captured in " in caplog.text
