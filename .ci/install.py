@@ -35,14 +35,14 @@ print(json.dumps(found))
 def main(extra: str) -> None:
     make_venv()
     stamp, wanted = VENV / f".installed-{extra}", fingerprint()
-    if stamp.exists() and stamp.read_text() == wanted:
+    if stamp.exists() and stamp.read_text("utf-8") == wanted:
         return
     stamp.unlink(missing_ok=True)
     if not usable(versions(PYTHON)):
         install_torch()
     pip("install", "-c", str(constraints_around(versions(PYTHON))), "-e", f"{ROOT}[{extra}]")
     compile_all()
-    stamp.write_text(wanted)
+    stamp.write_text(wanted, "utf-8")
 
 
 def make_venv() -> None:
@@ -74,15 +74,17 @@ def constraints_around(installed: dict[str, str]) -> Path:
     constraints = ROOT / "constraints.txt"
     if installed["torch"].split("+")[0] == pin("torch"):
         return constraints
-    lines = [line for line in constraints.read_text().splitlines() if line.split("==")[0] not in ("torch", "triton")]
+    lines = [
+        line for line in constraints.read_text("utf-8").splitlines() if line.split("==")[0] not in ("torch", "triton")
+    ]
     lines += [f"{name}=={version}" for name, version in installed.items()]
     path = VENV / "constraints.txt"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", "utf-8")
     return path
 
 
 def pin(name: str) -> str:
-    found = re.search(rf"^{name}==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    found = re.search(rf"^{name}==([^\s;]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
     if not found:
         sys.exit(f"error: constraints.txt does not pin {name}")
     return found.group(1)
@@ -108,9 +110,9 @@ def fingerprint() -> str:
     """Changes when an install would change: dependencies, packaging, pins, Python."""
     import tomllib  # here, so that an older Python gets as far as the message below
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     asked = [project["build-system"], project["project"], project["tool"]["hatch"], sys.version]
-    text = json.dumps(asked, sort_keys=True) + (ROOT / "constraints.txt").read_text()
+    text = json.dumps(asked, sort_keys=True) + (ROOT / "constraints.txt").read_text("utf-8")
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -97,6 +97,9 @@ _mount()
 
 
 def main() -> None:
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character, a "·" or "²", shows a question mark
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     try:
         app()
     except (WorkspaceError, ManifestError) as error:

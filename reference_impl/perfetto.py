@@ -50,7 +50,7 @@ def write_perfetto(trace: Trace, path: str | Path) -> None:
     content = to_perfetto(trace)
     events = ",\n".join(json.dumps(event, allow_nan=False) for event in content.pop("traceEvents"))
     rest = json.dumps(content)[1:]
-    Path(path).write_text(f'{{"traceEvents": [\n{events}\n], {rest}\n')
+    Path(path).write_text(f'{{"traceEvents": [\n{events}\n], {rest}\n', "utf-8")
 
 
 def _whole(life: Life, end_of_trace: float) -> Slice:

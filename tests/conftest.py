@@ -1,25 +1,84 @@
-"""Markers of tests that need something of the machine: skipped where it is missing, and the run ends by saying so.
+"""What the user's machine says reaches no test, and what a test needs of the machine is a marker or a fixture.
 
-With INFERLAB_CI=1 a run fails if anything but a gpu test was skipped.
+A test that needs something carries the marker of that name, or one of its fixtures asks for the fixture of that name.
+It is skipped where that is missing, and the run ends by saying so; with INFERLAB_CI=1 it fails if anything but a gpu
+test was skipped.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import fcntl
 import functools
 import importlib.util
+import locale
 import os
+import random
+import re
 import shutil
 import signal
+import site
 import subprocess
+import sys
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from reference_impl.models.decoder import Decoder
+    from tests.warm import Warm
+
+# Variables with which a user, a company, a classroom or a desktop changes what programs do. Kept are PYTHONPATH and
+# PYTHONUSERBASE, by which packages may be found, and those of the bytecode cache.
+_OF_THE_USER = re.compile(
+    r"(PIP|XDG|LC|GIT|JUPYTER|OPENAI|SSL_CERT)_.*|IPYTHON.*|MPL.*|PYTHON(?!PATH$|USERBASE$|DONTWRITE|PYCACHE).+"
+    r"|LANG|LANGUAGE|TZ|.*_PROXY|(REQUESTS|CURL)_CA_BUNDLE|DISPLAY|WAYLAND_DISPLAY|BROWSER|SSH_CONNECTION"
+    r"|INFERLAB_(HOME|DATA|INSTALL_URL|COMMIT)",
+    re.IGNORECASE,
+)
+_OF_THE_TERMINAL = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "TTY_COMPATIBLE")
+
+
+def _become_neutral() -> None:
+    """For this process and all that it starts: no configuration, home, locale, proxy, time zone or umask of the user's.
+
+    Caches that are costly to fill stay from run to run, inside the repository.
+    """
+    os.umask(0o022)
+    # A worker is a child of the process that has done the following, and shares its home.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        packages = site.getuserbase()  # where torch may be; it would be looked for in the new home
+        for name in list(filter(_OF_THE_USER.fullmatch, os.environ)):
+            del os.environ[name]
+        home = tempfile.mkdtemp(prefix="inferlab-home-")
+        atexit.register(shutil.rmtree, home, ignore_errors=True)
+        cache = Path(__file__).resolve().parent.parent / ".pytest_cache"
+        os.environ |= {
+            "HOME": home, "USERPROFILE": home, "PYTHONUSERBASE": packages,
+            "LC_ALL": "C.UTF-8", "LANG": "C.UTF-8", "TZ": "UTC", "NO_PROXY": "127.0.0.1,localhost",
+            "no_proxy": "127.0.0.1,localhost", "HF_HUB_OFFLINE": "1",
+            # Nothing is fetched: what a test installs it has made, or finds installed.
+            "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            # A checkout may belong to somebody else than who runs the tests, and they may have told git no name.
+            "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "3",
+            "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*",
+            "GIT_CONFIG_KEY_1": "user.name", "GIT_CONFIG_VALUE_1": "Test",
+            "GIT_CONFIG_KEY_2": "user.email", "GIT_CONFIG_VALUE_2": "test@example.org",
+            "MPLCONFIGDIR": str(cache / "matplotlib"), "TRITON_CACHE_DIR": str(cache / "triton"),
+        }  # fmt: skip
+    with contextlib.suppress(locale.Error):  # not every system has it under this name
+        locale.setlocale(locale.LC_ALL, "C.UTF-8")
+    time.tzset()
+
+
+_become_neutral()
 
 # Tests bound what could hang, never speed: a loaded machine must not fail a property by being slow. In CI the examples
 # are the same every time, so that whether a change lands is not luck; on your machine they differ from run to run.
@@ -31,6 +90,7 @@ settings.register_profile(
     derandomize=_CI,
     database=None if _CI else settings().database,
 )
+settings.register_profile("few", settings.get_profile("inferlab"), max_examples=30)
 settings.load_profile("inferlab")
 
 # A shell's background job ignores SIGINT, and one under nohup SIGHUP; so would all it starts, and some tests send both.
@@ -76,6 +136,47 @@ def random_model() -> Callable[..., Decoder]:
     return make
 
 
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """made_once(name, make): a copy of the folder that make(folder) filled, for the first worker of the run that asked.
+
+    For what is costly to make and does not depend on who makes it, such as a graded class.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def get(name: str, make: Callable[[Path], None]) -> Path:
+        made = shared / f"once-{name}"
+        with (shared / f"once-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the others wait here while the first one makes it
+            if not made.exists():
+                unfinished = Path(tempfile.mkdtemp(prefix=f"once-{name}-", dir=shared))  # it stays if `make` fails
+                make(unfinished)
+                unfinished.rename(made)
+        return Path(shutil.copytree(made, tmp_path_factory.mktemp(name) / name, symlinks=True))
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Runs programs in a Python that has already imported torch and what a notebook's kernel needs: tests/warm.py."""
+    from tests.warm import Warm
+
+    made = Warm(
+        "torch", "triton", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "ipywidgets",
+        "ipykernel.kernelapp", "ipykernel.zmqshell", "IPython.core.completer",
+    )  # fmt: skip
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def say(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """say(text): a line for the end of the run, for what a test left to another run, and why."""
+    return lambda text: record_property("say", text)
+
+
 def _no_gpu() -> str | None:
     import torch
 
@@ -86,26 +187,60 @@ def _no_bwrap() -> str | None:
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed"
     command = ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "--dev", "/dev", "true"]
-    tried = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    tried = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return None if tried.returncode == 0 else f"bubblewrap cannot isolate here: {tried.stderr.strip()}"
+
+
+def _no_postgres() -> str | None:
+    found = any(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or shutil.which("initdb")
+    return None if found else "not installed: PostgreSQL's initdb"
 
 
 def _no_program(*alternatives: str) -> Callable[[], str | None]:
     return lambda: None if any(map(shutil.which, alternatives)) else f"not installed: {' or '.join(alternatives)}"
 
 
-_MISSING: dict[str, Callable[[], str | None]] = {
-    "gpu": _no_gpu,
-    "bwrap": _no_bwrap,
-    "browser": _no_program("chromium", "chromium-browser", "google-chrome"),
-    "postgres": _no_program("postgres", "pg_ctlcluster"),
-    "redis": _no_program("redis-server"),
+class _Need(NamedTuple):
+    why_missing: Callable[[], str | None]
+    remedy: str
+
+
+_NEEDS = {
+    "gpu": _Need(_no_gpu, "on a machine that has one: .venv/bin/python -P -m pytest -m gpu"),
+    "bwrap": _Need(_no_bwrap, "apt-get install bubblewrap; what forbids it to isolate says: inferlab grade doctor"),
+    "browser": _Need(_no_program("chromium", "chromium-browser", "google-chrome"), "apt-get install chromium"),
+    "postgres": _Need(_no_postgres, "apt-get install postgresql"),
+    "redis": _Need(_no_program("redis-server"), "apt-get install redis-server"),
+    "curl": _Need(_no_program("curl"), "apt-get install curl"),
+    "compiler": _Need(_no_program("g++", "clang++"), "apt-get install g++"),
 }
+
+
+def _fixture_named(need: str) -> Any:
+    """For a fixture to ask for, as `bwrap: None`: whoever uses that fixture, however indirectly, has the marker."""
+
+    @pytest.fixture(scope="session", name=need)
+    def stand_in() -> None:
+        pass
+
+    return stand_in
+
+
+_bwrap, _browser, _postgres, _redis = map(_fixture_named, ("bwrap", "browser", "postgres", "redis"))
 
 
 @functools.cache
 def _why_missing(marker: str) -> str | None:
-    return _MISSING[marker]()
+    return _NEEDS[marker].why_missing()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "not slow":  # `make test`; see also tests/examples.py
+        settings.load_profile("few")
+    if __name__ == "tests.conftest":  # and not in the copies of this file that tests make
+        from tests import narrow
+
+        config.pluginmanager.register(narrow)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -115,28 +250,53 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return (os.cpu_count() or 1) + 1
 
 
-LAB_PROOFS = "tests/labs/test_labs.py"
+APART = ("tests/labs/test_labs.py", "tests/chapters/test_notebooks.py::test_the_notebook_runs")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A worker runs all of a file, so that a course that many of its tests look at is graded once; except the proofs of
-    the labs, minutes each, which any worker may take, and which begin: at the end one worker would run them alone."""
+    the labs and the notebooks, which any worker may take, and which begin: at the end one would run them alone."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ProofsApart(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid if LAB_PROOFS in nodeid else nodeid.split("::", 1)[0]
+            return nodeid if nodeid.startswith(APART) else nodeid.split("::", 1)[0]
 
     return ProofsApart(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LAB_PROOFS not in item.nodeid)
+    # False sorts before True: labs first, then notebooks
+    items.sort(key=lambda item: [not item.nodeid.startswith(apart) for apart in APART])
     for item in items:
-        for marker in _MISSING:
+        for marker in _NEEDS:
+            if marker in getattr(item, "fixturenames", ()):
+                item.add_marker(marker)
             if item.get_closest_marker(marker) and (reason := _why_missing(marker)):
                 item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """How wide the user's terminal is and what it can show is for pytest's own report, and for no program in a test."""
+    if session.config.pluginmanager.has_plugin("terminalreporter"):  # a worker has none
+        writer = session.config.get_terminal_writer()
+        writer.fullwidth = writer.fullwidth  # pytest would look again
+    for name in _OF_THE_TERMINAL:
+        os.environ.pop(name, None)
+    os.environ |= {"TERM": "xterm", "COLUMNS": "80", "LINES": "25"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test draws without a seed of its own does not depend on the tests that ran before it."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
 
 
 def pytest_collection_finish() -> None:
@@ -154,9 +314,15 @@ def _skipped(config: pytest.Config) -> Counter[tuple[str, str]]:
     for report in reporter.stats.get("skipped", []) if reporter else []:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         reason = reason.removeprefix("Skipped: ")
-        marker = next((name for name in _MISSING if reason.startswith(f"{name}: ")), "unmarked")
+        marker = next((name for name in _NEEDS if reason.startswith(f"{name}: ")), "unmarked")
         skipped[marker, reason.removeprefix(f"{marker}: ")] += 1
     return skipped
+
+
+def _said(config: pytest.Config) -> list[str]:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    reports = [report for key in ("passed", "failed") for report in reporter.stats.get(key, [])]
+    return sorted({str(text) for report in reports for key, text in report.user_properties if key == "say"})
 
 
 def _forbidden(config: pytest.Config) -> bool:
@@ -169,14 +335,24 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    terminalreporter.section("skipped for want of something")
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Generator[None, None, None]:
+    """Last of all sections, after failures and the list of every test that was skipped."""
+    yield
+    if said := _said(config):
+        terminalreporter.section("what ran in part")
+        for line in said:
+            terminalreporter.line(line)
+    terminalreporter.section("what did not run")
     skipped = _skipped(config)
     for (marker, reason), count in sorted(skipped.items()):
-        terminalreporter.line(f"{marker}: {count} skipped: {reason}")
-    if not skipped:
-        terminalreporter.line("nothing")
+        remedy = f". To have them run: {_NEEDS[marker].remedy}" if marker in _NEEDS else ""
+        terminalreporter.line(f"{marker}: {count} skipped: {reason}{remedy}")
     if "not slow" in config.option.markexpr:
-        terminalreporter.line("slow: not run; `make test-all` runs them")
+        terminalreporter.line("slow: left out. To have them run: make test-all")
+    elif not skipped:
+        terminalreporter.line("nothing: all ran")
     if _forbidden(config):
         terminalreporter.line("FAILED: INFERLAB_CI=1 allows only gpu tests to be skipped", red=True)

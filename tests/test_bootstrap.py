@@ -36,7 +36,7 @@ print(json.dumps({d.name: d.version for d in importlib.metadata.distributions() 
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-P", "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    built = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stdout + built.stderr
     return next(folder.glob("inferlab-*.whl"))
 
@@ -49,7 +49,7 @@ class Elsewhere:
         self.python, self.folder = venv / "bin" / "python", folder / "work"
         self.folder.mkdir()
         packages.mkdir()
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=240)
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=600)
         for place in map(Path, sys.path):
             if place.name in ("site-packages", "dist-packages") and place.is_dir():
                 for entry in place.iterdir():
@@ -71,7 +71,7 @@ class Elsewhere:
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
         )
 
     def execute(self, notebook: nbformat.NotebookNode) -> None:
@@ -86,6 +86,10 @@ class Elsewhere:
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Elsewhere:
     made = Elsewhere(tmp_path)
     monkeypatch.setenv("JUPYTER_PATH", made.jupyter)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    # Neither a constraint nor an index of this machine's pip decides what is found. There is no network.
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("INFERLAB_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -21,7 +21,7 @@ def loaded_by(statement: str, blocked: tuple[str, ...] = ()) -> set[str]:
         f"{statement}\n"
         "print(json.dumps([name for name, module in sys.modules.items() if module is not None]))"
     )
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 

@@ -33,7 +33,7 @@ def files(folder: str, *patterns: str) -> set[str]:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-P", "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    built = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stdout + built.stderr
     return next(folder.glob("inferlab-*.whl"))
 
@@ -85,7 +85,7 @@ def test_an_unpacked_wheel_finds_its_chapters_labs_and_model(wheel: Path, names:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr
     chapters, data, count, model = result.stdout.splitlines()
@@ -100,7 +100,7 @@ def test_no_folder_of_the_repository_becomes_a_package() -> None:
         f"found = [spec for spec in map(importlib.util.find_spec, {folders}) if spec]\n"
         "print(json.dumps([place for spec in found for place in spec.submodule_search_locations or []]))"
     )
-    result = subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    result = subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert not {Path(place).parent for place in json.loads(result.stdout)} & {ROOT}
     assert not [name for name in folders if (ROOT / name / "__init__.py").exists()]
     assert sys.path[0] != str(ROOT)

@@ -533,6 +533,7 @@ for step in busy.trace.steps():
 #
 # A tag such as (E00.9) is the number of an entry in our list of 159 errors that study materials pass on. Where a
 # calculator or the engine of this course can show the right value, a test does (`tests/claims/` in the repository).
+# <!-- tested: tests/claims/test_register.py::test_there_are_159_errata_each_once_and_in_order -->
 #
 # **"Models produce one token at a time."** They *write* one at a time. They read as many as you give them. The trace
 # in section 4 shows both. A sentence about "the model" that does not name the phase is usually wrong for one of them.
@@ -664,5 +665,6 @@ widgets.quiz(load_quiz("00_orientation").draw(seed=1, tag="map"))
 # - Four things run out: compute, bandwidth, capacity, network. And overhead, on small models.
 # - Answer in three steps: find the bottleneck, put numbers on it, choose the lever that moves that term.
 # - A gain `g` in throughput saves `g / (1 + g)` of a fleet with the same work: 30 % saves 23 %.
+#   <!-- printed: worth -->
 # - Batching shares the read of the weights. Continuous batching is for lengths and arrivals that differ.
 # - Say GB (10⁹) or GiB (2³⁰), of what (head, layer, model), and in which format.

@@ -522,6 +522,7 @@ for s, name in ((big, "llama-3-70b"), (small, "llama-3-8b")):
 #
 # How lopsided is it? Take the round numbers of the interview question: 70 billion weights, 2 bytes each, and an H100
 # SXM with 989 TFLOP/s in dense bf16 and 3.35 TB/s. Only the weights count, not attention.
+# <!-- printed: devices -->
 
 # %% name="one-token"
 flop, moved = latency.linear_flops(70e9, 1), 70e9 * 2

@@ -517,6 +517,7 @@ widgets.reveal("01a-writing", writing / reading)
 # give each phase its own machines (**disaggregation**, chapter 13)? Each side can then be sized and tuned for its own
 # limit. The price: when the prefill ends, the cache has to travel. Compute it before you believe either side. (Llama 3
 # itself reads 8,192 tokens. Llama 3.1 has the same shape and reads 131,072, so the longer prompt is one of that model.)
+# <!-- source: config.json of both models, max_position_embeddings -->
 
 # %% name="transfer"
 for name in ("NVLink 4", "InfiniBand NDR 400G", "Ethernet 100G"):

@@ -792,8 +792,10 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="floors"))
 #   Decode: `2N + 4 · context · d · layers`.
 # - Prefill is flat (below the ridge), linear, then quadratic. Attention = matrices at `L = N / (d · layers)`: 61k tokens
 #   for 8B. `2NL` counts logits for every token; an engine computes one row of them.
+#   <!-- printed: errata-linear-cell -->
 # - Prefill time = FLOP / (MFU · peak). No time without an MFU. Dense peak.
 # - Decode floor = (weights + caches) / bandwidth. 7B in BF16 on an H100: 4.2 ms. Give the ratio to it with every decode time.
+#   <!-- printed: errata-30ms-cell -->
 # - Most tokens/s of one stream = bandwidth / bytes. What takes away: cache reads, reached bandwidth, price of a pass,
 #   communication. A batch raises the sum, never one stream.
 # - TP helps one stream until `2 · layers` all-reduces weigh as much as `bytes / (TP · bandwidth)`. PP and DP do not.

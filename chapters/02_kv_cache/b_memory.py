@@ -468,6 +468,7 @@ widgets.quiz(load_quiz("02_kv_cache").draw(seed=1, tag="memory"))
 # - Bytes per token = `2 · layers · KV heads · head_dim · bytes`. KV heads, not query heads; head_dim from the config.
 #   MLA: `layers · (latent + rope dim) · bytes`. Hybrids: only the attention layers, plus a fixed state per request.
 # - Llama-3-8B: 128 KiB per token in 16 bit. Llama-3-70B: 320 KiB, 2.68 GB per 8,192 tokens.
+#   <!-- printed: worked-lengths -->
 # - MHA: KV heads = query heads. GQA: fewer. MQA: one. The cache shrinks by query heads per KV head.
 # - Budget: `utilization · memory − weights − reserve`. Divide by bytes per token: tokens over *all* requests.
 # - Context per user = prompt + output. Left to generate = context − prompt. A shared prefix counts once.

@@ -681,6 +681,7 @@ print(f"graphs for 1, 2, 4, 8, 16 ... 256 rows: share of the rows that is paddin
 # latency on GPT-3 175B; vLLM's paper 2-4x over Orca and FasterTransformer; its first announcement up to 24x over plain
 # Hugging Face. Below is one load with several baselines: 32 requests of the course model, prompts of 12, exponential
 # outputs, one burst, no latency objective.
+# <!-- source: abstracts of Orca (OSDI 2022) and PagedAttention (SOSP 2023); vLLM's announcement of June 2023 -->
 
 # %% name="errata-ratios-cell"
 lens = loads["exponential"]

@@ -512,6 +512,7 @@ for name, policy in (
 #
 # 8B on an H100 that is left 24,000, 12,000 or 8,000 tokens of cache; 10 requests per second for 20 s, prompts of 500,
 # outputs 200 in the mean, `max_tokens` 1,024.
+# <!-- printed: admission -->
 
 # %% name="admission"
 stream = poisson(10, 20, seed=3, prompts=(500,), mean_output=200, max_tokens=1024)
@@ -653,6 +654,7 @@ widgets.under_load(under_load.recorded(), under_load.short_run, under_load.alone
 # The victim's keys and values can be dropped and computed again (arithmetic), or copied to host memory and back (a
 # link). By formula, for one victim, on the machine of this notebook and a 70B model on four H100; PCIe 5 at 55 GB/s,
 # since copies do not reach the specified 63.
+# <!-- tested: tests/claims/test_chapter_14.py::test_e14_03_host_memory_is_as_fast_as_the_path_to_it -->
 
 # %% name="recompute-or-swap"
 per_second = 55e9  # byte/s; copies over PCIe 5 x16 see 50 to 60 of the 63 GB/s in the specification
@@ -775,8 +777,8 @@ for name, prompt, output in (
 # %% name="errata-blocking-cell"
 mixed = poisson(8, 20, seed=6, prompts=(300, 8000, 30_000), shares=(0.87, 0.11, 0.02), mean_output=150)
 short = [str(i) for i, a in enumerate(mixed) if a.prompt == 300]
-whole = EngineConfig(num_blocks=2500, max_num_seqs=32, max_num_batched_tokens=131_072)
-pieces = EngineConfig(num_blocks=2500, max_num_seqs=32, max_num_batched_tokens=512)
+whole = EngineConfig(num_blocks=40_000 // 16, max_num_seqs=32, max_num_batched_tokens=131_072)
+pieces = EngineConfig(num_blocks=40_000 // 16, max_num_seqs=32, max_num_batched_tokens=512)
 remedies = {
     "static": {"config": whole, "scheduler": lambda kv: StaticBatching(kv, 32)},
     "continuous, whole prompts": {"config": whole, "scheduler": lambda kv: OrcaBatching(kv, 32)},

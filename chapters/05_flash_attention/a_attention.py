@@ -150,6 +150,7 @@ show(
 # different words of one bank, they queue up (*bank conflict*). *Occupancy* is how many warps an SM holds at once, limited
 # by registers and shared memory. Triton lets you write a whole program as operations on tiles, and deals with threads,
 # banks and barriers itself; part b shows what it decides for you.
+# <!-- printed: splits -->
 
 
 # %% name="banks"
@@ -328,7 +329,8 @@ assert counted["FlashAttention 2"].moved == traffic.flash2_moves(n, d, 128).tota
 # %% name="engine-kernel"
 if has_triton:
     module = inspect.getsource(inspect.getmodule(flash_attention))
-    loop = module[module.index("        for n in range(start, stop, BLOCK_N)") : module.index("    number = (token")]
+    begin = module.index("        for n in range(start, stop, BLOCK_N)")
+    loop = module[begin : module.index("\n\n", begin)]
     hidden = re.compile(r"\n +if (QUANTIZED|SOFTCAP|WINDOW|TREE|SKIP)\b[^\n]*:[^\n]*\n( +).*?(?=\n(?!\2))", re.DOTALL)
     print(hidden.sub("", "\n" + loop).strip("\n"))
 
@@ -677,6 +679,7 @@ show(
 # head (so that the group shares one read), Llama-3-8B gives 8 programs, for 132 SMs. *Flash-Decoding* (Dao et al., 2023)
 # cuts the **keys** into splits, each a program of its own, and merges the partial results. `wave_share` is the
 # share of the SMs that work on average, if all programs take equally long:
+# <!-- printed: splits -->
 
 # %% name="splits"
 sms = chip.num_sms
@@ -912,6 +915,7 @@ assert rmse["and Q, K turned"] < rmse["one scale per tensor"]
 # Scales per tile change nothing here: every tile has its outliers, and a floating-point code is as exact for a tenth of a
 # value as for the value. They matter where tiles differ by more than the format's range. The turn removes the outliers
 # themselves. What is left comes from V and P. (The paper reports 2.6 times less error than its own FP8 baseline.)
+# <!-- source: abstract of FlashAttention-3, Shah et al., July 2024 -->
 
 # %% [markdown] name="pipeline-text"
 # ### Copies beside arithmetic *(more)*
@@ -999,8 +1003,12 @@ for d in (64, 128):
     print(f"head_dim {d:3d}: " + "; ".join(f"{name} {base / moved:.1f}x" for name, moved in ways.items()))
 
 # %% [markdown] name="errata-savings-reading"
-# From 1.1 to 129. The paper's own measurement (GPT-2 medium, d = 64, 40.3 GB to 4.4 GB) is one configuration, and its
-# baseline also made passes for masks, dropout and casts. Derive it, or measure bytes with a profiler.
+# From 1.1 to 129 times.
+# <!-- printed: errata-savings-cell -->
+#
+# The paper's own measurement (GPT-2 medium, d = 64, 40.3 GB to 4.4 GB) is one configuration, and its baseline also made
+# passes for masks, dropout and casts. Derive it, or measure bytes with a profiler.
+# <!-- source: FlashAttention, Dao et al., 2022, figure 2 -->
 #
 # **"FlashAttention: outer loop over Q, inner loop over K and V."** (E05.3) That is FlashAttention-2. You counted both:
 # the first order read O once per tile of keys. The update in such pseudo-code (rescale, add, divide once at the end)
@@ -1326,6 +1334,7 @@ widgets.quiz(load_quiz("05_flash_attention").draw(seed=1, tag="variants"))
 # ## 10. Card
 #
 # - Three kernels move `4N² + 4Nd` values per head; the sheet is `N²` per head and layer. 70B at 8k: 2.75 TB.
+#   <!-- printed: errata-size -->
 # - Online softmax keeps `m`, `l`, `acc` per query. New maximum `m'`: multiply `l` and `acc` by `exp(m − m')`. At the end
 #   `acc / l`. Exact, for every size and order of tiles.
 # - FA-1: keys outside, O read and written per tile of keys, `12N²d²/M`. FA-2: queries outside, O written once,

@@ -672,12 +672,15 @@ show(
 #
 # A kernel has to be started. In PyTorch's eager mode the host spends some microseconds per operation (checks, allocation,
 # dispatch, driver). It runs ahead of the GPU, so long kernels hide that. Short ones do not: the GPU waits for the host.
-# Decode is made of short ones: divide the launches of the engine's step above by its layers,
-# add four matrix products, and you have about ten per layer. A **CUDA graph** records the launches of a whole step once, and replays them with one
-# call. Between kernels a gap remains, about a microsecond, which only *fewer* kernels remove.
+# Decode is made of short ones. On a GPU each layer of our engine is **six launches** for a few tokens: four products with
+# their neighbours, the rotary embedding with the cache write, and attention. It is nine where norms and gate are kernels
+# of their own. A **CUDA graph** records the launches of a whole step once, and replays them with one call. Between kernels
+# a gap remains, about a microsecond, which only *fewer* kernels remove.
+# <!-- tested: tests/layers/test_fused_layers.py::test_a_layer_is_six_launches_that_read_its_weights_and_little_else -->
+# <!-- tested: tests/bench/test_gpu_counts.py::test_launches_of_a_layer_are_those_of_the_predictions -->
 
 # %% name="launches"
-LAUNCH, GAP, PER_LAYER = 5e-6, 1.3e-6, 10  # seconds: orders of magnitude for machines of 2024-26; measure yours
+LAUNCH, GAP, PER_LAYER = 5e-6, 1.3e-6, 6  # seconds: orders of magnitude for machines of 2024-26; measure yours
 for name in ("qwen3-0.6b", "llama-3-8b"):
     shape = model_shapes.model(name)
     kernels = PER_LAYER * shape.layers
@@ -686,15 +689,16 @@ for name in ("qwen3-0.6b", "llama-3-8b"):
     eager, graph = fusion.finish(durations, LAUNCH, GAP), fusion.finish(durations, 0, GAP) + LAUNCH
     print(f"{name}: {kernels} kernels of {work / kernels * 1e6:.1f} us. Weights alone {format_seconds(work)}, eager "
           f"{format_seconds(eager)}, as a graph {format_seconds(graph)} ({eager / graph:.2f}x)")  # fmt: skip
-    for per_layer in (10, 5):
+    for per_layer in (9, 6):
         print(
-            f"  {per_layer:2d} kernels per layer: the GPU works {fusion.working_share(work, per_layer * shape.layers, GAP):.0%} of the time"
+            f"  {per_layer} kernels per layer: the GPU works {fusion.working_share(work, per_layer * shape.layers, GAP):.0%} of the time"
         )
 
 # %% [markdown] name="launches-reading"
-# For the 8B model the launches hide behind 15 µs of work each, and a graph gains little. For the 0.6B model they are the
+# For the 8B model the launches hide behind 25 µs of work each, and a graph gains little. For the 0.6B model they are the
 # time. Quantize the 8B model to 4 bits, or put it on eight GPUs, and its kernels become as short. That is why fusing
 # pays even where it saves few bytes: **fewer kernels, fewer gaps**.
+# <!-- printed: launches -->
 #
 # How many kernels is a decode step in eager mode? The cell counts the operations that PyTorch is asked for in one step
 # of the course model, for one request and for eight, views (which compute nothing) left out. Then it asks what they would
@@ -1117,6 +1121,8 @@ if found:
 # reaches 380 to 480 TFLOP/s and FlashAttention-3, in CUDA and CUTLASS, about 600. Triton lowers the price of a *good*
 # kernel. The last part of the speed on a new GPU is often written lower down. (And it has nothing to do with NVIDIA's
 # *Triton Inference Server*.)
+# <!-- source: FlashAttention-3 (2024), causal forward at head size 128, 16k: Triton 378, FA-3 616; pytorch/benchmark #2391
+# (July 2024): Triton 477, FA-3 621 -->
 
 # %% [markdown] name="errata-fusion"
 # **"LayerNorm, FP8 conversion and Linear become one kernel."** (E05.12) What one finds is [add + norm + convert] as one
@@ -1139,9 +1145,10 @@ print(inspect.getsource(DecoderLayer.forward))
 
 # %% [markdown] name="errata-order"
 # **"All-reduce, LayerNorm, add: in this order."** (E05.12) Look at the source above. In a Llama nothing stands between the
-# output projection `self.o` and `add_rms_norm`, so with tensor parallelism the order is all-reduce, **add, norm**. Gemma 2
-# and 3 normalise what a layer puts out *before* the add, too (`attention_output_norm`); there it is all-reduce, norm,
-# add. Fuse in the order of the model at hand.
+# output projection `self.o`, whose result `to_residual` adds to the stream or hands on as `added`, and `of_norm`, which
+# adds what is still to be added and normalises the sum. So with tensor parallelism the order is all-reduce, **add, norm**.
+# Gemma 2 and 3 normalise what a layer puts out *before* the add, too (`attention_output_norm`); there it is all-reduce,
+# norm, add. Fuse in the order of the model at hand.
 #
 # **A figure under the wrong caption.** (E05.15) A popular page shows norm, conversion and linear with "three round trips",
 # and under it "3x for fused all-reduce + norm". These are different operations. And three kernels in a row have two
@@ -1214,6 +1221,7 @@ widgets.quiz(load_quiz("05_flash_attention").draw(seed=2, tag="kernels"))
 #   banks; stride 32 is worst, 33 is best. A branch costs each side that somebody in the warp takes.
 # - Blocks per SM = the least of registers, shared memory, warps, block slots. 64 registers × 32 warps fill 65,536.
 #   Occupancy is a means: what counts is bytes on their way = bandwidth × latency.
+#   <!-- stands: reference_impl/theory/occupancy.py -->
 # - A chain of n kernels has n − 1 intermediates; fusing saves twice their bytes, but only the read of one that is kept. Add
 #   + norm + FP8: 13 → 7 bytes per value.
 # - Decode is many short kernels: step ≥ max(work, kernels × launch). A CUDA graph removes launches, not kernels and not

@@ -67,8 +67,10 @@ def random_tokens(n):
 # tokens each) and answers (40 tokens each) so far, and the new message. Together that makes 2,640 prompt tokens. The
 # engine has memory enough to keep the keys and values of finished requests. It keeps them in *blocks* of 16 tokens, and
 # uses a block again as a whole or not at all.
+# <!-- printed: chat -->
 #
 # **What percentage of the 2,640 prompt tokens does it not have to compute?**
+# <!-- printed: chat -->
 
 # %% name="predict"
 widgets.predict("06-chat", "What percentage of a chat's prompt tokens is in the cache already?", "%")
@@ -701,6 +703,7 @@ show(
 # Four replicas that serve for real: each is the engine's scheduler, its blocks and its prefix cache, on an H100 whose
 # seconds come from a formula. The load is `agents` (`datasets/traces`): runs of agents that send everything again with
 # every call, behind one of 30 system prompts, 16 calls per second in bursts. In turn, each replica learns every run.
+# <!-- stands: datasets/traces/agents.yaml -->
 #
 # **Write `my_router`.** It is called once, with the number of replicas, and returns `choose`, which is called for each
 # request in the order of arrival and returns a replica, 0 to 3. A gateway knows what it has sent where, and nothing else.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -36,9 +35,6 @@ def progress(
     if as_json:
         print(as_document(measured, step))
         return
-    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character shows a question mark
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
     show(Console(highlight=False), measured, step)
 
 

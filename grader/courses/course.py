@@ -17,7 +17,6 @@ import json
 import os
 import secrets
 import stat
-import sys
 import unicodedata
 import warnings
 from collections.abc import Iterator
@@ -175,10 +174,6 @@ def open_course(folder: Path) -> Path:
         raise CourseError(f"{folder} is not a course folder; make one with: inferlab grade new-course DIR")
     # nbgrader's own queries make SQLAlchemy warn, once per submission; nothing an instructor could act on.
     warnings.filterwarnings("ignore", module=r"nbgrader\.")
-    # nbgrader calls `alembic` by name when it makes a gradebook; without an activated environment it is not on PATH.
-    tools = str(Path(sys.executable).parent)
-    if tools not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join(filter(None, [tools, os.environ.get("PATH")]))
     return folder.resolve()
 
 
@@ -195,8 +190,10 @@ def nbgrader_errors(what: str) -> Iterator[None]:
 
 def nbgrader_config(root: Path) -> Any:
     """nbgrader's configuration for the course in `root`, as a traitlets Config: ours, then what its file adds to it."""
+    import nbgrader.api
     from traitlets.config import PyFileConfigLoader
 
+    nbgrader.api.get_alembic_version = _gradebook_version
     c = _our_config(root)
     if (root / CONFIG_NAME).exists() and not _in_config_file.get():
         token = _in_config_file.set(True)  # the file itself asks for our part
@@ -210,6 +207,16 @@ def nbgrader_config(root: Path) -> Any:
     if str(url).startswith("postgresql") and importlib.util.find_spec("psycopg") is None:
         raise CourseError("a gradebook in PostgreSQL needs an extra: pip install 'inferlab[postgres]'")
     return c
+
+
+def _gradebook_version() -> str:
+    """The version of the tables in a new gradebook. nbgrader starts the program `alembic` to learn it, which takes a
+    second, and which is not on PATH without an activated environment.
+    """
+    import nbgrader
+    from alembic.script import ScriptDirectory
+
+    return str(ScriptDirectory(str(Path(nbgrader.__file__).with_name("alembic"))).get_current_head())
 
 
 def _our_config(root: Path) -> Any:

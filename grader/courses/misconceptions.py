@@ -65,7 +65,8 @@ def read_misconceptions(root: Path, slug: str) -> list[Misconception]:
     if not path.exists():
         return misconceptions_of(data_root() / "tests" / "labs" / slug / "mutants")
     try:
-        return [Misconception(one["name"], one["fault"], tuple(one["fails"])) for one in json.loads(path.read_text())]
+        table = json.loads(path.read_text("utf-8"))
+        return [Misconception(one["name"], one["fault"], tuple(one["fails"])) for one in table]
     except (ValueError, KeyError, TypeError) as error:
         raise CourseError(f"{path} is damaged ({type(error).__name__}); release {slug} again") from error
 

@@ -66,11 +66,13 @@ class Examiners:
             self.channel.close()
             _child(functools.partial(self._examine_here, request, limits), Connection(write_fd, readable=False))
         os.close(write_fd)
-        with Connection(read_fd, writable=False) as pipe:
-            checks, last, late = self._listen(pipe, time.monotonic() + seconds)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
+        try:
+            with Connection(read_fd, writable=False) as pipe:
+                checks, last, late = self._listen(pipe, time.monotonic() + seconds)
+        finally:  # also when nobody waits any more: while it lives it holds the launcher's socket open
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
         # A child that died may have left learners' processes behind.
         if self._launcher_ended():
             self.launcher.close()

@@ -2,9 +2,10 @@
 
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py             each option alone
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py --together  in as few draws as hold all
+    python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py --sample X  in one of these, drawn by X
     python -m grader.proofs.convention_proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache     and all cases
 
-Every case runs directly and, without --together, through the examiner, as in `proof.py`. With a folder, its variants
+Every case runs directly and, with neither of these, through the examiner, as in `proof.py`. With a folder, its variants
 and mutants are tried too, with options that are drawn together. A cell of theirs that an option changes takes the same
 replacements. Where they do not fit its text, a variant takes the reference's cell and a mutant is left out; both are
 named. What is left out is proven for the public form only.
@@ -12,8 +13,10 @@ named. What is left out is proven for the public form only.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -113,23 +116,32 @@ def private_lab(source: Path, options: Sequence[Option]) -> Lab:
     return lab_from_notebook(private_notebook(source, options), source.parent.name, source.stem)
 
 
-def main(arguments: list[str]) -> int:
+def main() -> int:
     """Print what each draw costs, as the first lines of this file say; returns the exit status."""
     import torch
 
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--together", action="store_true")
+    parser.add_argument("--sample", metavar="SEED")
+    arguments = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1"  # as in the learner's process; the next line but one imports Triton
     torch.set_num_threads(1)  # and so no thread pool exists when we fork
     torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
-    source, *more = map(Path, [argument for argument in arguments if argument != "--together"])
-    together = "--together" in arguments
+    source, sample = arguments.source, arguments.sample
+    together = arguments.together or sample is not None
     conventions, broken = load_conventions(source) if together else validate(source), 0
+    covered = list(covering(conventions))
     draws: list[tuple[tuple[Option, ...], Path | None]] = []
-    if together:
-        draws += [(options, None) for options in covering(conventions)]
+    if sample is not None:
+        draws.append((random.Random(sample).choice(covered), None))
+    elif together:
+        draws += [(options, None) for options in covered]
     else:
         draws += [((option,), None) for convention in conventions for option in convention.options]
-    if more:
-        draws += [(options, more[0]) for options in covering(conventions)]
+    if arguments.folder is not None:
+        draws += [(options, arguments.folder) for options in covered]
     with contextlib.nullcontext() if together else Launcher(insecure=True) as launcher:
         for options, folder in draws:
             proof = prove_options(source, options, launcher, folder)
@@ -146,4 +158,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

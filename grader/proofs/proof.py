@@ -4,18 +4,20 @@ Cases: the stub (no points), the reference, `variants/` (correct, written differ
 fault each). Every case runs directly, as in a learner's notebook, and through the examiner with the names as proxies of
 a second process; a check that answers differently is a fault of the lab.
 
-    python -m grader.proofs.proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache [JSON] [--few]
+    python -m grader.proofs.proof solutions/02_kv_cache/kv_cache.py tests/labs/02_kv_cache [JSON] [--sample SEED]
 
---few: of the mutants, only as many as fail every check between them, and of these one through the examiner, too; all
-else as without it.
+--sample: of the mutants as few as fail every check between them, drawn by the seed, and of these and of the variants
+one through the examiner; stub and reference both ways as without it. For a lab that was proven in full before.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
+import random
 import re
 import select
 import signal
@@ -26,13 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from grader.checks import secret_seed
-from grader.examination.examiner import Limits, check_result, examine, explain
+from grader.examination.examiner import Limits, check_result, examine, explain, prepare
 from grader.examination.intake import Submission, learner_cells
 from grader.examination.reference import Reference, run_cell
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, LabError, comment_text, lab_from_notebook
 from grader.labs.lab_source import percent_cells_of, solution_notebook
 from grader.learner_side.peer import LAB_MODULE
+from grader.results.result import CheckResult
 
 MIN_MUTANTS, MIN_VARIANTS = 15, 3
 DIRECT_SECONDS = 30.0  # for one check run directly; bounds what hangs
@@ -97,35 +100,81 @@ def _replacements(path: Path) -> tuple[str, dict[str, str]]:
     return header, {cell["metadata"]["nbgrader"]["grade_id"]: cell["source"] for cell in raw}
 
 
-def prove(lab: Lab, folder: Path, launcher: Launcher, secret: bytes = b"proof", few: bool = False) -> list[Outcome]:
-    """Run every case both ways; `few`: as the first lines of this file say. Directly in forks of this process, so it
-    should have no threads.
+def prove(
+    lab: Lab, folder: Path, launcher: Launcher, secret: bytes = b"proof", sample: str | None = None
+) -> list[Outcome]:
+    """Run every case both ways; `sample`: some of them, as the first lines of this file say.
+
+    The examiner's cells run once, here, and each case in a fork, so this process should have no threads.
     """
-    found = cases(lab, folder)
-    tried = mutants = [case for case in found if case.kind == "mutant"]
-    if few:
-        tried = _covering(mutants)
-    outcomes = [Outcome(case) for case in found]
+    outcomes = [Outcome(case) for case in cases(lab, folder)]
+    directly, examined = _drawn([outcome.case for outcome in outcomes], sample)
+    prepared = prepare(lab, secret)
+    launcher.fork().end()  # here and not in a fork, so that this process, too, knows that it has started
     for outcome in outcomes:
         case, started = outcome.case, time.monotonic()
-        if case.kind != "mutant" or case in tried:
+        if case.name in directly:
             outcome.direct = run_directly(lab, case.submission, secret)
-        if case.kind != "mutant" or case in (tried[:1] if few else tried):
-            result = examine(lab, case.submission, launcher, secret=secret, limits=LIMITS)
-            outcome.proxied = {check.grade_id: check.status for check in result.checks}
-            outcome.messages = {check.grade_id: check.message for check in result.checks if check.message}
+        if case.name in examined:
+            for check in _examined(lab, case.submission, launcher, secret, prepared):
+                outcome.proxied[check.grade_id] = check.status
+                if check.message:
+                    outcome.messages[check.grade_id] = check.message
         outcome.seconds = time.monotonic() - started
     return outcomes
 
 
-def _covering(mutants: list[Case]) -> list[Case]:
-    """As few as fail every check that any of them fails: always the one that adds most (a greedy set cover)."""
-    chosen: list[Case] = []
+def _drawn(found: list[Case], sample: str | None) -> tuple[set[str], set[str]]:
+    """Names of the cases to run directly, and of those to run through the examiner."""
+    names = {case.name for case in found}
+    if sample is None:
+        return names, names
+    random_draw = random.Random(sample)
+    variants = [case.name for case in found if case.kind == "variant"]
+    mutants = _covering(random_draw.sample(found, len(found)))
+    always = {case.name for case in found if case.kind in ("stub", "reference")}
+    examined = always | set(random_draw.sample(variants, min(1, len(variants)))) | set(mutants[:1])
+    return always | set(variants) | set(mutants), examined
+
+
+def _covering(found: list[Case]) -> list[str]:
+    """As few mutants as fail every check that any of them fails: always the one that adds most (a greedy set cover);
+    of those that add as much, the first."""
+    mutants = [case for case in found if case.kind == "mutant"]
+    chosen: list[str] = []
     left = frozenset().union(*(mutant.fails for mutant in mutants))
     while left:
-        chosen.append(max(mutants, key=lambda mutant: len(mutant.fails & left)))
-        left -= chosen[-1].fails
+        best = max(mutants, key=lambda mutant: len(mutant.fails & left))
+        chosen.append(best.name)
+        left -= best.fails
     return chosen
+
+
+def _examined(
+    lab: Lab, submission: Submission, launcher: Launcher, secret: bytes, prepared: dict[str, Any] | None
+) -> list[CheckResult]:
+    """The checks' results by the examiner, in a fork, which takes `prepared` with it. Raises what went wrong there."""
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    answer: dict[str, Any]
+    if pid == 0:
+        os.close(read_fd)
+        try:
+            result = examine(lab, submission, launcher, secret=secret, limits=LIMITS, prepared=prepared)
+            answer = {"checks": [dataclasses.asdict(check) for check in result.checks]}
+        except BaseException as error:
+            answer = {"problem": f"{type(error).__name__}: {error}"}
+        with os.fdopen(write_fd, "w") as pipe:
+            json.dump(answer, pipe)
+        os._exit(0)
+    os.close(write_fd)
+    with os.fdopen(read_fd) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    answer = json.loads(text) if text else {"problem": "its process ended"}
+    if "problem" in answer:
+        raise RuntimeError(f"the examiner failed: {answer['problem']}")
+    return [CheckResult(**check) for check in answer["checks"]]
 
 
 def problems(
@@ -250,7 +299,7 @@ def main() -> int:
     parser.add_argument("lab", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("json", type=Path, nargs="?")
-    parser.add_argument("--few", action="store_true")
+    parser.add_argument("--sample", metavar="SEED")
     arguments = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1"  # as in the learner's process; the next line but one imports Triton
     torch.set_num_threads(1)  # and so no thread pool exists when we fork
@@ -258,7 +307,7 @@ def main() -> int:
     source = arguments.lab
     lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
     with Launcher(insecure=True) as launcher:
-        outcomes = prove(lab, arguments.folder, launcher, few=arguments.few)
+        outcomes = prove(lab, arguments.folder, launcher, sample=arguments.sample)
     found = problems(lab, outcomes)
     print(kill_matrix(lab, outcomes))
     direct, examined = (sum(map(bool, found)) for found in zip(*((o.direct, o.proxied) for o in outcomes), strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,7 +61,6 @@ def ask(
 
     if minutes is not None and not interview:
         _stop(f"--minutes is the time of an interview. Try: inferlab quiz --interview --minutes {minutes}")
-    _never_fail_to_print()
     drawn_with = random.randrange(1_000_000) if seed is None else seed
     try:
         finished = open_quizzes()
@@ -188,13 +186,6 @@ def _nothing_due(reviews: Any, chapters: list[str], tag: str | None) -> None:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _never_fail_to_print() -> None:
-    """A terminal that knows no `·` or `²` shows a question mark; it does not end the quiz."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
 
 
 def _stop(problem: object) -> NoReturn:

@@ -157,7 +157,7 @@ def line(seats: str, arrivals: str, outputs: str) -> Line:
 @lru_cache(maxsize=1)
 def recorded() -> dict[tuple[str, str, str], Line]:
     """By seats, arrivals and outputs."""
-    raw = json.loads(RECORD.read_text())
+    raw = json.loads(RECORD.read_text("utf-8"))
     return {
         tuple(name.split(" | ")): Line(**(found | {"points": tuple(Point(**p) for p in found["points"])}))
         for name, found in raw["lines"].items()

@@ -108,12 +108,12 @@ class CalibratedCost:
         return tuple(getattr(self, name) for name in COEFFICIENTS)
 
     def save(self, file: Path) -> None:
-        file.write_text(json.dumps(asdict(self), indent=2) + "\n")
+        file.write_text(json.dumps(asdict(self), indent=2) + "\n", "utf-8")
 
     @classmethod
     def load(cls, file: Path) -> CalibratedCost:
         """ValueError that names the file and the fields if it holds something else."""
-        raw = json.loads(file.read_text())
+        raw = json.loads(file.read_text("utf-8"))
         known = {f.name for f in fields(cls)}
         if not isinstance(raw, dict) or set(raw) != known:
             found = sorted(raw) if isinstance(raw, dict) else type(raw).__name__

@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 import secrets
 import socket
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ from typer.testing import CliRunner
 HERE = Path(__file__).parent
 SOURCES = HERE.parent / "grader" / "toy_lab" / "solutions"
 SLUG, POINTS = "01_toy", {"check_window": 2.0, "check_len": 1.0, "check_calls": 3.0}
-# Short, so that what hangs costs little; long enough for honest work on a busy machine.
-LIMITS = {"call": 3.0, "check": 15.0, "total": 40.0, "memory": 1 << 30}
+# Of all that comes to an end by itself, hostile or honest: no clock decides about it, however busy the machine is.
+LIMITS = {"call": 120.0, "check": 600.0, "total": 1200.0, "memory": 1 << 30}
+# Of those that never end: they are given little, so that they cost little. What is honest in them takes milliseconds
+# of the processor time that a call has, and no wall-clock time counts for a whole check.
+HANGING_LIMITS = {**LIMITS, "call": 3.0}
 # Of those that fill memory: it ends them, not the clock. A virtual machine can take minutes to give out what it has not
 # had before.
-GREEDY_LIMITS = {"call": 60.0, "check": 300.0, "total": 600.0, "learner_memory": 256 << 20}
+GREEDY_LIMITS = {**LIMITS, "learner_memory": 256 << 20}
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,15 @@ class Case:
     cells: dict[str, str]
     expect: dict[str, str]
     says: list[str] = field(default_factory=list)
+    fills_memory: bool = False
 
     points = POINTS
+
+    @property
+    def limits(self) -> dict[str, float]:
+        if self.fills_memory:
+            return GREEDY_LIMITS
+        return HANGING_LIMITS if "timed out" in self.expect.values() else LIMITS
 
     @property
     def earned(self) -> float:
@@ -65,7 +76,7 @@ def read_case(path: Path) -> Case:
     if set(expect) == {"all"}:
         expect = dict.fromkeys(POINTS, expect["all"])
     return Case(path.stem, known["attack" if "attack" in known else "honest"], known.get("base", "solved"), cells,
-                expect, says)  # fmt: skip
+                expect, says, path.parent.name == "greedy")  # fmt: skip
 
 
 def cases(folder: str) -> list[Case]:
@@ -108,6 +119,7 @@ class Class:
     said: str = ""
     said_by_collect: str = ""
     before: dict[str, str] = field(default_factory=dict)
+    children_before: set[int] = field(default_factory=set)
 
     def student(self, name: str) -> str:
         """The id of the one who handed in `name`."""
@@ -162,7 +174,18 @@ class Machine:
         return self.folder / "temporary"
 
 
-@pytest.fixture(scope="session")
+def own_children() -> set[int]:
+    """The processes that this one has started."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
+                found.add(int(path.parent.name))
+    return found
+
+
+# As long as a module: what it does to the environment must not reach the tests of others.
+@pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """This machine with canaries in places that code might look at."""
     made = Machine(
@@ -186,7 +209,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         path.unlink()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def place(machine: Machine) -> Callable[[str], Class]:
     """place(name): a new course with the toy lab."""
 
@@ -244,42 +267,47 @@ def solved() -> Callable[[Class], dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def grade() -> Callable[..., None]:
-    """Collect, run and feedback, by the commands, with two workers and short limits."""
+def grade(bwrap: None) -> Callable[..., None]:
+    """Collect, run and feedback, by the commands, with two workers; some students have limits of their own."""
     from grader.courses import batch
 
-    def do(made: Class, handed: Path, limits: dict[str, float] = LIMITS) -> None:
+    def do(
+        made: Class, handed: Path, limits_of: Callable[[str], dict[str, float] | None] = lambda student: None
+    ) -> None:
         made.said_by_collect = inferlab("collect", "01", str(handed), "--course", str(made.root))
-        made.before = made.files()
+        made.before, made.children_before = made.files(), own_children()
+        examine = batch.grade_submission
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(batch, "LIMITS", limits)
+            patch.setattr(
+                batch, "grade_submission", lambda job: examine(replace(job, limits=limits_of(job.student) or LIMITS))
+            )
             made.said = inferlab("run", "01", "--course", str(made.root), "--workers", "2")
         inferlab("feedback", "01", "--course", str(made.root))
 
     return do
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def batch_of_code(place: Any, grade: Any, tmp_path_factory: pytest.TempPathFactory) -> Class:
-    """All of `hostile/` and `honest/`, mixed: honest ones first, last and between the others."""
+    """All of `hostile/`, `greedy/` and `honest/`, mixed: honest ones first, last and between the others.
+
+    After a greedy one comes an honest one with as little memory.
+    """
     handed, made = tmp_path_factory.mktemp("code"), place("course")
-    hostile, honest = cases("hostile"), cases("honest")
+    hostile, honest = [*cases("hostile"), *cases("greedy"), modest()], cases("honest")
     step = len(hostile) // (len(honest) - 1) + 1
     order: list[Case] = []
     for number, case in enumerate(honest):
         order += [case, *hostile[number * step : (number + 1) * step]]
     hand_in(made, order, handed)
-    grade(made, handed)
+    by_name = {case.name: case for case in order}
+    grade(made, handed, limits_of=lambda student: by_name[student.partition("-")[2]].limits)
     return made
 
 
-@pytest.fixture(scope="session")
-def batch_of_greed(place: Any, grade: Any, tmp_path_factory: pytest.TempPathFactory) -> Class:
-    """All of `greedy/`, with an honest one after them."""
-    handed, made = tmp_path_factory.mktemp("greed"), place("greed")
-    hand_in(made, [*cases("greedy"), *(case for case in cases("honest") if case.name == "uses_numpy")], handed)
-    grade(made, handed, GREEDY_LIMITS)
-    return made
+def modest() -> Case:
+    """An honest submission that has no more memory than the greedy ones."""
+    return replace(read_case(HERE / "honest" / "uses_numpy.py"), name="uses_little_memory", fills_memory=True)
 
 
 def hand_in(made: Class, order: list[Case], handed: Path) -> None:
@@ -296,4 +324,5 @@ def hand_in(made: Class, order: list[Case], handed: Path) -> None:
 
 @pytest.fixture(scope="session")
 def attack_case() -> Callable[[str], Case]:
-    return {case.name: case for folder in ("hostile", "greedy", "honest") for case in cases(folder)}.__getitem__
+    folders = [case for folder in ("hostile", "greedy", "honest") for case in cases(folder)]
+    return {case.name: case for case in [*folders, modest()]}.__getitem__

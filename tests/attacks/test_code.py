@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 # The first test grades all of them. Its limit is there for what hangs: on a busy machine it takes its time.
-pytestmark = [pytest.mark.bwrap, pytest.mark.timeout(1200)]
+pytestmark = pytest.mark.timeout(2400)
 
 HERE = Path(__file__).parent
 FOLDERS = ("hostile", "greedy", "honest")
@@ -30,16 +31,9 @@ def has_what_is_expected(batch: Any, case: Any) -> None:
     assert [text for text in case.says if text not in whole] == [], whole[-2000:]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", [*HOSTILE, *GREEDY, "uses_little_memory"])
 def test_the_attack_has_its_expected_score_and_status(batch_of_code: Any, name: str, attack_case: Any) -> None:
     has_what_is_expected(batch_of_code, attack_case(name))
-
-
-@pytest.mark.parametrize("name", [*GREEDY, "uses_numpy"])
-def test_the_attack_on_memory_has_its_expected_score_and_status(
-    batch_of_greed: Any, name: str, attack_case: Any
-) -> None:
-    has_what_is_expected(batch_of_greed, attack_case(name))
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -53,7 +47,7 @@ def test_honest_work_has_all_its_points(batch_of_code: Any, name: str, attack_ca
 
 def test_every_submission_is_graded_and_none_by_a_failure_of_the_grader(batch_of_code: Any) -> None:
     students = {path.name for path in (batch_of_code.root / "submitted").iterdir()}
-    assert len(students) == len(HOSTILE) + len(HONEST)
+    assert len(students) == len(HOSTILE) + len(GREEDY) + 1 + len(HONEST)
     assert set(batch_of_code.recorded()) == students
     assert {s for s in students if batch_of_code.result(s)["secret"] == ""} == set()
     assert f"{len(students)} graded, 0 unchanged" in " ".join(batch_of_code.said.split())
@@ -104,16 +98,24 @@ def test_nothing_of_a_submission_is_left_on_the_machine(batch_of_code: Any) -> N
     assert temporary == {"canary.txt"}
 
 
-def test_no_process_is_left(batch_of_code: Any) -> None:
-    own = os.getpid()
-    left = []
+def left_behind(children_before: set[int]) -> list[bytes]:
+    """Processes that were started with this module's folder for temporary files, and new children of this process."""
+    own, left = os.getpid(), []
     for path in Path("/proc").glob("[0-9]*"):
+        pid = int(path.name)
         try:
             environ, parent = (path / "environ").read_bytes(), (path / "stat").read_text().rsplit(")", 1)[1].split()[1]
+            if os.environ["TMPDIR"].encode() in environ or (int(parent) == own and pid not in children_before):
+                left += [(path / "cmdline").read_bytes()] if pid != own else []
         except OSError:
             continue
-        if int(path.name) != own and (os.environ["TMPDIR"].encode() in environ or int(parent) == own):
-            left.append((path / "cmdline").read_bytes())
+    return left
+
+
+def test_no_process_is_left(batch_of_code: Any) -> None:
+    end = time.monotonic() + 120  # what is killed needs a moment to go; none would go by itself
+    while (left := left_behind(batch_of_code.children_before)) and time.monotonic() < end:
+        time.sleep(0.05)
     assert left == []
 
 

@@ -89,7 +89,7 @@ print(json.dumps([launches(*case) for case in (
 def test_launches_of_a_layer_are_those_of_the_predictions() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", RECORDED], capture_output=True, text=True, env=environment, timeout=280
+        [sys.executable, "-P", "-c", RECORDED], capture_output=True, text=True, env=environment, timeout=600
     )
     assert done.returncode == 0, done.stderr
     few, many = gpu_predict.PER_LAYER, gpu_predict.PER_LAYER_MANY

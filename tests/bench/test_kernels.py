@@ -39,7 +39,7 @@ runpy.run_module("reference_impl.bench", run_name="__main__")
 """
     own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, env=own | environment, timeout=280
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, env=own | environment, timeout=600
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 from grader.chapter_source import ChapterError, build_chapters, cell_names, chapter_notebook, chapter_sources
+from tests.chapters.prose import absent_here, silent_cells, unprinted_numbers
 
 ROOT = Path(__file__).parents[2]
 SOURCES = chapter_sources(ROOT)
@@ -72,16 +73,31 @@ def test_links_lead_to_files_that_are_copied_to_the_learner(source: Path) -> Non
             assert re.fullmatch(r"\.\./\.\./labs/\d\d_\w+/\w+\.ipynb|\w+\.ipynb", target), target
 
 
+@pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.slow)])
+def kernel(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a kernel: cold as Jupyter starts it, warm with torch and matplotlib imported beforehand."""
+    if request.param == "cold":
+        return "python3"
+    spec = tmp_path / "jupyter" / "kernels" / "warm" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    argv = request.getfixturevalue("warm").command(("-m", "ipykernel_launcher", "-f", "{connection_file}"))
+    spec.write_text(json.dumps({"argv": argv, "display_name": "warm", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    return "warm"
+
+
 @pytest.mark.timeout(900)
 @every_notebook
-def test_the_notebook_runs_from_top_to_bottom(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_from_top_to_bottom(
+    source: Path, kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In an empty folder, with no front end. The limit is liveness, not speed: 60 s are the aim on two idle cores."""
     monkeypatch.setenv("INFERLAB_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "cwd").mkdir()
     notebook = nbformat.from_dict(chapter_notebook(source, "inferlab"))
     client = NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(tmp_path / "cwd")}}
+        notebook, timeout=600, kernel_name=kernel, resources={"metadata": {"path": str(tmp_path / "cwd")}}
     )
     client.execute()
     for cell in notebook.cells:
@@ -93,6 +109,8 @@ def test_the_notebook_runs_from_top_to_bottom(source: Path, tmp_path: Path, monk
                 assert "image/png" not in output.data, f"{cell.id}: use show(fig, alt)"
             assert output.output_type != "stream" or output.name == "stdout", f"{cell.id}: {output.text}"
     assert list((tmp_path / "cwd").iterdir()) == [], "a notebook leaves no files behind"
+    assert silent_cells(notebook, absent_here()) == [], "cells that print or show something, and show nothing"
+    assert unprinted_numbers(notebook) == [], "numbers of the prose whose mark names a cell that does not print them"
 
 
 # ---------------------------------------------------------------- the generator

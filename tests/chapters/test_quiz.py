@@ -16,7 +16,7 @@ CHAPTERS = ROOT / "chapters"
 FILES = sorted(CHAPTERS.glob("[0-9]*/quiz.yaml"))
 QUIZZES = {path.parent.name: load_quiz(path.parent.name, path) for path in FILES}
 ITEMS = [(slug, item) for slug, quiz in QUIZZES.items() for item in quiz.items]
-COVERAGE = yaml.safe_load((CHAPTERS / "coverage.yaml").read_text("utf-8"))["items"]
+COVERAGE = yaml.load((CHAPTERS / "coverage.yaml").read_text("utf-8"), yaml.CSafeLoader)["items"]
 every_item = pytest.mark.parametrize(("slug", "item"), ITEMS, ids=[f"{slug}-{item.id}" for slug, item in ITEMS])
 every_quiz = pytest.mark.parametrize("quiz", QUIZZES.values(), ids=QUIZZES)
 

@@ -1,6 +1,7 @@
 """The exercise of chapter 06, cells as they stand: what its check says to a stub, to half a router, to a whole one."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -19,11 +20,31 @@ CHAPTER = Path(__file__).parents[2] / "chapters/06_prefix_caching/chapter.py"
 Router = Callable[[int], Callable[[WorkloadRequest], int | None]]
 
 
+@functools.cache
+def simulated_once(replicas: int, router: str) -> list[Result]:
+    """A router of the course on the calls of the check: the check simulates it again for every answer."""
+    return simulate_replicas(
+        workload("agents", seed=1, rate=16, num_requests=500), replicas,
+        Deployment(model("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8), processes=1, router=router,
+    )  # fmt: skip
+
+
+def simulate(calls: Iterator[WorkloadRequest], replicas: int, deployment: Deployment, **options: Any) -> list[Result]:
+    """What the cells get for `simulate_replicas`."""
+    if not isinstance(options["router"], str):
+        return simulate_replicas(calls, replicas, deployment, **options)
+    assert options["processes"] == 1
+    assert deployment == Deployment(model("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8)
+    same = workload("agents", seed=1, rate=16, num_requests=500)
+    assert all(a == b for a, b in zip(calls, same, strict=True)), "the check has changed: so must this"
+    return simulated_once(replicas, options["router"])
+
+
 def verdict(router: Router | None, capsys: pytest.CaptureFixture[str]) -> str:
     """What the check prints about a router in place of the stub, or about the stub."""
     cells = {cell["id"]: cell["source"] for cell in chapter_notebook(CHAPTER, "inferlab")["cells"]}
     names: dict[str, Any] = {
-        "np": np, "Result": Result, "simulate_replicas": simulate_replicas, "Deployment": Deployment,
+        "np": np, "Result": Result, "simulate_replicas": simulate, "Deployment": Deployment,
         "workload": workload, "llama": model("llama-3-8b"), "h100": device("H100"),
     }  # fmt: skip
     exec(cells["router-exercise"], names)

@@ -91,9 +91,12 @@ def test_held_out_text_shares_no_passage_with_the_training_text(programs):
     assert held_out, "nothing is held out"
     assert not {name for name, _ in train} & {name for name, _ in held_out}
     lines = "\n".join("\n".join(line.strip() for line in text.splitlines() if line.strip()) for _, text in train)
+    known = set(lines.split("\n"))
     for name, text in held_out:
         kept = [line.strip() for line in text.splitlines() if line.strip()]
         for i in range(len(kept) - 12):
+            if not known.issuperset(kept[i + 1 : i + 11]):
+                continue  # a passage has its inner lines whole: the long search is spared where one of them is new
             assert "\n".join(kept[i : i + 12]) not in lines, f"{name}: lines {i} to {i + 12} are in the training text"
 
 

@@ -179,7 +179,15 @@ def serial() -> Callable[..., list[list[int]]]:
     return alone
 
 
-@pytest.mark.parametrize(("kind", "examples"), [("full", 60), ("window", 20), ("full and windows", 25)])
+@pytest.mark.parametrize(
+    ("kind", "examples"),
+    [
+        ("full", 18), ("window", 6), ("full and windows", 8),
+        pytest.param("full", 60, marks=pytest.mark.slow),
+        pytest.param("window", 20, marks=pytest.mark.slow),
+        pytest.param("full and windows", 25, marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_a_crowd_gets_the_texts_of_serial_execution(
     kind: str, examples: int, random_model, tapped_engine, serial
 ) -> None:

@@ -156,8 +156,13 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("kind", "dtype", "examples"),
     [
-        ("full", "float64", 80), ("full", "float32", 40), ("window", "float64", 40),
-        ("full and windows", "float64", 60), ("experts", "float64", 20),
+        ("full", "float64", 24), ("full", "float32", 12), ("window", "float64", 12),
+        ("full and windows", "float64", 18), ("experts", "float64", 7),
+        pytest.param("full", "float64", 80, marks=pytest.mark.slow),
+        pytest.param("full", "float32", 40, marks=pytest.mark.slow),
+        pytest.param("window", "float64", 40, marks=pytest.mark.slow),
+        pytest.param("full and windows", "float64", 60, marks=pytest.mark.slow),
+        pytest.param("experts", "float64", 20, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_logits_and_tokens_do_not_depend_on_the_schedule(

@@ -30,10 +30,13 @@ def whole_text() -> str:
 
 
 @pytest.mark.parametrize("options", TIGHT, ids=str)
-def test_the_text_ends_before_its_first_stop_string_however_the_work_is_cut(options, whole_text: str) -> None:
+@pytest.mark.parametrize("every", [11, pytest.param(5, marks=pytest.mark.slow)])
+def test_the_text_ends_before_its_first_stop_string_however_the_work_is_cut(
+    options, every: int, whole_text: str
+) -> None:
     llm = LLM(course_model("target"), dtype="float32", **({"num_blocks": 64} | options))
     rng = random.Random(4)
-    places = [(i, rng.randint(1, 6)) for i in range(0, len(whole_text) - 6, 5)]
+    places = [(i, rng.randint(1, 6)) for i in range(0, len(whole_text) - 6, every)]
     stops = [whole_text[i : i + length] for i, length in places]
     outputs = []
     for first in range(0, len(stops), 2):  # two at a time and one that goes on, so that they are in each other's way
@@ -48,9 +51,10 @@ def test_the_text_ends_before_its_first_stop_string_however_the_work_is_cut(opti
 
 
 @pytest.mark.parametrize("options", TIGHT, ids=str)
-def test_a_stream_never_shows_a_piece_of_a_stop_string(options, whole_text: str) -> None:
+@pytest.mark.parametrize("every", [17, pytest.param(7, marks=pytest.mark.slow)])
+def test_a_stream_never_shows_a_piece_of_a_stop_string(options, every: int, whole_text: str) -> None:
     llm = LLM(course_model("target"), dtype="float32", **({"num_blocks": 64} | options))
-    for i in range(3, len(whole_text) - 8, 7):
+    for i in range(3, len(whole_text) - 8, every):
         stop = whole_text[i : i + 8]
         shown = ""
         other = llm.stream(PROMPT[5:], params(max_tokens=9))  # somebody else's steps move this stream too

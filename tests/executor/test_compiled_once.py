@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+
+from tests.warm import Warm
 
 # Triton's own launcher is asked which code it would compile, with a driver that has no GPU. Addresses are those of
 # tensors on the CPU, as an allocator of a GPU gives them: multiples of 16 bytes.
@@ -67,8 +67,8 @@ print(sorted(name for name, _ in asked))
 """
 
 
-def test_attention_is_compiled_once_wherever_the_rows_of_several_queries_begin() -> None:
+def test_attention_is_compiled_once_wherever_the_rows_of_several_queries_begin(warm: Warm) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, env=environment, timeout=290)
+    done = warm.run(("-c", ASKED), environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['_flash_attention', '_paged_decode']"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+import threading
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,19 +55,106 @@ def launcher() -> Iterator[Any]:
 
 
 @pytest.fixture
+def warm_launcher(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lab check`, in this process, takes the worker's launcher in place of one of its own."""
+    monkeypatch.setattr("grader.isolation.launcher.Launcher", lambda insecure: contextlib.nullcontext(launcher))
+
+
+@pytest.fixture
 def examine(lab: Any, launcher: Any) -> Callable[..., Any]:
     """Examines the reference with some solution cells replaced: examine(Window="class Window: ...")."""
     from grader.examination.examiner import Limits
     from grader.examination.examiner import examine as run
     from grader.examination.intake import Added, Submission
 
-    def examine_answers(added: tuple[str, ...] = (), call: float = 60.0, **answers: str) -> Any:
+    def examine_answers(added: tuple[str, ...] = (), **answers: str) -> Any:
         solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
         cells = [Added("imports", "code", source) for source in added]
-        limits = Limits(call=call)
-        return run(lab, Submission({**solved, **answers}, cells), launcher, secret=b"test", limits=limits)
+        submission = Submission({**solved, **answers}, cells)
+        return run(lab, submission, launcher, secret=b"test", limits=Limits(call=60.0))
 
     return examine_answers
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[dict[str, Any], Any], Any]], list[float]]:
+    """hasty(hangs): a request to learners' code has 0.2 s where hangs(header, payload); all others have what they get.
+
+    So what never ends costs little, and what is honest has all the time it needs on a busy machine. Returns the list of
+    the seconds that those requests would have had.
+    """
+    from grader.learner_side.peer import Peer
+
+    request = Peer.request
+
+    def hurry(hangs: Callable[[dict[str, Any], Any], Any]) -> list[float]:
+        given: list[float] = []
+
+        def hurried(peer: Any, header: dict[str, Any], payload: Any) -> Any:
+            seconds = peer.call_seconds
+            if hangs(header, payload):
+                given.append(seconds)
+                peer.call_seconds = 0.2
+            try:
+                return request(peer, header, payload)
+            finally:
+                peer.call_seconds = seconds
+
+        monkeypatch.setattr(Peer, "request", hurried)
+        return given
+
+    return hurry
+
+
+@pytest.fixture
+def when_exists() -> Callable[[Path, Callable[[], Any]], threading.Thread]:
+    """when_exists(path, act): in a thread, wait until a process has made this file, then act."""
+
+    def watch(path: Path, act: Callable[[], Any]) -> threading.Thread:
+        def wait() -> None:
+            end = time.monotonic() + 600  # for what hangs
+            while not path.exists() and time.monotonic() < end:
+                time.sleep(0.01)
+            act()
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        return thread
+
+    return watch
+
+
+@pytest.fixture(scope="session")
+def released_course(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Callable[[Path], Path]:
+    """released_course(root): a course folder at `root` with the toy lab released. All of them have the same secret."""
+
+    def release(folder: Path) -> None:
+        from typer.testing import CliRunner
+
+        from grader.commands.grade_cli import app
+
+        root = str(folder / "course")
+        for words in (["new-course", root], ["release", "01", "--course", root, "--sources", str(TOY / "solutions")]):
+            done = CliRunner().invoke(app, words)
+            assert done.exit_code == 0, done.output + str(done.exception)
+
+    made = made_once("released", release)
+    return lambda root: Path(shutil.copytree(made / "course", root))
+
+
+@pytest.fixture(scope="module")
+def warm_examiners() -> Iterator[None]:
+    """In this module a run leaves its examiners to the next one with the same checks and secret.
+
+    To start one takes longer than to examine a class with it. That a run ends its own is tested where processes are.
+    """
+    from grader.courses import batch
+    from grader.examination import worker
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "close_servers", lambda key: None)
+        yield
+    worker.close_servers()
 
 
 @pytest.fixture

@@ -8,16 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-SOURCES = Path(__file__).parent / "toy_lab" / "solutions"
 SLUG = "01_toy"
-SLOW = "import time; time.sleep(2)"
+# For the file with this name it waits as long as its limits allow; they bound what hangs, and nothing here does.
+WAITING = "import os, time\nwhile not os.path.exists({0!r}): time.sleep(0.02)"
+PATIENT = {"call": 1000.0, "check": 3000.0, "total": 3000.0}
 
 
 class Cluster:
@@ -71,18 +72,19 @@ def inferlab(*arguments: str, ok: bool = True) -> str:
 
 
 @pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory, solution_text: str) -> Path:
-    """Five submissions: the solution, four times slow, and the empty lab."""
+def course(
+    tmp_path_factory: pytest.TempPathFactory, released_course: Callable[[Path], Path], solution_text: str
+) -> Path:
+    """Six submissions: the empty lab, the solution, and four times one that waits until there is a file `go on`."""
     folder = tmp_path_factory.mktemp("cluster")
-    root, handed = folder / "course", folder / "handed"
-    inferlab("new-course", str(root))
-    inferlab("release", "01", "--course", str(root), "--sources", str(SOURCES))
+    root, handed = released_course(folder / "course"), folder / "handed"
     handed.mkdir()
-    solution = json.loads(solution_text)
-    solution["cells"].insert(0, {"cell_type": "code", "metadata": {}, "source": SLOW, "id": "first"})
+    (handed / "empty.ipynb").write_text((root / "labs" / SLUG / "toy.ipynb").read_text())
+    (handed / "right.ipynb").write_text(solution_text)
+    solution, source = json.loads(solution_text), WAITING.format(str(folder / "go on"))
+    solution["cells"].insert(0, {"cell_type": "code", "metadata": {}, "source": source, "id": "first"})
     for number in range(4):
         (handed / f"s{number}.ipynb").write_text(json.dumps(solution))
-    (handed / "empty.ipynb").write_text((root / "labs" / SLUG / "toy.ipynb").read_text())
     inferlab("collect", "01", str(handed), "--course", str(root))
     return root
 
@@ -100,30 +102,40 @@ def results(course: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.fixture(scope="module")
+def found_here(course: Path) -> dict[str, Any]:
+    """The results of a run on this machine."""
+    (course.parent / "go on").touch()
+    assert "6 graded" in run(course, "--workers", "1")
+    return results(course)
+
+
+# Where one is killed, results of a cluster come before and after; that a run comes to its end with two is for test-all.
+@pytest.mark.parametrize("kill", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_cluster_of_two_workers_gives_the_same_results_even_if_one_is_killed(
-    course: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    course: Path, found_here: dict[str, Any], cluster: Cluster, monkeypatch: pytest.MonkeyPatch, kill: bool
 ) -> None:
     from grader.courses import batch
 
-    first = cluster.worker()
+    first, go_on, keep = cluster.worker(), course.parent / "go on", batch._keep
     cluster.worker()
-    assert "5 graded" in run(course, "--executor", cluster.address)
-    on_the_cluster = results(course)
-    assert {s: r["earned"] for s, r in on_the_cluster.items()} == {"empty": 0, "s0": 6, "s1": 6, "s2": 6, "s3": 6}
-    assert "5 graded" in run(course, "--all")
-    assert results(course) == on_the_cluster
-
-    keep = batch._keep
 
     def kill_a_worker_after_the_first(*arguments: Any) -> Any:
         if first.poll() is None:
             os.kill(first.pid, signal.SIGKILL)
             first.wait()
+        go_on.touch()
         return keep(*arguments)
 
-    monkeypatch.setattr(batch, "_keep", kill_a_worker_after_the_first)
-    assert "5 graded" in run(course, "--all", "--executor", cluster.address)
-    assert results(course) == on_the_cluster
+    if kill:
+        go_on.unlink()
+        monkeypatch.setattr(batch, "LIMITS", PATIENT)
+        monkeypatch.setattr(batch, "_keep", kill_a_worker_after_the_first)
+    assert "6 graded" in run(course, "--all", "--executor", cluster.address)
+    assert (first.poll() is not None) == kill
+    assert results(course) == found_here
+    earned = {"empty": 0, "right": 6, "s0": 6, "s1": 6, "s2": 6, "s3": 6}
+    assert {student: result["earned"] for student, result in found_here.items()} == earned
 
 
 def test_a_cluster_that_cannot_grade_is_refused_before_the_first_submission(course: Path, cluster: Cluster) -> None:

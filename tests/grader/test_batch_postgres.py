@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-pytestmark = pytest.mark.postgres
-
 SOURCES = Path(__file__).parent / "toy_lab" / "solutions"
 SLUG = "01_toy"
 STUDENTS = [f"s{number}" for number in range(4)]
@@ -50,7 +48,7 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(postgres: None) -> Iterator[Server]:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     tools = found[-1].parent if found else Path(str(shutil.which("initdb"))).parent
     folder = Path(tempfile.mkdtemp(prefix="pg-", dir="/tmp"))  # where the server's own user may enter

@@ -22,6 +22,7 @@ from grader.courses.bundle import make_bundle
 from grader.courses.course import CourseError, course_secret, master_secret
 from grader.courses.leaks import Hidden, notebook_leaks, squeezed, text_leaks, visible_and_hidden
 from grader.labs.lab import Lab, lab_from_notebook, load_lab
+from tests.examples import examples
 
 SOURCES = Path(__file__).parent / "toy_lab" / "solutions"
 SLUG = "01_toy"
@@ -299,7 +300,7 @@ def real_lab() -> tuple[Lab, Hidden]:
     return lab, hidden
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_visible_lines_in_any_order_are_no_leak(real_lab: tuple[Lab, Hidden], data: st.DataObject) -> None:
     lab, hidden = real_lab
@@ -307,7 +308,7 @@ def test_visible_lines_in_any_order_are_no_leak(real_lab: tuple[Lab, Hidden], da
     assert text_leaks("\n".join(lines), "place", hidden, as_lines=True) == []
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_hidden_line_is_found_wherever_it_stands(real_lab: tuple[Lab, Hidden], data: st.DataObject) -> None:
     lab, hidden = real_lab

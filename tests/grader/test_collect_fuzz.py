@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from grader.courses.course import CourseError
 from grader.submissions.collect import collect, take_in
+from tests.examples import examples
 
 PARTS = [
     "ada", "Ada", "ADA", "bob", "toy.ipynb", "Toy.IPYNB", "toy (1).ipynb", "toy-1.ipynb", "toy.py", "a.zip", "x.ipynb",
@@ -90,7 +91,7 @@ mixed = st.sampled_from(DOWNLOADS).flatmap(lambda known: entries_named(st.sample
 damages = st.just([]) | st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=3)
 
 
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(120), suppress_health_check=[HealthCheck.too_slow])
 @given(entries=downloads | mixed | entries_named(odd), damage=damages)
 def test_any_zip_ends_as_clean_notebooks_and_recorded_refusals(
     release_text: str, entries: list[tuple[str, int, int, tuple[int, ...]]], damage: list[tuple[float, int]]

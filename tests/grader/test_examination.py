@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ def test_a_failure_of_the_examiners_own_cells_is_not_the_learners(solution_text:
 )
 @pytest.mark.parametrize("out_of_memory", [True, False])
 def test_an_end_for_memory_is_told_from_another(
-    lab: Any, launcher: Any, monkeypatch: pytest.MonkeyPatch, out_of_memory: bool, does: str, otherwise: str
+    lab: Any, launcher: Any, monkeypatch: pytest.MonkeyPatch, hasty: Any, out_of_memory: bool, does: str, otherwise: str
 ) -> None:
     # What the kernel does is tested with the sandbox; here its verdict is given. It may have ended another of the
     # learner's processes, for which this one waits.
@@ -139,7 +138,8 @@ def test_an_end_for_memory_is_told_from_another(
 
     monkeypatch.setattr(attempt.LearnerProcess, "end", judged)
     source = solved(lab)["Window"].replace("return len(self.rows)", f"import os; {does}")
-    result = examine(lab, Submission({**solved(lab), "Window": source}), launcher, secret=b"x", limits=Limits(call=0.5))
+    hasty(lambda header, payload: "sleep" in does and header.get("n") == "__len__")
+    result = examine(lab, Submission({**solved(lab), "Window": source}), launcher, secret=b"x")
     expected = "killed for memory" if out_of_memory else otherwise
     assert [check.status for check in result.checks] == ["passed", expected, "passed"]
     assert result.status == f"{expected} in check_len"
@@ -201,13 +201,14 @@ def test_a_process_that_answers_by_itself_earns_nothing(lab: Any, launcher: Any,
     json.loads(result.to_json())
 
 
-def test_whoever_sits_at_the_machine_can_stop_it(lab: Any, launcher: Any) -> None:
-    source = solved(lab)["Window"].replace("return len(self.rows)", "while True: pass")
-    timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+def test_whoever_sits_at_the_machine_can_stop_it(lab: Any, launcher: Any, when_exists: Any, tmp_path: Path) -> None:
+    reached = tmp_path / "reached"
+    loop = f"open({str(reached)!r}, 'w').close()\n        while True: pass"
+    source = solved(lab)["Window"].replace("return len(self.rows)", loop)
+    presser = when_exists(reached, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
-        examine(lab, Submission({**solved(lab), "Window": source}), launcher, secret=b"x")
-    timer.join()
+        examine(lab, Submission({**solved(lab), "Window": source}), launcher, secret=b"x", limits=Limits(call=300.0))
+    presser.join()
     assert examine(lab, Submission(solved(lab)), launcher, secret=b"x").status == "passed"
 
 

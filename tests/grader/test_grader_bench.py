@@ -25,11 +25,27 @@ def test_the_class_is_the_reference_variants_and_every_mutant_one_right_for_two_
 
 
 def test_memory_is_summed_over_a_command_and_its_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grader_bench, "SAMPLE_SECONDS", 0.05)
-    hold = "import time; x = bytearray(b'1' * (64 << 20)); time.sleep(1.5)"
+    """Both hold theirs until as much has been seen."""
+    monkeypatch.setattr(grader_bench, "SAMPLE_SECONDS", 0.01)
+    seen, proportional = tmp_path / "seen", grader_bench._proportional
+    sizes: dict[int, int] = {}
+
+    def watched(pid: int) -> int:
+        sizes[pid] = proportional(pid)
+        if sum(size >= 64 << 20 for size in sizes.values()) == 2:
+            seen.touch()
+        return sizes[pid]
+
+    monkeypatch.setattr(grader_bench, "_proportional", watched)
+    hold = f"""
+import os, time
+x = bytearray(b'1' * (64 << 20))
+while not os.path.exists({str(seen)!r}): time.sleep(0.01)
+time.sleep(0.2)
+"""
     code = f"import subprocess, sys; x = bytearray(b'1' * (64 << 20)); subprocess.run([sys.executable, '-c', {hold!r}])"
     seconds, peak = grader_bench._timed([sys.executable, "-c", code], tmp_path)
-    assert seconds > 1.5
+    assert seconds > 0.2
     assert peak >= 128 << 20
 
 

@@ -7,7 +7,7 @@ import math
 import resource
 import socket
 import threading
-import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grader.learner_side import codec, wire
+from grader.learner_side import peer as peer_module
 from grader.learner_side.codec import CannotCross, Malformed
 from grader.learner_side.peer import LAB_MODULE, Handle, Peer
 from grader.learner_side.wire import Connection
@@ -164,20 +165,19 @@ def test_too_many_values_are_refused_on_the_side_that_has_them() -> None:
 
 def test_one_byte_at_a_time_is_not_more_time(hostile: Any) -> None:
     release = threading.Event()
-    other = hostile(lambda header: release.wait(20) and b"", seconds=0.3)
+    other = hostile(lambda header: release.wait(600) and b"", seconds=0.3)
 
     def drip() -> None:
-        for byte in ok(1):
-            if release.wait(0.2):
-                return
-            other.theirs.sendall(bytes([byte]))
+        other.theirs.sendall((1 << 20).to_bytes(4, "big") + bytes(8))  # a header so long that it would take a day
+        while not release.wait(0.05):
+            other.theirs.sendall(b" ")
 
-    threading.Thread(target=drip, daemon=True).start()
-    started = time.monotonic()
+    dripping = threading.Thread(target=drip, daemon=True)
+    dripping.start()
     with pytest.raises(TimeoutError):
         other.call()
-    assert time.monotonic() - started < 20
     release.set()
+    dripping.join()
 
 
 def test_one_who_does_not_read_cannot_hold_up_the_examiner() -> None:
@@ -193,12 +193,19 @@ def call_back(**changes: Any) -> bytes:
     return frame({"m": "call", "h": 1, "n": None, "v": {"t": "u", "v": [[], {"t": "d", "v": []}]}} | changes)
 
 
-def test_endless_call_backs_end_with_the_time_of_the_call(hostile: Any) -> None:
-    model = Model()
-    other = hostile(call_back(), seconds=0.3)
+def test_endless_call_backs_end_with_the_time_of_the_call(hostile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = types.SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    for module in (peer_module, wire):
+        monkeypatch.setattr(module, "time", clock)
+
+    def ask_after_a_second(header: dict[str, Any]) -> bytes:
+        clock.now += 1.0
+        return call_back()
+
+    model, other = Model(), hostile(ask_after_a_second, seconds=10.5)
     with pytest.raises(TimeoutError):
         other.call(model)
-    assert model.calls > 1
+    assert model.calls == 10
 
 
 REFUSED_CALLS = {

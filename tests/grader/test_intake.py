@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from grader.examination.intake import MAX_CODE, Refused, learner_cells, plain_python, read_submission, rebuild
 from grader.labs.lab import Lab, lab_from_notebook
+from tests.examples import examples
 
 ANSWER = "class Window:\n    pass"
 
@@ -340,7 +341,7 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(json_values))
 def test_no_cells_whatever_make_intake_fail_in_another_way_than_refusing(released: Lab, cells: list[Any]) -> None:
     with contextlib.suppress(Refused):

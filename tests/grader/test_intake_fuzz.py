@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from grader.examination.intake import DELETED, Refused, Submission, learner_cells, read_submission, rebuild
 from grader.labs.lab import Lab, lab_from_notebook
 from grader.labs.lab_source import write_notebook
+from tests.examples import examples
 
 IDS = ["intro", "imports", "Window", "check_window", "check_len", "counter", "apply_all", "check_calls", "added-0", "x"]
 HOSTILE = [
@@ -159,13 +160,13 @@ def check_rebuilt(raw: bytes, released: Lab, release_text: str) -> Submission | 
     return submission
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(400), suppress_health_check=[HealthCheck.too_slow])
 @given(changes=st.lists(edits, max_size=6))
 def test_any_edit_of_the_notebook_is_cleaned_or_refused(released: Lab, release_text: str, changes: list[Edit]) -> None:
     check_rebuilt(edited(release_text, changes), released, release_text)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(bytes_changed=flips, kept=st.just(1.0) | st.floats(0, 1), encoding=st.sampled_from(["utf-8", "utf-16"]))
 def test_any_damage_to_the_bytes_is_cleaned_or_refused(
     released: Lab, release_text: str, bytes_changed: list[tuple[float, int]], kept: float, encoding: str
@@ -173,7 +174,7 @@ def test_any_damage_to_the_bytes_is_cleaned_or_refused(
     check_rebuilt(damaged(release_text.encode(encoding), bytes_changed, kept), released, release_text)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(raw=st.binary(max_size=200) | values.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_and_any_json_are_cleaned_or_refused(released: Lab, release_text: str, raw: bytes) -> None:
     check_rebuilt(raw, released, release_text)
@@ -202,7 +203,7 @@ def passed(lab: Lab, launcher: Any) -> Callable[[Submission], set[str]]:
     return examined
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
 @given(changes=st.lists(edits, min_size=1, max_size=5))
 def test_no_edit_passes_a_check_that_the_honest_notebook_fails(
     released: Lab, release_text: str, faulty: str, passed: Callable[[Submission], set[str]], changes: list[Edit]

@@ -35,8 +35,10 @@ class Window:
 
 
 @pytest.fixture
-def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release_text: str, solution_text: str) -> Path:
-    """Where the learner's notebook of the toy lab will be."""
+def notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release_text: str, solution_text: str, warm_launcher: None
+) -> Path:
+    """Where the learner's notebook of the toy lab will be. A check in a kernel has a launcher of its own, as usual."""
     for top, text in (("labs", release_text), ("solutions", solution_text)):
         path = tmp_path / "root" / top / "01_toy" / "toy.ipynb"
         path.parent.mkdir(parents=True)
@@ -241,7 +243,7 @@ def test_check_runs_inside_a_kernel(notebook: Path, tmp_path: Path) -> None:
         f"workspace.data_root = lambda: Path({str(tmp_path / 'root')!r})\nimport grader\ngrader.check()"
     )
     made.cells.append(nbformat.v4.new_code_cell(patch))
-    NotebookClient(made, timeout=240).execute()
+    NotebookClient(made, timeout=600).execute()
     outputs = made.cells[-1].outputs
     text = "".join(output.get("text", "") + output.get("data", {}).get("text/plain", "") for output in outputs)
     assert "6 of 6 points" in text

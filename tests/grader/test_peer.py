@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 
+from grader.learner_side import peer as peer_module
+from grader.learner_side import wire
 from grader.learner_side.peer import LAB_MODULE, Handle, Peer
 from grader.learner_side.wire import Connection
 
@@ -308,17 +310,41 @@ def test_handles_that_are_given_up_are_released_on_the_other_side(pair: Pair) ->
 
 def test_a_call_that_does_not_return_is_given_up(pair: Pair) -> None:
     release = threading.Event()
-    f = pair.get(f=lambda: release.wait(120))
+    f = pair.get(f=lambda: release.wait(600))
     pair.trusted.call_seconds = 0.2
     with pytest.raises(TimeoutError):
         f()
     release.set()
 
 
-def test_the_time_of_call_backs_is_not_the_learners(pair: Pair) -> None:
+class Clock:
+    """Stands in for the module `time`; it goes on only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(peer_module, "time", made)
+    monkeypatch.setattr(wire, "time", made)
+    return made
+
+
+def test_the_time_of_call_backs_is_not_the_learners(pair: Pair, clock: Clock) -> None:
     f = pair.get(f=lambda slow: [slow() for _ in range(3)])
-    pair.trusted.call_seconds = 2.0  # the three together are longer
-    assert f(lambda: time.sleep(0.9)) == [None, None, None]
+    pair.trusted.call_seconds = 60.0
+    assert f(lambda: clock.pass_by(59.0)) == [None, None, None]
+    pair.trusted._serve = lambda *message: Peer._serve(pair.trusted, *message) or clock.pass_by(59.0)  # type: ignore
+    with pytest.raises(TimeoutError):
+        f(lambda: None)  # and the time between them is
 
 
 def answer_with(raw: Callable[[socket.socket], None]) -> Any:
@@ -387,7 +413,8 @@ def test_a_handle_shows_no_secret_of_its_peer() -> None:
     assert not [name for name in vars(Handle) if not name.startswith("_")]
 
 
-def test_a_process_that_gets_no_processor_time_gets_more_wall_clock_time() -> None:
+def test_a_process_that_gets_no_processor_time_gets_more_wall_clock_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "PATIENCE", 3000.0)  # however late this process looks at the clock
     ours, theirs = socket.socketpair()
     spent = iter([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6])
     connection = Connection(ours, lambda: next(spent))
@@ -404,13 +431,13 @@ def test_time_in_which_a_process_waits_for_a_processor_is_not_its_own() -> None:
     begun = time.monotonic()
 
     def waited() -> float:
-        return min(time.monotonic() - begun, 1.0)  # for a second a neighbour keeps all processors busy
+        return min(time.monotonic() - begun, 0.4)  # so long a neighbour keeps all processors busy
 
     connection = Connection(ours, lambda: 0.0, waited)
-    connection.allow(0.1)
+    connection.allow(0.02)
     with pytest.raises(TimeoutError):
         connection.receive()
-    assert time.monotonic() - begun >= 1.0
+    assert time.monotonic() - begun >= 0.4
     theirs.close()
     ours.close()
 

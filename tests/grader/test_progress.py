@@ -316,7 +316,7 @@ def test_the_command_imports_no_torch_and_writes_no_colour_into_a_pipe(tmp_path:
     )
     environment = os.environ | {"INFERLAB_HOME": str(tmp_path / "h"), "INFERLAB_DATA": str(tmp_path / "d")}
     done = subprocess.run(
-        [sys.executable, "-P", "-c", script], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-P", "-c", script], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert "HEAVY []" in done.stdout

@@ -6,6 +6,9 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
 
 TOY = Path(__file__).parent / "toy_lab"
 
@@ -18,30 +21,46 @@ from grader.labs.lab import lab_from_notebook
 from grader.labs.lab_source import solution_notebook
 from grader.isolation.launcher import Launcher
 from grader.proofs.proof import kill_matrix, problems, prove
-source, folder = Path(sys.argv[1]), Path(sys.argv[2])
-lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
+proofs = []
 with Launcher(insecure=True) as launcher:
-    outcomes = prove(lab, folder, launcher)
-print(kill_matrix(lab, outcomes))
-print(json.dumps(problems(lab, outcomes, num_mutants=1, num_variants=1)))
+    for source, folder, sample in json.loads(sys.argv[1]):
+        source = Path(source)
+        lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
+        outcomes = prove(lab, Path(folder), launcher, sample=sample)
+        print(kill_matrix(lab, outcomes))
+        found = [[o.case.kind, bool(o.direct), bool(o.proxied), sorted(o.failed)] for o in outcomes]
+        proofs.append([problems(lab, outcomes, num_mutants=1, num_variants=1), found])
+print(json.dumps(proofs))
 """
 
 
-def prove(source: Path, folder: Path) -> list[str]:
-    """Problems of a lab, found in a process of its own, because the proof forks."""
-    command = [sys.executable, "-P", "-c", SCRIPT, str(source), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+class Proof(NamedTuple):
+    """found: of every case its kind, whether it went directly and through the examiner, and the checks it failed."""
+
+    problems: list[str]
+    found: list[tuple[str, bool, bool, list[str]]]
+
+
+def prove(*labs: tuple[Path, Path, str | None]) -> list[Proof]:
+    """Proofs of labs (source, folder, sample), in one process that is not this one, because a proof forks."""
+    jobs = [(str(source), str(folder), sample) for source, folder, sample in labs]
+    command = [sys.executable, "-P", "-c", SCRIPT, json.dumps(jobs)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
-    problems: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return problems
+    return [Proof(*proof) for proof in json.loads(done.stdout.splitlines()[-1])]
 
 
-def test_the_toy_lab_is_proven() -> None:
-    assert prove(TOY / "solutions" / "01_toy" / "toy.py", TOY / "proof" / "01_toy") == []
+@pytest.fixture(scope="module")
+def proofs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Proof]:
+    """Of the toy lab, of a sample of it, and of one with much that is wrong."""
+    source, folder = TOY / "solutions" / "01_toy" / "toy.py", TOY / "proof" / "01_toy"
+    wrong = tmp_path_factory.mktemp("wrong")
+    made = prove((source, folder, None), (source, folder, "seed"), (faulty_lab(wrong), wrong, None))
+    return dict(zip(("toy", "sample", "wrong"), made, strict=True))
 
 
-def test_what_is_wrong_with_a_lab_is_said(tmp_path: Path) -> None:
-    source = tmp_path / "01_toy" / "toy.py"
+def faulty_lab(folder: Path) -> Path:
+    source = folder / "01_toy" / "toy.py"
     source.parent.mkdir()
     text = (TOY / "solutions" / "01_toy" / "toy.py").read_text()
     # A check that looks at the type of a learner's object passes directly and not through the examiner.
@@ -51,15 +70,23 @@ def test_what_is_wrong_with_a_lab_is_said(tmp_path: Path) -> None:
         )
     )
     for kind in ("variants", "mutants"):
-        (tmp_path / kind).mkdir()
+        (folder / kind).mkdir()
     header = "# fault: nothing at all.\n# trap: unknown\n# fails: check_calls\n\n"
     cell = '# %% nbgrader={"grade_id": "apply_all"}\n'
     body = "    for t in tokens:\n        window.append(model(t[None]))\n    return window.mean()\n"
     right = "def apply_all(model, tokens, window):\n" + body
-    (tmp_path / "mutants" / "right.py").write_text(header + cell + right)
-    (tmp_path / "mutants" / "again.py").write_text(header + cell + right)
-    (tmp_path / "variants" / "wrong.py").write_text(cell + "def apply_all(model, tokens, window):\n    return 5\n")
-    found = "\n".join(prove(source, tmp_path))
+    (folder / "mutants" / "right.py").write_text(header + cell + right)
+    (folder / "mutants" / "again.py").write_text(header + cell + right)
+    (folder / "variants" / "wrong.py").write_text(cell + "def apply_all(model, tokens, window):\n    return 5\n")
+    return source
+
+
+def test_the_toy_lab_is_proven(proofs: dict[str, Proof]) -> None:
+    assert proofs["toy"].problems == []
+
+
+def test_what_is_wrong_with_a_lab_is_said(proofs: dict[str, Proof]) -> None:
+    found = "\n".join(proofs["wrong"].problems)
     for expected in (
         "reference reference: check_len is passed directly, failed through the examiner",
         "mutant right: passes check_calls, which it should fail",
@@ -73,34 +100,16 @@ def test_what_is_wrong_with_a_lab_is_said(tmp_path: Path) -> None:
         assert expected in found
 
 
-FEW = """
-import json, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from grader.labs.lab import lab_from_notebook
-from grader.labs.lab_source import solution_notebook
-from grader.isolation.launcher import Launcher
-from grader.proofs.proof import problems, prove
-source, folder = Path(sys.argv[1]), Path(sys.argv[2])
-lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
-with Launcher(insecure=True) as launcher:
-    outcomes = prove(lab, folder, launcher, few=True)
-found = [[o.case.kind, bool(o.direct), bool(o.proxied), sorted(o.failed)] for o in outcomes]
-print(json.dumps([found, problems(lab, outcomes, num_mutants=1, num_variants=1)]))
-"""
-
-
-def test_a_few_mutants_fail_every_check_between_them_and_all_else_is_tried() -> None:
-    folder = TOY / "proof" / "01_toy"
-    command = [sys.executable, "-P", "-c", FEW, str(TOY / "solutions" / "01_toy" / "toy.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr
-    outcomes, problems = json.loads(done.stdout.splitlines()[-1])
+def test_a_sample_has_mutants_that_fail_every_check_between_them_and_all_that_is_correct(
+    proofs: dict[str, Proof],
+) -> None:
+    problems, outcomes = proofs["sample"]
     assert problems == []
     mutants = [outcome for outcome in outcomes if outcome[0] == "mutant"]
     tried = [failed for _, direct, _, failed in mutants if direct]
     assert 1 <= len(tried) < len(mutants)
     assert set().union(*tried) == {"check_window", "check_len", "check_calls"}
     assert sum(examined for _, _, examined, _ in mutants) == 1
-    assert all(direct and examined for kind, direct, examined, _ in outcomes if kind != "mutant")
+    assert all(direct for kind, direct, _, _ in outcomes if kind != "mutant")
+    assert sum(examined for kind, _, examined, _ in outcomes if kind == "variant") == 1
+    assert all(examined for kind, _, examined, _ in outcomes if kind in ("stub", "reference"))

@@ -27,7 +27,7 @@ TRIALS = list(sandbox_trials.ALL)
 
 
 @pytest.fixture(scope="module")
-def isolated() -> Iterator[Launcher]:
+def isolated(bwrap: None) -> Iterator[Launcher]:
     with Launcher() as launcher:
         yield launcher
 
@@ -59,7 +59,6 @@ def test_every_trial_of_the_doctor_is_tried_here() -> None:
     assert takes_launcher == set(TRIALS)
 
 
-@pytest.mark.bwrap
 @pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.__name__)
 def test_the_property_holds(isolated: Launcher, trial: Callable) -> None:
     row = trial(isolated)
@@ -77,23 +76,22 @@ def test_the_properties_hold_for_an_ordinary_user() -> None:
             for row in trials(launcher):
                 print(row.verdict, row.name, row.found, flush=True)
     """)
-    done = subprocess.run(as_ordinary_user(script), capture_output=True, text=True, cwd="/", timeout=280)
+    done = subprocess.run(as_ordinary_user(script), capture_output=True, text=True, cwd="/", timeout=600)
     lines = done.stdout.splitlines()
     assert len(lines) == len(TRIALS) + 3, done.stdout + done.stderr
     assert [line for line in lines if line.startswith("fail")] == []
     assert "ordinary user" in lines[0]
 
 
-@pytest.mark.bwrap
 @pytest.mark.parametrize("trial", ["number_of_processes", "memory_of_many", "survival"])
-def test_the_limits_hold_without_a_control_group(monkeypatch: pytest.MonkeyPatch, trial: str) -> None:
-    monkeypatch.setattr(cgroups, "available", lambda: (1, {}))
-    with Launcher() as launcher:
-        row = getattr(sandbox_trials, trial)(launcher)
+def test_the_limits_hold_without_a_control_group(
+    isolated: Launcher, monkeypatch: pytest.MonkeyPatch, trial: str
+) -> None:
+    monkeypatch.setattr(cgroups, "available", lambda: (1, {}))  # each submission gets a group of its own, or none
+    row = getattr(sandbox_trials, trial)(isolated)
     assert row.verdict == "ok", row.found
 
 
-@pytest.mark.bwrap
 def test_an_ended_process_says_how_it_ended(isolated: Launcher) -> None:
     source = "import os, sys\ndef leave(): os._exit(3)\ndef abort(): os.abort()"
     for name, wanted in (("leave", 3 << 8), ("abort", signal.SIGABRT)):
@@ -104,7 +102,6 @@ def test_an_ended_process_says_how_it_ended(isolated: Launcher) -> None:
             assert trial.process.end() == Ending(wanted)
 
 
-@pytest.mark.bwrap
 def test_of_the_course_only_the_learners_side_and_the_interfaces_are_inside(isolated: Launcher) -> None:
     source = "import os\ndef shipped(): return [os.listdir('/learner/side'), os.listdir('/learner/side/learner_side')]"
     with Trial(isolated, source) as trial:
@@ -113,7 +110,6 @@ def test_of_the_course_only_the_learners_side_and_the_interfaces_are_inside(isol
     assert set(files) == {path.name for path in (ROOT / "grader" / "learner_side").glob("*.py")} | {"interfaces.py"}
 
 
-@pytest.mark.bwrap
 def test_a_process_uses_its_own_processor_time_as_seen_from_here(isolated: Launcher) -> None:
     source = "import time\ndef burn():\n    end = time.process_time() + 0.5\n    while time.process_time() < end: pass"
     with Trial(isolated, source) as trial:
@@ -125,7 +121,6 @@ def test_a_process_uses_its_own_processor_time_as_seen_from_here(isolated: Launc
     assert after - before >= 0.4
 
 
-@pytest.mark.bwrap
 @pytest.mark.parametrize("lab", ["01_prefill_decode/metrics_sampling", "02_kv_cache/kv_cache"])
 def test_the_reference_has_all_points_inside(isolated: Launcher, lab: str) -> None:
     from grader.examination.examiner import examine
@@ -157,13 +152,12 @@ def test_nothing_is_left_when_who_grades_is_killed(tmp_path: Path) -> None:
     assert all(Path("/proc", str(pid)).exists() for pid in pids)
     grader.kill()
     grader.wait()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while any(Path("/proc", str(pid)).exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert [pid for pid in pids if Path("/proc", str(pid)).exists()] == []
 
 
-@pytest.mark.bwrap
 def test_one_who_inherits_a_launcher_can_end_what_its_dead_user_started(isolated: Launcher) -> None:
     pid = os.fork()
     if pid == 0:
@@ -175,7 +169,6 @@ def test_one_who_inherits_a_launcher_can_end_what_its_dead_user_started(isolated
         assert trial.ask("f") == 1
 
 
-@pytest.mark.bwrap
 def test_an_answer_to_a_dead_user_is_not_taken_for_ones_own(isolated: Launcher) -> None:
     isolated.fork().end()
     assert isolated._control is not None

@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from grader.study import workspace
 from grader.study.workspace import STATE_NAME, Prepared, WorkspaceError, prepare
 from grader.study.workspace_files import version_of
+from tests.examples import examples
 
 CHAPTER = "chapters/02_kv_cache/a.ipynb"
 PAGE = "labs/AGENTS.md"
@@ -287,7 +288,7 @@ class Learner(RuleBasedStateMachine):
 
 
 Learner.TestCase.settings = settings(
-    max_examples=30, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(30), stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestLearner = Learner.TestCase
 

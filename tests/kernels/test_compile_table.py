@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,28 +15,36 @@ import triton
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kernels.compilation import Resources
 from reference_impl.kernels.compile_table import TABLE
+from tests.warm import Warm
+
+Ran = subprocess.CompletedProcess[str]
 
 
-def in_a_process_that_compiles(*arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def in_a_process_that_compiles(warm: Warm) -> Callable[..., Ran]:
     """Under the interpreter nothing can be compiled."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=900)
+
+    def run(*arguments: str) -> Ran:
+        return warm.run(arguments, {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
+
+    return run
 
 
-def compile_table(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return in_a_process_that_compiles("-m", "reference_impl.kernels.compile_table", *arguments)
+@pytest.fixture
+def compile_table(in_a_process_that_compiles: Callable[..., Ran]) -> Callable[..., Ran]:
+    return functools.partial(in_a_process_that_compiles, "-m", "reference_impl.kernels.compile_table")
 
 
-def test_every_line_is_there_fits_and_is_what_the_compiler_says() -> None:
-    """All keys; and compiled again: a random fiftieth."""
-    done = compile_table("--share", "0.02")
+def test_every_line_is_there_fits_and_is_what_the_compiler_says(compile_table: Callable[..., Ran]) -> None:
+    """All keys, which change with whatever could change a line; and compiled again: a random two hundredth."""
+    done = compile_table("--share", "0.005")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith(" 0 problems\n")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_whole_table_is_what_the_compiler_says() -> None:
+def test_the_whole_table_is_what_the_compiler_says(compile_table: Callable[..., Ran]) -> None:
     done = compile_table("--all")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -43,7 +52,7 @@ def test_the_whole_table_is_what_the_compiler_says() -> None:
 NAME = "flash_attention, head_dim 64: flash_attention, sm_90"
 
 
-def test_a_table_that_lies_is_found_out(tmp_path) -> None:
+def test_a_table_that_lies_is_found_out(tmp_path, compile_table: Callable[..., Ran]) -> None:
     """Of lines that this version of Triton is said to have made: only these are compared."""
     table = json.loads(TABLE.read_text())
     del table["paged_decode, MHA: paged_decode, sm_80"]
@@ -60,7 +69,9 @@ def test_a_table_that_lies_is_found_out(tmp_path) -> None:
     assert found.returncode == 1
 
 
-def test_a_line_of_another_triton_is_not_compared_but_what_this_one_compiles_is_judged(tmp_path) -> None:
+def test_a_line_of_another_triton_is_not_compared_but_what_this_one_compiles_is_judged(
+    tmp_path, compile_table: Callable[..., Ran], in_a_process_that_compiles: Callable[..., Ran]
+) -> None:
     table = json.loads(TABLE.read_text())
     table[NAME] |= {"key": "0" * 16, "triton": "3.0.0", "registers": 1, "spilled": 8}
     (tmp_path / "compiled.json").write_text(json.dumps(table))
@@ -105,9 +116,23 @@ def test_what_does_not_fit_is_said() -> None:
     ]
 
 
-def recorded(code: str) -> list[dict[str, Any]]:
-    """The launches that `code` makes on a GPU of `gpu`, which it sets; in a process without the interpreter."""
-    script = f"""
+Recorded = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def recorded(in_a_process_that_compiles: Callable[..., Ran]) -> Recorded:
+    """recorded(code): the launches that `code` makes by on(GPU, call); in a process without the interpreter."""
+
+    def run(code: str) -> list[dict[str, Any]]:
+        done = in_a_process_that_compiles("-c", RECORDING.replace("CODE", code))
+        assert done.returncode == 0, done.stderr
+        found: list[dict[str, Any]] = json.loads(done.stdout)
+        return found
+
+    return run
+
+
+RECORDING = """
 import json, torch
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kernels.calls import CALLS
@@ -120,18 +145,14 @@ def on(gpu, call):
     with recording(ARCHITECTURES[gpu]) as launches:
         result = call()
     for launch in launches:
-        found.append({{"name": launch.name, "types": launch.types, "constants": launch.constants,
-                      "aligned": launch.aligned, "ran on": str(result.device)}})
-{code}
+        found.append({"name": launch.name, "types": launch.types, "constants": launch.constants,
+                      "aligned": launch.aligned, "ran on": str(result.device)})
+CODE
 print(json.dumps(found))
 """
-    done = in_a_process_that_compiles("-c", script)
-    assert done.returncode == 0, done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
 
 
-def test_a_recorded_launch_says_what_triton_would_specialize() -> None:
+def test_a_recorded_launch_says_what_triton_would_specialize(recorded: Recorded) -> None:
     [launch] = recorded("on('sm_80', lambda: CALLS['flash_attention, window'](torch.bfloat16))")
     assert launch["ran on"] == "meta"
     assert launch["name"] == "flash_attention"
@@ -143,7 +164,7 @@ def test_a_recorded_launch_says_what_triton_would_specialize() -> None:
     assert not {"num_rows", "stride_table"} & set(launch["aligned"]), "they change from step to step"
 
 
-def test_a_one_becomes_a_constant_as_in_tritons_launcher() -> None:
+def test_a_one_becomes_a_constant_as_in_tritons_launcher(recorded: Recorded) -> None:
     [launch] = recorded("""
 def call():
     q, cache = empty(4, 8, 64, dtype=torch.float16), empty(100, 1, 1, 64, dtype=torch.float16)
@@ -155,7 +176,7 @@ on("sm_90", call)
     assert "stride_scale_slot" not in launch["types"]
 
 
-def test_tiles_are_chosen_for_the_architecture() -> None:
+def test_tiles_are_chosen_for_the_architecture(recorded: Recorded) -> None:
     found = recorded("""
 for gpu in ("sm_80", "sm_90", "gfx942"):
     on(gpu, lambda: CALLS["flash_attention, head_dim 128"](torch.bfloat16))

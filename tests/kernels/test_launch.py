@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,6 +19,7 @@ from reference_impl.kernels import launch as module
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kernels.launch import dependent_launches, launch, prepare, tickets_of, wait_for_previous
 from tests.kernels.paged import DEVICE
+from tests.warm import Warm
 
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
@@ -57,7 +56,7 @@ def test_which_gpus_have_them() -> None:
     assert {a.name for a in ARCHITECTURES.values() if a.has_dependent_launch} == {"sm_90", "sm_100"}
 
 
-def test_the_table_holds_both_ways_and_only_kernels_that_wait_launch_early() -> None:
+def test_the_table_holds_both_ways_and_only_kernels_that_wait_launch_early(warm: Warm) -> None:
     """In a process without the interpreter: what is recorded, and where the wait stands in the code."""
     script = """
 import json, torch
@@ -87,7 +86,7 @@ found["unique"] = len(names) == len(set(names))
 print(json.dumps(found))
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=300)
+    done = warm.run(("-c", script), environment)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     for declared, options in found["true"]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,8 @@ from grader.labs.convention import Convention, applied, combinations, private_no
 from grader.labs.lab import comment_text
 from grader.labs.lab_source import solution_notebook
 from grader.proofs.convention_proof import covering, private_lab
+from tests.labs.proof_record import SOURCES, plan, record, this_commit
 
-ROOT = Path(__file__).parents[2]
-SOURCES = sorted((ROOT / "solutions").glob("[0-9]*_*/*.py"))
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
 
 
@@ -73,9 +74,13 @@ def _prove(*arguments: str) -> None:
 
 @pytest.mark.timeout(3000)
 @EACH_LAB
-def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_their_checks(source: Path) -> None:
-    """In as few draws as hold every option, directly; through the examiner, too, in the next."""
-    _prove(str(source), "--together")
+def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_their_checks(
+    source: Path, say: Callable[[str], None]
+) -> None:
+    """In as few draws as hold every option, or one of them, directly; through the examiner, too, in the next."""
+    planned = plan(source, "conventions", this_commit())
+    say(f"conventions of {planned.why}")
+    _prove(str(source), *(["--sample", planned.sample] if planned.sample else ["--together"]))
 
 
 @pytest.mark.slow
@@ -83,6 +88,8 @@ def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_the
 @EACH_LAB
 def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_checks(source: Path) -> None:
     _prove(str(source))
+    if os.environ.get("INFERLAB_RECORD"):
+        record(source, "conventions")
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ class Running:
 
     def end(self) -> None:
         self.server.stop()
-        self._thread.join(60)
+        self._thread.join(600)
         assert not self._thread.is_alive()
 
     def is_idle(self) -> bool:
@@ -44,7 +44,7 @@ class Running:
             return False
         if self.in_thread:
             return not self.engine.requests and self.engine.kv.num_available == self.engine.num_blocks
-        status = httpx.get(f"{self.url}/status.json").json()
+        status = httpx.get(f"{self.url}/status.json", timeout=600).json()
         return not status["num_requests"] and status["blocks_available"] == status["blocks"]
 
 
@@ -53,7 +53,7 @@ def until() -> Callable[[Callable[[], Any], str], Any]:
     """until(condition, what): polls; the limit is only for what hangs."""
 
     def wait(condition: Callable[[], Any], what: str) -> Any:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 600
         while not (found := condition()):
             assert time.monotonic() < end, f"waited in vain until {what}"
             time.sleep(0.01)

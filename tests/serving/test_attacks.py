@@ -35,7 +35,7 @@ def post(body: bytes, fields: str = "", length: int | None = None) -> bytes:
 
 
 def connect(running: Any) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", running.server.port), timeout=60)
+    return socket.create_connection(("127.0.0.1", running.server.port), timeout=600)
 
 
 def until_closed(sock: socket.socket) -> bytes:
@@ -51,7 +51,7 @@ def events(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def http(server: Any) -> Any:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=600) as client:
         yield client
 
 
@@ -121,9 +121,9 @@ def test_a_client_may_go_at_any_point(serve: Any, until: Any, serial: Any, reset
                     until(lambda: len(running.engine.requests) > 1 or not thread.is_alive(), "it runs")
                 if reset:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    thread.join(60)
+    thread.join(600)
     until(running.is_idle, "all blocks are free")
-    metrics = httpx.get(f"{running.url}/metrics").text
+    metrics = httpx.get(f"{running.url}/metrics", timeout=600).text
     assert 'inferlab:request_success_total{finished_reason="length"} 1.0' in metrics, (
         "only the neighbour ran to its end"
     )
@@ -225,13 +225,13 @@ def test_told_twice_to_end_it_ends_once_and_its_clients_get_an_error(until: Any)
         url = process.stdout.readline().split("/v1")[0]
         half_open = socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])))
         half_open.sendall(b"POST /v1/comp")
-        with httpx.stream("POST", url + COMPLETIONS, json={**LONG, "n": 64, "stream": True}, timeout=60) as answer:
+        with httpx.stream("POST", url + COMPLETIONS, json={**LONG, "n": 64, "stream": True}, timeout=600) as answer:
             lines = answer.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGTERM)
             rest = [line for line in lines if line]
         half_open.close()
-        assert process.wait(60) == 0
+        assert process.wait(600) == 0
     assert "error" in json.loads(rest[-1].removeprefix("data: "))
     assert "data: [DONE]" not in rest

@@ -214,10 +214,11 @@ def test_a_prompt_that_was_there_before_is_found_in_the_cache(client: openai.Ope
     assert salted.usage.prompt_tokens_details.cached_tokens == 0
 
 
+@pytest.mark.curl
 def test_curl(server: Any, serial: LLM) -> None:
     body = json.dumps({"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "stream": True})
     command = ["curl", "-sN", f"{server.url}/v1/completions", "-H", "Content-Type: application/json", "-d", body]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout
     events = [line.removeprefix("data: ") for line in said.split("\n\n") if line]
     assert events[-1] == "[DONE]"
     texts = [json.loads(event)["choices"][0]["text"] for event in events[:-1]]

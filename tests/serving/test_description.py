@@ -8,16 +8,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 
-def test_requests_made_from_the_description_are_answered_as_it_says(serve: Any, until: Any, tmp_path: Path) -> None:
+
+@pytest.mark.parametrize("examples", ["4", pytest.param("15", marks=pytest.mark.slow)])
+def test_requests_made_from_the_description_are_answered_as_it_says(
+    serve: Any, until: Any, tmp_path: Path, examples: str
+) -> None:
     running = serve({"max_unfinished": 10_000}, max_model_len=48)  # so that an answer without a limit is short
     schemathesis = str(Path(sys.executable).with_name("schemathesis"))
-    words = [schemathesis, "run", f"{running.url}/openapi.json", "--max-examples", "15", "--no-color", "--seed", "1"]
-    words += ["--request-timeout", "60", "--phases", "coverage,fuzzing", "--generation-database", "none"]
+    words = [
+        schemathesis,
+        "run",
+        f"{running.url}/openapi.json",
+        "--max-examples",
+        examples,
+        "--no-color",
+        "--seed",
+        "1",
+    ]
+    words += ["--request-timeout", "300", "--phases", "coverage,fuzzing", "--generation-database", "none"]
     # Random prompts are sometimes too long for a model of 48 positions: the 400 that says so is right.
     words += ["--exclude-checks", "positive_data_acceptance"]
     environment = {**os.environ, "COLUMNS": "120"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=280, env=environment, cwd=tmp_path)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, env=environment, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:]
     assert "Tested: 10" in done.stdout, done.stdout[-3000:]
     until(running.is_idle, "nothing is left")

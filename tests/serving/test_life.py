@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import random
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_a_client_that_goes_frees_its_blocks_before_the_next_step(serve: Any, un
 
     running.host.worker._leave = watched
     with (
-        httpx.Client(base_url=running.url, timeout=60) as client,
+        httpx.Client(base_url=running.url, timeout=600) as client,
         client.stream("POST", COMPLETIONS, json={**LONG, "stream": True, "n": 4}) as answer,
     ):
         lines = answer.iter_lines()  # held: httpx closes the connection with it
@@ -59,7 +60,7 @@ def test_a_client_that_goes_while_it_waits_for_a_whole_answer(serve: Any, until:
     body = json.dumps(LONG).encode()
     sock = socket.create_connection(("127.0.0.1", running.server.port))
     sock.sendall(head(len(body)) + body)
-    until(lambda: running.engine.requests, "it runs")
+    until(running.engine.trace.steps, "it runs")
     sock.close()
     until(running.is_idle, "all blocks are back")
 
@@ -71,16 +72,27 @@ def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(serve: Any,
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     sock.connect(("127.0.0.1", running.server.port))
     sock.sendall(head(len(body)) + body)
-    until(lambda: running.engine.requests, "it runs")
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    until(running.engine.trace.steps, "it runs, or has been given up")
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         assert client.post(COMPLETIONS, json={"prompt": "y", "max_tokens": 4}).status_code == 200
     until(running.is_idle, "the one that does not read was given up")
     assert any(m.num_output_tokens < 900 for m in running.engine.trace.workload().requests)
     sock.close()
 
 
+@pytest.fixture(scope="module")
+def alone(serial: LLM) -> Callable[[str, int], str]:
+    """alone(prompt, tokens): what the model says without a server. Threads and processes are asked the same."""
+
+    @functools.cache
+    def say(prompt: str, tokens: int) -> str:
+        return serial.generate(prompt, SamplingParams(max_tokens=tokens, temperature=0))[0].text
+
+    return say
+
+
 def test_two_hundred_streams_with_disconnects_lose_and_leak_nothing(
-    serve: Any, serial: LLM, until: Any, process: bool
+    serve: Any, alone: Callable[[str, int], str], until: Any, process: bool
 ) -> None:
     running = serve(process=process, max_num_seqs=32, num_blocks=300)
     rng = random.Random(3)
@@ -103,22 +115,21 @@ def test_two_hundred_streams_with_disconnects_lose_and_leak_nothing(
 
     async def everybody() -> list[str | None]:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=running.url, timeout=240, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=running.url, timeout=600, limits=limits) as client:
             return list(await asyncio.gather(*(one(client, *plan) for plan in plans)))
 
     texts = asyncio.run(everybody())
     until(running.is_idle, "all blocks are back")
     assert sum(text is None for text in texts) > 20
-    sampling = [SamplingParams(max_tokens=tokens, temperature=0) for _, tokens, _ in plans]
-    expected = [serial.generate(prompt, s)[0].text for (prompt, _, _), s in zip(plans, sampling, strict=True)]
-    assert all(text in (None, right) for text, right in zip(texts, expected, strict=True))
+    for text, (prompt, tokens, _) in zip(texts, plans, strict=True):
+        assert text is None or text == alone(prompt, tokens)
 
 
 def test_when_the_engine_fails_nobody_waits(serve: Any) -> None:
     running = serve()
     real = running.llm.step
     running.llm.step = lambda: real() if len(running.engine.trace.steps()) < 5 else 1 / 0
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         with client.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer:
             lines = [line for line in answer.iter_lines() if line]
         last = json.loads(lines[-1].removeprefix("data: "))
@@ -158,24 +169,24 @@ def inferlab() -> Iterator[Any]:
 
 def ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/ready").status_code == 200
+        return httpx.get(f"{url}/ready", timeout=600).status_code == 200
     except httpx.TransportError:
         return False
 
 
 def test_a_server_that_is_told_to_end_lets_those_that_run_finish(inferlab: Any, tmp_path: Path, until: Any) -> None:
-    running = inferlab("--trace", str(tmp_path / "trace.json"), "--shutdown-seconds", "60")
+    running = inferlab("--trace", str(tmp_path / "trace.json"), "--shutdown-seconds", "600")
     until(lambda: ready(running.url), "it is ready")
     body = {"prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
     with (
-        httpx.Client(base_url=running.url, timeout=60) as client,
+        httpx.Client(base_url=running.url, timeout=600) as client,
         client.stream("POST", COMPLETIONS, json=body) as answer,
     ):
         lines = answer.iter_lines()
         next(lines)
         running.send_signal(signal.SIGTERM)
         assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert running.wait(60) == 0
+    assert running.wait(600) == 0
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
@@ -184,7 +195,7 @@ def test_those_that_run_for_too_long_get_an_error_and_the_server_ends(inferlab: 
     until(lambda: ready(running.url), "it is ready")
     body = {"prompt": "x", "max_tokens": 900, "n": 60, "ignore_eos": True, "stream": True}
     with (
-        httpx.Client(base_url=running.url, timeout=60) as client,
+        httpx.Client(base_url=running.url, timeout=600) as client,
         client.stream("POST", COMPLETIONS, json=body) as answer,
     ):
         lines = answer.iter_lines()
@@ -192,14 +203,14 @@ def test_those_that_run_for_too_long_get_an_error_and_the_server_ends(inferlab: 
         running.send_signal(signal.SIGTERM)
         last = [line for line in lines if line][-1]
         assert "shut down" in json.loads(last.removeprefix("data: "))["error"]["message"]
-    assert running.wait(60) == 0
+    assert running.wait(600) == 0
 
 
 def test_a_kill_is_an_error_at_the_client_and_a_restart_is_clean(inferlab: Any, until: Any) -> None:
     running = inferlab()
     until(lambda: ready(running.url), "it is ready")
     with (
-        httpx.Client(base_url=running.url, timeout=60) as client,
+        httpx.Client(base_url=running.url, timeout=600) as client,
         client.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer,
     ):
         lines = answer.iter_lines()
@@ -211,14 +222,16 @@ def test_a_kill_is_an_error_at_the_client_and_a_restart_is_clean(inferlab: Any, 
     again = inferlab("--port", port)
     until(lambda: ready(again.url), "it is ready")
     assert again.url == running.url
-    assert httpx.post(f"{again.url}{COMPLETIONS}", json={"prompt": "x", "max_tokens": 2}, timeout=60).status_code == 200
+    assert (
+        httpx.post(f"{again.url}{COMPLETIONS}", json={"prompt": "x", "max_tokens": 2}, timeout=600).status_code == 200
+    )
 
 
 def test_a_port_that_is_taken_is_said(inferlab: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         program = str(Path(sys.executable).with_name("inferlab"))
         words = [program, "serve", "draft", "--port", str(taken.getsockname()[1])]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr

@@ -23,7 +23,7 @@ LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": True}
 
 def metrics(url: str) -> dict[str, float]:
     """Every sample of /metrics, by name and labels."""
-    text = httpx.get(f"{url}/metrics").text
+    text = httpx.get(f"{url}/metrics", timeout=600).text
     return {
         sample.name + "".join(f"/{value}" for value in sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -36,7 +36,7 @@ def test_metrics_count_what_clients_got(serve: Any, until: Any, process: bool) -
     before = metrics(running.url)
     assert before["inferlab:generation_tokens_total"] == 0
     asked = {"prompt": "# a prompt of some length\n" * 8, "ignore_eos": True}
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         used = [client.post(COMPLETIONS, json={**asked, "max_tokens": n}).json()["usage"] for n in (7, 12)]
         with client.stream("POST", COMPLETIONS, json={**asked, "max_tokens": 900, "stream": True}) as answer:
             lines = answer.iter_lines()
@@ -55,14 +55,14 @@ def test_metrics_count_what_clients_got(serve: Any, until: Any, process: bool) -
     assert found["inferlab:num_requests_running"] == 0
     assert found["inferlab:kv_cache_usage_perc"] == 0
     rate = found["inferlab:prefix_cache_hits_total"] / found["inferlab:prefix_cache_queries_total"]
-    assert httpx.get(f"{running.url}/status.json").json()["hit_rate"] == rate
+    assert httpx.get(f"{running.url}/status.json", timeout=600).json()["hit_rate"] == rate
     if not process:
         assert found["inferlab:engine_steps_total"] == len(running.engine.trace.steps())
 
 
 def test_preemptions_and_evictions_are_counted(serve: Any, until: Any) -> None:
     running = serve(num_blocks=40, max_num_seqs=8)
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         body = {"prompt": [f"# {i}\n" * 30 for i in range(8)], "max_tokens": 150, "ignore_eos": True}
         assert client.post(COMPLETIONS, json=body).status_code == 200
     until(running.is_idle, "it is idle")
@@ -88,7 +88,7 @@ def test_a_prompt_is_looked_up_once_and_one_that_is_never_let_in_leaves_nothing(
 def test_the_status_says_what_runs_and_no_text(serve: Any, until: Any, process: bool) -> None:
     running = serve(process=process, num_blocks=500)
     secret = "the prompt is nobody's business"
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         body = {"prompt": secret, "max_tokens": 900, "ignore_eos": True, "stream": True, "n": 2}
         with client.stream("POST", COMPLETIONS, json=body) as answer:
             lines = answer.iter_lines()
@@ -109,7 +109,7 @@ def test_the_status_says_what_runs_and_no_text(serve: Any, until: Any, process: 
 
 
 def timeline(url: str, answer: str) -> list[dict[str, Any]]:
-    found = httpx.get(f"{url}/requests/{answer}/timeline")
+    found = httpx.get(f"{url}/requests/{answer}/timeline", timeout=600)
     assert found.status_code == 200, found.text
     assert found.json()["id"] == answer
     return found.json()["requests"]
@@ -133,7 +133,7 @@ def check_timeline(found: dict[str, Any], trace: WatchedTrace) -> None:
 
 def test_the_timeline_of_an_answer_says_what_happened_to_each_of_its_requests(serve: Any) -> None:
     running = serve()
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         body = {"prompt": ["# one\n" * 20, "# two"], "n": 2, "max_tokens": 9, "ignore_eos": True}
         before = time.time()
         answer = client.post(COMPLETIONS, json=body).json()
@@ -156,7 +156,7 @@ def test_the_timeline_of_an_answer_says_what_happened_to_each_of_its_requests(se
 def test_the_timeline_of_a_request_that_runs_and_of_one_that_was_left(serve: Any, until: Any, process: bool) -> None:
     running = serve(process=process)
     with (
-        httpx.Client(base_url=running.url, timeout=60) as client,
+        httpx.Client(base_url=running.url, timeout=600) as client,
         client.stream("POST", COMPLETIONS, json=LONG) as answer,
     ):
         lines = answer.iter_lines()  # held: httpx closes the connection with it
@@ -172,7 +172,7 @@ def test_the_timeline_of_a_request_that_runs_and_of_one_that_was_left(serve: Any
 
 def test_a_timeline_shows_who_had_to_give_its_blocks_back(serve: Any) -> None:
     running = serve(num_blocks=40, max_num_seqs=8)
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         body = {"prompt": [f"# {i}\n" * 30 for i in range(8)], "max_tokens": 150, "ignore_eos": True}
         found = timeline(running.url, client.post(COMPLETIONS, json=body).json()["id"])
     thrown = Counter(name for step in running.engine.trace.steps() for name in step.preempted)
@@ -185,7 +185,7 @@ def test_a_timeline_shows_who_had_to_give_its_blocks_back(serve: Any) -> None:
 def test_a_request_that_is_not_kept_any_more_is_404(serve: Any) -> None:
     running = serve()
     running.engine.trace.keep = 20
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         first = client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 2, "ignore_eos": True}).json()["id"]
         assert client.get(f"/requests/{first}/timeline").status_code == 200
         last = client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 100, "ignore_eos": True}).json()["id"]
@@ -205,10 +205,10 @@ def test_a_request_that_is_not_kept_any_more_is_404(serve: Any) -> None:
 def test_percentiles_and_goodput_are_those_of_the_trace(serve: Any, until: Any) -> None:
     running = serve(max_num_seqs=4)
     url, trace = running.url, running.engine.trace
-    empty = httpx.get(f"{url}/status.json").json()
+    empty = httpx.get(f"{url}/status.json", timeout=600).json()
     assert (empty["num_finished"], empty["attainment"], empty["goodput"], empty["finished"]) == (0, None, 0, [])
     assert set(empty["percentiles"].values()) == {None}
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx.Client(base_url=url, timeout=600) as client:
         body = {"prompt": [f"# {i}\n" * 30 for i in range(12)], "ignore_eos": True}
         names = [client.post(COMPLETIONS, json={**body, "max_tokens": n}).json()["id"] for n in (1, 20)]
         with client.stream("POST", COMPLETIONS, json=LONG) as answer:
@@ -216,7 +216,7 @@ def test_percentiles_and_goodput_are_those_of_the_trace(serve: Any, until: Any) 
         until(running.is_idle, "the last one has gone")
     load = trace.workload()
     ttft, tpot = float(np.median(load.ttft)), float(np.median(load.tpot))
-    found = httpx.get(f"{url}/status.json", params={"ttft": ttft, "tpot": tpot}).json()
+    found = httpx.get(f"{url}/status.json", params={"ttft": ttft, "tpot": tpot}, timeout=600).json()
     assert found["num_finished"] == len(load.requests) == 25
     assert found["objectives"] == {"ttft": ttft, "tpot": tpot}
     assert 0 < found["attainment"] == load.attainment(ttft, tpot) < 1
@@ -236,7 +236,7 @@ def test_percentiles_and_goodput_are_those_of_the_trace(serve: Any, until: Any) 
         assert [request[name] for name in ("queue", "ttft", "tpot", "latency")] == [m.queue, m.ttft, m.tpot, m.latency]
         assert request["output"] == m.num_output_tokens
         assert request["meets"] == m.meets(ttft, tpot)
-    few = httpx.get(f"{url}/status.json", params={"last": 13}).json()
+    few = httpx.get(f"{url}/status.json", params={"last": 13}, timeout=600).json()
     assert few["num_finished"] == len(few["finished"]) == 13
     last = [r["id"] for r in few["finished"]]
     assert few["throughput"] == trace.workload(last).throughput
@@ -244,7 +244,7 @@ def test_percentiles_and_goodput_are_those_of_the_trace(serve: Any, until: Any) 
 
 @pytest.mark.parametrize("wrong", ["ttft=-1", "ttft=nan", "ttft=inf", "tpot=x", "tpot=", "last=0", "last=501"])
 def test_objectives_that_are_none_are_refused_by_name(server: Any, wrong: str) -> None:
-    refused = httpx.get(f"{server.url}/status.json?{wrong}")
+    refused = httpx.get(f"{server.url}/status.json?{wrong}", timeout=600)
     assert refused.status_code == 422
     assert refused.json()["error"]["param"] == wrong.partition("=")[0]
 
@@ -254,7 +254,7 @@ def test_only_the_last_finished_requests_are_kept(serve: Any, monkeypatch: pytes
 
     monkeypatch.setattr(counting, "LAST", 3)
     running = serve()
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         names = [client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 1}).json()["id"] for _ in range(5)]
         assert [r["id"] for r in client.get("/status.json").json()["finished"]] == names[:1:-1]
     counts = running.engine.trace.counts
@@ -264,7 +264,7 @@ def test_only_the_last_finished_requests_are_kept(serve: Any, monkeypatch: pytes
 def test_with_keys_what_names_requests_is_for_those_who_have_one(serve: Any) -> None:
     running = serve({"api_keys": ("sesame",)})
     headers = {"Authorization": "Bearer sesame"}
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         body = {"prompt": "nobody's business", "max_tokens": 2}
         name = client.post(COMPLETIONS, json=body, headers=headers).json()["id"]
         for path in ("/status.json", f"/requests/{name}/timeline", "/requests/nobody/timeline"):
@@ -281,13 +281,13 @@ def test_with_keys_what_names_requests_is_for_those_who_have_one(serve: Any) -> 
 @pytest.mark.browser
 def test_the_page_shows_it_in_a_browser(serve: Any) -> None:
     running = serve()
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         name = client.post(COMPLETIONS, json={"prompt": "x", "max_tokens": 5, "ignore_eos": True}).json()["id"]
     programs = ("chromium", "chromium-browser", "google-chrome")
     words = [next(filter(shutil.which, programs)), "--headless", "--no-sandbox", "--disable-gpu", "--no-proxy-server",
              "--disable-background-networking", "--virtual-time-budget=3000", "--dump-dom"]  # fmt: skip
     done = subprocess.run(
-        [*words, f"{running.url}/status?ttft=9&tpot=9&timeline={name}"], capture_output=True, text=True, timeout=120
+        [*words, f"{running.url}/status?ttft=9&tpot=9&timeline={name}"], capture_output=True, text=True, timeout=600
     )
     page = done.stdout
     assert 'id="lost" role="status"></p>' in page  # no error

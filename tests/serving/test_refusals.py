@@ -24,7 +24,7 @@ def head(length: int) -> bytes:
 
 @pytest.fixture
 def asked(server: Any) -> Any:
-    with httpx.Client(base_url=server.url, timeout=60, headers=JSON) as client:
+    with httpx.Client(base_url=server.url, timeout=600, headers=JSON) as client:
         yield client
 
 
@@ -159,7 +159,7 @@ def test_keys(serve: Any) -> None:
     running = serve({"api_keys": ("first", "second")})
     body = {"prompt": "x", "max_tokens": 1}
     wrong = ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "first"}, {"Authorization": "Basic first"})
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         for headers in (*wrong, {"Authorization": "Bearer firs\u00e9".encode("latin-1")}):
             refused = client.post(COMPLETIONS, json=body, headers=headers)
             assert refused.status_code == 401
@@ -180,7 +180,7 @@ def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
 
 def test_a_body_that_is_too_long(serve: Any) -> None:
     running = serve({"max_body_bytes": 1000})
-    with httpx.Client(base_url=running.url, timeout=60, headers=JSON) as client:
+    with httpx.Client(base_url=running.url, timeout=600, headers=JSON) as client:
         body = json.dumps({"prompt": "x" * 1000}).encode()
         assert client.post(COMPLETIONS, content=body).status_code == 413
 
@@ -194,7 +194,7 @@ def test_a_body_that_is_too_long(serve: Any) -> None:
 
 def test_a_body_that_does_not_come(serve: Any) -> None:
     running = serve({"limits": ConnectionLimits(body=0.2)})
-    with socket.create_connection(("127.0.0.1", running.server.port), timeout=60) as sock:
+    with socket.create_connection(("127.0.0.1", running.server.port), timeout=600) as sock:
         sock.sendall(head(50) + b"{")
         answer = http.client.HTTPResponse(sock)
         answer.begin()
@@ -206,7 +206,7 @@ def test_a_body_that_does_not_come(serve: Any) -> None:
 def test_without_keys_a_page_that_names_itself_127_0_0_1_is_421(server: Any, host: str) -> None:
     """DNS rebinding: to the browser such a page is of one origin with the server, so it could read what runs here."""
     for path in ("/status.json", "/v1/models", "/metrics"):
-        refused = httpx.get(server.url + path, headers={"Host": host})
+        refused = httpx.get(server.url + path, headers={"Host": host}, timeout=600)
         assert refused.status_code == 421
         assert f"expected the header Host: an IP address, localhost or 127.0.0.1, got {host!r}" in refused.text
         assert "--api-key" in refused.text
@@ -214,18 +214,18 @@ def test_without_keys_a_page_that_names_itself_127_0_0_1_is_421(server: Any, hos
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:9", "[::1]:8000", "192.168.1.5:80"])
 def test_addresses_and_localhost_are_this_server(server: Any, host: str) -> None:
-    assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == 200
+    assert httpx.get(f"{server.url}/health", headers={"Host": host}, timeout=600).status_code == 200
 
 
 def test_a_server_with_keys_may_have_any_name(serve: Any) -> None:
     running = serve({"api_keys": ("key",)})
     headers = {"Host": "models.example", "Authorization": "Bearer key"}
-    assert httpx.get(f"{running.url}/v1/models", headers=headers).status_code == 200
+    assert httpx.get(f"{running.url}/v1/models", headers=headers, timeout=600).status_code == 200
 
 
 def test_too_many_unfinished_requests_are_429_with_retry_after(serve: Any, until: Any, process: bool) -> None:
     running = serve({"max_unfinished": 3}, process=process)
-    with httpx.Client(base_url=running.url, timeout=60) as client:
+    with httpx.Client(base_url=running.url, timeout=600) as client:
         slow = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 3}
         with client.stream("POST", COMPLETIONS, json=slow) as streaming:
             lines = streaming.iter_lines()  # held: httpx closes the connection with it
@@ -246,6 +246,6 @@ def test_too_many_unfinished_requests_are_429_with_retry_after(serve: Any, until
 @pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
 def test_what_is_not_said_to_be_json_is_415(server: Any, kind: str | None) -> None:
     headers = {} if kind is None else {"Content-Type": kind}
-    answer = httpx.post(f"{server.url}{COMPLETIONS}", content=b'{"prompt": "x"}', headers=headers)
+    answer = httpx.post(f"{server.url}{COMPLETIONS}", content=b'{"prompt": "x"}', headers=headers, timeout=600)
     assert answer.status_code == 415
     assert f"application/json, got {kind or 'none'}" in error(answer)["message"]

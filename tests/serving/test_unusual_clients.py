@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -23,7 +22,7 @@ def post(body: bytes, fields: str = "", version: str = "1.1", path: str = COMPLE
 
 def talk(running: Any, sent: bytes) -> bytes:
     """What comes until a whole answer with a length is there, or the end."""
-    with socket.create_connection(("127.0.0.1", running.server.port), timeout=30) as sock:
+    with socket.create_connection(("127.0.0.1", running.server.port), timeout=600) as sock:
         sock.sendall(sent)
         got = b""
         while piece := sock.recv(1 << 16):
@@ -37,19 +36,21 @@ def talk(running: Any, sent: bytes) -> bytes:
 
 @pytest.fixture
 def http(server: Any) -> Any:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=600) as client:
         yield client
 
 
-def test_an_offer_of_another_protocol_is_declined_and_the_body_kept(server: Any) -> None:
+def test_an_offer_of_another_protocol_is_declined_and_the_body_kept(server: Any, until: Any) -> None:
     """Java's HttpClient (Spring AI, LangChain4j) offers h2c with every first request of a connection."""
     offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
     whole = post(json.dumps(SHORT).encode(), offer)
     assert talk(server, whole).startswith(b"HTTP/1.1 200 ")
-    with socket.create_connection(("127.0.0.1", server.server.port), timeout=30) as sock:  # header, then the body
+    with socket.create_connection(("127.0.0.1", server.server.port), timeout=600) as sock:  # header, then the body
         head, _, body = whole.partition(b"\r\n\r\n")
         sock.sendall(head + b"\r\n\r\n")
-        time.sleep(0.1)
+        served = server.server._server.server_state.connections
+        own = lambda: [one for one in list(served) if one.client == sock.getsockname() and one.cycle]  # noqa: E731
+        until(own, "the header was read")
         sock.sendall(body)
         assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
@@ -104,26 +105,24 @@ def test_validation_does_not_collect_every_mistake_of_a_large_body(http: httpx.C
     assert more < 1000, message[:200]
 
 
-def test_the_loop_turns_while_a_long_text_is_tokenized(server: Any) -> None:
+def test_the_loop_turns_while_a_long_text_is_tokenized(server: Any, until: Any) -> None:
     """Tokenizer.encode keeps the GIL (6 s for 4 MB), encode_batch and encode_batch_fast do not."""
-    text, gaps, stop = "hello wo" * 100_000, [], threading.Event()
+    text, ticks, stop = "hello wo" * 100_000, 0, threading.Event()
 
     def tick() -> None:
-        last = time.perf_counter()
-        while not stop.is_set():
-            time.sleep(0.002)
-            now = time.perf_counter()
-            gaps.append(now - last)
-            last = now
+        nonlocal ticks
+        while not stop.wait(0.001):
+            ticks += 1
 
     thread = threading.Thread(target=tick)
     thread.start()
-    begin = time.perf_counter()
+    until(lambda: ticks, "the other thread turns")
+    before = ticks
     server.llm.encode(text)
-    took = time.perf_counter() - begin
+    meanwhile = ticks - before
     stop.set()
     thread.join()
-    assert max(gaps) < took / 2, (max(gaps), took)
+    assert meanwhile > 5, "with the GIL kept it is one at the beginning and one at the end"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -137,13 +136,13 @@ def test_a_client_that_goes_with_another_request_in_the_pipe_frees_its_blocks(
         until(lambda: running.engine.requests, "it runs")
         [request] = running.engine.requests.values()
     until(running.is_idle, "its blocks are free")
-    assert len(request.output_tokens) < 1000, "it ran to its end"
+    assert request.finish_reason == "abort", "it ran to its end"
 
 
 def test_no_answer_leads_to_a_place_that_the_client_named(serve: Any) -> None:
     running = serve({"api_keys": ("key",)})  # without one, nobody may name it
     headers = {"content-type": "application/json", "host": "evil.example", "authorization": "Bearer key"}
-    answer = httpx.post(f"{running.url}{COMPLETIONS}/", content=json.dumps(SHORT), headers=headers)
+    answer = httpx.post(f"{running.url}{COMPLETIONS}/", content=json.dumps(SHORT), headers=headers, timeout=600)
     assert answer.status_code == 404
     assert "evil.example" not in answer.headers.get("location", "")
 
@@ -154,7 +153,7 @@ def test_to_a_client_of_http_1_0_a_stream_comes_without_chunks_and_ends_with_the
     whole, wrong = post(json.dumps(SHORT).encode(), version="1.0"), post(b"{", version="1.0")
     said = []
     for sent in (streamed, whole, wrong):
-        with socket.create_connection(("127.0.0.1", server.server.port), timeout=30) as sock:
+        with socket.create_connection(("127.0.0.1", server.server.port), timeout=600) as sock:
             sock.sendall(sent)
             head, _, body = b"".join(iter(lambda: sock.recv(1 << 16), b"")).partition(b"\r\n\r\n")
         assert b"transfer-encoding" not in head.lower()
@@ -170,5 +169,7 @@ def test_to_a_client_of_http_1_0_a_stream_comes_without_chunks_and_ends_with_the
 @pytest.mark.parametrize("body", [b"{", b"[" * 100_000], ids=["bad", "deep"])
 def test_without_a_key_nothing_is_read(serve: Any, body: bytes) -> None:
     running = serve({"api_keys": ("secret",)})
-    answer = httpx.post(running.url + COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    answer = httpx.post(
+        running.url + COMPLETIONS, content=body, headers={"content-type": "application/json"}, timeout=600
+    )
     assert answer.status_code == 401, answer.text

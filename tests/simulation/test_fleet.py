@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -13,38 +12,37 @@ from typing import Any
 import pytest
 
 from reference_impl.bench import memory
-from reference_impl.bench.memory import PeakMemory, family, memory_of
+from reference_impl.bench.memory import PeakMemory
 from reference_impl.bench.simulator import main
 
 LINUX = Path("/proc/self/smaps_rollup").is_file()
 needs_linux = pytest.mark.skipif(not LINUX, reason="needs /proc/PID/smaps_rollup")
 
 
-def pss_of_family(pid: int) -> int:
-    """Other tests of this process may have left children that are just ending."""
-    total = 0
-    for member in family(pid):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            total += memory_of(member)["Pss"]
-    return total
-
-
 def fleet(tmp_path: Path, *options: str) -> dict[str, Any]:
     file = tmp_path / "fleet.json"
     command = [sys.executable, "-P", "-m", "reference_impl.bench.simulator", "fleet", "--file", str(file), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(memory.__file__).parents[2])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(file.read_text())
     assert json.loads(done.stdout) == found
     return found
 
 
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run in two processes with few blocks."""
+    return fleet(tmp_path_factory.mktemp("few"), *SMALL, "--blocks", "2200", "--processes", "2")
+
+
 SMALL = ("--workload", "agents", "--num", "150", "--rate", "1.5", "--replicas", "4", "--router", "prefix")
 
 
-def test_fewer_blocks_find_fewer_prefixes_and_a_fleet_reports_its_processes(tmp_path: Path) -> None:
-    few, many = (fleet(tmp_path, *SMALL, "--blocks", blocks) for blocks in ("2200", "16000"))
+def test_fewer_blocks_find_fewer_prefixes_and_a_fleet_reports_its_processes(
+    tmp_path: Path, few: dict[str, Any]
+) -> None:
+    many = fleet(tmp_path, *SMALL, "--blocks", "16000")
     assert [run["load"]["blocks"] for run in (few, many)] == [2200, 16000]
     assert few["load"]["router"] == "prefix"
     for run in (few, many):
@@ -63,9 +61,9 @@ def test_fewer_blocks_find_fewer_prefixes_and_a_fleet_reports_its_processes(tmp_
         assert seen["pss"]["peak"] < seen["rss"]["peak"] < 500 << 20, "three processes with torch would take more"
 
 
-def test_one_process_and_two_simulate_the_same(tmp_path: Path) -> None:
-    one, two = (fleet(tmp_path, *SMALL, "--blocks", "3000", "--processes", n) for n in ("1", "2"))
-    assert one["simulated"] == two["simulated"]
+def test_one_process_and_two_simulate_the_same(tmp_path: Path, few: dict[str, Any]) -> None:
+    one = fleet(tmp_path, *SMALL, "--blocks", "2200", "--processes", "1")
+    assert one["simulated"] == few["simulated"]
 
 
 def test_a_simulation_needs_no_torch() -> None:
@@ -86,32 +84,47 @@ def test_a_simulation_needs_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+SIZE = 30 << 20
+WATCHED = f"""
+import json, os, subprocess, sys
+from reference_impl.bench.memory import PeakMemory, family, memory_of
+
+def pss(pid):
+    return sum(memory_of(member)["Pss"] for member in family(pid))
+
+inner = "x = b'x' * {SIZE}; input()"
+code = (
+    "import subprocess, sys; x = b'x' * {2 * SIZE}\\n"
+    f"child = subprocess.Popen([sys.executable, '-c', {{inner!r}}], stdin=subprocess.PIPE)\\n"
+    "print('ready', flush=True); input(); child.communicate(b'\\\\n')"
+)
+with PeakMemory(seconds=0.01) as peak:
+    before = pss(os.getpid())
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    while pss(child.pid) < 3 * {SIZE}:
+        assert child.poll() is None
+    looks = peak.report()["looks"]
+    while peak.report()["looks"] < looks + 2:
+        assert peak._thread.is_alive()
+    child.communicate(b"\\n")
+print(json.dumps([before, peak.report(), child.pid not in family(os.getpid())]))
+"""
+
+
 @needs_linux
 def test_memory_is_that_of_all_processes_together() -> None:
-    """A child that writes to 60 MB, and one of its own that writes to 30."""
-    size = 30 << 20
-    inner = f"x = b'x' * {size}; input()"
-    code = (
-        f"import subprocess, sys; x = b'x' * {2 * size}\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {inner!r}], stdin=subprocess.PIPE)\n"
-        "print('ready', flush=True); input(); child.communicate(b'\\n')"
-    )
-    with PeakMemory(seconds=0.01) as peak:
-        before = pss_of_family(os.getpid())
-        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert child.stdout is not None
-        child.stdout.readline()
-        while pss_of_family(child.pid) < 3 * size:
-            assert child.poll() is None
-        looks = peak.report()["looks"]
-        while peak.report()["looks"] < looks + 2:
-            assert peak._thread.is_alive()
-        child.communicate(b"\n")
-    found = peak.report()
-    assert before + 3 * size < found["pss"]["peak"] < before + 3 * size + (60 << 20)
+    """A child that writes to 60 MB, and one of its own that writes to 30. What watches is a process of its own, too:
+    this one has children, and threads, of other tests, which come and go."""
+    environment = os.environ | {"PYTHONPATH": str(Path(memory.__file__).parents[2])}
+    command = [sys.executable, "-P", "-c", WATCHED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    before, found, ended = json.loads(done.stdout)
+    assert before + 3 * SIZE < found["pss"]["peak"] < before + 3 * SIZE + (60 << 20)
     assert found["pss"]["peak"] <= found["rss"]["peak"]
-    assert len(found["pss"]["parts"]) >= 3
-    assert child.pid not in family(os.getpid())
+    assert len(found["pss"]["parts"]) == 3
+    assert ended
 
 
 def test_a_system_that_does_not_say_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

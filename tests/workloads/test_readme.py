@@ -17,7 +17,7 @@ README = (traces_folder() / "README.md").read_text(encoding="utf-8")
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "reference_impl.workloads", *arguments]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=240, env=env)
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=600, env=env)
 
 
 def test_the_readme_shows_what_the_workloads_measure() -> None:

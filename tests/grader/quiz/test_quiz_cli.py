@@ -34,14 +34,14 @@ def environment(data: Path, **more: str) -> dict[str, str]:
 
 def pipe(data: Path, *arguments: str, typed: str = "", **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *arguments], input=typed, env=environment(data, **more), capture_output=True, text=True, timeout=120
+        [*COMMAND, *arguments], input=typed, env=environment(data, **more), capture_output=True, text=True, timeout=600
     )
 
 
 def terminal(data: Path, *arguments: str, columns: int = 60, **more: str) -> pexpect.spawn:
     return pexpect.spawn(
         COMMAND[0], [*COMMAND[1:], *arguments],
-        env=environment(data, **more), dimensions=(24, columns), encoding="utf-8", timeout=60,
+        env=environment(data, **more), dimensions=(24, columns), encoding="utf-8", timeout=600,
     )  # fmt: skip
 
 

@@ -130,26 +130,27 @@ def hand_in(folder: Path, release: Path, student: str, answers: dict[str, str], 
 
 
 @pytest.fixture(scope="session")
-def graded_course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graded_course(
+    bwrap: None, made_once: Callable[[str, Callable[[Path], None]], Path], released_course: Callable[[Path], Path]
+) -> Path:
     """Ten students: eight graded, one refused, one who handed nothing in. gus's time is unknown. Do not change it."""
     from grader.courses.misconceptions import write_misconceptions
 
-    folder = tmp_path_factory.mktemp("graded")
-    root, handed = folder / "course", folder / "handed"
-    inferlab("new-course", str(root))
-    inferlab("release", "01", "--course", str(root), "--sources", str(SOURCES))
-    assert write_misconceptions(SOURCES / SLUG / "toy.py", TOY / "proof", root / "misconceptions") == 3
-    for student, (answers, when) in CLASS.items():
-        hand_in(handed, root / "labs" / SLUG / "toy.ipynb", student, answers, when)
-    (handed / "hal.ipynb").write_bytes(b"hello")
-    inferlab("collect", "01", str(handed), "--course", str(root))
-    for student, (_, when) in CLASS.items():
-        if when is None:
-            (root / "submitted" / student / SLUG / "timestamp.txt").unlink()
-    inferlab("run", "01", "--course", str(root))
-    (folder / "roster.csv").write_text(ROSTER, "utf-8")
-    inferlab("roster", str(folder / "roster.csv"), "--course", str(root))
-    return root
+    def make(folder: Path) -> None:
+        root, handed = released_course(folder / "course"), folder / "handed"
+        assert write_misconceptions(SOURCES / SLUG / "toy.py", TOY / "proof", root / "misconceptions") == 3
+        for student, (answers, when) in CLASS.items():
+            hand_in(handed, root / "labs" / SLUG / "toy.ipynb", student, answers, when)
+        (handed / "hal.ipynb").write_bytes(b"hello")
+        inferlab("collect", "01", str(handed), "--course", str(root))
+        for student, (_, when) in CLASS.items():
+            if when is None:
+                (root / "submitted" / student / SLUG / "timestamp.txt").unlink()
+        inferlab("run", "01", "--workers", "1", "--course", str(root))
+        (folder / "roster.csv").write_text(ROSTER, "utf-8")
+        inferlab("roster", str(folder / "roster.csv"), "--course", str(root))
+
+    return made_once("graded", make) / "course"
 
 
 @pytest.fixture

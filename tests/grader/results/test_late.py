@@ -133,7 +133,7 @@ def test_nbgraders_own_grading_asks_the_same_policy(course: Path, grade: Callabl
         for notebook in book.find_submission(SLUG, "eve").notebooks:
             notebook.late_submission_penalty = None
         book.db.commit()
-    grade("run", "01", "--all", *at)
+    grade("run", "01", "--all", "--workers", "1", *at)
     with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
         assert book.find_submission(SLUG, "eve").late_submission_penalty == pytest.approx(0.3 * 6)
         assert book.find_submission(SLUG, "ada").late_submission_penalty == 0

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from grader.courses.forget import Kept, kept, to_forget
+
+pytestmark = pytest.mark.usefixtures("warm_examiners")
 
 SLUG = "01_toy"
 SOURCE = Path(__file__).parents[1] / "toy_lab" / "solutions" / SLUG / "toy.py"
@@ -51,7 +55,7 @@ def test_a_dry_run_says_what_would_change_and_changes_nothing(
     with (course / "nbgrader_config.py").open("a") as config:
         config.write(f"c.CourseDirectory.db_url = 'sqlite:///{elsewhere}'\n")
     book = elsewhere.read_bytes()
-    said = grade("regrade", "01", "--dry-run", "--course", str(course))
+    said = grade("regrade", "01", "--dry-run", "--workers", "1", "--course", str(course))
     assert "cyd │ 3 → 4" in said
     assert "check_len: gained by 2 students, lost by 0" in said
     assert "9 graded again, 2 changed. Nothing was recorded." in said
@@ -67,22 +71,23 @@ def test_a_regrade_records_the_new_points_and_keeps_old_results_and_manual_point
     set_by_hand(course, "cyd", "check_window", 1.5)
     release_with_stricter_calls(course, tmp_path / "new", grade)
     before = results(course)
-    said = grade("regrade", "01", "--course", str(course))
+    said = grade("regrade", "01", "--workers", "1", "--course", str(course))
     assert "cyd │ 3 → 4 │ 4.5 → 5.5 │ check_len: failed → passed" in said
     assert "ada" not in said
     assert book_scores(course)["cyd"] == 5.5
     assert book_scores(course)["eve"] == 4
     history = course / "results" / SLUG / "history"
     assert {path.stem: path.read_text() for path in history.glob("*/*.json")} == before
-    again = grade("regrade", "01", "--course", str(course))
+    again = grade("regrade", "01", "--workers", "1", "--course", str(course))
     assert "9 graded again, 0 changed" in again
     assert len(list(history.iterdir())) == 2
 
 
-def test_regrading_what_was_never_graded_says_what_to_do_first(tmp_path: Path, grade: Callable[..., str]) -> None:
-    grade("new-course", str(tmp_path / "c"))
-    grade("release", "01", "--course", str(tmp_path / "c"), "--sources", str(SOURCE.parents[1]))
-    assert "inferlab grade run 01_toy" in grade("regrade", "01", "--course", str(tmp_path / "c"), ok=False)
+def test_regrading_what_was_never_graded_says_what_to_do_first(
+    released_course: Callable[[Path], Path], tmp_path: Path, grade: Callable[..., str]
+) -> None:
+    course = released_course(tmp_path / "course")
+    assert "inferlab grade run 01_toy" in grade("regrade", "01", "--course", str(course), ok=False)
 
 
 def files_of(course: Path, student: str) -> list[Path]:

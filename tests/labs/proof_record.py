@@ -1,0 +1,96 @@
+"""What was proven of a lab in full, and when it has to be again.
+
+`make test-all` proves every lab in full and writes beside its cases the fingerprint of all that the proof depends on
+(the lab's source, its cases, the grader, the parts of the engine that it uses: `tests/closure.py`). As long as that is
+unchanged, `make test` tries a sample, drawn by the commit, and all of one lab. Other versions of torch
+or Python are no change of ours: the sample runs with them, and the run says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from tests.closure import closure, fingerprint
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "solutions").glob("[0-9]*_*/*.py"))
+PROOFS = {"proof": "grader/proofs/proof.py", "conventions": "grader/proofs/convention_proof.py"}
+RECORDS = ROOT / "tests" / "labs"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """sample: the seed to draw with, None for everything. why: in words, for the one who reads the run."""
+
+    sample: str | None
+    why: str
+
+
+def depends_on(source: Path, kind: str) -> str:
+    """The fingerprint of what a proof (`proof` or `conventions`) of this lab depends on."""
+    cases = (
+        (RECORDS / source.parent.name).rglob("*.py") if kind == "proof" else source.parent.glob("conventions/**/*.*")
+    )
+    return fingerprint(closure([ROOT / PROOFS[kind], source, *cases]))
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that compute a lab's results; the build of torch (`+cpu`) does not count."""
+    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for name in ("torch", "triton", "numpy"):
+        try:
+            found[name] = version(name).partition("+")[0]
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def path_of(source: Path, kind: str, records: Path = RECORDS) -> Path:
+    return records / source.parent.name / f"{kind}.json"
+
+
+def record(source: Path, kind: str, records: Path = RECORDS) -> None:
+    """Write that this proof was made in full and found nothing."""
+    text = json.dumps({"depends_on": depends_on(source, kind), "versions": versions()}, indent=2)
+    path_of(source, kind, records).write_text(text + "\n", encoding="utf-8")
+
+
+def plan(source: Path, kind: str, commit: str, records: Path = RECORDS) -> Plan:
+    """What `make test` runs of this proof at this commit."""
+    name, path = source.parent.name, path_of(source, kind, records)
+    recorded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if recorded.get("depends_on") != depends_on(source, kind):
+        return Plan(None, f"{name}: in full, since what it depends on changed after its last full {kind}")
+    if source == chosen(commit):
+        return Plan(None, f"{name}: in full, chosen by the commit {commit[:12]}")
+    why = f"{name}: a sample drawn by {commit[:12]}, since nothing that it depends on changed"
+    there, here = recorded["versions"], versions()
+    if other := [f"{key} {here[key]}, not {there[key]}" for key in here if here[key] != there.get(key)]:
+        why += f"; its full {kind} was made with other versions ({'; '.join(other)})"
+    return Plan(commit, why)
+
+
+def chosen(commit: str) -> Path:
+    """The lab whose turn it is."""
+    return SOURCES[int(hashlib.sha256(commit.encode()).hexdigest(), 16) % len(SOURCES)]
+
+
+@functools.cache
+def this_commit() -> str:
+    """The commit's hash; outside of git, a hash of the course's manifest, which changes with the course."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    try:
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=120
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return fingerprint([ROOT / "chapters" / "course.yaml"])

@@ -1,0 +1,75 @@
+"""When a lab is proven in full, and when a sample is enough."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.labs import proof_record
+from tests.labs.proof_record import SOURCES, chosen, depends_on, path_of, plan, record
+
+SOURCE = SOURCES[1]
+OTHERS_TURN = next(str(number) for number in range(100) if chosen(str(number)) != SOURCE)
+OWN_TURN = next(str(number) for number in range(100) if chosen(str(number)) == SOURCE)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    (tmp_path / SOURCE.parent.name).mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", proof_record.PROOFS)
+def test_a_lab_without_a_record_is_proven_in_full_and_with_one_by_a_sample(records: Path, kind: str) -> None:
+    assert plan(SOURCE, kind, OTHERS_TURN, records).sample is None
+    record(SOURCE, kind, records)
+    planned = plan(SOURCE, kind, OTHERS_TURN, records)
+    assert planned.sample == OTHERS_TURN
+    assert "other versions" not in planned.why
+
+
+def test_every_commit_has_one_lab_in_full_and_every_lab_has_its_turn(records: Path) -> None:
+    record(SOURCE, "proof", records)
+    assert plan(SOURCE, "proof", OWN_TURN, records).sample is None
+    assert {chosen(str(number)) for number in range(100)} == set(SOURCES)
+
+
+def test_a_change_of_what_the_proof_depends_on_calls_for_all_of_it(records: Path) -> None:
+    record(SOURCE, "proof", records)
+    path = path_of(SOURCE, "proof", records)
+    path.write_text(path.read_text().replace(depends_on(SOURCE, "proof"), "0" * 64))
+    planned = plan(SOURCE, "proof", OTHERS_TURN, records)
+    assert planned.sample is None
+    assert "changed" in planned.why
+
+
+def test_other_versions_of_torch_or_python_sample_and_say_so(records: Path) -> None:
+    record(SOURCE, "proof", records)
+    path = path_of(SOURCE, "proof", records)
+    raw = json.loads(path.read_text())
+    raw["versions"]["torch"] = "1.0"
+    path.write_text(json.dumps(raw))
+    planned = plan(SOURCE, "proof", OTHERS_TURN, records)
+    assert planned.sample == OTHERS_TURN
+    assert "torch" in planned.why
+    assert "not 1.0" in planned.why
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
+def test_a_proof_depends_on_the_lab_its_cases_the_grader_and_the_parts_it_uses(source: Path) -> None:
+    cases = (proof_record.RECORDS / source.parent.name).rglob("*.py")
+    needed = proof_record.closure([proof_record.ROOT / proof_record.PROOFS["proof"], source, *cases])
+    names = {path.relative_to(proof_record.ROOT).as_posix() for path in needed}
+    assert {
+        source.relative_to(proof_record.ROOT).as_posix(),
+        "grader/proofs/proof.py",
+        "grader/examination/examiner.py",
+        "grader/learner_side/learner.py",
+        "reference_impl/interfaces.py",
+        "reference_impl/engine.py",
+    } <= names
+    assert not any(
+        name.startswith(("reference_impl/serving", "reference_impl/bench", "grader/courses")) for name in names
+    )
