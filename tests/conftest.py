@@ -212,6 +212,7 @@ _NEEDS = {
     "postgres": _Need(_no_postgres, "apt-get install postgresql"),
     "redis": _Need(_no_program("redis-server"), "apt-get install redis-server"),
     "curl": _Need(_no_program("curl"), "apt-get install curl"),
+    "git": _Need(_no_program("git"), "apt-get install git"),
     "compiler": _Need(_no_program("g++", "clang++"), "apt-get install g++"),
 }
 

@@ -19,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORD = ROOT / ".venv" / ".durations.json"
+QUICK = "INFERLAB_QUICK"  # set in a quick run: what can be sampled is
 PLAN = "INFERLAB_PLAN"  # the environment variable with the plan's path: workers of xdist inherit it
 
 AT_LEAST = 25.0  # seconds of tests in each process

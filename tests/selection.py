@@ -31,7 +31,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
 from tests.closure import closure, steps  # noqa: E402
-from tests.narrow import PLAN, RECORD, names_of, recorded  # noqa: E402
+from tests.narrow import PLAN, QUICK, RECORD, names_of, recorded  # noqa: E402
 
 GREEN = "refs/inferlab/green"
 CLEAN = ".venv/.clean"  # the commit of a whole run that began in a clean tree
@@ -192,7 +192,9 @@ def one(root: Path, kind: str, number: str) -> dict[str, Taken]:
         text = (root / test).read_text("utf-8")
         claims = re.fullmatch(rf"tests/claims/test_(ch|chapter_|register_){folder[:2]}\w*\.py", test)
         widgets = test.startswith("tests/chapters/test_widget") and _widgets([root / test]) & used
-        if claims or widgets or folder in text:
+        # What tests the grader has labs as its examples: of it, only what has this one as a parameter.
+        names_it = folder in text and test.split("/")[1] not in ("grader", "attacks")
+        if claims or widgets or names_it:
             found[test] = Taken()
         elif own & steps(root / test, root).keys():
             found[test] = Taken(1, folders={folder}, strict=True)
@@ -259,7 +261,7 @@ def within(
 def run(
     root: Path, taken: dict[str, Taken], left: set[str], deadline: float | None, durations: dict[str, float]
 ) -> int:
-    """pytest with a plan; its exit status, but 0 where of a quick run nothing was left."""
+    """pytest with a plan; its exit status."""
     made = {
         "files": {
             test: {"folders": sorted(entry.folders) if entry.folders is not None else None, "strict": entry.strict}
@@ -275,7 +277,8 @@ def run(
         path.write_text(json.dumps(made), "utf-8")
         command = [sys.executable, "-P", "-m", "pytest", "-q", "-n", "auto", "--dist", "loadscope"]
         command += ["--no-loadscope-reorder", "-m", "not slow", *taken]
-        return subprocess.run(command, cwd=root, env=os.environ | {PLAN: str(path)}).returncode
+        environment = os.environ | {PLAN: str(path)} | ({QUICK: "1"} if deadline else {})
+        return subprocess.run(command, cwd=root, env=environment).returncode
 
 
 def quick(root: Path) -> int:
@@ -289,9 +292,9 @@ def quick(root: Path) -> int:
         print(f"  and {len(changed) - 20} more")
     failed = sum(subprocess.run([sys.executable, "-P", "-m", "ruff", *said, "."], cwd=root).returncode for said in RUFF)
     with contextlib.ExitStack() as files:
-        # Beside the tests: these two wait for nothing of theirs.
+        # Beside the tests: these wait for nothing of theirs.
         checks = []
-        for command in slow_lint():
+        for command in slow_lint(changed):
             said = files.enter_context(tempfile.TemporaryFile("w+"))
             checks.append((said, subprocess.Popen(command, cwd=root, stdout=said, stderr=subprocess.STDOUT)))
         failed += _quick_tests(root, changed, deadline)
@@ -307,8 +310,15 @@ def quick(root: Path) -> int:
 RUFF = (["check", "-q"], ["format", "-q", "--check"])
 
 
-def slow_lint() -> list[list[str]]:
-    return [[sys.executable, "-P", "-m", "mypy"], [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]]
+def slow_lint(changed: set[str]) -> list[list[str]]:
+    """Types and arrows; where chapters or labs changed, whether the generated notebooks are those of their sources."""
+    python = [sys.executable, "-P", "-m"]
+    found = [[*python, "mypy"], [str(Path(sys.executable).with_name("lint-imports")), "--no-logo"]]
+    generated = {"chapter_source": ("chapters/",), "labs.lab_source": ("solutions/", "labs/")}
+    for module, folders in generated.items():
+        if any(name.startswith((*folders, "grader/")) for name in changed):
+            found.append([*python, f"grader.{module}", "--check"])
+    return found
 
 
 def _quick_tests(root: Path, changed: set[str], deadline: float) -> int:
@@ -325,7 +335,7 @@ def _quick_tests(root: Path, changed: set[str], deadline: float) -> int:
     print(f"{len(taken)} files of tests depend on it and fit into the time.", flush=True)
     status = run(root, taken, left_tests, deadline, durations) if taken else 0
     _say_left({*left_files, *(name.partition("::")[0] for name in left_tests)}, left_tests)
-    return 0 if status == 5 else status  # 5: nothing was collected; what is left was said
+    return int(status not in (0, 5))  # 5: nothing was collected; what is left was said
 
 
 def _say_left(files: set[str], tests: set[str]) -> None:

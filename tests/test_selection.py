@@ -13,6 +13,8 @@ from tests import narrow, selection
 from tests.closure import ROOT, forget
 from tests.selection import GREEN, Taken
 
+pytestmark = pytest.mark.git
+
 TREE = {
     "engine/low.py": "",
     "engine/high.py": "import engine.low\n",
@@ -297,3 +299,19 @@ def test_every_lab_and_every_chapter_has_tests_of_its_own() -> None:
     for path in sorted(ROOT.glob("chapters/[0-9]*")):
         taken = selection.one(ROOT, "chapter", path.name[:2])
         assert {"tests/chapters/test_notebooks.py", "tests/chapters/test_quiz.py"} <= taken.keys()
+
+
+@pytest.mark.parametrize(
+    ("changed", "modules"),
+    [
+        ("reference_impl/engine.py", []),
+        ("chapters/03_batching/a_batching.py", ["grader.chapter_source"]),
+        ("solutions/02_kv_cache/kv_cache.py", ["grader.labs.lab_source"]),
+        ("grader/bootstrap.py", ["grader.chapter_source", "grader.labs.lab_source"]),
+    ],
+)
+def test_where_sources_of_notebooks_changed_they_are_compared_with_the_notebooks(
+    changed: str, modules: list[str]
+) -> None:
+    commands = selection.slow_lint({changed})
+    assert [command[3] for command in commands if command[-1] == "--check"] == modules

@@ -16,7 +16,8 @@ OWN_TURN = next(str(number) for number in range(100) if chosen(str(number)) == S
 
 
 @pytest.fixture
-def records(tmp_path: Path) -> Path:
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("INFERLAB_QUICK", raising=False)  # this may be a quick run
     (tmp_path / SOURCE.parent.name).mkdir()
     return tmp_path
 
@@ -28,6 +29,11 @@ def test_a_lab_without_a_record_is_proven_in_full_and_with_one_by_a_sample(recor
     planned = plan(SOURCE, kind, OTHERS_TURN, records)
     assert planned.sample == OTHERS_TURN
     assert "other versions" not in planned.why
+
+
+def test_a_quick_run_samples_whatever_changed(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERLAB_QUICK", "1")
+    assert plan(SOURCE, "proof", OWN_TURN, records).sample == OWN_TURN
 
 
 def test_every_commit_has_one_lab_in_full_and_every_lab_has_its_turn(records: Path) -> None:
