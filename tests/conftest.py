@@ -160,11 +160,14 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
 
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
-    """Runs programs in a Python that has already imported torch and what a notebook's kernel needs: tests/warm.py."""
+    """Runs programs in a Python that has already imported torch and what a notebook's kernel needs: tests/warm.py.
+
+    Not triton: when it is imported it looks whether TRITON_INTERPRET is set.
+    """
     from tests.warm import Warm
 
     made = Warm(
-        "torch", "triton", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "ipywidgets",
+        "torch", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "ipywidgets",
         "ipykernel.kernelapp", "ipykernel.zmqshell", "IPython.core.completer",
     )  # fmt: skip
     yield made
