@@ -188,6 +188,8 @@ def own_children() -> set[int]:
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """This machine with canaries in places that code might look at."""
+    from grader.examination import verdict
+
     made = Machine(
         tmp_path_factory.mktemp("attacks"), f"CANARY-{secrets.token_hex(8)}", f"attack-{secrets.token_hex(4)}"
     )
@@ -203,7 +205,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         patch.setenv("TMPDIR", str(made.temporary))
         patch.setenv("SECRET_OF_THE_INSTRUCTOR", made.token)
         patch.setattr("tempfile.tempdir", str(made.temporary))
+        verdict._folders.cache_clear()  # which home and temporary folder there are is asked once per process
         yield made
+    verdict._folders.cache_clear()
     assert [path.read_text() for path in spots] == [made.token] * len(spots)
     for path in outside:
         path.unlink()
