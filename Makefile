@@ -49,7 +49,7 @@ test-all: lint
 	$(RUN) pytest -n auto --dist loadscope --no-loadscope-reorder
 	@$(SELECT) green
 
-# Within 90 seconds: what changed since the last commit that `make test` recorded as green (tests/selection.py).
+# Aims at 90 seconds: what changed since the last commit that `make test` recorded as green (tests/selection.py).
 test-quick: install-test
 	@$(SELECT) quick
 

@@ -69,7 +69,7 @@ class Examiners:
         try:
             with Connection(read_fd, writable=False) as pipe:
                 checks, last, late = self._listen(pipe, time.monotonic() + seconds)
-        finally:  # also when nobody waits any more: while it lives it holds the launcher's socket open
+        finally:  # also when the worker has closed its end: a living child holds the launcher's socket open
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
