@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import fcntl
 import functools
+import gc
 import importlib.util
 import locale
 import os
@@ -167,7 +168,7 @@ def warm() -> Iterator[Warm]:
     from tests.warm import Warm
 
     made = Warm(
-        "torch", "numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "ipywidgets",
+        "torch", "numpy", "jupytext", "matplotlib.figure", "matplotlib.backends.backend_agg", "ipywidgets",
         "ipykernel.kernelapp", "ipykernel.zmqshell", "IPython.core.completer",
     )  # fmt: skip
     yield made
@@ -283,6 +284,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    gc.disable()  # until pytest_collection_finish: little of what is made meanwhile is garbage
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """How wide the user's terminal is and what it can show is for pytest's own report, and for no program in a test."""
     if session.config.pluginmanager.has_plugin("terminalreporter"):  # a worker has none
@@ -305,6 +311,10 @@ def pytest_runtest_setup() -> None:
 
 def pytest_collection_finish() -> None:
     """By now the modules whose kernels run in Triton's interpreter have said so."""
+    # Thousands of tests and all that they import are no garbage; each collection would look through them.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
     if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
         from tests.interpreter import quicken
 

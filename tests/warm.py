@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -46,7 +47,7 @@ class Warm:
         return [sys.executable, "-I", "-S", __file__, "run", self._address, *arguments]
 
     def run(self, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(arguments), capture_output=True, text=True, env=dict(env), timeout=1800)
+        return subprocess.run(self.command(arguments), capture_output=True, text=True, env=dict(env), timeout=3000)
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -145,6 +146,7 @@ def serve(address: str, modules: Sequence[str]) -> None:
         importlib.import_module(name)
     if "matplotlib.figure" in modules:
         _draw()
+    gc.freeze()  # a fork's collections would look through all of it, and copy its pages
     assert len(os.listdir("/proc/self/task")) == 1, "a fork has only the thread that forks"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)

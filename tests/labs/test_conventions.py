@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from grader.labs.lab import comment_text
 from grader.labs.lab_source import solution_notebook
 from grader.proofs.convention_proof import covering, private_lab
 from tests.labs.proof_record import SOURCES, plan, record, this_commit
+from tests.warm import Warm
 
 EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
 
@@ -64,10 +63,9 @@ def test_options_cover_and_replacements_are_exact(source: Path) -> None:
         assert all(changed[grade_id] == texts[grade_id] for grade_id in untouched)
 
 
-def _prove(*arguments: str) -> None:
+def _prove(warm: Warm, *arguments: str) -> None:
     # A process of its own: the proof forks, which a test worker with threads must not.
-    command = [sys.executable, "-P", "-m", "grader.proofs.convention_proof", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
+    done = warm.run(("-m", "grader.proofs.convention_proof", *arguments), os.environ)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -75,19 +73,19 @@ def _prove(*arguments: str) -> None:
 @pytest.mark.timeout(3000)
 @EACH_LAB
 def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_their_checks(
-    source: Path, say: Callable[[str], None]
+    source: Path, warm: Warm, say: Callable[[str], None]
 ) -> None:
     """In as few draws as hold every option, or one of them, directly; through the examiner, too, in the next."""
     planned = plan(source, "conventions", this_commit())
     say(f"conventions of {planned.why}")
-    _prove(str(source), *(["--sample", planned.sample] if planned.sample else ["--together"]))
+    _prove(warm, str(source), *(["--sample", planned.sample] if planned.sample else ["--together"]))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @EACH_LAB
-def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_checks(source: Path) -> None:
-    _prove(str(source))
+def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_checks(source: Path, warm: Warm) -> None:
+    _prove(warm, str(source))
     if os.environ.get("INFERLAB_RECORD"):
         record(source, "conventions")
 
@@ -95,5 +93,5 @@ def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_c
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @EACH_LAB
-def test_with_drawn_options_every_case_fails_exactly_the_checks_it_must(source: Path) -> None:
-    _prove(str(source), str(Path(__file__).parent / source.parent.name))
+def test_with_drawn_options_every_case_fails_exactly_the_checks_it_must(source: Path, warm: Warm) -> None:
+    _prove(warm, str(source), str(Path(__file__).parent / source.parent.name))
