@@ -37,6 +37,7 @@ else ifneq ($(CHAPTER),)
 test: install-test
 	$(SELECT) chapter "$(CHAPTER)"
 else
+test: export INFERLAB_SAMPLE = 1
 test: lint
 	@$(SELECT) begin
 	$(RUN) pytest -n auto --dist loadscope --no-loadscope-reorder -m "not slow"

@@ -243,9 +243,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "not slow":  # `make test`; see also tests/examples.py
         settings.load_profile("few")
     if __name__ == "tests.conftest":  # and not in the copies of this file that tests make
-        from tests import narrow
+        from tests import drawn, narrow
 
         config.pluginmanager.register(narrow)
+        config.pluginmanager.register(drawn)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,7 +3,7 @@
     python -P tests/selection.py quick        what changed since the last green commit: `make test-quick`
     python -P tests/selection.py lab 05       `make test LAB=05`
     python -P tests/selection.py chapter 03   `make test CHAPTER=03`
-    python -P tests/selection.py begin        before a whole run: is the tree clean?
+    python -P tests/selection.py begin        before a whole run: is the tree clean, what is as it was when recorded?
     python -P tests/selection.py green        after a whole run that passed: remember the commit, if it still is
 
 The commit is remembered as a reference of git's (`refs/inferlab/green`): all worktrees of a clone share it.
@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
 
+from tests import unchanged  # noqa: E402
 from tests.closure import closure, steps  # noqa: E402
 from tests.narrow import PLAN, QUICK, RECORD, names_of, recorded  # noqa: E402
 
@@ -358,9 +359,12 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
                 durations = recorded(root / RECORD.relative_to(ROOT))
                 return run(root, one(root, kind, number), set(), None, durations)
             case ["begin"]:
+                unchanged.begin(root)
                 begin(root)
                 return 0
             case ["green"]:
+                if os.environ.get("INFERLAB_RECORD"):
+                    unchanged.record(root)
                 print(green(root))
                 return 0
     except SelectionError as error:

@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -42,10 +43,10 @@ def depends_on(source: Path, kind: str) -> str:
     return fingerprint(closure([ROOT / PROOFS[kind], source, *cases]))
 
 
-def versions() -> dict[str, str]:
+def versions(also: Iterable[str] = ()) -> dict[str, str]:
     """Of Python and of the packages that compute a lab's results; the build of torch (`+cpu`) does not count."""
     found = {"python": ".".join(platform.python_version_tuple()[:2])}
-    for name in ("torch", "triton", "numpy"):
+    for name in ("torch", "triton", "numpy", *also):
         try:
             found[name] = version(name).partition("+")[0]
         except PackageNotFoundError:
