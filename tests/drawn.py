@@ -38,6 +38,7 @@ def is_left(nodeid: str, made: dict[str, Any]) -> bool:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if made := _plan():
+        os.environ.pop(SAMPLE, None)  # what a test starts draws nothing
         left = [item for item in items if is_left(item.nodeid, made) and not item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=left)
         known = set(map(id, left))
