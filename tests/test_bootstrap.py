@@ -108,7 +108,7 @@ def test_a_chapter_and_a_lab_run_where_only_torch_and_jupyter_were(elsewhere: El
     assert before["torch"]
     assert elsewhere.run("import reference_impl").returncode != 0
 
-    chapter = nbformat.from_dict(chapter_notebook(ROOT / "chapters/02_kv_cache/a_mechanism.py", str(wheel)))
+    chapter = nbformat.from_dict(chapter_notebook(ROOT / "chapters/02_kv_cache/c_requests.py", str(wheel)))
     elsewhere.execute(chapter)
     assert printed(chapter.cells[1]).endswith("Installed.\n")
     assert elsewhere.versions() == before
