@@ -34,6 +34,7 @@ from tests import unchanged  # noqa: E402
 from tests.closure import closure, steps  # noqa: E402
 from tests.narrow import PLAN, QUICK, RECORD, names_of, recorded  # noqa: E402
 
+PLUGINS = ROOT / "tests" / "quick"
 GREEN = "refs/inferlab/green"
 CLEAN = ".venv/.clean"  # the commit of a whole run that began in a clean tree
 # Of a quick run: seconds until the end, and of them for tests by what is recorded (two cores share them).
@@ -281,7 +282,8 @@ def run(
         environment = os.environ | {PLAN: str(path)}
         if deadline:
             environment[QUICK] = "1"
-            command += ["-p", "tests.unshrunk"]
+            command += ["-p", "unshrunk"]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(PLUGINS), environment.get("PYTHONPATH")]))
         return subprocess.run(command, cwd=root, env=environment).returncode
 
 
