@@ -189,6 +189,9 @@ def test_a_stop_string_may_overlap_itself_and_another() -> None:
     assert stream(as_bytes("aaab"), stop=("aab",))[1].text == "a"
     assert stream(as_bytes("xabcd"), stop=("abcd", "bc"))[1].text == "xa"
     assert stream(as_bytes("xabcd"), stop=("bcd", "abcd"))[1].text == "x"
+    # Of two that may have begun, the longer decides what is held back, in whichever order they are named.
+    for stop in (("aab", "ab"), ("ab", "aab")):
+        assert stream(as_bytes("xaab"), stop=stop)[0] == stream(as_bytes("xaab"), stop=("aab",))[0]
 
 
 def test_a_stop_string_of_a_split_character_is_found() -> None:
