@@ -52,7 +52,7 @@ def begin(root: Path = ROOT) -> None:
     before = json.loads(recorded.read_text("utf-8")) if recorded.is_file() else {"versions": None, "units": {}}
     now = {"versions": versions(PACKAGES), "units": units(root)}
     same = now["versions"] == before["versions"]
-    unchanged = [ends_of(unit) for unit, needs in units(root).items() if same and before["units"].get(unit) == needs]
+    unchanged = [ends_of(unit) for unit, needs in now["units"].items() if same and before["units"].get(unit) == needs]
     (root / PLAN).parent.mkdir(exist_ok=True)
     (root / PLAN).write_text(json.dumps({"commit": this_commit(), "unchanged": unchanged, "now": now}), "utf-8")
 
