@@ -702,6 +702,7 @@ assert len(operations) == 1, "as many operations for every block size"
 #
 # **"A block of a 70B model is a 5 MB object."** (E04.5) That sum is over all layers and GPUs. The end of section 5
 # printed it: what one kernel sees in one layer is 64 KiB, and tensor parallelism divides it again.
+# <!-- printed: block-bytes -->
 #
 # **"PagedAttention shrinks the KV cache."** (E04.6) And: **"paging makes continuous batching possible."** (E03.7) Both
 # are tested by running the same scheduler, continuous batching, over both allocators. Six users each may get 200

@@ -15,6 +15,7 @@ import ast
 import builtins
 import functools
 import importlib.util
+import itertools
 import json
 import keyword
 import math
@@ -140,11 +141,14 @@ def silent_cells(executed_notebook: Notebook, absent: Collection[str] = ()) -> l
 
 
 def absent_here() -> frozenset[str]:
-    """Names that chapters ask what a machine has, and that are false on this one."""
+    """Names that chapters ask what a machine has, and that are false on this one.
+
+    Not on_gpu: most learners have none, so a cell that shows something with a GPU shows something without.
+    """
     import torch
 
     gpu, triton = torch.cuda.is_available(), importlib.util.find_spec("triton") is not None
-    has = {"on_gpu": gpu, "has_triton": triton, "interpreted": triton and not gpu, "fp8_here": triton}
+    has = {"has_triton": triton, "interpreted": triton and not gpu, "fp8_here": triton}
     return frozenset(name for name, there in has.items() if not there)
 
 
@@ -484,6 +488,8 @@ _NO_QUANTITY = re.compile(
     re.DOTALL | re.MULTILINE,
 )  # fmt: skip
 _QUOTED = re.compile(r'"[^"]*"')
+# A sentence about what a cell put out: its numbers are looked for there, not in all code.
+_SAYS_PRINTED = re.compile(r"\b(?:prints|printed)\b(?!\s+on\b)")
 
 
 def paragraphs(text: str) -> list[str]:
@@ -589,6 +595,17 @@ def numbers_of_erratum(row_id: str) -> frozenset[float]:
     return frozenset(numbers_of_text(row.get("title", ""))).union(*map(numbers_of_test, tests))
 
 
+def said_to_be_printed(paragraph: str, at: int) -> bool:
+    """Whether the sentence around a position says that something was printed."""
+    text = MARK.sub(lambda m: " " * len(m[0]), paragraph)
+    ends = [0, *(m.end() for m in re.finditer(r"[.:?!]\*{0,2}\s+(?=\S)", text)), len(text)]
+    begin, end = next((a, b) for a, b in itertools.pairwise(ends) if a <= at < b)
+    # "The end of section 5 printed it: 64 KiB": what follows a colon belongs to it.
+    if begin and text[:begin].rstrip().endswith(":"):
+        begin = ends[ends.index(begin) - 1]
+    return bool(_SAYS_PRINTED.search(text[begin:end]))
+
+
 def marks(paragraph: str) -> list[tuple[str, str]]:
     return [(kind, " ".join(target.split())) for kind, target in MARK.findall(paragraph)]
 
@@ -624,12 +641,17 @@ def unproven_numbers(notebook: Notebook, printed: Mapping[str, str] | None = Non
 
     A paragraph names tests by a mark, or by an erratum (E05.1) of the register. What it marks with a source, and a cell
     that says from when it is ("As of November 2026"), are facts of others. A number in the code of the notebook may be
-    there for another reason: the rule finds what nothing speaks for, not what is wrong.
+    there for another reason: the rule finds what nothing speaks for, not what is wrong. But a sentence that says what a
+    cell "printed" has its numbers in the output of the cell that the paragraph's mark names, and nowhere else.
 
     printed: {cell: what it has put out}. Without it, a mark that names a cell is believed.
     """
     code = frozenset(_evaluated(ast.parse(_code(notebook))))
     found: dict[str, list[str]] = {}
+
+    def outputs(cell: str) -> list[float]:
+        return numbers_of_text((printed or {}).get(cell, ""))
+
     for cell in notebook["cells"]:
         if cell["cell_type"] != "markdown" or DATED.search(cell["source"]):
             continue
@@ -645,10 +667,9 @@ def unproven_numbers(notebook: Notebook, printed: Mapping[str, str] | None = Non
                     evidence |= numbers_of_test(target)
                 elif kind == "stands":
                     evidence |= numbers_of_file(ROOT / target)
-                elif kind == "printed" and printed is not None:
-                    evidence |= frozenset(numbers_of_text(printed.get(target, "")))
+            shown = frozenset(value for kind, cell in kinds if kind == "printed" for value in outputs(cell))
             for match in numbers(paragraph):
-                if not stands_in(match, evidence):
+                if not stands_in(match, shown if said_to_be_printed(paragraph, match.start()) else evidence | shown):
                     found.setdefault(cell["id"], []).append(match[0].strip())
     return found
 

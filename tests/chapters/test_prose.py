@@ -13,6 +13,7 @@ import yaml
 
 from tests.chapters.prose import (
     ROOT,
+    absent_here,
     command_fault,
     exists,
     mark_faults,
@@ -125,19 +126,24 @@ def test_a_silent_cell_is_found(source: str, output: str, fault: str) -> None:
         ("x = 1", ""),
         ("def f():\n    print(1)", ""),
         ("rows.append(1)", ""),
-        ("if on_gpu:\n    print(x)", ""),
+        ("if has_triton:\n    print(x)", ""),
         ("text = llm.encode(inspect.getsource(Engine))\nprint(len(text))", "812\n"),
         (RANK, "    def _match(self):\n        return 1\n"),
         (CUT, "acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)\n"),
     ],
 )
 def test_a_cell_that_shows_what_it_should_is_not_found(source: str, output: str) -> None:
-    assert silent_cells(notebook(code("shows", source, *[output] * bool(output))), absent=("on_gpu",)) == []
+    assert silent_cells(notebook(code("shows", source, *[output] * bool(output))), absent=("has_triton",)) == []
 
 
-def test_what_is_not_printed_without_a_gpu_is_printed_in_its_else() -> None:
-    both = "if on_gpu:\n    print(1)\nelse:\n    print(2)"
-    assert silent_cells(notebook(code("shows", both)), absent=("on_gpu",)) == ["shows: puts out nothing"]
+def test_what_is_not_printed_without_triton_is_printed_in_its_else() -> None:
+    both = "if has_triton:\n    print(1)\nelse:\n    print(2)"
+    assert silent_cells(notebook(code("shows", both)), absent=("has_triton",)) == ["shows: puts out nothing"]
+
+
+def test_no_cell_shows_something_with_a_gpu_only() -> None:
+    only = notebook(code("shows", "if on_gpu:\n    print(1)"))
+    assert silent_cells(only, absent_here()) == ["shows: puts out nothing"]
 
 
 def test_a_figure_is_output_as_well() -> None:
@@ -263,6 +269,23 @@ def test_a_number_marked_as_printed_stands_in_the_output_of_that_cell() -> None:
 
     assert said("It moves 2,640 values in 4.2 ms.") == []
     assert said("It moves 2,641 values in 4.3 ms.") == ["text: 2,641", "text: 4.3 ms"]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The cell printed it: 2,640 values.\n<!-- printed: count -->", []),
+        ("The cell printed it: 1,024 values.\n<!-- printed: count -->", ["text: 1,024"]),  # in its code only
+        ("The cell prints 512 values. It reads 1,024.\n<!-- printed: count -->", ["text: 512"]),
+    ],
+)
+def test_what_is_said_to_be_printed_stands_in_the_output_and_not_only_in_the_code(text: str, found: list[str]) -> None:
+    assert unprinted_numbers(notebook(CELL, prose("text", text))) == found
+
+
+def test_a_sentence_about_what_was_printed_names_the_cell() -> None:
+    said = "The cell printed 2,640 values of 1,024. And 512 numbers printed on paper."
+    assert unproven_numbers(notebook(CELL, prose("text", said))) == {"text": ["2,640", "1,024"]}
 
 
 @pytest.mark.parametrize(
