@@ -24,11 +24,13 @@ from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.radix_index import RadixIndex
 from reference_impl.kv_store.budget import num_blocks_for
 from reference_impl.kv_store.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
+from reference_impl.planner import Planner
 
 if TYPE_CHECKING:
     import torch
 
     from reference_impl.engine import Engine, Parts
+    from reference_impl.executor.local import LocalExecutor
     from reference_impl.kv_store.cache import PagedKVCache
     from reference_impl.models.decoder import Decoder
 
@@ -101,11 +103,17 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
 
 def run_alone(engine: Engine, sampler: Sampler, plan: StepPlan, requests: Mapping[str, Request]) -> None:
     """One step with a cache of one block."""
+    executor = _worker(engine, new_cache(engine, 1, 0), sampler)
+    executor.collect(executor.submit(Planner(engine.config.block_size).step(plan, requests)))
+
+
+def _worker(engine: Engine, cache: KVCache, sampler: Sampler) -> LocalExecutor:
     from reference_impl.executor.local import LocalExecutor
 
-    cache = new_cache(engine, 1, 0)
-    executor = LocalExecutor(engine.model, cache, engine.attention, engine.kv_specs, engine.clock, sampler)
-    executor.collect(executor.submit(plan, requests))
+    return LocalExecutor(
+        engine.model, cache, engine.attention, engine.kv_specs, engine.clock, sampler,
+        max_num_seqs=engine.config.max_num_seqs, max_len=engine.max_model_len,
+    )  # fmt: skip
 
 
 def make_cache(engine: Engine) -> KVCache:
@@ -133,10 +141,7 @@ def make_attention(engine: Engine) -> AttentionBackend:
 
 
 def make_executor(engine: Engine, sampler: Sampler | None) -> Executor:
-    from reference_impl.executor.local import LocalExecutor
-
-    sampler = part(sampler, lambda: make_sampler(engine))
-    executor = LocalExecutor(engine.model, engine.kv_cache, engine.attention, engine.kv_specs, engine.clock, sampler)
+    executor = _worker(engine, engine.kv_cache, part(sampler, lambda: make_sampler(engine)))
     reason = why_not_graphs(engine)
     if reason is None and engine.config.graphs != "off":
         from reference_impl.executor.graphs import CudaRecorder

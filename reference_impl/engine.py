@@ -1,6 +1,6 @@
 """The engine: requests in, one ragged step at a time, tokens out.
 
-    schedule -> submit -> collect -> update -> trace
+    schedule -> plan -> submit -> collect -> update -> trace
 
 Overlapped (EngineConfig.overlap), step N + 1 is scheduled and submitted before step N is collected: `pipeline.py`.
 
@@ -53,6 +53,7 @@ from reference_impl.kv.groups import kv_specs, longest_sequence
 from reference_impl.kv.manager import KVManager as DefaultKVManager
 from reference_impl.kv_store.budget import bytes_per_value_and_scale, check_memory, num_host_blocks_for
 from reference_impl.pipeline import Booked, Pipeline, can_overlap
+from reference_impl.planner import Planner
 from reference_impl.scheduler.scheduler import Scheduler as DefaultScheduler
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class Engine:
         self.trace = part(parts.trace, events.Trace)
         self._num_added = self._num_forked = 0
         overlaps = can_overlap(config.overlap, model.device.type, self.scheduler, self.kv, self.executor)
-        self.pipeline = Pipeline(self.scheduler, self.kv, self.executor, overlaps)
+        self.planner = Planner(config.block_size)
+        self.pipeline = Pipeline(self.scheduler, self.kv, self.planner, self.executor, overlaps)
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -246,7 +248,9 @@ class Engine:
     def _child(self, parent: Request, sample_index: int, request_id: str) -> Request:
         if request_id in self.requests:
             raise ValueError(f"request id {request_id!r} is in use")
-        fresh: dict[str, Any] = {"num_computed_tokens": 0, "num_cached_tokens": 0, "state": RequestState.WAITING}
+        fresh: dict[str, Any] = {
+            "num_computed_tokens": 0, "num_in_flight": 0, "num_cached_tokens": 0, "state": RequestState.WAITING,
+        }  # fmt: skip
         return dataclasses.replace(
             parent, id=request_id, parent_id=parent.id, sample_index=sample_index, tokens=list(parent.tokens),
             block_tables=[[] for _ in self.kv_specs], children=[], logprobs=[],
@@ -324,6 +328,7 @@ class Engine:
         self.scheduler.abort(request_id)
         for member in ending:
             del self.requests[member.id]
+            self.planner.close(member.id)
             member.finish_reason = reason
             self._record_finish(member)
         self._drain()
@@ -389,6 +394,7 @@ class Engine:
         for request in booked.finished:
             self._record_finish(request)
             del self.requests[request.id]
+            self.planner.close(request.id)
 
     def _record_finish(self, request: Request) -> None:
         reason = request.finish_reason or "abort"

@@ -7,6 +7,7 @@ Imports nothing but the standard library, so that every room can import it. Shap
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
 BlockId = int
 NO_BLOCK: BlockId = -1  # in a block table: these positions have fallen out of the window and are never read again
-
-UNKNOWN_TOKEN = -1  # in Request.tokens: the step that samples it was submitted, and its result is not collected yet
 
 
 class RequestState(enum.Enum):
@@ -106,7 +105,8 @@ class Request:
     """One sequence on its way through the engine.
 
     tokens holds prompt and output; num_computed_tokens of them have their keys and values in the cache.
-    The last sampled token is always in `tokens` and not yet in the cache.
+    The last sampled token is always in `tokens` and not yet in the cache. Behind `tokens` come num_in_flight more that
+    submitted steps sample, and that are not collected yet.
     With n > 1 the first sample is the parent; the others are its children, forked when its prompt is computed.
     """
 
@@ -119,6 +119,7 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     max_total_tokens: int = 0  # prompt + output, never exceeded
     num_computed_tokens: int = 0
+    num_in_flight: int = 0
     num_cached_tokens: int = 0  # of these, how many a prefix hit gave when the request was let in last
     block_tables: list[list[BlockId]] = field(default_factory=lambda: [[]])  # one per KV group
     parent_id: str | None = None
@@ -136,18 +137,17 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.tokens)
+        """With those in flight."""
+        return len(self.tokens) + self.num_in_flight
 
     @property
     def output_tokens(self) -> list[int]:
-        """Those that are known."""
-        end = -1 if self.tokens[-1] == UNKNOWN_TOKEN else None
-        return self.tokens[self.num_prompt_tokens : end]
+        return self.tokens[self.num_prompt_tokens :]
 
     @property
     def num_missing_tokens(self) -> int:
-        """Tokens that are known and not computed: 1 while decoding, many while the prompt is read."""
-        return len(self.tokens) - self.num_computed_tokens
+        """Tokens that are not computed: 1 while decoding, many while the prompt is read."""
+        return len(self.tokens) + self.num_in_flight - self.num_computed_tokens
 
     @property
     def block_table(self) -> list[BlockId]:
@@ -234,6 +234,83 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
+
+
+class Opened(NamedTuple):
+    """A request gets a slot of the worker, its own until it is closed."""
+
+    slot: int
+    request_id: str  # for messages, profiles and an attention backend's own books; nothing is looked up by it
+    tokens: array[int]  # "q"; all that are known
+    num_prompt_tokens: int
+    num_computed_tokens: int  # of these, the keys and values are in the cache
+    sampling: SamplingParams
+    seed: int
+    sample_index: int
+    holds: bool  # what is sampled for it is reported, and not part of it
+
+
+class Appended(NamedTuple):
+    """Tokens of a slot, from position `start` on, that the worker did not sample."""
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+class Rewound(NamedTuple):
+    """A slot has fewer tokens computed than it had: the next row computes some again."""
+
+    slot: int
+    num_computed_tokens: int
+
+
+class TableUpdate(NamedTuple):
+    """From index `start` on, the block table of a slot in a KV group."""
+
+    slot: int
+    group: int
+    start: int
+    blocks: tuple[BlockId, ...]
+
+
+class StepRow(NamedTuple):
+    """A slot's share of a step, as `Row` is a request's."""
+
+    slot: int
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a worker is told of one step; it takes effect in the order of the fields. Plain values: it can be pickled.
+
+    Whoever is opened keeps a slot, so nothing of a request is told twice, and a step's size does not depend on how long
+    its contexts are.
+    """
+
+    step_id: int
+    closed: tuple[int, ...] = ()  # slots whose requests ended, or gave up their blocks
+    opened: tuple[Opened, ...] = ()
+    appended: tuple[Appended, ...] = ()
+    rewound: tuple[Rewound, ...] = ()
+    tables: tuple[TableUpdate, ...] = ()
+    transfers: Transfers = field(default_factory=Transfers)
+    rows: tuple[StepRow, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back of a step: per row the tokens that were sampled for it, and their log-probabilities if asked."""
+
+    step_id: int
+    tokens: tuple[tuple[int, ...], ...]
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]]  # {row: of its tokens}
+    started_at: float
+    finished_at: float
+    attention: tuple[str, ...] = ()  # what computed it, as the backend says
 
 
 @dataclass
@@ -487,29 +564,55 @@ class LinearMethod(Protocol):
         ...
 
 
+class Asking(Protocol):
+    """What a sampler may know of a request: a `Request` is one, and so is what a worker keeps of it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and output so far."""
+        ...
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> Sequence[int]: ...
+    @property
+    def sampling(self) -> SamplingParams: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def sample_index(self) -> int: ...
+
+
 class Sampler(Protocol):
     """Chooses the next token of each request from logits [len(requests), vocab_size]."""
 
-    def __call__(self, logits: Tensor, requests: Sequence[Request]) -> Sampled: ...
+    def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled: ...
 
 
 class Executor(Protocol):
-    """Builds the batch, runs the model, samples.
+    """Computes steps: builds the batch, runs the model, samples.
 
     Steps take effect in the order in which they are submitted: a step's transfers before its writes, both after all of
     the step before. Nothing else is promised of when: a step may still run when the next one is submitted.
     """
 
-    def submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> Any:
-        """Starts a step; gives a ticket for `collect`. Reads of `requests` what it needs now: they change afterwards.
-
-        A request's last token may be UNKNOWN_TOKEN: then it is the one that the step submitted before this samples for
-        it, and is put in its place on the device. Only executors with `can_overlap` are given such.
-        """
+    @property
+    def max_in_flight(self) -> int:
+        """How many steps may be submitted before the first of them is collected. 1: what a step samples has to be
+        known before the next is submitted. 2: the worker has it by then, and the step that follows may compute it."""
         ...
 
-    def collect(self, ticket: Any) -> StepOutput:
-        """Waits for the step; tickets come in the order of submission, at most one step late."""
+    def submit(self, step: Step) -> Any:
+        """Starts a step; gives a ticket for `collect`."""
+        ...
+
+    def collect(self, ticket: Any) -> Reply:
+        """Waits for the step; tickets come in the order of submission."""
         ...
 
     def close(self) -> None: ...

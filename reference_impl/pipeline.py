@@ -4,7 +4,8 @@
     overlapped:     submit 1 | submit 2, collect 1 | submit 3, collect 2 | ...
 
 Overlapped, step 2 is planned before the tokens of step 1 are known: the scheduler advances its requests as if they were
-(`Scheduler.advance`), and the KV manager keeps blocks that were given up until the step that may use them is collected.
+(`Scheduler.advance`), the worker has them by then, and the KV manager keeps blocks that were given up until the step
+that may use them is collected.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from reference_impl.interfaces import (
     StepOutput,
     StepPlan,
 )
+from reference_impl.planner import Planner, output_of
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,10 @@ class _Running:
 class Pipeline:
     """overlaps: whether a step is submitted before the one before it is collected; see `can_overlap`."""
 
-    def __init__(self, scheduler: Scheduler, kv: KVManager, executor: Executor, overlaps: bool):
+    def __init__(self, scheduler: Scheduler, kv: KVManager, planner: Planner, executor: Executor, overlaps: bool):
         self.scheduler: Any = scheduler  # Any: that they can overlap is asked of them once, not by their type
         self.kv: Any = kv
-        self.executor = executor
+        self.planner, self.executor = planner, executor
         self.overlaps = overlaps
         self._running: deque[_Running] = deque()  # oldest first; two at most
         self._lost: BaseException | None = None  # what a step failed with that another was planned upon
@@ -99,29 +101,32 @@ class Pipeline:
             yield
         except BaseException as error:  # also Ctrl-C: the step that was waited for is in no list any more
             self._lost = error if self.overlaps else None
+            self.planner.close_all()  # so that a step that is tried again tells the worker everything
             raise
 
     def _submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> None:
         of_rows = {row.request_id: requests[row.request_id] for row in plan.rows}
-        self._running.append(_Running(plan, of_rows, self.executor.submit(plan, requests)))
+        self._running.append(_Running(plan, of_rows, self.executor.submit(self.planner.step(plan, requests))))
         if self.overlaps:
             self.kv.step_submitted(plan.step_id)
 
     def _collect(self, requests: Mapping[str, Request]) -> Booked:
         running = self._running.popleft()
-        output = self.executor.collect(running.ticket)
+        output = output_of(self.executor.collect(running.ticket), running.plan.rows)
         # Who has ended by now has no use for its token, and its name may be somebody else's.
         ended = {name for name, request in running.requests.items() if request.state is RequestState.FINISHED}
         if self.overlaps:
             self.kv.step_collected(running.plan.step_id)
         finished = self.scheduler.update(running.plan, output)
-        rows = [
-            row._replace(samples=row.samples and row.request_id not in ended)
-            for row in running.plan.rows
-            if row.request_id not in ended or row.request_id not in requests
-        ]
-        tokens = {name: token for name, token in output.tokens.items() if name not in ended}
-        return Booked(running.plan, tuple(rows), output, tokens, tuple(finished))
+        rows, tokens = running.plan.rows, output.tokens
+        if ended:
+            rows = tuple(
+                row._replace(samples=row.samples and row.request_id not in ended)
+                for row in rows
+                if row.request_id not in ended or row.request_id not in requests
+            )
+            tokens = {name: token for name, token in tokens.items() if name not in ended}
+        return Booked(running.plan, rows, output, tokens, tuple(finished))
 
 
 def can_overlap(overlap: str, device_type: str, scheduler: Scheduler, kv: KVManager, executor: Executor) -> bool:
@@ -131,7 +136,7 @@ def can_overlap(overlap: str, device_type: str, scheduler: Scheduler, kv: KVMana
     able = {
         "scheduler (advance)": hasattr(scheduler, "advance"),
         "kv_manager (step_submitted, step_collected)": hasattr(kv, "step_submitted"),
-        "executor (can_overlap; a sampler that waits for its tokens cannot)": getattr(executor, "can_overlap", False),
+        "executor (max_in_flight; a sampler that waits for its tokens cannot)": executor.max_in_flight > 1,
     }
     unable = [name for name, is_able in able.items() if not is_able]
     if unable and overlap == "on":

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Arrays = dict[str, NDArray[Any]]
+
 _ALIGNED = 16  # bytes; kernels load whole vectors
 
 

@@ -19,7 +19,7 @@ from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY, fi
 from chapters.widgets.latency_budget import USES
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
 from reference_impl.config import parse_model_config
-from reference_impl.interfaces import StepOutput
+from reference_impl.interfaces import Reply
 from reference_impl.metrics import RequestMetrics, WorkloadMetrics, percentile
 from reference_impl.theory import kv_cache, latency, queueing
 from reference_impl.theory.deployment import Deployment, request_time
@@ -275,10 +275,12 @@ class VirtualGPU:
     def now(self):
         return self.time
 
-    def submit(self, plan, requests):
-        started, rows = self.time, plan.rows
+    max_in_flight = 1
+
+    def submit(self, step):
+        started, rows = self.time, step.rows
         self.time += self.deployment.step_seconds([r.num_tokens for r in rows], [r.start for r in rows])
-        return StepOutput({r.request_id: 7 for r in rows if r.samples}, {}, started, self.time)
+        return Reply(step.step_id, tuple((7,) if r.samples else () for r in rows), {}, started, self.time)
 
     def collect(self, ticket):
         return ticket

@@ -297,7 +297,7 @@ hooks = [
     for m in model.modules()
     if isinstance(m, Linear)
 ]
-engine.executor.submit(plan, engine.requests)
+engine.executor.submit(engine.planner.step(plan, engine.requests))
 for hook in hooks:
     hook.remove()
 tokens = batch.num_tokens

@@ -25,9 +25,10 @@ from reference_impl.bench import under_load
 from reference_impl.bench.host_work import scheduler_seconds
 from reference_impl.bench.simulation import Arrival, poisson, simulate
 from reference_impl.detokenizer import TextStream
-from reference_impl.executor.batch import build_batch
+from reference_impl.executor.batch import batch_of
 from reference_impl.metrics import percentile
 from reference_impl.perfetto import write_perfetto
+from reference_impl.planner import output_of
 from reference_impl.scheduler.policy import ByPriority, EarliestDeadline, FairShare, FirstCome, ShortestFirst
 from reference_impl.scheduler.scheduler import Scheduler
 from reference_impl.theory import latency
@@ -316,9 +317,11 @@ def parts_of_a_step(n, steps=8):
         t = [time.perf_counter()]
         plan = engine.scheduler.schedule(0.0)
         t.append(time.perf_counter())
-        build_batch(plan, engine.requests, engine.kv_specs, model.device)  # once more, to time it alone
+        step = engine.planner.step(plan, engine.requests)
         t.append(time.perf_counter())
-        output = engine.executor.collect(engine.executor.submit(plan, engine.requests))
+        batch_of(step.rows, engine.executor.slots)  # which `submit` does, too: once more, to time it alone
+        t.append(time.perf_counter())
+        output = output_of(engine.executor.collect(engine.executor.submit(step)), plan.rows)
         t.append(time.perf_counter())
         engine.scheduler.update(plan, output)
         t.append(time.perf_counter())
@@ -326,10 +329,10 @@ def parts_of_a_step(n, steps=8):
             streams[request_id].push(token)
         t.append(time.perf_counter())
         found.append(np.diff(t))
-    schedule, batch, run, update, detokenize = np.median(found, axis=0) * 1e3
+    schedule, planner, batch, run, update, detokenize = np.median(found, axis=0) * 1e3
     return {
         "schedule": schedule,
-        "prepare": batch,
+        "prepare": planner + batch,
         "model, sampling": run - batch,
         "update": update,
         "text": detokenize,

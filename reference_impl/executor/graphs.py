@@ -2,18 +2,19 @@
 
 A graph repeats the launches that it captured: the same kernels, grids and addresses, whatever lies at the addresses by
 then. So a step is padded to one of a few shapes (buckets of rows and of the longest context), and its arrays are copied
-to where the shape's graph reads them. Rows that only pad are inert: they see nothing (length 0), write nothing (slot
--1), and nobody looks at what comes out.
+to where the shape's graph reads them. Rows that only pad are inert: theirs is the padding slot, so they see nothing
+(length 0), write nothing (slot below 0), and nobody looks at what comes out.
 
-What is captured is a function of the key, of what an engine never changes (model, cache, attention, KV groups), and of
-what lies in the inputs: `Graphs` gives the captured function nothing else.
+What is captured is a function of the key, of what an engine never changes (model, cache, attention, KV groups, where
+the worker's slots lie), and of what lies in the inputs: `Graphs` gives the captured function nothing else. A capture
+runs it more than once, so what it changes must be the same when it is done twice.
 """
 
 from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -23,15 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.executor.batch import Arrays, HostBatch, as_batch
-from reference_impl.interfaces import Batch, KVSpec
+from reference_impl.executor.batch import HostBatch
 from reference_impl.sampling.sampler import PARAMETERS
-from reference_impl.staging import Layout, packed
+from reference_impl.staging import Arrays, Layout, packed
 
 SHORTEST = 512  # positions; the buckets of the longest context are its doubles
 LIMIT = 256  # graphs that are kept
 
-Compute = Callable[[Batch, Mapping[str, Tensor], bool], Tensor]
+Compute = Callable[[HostBatch, Mapping[str, Tensor], bool], Tensor]
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class CudaRecorder:
 class _Graph:
     layout: Layout
     memory: Tensor  # the inputs
+    tensors: Mapping[str, Tensor]  # the same, by name
     out: Tensor  # [rows] tokens or [rows, vocab_size] logits
     replay: Callable[[], None]
     ran: tuple[str, ...]
@@ -114,27 +115,26 @@ class _Graph:
 class Graphs:
     """One graph per key, captured when it is first needed.
 
-    compute(batch, tensors, samples): what is captured; gives the tokens or the logits of all rows. tensors has the
-    arrays of `inert`, and "previous" [max_rows]: the tokens of the step before. ran(): which attention it was.
-    max_rows: requests that run at a time. max_len: positions of a sequence. limit: how many graphs, then the
-    one that was not used for longest goes; None: LIMIT, or as many as there are `keys`.
+    compute(host, tensors, samples): what is captured; gives the tokens or the logits of all rows. tensors has the
+    arrays of `inert`, host a row of the bucket's longest context for each. ran(): which attention it was.
+    padding: the slot of rows that pad. max_rows: requests that run at a time. max_len: positions of a sequence. limit:
+    how many graphs, then the one that was not used for longest goes; None: LIMIT, or as many as there are `keys`.
     """
 
     def __init__(
         self,
         compute: Compute,
         ran: Callable[[], tuple[str, ...]],
-        specs: Sequence[KVSpec],
+        padding: int,
         max_rows: int,
         max_len: int,
         device: torch.device,
         recorder: Recorder,
         limit: int | None = None,
     ):
-        self.compute, self.ran, self.specs, self.recorder = compute, ran, specs, recorder
+        self.compute, self.ran, self.padding, self.recorder = compute, ran, padding, recorder
         self.max_rows, self.max_len, self.device = max_rows, max_len, device
         self.limit = max(LIMIT, len(self.keys())) if limit is None else limit
-        self.previous = torch.zeros(max_rows, dtype=torch.int64, device=device)
         self._graphs: OrderedDict[GraphKey, _Graph] = OrderedDict()
         self._logits: Tensor | None = None  # [max_rows, vocab_size], of all graphs: a step's are read before the next
 
@@ -144,7 +144,7 @@ class Graphs:
     def key(self, batch: HostBatch, samples: bool) -> GraphKey | None:
         """None: a step of another kind."""
         rows, longest = len(batch.query_lens), max(batch.context_lens)
-        one_each = batch.query_lens.count(1) == rows and all(batch.samples)
+        one_each = batch.query_lens.count(1) == rows == len(batch.sampling)
         if not one_each or rows > self.max_rows or longest > self.max_len:
             return None
         return GraphKey(rows_bucket(rows, self.max_rows), longest_bucket(longest, self.max_len), samples)
@@ -156,13 +156,9 @@ class Graphs:
         longest = {longest_bucket(n, self.max_len) for n in doubles}
         return [GraphKey(r, n, samples) for r in sorted(rows, reverse=True) for n in sorted(longest, reverse=True)]
 
-    def run(self, key: GraphKey, arrays: Arrays, previous: Tensor | None) -> tuple[Tensor, tuple[str, ...]]:
-        """Tokens or logits of all rows of the key, and which attention ran. They are good until the next run.
-
-        arrays: as `padded` gives them. previous: tokens of the step before, if any are needed.
-        """
-        if previous is not None:
-            self.previous[: len(previous)].copy_(previous)
+    def run(self, key: GraphKey, arrays: Arrays) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
+        """Tokens or logits of all rows of the key, its inputs, and which attention ran. They are good until the next
+        run. arrays: as `padded` gives them."""
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._capture(key, arrays)
@@ -170,28 +166,28 @@ class Graphs:
             self._graphs.move_to_end(key)
             graph.memory.copy_(packed(arrays, graph.layout, pinned=self.device.type == "cuda"), non_blocking=True)
         graph.replay()
-        return graph.out, graph.ran
+        return graph.out, graph.tensors, graph.ran
 
     def _capture(self, key: GraphKey, arrays: Arrays) -> _Graph:
         layout = Layout.of(arrays)
         memory = packed(arrays, layout, pinned=self.device.type == "cuda").to(self.device, non_blocking=True)
-        tensors = {**layout.views(memory), "previous": self.previous}
-        host = HostBatch(
-            {}, ("",) * key.rows, (1,) * key.rows, (key.longest,) * key.rows, (True,) * key.rows
-        )  # its lengths are bounds: no launch may depend on more
+        tensors = layout.views(memory)
+        # Its lengths are bounds: no launch may depend on more.
+        n, every = key.rows, tuple(range(key.rows))
+        host = HostBatch({}, (self.padding,) * n, ("",) * n, (1,) * n, (key.longest,) * n, every, every)
         try:
             out, replay = self.recorder.record(lambda: self._output(host, tensors, key))
         except Exception as error:
             error.add_note(f"while a CUDA graph was captured for {key}; EngineConfig(graphs='off') does without")
             raise
-        graph = self._graphs[key] = _Graph(layout, memory, out, replay, self.ran())
+        graph = self._graphs[key] = _Graph(layout, memory, tensors, out, replay, self.ran())
         if len(self._graphs) > self.limit:
             self.recorder.forget()
             self._graphs.popitem(last=False)
         return graph
 
     def _output(self, host: HostBatch, tensors: Mapping[str, Tensor], key: GraphKey) -> Tensor:
-        found = self.compute(as_batch(host, tensors, self.specs), tensors, key.samples)
+        found = self.compute(host, tensors, key.samples)
         if key.samples:
             return found
         if self._logits is None:
@@ -213,25 +209,27 @@ def longest_bucket(longest: int, max_len: int) -> int:
     return min(max(SHORTEST, 1 << (longest - 1).bit_length()), max_len)
 
 
-def inert(key: GraphKey, specs: Sequence[KVSpec]) -> Arrays:
+def inert(key: GraphKey, padding: int) -> Arrays:
     """The inputs of a step all of whose rows pad."""
     rows = key.rows
-    arrays: Arrays = {name: np.zeros(rows, np.int64) for name in ("input_ids", "positions", "source")}
-    arrays["query_start_loc"] = np.arange(rows + 1, dtype=np.int32)
-    arrays["seq_lens"] = np.zeros(rows, np.int32)
-    arrays["logits_indices"] = np.arange(rows)
-    for g, spec in enumerate(specs):
-        arrays[f"slot_mapping.{g}"] = np.full(rows, -1)
-        arrays[f"block_table.{g}"] = np.zeros((rows, -(-key.longest // spec.block_size)), np.int32)
+    arrays: Arrays = {
+        "slots": np.full(rows, padding),
+        "query_lens": np.zeros(rows, np.int64),
+        "token_slots": np.full(rows, padding),
+        "offset": np.zeros(rows, np.int64),
+        "query_start_loc": np.arange(rows + 1, dtype=np.int32),
+        "logits_indices": np.arange(rows),
+        "sampling_slots": np.full(rows, padding),
+        "sampling_lens": np.zeros(rows, np.int64),
+    }
     for name, dtype in PARAMETERS.items() if key.samples else ():
         arrays[f"sampling.{name}"] = np.zeros(rows, dtype)  # temperature 0: greedy
     return arrays
 
 
-def padded(arrays: Arrays, key: GraphKey, specs: Sequence[KVSpec]) -> Arrays:
+def padded(arrays: Arrays, key: GraphKey, padding: int) -> Arrays:
     """A step's arrays in the shapes of the key, behind them rows that are inert."""
-    found = inert(key, specs)
+    found = inert(key, padding)
     for name, room in found.items():
-        if name in arrays:  # "source" is not where the host knows all tokens
-            room[tuple(slice(n) for n in arrays[name].shape)] = arrays[name]
+        room[: len(arrays[name])] = arrays[name]
     return found

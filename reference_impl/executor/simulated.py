@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from reference_impl.interfaces import Request, StepOutput, StepPlan
+from reference_impl.interfaces import Opened, Reply, Step
 from reference_impl.model_config import parse_model_config
 from reference_impl.theory.deployment import Deployment
 
 WORD, END = 7, 2  # what a simulated request writes (its sample i: WORD + i), and what ends it
+
+_ENDS = (END,)
 
 
 class StepCost(Protocol):
@@ -40,6 +42,8 @@ class SimulatedGPU:
     not in it writes until max_tokens. host_seconds: added to every step. host_link: byte/s between device and host.
     """
 
+    max_in_flight = 1
+
     def __init__(
         self,
         cost: StepCost,
@@ -52,34 +56,40 @@ class SimulatedGPU:
         self.num_output_tokens = {} if num_output_tokens is None else num_output_tokens
         self.bytes_per_block = block_size * cost.bytes_per_token
         self.time = 0.0
+        self._words: dict[int, tuple[int]] = {}  # by slot, what it writes
+        self._lengths: dict[int, int] = {}  # by slot, with how many tokens it ends, where that is given
 
     def now(self) -> float:
         return self.time
 
-    def submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> StepOutput:
-        started = self.time
-        moved = len(plan.transfers.swap_out) + len(plan.transfers.swap_in)
+    def submit(self, step: Step) -> Reply:
+        started, transfers = self.time, step.transfers
+        for new in step.opened:
+            self._open(new)
+        moved = len(transfers.swap_out) + len(transfers.swap_in)
         self.time += self.host_seconds + moved * self.bytes_per_block / self.host_link
-        if plan.rows:
-            self.time += self.cost.step_seconds([r.num_tokens for r in plan.rows], [r.start for r in plan.rows])
-        tokens = {row.request_id: _word(requests[row.request_id]) for row in plan.rows if row.samples}
-        if self.num_output_tokens:
-            for request_id in tokens.keys() & self.num_output_tokens.keys():
-                request = requests[request_id]
-                if request.num_tokens - request.num_prompt_tokens + 1 == self.num_output_tokens[request_id]:
-                    tokens[request_id] = END
-        return StepOutput(tokens, {}, started, self.time)
+        if step.rows:
+            self.time += self.cost.step_seconds([r.num_tokens for r in step.rows], [r.start for r in step.rows])
+        tokens = tuple(
+            () if not row.samples
+            else _ENDS if row.start + row.num_tokens + 1 == self._lengths.get(row.slot)
+            else self._words[row.slot]
+            for row in step.rows
+        )  # fmt: skip
+        return Reply(step.step_id, tokens, {}, started, self.time)
 
-    def collect(self, ticket: StepOutput) -> StepOutput:
+    def _open(self, new: Opened) -> None:
+        # Greedy samples are alike.
+        self._words[new.slot] = (WORD + new.sample_index if new.sampling.temperature > 0 else WORD,)
+        self._lengths.pop(new.slot, None)
+        if new.request_id in self.num_output_tokens:
+            self._lengths[new.slot] = new.num_prompt_tokens + self.num_output_tokens[new.request_id]
+
+    def collect(self, ticket: Reply) -> Reply:
         return ticket
 
     def close(self) -> None:
         pass
-
-
-def _word(request: Request) -> int:
-    """Greedy samples are alike."""
-    return WORD + request.sample_index if request.sampling.temperature > 0 else WORD
 
 
 def weightless(deployment: Deployment, longest: int = 131_072) -> Any:

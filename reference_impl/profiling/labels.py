@@ -47,8 +47,9 @@ def labelled(engine: Engine) -> Iterator[None]:
             (model, "head", "lm_head"),
             (model, "forward", "model"),
             # A function is replaced; an object stays itself, for the executor asks it what it can do.
-            *((sampler, name, "sampler") for name in ("read", "launch", "choose")),
+            *((sampler, name, "sampler") for name in ("launch", "choose")),
             (executor if inspect.isfunction(sampler) else None, "sampler", "sampler"),
+            (engine.planner, "step", "plan"),
             (executor, "submit", "submit"),
             (executor, "collect", "collect"),
             (engine.scheduler, "schedule", "schedule"),

@@ -1,84 +1,141 @@
 """Repetition (CTRL, Keskar et al. 2019), presence and frequency penalties, on the device.
 
-The host may not know a request's last token yet, the device does. So the host says which tokens a request has before
-its last one, and the device adds that.
+They ask how often a request's text has each token. A worker keeps that count for each request that has penalties, and
+adds to it what it samples: the host need not know the token, and the text is not counted again in each step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_impl.interfaces import Request
-from reference_impl.staging import to_device
+from reference_impl.interfaces import SamplingParams
+from reference_impl.staging import Arrays, to_device
+
+
+def has_penalties(sampling: SamplingParams) -> bool:
+    return sampling.repetition_penalty != 1 or bool(sampling.presence_penalty or sampling.frequency_penalty)
 
 
 @dataclass(frozen=True)
 class Penalties:
     """Of the rows that have any, P of them.
 
-    rows [P]; repetition, presence, frequency [P] float64; last_counts [P]: 1 where the last token is of the output.
-    Their tokens but the last, one after another: owner (which of the P), token, counts (1 if of the output).
+    arrays: rows, places [P] (in the batch, and in the counts); repetition, presence, frequency [P] float64.
     """
 
-    arrays: Mapping[str, NDArray[Any]]
+    arrays: Arrays
+    counts: TokenCounts
 
 
-def read_penalties(requests: Sequence[Request]) -> Penalties | None:
-    found = [
-        (row, r, r.sampling) for row, r in enumerate(requests)
-        if r.sampling.repetition_penalty != 1 or r.sampling.presence_penalty or r.sampling.frequency_penalty
-    ]  # fmt: skip
-    if not found:
-        return None
-    known = [np.array(r.tokens[:-1], np.int64) for _, r, _ in found]
-    outputs = [np.arange(len(tokens)) >= r.num_prompt_tokens for tokens, (_, r, _) in zip(known, found, strict=True)]
-    return Penalties(
-        {
-            "rows": np.array([row for row, _, _ in found], np.int64),
+class TokenCounts:
+    """Per request with penalties: which tokens prompt or output have, and how often the output has each.
+
+    A request has a place, a row of `seen` and `written`, while it is open. Both grow when there is none left, and are
+    made when the first logits are seen: only then it is known how many tokens there are.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.seen = torch.empty(0, 0, dtype=torch.bool, device=device)  # [places, vocab_size]
+        self.written = torch.empty(0, 0, dtype=torch.int32, device=device)
+        self._places: dict[int, int] = {}  # by slot
+        self._free: list[int] = []
+        self._told: list[tuple[int, Sequence[int], int]] = []  # (place, tokens, how many of them are prompt), to count
+        self._emptied: set[int] = set()  # places whose counts are an earlier request's
+
+    def open(self, slot: int, tokens: Sequence[int], num_prompt_tokens: int) -> None:
+        self.close(slot)
+        place = self._free.pop() if self._free else len(self._places)
+        self._places[slot] = place
+        self._emptied.add(place)
+        self._told.append((place, tokens, num_prompt_tokens))
+
+    def close(self, slot: int) -> None:
+        if slot in self._places:
+            place = self._places.pop(slot)
+            self._free.append(place)
+            self._told = [told for told in self._told if told[0] != place]
+
+    def append(self, slot: int, tokens: Sequence[int]) -> None:
+        """Output that the worker did not sample."""
+        if slot in self._places:
+            self._told.append((self._places[slot], tokens, 0))
+
+    def of(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> Penalties | None:
+        """None: nobody has any."""
+        found = [(row, slot, p) for row, (slot, p) in enumerate(zip(slots, params, strict=True)) if has_penalties(p)]
+        if not found:
+            return None
+        arrays: Arrays = {
+            "rows": np.array([row for row, _, _ in found]),
+            "places": np.array([self._places[slot] for _, slot, _ in found]),
             "repetition": np.array([p.repetition_penalty for _, _, p in found]),
             "presence": np.array([p.presence_penalty for _, _, p in found]),
             "frequency": np.array([p.frequency_penalty for _, _, p in found]),
-            "last_counts": np.array([r.num_tokens > r.num_prompt_tokens for _, r, _ in found], np.float64),
-            "owner": np.repeat(np.arange(len(found)), [len(tokens) for tokens in known]),
-            "token": np.concatenate(known),
-            "counts": np.concatenate(outputs).astype(np.float64),
         }
-    )
+        return Penalties(arrays, self)
+
+    def catch_up(self, vocab_size: int) -> None:
+        """Counts what it was told since."""
+        self._grow(vocab_size)
+        if self._emptied:
+            places = to_device({"places": np.array(sorted(self._emptied))}, self.device)["places"]
+            self.seen.index_fill_(0, places, False)
+            self.written.index_fill_(0, places, 0)
+        if self._told:
+            place = np.repeat([p for p, _, _ in self._told], [len(tokens) for _, tokens, _ in self._told])
+            token = np.concatenate([np.asarray(tokens, np.int64) for _, tokens, _ in self._told])
+            output = np.concatenate([np.arange(len(tokens)) >= prompt for _, tokens, prompt in self._told])
+            t = to_device({"place": place, "token": token, "output": output.astype(np.int32)}, self.device)
+            self._count(t["place"], t["token"], t["output"])
+        self._emptied, self._told = set(), []
+
+    def _grow(self, vocab_size: int) -> None:
+        needed = len(self._places) + len(self._free)
+        places, tokens = self.seen.shape
+        if needed > places or vocab_size > tokens:
+            seen, written = self.seen, self.written
+            size = (max(needed, 2 * places), max(vocab_size, tokens))
+            self.seen, self.written = seen.new_zeros(size), written.new_zeros(size)
+            self.seen[:places, :tokens], self.written[:places, :tokens] = seen, written
+
+    def add(self, penalties: Penalties, tokens: Tensor, holds: Sequence[bool]) -> None:
+        """What was sampled, [rows of the batch] on the device; not for requests that are held."""
+        arrays = penalties.arrays
+        kept = [at for at, row in enumerate(arrays["rows"]) if not holds[row]]
+        if kept:
+            t = to_device({name: arrays[name][kept] for name in ("rows", "places")}, self.device)
+            self._count(t["places"], tokens[t["rows"]], torch.ones_like(t["places"], dtype=torch.int32))
+
+    def _count(self, places: Tensor, tokens: Tensor, output: Tensor) -> None:
+        at = places * self.seen.shape[1] + tokens
+        self.seen.view(-1).index_fill_(0, at, True)
+        self.written.view(-1).scatter_add_(0, at, output)  # whole numbers: their sum is the same in any order
 
 
-def penalised(logits: Tensor, penalties: Penalties | None, last_tokens: Tensor) -> Tensor:
-    """A new tensor, in float32 at least, where there are penalties. logits [rows, vocab_size], last_tokens [rows].
+def penalised(logits: Tensor, penalties: Penalties | None) -> Tensor:
+    """A new tensor, in float32 at least, where there are penalties. logits [rows, vocab_size].
 
     Divided (multiplied, if negative) by the repetition penalty where a token was seen; then less the presence penalty
     where it was written, and less the frequency penalty as often as it was.
     """
     if penalties is None:
         return logits
+    counts = penalties.counts
+    counts.catch_up(logits.shape[1])
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     t = to_device(penalties.arrays, logits.device)
-    rows, vocab_size = t["rows"], scores.shape[1]
 
     def column(name: str) -> Tensor:
         return t[name].to(scores.dtype)[:, None]
 
-    at = torch.cat((t["owner"] * vocab_size + t["token"], _first(rows, vocab_size) + last_tokens[rows]))
-    nothing = scores.new_zeros(rows.numel() * vocab_size)
-    seen = nothing.index_fill(0, at, 1).view(-1, vocab_size)
-    # Whole numbers: their sum is the same in any order.
-    count = nothing.scatter_add(0, at, torch.cat((t["counts"], t["last_counts"])).to(scores.dtype)).view_as(seen)
-    s, repetition = scores.index_select(0, rows), column("repetition")
-    s = torch.where((seen > 0) & (repetition != 1), torch.where(s > 0, s / repetition, s * repetition), s)
+    seen, count = counts.seen[t["places"]], counts.written[t["places"]].to(scores.dtype)
+    s, repetition = scores.index_select(0, t["rows"]), column("repetition")
+    s = torch.where(seen & (repetition != 1), torch.where(s > 0, s / repetition, s * repetition), s)
     s = torch.where(count > 0, s - (column("presence") + column("frequency") * count), s)
-    return scores.index_copy_(0, rows, s)
-
-
-def _first(rows: Tensor, vocab_size: int) -> Tensor:
-    """Where each of the P rows begins in a flat [P * vocab_size]."""
-    return torch.arange(rows.numel(), device=rows.device) * vocab_size
+    return scores.index_copy_(0, t["rows"], s)

@@ -2,8 +2,8 @@
 
 Rows are independent: each has its own parameters, and its own uniform number from `philox`.
 
-`sample(logits, requests)` does it all, and waits. An executor that goes on meanwhile takes it apart: `read` what is
-needed of the requests, while they are as they are; `launch`, which waits for nothing; and `finish`, later.
+`sample(logits, requests)` does it all, and waits. A worker that goes on meanwhile takes it apart: `Parameters` of what
+it keeps of the requests; `launch`, which waits for nothing; and `finish`, later.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_impl.interfaces import Request, Sampled, SamplingParams, TokenLogprobs
-from reference_impl.sampling.penalties import Penalties, penalised, read_penalties
+from reference_impl.interfaces import Asking, Sampled, SamplingParams, TokenLogprobs
+from reference_impl.sampling.penalties import Penalties, TokenCounts, has_penalties, penalised
 from reference_impl.sampling.philox import uniform
-from reference_impl.staging import mark, to_device, to_host
+from reference_impl.staging import Arrays, mark, to_device, to_host
 
 # Of each row; position is how many tokens the request has, seed 64 bits as a signed number.
 PARAMETERS: dict[str, type[np.generic]] = {
@@ -31,10 +30,10 @@ PARAMETERS: dict[str, type[np.generic]] = {
 
 @dataclass(frozen=True)
 class Parameters:
-    """What sampling needs of the requests of a step, read at one moment."""
+    """What sampling needs of the requests of a step."""
 
     params: tuple[SamplingParams, ...]
-    arrays: Mapping[str, NDArray[Any]]  # as PARAMETERS says, [rows] each: what goes to the device
+    arrays: Arrays  # as PARAMETERS says, [rows] each: what goes to the device
     penalties: Penalties | None  # None: nobody has any
 
     @property
@@ -43,9 +42,26 @@ class Parameters:
         return self.penalties is not None or any(p.logprobs is not None for p in self.params)
 
 
+def columns(
+    params: Sequence[SamplingParams], seeds: Sequence[int], sample_indices: Sequence[int], lengths: Sequence[int]
+) -> Arrays:
+    """As PARAMETERS says. lengths: tokens of each request."""
+    values: dict[str, Sequence[Any]] = {
+        "temperature": [p.temperature for p in params],
+        "top_p": [p.top_p for p in params],
+        "min_p": [p.min_p for p in params],
+        "top_k": [p.top_k for p in params],
+        "seed": [seed - (seed >> 63 << 64) for seed in seeds],
+        "sample_index": sample_indices,
+        "position": lengths,
+    }
+    with np.errstate(over="ignore"):  # a temperature above float32 is infinite
+        return {name: np.array(values[name], dtype) for name, dtype in PARAMETERS.items()}
+
+
 @dataclass(frozen=True)
-class Pending:
-    """A launched sampling. tokens [rows] int64, on the device."""
+class Launched:
+    """A sampling that runs. tokens [rows] int64, on the device."""
 
     tokens: Tensor
     finish: Callable[[], Sampled]  # waits for it
@@ -56,41 +72,16 @@ class TorchSampler:
 
     captures = False  # are the tokens a function of what lies on the device alone, without host decisions?
 
-    def __call__(self, logits: Tensor, requests: Sequence[Request]) -> Sampled:
+    def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
         """Chooses the next token of each request. logits [num_rows, vocab_size]."""
-        last = to_device({"tokens": np.array([r.tokens[-1] for r in requests])}, logits.device)["tokens"]
-        return self.launch(logits, self.read(requests), last).finish()
+        return self.launch(logits, read(requests, logits.device)).finish()
 
-    def read(self, requests: Sequence[Request]) -> Parameters:
-        params = tuple(r.sampling for r in requests)
-        columns: dict[str, Sequence[Any]] = {
-            "temperature": [p.temperature for p in params],
-            "top_p": [p.top_p for p in params],
-            "min_p": [p.min_p for p in params],
-            "top_k": [p.top_k for p in params],
-            "seed": [r.seed - (r.seed >> 63 << 64) for r in requests],
-            "sample_index": [r.sample_index for r in requests],
-            "position": [len(r.tokens) for r in requests],
-        }
-        with np.errstate(over="ignore"):  # a temperature above float32 is infinite
-            arrays = {name: np.array(columns[name], dtype) for name, dtype in PARAMETERS.items()}
-        return Parameters(params, arrays, read_penalties(requests))
-
-    def launch(
-        self,
-        logits: Tensor,
-        parameters: Parameters,
-        last_tokens: Tensor,
-        on_device: Mapping[str, Tensor] | None = None,
-    ) -> Pending:
-        """last_tokens [num_rows]: the requests' last tokens, which only the device may know yet.
-
-        on_device: parameters.arrays as tensors, if they are there already.
-        """
+    def launch(self, logits: Tensor, parameters: Parameters, on_device: Mapping[str, Tensor] | None = None) -> Launched:
+        """on_device: parameters.arrays as tensors, if they are there already."""
         if on_device is None and self.captures:
             on_device = to_device(parameters.arrays, logits.device)
-        scores = penalised(logits, parameters.penalties, last_tokens)
-        return pending(logits, self.choose(scores, parameters, on_device), parameters.params)
+        scores = penalised(logits, parameters.penalties)
+        return launched(logits, self.choose(scores, parameters, on_device), parameters.params)
 
     def choose(self, scores: Tensor, parameters: Parameters | None, on_device: Mapping[str, Tensor] | None) -> Tensor:
         """One token per row of scores [num_rows, vocab_size], int64. If it `captures`: from on_device alone."""
@@ -105,7 +96,18 @@ class TorchSampler:
 sample = TorchSampler()
 
 
-def pending(logits: Tensor, tokens: Tensor, params: Sequence[SamplingParams]) -> Pending:
+def read(requests: Sequence[Asking], device: torch.device) -> Parameters:
+    """What a worker has in its slots, of requests that are in none."""
+    params, counts = tuple(r.sampling for r in requests), TokenCounts(device)
+    for place, request in enumerate(requests):
+        if has_penalties(request.sampling):
+            counts.open(place, request.tokens, request.num_prompt_tokens)
+    lengths = [len(r.tokens) for r in requests]
+    arrays = columns(params, [r.seed for r in requests], [r.sample_index for r in requests], lengths)
+    return Parameters(params, arrays, counts.of(range(len(params)), params))
+
+
+def launched(logits: Tensor, tokens: Tensor, params: Sequence[SamplingParams]) -> Launched:
     """Tokens and, where they were asked for, log-probabilities start on their way to the host."""
     device, asked = tokens.device, [row for row, p in enumerate(params) if p.logprobs is not None]
     on_host = [to_host(tokens)]
@@ -125,13 +127,12 @@ def pending(logits: Tensor, tokens: Tensor, params: Sequence[SamplingParams]) ->
             reports[row] = TokenLogprobs(chosen[row], own, tuple(zip(ids[:k], values[:k], strict=True)))
         return Sampled(chosen, reports)
 
-    return Pending(tokens, finish)
+    return Launched(tokens, finish)
 
 
-def apply_penalties(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+def apply_penalties(logits: Tensor, requests: Sequence[Asking]) -> Tensor:
     """Repetition (CTRL, Keskar et al. 2019), presence and frequency penalties; a new tensor where any is set."""
-    last = to_device({"tokens": np.array([r.tokens[-1] for r in requests])}, logits.device)["tokens"]
-    return penalised(logits, read_penalties(requests), last)
+    return penalised(logits, read(requests, logits.device).penalties)
 
 
 def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

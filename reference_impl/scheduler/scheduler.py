@@ -12,8 +12,8 @@ running request that ranks last gives its blocks back and goes on later; the tok
 
 Overlapped, the next step is planned before this one's tokens are known (vLLM's asynchronous scheduling):
 
-    advance:  books what a submitted step computes; where it samples, UNKNOWN_TOKEN holds the place
-    update:   puts the tokens in their places; a request that turns out to be finished may be in the next step
+    advance:  books what a submitted step computes; what it samples counts as in flight
+    update:   appends the tokens; a request that turns out to be finished may be in the next step
               already, whose result for it is dropped
 """
 
@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reference_impl.interfaces import (
-    UNKNOWN_TOKEN,
     KVManager,
     Policy,
     Request,
@@ -208,7 +207,7 @@ class Scheduler:
         start = request.num_computed_tokens
         end = start + num_tokens
         # A held request that was thrown out, and computes again what it had, has told what follows.
-        samples = end == len(request.tokens) != self._sampled.get(request.id)
+        samples = end == len(request.tokens) + request.num_in_flight != self._sampled.get(request.id)
         step.rows[request.id] = Row(request.id, start, num_tokens, samples)
         step.budget -= num_tokens
 
@@ -229,7 +228,7 @@ class Scheduler:
 
     def advance(self, plan: StepPlan) -> None:
         """Books a step that was submitted, so that the next can be planned while it runs. The step before must have
-        been updated by then, so that a request has one unknown token at most."""
+        been updated by then, so that a request has one token in flight at most."""
         booked = self._booked[plan.step_id] = []
         for row in plan.rows:
             request = self._requests.get(row.request_id)
@@ -245,7 +244,7 @@ class Scheduler:
                 if request.holds:
                     self._sampled[request.id] = len(request.tokens)
                 else:
-                    request.tokens.append(UNKNOWN_TOKEN)
+                    request.num_in_flight += 1
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
         """Returns the requests that finished."""
@@ -264,7 +263,8 @@ class Scheduler:
             request.logprobs.append(output.logprobs[request.id])
         if request.holds:
             return False
-        request.tokens[-1] = output.tokens[request.id]
+        request.num_in_flight -= 1
+        request.tokens.append(output.tokens[request.id])
         reason = self._finish_reason(request)
         if reason is not None:
             self._finish(request, reason)
@@ -300,7 +300,7 @@ class Scheduler:
     @staticmethod
     def _awaits_its_last(request: Request) -> bool:
         """Its last token is being sampled: whatever it is, none follows."""
-        return request.tokens[-1] == UNKNOWN_TOKEN and _is_full(request)
+        return request.num_in_flight > 0 and _is_full(request)
 
     def _finish(self, request: Request, reason: str) -> None:
         if request.state is RequestState.RUNNING:
@@ -310,9 +310,8 @@ class Scheduler:
         else:  # a sample that was not forked yet
             assert request.parent_id is not None
             self._requests[request.parent_id].children.remove(request)
-        if request.tokens[-1] == UNKNOWN_TOKEN:  # aborted while it was sampled
-            request.tokens.pop()
         self.kv.free(request)
+        request.num_in_flight = 0  # aborted while it was sampled: nobody takes it
         request.state, request.finish_reason = RequestState.FINISHED, reason
         self.policy.finished(request)
         del self._requests[request.id]
@@ -322,5 +321,5 @@ class Scheduler:
 
 def _is_full(request: Request) -> bool:
     """It has all the tokens it may have."""
-    length = len(request.tokens)
+    length = len(request.tokens) + request.num_in_flight
     return length - request.num_prompt_tokens >= request.sampling.max_tokens or length >= request.max_total_tokens

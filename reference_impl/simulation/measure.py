@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,9 +21,12 @@ import torch
 
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts, WallClock
+from reference_impl.executor.batch import lay_out
+from reference_impl.executor.local import LocalExecutor
 from reference_impl.executor.simulated import WORD
-from reference_impl.interfaces import Executor, Request, SamplingParams, StepOutput, StepPlan
+from reference_impl.interfaces import Reply, Request, SamplingParams, Step
 from reference_impl.models.decoder import Decoder
+from reference_impl.staging import to_device
 
 now = time.thread_time  # seconds of this thread on a core: other processes that want the core do not count
 NUM_STEPS = 3  # of each batch and round; a decode grows by a token from step to step
@@ -46,21 +49,29 @@ class Measured:
 
 
 class _Skipping:
-    """An executor that computes only when asked to; otherwise everybody gets a token for nothing."""
+    """The engine's own worker, which computes only when asked to; otherwise everybody gets a token for nothing."""
 
     def __init__(self) -> None:
-        self.real: Executor | None = None
+        self.real: LocalExecutor | None = None
         self.computes = False
         self.clock = WallClock()
 
-    def submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> StepOutput:
-        if self.computes:
-            assert self.real is not None
-            return self.real.collect(self.real.submit(plan, requests))
-        now = self.clock.now()
-        return StepOutput({row.request_id: WORD for row in plan.rows if row.samples}, {}, now, now)
+    max_in_flight = 1
 
-    def collect(self, ticket: StepOutput) -> StepOutput:
+    def submit(self, step: Step) -> Reply:
+        assert self.real is not None
+        if self.computes:
+            return self.real.collect(self.real.submit(step))
+        now, slots = self.clock.now(), self.real.slots
+        slots.apply(step)
+        if step.rows:
+            batch = lay_out(step.rows, slots)
+            tensors = to_device(batch.arrays, slots.device)
+            slots.put(tensors, torch.full((len(batch.sampling),), WORD, device=slots.device))
+            slots.advance(tensors)
+        return Reply(step.step_id, tuple((WORD,) if row.samples else () for row in step.rows), {}, now, now)
+
+    def collect(self, ticket: Reply) -> Reply:
         return ticket
 
     def close(self) -> None:
@@ -107,7 +118,9 @@ def measure(
     """Every shape in every round, so that what disturbs the machine hits all alike; per shape the least, which was
     disturbed least. RuntimeError where torch has several threads."""
     one_thread()
-    config = replace(config or EngineConfig(), prefix_cache="off")
+    config = config or EngineConfig()
+    most = max(config.max_num_seqs, *(len(shape.new_tokens) for shape in shapes))
+    config = replace(config, prefix_cache="off", max_num_seqs=most)
     bench = _Bench(model, config)
     bench.seconds(shapes[0])  # warms up
     seconds: list[list[float]] = [[] for _ in shapes]
@@ -132,13 +145,13 @@ class _Bench:
         self.skipping = _Skipping()
         self.engine = Engine(model, config, Parts(executor=self.skipping))
         computing = Engine(model, config, Parts(kv_cache=self.engine.kv_cache, attention=self.engine.attention))
+        assert isinstance(computing.executor, LocalExecutor)
         self.skipping.real = computing.executor
         self.scheduler: Any = self.engine.scheduler
 
     def seconds(self, shape: Shape) -> list[float]:
         """Brings the engine to just before a step of this shape, and times it. Decodes are timed a few times."""
         engine, scheduler = self.engine, self.scheduler
-        scheduler.max_num_seqs = max(scheduler.max_num_seqs, len(shape.new_tokens))
         rng = random.Random(0)
 
         def add(length: int) -> Request:
@@ -151,16 +164,15 @@ class _Bench:
         try:
             if decodes:
                 scheduler.max_num_batched_tokens = sum(decodes)
+                reads_first = any(past for _, past in chunks)  # then whoever decodes gets a token meanwhile
                 for past in decodes:
-                    add(past)
+                    add(past - reads_first)
                 engine.step()
             for new, past in chunks:
                 add(past + new)
                 if past:
                     scheduler.max_num_batched_tokens = len(decodes) + past
-                    before = list(scheduler.running)
                     engine.step()
-                    self._undo(before)
                 scheduler.max_num_batched_tokens = sum(shape.new_tokens)
             self.skipping.computes = True
             found = []
@@ -176,10 +188,3 @@ class _Bench:
             for request_id in list(engine.requests):
                 engine.abort(request_id)
             engine.trace = type(engine.trace)()
-
-    @staticmethod
-    def _undo(decoding: list[Request]) -> None:
-        """The step that read the first part of the prompt gave those who decode a token: take it back."""
-        for request in decoding:
-            request.tokens.pop()
-            request.num_computed_tokens -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import torch
 
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
-from reference_impl.interfaces import UNKNOWN_TOKEN, Batch, SamplingParams
+from reference_impl.interfaces import Batch, Request, SamplingParams, Step, StepRow, Transfers
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.models.decoder import Decoder
 
@@ -74,43 +75,44 @@ class LateExecutor:
     which is all that the interface promises. Whatever is taken out of its hands too early is seen: a block that a step
     of it uses must keep an owner, and nobody but that owner may write to it."""
 
-    can_overlap = True
+    max_in_flight = 2
 
     def __init__(self, engine: Engine, seed: int):
         self.engine, self.inner, self.random = engine, engine.executor, random.Random(seed)
+        self.requests: dict[int, Request] = {}  # by slot
         self.waiting: list[dict[str, Any]] = []  # submitted, not run
         self.in_flight: list[dict[str, Any]] = []  # submitted, not collected
         # Tokens that the host did not know when a step was submitted; of those that it computes, and throws out.
         self.num_unknown = self.num_preempted_unknown = 0
 
-    def submit(self, plan: Any, requests: Any) -> dict[str, Any]:
-        tables = {
-            r.request_id: [b for t in requests[r.request_id].block_tables for b in t if b >= 0] for r in plan.rows
-        }
-        self.check_blocks({name: (requests[name], blocks) for name, blocks in tables.items()}, plan)
-        self.num_unknown += sum(requests[row.request_id].tokens[-1] == UNKNOWN_TOKEN for row in plan.rows)
-        self.num_preempted_unknown += sum(requests[name].tokens[-1] == UNKNOWN_TOKEN for name in plan.preempted)
-        step = {"prepared": self.inner.prepare(plan, requests), "requests": {n: requests[n] for n in tables}}
-        step["blocks"] = tables
+    def submit(self, step: Step) -> dict[str, Any]:
+        self.num_preempted_unknown += sum(self.requests[slot].num_in_flight for slot in step.closed)
+        self.requests.update((new.slot, self.engine.requests[new.request_id]) for new in step.opened)
+        rows = [(row, self.requests[row.slot]) for row in step.rows]
+        self.check_blocks(rows, step.transfers)
+        self.num_unknown += sum(request.num_in_flight for _, request in rows)
+        # As it would come through a pipe: what the engine does with its requests meanwhile cannot be seen in it.
+        running = {"step": pickle.loads(pickle.dumps(step)), "requests": {r.id: r for _, r in rows}}
+        running["blocks"] = {r.id: [b for t in r.block_tables for b in t if b >= 0] for _, r in rows}
         for each in (self.waiting, self.in_flight):
-            each.append(step)
+            each.append(running)
         self.run(self.random.randint(0, len(self.waiting)))
-        return step
+        return running
 
     def run(self, count: int) -> None:
-        for step in self.waiting[:count]:
-            step["ticket"] = self.inner.run(step["prepared"])
+        for running in self.waiting[:count]:
+            running["ticket"] = self.inner.submit(running["step"])
         del self.waiting[:count]
 
-    def collect(self, step: dict[str, Any]) -> Any:
-        assert step is self.in_flight[0], "collected out of order"
-        if "ticket" not in step:
-            self.run(self.waiting.index(step) + 1)
+    def collect(self, running: dict[str, Any]) -> Any:
+        assert running is self.in_flight[0], "collected out of order"
+        if "ticket" not in running:
+            self.run(self.waiting.index(running) + 1)
         self.run(self.random.randint(0, len(self.waiting)))
-        output = self.inner.collect(step["ticket"])
+        reply = self.inner.collect(running["ticket"])
         self.check_owners()  # still: it is collected only when this returns
         self.in_flight.pop(0)
-        return output
+        return reply
 
     def close(self) -> None:
         self.inner.close()
@@ -121,18 +123,17 @@ class LateExecutor:
                 free = [b for b in blocks if self.engine.block_pool.ref_count(b) == 0]
                 assert not free, f"blocks {free} of {name!r} were freed while its step runs"
 
-    def check_blocks(self, rows: dict[str, Any], plan: Any) -> None:
-        """No row of the plan, and no transfer, writes where a running step of another request reads or writes."""
+    def check_blocks(self, rows: list[tuple[StepRow, Request]], transfers: Transfers) -> None:
+        """No row of the step, and no transfer, writes where a running step of another request reads or writes."""
         self.check_owners()
         size = self.engine.config.block_size
-        for row in plan.rows:
-            request, _ = rows[row.request_id]
+        for row, request in rows:
             written = {t[p // size] for t in request.block_tables for p in range(row.start, row.start + row.num_tokens)}
             for step in self.in_flight:
                 for name, blocks in step["blocks"].items():
                     other = step["requests"][name] is not request
-                    assert not (other and written & set(blocks)), f"{row.request_id!r} writes to a block of {name!r}"
-        targets = {pair.dst for pair in (*plan.transfers.copies, *plan.transfers.swap_in)}
+                    assert not (other and written & set(blocks)), f"{request.id!r} writes to a block of {name!r}"
+        targets = {pair.dst for pair in (*transfers.copies, *transfers.swap_in)}
         for step in self.in_flight:
             for name, blocks in step["blocks"].items():
                 assert not targets & set(blocks), f"a transfer writes to a block of {name!r}"

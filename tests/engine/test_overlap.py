@@ -16,7 +16,7 @@ import pytest
 from reference_impl.beam import beam_search
 from reference_impl.config import ConfigError, EngineConfig, course_model
 from reference_impl.engine import Engine, Parts
-from reference_impl.interfaces import UNKNOWN_TOKEN, Request, RequestState, Sampled, SamplingParams
+from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams
 from reference_impl.llm import LLM
 from reference_impl.sampling.sampler import sample
 
@@ -83,11 +83,11 @@ def test_a_step_tells_each_token_once_and_one_step_late(make) -> None:
     engine = make(3)
     request = engine.add([1, 2, 3], SamplingParams(max_tokens=5, temperature=0))
     assert engine.step().tokens == {}
-    assert request.tokens == [1, 2, 3, UNKNOWN_TOKEN]
-    assert request.output_tokens == []
+    assert request.tokens == [1, 2, 3]
+    assert (request.num_in_flight, request.num_tokens, request.output_tokens) == (1, 4, [])
     told = run(engine)
     assert told == {request.id: request.output_tokens}
-    assert UNKNOWN_TOKEN not in request.tokens
+    assert request.num_in_flight == 0
 
 
 def test_nothing_is_computed_after_the_last_token_that_length_allows(make) -> None:
@@ -153,8 +153,8 @@ def test_an_abort_in_flight_keeps_what_is_known_and_frees_when_the_step_is_over(
     stays = engine.add([7, 8], SamplingParams(max_tokens=9, temperature=0))
     for _ in range(steps):
         engine.step()
-    known = [token for token in gone.tokens if token != UNKNOWN_TOKEN]
-    assert gone.tokens[-1] == UNKNOWN_TOKEN
+    known = list(gone.tokens)
+    assert gone.num_in_flight == 1
     free = engine.block_pool.num_free
     engine.abort("gone")
     assert gone.tokens == known
@@ -221,7 +221,7 @@ def test_auto_waits_on_a_cpu_and_on_says_which_part_cannot(random_model: Callabl
     def of_a_learner(logits: Any, requests: Any) -> Sampled:
         return sample(logits, requests)
 
-    with pytest.raises(ValueError, match=r"overlap='on' needs parts that can do it; these cannot: executor \(can_over"):
+    with pytest.raises(ValueError, match=r"overlap='on' needs parts that can do it; these cannot: executor \(max_in_f"):
         Engine(model, EngineConfig(num_blocks=4, overlap="on"), Parts(sampler=of_a_learner))
     assert not Engine(model, EngineConfig(num_blocks=4), Parts(sampler=of_a_learner)).pipeline.overlaps
 

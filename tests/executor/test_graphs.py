@@ -18,7 +18,8 @@ from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.executor import graphs as graphs_module
 from reference_impl.executor.graphs import GraphKey, Graphs, longest_bucket, rows_bucket
-from reference_impl.interfaces import KVSpec, Request, Row, SamplingParams, StepPlan
+from reference_impl.interfaces import Request, Row, SamplingParams, StepPlan
+from reference_impl.planner import Planner
 from reference_impl.serving.worker import load
 from tests.executor.dense import DEVICE, dense_engine, dense_model
 from tests.executor.tape import Tape, recorder
@@ -124,7 +125,8 @@ class Bench:
         """One step in both: the same tokens and, to rounding, the same cache."""
         self.num_steps += 1
         plan = StepPlan(self.num_steps, tuple(Row(i, r.num_tokens - 1, 1, True) for i, r in requests.items()))
-        outputs = [e.executor.collect(e.executor.submit(plan, requests)) for e in (self.plain, self.graphed)]
+        step = Planner(4).step(plan, requests)  # one that was told nothing: every step opens all its slots
+        outputs = [e.executor.collect(e.executor.submit(step)) for e in (self.plain, self.graphed)]
         assert outputs[0].tokens == outputs[1].tokens
         assert outputs[0].logprobs.keys() == outputs[1].logprobs.keys()
         torch.testing.assert_close(
@@ -243,7 +245,7 @@ def test_padding_is_inert_in_the_kernels_too(kind: str, random_model) -> None:
         values[:, :, sorted(block for r in requests.values() for block in r.block_table)] = 0.25
     before = [part.view(torch.uint8).clone() for part in parts]
     plan = StepPlan(1, tuple(Row(i, r.num_tokens - 1, 1, True) for i, r in requests.items()))
-    tokens = engine.executor.collect(engine.executor.submit(plan, requests)).tokens
+    tokens = engine.executor.collect(engine.executor.submit(Planner(4).step(plan, requests))).tokens
     assert engine.executor.stats.replayed_steps == 1
     changed = (cache.data.view(torch.uint8) != before[0]).any(0).any(0).flatten(2).any(-1)
     slots = {(r.block_table[(r.num_tokens - 1) // 4], (r.num_tokens - 1) % 4) for r in requests.values()}
@@ -251,7 +253,7 @@ def test_padding_is_inert_in_the_kernels_too(kind: str, random_model) -> None:
     engine.executor.graphs = None
     for part, bits in zip(parts, before, strict=True):
         part.view(torch.uint8).copy_(bits)
-    assert engine.executor.collect(engine.executor.submit(plan, requests)).tokens == tokens
+    assert engine.executor.collect(engine.executor.submit(Planner(4).step(plan, requests))).tokens == tokens
 
 
 @pytest.mark.gpu
@@ -288,13 +290,11 @@ def test_the_buckets_of_rows() -> None:
 
 
 def graphs_of(max_rows: int, max_len: int, **options: Any) -> Graphs:
-    specs = [KVSpec(1, 1, 4, 4, 4)]
-
-    def compute(batch: Any, tensors: Any, samples: bool) -> torch.Tensor:
-        return batch.input_ids * 2 if samples else batch.input_ids[:, None] * torch.ones(1, 3, device=DEVICE)
+    def compute(host: Any, tensors: Any, samples: bool) -> torch.Tensor:
+        return tensors["slots"] * 2 if samples else tensors["slots"][:, None] * torch.ones(1, 3, device=DEVICE)
 
     device = torch.device(DEVICE)
-    return Graphs(compute, lambda: ("it",), specs, max_rows, max_len, device, recorder(), **options)
+    return Graphs(compute, lambda: ("it",), max_rows, max_rows, max_len, device, recorder(), **options)
 
 
 def test_all_keys_are_those_that_steps_can_have() -> None:
@@ -354,7 +354,7 @@ def test_only_so_many_graphs_are_kept_and_the_unused_one_goes() -> None:
     graphs = graphs_of(8, 600, limit=2)
     keys = [GraphKey(rows, 600, True) for rows in (1, 2, 4)]
     for key in (keys[0], keys[1], keys[0], keys[2]):
-        graphs.run(key, graphs_module.inert(key, graphs.specs), None)
+        graphs.run(key, graphs_module.inert(key, graphs.padding))
     assert [key in graphs for key in keys] == [True, False, True]
 
 
@@ -392,7 +392,7 @@ def test_an_error_while_capturing_says_which_graph_it_was() -> None:
 
     graphs.compute = fails
     with pytest.raises(RuntimeError, match="not permitted") as caught:
-        graphs.run(key, graphs_module.inert(key, graphs.specs), None)
+        graphs.run(key, graphs_module.inert(key, graphs.padding))
     assert "GraphKey(rows=4, longest=600, samples=True)" in caught.value.__notes__[0]
     assert "graphs='off'" in caught.value.__notes__[0]
     assert key not in graphs

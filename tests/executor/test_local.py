@@ -1,10 +1,11 @@
-"""Steps that are submitted while others run: what they take from them, what they no longer read, and their times."""
+"""Steps that are submitted while others run: what they find in their slots, what they are told, and their times."""
 
 from __future__ import annotations
 
 import itertools
+import pickle
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
-from reference_impl.interfaces import UNKNOWN_TOKEN, Request, Row, SamplingParams, StepOutput, StepPlan
+from reference_impl.interfaces import Request, Row, Sampled, SamplingParams, Step, StepOutput, StepPlan
+from reference_impl.planner import Planner, output_of
 from reference_impl.sampling.sampler import sample
 from tests.executor.dense import DEVICE, dense_engine, dense_model
 from tests.executor.tape import recorder
@@ -30,7 +32,7 @@ class Lane:
     """Requests that decode together, step after step, on an executor of their own."""
 
     def __init__(self, engine: Engine, params: list[dict[str, Any]]):
-        self.engine, self.requests = engine, {}
+        self.engine, self.requests, self.planner = engine, {}, Planner(engine.config.block_size)
         chance = random.Random(0)
         for i, p in enumerate(params):
             prompt = chance.choices(range(61), k=3 + 2 * i)
@@ -39,34 +41,29 @@ class Lane:
             self.requests[f"r{i}"] = Request(f"r{i}", prompt, len(prompt), sampling, i, 0.0, block_tables=[table])
         self.num_steps = 0
 
-    def plan(self, order: list[int]) -> StepPlan:
-        """All that the host or the device knows of these requests and is not computed."""
+    def step(self, order: list[int]) -> tuple[Step, tuple[Row, ...]]:
+        """All that the host or the device knows of these requests and is not computed. Noted as a scheduler does that
+        goes on without the result."""
         self.num_steps += 1
-        rows = []
-        for i in order:
-            r = self.requests[f"r{i}"]
-            rows.append(Row(r.id, r.num_computed_tokens, r.num_missing_tokens, True))
-        return StepPlan(self.num_steps, tuple(rows))
-
-    def submitted(self, plan: StepPlan) -> None:
-        """What a scheduler notes that goes on without the result."""
-        for row in plan.rows:
-            request = self.requests[row.request_id]
-            request.num_computed_tokens += row.num_tokens
-            request.tokens.append(UNKNOWN_TOKEN)
+        asked = [self.requests[f"r{i}"] for i in order]
+        rows = tuple(Row(r.id, r.num_computed_tokens, r.num_missing_tokens, True) for r in asked)
+        step = self.planner.step(StepPlan(self.num_steps, rows), self.requests)
+        for request in asked:
+            request.num_computed_tokens = request.num_tokens
+            request.num_in_flight += 1
+        return step, rows
 
     def collected(self, output: StepOutput) -> None:
         for request_id, token in output.tokens.items():
-            tokens = self.requests[request_id].tokens
-            tokens[tokens.index(UNKNOWN_TOKEN)] = token
+            self.requests[request_id].num_in_flight -= 1
+            self.requests[request_id].tokens.append(token)
 
 
 def step_by_step(engine: Engine, params: list[dict[str, Any]], orders: list[list[int]]) -> list[StepOutput]:
     lane, outputs = Lane(engine, params), []
     for order in orders:
-        plan = lane.plan(order)
-        outputs.append(engine.executor.collect(engine.executor.submit(plan, lane.requests)))
-        lane.submitted(plan)
+        step, rows = lane.step(order)
+        outputs.append(output_of(engine.executor.collect(engine.executor.submit(step)), rows))
         lane.collected(outputs[-1])
     return outputs
 
@@ -74,18 +71,21 @@ def step_by_step(engine: Engine, params: list[dict[str, Any]], orders: list[list
 def two_in_flight(
     engine: Engine, params: list[dict[str, Any]], orders: list[list[int]], late: bool
 ) -> list[StepOutput]:
-    """late: a step runs only when it is asked for, after the next one was prepared and its requests have changed."""
-    lane, outputs, waiting = Lane(engine, params), [], []
-    executor = engine.executor
+    """late: a step runs only when it is asked for, after the next one was planned and its requests have changed."""
+    lane, outputs, executor = Lane(engine, params), [], engine.executor
+    waiting: list[tuple[Any, tuple[Row, ...]]] = []
+
+    def collect() -> None:
+        step, rows = waiting.pop(0)
+        outputs.append(output_of(executor.collect(executor.submit(step) if late else step), rows))
+        lane.collected(outputs[-1])
+
     for order in orders:
-        plan = lane.plan(order)
-        step = executor.prepare(plan, lane.requests)
-        waiting.append(step if late else executor.run(step))
-        lane.submitted(plan)
+        step, rows = lane.step(order)
+        waiting.append((step if late else executor.submit(step), rows))
         if len(waiting) == 2:
-            outputs.append(executor.collect(executor.run(waiting.pop(0)) if late else waiting.pop(0)))
-            lane.collected(outputs[-1])
-    outputs.append(executor.collect(executor.run(waiting[0]) if late else waiting[0]))
+            collect()
+    collect()
     return outputs
 
 
@@ -146,39 +146,66 @@ def test_the_samplers_of_torch_can_be_launched_too(random_model) -> None:
     checked(two_in_flight(dense_engine(model, **options), PARAMS, orders, late=True), expected)
 
 
+def of_a_learner(logits: torch.Tensor, requests: Any) -> Sampled:
+    return sample(logits, requests)
+
+
 def test_only_a_sampler_that_can_be_launched_lets_steps_overlap(random_model) -> None:
     model = random_model("float64")
-    assert Engine(model).executor.can_overlap
-    plain = Engine(model, parts=Parts(sampler=lambda logits, requests: sample(logits, requests)))
-    assert not plain.executor.can_overlap
+    assert Engine(model).executor.max_in_flight == 2
+    plain = Engine(model, parts=Parts(sampler=of_a_learner))
+    assert plain.executor.max_in_flight == 1
     request = plain.add([1, 2, 3], SamplingParams(max_tokens=3, temperature=0))
     while plain.has_work():
         plain.step()
     assert len(request.output_tokens) == 3
 
 
-@pytest.mark.parametrize("learner", [False, True], ids=["a token of nobody", "a sampler that cannot be launched"])
-def test_an_unknown_token_that_no_step_samples_is_an_error(learner: bool, random_model) -> None:
-    parts = Parts(sampler=lambda logits, requests: sample(logits, requests)) if learner else Parts()
-    engine = Engine(random_model("float64"), EngineConfig(num_blocks=4), parts)
-    request = Request("a", [1, 2, UNKNOWN_TOKEN], 2, SamplingParams(), 0, 0.0, block_tables=[[0]])
-    if learner:
-        first = StepPlan(1, (Row("a", 0, 2, True),))
-        engine.executor.submit(first, {"a": Request("a", [1, 2], 2, SamplingParams(), 0, 0.0, block_tables=[[0]])})
-    with pytest.raises(ValueError, match="UNKNOWN_TOKEN: expected one that the step submitted just before samples"):
-        engine.executor.submit(StepPlan(2, (Row("a", 2, 1, True),)), {"a": request})
+def test_a_sampler_that_is_asked_sees_what_the_requests_have(random_model) -> None:
+    """Prompt, output, parameters, as they are at that moment; also of one that comes back, and of a held one."""
+    model, seen = random_model("float64"), []
+
+    def watching(logits: torch.Tensor, requests: Any) -> Sampled:
+        for r in requests:
+            own = engine.requests[r.id]
+            assert (list(r.tokens), r.num_prompt_tokens, r.sampling, r.seed, r.sample_index) == (
+                own.tokens, own.num_prompt_tokens, own.sampling, own.seed, own.sample_index,
+            )  # fmt: skip
+            seen.append(r.id)
+        return sample(logits, requests)
+
+    engine = Engine(model, EngineConfig(num_blocks=9, block_size=4, prefix_cache="off"), Parts(sampler=watching))
+    for i in range(3):
+        engine.add([i + 1] * 7, SamplingParams(max_tokens=9, seed=i, **PARAMS[3]), f"r{i}")
+    held = engine.add([5, 5], SamplingParams(max_tokens=4, temperature=0), "held", holds=True)
+    while any(request is not held for request in engine.requests.values()) or held.num_tokens < 5:
+        engine.step()
+        if "held" in engine.requests and not held.num_missing_tokens and held.num_tokens < 5:
+            engine.append("held", 3)
+    assert seen.count("r0") == 9
+    assert seen.count("held") >= 3
+    assert any(step.preempted for step in engine.trace.steps())
 
 
-def test_a_step_in_between_that_does_not_sample_it_ends_the_chain(random_model) -> None:
-    """What an older step sampled is not there any more: to take the row that now stands there would be silent."""
+def test_a_row_of_tokens_that_nobody_has_is_an_error(random_model) -> None:
     lane = Lane(dense_engine(dense_model(random_model("float64", device=DEVICE)), num_blocks=40), PARAMS)
-    executor = lane.engine.executor
-    for order in ([0, 1], [1]):
-        plan = lane.plan(order)
-        executor.submit(plan, lane.requests)
-        lane.submitted(plan)
-    with pytest.raises(ValueError, match="r0"):
-        executor.submit(lane.plan([0]), lane.requests)
+    with pytest.raises(ValueError, match=r"'r0' has 3 tokens, of which the plan computes \[0, 4\)"):
+        lane.planner.step(StepPlan(1, (Row("r0", 0, 4, True),)), lane.requests)
+
+
+def test_a_token_stays_where_it_was_sampled_until_its_request_is_in_a_step_again(random_model) -> None:
+    """Not only the step just before it: r0 samples, rests for two steps that are in flight, and goes on."""
+    model = dense_model(random_model("float64", device=DEVICE))
+    orders = [[0, 1], [1], [1], [0, 1]]
+    expected = step_by_step(dense_engine(model, num_blocks=40), PARAMS, orders)
+    checked(two_in_flight(dense_engine(model, num_blocks=40), PARAMS, orders, late=True), expected)
+
+
+def test_more_requests_than_the_worker_has_slots_for_are_refused(random_model) -> None:
+    engine = dense_engine(dense_model(random_model("float64", device=DEVICE)), num_blocks=40, max_num_seqs=2)
+    step, _ = Lane(engine, PARAMS).step([0, 1, 2])
+    with pytest.raises(ValueError, match="slot 2; this worker has 2: the scheduler lets more requests run than max_n"):
+        engine.executor.submit(step)
 
 
 class Ticking:
@@ -205,36 +232,45 @@ def test_steps_never_overlap_in_the_trace(in_flight: int, random_model) -> None:
 
 
 def test_a_step_without_rows_has_its_place_in_the_order(random_model) -> None:
+    executor = dense_engine(dense_model(random_model("float64", device=DEVICE)), num_blocks=40).executor
+    reply = executor.collect(executor.submit(Step(1, closed=(0,))))
+    assert (reply.step_id, reply.tokens, reply.logprobs) == (1, (), {})
     lane = Lane(dense_engine(dense_model(random_model("float64", device=DEVICE)), num_blocks=40), PARAMS)
+    chunk = lane.planner.step(StepPlan(2, (Row("r0", 0, 2, False),)), lane.requests)
     executor = lane.engine.executor
-    output = executor.collect(executor.submit(StepPlan(1, (), preempted=("r0",)), lane.requests))
-    assert (output.tokens, output.logprobs) == ({}, {})
-    chunk = StepPlan(2, (Row("r0", 0, 2, False),))
-    assert executor.collect(executor.submit(chunk, lane.requests)).tokens == {}
+    assert executor.collect(executor.submit(chunk)).tokens == ((),)
 
 
-class ReadOnce(dict[str, Request]):
-    """Requests that may be looked at only while a step is prepared."""
-
-    open = True
-
-    def __getitem__(self, key: str) -> Request:
-        assert self.open, "run read a request"
-        return super().__getitem__(key)
-
-
-def test_run_reads_no_request(random_model) -> None:
-    """They are emptied before it: what was needed of them was read."""
-    lane = Lane(dense_engine(dense_model(random_model("float64", device=DEVICE)), num_blocks=40), PARAMS)
-    plan, executor = lane.plan([0, 1, 2, 3, 4]), lane.engine.executor
-    expected = executor.collect(executor.submit(plan, lane.requests))
-    requests: Mapping[str, Request] = ReadOnce(lane.requests)
-    step = executor.prepare(plan, requests)
-    requests.open = False  # type: ignore[attr-defined]
+def test_a_step_is_a_message(random_model) -> None:
+    """All that a worker needs is in it: another process could have sent it, and its requests are gone by now."""
+    model = dense_model(random_model("float64", device=DEVICE))
+    expected = step_by_step(dense_engine(model, num_blocks=40), PARAMS, [[0, 1, 2, 3, 4]])
+    lane = Lane(dense_engine(model, num_blocks=40), PARAMS)
+    step, rows = lane.step([0, 1, 2, 3, 4])
+    sent = pickle.dumps(step)
     for request in lane.requests.values():
         request.tokens[:] = [7]
         request.block_tables[:] = [[]]
-    assert executor.collect(executor.run(step)).tokens == expected.tokens
+    executor = lane.engine.executor
+    reply = pickle.loads(pickle.dumps(executor.collect(executor.submit(pickle.loads(sent)))))
+    checked([output_of(reply, rows)], expected)
+
+
+def test_the_size_of_a_step_does_not_depend_on_how_long_its_contexts_are(random_model) -> None:
+    sizes = {}
+    for length in (40, 4000):
+        requests, planner = {}, Planner(16)
+        for i in range(8):
+            params, table = SamplingParams(repetition_penalty=1.3), list(range(300 * i, 300 * i + 260))
+            requests[f"r{i}"] = Request(f"r{i}", [1] * length, length, params, 0, 0.0, block_tables=[table])
+        planner.step(StepPlan(1, tuple(Row(name, 0, length, True) for name in requests)), requests)
+        for request in requests.values():
+            request.num_computed_tokens = length
+            request.num_in_flight = 1
+        plan = StepPlan(2, tuple(Row(name, length, 1, True) for name in requests))
+        sizes[length] = len(pickle.dumps(planner.step(plan, requests)))
+    assert sizes[4000] <= sizes[40] + 8 * 2, "only the numbers are larger"
+    assert sizes[4000] < 1000
 
 
 def test_texts_with_graphs_and_overlap_are_those_without(random_model) -> None:
@@ -265,4 +301,3 @@ def test_it_counts_what_it_does(random_model) -> None:
         engine.step()
     stats = engine.executor.stats
     assert (stats.eager_steps, stats.replayed_steps, stats.graphs_captured) == (1, 3, 1)
-    assert torch.is_tensor(engine.executor.graphs.previous)

@@ -1,4 +1,4 @@
-"""Sampling that is launched and fetched later, with last tokens that only the device knows."""
+"""Sampling that is launched and fetched later, and penalties of texts that grow on the device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reference_impl.interfaces import UNKNOWN_TOKEN, Request, SamplingParams
-from reference_impl.sampling.sampler import apply_penalties, sample
+from reference_impl.interfaces import Request, SamplingParams
+from reference_impl.sampling.penalties import TokenCounts, has_penalties, penalised
+from reference_impl.sampling.sampler import apply_penalties, read, sample
 
 VOCAB = 40
 PARAMS: list[dict[str, Any]] = [
@@ -62,28 +63,36 @@ def test_penalties_of_bfloat16_are_taken_in_float32() -> None:
     assert torch.equal(apply_penalties(logits, requests), plainly_penalised(logits.float(), requests))
 
 
-@given(seed=st.integers(0, 10**6), num=st.integers(1, 8))
-def test_a_last_token_that_only_the_device_knows_changes_nothing(seed: int, num: int) -> None:
-    requests, logits = requests_of(seed, num), logits_of(seed, num, torch.float64)
-    expected = sample(logits, requests)
-    last = torch.tensor([r.tokens[-1] for r in requests])
-    for r in requests:
-        r.tokens[-1] = UNKNOWN_TOKEN
-    launched = sample.launch(logits, sample.read(requests), last)
-    assert launched.tokens.tolist() == expected.tokens
-    assert launched.finish() == expected
-
-
-@given(seed=st.integers(0, 10**6), num=st.integers(1, 8))
-def test_what_was_read_of_the_requests_stays(seed: int, num: int) -> None:
-    """They go on while their step runs."""
-    requests, logits = requests_of(seed, num), logits_of(seed, num, torch.float64)
-    last = torch.tensor([r.tokens[-1] for r in requests])
-    expected, parameters = sample(logits, requests), sample.read(requests)
-    for r in requests:
-        r.tokens += [1, 2, 3]
-        r.num_prompt_tokens = 1
-    assert sample.launch(logits, parameters, last).finish() == expected
+@given(seed=st.integers(0, 10**6), num=st.integers(1, 8), data=st.data())
+def test_counts_that_grow_are_those_of_the_whole_text(seed: int, num: int, data: st.DataObject) -> None:
+    """A worker opens each request with some of its tokens and adds the others: sampled by itself, or told."""
+    requests, counts = requests_of(seed, num), TokenCounts(torch.device("cpu"))
+    slots = data.draw(st.permutations(range(num)))
+    told = [data.draw(st.integers(r.num_prompt_tokens, len(r.tokens))) for r in requests]
+    params = [r.sampling for r in requests]
+    for slot, request, known in zip(slots, requests, told, strict=True):
+        if has_penalties(request.sampling):
+            if data.draw(st.booleans()):  # somebody had the place before
+                counts.open(slot, [1, 2, 3], 1)
+                counts.catch_up(VOCAB)
+                counts.close(slot)
+            counts.open(slot, request.tokens[:known], request.num_prompt_tokens)
+    penalties = counts.of(slots, params)
+    logits = logits_of(seed, num, torch.float64)
+    for at in range(max(map(len, (r.tokens for r in requests)))):
+        penalised(logits, penalties)  # as in the step that samples it
+        for row, (request, known) in enumerate(zip(requests, told, strict=True)):
+            if penalties is None or known + at >= len(request.tokens) or row not in penalties.arrays["rows"]:
+                continue
+            token = request.tokens[known + at]
+            if data.draw(st.booleans()):
+                counts.append(slots[row], [token])
+            else:
+                one = counts.of([slots[row]], [request.sampling])
+                assert one is not None
+                counts.add(one, torch.tensor([token]), [False])
+                counts.add(one, torch.tensor([0]), [True])  # held: nothing is added
+    assert torch.equal(penalised(logits, penalties), plainly_penalised(logits, requests))
 
 
 def test_log_probabilities_are_those_of_each_row_alone() -> None:
@@ -105,6 +114,6 @@ def test_log_probabilities_are_those_of_each_row_alone() -> None:
 
 def test_a_large_batch_without_penalties_builds_nothing_for_them() -> None:
     requests = [Request(str(i), [1, 2, 3], 1, SamplingParams(temperature=0), 0, 0.0) for i in range(3)]
-    assert sample.read(requests).penalties is None
+    assert read(requests, torch.device("cpu")).penalties is None
     logits = logits_of(0, 3, torch.bfloat16)
     assert apply_penalties(logits, requests) is logits

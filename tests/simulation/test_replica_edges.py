@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reference_impl.config import EngineConfig
-from reference_impl.interfaces import Policy
+from reference_impl.interfaces import Policy, Reply, Step
 from reference_impl.scheduler.policy import EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.simulation import CalibratedCost, Replica, Result, Roofline, simulate, simulate_replicas
 from reference_impl.simulation import replicas as replicas_module
@@ -141,12 +141,12 @@ def test_a_swapped_block_is_as_large_as_the_config_says() -> None:
         moved = 0
         submit = replica.gpu.submit
 
-        def watched(plan: object, requests: object, submit: Callable[..., object] = submit) -> object:
+        def watched(step: Step, submit: Callable[..., Reply] = submit) -> Reply:
             nonlocal moved
-            moved += len(plan.transfers.swap_out) + len(plan.transfers.swap_in)  # type: ignore[attr-defined]
-            return submit(plan, requests)
+            moved += len(step.transfers.swap_out) + len(step.transfers.swap_in)
+            return submit(step)
 
-        replica.gpu.submit = watched  # type: ignore[method-assign, assignment]
+        replica.gpu.submit = watched  # type: ignore[method-assign]
         found = served([request(i, 0.0, 60, 60) for i in range(3)], replica)
         assert moved
         seconds.append((found.busy_seconds - 0.125 * found.num_steps) / moved)

@@ -1,0 +1,155 @@
+"""From the scheduler's plan, which names requests, to the step that a worker is told, which knows slots.
+
+A request gets a slot when it is computed first, and keeps it until it ends or gives up its blocks. What the worker has
+been told of it is not told again: its tokens go over when its slot is opened, its block table as it grows. So what the
+planner needs to do for a step that only decodes is a comparison per row.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from reference_impl.interfaces import (
+    Appended,
+    BlockId,
+    Opened,
+    Reply,
+    Request,
+    Rewound,
+    Row,
+    Step,
+    StepOutput,
+    StepPlan,
+    StepRow,
+    TableUpdate,
+)
+
+
+@dataclass
+class _Told:
+    """What the worker knows of a request that has a slot."""
+
+    slot: int
+    request: Request
+    num_tokens: int  # those it was told, and those it samples itself
+    num_computed: int
+    tables: list[list[BlockId]]
+    room: int = 0  # positions that its blocks have
+
+
+class Planner:
+    """block_size: tokens in a block. Slots are numbered from 0, and the smallest that is free is given out."""
+
+    def __init__(self, block_size: int):
+        self.block_size = block_size
+        self._told: dict[str, _Told] = {}  # by request id
+        self._closed: list[int] = []  # since the last step
+        self._free: list[int] = []  # a heap of slots below num_slots
+        self.num_slots = 0  # that were ever in use at a time
+
+    def step(self, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
+        """requests: by id, all that the plan has rows of.
+
+        IndexError if a request has too few blocks for its row, ValueError if it has no token there.
+        """
+        for name in plan.preempted:
+            self.close(name)
+        opened: list[Opened] = []
+        appended: list[Appended] = []
+        rewound: list[Rewound] = []
+        tables: list[TableUpdate] = []
+        rows: list[StepRow] = []
+        for row in plan.rows:
+            name, start, num_tokens, samples = row
+            request, told = requests[name], self._told.get(name)
+            if told is None or told.request is not request or told.num_computed < start:
+                self.close(name)
+                told = self._open(request, start, opened)
+            elif told.num_computed > start:  # static batching computes the last token of who is done once more
+                rewound.append(Rewound(told.slot, start))
+            if told.num_tokens < len(request.tokens):
+                appended.append(Appended(told.slot, told.num_tokens, tuple(request.tokens[told.num_tokens :])))
+                told.num_tokens = len(request.tokens)
+            end = start + num_tokens
+            # The blocks that were told are the same objects, so this compares pointers: half a nanosecond each.
+            if told.tables != request.block_tables:
+                tables += self._changes(told)
+            if end > told.num_tokens or end > told.room:
+                self._refuse(told, row)
+            told.num_computed = end
+            if samples and not request.holds:
+                told.num_tokens = end + 1
+            rows.append(StepRow(told.slot, start, num_tokens, samples))
+        closed, self._closed = self._closed, []
+        return Step(
+            plan.step_id, tuple(closed), tuple(opened), tuple(appended), tuple(rewound), tuple(tables), plan.transfers,
+            tuple(rows),
+        )  # fmt: skip
+
+    def _open(self, request: Request, start: int, opened: list[Opened]) -> _Told:
+        slot = heapq.heappop(self._free) if self._free else self.num_slots
+        self.num_slots = max(self.num_slots, slot + 1)
+        told = _Told(slot, request, len(request.tokens), start, [[] for _ in request.block_tables])
+        self._told[request.id] = told
+        opened.append(
+            Opened(
+                slot, request.id, array("q", request.tokens), request.num_prompt_tokens, start, request.sampling,
+                request.seed, request.sample_index, request.holds,
+            )
+        )  # fmt: skip
+        return told
+
+    def _changes(self, told: _Told) -> Iterator[TableUpdate]:
+        """Nearly always tables only grow; but a block that is shared is copied before it is written, one that somebody
+        computed before is taken instead of one's own, and those behind a window are given up."""
+        for group, table in enumerate(told.request.block_tables):
+            known = told.tables[group]
+            start = len(known)
+            if table[:start] != known:
+                pairs = enumerate(zip(known, table, strict=False))
+                start = next((i for i, (old, new) in pairs if old != new), len(table))
+            if table != known:
+                told.tables[group] = list(table)
+                yield TableUpdate(told.slot, group, start, tuple(table[start:]))
+        told.room = min(map(len, told.tables)) * self.block_size
+
+    def _refuse(self, told: _Told, row: Row) -> None:
+        end = row.start + row.num_tokens
+        if end > told.room:
+            raise IndexError(
+                f"request {row.request_id!r} holds {told.room // self.block_size} blocks; its step ends at position "
+                f"{end}, which takes {-(-end // self.block_size)} of {self.block_size} tokens: "
+                "KVManager.reserve and admit must give them before"
+            )
+        raise ValueError(
+            f"request {row.request_id!r} has {told.num_tokens} tokens, of which the plan computes [{row.start}, {end}):"
+            " expected no more than it has, or will have when the step before is over"
+        )
+
+    def close(self, request_id: str) -> None:
+        """The request ended, or has no blocks any more: with the next step its slot is free. Fine if it has none."""
+        told = self._told.pop(request_id, None)
+        if told is not None:
+            self._closed.append(told.slot)
+            heapq.heappush(self._free, told.slot)
+
+    def close_all(self) -> None:
+        """A step failed, and nobody knows what of it the worker took notice of."""
+        for name in list(self._told):
+            self.close(name)
+
+    def skip(self, request: Request, num_tokens: int) -> None:
+        """Tokens were computed, and as many sampled, without a step: the simulator leaps over steps."""
+        told = self._told[request.id]
+        told.num_computed += num_tokens
+        told.num_tokens += num_tokens
+
+
+def output_of(reply: Reply, rows: Sequence[Row]) -> StepOutput:
+    """A reply in the scheduler's terms. rows: of the plan."""
+    tokens = {row.request_id: new[-1] for row, new in zip(rows, reply.tokens, strict=True) if new}
+    logprobs = {rows[at].request_id: reports[-1] for at, reports in reply.logprobs.items()}
+    return StepOutput(tokens, logprobs, reply.started_at, reply.finished_at, reply.attention)
