@@ -163,6 +163,21 @@ def cpu(
         typer.echo(f"wrote {harness.save('cpu', result)}")
 
 
+@bench_app.command(epilog="Example: inferlab bench host --rounds 7")
+def host(
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/host.json.")] = False,
+) -> None:
+    """What the host does in a step, around a model that computes nothing; and the size of a step's message."""
+    from reference_impl.bench import harness
+    from reference_impl.bench import host as bench
+
+    result = bench.run(rounds)
+    typer.echo(bench.table(result))
+    if save:
+        typer.echo(f"wrote {harness.save('host', result)}")
+
+
 @bench_app.command(epilog="Example: inferlab bench overhead --rounds 7")
 def overhead(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 5,
