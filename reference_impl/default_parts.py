@@ -14,6 +14,7 @@ from reference_impl.interfaces import (
     AttentionBackend,
     Executor,
     KVCache,
+    KVManager,
     KVSpec,
     PrefixIndex,
     Request,
@@ -40,6 +41,30 @@ T = TypeVar("T")
 def part(given: T | None, make: Callable[[], T]) -> T:
     """Not `given or make()`: a part of length 0, an empty index, is false."""
     return make() if given is None else given
+
+
+# (a part, the part that it is for): the second, if it is one's own, was made without the first.
+_BELONGS = (("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"))
+
+
+def check_parts(parts: Parts) -> None:
+    """ValueError where a part would never be asked, because the one that asks it is of one's own."""
+    for name, owner in _BELONGS:
+        mine = getattr(parts, owner)
+        if getattr(parts, name) is not None and mine is not None:
+            raise ValueError(
+                f"Parts.{name} is for the engine's own {owner}, and Parts.{owner} is given, too: nobody would ask the "
+                f"{name}. Hand it to your {type(mine).__name__}, or leave one of the two out"
+            )
+
+
+def check_blocks(kv_manager: KVManager, num_blocks: int) -> None:
+    """ValueError where a manager of one's own would give out blocks that the cache does not have."""
+    if kv_manager.num_available > num_blocks:
+        raise ValueError(
+            f"Parts.kv_manager has {kv_manager.num_available} blocks to give; the KV cache has {num_blocks}: "
+            f"pass num_blocks={kv_manager.num_available}, or a manager of that many"
+        )
 
 
 def max_model_len(model: Decoder, config: EngineConfig) -> int:

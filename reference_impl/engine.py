@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 from reference_impl import trace as events
 from reference_impl.config import EngineConfig
 from reference_impl.default_parts import (
+    check_blocks,
+    check_parts,
     check_scales,
     make_attention,
     make_cache,
@@ -108,6 +110,7 @@ class Engine:
         parts: Parts | None = None,
     ):
         config, parts = config or EngineConfig(), parts or Parts()
+        check_parts(parts)
         self.model, self.config = model, config
         c = model.config
         self.max_model_len = max_model_len(model, config)
@@ -138,6 +141,7 @@ class Engine:
                 DefaultBlockPool(self.num_host_blocks) if self.num_host_blocks else None,
             ),
         )
+        check_blocks(self.kv, self.num_blocks)
         self.scheduler = part(
             parts.scheduler,
             lambda: DefaultScheduler(

@@ -191,3 +191,26 @@ def test_a_cache_of_your_own_is_not_measured_against_this_machines_memory(random
     assert engine.num_blocks == 10**5
     with pytest.raises(ConfigError, match="100,000 KV blocks of 4,194,304 bytes need"):
         Engine(random_model("float32"), config)
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        ({"policy": "p", "scheduler": "s"}, r"Parts\.policy is for the engine's own scheduler, and Parts\.scheduler"),
+        ({"prefix_index": "p", "kv_manager": "k"}, r"Parts\.prefix_index is for the engine's own kv_manager"),
+        ({"sampler": "s", "executor": "e"}, r"nobody would ask the sampler\. Hand it to your str, or leave one"),
+    ],
+)
+def test_a_part_that_nobody_would_ask_is_refused(parts: dict[str, str], fault: str, random_model: Callable) -> None:
+    with pytest.raises(ValueError, match=fault):
+        Engine(random_model("float32"), EngineConfig(num_blocks=4), Parts(**parts))
+
+
+def test_a_manager_with_more_blocks_than_the_cache_is_refused(random_model: Callable) -> None:
+    model = random_model("float32")
+    larger = Engine(model, EngineConfig(num_blocks=9)).kv
+    with pytest.raises(
+        ValueError, match=r"Parts\.kv_manager has 9 blocks to give; the KV cache has 8: pass num_blocks=9"
+    ):
+        Engine(model, EngineConfig(num_blocks=8), Parts(kv_manager=larger))
+    assert Engine(model, EngineConfig(num_blocks=10), Parts(kv_manager=larger)).kv is larger
