@@ -43,9 +43,9 @@ def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
         "offset": np.arange(query_start_loc[-1]) - np.repeat(query_start_loc[:-1], length),
         "query_start_loc": query_start_loc.astype(np.int32),
         "logits_indices": query_start_loc[1:][sampling] - 1,
-        "sampling_slots": of_row[sampling],
-        "sampling_lens": length[sampling],
     }
+    if len(sampling) < len(rows):
+        arrays |= {"sampling_slots": of_row[sampling], "sampling_lens": length[sampling]}
     ids = tuple(of_row.tolist())
     return HostBatch(
         arrays, ids, tuple([slots.host[slot].id for slot in ids]), tuple(length.tolist()),

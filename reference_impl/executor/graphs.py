@@ -219,8 +219,6 @@ def inert(key: GraphKey, padding: int) -> Arrays:
         "offset": np.zeros(rows, np.int64),
         "query_start_loc": np.arange(rows + 1, dtype=np.int32),
         "logits_indices": np.arange(rows),
-        "sampling_slots": np.full(rows, padding),
-        "sampling_lens": np.zeros(rows, np.int64),
     }
     for name, dtype in PARAMETERS.items() if key.samples else ():
         arrays[f"sampling.{name}"] = np.zeros(rows, dtype)  # temperature 0: greedy
