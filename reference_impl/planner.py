@@ -68,7 +68,7 @@ class Planner:
             if told is None or told.request is not request or told.num_computed < start:
                 self.close(name)
                 told = self._open(request, start, opened)
-            elif told.num_computed > start:  # static batching computes the last token of who is done once more
+            elif told.num_computed > start:  # static batching computes the last token of a finished request again
                 rewound.append(Rewound(told.slot, start))
             if told.num_tokens < len(request.tokens):
                 appended.append(Appended(told.slot, told.num_tokens, tuple(request.tokens[told.num_tokens :])))
@@ -103,8 +103,8 @@ class Planner:
         return told
 
     def _changes(self, told: _Told) -> Iterator[TableUpdate]:
-        """Nearly always tables only grow; but a block that is shared is copied before it is written, one that somebody
-        computed before is taken instead of one's own, and those behind a window are given up."""
+        """Tables grow, with exceptions: a shared block is copied before it is written, a cached block replaces one
+        of the same contents, and blocks behind a window are freed."""
         for group, table in enumerate(told.request.block_tables):
             known = told.tables[group]
             start = len(known)
@@ -137,7 +137,7 @@ class Planner:
             heapq.heappush(self._free, told.slot)
 
     def close_all(self) -> None:
-        """A step failed, and nobody knows what of it the worker took notice of."""
+        """After a failed step, of which an unknown part was applied: the next step opens every slot again."""
         for name in list(self._told):
             self.close(name)
 

@@ -120,7 +120,7 @@ class LocalExecutor:
     # --- sampling -------------------------------------------------------------------------------------------------
 
     def _parameters(self, host: HostBatch) -> Parameters | None:
-        """For a sampler that is launched; its arrays then travel with the batch's. None also if nobody samples."""
+        """For a sampler that is launched; its arrays are then copied with the batch's. None also if no row samples."""
         if not host.sampling or not isinstance(self.sampler, TorchSampler):
             return None
         parameters = self.slots.parameters(

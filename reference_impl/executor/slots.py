@@ -86,7 +86,7 @@ class Slots:
     # --- what a step changes --------------------------------------------------------------------------------------
 
     def apply(self, step: Step) -> None:
-        """Whoever comes, goes or grows. ValueError if there is no such slot for who is opened."""
+        """Opens, closes and updates slots. ValueError if an opened slot's number is too high."""
         for slot in step.closed:
             self.host.pop(slot, None)
             self.counts.close(slot)

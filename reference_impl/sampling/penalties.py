@@ -67,7 +67,7 @@ class TokenCounts:
             self._told.append((self._places[slot], tokens, 0))
 
     def of(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> Penalties | None:
-        """None: nobody has any."""
+        """None: no request has penalties."""
         found = [(row, slot, p) for row, (slot, p) in enumerate(zip(slots, params, strict=True)) if has_penalties(p)]
         if not found:
             return None

@@ -311,7 +311,7 @@ class Scheduler:
             assert request.parent_id is not None
             self._requests[request.parent_id].children.remove(request)
         self.kv.free(request)
-        request.num_in_flight = 0  # aborted while it was sampled: nobody takes it
+        request.num_in_flight = 0  # aborted while a token was sampled: it is dropped
         request.state, request.finish_reason = RequestState.FINISHED, reason
         self.policy.finished(request)
         del self._requests[request.id]

@@ -164,7 +164,7 @@ class _Bench:
         try:
             if decodes:
                 scheduler.max_num_batched_tokens = sum(decodes)
-                reads_first = any(past for _, past in chunks)  # then whoever decodes gets a token meanwhile
+                reads_first = any(past for _, past in chunks)  # that step samples a token for each decoding request
                 for past in decodes:
                     add(past - reads_first)
                 engine.step()

@@ -16,7 +16,7 @@ def test_a_step_has_all_its_parts_and_a_message_that_does_not_grow_with_the_cont
     assert short.keys() == {f"{name}_us" for name in ("step", "schedule", "plan", "submit", "update")} | {
         "message_bytes"
     }
-    assert all(value > 0 for value in short.values())
+    assert min(short.values()) >= 0  # a coarse clock may show no time at all
     assert 0 < short["message_bytes"] <= long["message_bytes"] < short["message_bytes"] + 40
 
 
