@@ -32,6 +32,7 @@ class EngineConfig:
     with sliding windows, which cannot share prefixes.
     admission: "fill" or "worst_case"; preemption: "recompute" or "swap" (see Scheduler). swap_bytes: host memory for
     requests that are swapped out.
+    num_drafts: how many guesses of Parts.proposer a decoding request has verified in a step.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own) or "fp8" (e4m3, and a scale for each head of a
     token). overlap: plan step N + 1 while step N runs; "auto": on a GPU. graphs: steps in which everybody decodes are
@@ -50,6 +51,7 @@ class EngineConfig:
     admission: Literal["fill", "worst_case"] = "fill"
     preemption: Literal["recompute", "swap"] = "recompute"
     swap_bytes: int = 64 * 1024**2
+    num_drafts: int = 0
     attention: Literal["auto", "triton", "torch"] = "auto"
     kv_dtype: Literal["auto", "fp8"] = "auto"
     overlap: Literal["auto", "on", "off"] = "auto"
@@ -65,8 +67,9 @@ class EngineConfig:
                     raise ValueError(f"EngineConfig.{name}: expected one of {', '.join(choices)}, got {value!r}")
             elif value is None and name in optional:
                 continue
-            elif isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"EngineConfig.{name}: expected a positive integer, got {value!r}")
+            elif isinstance(value, bool) or not isinstance(value, int) or value < (name != "num_drafts"):
+                kind = "an integer of at least 0" if name == "num_drafts" else "a positive integer"
+                raise ValueError(f"EngineConfig.{name}: expected {kind}, got {value!r}")
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise ValueError(
                 f"EngineConfig: expected num_blocks or kv_cache_bytes, got both ({self.num_blocks} and "

@@ -17,6 +17,7 @@ from reference_impl.interfaces import (
     KVManager,
     KVSpec,
     PrefixIndex,
+    Proposer,
     Request,
     Sampler,
     StepPlan,
@@ -44,7 +45,7 @@ def part(given: T | None, make: Callable[[], T]) -> T:
 
 
 # (a part, the part that it is for): the second, if it is one's own, was made without the first.
-_BELONGS = (("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"))
+_BELONGS = (("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"), ("proposer", "executor"))
 
 
 def check_parts(parts: Parts) -> None:
@@ -56,6 +57,22 @@ def check_parts(parts: Parts) -> None:
                 f"Parts.{name} is for the engine's own {owner}, and Parts.{owner} is given, too: nobody would ask the "
                 f"{name}. Hand it to your {type(mine).__name__}, or leave one of the two out"
             )
+
+
+def check_drafts(config: EngineConfig, parts: Parts) -> None:
+    """ValueError where drafts would never be made, or never be asked for."""
+    makes = parts.proposer is not None or parts.executor is not None
+    if config.num_drafts and not makes:
+        raise ValueError(f"num_drafts={config.num_drafts} needs a proposer: pass Parts(proposer=...), or num_drafts=0")
+    if config.num_drafts and parts.scheduler is not None:
+        raise ValueError(
+            f"num_drafts={config.num_drafts} is for the engine's own scheduler, and Parts.scheduler is given, too: "
+            f"nobody would plan them. Hand it to your {type(parts.scheduler).__name__}, or leave one of the two out"
+        )
+    if parts.proposer is not None and not config.num_drafts and parts.scheduler is None:
+        raise ValueError(
+            "Parts.proposer is given, and num_drafts is 0: nobody would ask it. Say how many, or leave it out"
+        )
 
 
 def check_blocks(kv_manager: KVManager, num_blocks: int) -> None:
@@ -132,12 +149,12 @@ def run_alone(engine: Engine, sampler: Sampler, plan: StepPlan, requests: Mappin
     executor.collect(executor.submit(Planner(engine.config.block_size).step(plan, requests)))
 
 
-def _worker(engine: Engine, cache: KVCache, sampler: Sampler) -> LocalExecutor:
+def _worker(engine: Engine, cache: KVCache, sampler: Sampler, proposer: Proposer | None = None) -> LocalExecutor:
     from reference_impl.executor.local import LocalExecutor
 
     return LocalExecutor(
         engine.model, cache, engine.attention, engine.kv_specs, engine.clock, sampler,
-        max_num_seqs=engine.config.max_num_seqs, max_len=engine.max_model_len,
+        max_num_seqs=engine.config.max_num_seqs, max_len=engine.max_model_len, proposer=proposer,
     )  # fmt: skip
 
 
@@ -165,8 +182,8 @@ def make_attention(engine: Engine) -> AttentionBackend:
     return TorchAttention(c.attention_scale, engine.model.dtype, c.attention_softcap)
 
 
-def make_executor(engine: Engine, sampler: Sampler | None) -> Executor:
-    executor = _worker(engine, engine.kv_cache, part(sampler, lambda: make_sampler(engine)))
+def make_executor(engine: Engine, sampler: Sampler | None, proposer: Proposer | None) -> Executor:
+    executor = _worker(engine, engine.kv_cache, part(sampler, lambda: make_sampler(engine)), proposer)
     reason = why_not_graphs(engine)
     if reason is None and engine.config.graphs != "off":
         from reference_impl.executor.graphs import CudaRecorder

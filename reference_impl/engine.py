@@ -22,6 +22,7 @@ from reference_impl import trace as events
 from reference_impl.config import EngineConfig
 from reference_impl.default_parts import (
     check_blocks,
+    check_drafts,
     check_parts,
     check_scales,
     make_attention,
@@ -43,6 +44,7 @@ from reference_impl.interfaces import (
     KVSpec,
     Policy,
     PrefixIndex,
+    Proposer,
     Request,
     RequestState,
     Sampler,
@@ -81,6 +83,7 @@ class Parts:
     kv_cache: KVCache | None = None
     attention: AttentionBackend | None = None
     sampler: Sampler | None = None
+    proposer: Proposer | None = None
     executor: Executor | None = None
     clock: Clock | None = None
     trace: events.Trace | None = None
@@ -88,9 +91,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step as the engine's user sees it."""
+    """One step as the engine's user sees it. tokens: of each request that got any, in order."""
 
-    tokens: dict[str, int]
+    tokens: dict[str, tuple[int, ...]]
     finished: tuple[Request, ...]
 
 
@@ -111,6 +114,7 @@ class Engine:
     ):
         config, parts = config or EngineConfig(), parts or Parts()
         check_parts(parts)
+        check_drafts(config, parts)
         self.model, self.config = model, config
         c = model.config
         self.max_model_len = max_model_len(model, config)
@@ -151,10 +155,11 @@ class Engine:
                 parts.policy,
                 config.admission,
                 config.preemption,
+                config.num_drafts,
             ),
         )
         self.kv_cache = part(parts.kv_cache, lambda: make_cache(self))
-        self.executor = part(parts.executor, lambda: make_executor(self, parts.sampler))
+        self.executor = part(parts.executor, lambda: make_executor(self, parts.sampler, parts.proposer))
         self.requests: dict[str, Request] = {}  # those not finished
         self.pins: list[Pin] = []
         self.trace = part(parts.trace, events.Trace)
@@ -322,12 +327,15 @@ class Engine:
         if self.has_work() and waits_until is None and not held:
             raise RuntimeError("the scheduler planned nothing although requests wait; they would wait forever")
 
-    def abort(self, request_id: str, reason: str = "abort") -> None:
+    def abort(self, request_id: str, reason: str = "abort", num_dropped: int = 0) -> None:
         """Stops a request and frees its blocks, also of samples that were not forked from it yet.
 
-        KeyError if it is not running or waiting.
+        num_dropped: of its last tokens, so many are taken back: a stop string may end before the last of a step that
+        gave several. KeyError if it is not running or waiting.
         """
         request = self._unfinished(request_id)
+        if num_dropped:
+            request.drop(num_dropped)
         ending = [*request.children, request]
         self.scheduler.abort(request_id)
         for member in ending:
@@ -392,7 +400,7 @@ class Engine:
             events.StepDone(
                 plan.step_id, output.started_at, output.finished_at, booked.rows, plan.preempted,
                 self.scheduler.num_waiting, self.scheduler.num_running, self.kv.num_available,
-                plan.transfers, plan.admitted, output.attention,
+                plan.transfers, plan.admitted, output.attention, booked.num_sampled,
             )
         )  # fmt: skip
         for request in booked.finished:

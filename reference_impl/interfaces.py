@@ -105,8 +105,9 @@ class Request:
     """One sequence on its way through the engine.
 
     tokens holds prompt and output; num_computed_tokens of them have their keys and values in the cache.
-    The last sampled token is always in `tokens` and not yet in the cache. Behind `tokens` come num_in_flight more that
-    submitted steps sample, and that are not collected yet.
+    The last sampled token is always in `tokens` and not yet in the cache. Behind `tokens` come up to num_in_flight more
+    that submitted steps sample, and that are not collected yet. Where they verify drafts, it may turn out to be fewer:
+    until then num_computed_tokens, too, is what it is if every draft is right.
     With n > 1 the first sample is the parent; the others are its children, forked when its prompt is computed.
     """
 
@@ -143,6 +144,11 @@ class Request:
     @property
     def output_tokens(self) -> list[int]:
         return self.tokens[self.num_prompt_tokens :]
+
+    def drop(self, n: int) -> None:
+        """Takes back its last n tokens, and what was reported of them."""
+        del self.tokens[len(self.tokens) - n :]
+        del self.logprobs[len(self.output_tokens) :]
 
     @property
     def num_missing_tokens(self) -> int:
@@ -196,12 +202,20 @@ class Row(NamedTuple):
 
     samples is true when the row reaches the request's last token, so that its logits choose the next one; of a held
     request that computes its tokens again, having been told what follows, it is false.
+    num_drafts: behind them, so many guesses of the worker's proposer are computed too. Each one that is what its
+    position samples is kept, up to the first that is not: a row that samples gives 1 to 1 + num_drafts tokens.
     """
 
     request_id: str
     start: int
     num_tokens: int
     samples: bool
+    num_drafts: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that are computed, with drafts."""
+        return self.num_tokens + self.num_drafts
 
 
 class BlockPair(NamedTuple):
@@ -233,7 +247,8 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
+        """With drafts."""
+        return sum(row.length for row in self.rows)
 
 
 class Opened(NamedTuple):
@@ -275,12 +290,19 @@ class TableUpdate(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """A slot's share of a step, as `Row` is a request's."""
+    """A slot's share of a step, as `Row` is a request's. While a step runs that verifies drafts of this slot, `start`
+    is what it will be if all of them are right: the worker knows better."""
 
     slot: int
     start: int
     num_tokens: int
     samples: bool
+    num_drafts: int = 0
+
+    @property
+    def length(self) -> int:
+        """As of `Row`."""
+        return self.num_tokens + self.num_drafts
 
 
 @dataclass(frozen=True)
@@ -303,7 +325,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back of a step: per row the tokens that were sampled for it, and their log-probabilities if asked."""
+    """What came back of a step: per row the tokens that were sampled for it (the drafts that were right, and one more),
+    and their log-probabilities if asked."""
 
     step_id: int
     tokens: tuple[tuple[int, ...], ...]
@@ -372,10 +395,10 @@ class Sampled:
 
 @dataclass
 class StepOutput:
-    """What came back: one token for each row that sampled."""
+    """What came back: for each row that sampled its tokens, in order. More than one only where drafts were verified."""
 
-    tokens: dict[str, int]
-    logprobs: dict[str, TokenLogprobs]
+    tokens: dict[str, tuple[int, ...]]
+    logprobs: dict[str, tuple[TokenLogprobs, ...]]
     started_at: float
     finished_at: float
     attention: tuple[str, ...] = ()  # what computed it, as the backend says
@@ -592,6 +615,25 @@ class Sampler(Protocol):
     """Chooses the next token of each request from logits [len(requests), vocab_size]."""
 
     def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled: ...
+
+
+class Proposer(Protocol):
+    """Guesses what a request's next tokens are. It lives in the worker, beside the model that verifies the guesses:
+    wrong ones cost time and change no text."""
+
+    def opened(self, slot: Opened) -> None:
+        """A request has this slot from now on, until it is closed or the slot is opened again."""
+        ...
+
+    def closed(self, slot: int) -> None: ...
+
+    def propose(self, slots: Tensor, lengths: Tensor, tokens: Tensor, k: int) -> Tensor:
+        """slots [rows] int64, lengths [rows] int64: row r's request has the tokens tokens[slots[r], :lengths[r]].
+
+        Returns what it takes the k tokens behind them for: [rows, k] int64 on the same device, any tokens of the
+        vocabulary.
+        """
+        ...
 
 
 class Executor(Protocol):

@@ -157,9 +157,9 @@ class LLM(PromptEncoder):
         """
         with _uninterrupted():
             result = self.engine.step()
-            for request_id, token in result.tokens.items():
+            for request_id, tokens in result.tokens.items():
                 if request_id in self._live:
-                    self._live[request_id].push(token)
+                    self._live[request_id].push(tokens)
         return result
 
     def leave(self, generation: Generation) -> None:
@@ -191,15 +191,22 @@ class Generation:
         stopped = self.text is not None and self.text.stopped_by is not None
         return "stop" if stopped else self.request.finish_reason
 
-    def push(self, token: int) -> None:
+    def push(self, tokens: Sequence[int]) -> None:
         if self.text is None:
             return
-        if self.request.finish_reason != "stop":  # an end token says "stop"; it is not text
-            self._new += self.text.push(token)
+        left = len(tokens)
+        for token in tokens:
+            left -= 1
+            if left or self.request.finish_reason != "stop":  # an end token says "stop"; it is not text
+                self._new += self.text.push(token)
+            if self.text.stopped_by is not None:
+                break
         if self.request.id not in self.engine.requests:
+            if self.text.stopped_by is not None:
+                self.request.drop(left)
             self._new += self.text.finish()
         elif self.text.stopped_by is not None:
-            self.engine.abort(self.request.id, reason="stop")
+            self.engine.abort(self.request.id, reason="stop", num_dropped=left)
 
     def take(self) -> str:
         """The text that became certain since the last call."""

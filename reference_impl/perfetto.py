@@ -73,8 +73,8 @@ def _whole(life: Life, end_of_trace: float) -> Slice:
 
 
 def _step(step: StepDone) -> Slice:
-    tokens = sum(row.num_tokens for row in step.rows)
-    alone = sum(row.num_tokens == 1 for row in step.rows)
+    tokens = sum(row.length for row in step.rows)
+    alone = sum(row.length == 1 for row in step.rows)
     kind = "no rows" if not step.rows else "decode" if alone == len(step.rows) else "mixed" if alone else "prefill"
     moved = step.transfers
     args: dict[str, Any] = {"step": step.step_id, "tokens": tokens, "rows": len(step.rows), "rows_of_one_token": alone}
@@ -89,7 +89,7 @@ def _step(step: StepDone) -> Slice:
 
 def _counters(step: StepDone, zero: float) -> Iterator[dict[str, Any]]:
     """What a step leaves is counted from its end on, its tokens from its start; an engine that falls idle has none."""
-    tokens = sum(row.num_tokens for row in step.rows)
+    tokens = sum(row.length for row in step.rows)
     yield _counter("batch", "tokens", tokens, step.started_at, zero)
     if not step.num_running and not step.num_waiting:
         yield _counter("batch", "tokens", 0, step.finished_at, zero)

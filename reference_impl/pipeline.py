@@ -23,6 +23,7 @@ from reference_impl.interfaces import (
     RequestState,
     Row,
     Scheduler,
+    Step,
     StepOutput,
     StepPlan,
 )
@@ -31,12 +32,16 @@ from reference_impl.planner import Planner, output_of
 
 @dataclass(frozen=True)
 class Booked:
-    """A step that is over. rows and tokens: without those that came too late, of requests that had ended by then."""
+    """A step that is over. rows and tokens: without those that came too late, of requests that had ended by then.
+
+    num_sampled: of each row how many tokens its request got; () where no row had drafts.
+    """
 
     plan: StepPlan
     rows: tuple[Row, ...]
+    num_sampled: tuple[int, ...]
     output: StepOutput
-    tokens: dict[str, int]
+    tokens: dict[str, tuple[int, ...]]
     finished: tuple[Request, ...]
 
 
@@ -46,6 +51,7 @@ class _Running:
 
     plan: StepPlan
     requests: dict[str, Request]  # of its rows
+    step: Step
     ticket: Any
 
 
@@ -58,6 +64,7 @@ class Pipeline:
         self.planner, self.executor = planner, executor
         self.overlaps = overlaps
         self._running: deque[_Running] = deque()  # oldest first; two at most
+        self._has_drafted = self._has_sampled = False  # in any step so far
         self._lost: BaseException | None = None  # what a step failed with that another was planned upon
 
     def __len__(self) -> int:
@@ -106,27 +113,60 @@ class Pipeline:
 
     def _submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> None:
         of_rows = {row.request_id: requests[row.request_id] for row in plan.rows}
-        self._running.append(_Running(plan, of_rows, self.executor.submit(self.planner.step(plan, requests))))
+        step = self.planner.step(plan, requests)
+        self._running.append(_Running(plan, of_rows, step, self.executor.submit(step)))
         if self.overlaps:
             self.kv.step_submitted(plan.step_id)
 
     def _collect(self, requests: Mapping[str, Request]) -> Booked:
         running = self._running.popleft()
-        output = output_of(self.executor.collect(running.ticket), running.plan.rows)
+        reply = self.executor.collect(running.ticket)
+        rows = running.plan.rows
+        self._has_drafted |= any(row.num_drafts for row in rows)
+        if self._has_drafted:
+            self.planner.settle(running.step, reply, running.requests)
+            rows = tuple(_where_it_was(row, running.requests[row.request_id]) for row in rows)
+        output = output_of(reply, running.plan.rows)
         # Who has ended by now has no use for its token, and its name may be somebody else's.
         ended = {name for name, request in running.requests.items() if request.state is RequestState.FINISHED}
         if self.overlaps:
             self.kv.step_collected(running.plan.step_id)
+        had = {row.request_id: len(running.requests[row.request_id].tokens) for row in rows if row.num_drafts}
         finished = self.scheduler.update(running.plan, output)
-        rows, tokens = running.plan.rows, output.tokens
+        tokens = output.tokens
+        if tokens and not self._has_sampled:
+            self._has_sampled = True
+            _check_appended(self.scheduler, running.requests[next(iter(tokens))])
+        for name, length in had.items():  # of several tokens, those behind one that ends the request are not its own
+            if name not in ended:
+                tokens[name] = tuple(running.requests[name].tokens[length:])
         if ended:
             rows = tuple(
                 row._replace(samples=row.samples and row.request_id not in ended)
                 for row in rows
                 if row.request_id not in ended or row.request_id not in requests
             )
-            tokens = {name: token for name, token in tokens.items() if name not in ended}
-        return Booked(running.plan, rows, output, tokens, tuple(finished))
+            tokens = {name: new for name, new in tokens.items() if name not in ended}
+        num_sampled = tuple(len(tokens.get(row.request_id, ())) for row in rows) if self._has_drafted else ()
+        return Booked(running.plan, rows, num_sampled, output, tokens, tuple(finished))
+
+
+def _check_appended(scheduler: Scheduler, request: Request) -> None:
+    """TypeError for a scheduler that was written when a step gave one token per request."""
+    if isinstance(request.tokens[-1], tuple):
+        raise TypeError(
+            f"{type(scheduler).__name__}.update appended {request.tokens[-1]!r} to the tokens of request "
+            f"{request.id!r}: StepOutput.tokens has a tuple for each request, since a step may give several. Write "
+            "request.tokens.extend(output.tokens[request.id]), or reset this lab's notebook to today's version"
+        )
+
+
+def _where_it_was(row: Row, request: Request) -> Row:
+    """A plan's rows begin where they do if all drafts of the step before are right. Before its tokens are booked, a
+    row that samples is known to have reached the request's last."""
+    if not row.samples or request.holds or request.state is RequestState.FINISHED:
+        return row
+    return row._replace(start=len(request.tokens) - row.num_tokens)
 
 
 def can_overlap(overlap: str, device_type: str, scheduler: Scheduler, kv: KVManager, executor: Executor) -> bool:

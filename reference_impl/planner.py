@@ -63,7 +63,7 @@ class Planner:
         tables: list[TableUpdate] = []
         rows: list[StepRow] = []
         for row in plan.rows:
-            name, start, num_tokens, samples = row
+            name, start, num_tokens, samples, num_drafts = row
             request, told = requests[name], self._told.get(name)
             if told is None or told.request is not request or told.num_computed < start:
                 self.close(name)
@@ -77,12 +77,12 @@ class Planner:
             # The blocks that were told are the same objects, so this compares pointers: half a nanosecond each.
             if told.tables != request.block_tables:
                 tables += self._changes(told)
-            if end > told.num_tokens or end > told.room:
+            if end > told.num_tokens or end + num_drafts > told.room:
                 self._refuse(told, row)
-            told.num_computed = end
+            told.num_computed = end + num_drafts
             if samples and not request.holds:
-                told.num_tokens = end + 1
-            rows.append(StepRow(told.slot, start, num_tokens, samples))
+                told.num_tokens = end + num_drafts + 1
+            rows.append(StepRow(told.slot, start, num_tokens, samples, num_drafts))
         closed, self._closed = self._closed, []
         return Step(
             plan.step_id, tuple(closed), tuple(opened), tuple(appended), tuple(rewound), tuple(tables), plan.transfers,
@@ -118,16 +118,28 @@ class Planner:
 
     def _refuse(self, told: _Told, row: Row) -> None:
         end = row.start + row.num_tokens
-        if end > told.room:
+        if (last := end + row.num_drafts) > told.room:
             raise IndexError(
                 f"request {row.request_id!r} holds {told.room // self.block_size} blocks; its step ends at position "
-                f"{end}, which takes {-(-end // self.block_size)} of {self.block_size} tokens: "
+                f"{last}, which takes {-(-last // self.block_size)} of {self.block_size} tokens: "
                 "KVManager.reserve and admit must give them before"
             )
         raise ValueError(
             f"request {row.request_id!r} has {told.num_tokens} tokens, of which the plan computes [{row.start}, {end}):"
             " expected no more than it has, or will have when the step before is over"
         )
+
+    def settle(self, step: Step, reply: Reply, requests: Mapping[str, Request]) -> None:
+        """A step is over: of the drafts that were counted as if they were right, some were not.
+
+        requests: those of the step's rows, by id.
+        """
+        for row, request, new in zip(step.rows, requests.values(), reply.tokens, strict=True):
+            told = self._told.get(request.id) if row.num_drafts else None
+            if told is not None and told.request is request:
+                wrong = row.num_drafts + 1 - len(new)
+                told.num_computed -= wrong
+                told.num_tokens -= wrong
 
     def close(self, request_id: str) -> None:
         """The request ended, or has no blocks any more: with the next step its slot is free. Fine if it has none."""
@@ -150,6 +162,6 @@ class Planner:
 
 def output_of(reply: Reply, rows: Sequence[Row]) -> StepOutput:
     """A reply in the scheduler's terms. rows: of the plan."""
-    tokens = {row.request_id: new[-1] for row, new in zip(rows, reply.tokens, strict=True) if new}
-    logprobs = {rows[at].request_id: reports[-1] for at, reports in reply.logprobs.items()}
+    tokens = {row.request_id: new for row, new in zip(rows, reply.tokens, strict=True) if new}
+    logprobs = {rows[at].request_id: reports for at, reports in reply.logprobs.items()}
     return StepOutput(tokens, logprobs, reply.started_at, reply.finished_at, reply.attention)

@@ -57,7 +57,7 @@ class Life:
         self.phases.append(Slice("preempted", step.started_at, step.started_at, {"step": step.step_id}))
         self.is_out, self.gets_tokens = True, False
 
-    def compute(self, row: Row, step: StepDone, cached: int | None) -> None:
+    def compute(self, row: Row, num_new: int, step: StepDone, cached: int | None) -> None:
         if self.first_scheduled is None:
             self.first_scheduled = step.started_at
             self.cached_tokens = cached
@@ -88,8 +88,7 @@ class Life:
         )
         self.seen = max(self.seen, row.start + row.num_tokens)
         self.gets_tokens = row.samples
-        if row.samples:
-            self.token_times.append(step.finished_at)
+        self.token_times += [step.finished_at] * num_new
 
     def _come_back(self, row: Row, step: StepDone, cached: int) -> None:
         """With more tokens computed than the prefix cache gave, its blocks were on the host."""
@@ -144,9 +143,9 @@ def lives(events: Iterable[Event], only: Container[str] | None = None) -> list[L
             for request_id in event.preempted:
                 if life := life_of(request_id):
                     life.preempt(event)
-            for row in event.rows:
+            for row, num_new in zip(event.rows, event.num_new_tokens, strict=True):
                 if life := life_of(row.request_id):
-                    life.compute(row, event, cached.get(row.request_id))
+                    life.compute(row, num_new, event, cached.get(row.request_id))
     return [life for life in found if life.phases]
 
 

@@ -42,6 +42,12 @@ class StepDone:
     transfers: Transfers = field(default_factory=Transfers)
     admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
     attention: tuple[str, ...] = ()  # what computed it, as the attention backend says: "flash_attention", "sdpa", ...
+    num_sampled: tuple[int, ...] = ()  # of each row; () where drafts were never verified: one where it samples
+
+    @property
+    def num_new_tokens(self) -> tuple[int, ...]:
+        """Of each row, how many tokens its request got."""
+        return self.num_sampled or tuple(int(row.samples) for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -107,10 +113,10 @@ class Trace:
             self._token_times[event.request_id] = []
             self._scheduled.pop(event.request_id, None)
         elif isinstance(event, StepDone):
-            for row in event.rows:
+            for row, num_new in zip(event.rows, event.num_new_tokens, strict=True):
                 self._scheduled.setdefault(row.request_id, event.started_at)
-                if row.samples:
-                    self._token_times.setdefault(row.request_id, []).append(event.finished_at)
+                if num_new:
+                    self._token_times.setdefault(row.request_id, []).extend([event.finished_at] * num_new)
 
     def request_ids(self) -> list[str]:
         """Of those that arrived and are not forgotten."""

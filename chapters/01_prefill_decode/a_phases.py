@@ -181,7 +181,7 @@ def run(**config):
         out = engine.step().tokens
         flops = latency.engine_pass_flops(shape, len(fed), past)  # logits of the last token only
         moved = roofline.step_bytes(shape, 1, past, weights=weights_here, kv_bytes=4)
-        lines.append((fed, list(out.values()), past + len(fed), flops, moved))
+        lines.append((fed, list(out.get(request.id, ())), past + len(fed), flops, moved))
     return engine, request, lines
 
 

@@ -203,7 +203,7 @@ for step in (1, 2):
     result = engine.step()
     written = int((engine.kv_cache.data[0, 0].flatten(0, 1).abs().sum(dim=(1, 2)) > 0).sum())
     lengths.append((request.num_computed_tokens, written))
-    print(f"pass {step}: in {spell(fed)}, out {spell([result.tokens['worked']])}, slots written in layer 0: {written}")
+    print(f"pass {step}: in {spell(fed)}, out {spell(result.tokens['worked'])}, slots written in layer 0: {written}")
     assert written == request.num_computed_tokens == len(prompt) + step - 1
 print(f"{len(prompt)} prompt tokens + {len(request.output_tokens)} outputs, {lengths[-1][1]} of them in the cache")
 

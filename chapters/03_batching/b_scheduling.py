@@ -325,8 +325,9 @@ def parts_of_a_step(n, steps=8):
         t.append(time.perf_counter())
         engine.scheduler.update(plan, output)
         t.append(time.perf_counter())
-        for request_id, token in output.tokens.items():
-            streams[request_id].push(token)
+        for request_id, new in output.tokens.items():
+            for token in new:
+                streams[request_id].push(token)
         t.append(time.perf_counter())
         found.append(np.diff(t))
     schedule, planner, batch, run, update, detokenize = np.median(found, axis=0) * 1e3

@@ -97,9 +97,9 @@ class WholeRequests:
             if request is None or not row.samples:  # aborted while its step ran; padding
                 continue
             request.num_computed_tokens += row.num_tokens
-            request.tokens.append(output.tokens[request.id])
+            request.tokens += output.tokens[request.id]
             if request.id in output.logprobs:
-                request.logprobs.append(output.logprobs[request.id])
+                request.logprobs += output.logprobs[request.id]
             request.finish_reason = _finish_reason(request)
             if request.finish_reason:
                 ended.append(request)

@@ -29,7 +29,7 @@ def scheduler_seconds(num_requests: int) -> list[float]:
         began = time.perf_counter()
         plan = scheduler.schedule(0.0)
         planned = time.perf_counter()
-        output = StepOutput({row.request_id: 5 for row in plan.rows}, {}, 0.0, 0.0)
+        output = StepOutput({row.request_id: (5,) for row in plan.rows}, {}, 0.0, 0.0)
         computed = time.perf_counter()
         scheduler.update(plan, output)
         if step:  # the first lets everybody in

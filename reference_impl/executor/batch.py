@@ -27,11 +27,13 @@ class HostBatch:
     context_lens: tuple[int, ...]
     order: tuple[int, ...]  # the row's place in the step
     sampling: tuple[int, ...]  # which of the rows sample
+    drafts: tuple[int, ...] = ()  # of each row how many; () where no row has any
 
 
 def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
     """Side by side: rows of one token first, of these the longest context first."""
-    of_row, start, length, samples = map(np.array, zip(*rows, strict=True))
+    of_row, start, length, samples, drafts = map(np.array, zip(*rows, strict=True))
+    length = length + drafts
     order = np.lexsort((-start, length > 1))
     of_row, start, length, samples = of_row[order], start[order], length[order], samples[order]
     (sampling,) = samples.nonzero()
@@ -46,10 +48,23 @@ def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
     }
     if len(sampling) < len(rows):
         arrays |= {"sampling_slots": of_row[sampling], "sampling_lens": length[sampling]}
+    verified: tuple[int, ...] = ()
+    if drafts.any():
+        drafts = drafts[order]
+        verified = tuple(drafts.tolist())
+        # A row that samples has logits at its last known token, and at each draft.
+        behind = [length[row] - drafts[row] + np.arange(drafts[row] + 1) for row in sampling]
+        of_logits = np.repeat(sampling, drafts[sampling] + 1)
+        lens = np.concatenate(behind) if behind else np.zeros(0, np.int64)
+        arrays |= {
+            "logits_indices": query_start_loc[of_logits] + lens - 1,
+            "sampling_slots": of_row[of_logits],
+            "sampling_lens": lens,
+        }
     ids = tuple(of_row.tolist())
     return HostBatch(
         arrays, ids, tuple([slots.host[slot].id for slot in ids]), tuple(length.tolist()),
-        tuple((start + length).tolist()), tuple(order.tolist()), tuple(sampling.tolist()),
+        tuple((start + length).tolist()), tuple(order.tolist()), tuple(sampling.tolist()), verified,
     )  # fmt: skip
 
 

@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from reference_impl.executor.batch import HostBatch, as_batch, lay_out
+from reference_impl.executor.drafts import Verified, draft_arrays, guessed_before, propose, verify
 from reference_impl.executor.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
-from reference_impl.executor.slots import Slots
+from reference_impl.executor.slots import Slot, Slots
 from reference_impl.interfaces import (
     AttentionBackend,
     Clock,
     KVCache,
     KVSpec,
+    Proposer,
     Reply,
     Sampled,
     Sampler,
     Step,
+    StepRow,
     TokenLogprobs,
 )
 from reference_impl.models.decoder import Decoder
 from reference_impl.sampling.sampler import Launched, Parameters, TorchSampler, launched, sample
-from reference_impl.staging import Arrays, mark, to_device
+from reference_impl.staging import Arrays, mark, to_device, to_host
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class Ticket:
     step: Step
     submitted_at: float
     sampling: list[int]  # the rows of the step that sample, in the order of what `finish` gives
+    accepted: Tensor | None  # on the host, of the rows that have drafts: how many of them were right
     finish: Callable[[], Sampled]  # waits for the device
     ran: tuple[str, ...]
     finished_at: float | None  # None: it may still run
@@ -57,7 +61,9 @@ class Stats:
 class LocalExecutor:
     """One model on one device. sampler: any; one that can be launched (`TorchSampler`) lets steps overlap.
 
-    max_num_seqs: requests that run at a time. max_len: positions of one.
+    max_num_seqs: requests that run at a time. max_len: positions of one. proposer: whose drafts are verified where a
+    step's rows have any; with one, the host waits for each step before it submits the next, to know where its rows
+    begin.
     """
 
     def __init__(
@@ -71,7 +77,9 @@ class LocalExecutor:
         *,
         max_num_seqs: int,
         max_len: int,
+        proposer: Proposer | None = None,
     ):
+        self.proposer = proposer
         self.model, self.kv_cache, self.attention = model, kv_cache, attention
         self.kv_specs, self.clock, self.sampler = kv_specs, clock, sampler
         self.slots = Slots(max_num_seqs, max_len, kv_specs, model.device)
@@ -91,26 +99,53 @@ class LocalExecutor:
         self.slots.apply(step)
         self.kv_cache.transfer(step.transfers)
         if not step.rows:
-            return self._ticket(step, now, [], None, ())
-        host = lay_out(step.rows, self.slots)
+            return self._ticket(step, now, [], None, (), None)
+        host = lay_out(step.rows if self.proposer is None else self._from_their_starts(self.proposer, step), self.slots)
+        if host.drafts:
+            self._check_drafts(step)
+            host.arrays.update(draft_arrays(host))
         parameters = self._parameters(host)
         key = self._graph_for(host, parameters)
         out, tensors, ran = self._compute(host) if key is None else self._replay(host, key)
         found: Launched | Sampled | None = None
+        verified: Verified | None = None
         if key is not None and key.samples:
             assert parameters is not None
             found = launched(out, out, parameters.params)
         elif parameters is not None:
-            found = self._launch(out, parameters, tensors, host)
+            found, verified = self._launch(out, parameters, tensors, host)
         elif host.sampling:
-            found = self._ask(out, tensors, host)
-        self.slots.advance(tensors)
-        return self._ticket(step, now, [host.order[place] for place in host.sampling], found, ran)
+            found, verified = self._ask(out, tensors, host)
+        accepted = None if verified is None else verified.accepted
+        self.slots.advance(tensors, accepted)
+        return self._ticket(step, now, [host.order[place] for place in host.sampling], found, ran, accepted)
+
+    def _from_their_starts(self, proposer: Proposer, step: Step) -> list[StepRow]:
+        """The step's rows, beginning where their slots are: how many drafts of the step before were right is known
+        here first. The proposer hears who comes and goes."""
+        for slot in step.closed:
+            proposer.closed(slot)
+        for new in step.opened:
+            proposer.opened(new)
+        starts = self.slots.computed[[row.slot for row in step.rows]].tolist()
+        return [row._replace(start=start) for row, start in zip(step.rows, starts, strict=True)]
+
+    def _check_drafts(self, step: Step) -> None:
+        if self.proposer is None:
+            raise ValueError(
+                f"step {step.step_id} has rows with drafts; this worker has no proposer: see Parts.proposer"
+            )
+        for row in step.rows:
+            if row.num_drafts and not row.samples:
+                raise ValueError(f"step {step.step_id}: a row of slot {row.slot} has drafts and does not sample")
 
     def _compute(self, host: HostBatch) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
         """Logits of the rows that sample; the arrays on the device; which attention ran."""
         self.stats.eager_steps += 1
         tensors = to_device(host.arrays, self.model.device)
+        if host.drafts:
+            assert self.proposer is not None
+            tensors["draft.tokens"] = propose(self.proposer, self.slots, tensors, max(host.drafts))
         return self._logits(host, tensors), tensors, self._ran()
 
     def _logits(self, host: HostBatch, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -123,8 +158,9 @@ class LocalExecutor:
         """For a sampler that is launched; its arrays are then copied with the batch's. None also if no row samples."""
         if not host.sampling or not isinstance(self.sampler, TorchSampler):
             return None
+        places = _of_logits(host)
         parameters = self.slots.parameters(
-            [host.slots[at] for at in host.sampling], [host.context_lens[at] for at in host.sampling]
+            [host.slots[at] for at, _ in places], [host.context_lens[at] - left for at, left in places]
         )
         if self.sampler.captures:
             host.arrays.update({f"sampling.{name}": array for name, array in parameters.arrays.items()})
@@ -132,40 +168,67 @@ class LocalExecutor:
 
     def _launch(
         self, logits: Tensor, parameters: Parameters, tensors: Mapping[str, Tensor], host: HostBatch
-    ) -> Launched:
+    ) -> tuple[Launched, Verified | None]:
         assert isinstance(self.sampler, TorchSampler)
+        penalties = parameters.penalties
+        if penalties is not None and host.drafts:
+            penalties = replace(penalties, guessed=guessed_before(penalties, host, tensors))
+            parameters = replace(parameters, penalties=penalties)
         found = self.sampler.launch(logits, parameters, _of_sampler(tensors) or None)
         self.slots.put(tensors, found.tokens)
-        if parameters.penalties is not None:
-            holds = [self.slots.host[host.slots[at]].holds for at in host.sampling]
-            self.slots.counts.add(parameters.penalties, found.tokens, holds)
-        return found
+        verified = verify(found.tokens, tensors, max(host.drafts)) if host.drafts else None
+        if penalties is not None:
+            holds = [self.slots.host[host.slots[at]].holds for at, _ in _of_logits(host)]
+            self.slots.counts.add(penalties, found.tokens, holds, None if verified is None else verified.kept)
+        return found, verified
 
-    def _ask(self, logits: Tensor, tensors: Mapping[str, Tensor], host: HostBatch) -> Sampled:
+    def _ask(self, logits: Tensor, tensors: Mapping[str, Tensor], host: HostBatch) -> tuple[Sampled, Verified | None]:
         """A sampler that is asked, and waited for: it sees the requests' tokens, so that they are kept up to date."""
-        asking = [self.slots.host[host.slots[at]] for at in host.sampling]
-        sampled = self.sampler(logits, asking)
+        asking = [self.slots.host[host.slots[at]] for at, _ in _of_logits(host)]
+        if not host.drafts:
+            sampled = self.sampler(logits, asking)
+        else:
+            sampled = self.sampler(logits, self._with_drafts(host, tensors["draft.tokens"].tolist()))
         chosen = to_device({"tokens": np.array(sampled.tokens, np.int64)}, self.model.device)["tokens"]
         self.slots.put(tensors, chosen)
-        for slot, token in zip(asking, sampled.tokens, strict=True):
-            if not slot.holds:
+        verified = verify(chosen, tensors, max(host.drafts)) if host.drafts else None
+        kept = [True] * len(asking) if verified is None else verified.kept.tolist()
+        for slot, token, is_kept in zip(asking, sampled.tokens, kept, strict=True):
+            if is_kept and not slot.holds:
                 slot.tokens.append(token)
-        return sampled
+        return sampled, verified
+
+    def _with_drafts(self, host: HostBatch, drafts: list[int]) -> list[Slot]:
+        """Of each of the logits its request, as it is if the drafts before are right."""
+        asking, end = [], 0
+        for at in host.sampling:
+            slot, mine = self.slots.host[host.slots[at]], drafts[end : end + host.drafts[at]]
+            asking += [replace(slot, tokens=slot.tokens + mine[:i]) for i in range(len(mine) + 1)]
+            end += len(mine)
+        return asking
 
     def _ran(self) -> tuple[str, ...]:
         return tuple(sorted(getattr(self.attention, "ran", ())))  # a learner's backend need not say
 
     def _ticket(
-        self, step: Step, now: float, sampling: list[int], found: Launched | Sampled | None, ran: tuple[str, ...]
+        self,
+        step: Step,
+        now: float,
+        sampling: list[int],
+        found: Launched | Sampled | None,
+        ran: tuple[str, ...],
+        accepted: Tensor | None,
     ) -> Ticket:
         device = self.model.device
         finished_at = self.clock.now() if device.type == "cpu" or isinstance(found, Sampled) else None
-        if isinstance(found, Launched):
+        if accepted is not None:
+            accepted = to_host(accepted)
+        if isinstance(found, Launched) and accepted is None:
             finish = found.finish
         else:
             wait, sampled = mark(device), found or Sampled([], [])
-            finish = lambda: (wait(), sampled)[1]  # noqa: E731
-        return Ticket(step, now, sampling, finish, ran, finished_at)
+            finish = lambda: (wait(), sampled.finish() if isinstance(sampled, Launched) else sampled)[1]  # noqa: E731
+        return Ticket(step, now, sampling, accepted, finish, ran, finished_at)
 
     # --- CUDA graphs ----------------------------------------------------------------------------------------------
 
@@ -232,10 +295,21 @@ class LocalExecutor:
         self._finished_at = self.clock.now() if ticket.finished_at is None else ticket.finished_at
         tokens: list[tuple[int, ...]] = [()] * len(step.rows)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        for row, token, report in zip(ticket.sampling, sampled.tokens, sampled.logprobs, strict=True):
-            tokens[row] = (token,)
-            if report is not None:
-                logprobs[row] = (report,)
+        if ticket.accepted is None:
+            for row, token, report in zip(ticket.sampling, sampled.tokens, sampled.logprobs, strict=True):
+                tokens[row] = (token,)
+                if report is not None:
+                    logprobs[row] = (report,)
+            return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran)
+        accepted, first = iter(ticket.accepted.tolist()), 0
+        for row in ticket.sampling:
+            drafts = step.rows[row].num_drafts
+            num = 1 + (next(accepted) if drafts else 0)
+            tokens[row] = tuple(sampled.tokens[first : first + num])
+            reports = sampled.logprobs[first : first + num]
+            if reports[0] is not None:
+                logprobs[row] = tuple(report for report in reports if report is not None)
+            first += drafts + 1
         return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran)
 
     def close(self) -> None:
@@ -243,6 +317,13 @@ class LocalExecutor:
         if self.graphs is not None:
             self.graphs.recorder.forget()
             self.graphs = None
+
+
+def _of_logits(host: HostBatch) -> list[tuple[int, int]]:
+    """Of each of the logits its row, and how many tokens of the row come behind its own."""
+    if not host.drafts:
+        return [(at, 0) for at in host.sampling]
+    return [(at, left) for at in host.sampling for left in range(host.drafts[at], -1, -1)]
 
 
 def _of_sampler(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -69,7 +69,8 @@ class SimulatedGPU:
         moved = len(transfers.swap_out) + len(transfers.swap_in)
         self.time += self.host_seconds + moved * self.bytes_per_block / self.host_link
         if step.rows:
-            self.time += self.cost.step_seconds([r.num_tokens for r in step.rows], [r.start for r in step.rows])
+            lengths = [row.length for row in step.rows]
+            self.time += self.cost.step_seconds(lengths, [row.start for row in step.rows])
         tokens = tuple(
             () if not row.samples
             else _ENDS if row.start + row.num_tokens + 1 == self._lengths.get(row.slot)

@@ -170,9 +170,12 @@ class Slots:
         slots, lens = (t[name][: len(tokens)] for name in names)
         self.tokens.index_put_((slots, self.computed.index_select(0, slots) + lens), tokens.int())
 
-    def advance(self, t: Mapping[str, Tensor]) -> None:
-        """What a step's rows compute is computed when it is over: for whatever is launched from here on."""
+    def advance(self, t: Mapping[str, Tensor], accepted: Tensor | None = None) -> None:
+        """What a step's rows compute is computed when it is over: for whatever is launched from here on. Of drafts only
+        the accepted ones, [rows with drafts]."""
         self.computed.index_add_(0, t["slots"], t["query_lens"])
+        if accepted is not None:
+            self.computed.index_add_(0, t["draft.slots"], accepted - t["draft.num"])
 
     # --- sampling -------------------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class KVManager:
         for table, window in zip(request.block_tables, self.windows, strict=True):
             held = len(table)
             if window is not None:
-                self._let_go(table, start - window + 1)
+                self._let_go(table, _surely_computed(request) - window + 1)
             if end > held:
                 missing += end - held
             if first < held and self.pool.ref_count(table[first]) > 1:  # somebody else reads the block we write
@@ -136,7 +136,7 @@ class KVManager:
         """
         if self.index is None or not request.block_table:
             return
-        table, full = request.block_table, request.num_computed_tokens // self.block_size
+        table, full = request.block_table, _surely_computed(request) // self.block_size
         if not full or table[full - 1] in self._indexed:
             return
         tokens = request.tokens[: full * self.block_size]
@@ -187,7 +187,7 @@ class KVManager:
         computed = min(request.num_computed_tokens, request.num_tokens - 1)
         for table, window in zip(request.block_tables, self.windows, strict=True):
             if window is not None:
-                self._let_go(table, computed - window + 1)
+                self._let_go(table, min(computed, _surely_computed(request)) - window + 1)
         used = self.blocks_for(computed)
         tables = [table[:used] for table in request.block_tables]
         wanted = sum(block != NO_BLOCK for table in tables for block in table)
@@ -206,12 +206,14 @@ class KVManager:
         saved = [block for table in there for block in table if block != NO_BLOCK]
         chunk = min(num_tokens, request.num_computed_tokens + budget)
         ends = [self.blocks_for(num_tokens if window is None else chunk) for window in self.windows]
-        blocks = self._take(len(saved) + sum(end - len(table) for table, end in zip(there, ends, strict=True)))
+        # Of a request whose drafts turned out to be wrong, more blocks may have been saved than it has tokens for.
+        more = [max(0, end - len(table)) for table, end in zip(there, ends, strict=True)]
+        blocks = self._take(len(saved) + sum(more))
         if blocks is None:
             return False
         here = [[NO_BLOCK if block == NO_BLOCK else blocks.pop() for block in table] for table in there]
         self._swap_in += _pairs(there, here)
-        request.block_tables = [table + _pop(blocks, end - len(table)) for table, end in zip(here, ends, strict=True)]
+        request.block_tables = [table + _pop(blocks, n) for table, n in zip(here, more, strict=True)]
         self._returning[request.id] = self._on_host.pop(request.id)
         request.num_cached_tokens = 0
         return True
@@ -317,6 +319,11 @@ class _Releasing(NamedTuple):
     after: int
     blocks: list[BlockId]
     on_host: bool = False
+
+
+def _surely_computed(request: Request) -> int:
+    """Also if every draft in flight is wrong: what is computed of the tokens that it is known to have."""
+    return min(request.num_computed_tokens, len(request.tokens))
 
 
 def _pop(blocks: list[BlockId], n: int) -> list[BlockId]:

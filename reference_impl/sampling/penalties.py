@@ -26,10 +26,12 @@ class Penalties:
     """Of the rows that have any, P of them.
 
     arrays: rows, places [P] (in the batch, and in the counts); repetition, presence, frequency [P] float64.
+    guessed: (which of the P rows, token), tokens that count as written for that row alone: drafts before its position.
     """
 
     arrays: Arrays
     counts: TokenCounts
+    guessed: tuple[Tensor, Tensor] | None = None
 
 
 class TokenCounts:
@@ -104,13 +106,18 @@ class TokenCounts:
             self.seen, self.written = seen.new_zeros(size), written.new_zeros(size)
             self.seen[:places, :tokens], self.written[:places, :tokens] = seen, written
 
-    def add(self, penalties: Penalties, tokens: Tensor, holds: Sequence[bool]) -> None:
-        """What was sampled, [rows of the batch] on the device; not for requests that are held."""
+    def add(self, penalties: Penalties, tokens: Tensor, holds: Sequence[bool], kept: Tensor | None = None) -> None:
+        """What was sampled, [rows of the batch] on the device; not for requests that are held. kept [rows]: False
+        where it is not the request's, because a draft before it was wrong."""
         arrays = penalties.arrays
-        kept = [at for at, row in enumerate(arrays["rows"]) if not holds[row]]
-        if kept:
-            t = to_device({name: arrays[name][kept] for name in ("rows", "places")}, self.device)
-            self._count(t["places"], tokens[t["rows"]], torch.ones_like(t["places"], dtype=torch.int32))
+        free = [at for at, row in enumerate(arrays["rows"]) if not holds[row]]
+        if free:
+            t = to_device({name: arrays[name][free] for name in ("rows", "places")}, self.device)
+            places, new = t["places"], tokens[t["rows"]]
+            if kept is not None:
+                mine = kept[t["rows"]]
+                places, new = places[mine], new[mine]
+            self._count(places, new, torch.ones_like(places, dtype=torch.int32))
 
     def _count(self, places: Tensor, tokens: Tensor, output: Tensor) -> None:
         at = places * self.seen.shape[1] + tokens
@@ -135,6 +142,10 @@ def penalised(logits: Tensor, penalties: Penalties | None) -> Tensor:
         return t[name].to(scores.dtype)[:, None]
 
     seen, count = counts.seen[t["places"]], counts.written[t["places"]].to(scores.dtype)
+    if penalties.guessed is not None:
+        rows, _ = penalties.guessed
+        seen.index_put_(penalties.guessed, torch.ones_like(rows, dtype=torch.bool))
+        count.index_put_(penalties.guessed, torch.ones_like(rows, dtype=count.dtype), accumulate=True)
     s, repetition = scores.index_select(0, t["rows"]), column("repetition")
     s = torch.where(seen & (repetition != 1), torch.where(s > 0, s / repetition, s * repetition), s)
     s = torch.where(count > 0, s - (column("presence") + column("frequency") * count), s)

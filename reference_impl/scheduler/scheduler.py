@@ -15,6 +15,9 @@ Overlapped, the next step is planned before this one's tokens are known (vLLM's 
     advance:  books what a submitted step computes; what it samples counts as in flight
     update:   appends the tokens; a request that turns out to be finished may be in the next step
               already, whose result for it is dropped
+
+A row that decodes may verify drafts (speculative decoding, Leviathan et al. 2023): it is planned as if all of them were
+right, and `update` takes back what was not.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class Scheduler:
     admission: "fill" lets a request in when its known tokens fit, and preempts when blocks run out later;
     "worst_case" when all it may ever have fits, so that nobody is preempted and fewer run (unless windows come and go).
     preemption: "recompute" drops the blocks, "swap" moves them to the host (and drops them where that is full).
+    num_drafts: guesses that a decoding row has verified, as far as budget and blocks allow.
     """
 
     def __init__(
@@ -65,17 +69,18 @@ class Scheduler:
         policy: Policy | None = None,
         admission: Literal["fill", "worst_case"] = "fill",
         preemption: Literal["recompute", "swap"] = "recompute",
+        num_drafts: int = 0,
     ):
         self.kv, self.policy = kv, FirstCome() if policy is None else policy
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
-        self.admission, self.preemption = admission, preemption
+        self.admission, self.preemption, self.num_drafts = admission, preemption, num_drafts
         self.waiting = RankedQueue()
         self.running: list[Request] = []  # best rank first
         self._requests: dict[str, Request] = {}  # those not finished
         self._ranks: dict[str, Rank] = {}
         self._num_ranked = 0
         self._step_id = 0
-        self._booked: dict[int, list[Request]] = {}  # of steps booked and not collected: the requests that sample
+        self._booked: dict[int, list[tuple[Request, int]]] = {}  # of steps not collected: who samples, and its drafts
         self._sampled: dict[str, int] = {}  # held requests: with how many tokens each was sampled from last
 
     # --- requests come and go -------------------------------------------------------------------------------------
@@ -119,8 +124,8 @@ class Scheduler:
         step = _Step(self.max_num_batched_tokens)
         if self.policy.preemptive:
             self._overtake(step)
-        for request, num_tokens in self._shares():
-            self._continue(request, num_tokens, step)
+        for request, num_tokens, num_drafts in self._shares():
+            self._continue(request, num_tokens, num_drafts, step)
         self._let_in(step)
         self._step_id += 1
         return StepPlan(
@@ -131,22 +136,41 @@ class Scheduler:
             tuple(step.admitted),
         )
 
-    def _shares(self) -> list[tuple[Request, int]]:
-        """The budget's tokens for those who run, in the order of their rank: so whoever lacks blocks finds only such
-        that rank after it without theirs, and throws out one of them, or itself if there is none."""
+    def _shares(self) -> list[tuple[Request, int, int]]:
+        """The budget's tokens for those who run, and of these how many are drafts, in the order of their rank: so
+        whoever lacks blocks finds only such that rank after it without theirs, and throws out one of them, or itself if
+        there is none."""
         work = [(request, request.num_missing_tokens) for request in self.running if not self._awaits_its_last(request)]
-        left = max(0, self.max_num_batched_tokens - sum(missing == 1 for _, missing in work))  # for chunks of prompts
+        # For chunks of prompts, and drafts.
+        left = max(0, self.max_num_batched_tokens - sum(missing == 1 for _, missing in work))
         shares = []
         for request, missing in work:
-            num_tokens = min(missing, left) if missing > 1 else missing
-            left -= num_tokens if missing > 1 else 0
-            shares.append((request, num_tokens))
+            num_tokens, num_drafts = missing, 0
+            if missing > 1:
+                num_tokens = min(missing, left)
+                left -= num_tokens
+            elif self.num_drafts and missing:
+                num_drafts = min(left, self._useful_drafts(request))
+                left -= num_drafts
+            shares.append((request, num_tokens, num_drafts))
         return shares
 
-    def _continue(self, request: Request, num_tokens: int, step: _Step) -> None:
-        """A running request gets its next tokens, if need be at the cost of those that rank last."""
+    def _useful_drafts(self, request: Request) -> int:
+        """No more than can be kept, with the token that is sampled behind them. None for who is held, whose tokens
+        are chosen elsewhere, and before samples are forked, which share what is known to be computed."""
+        if request.holds or request.children:
+            return 0
+        return max(0, min(self.num_drafts, _room(request) - 1))
+
+    def _continue(self, request: Request, num_tokens: int, num_drafts: int, step: _Step) -> None:
+        """A running request gets its next tokens, if need be at the cost of those that rank last; drafts only if there
+        are blocks for them."""
         num_tokens = min(num_tokens, step.budget)
         if request.state is not RequestState.RUNNING or not num_tokens:  # preempted a moment ago, or nothing to do
+            return
+        num_drafts = min(num_drafts, step.budget - num_tokens)
+        if num_drafts and self.kv.reserve(request, num_tokens + num_drafts):
+            self._give(request, num_tokens, step, num_drafts)
             return
         while not self.kv.reserve(request, num_tokens):
             if self._blocks_are_coming():
@@ -196,6 +220,8 @@ class Scheduler:
         wanted = (
             request.num_tokens if self.admission == "fill" else max(request.num_tokens, request.max_total_tokens - 1)
         )
+        if request.num_in_flight > 1:  # preempted a moment ago; how many tokens it has turns out with the next reply
+            return False
         if len(self.running) >= self.max_num_seqs or not self.kv.admit(request, wanted, step.budget):
             return False
         request.state = RequestState.RUNNING
@@ -203,13 +229,13 @@ class Scheduler:
         step.admitted.append((request.id, request.num_cached_tokens))
         return True
 
-    def _give(self, request: Request, num_tokens: int, step: _Step) -> None:
+    def _give(self, request: Request, num_tokens: int, step: _Step, num_drafts: int = 0) -> None:
         start = request.num_computed_tokens
         end = start + num_tokens
         # A held request that was thrown out, and computes again what it had, has told what follows.
         samples = end == len(request.tokens) + request.num_in_flight != self._sampled.get(request.id)
-        step.rows[request.id] = Row(request.id, start, num_tokens, samples)
-        step.budget -= num_tokens
+        step.rows[request.id] = Row(request.id, start, num_tokens, samples, num_drafts)
+        step.budget -= num_tokens + num_drafts
 
     def _preempt(self, request: Request, step: _Step) -> None:
         """It keeps its tokens and its rank, so it is among the first to come back."""
@@ -228,44 +254,52 @@ class Scheduler:
 
     def advance(self, plan: StepPlan) -> None:
         """Books a step that was submitted, so that the next can be planned while it runs. The step before must have
-        been updated by then, so that a request has one token in flight at most."""
+        been updated by then, so that a request's tokens in flight are of one step."""
         booked = self._booked[plan.step_id] = []
         for row in plan.rows:
             request = self._requests.get(row.request_id)
             if request is None or request.state is not RequestState.RUNNING:
                 continue  # finished or aborted since it was planned; its name may be somebody else's by now
-            request.num_computed_tokens += row.num_tokens
+            request.num_computed_tokens += row.num_tokens + row.num_drafts
             if row.num_tokens > 1:  # a prompt may be shared as soon as it is computed, an answer when it is finished
                 self.kv.commit(request)
             if row.samples:
                 if request.children:
                     self._fork_samples(request)
-                booked.append(request)
+                booked.append((request, row.num_drafts))
                 if request.holds:
                     self._sampled[request.id] = len(request.tokens)
                 else:
-                    request.num_in_flight += 1
+                    request.num_in_flight += 1 + row.num_drafts
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
         """Returns the requests that finished."""
         if plan.step_id not in self._booked:
             self.advance(plan)
         finished = []
-        for request in self._booked.pop(plan.step_id):
-            # Aborted while its step ran; if only preempted, it keeps its token.
-            if request.state is not RequestState.FINISHED and self._take(request, output):
+        for request, num_drafts in self._booked.pop(plan.step_id):
+            # Aborted while its step ran; if only preempted, it keeps its tokens.
+            if request.state is not RequestState.FINISHED and self._take(request, num_drafts, output):
                 finished.append(request)
         return finished
 
-    def _take(self, request: Request, output: StepOutput) -> bool:
-        """The sampled token joins its request; true if it was the last."""
-        if output.logprobs and request.id in output.logprobs:
-            request.logprobs.append(output.logprobs[request.id])
+    def _take(self, request: Request, num_drafts: int, output: StepOutput) -> bool:
+        """The sampled tokens join their request, up to one that ends it; true if there is one."""
+        reports = output.logprobs.get(request.id, ()) if output.logprobs else ()
         if request.holds:
+            request.logprobs += reports
             return False
-        request.num_in_flight -= 1
-        request.tokens.append(output.tokens[request.id])
-        reason = self._finish_reason(request)
+        request.num_in_flight -= 1 + num_drafts
+        before, reason = len(request.tokens), None
+        for token in output.tokens[request.id]:
+            request.tokens.append(token)
+            reason = self._finish_reason(request)
+            if reason is not None:
+                break
+        if reports:
+            request.logprobs += reports[: len(request.tokens) - before]
+        if num_drafts:  # keys and values of guesses that were wrong are of no use
+            request.num_computed_tokens = min(request.num_computed_tokens, len(request.tokens) - 1)
         if reason is not None:
             self._finish(request, reason)
         return reason is not None
@@ -299,7 +333,7 @@ class Scheduler:
 
     @staticmethod
     def _awaits_its_last(request: Request) -> bool:
-        """Its last token is being sampled: whatever it is, none follows."""
+        """Its last token is being sampled, if all drafts are right: whatever it is, none follows."""
         return request.num_in_flight > 0 and _is_full(request)
 
     def _finish(self, request: Request, reason: str) -> None:
@@ -321,5 +355,10 @@ class Scheduler:
 
 def _is_full(request: Request) -> bool:
     """It has all the tokens it may have."""
+    return _room(request) <= 0
+
+
+def _room(request: Request) -> int:
+    """Tokens that it may still get."""
     length = len(request.tokens) + request.num_in_flight
-    return length - request.num_prompt_tokens >= request.sampling.max_tokens or length >= request.max_total_tokens
+    return min(request.num_prompt_tokens + request.sampling.max_tokens, request.max_total_tokens) - length

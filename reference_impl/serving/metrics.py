@@ -77,7 +77,7 @@ class Counts:
     def count(self, event: Event) -> None:
         if isinstance(event, StepDone):
             self.steps.inc()
-            self.generation_tokens.inc(sum(row.samples for row in event.rows))
+            self.generation_tokens.inc(sum(event.num_new_tokens))
             if event.preempted:
                 self.preemptions.inc(len(event.preempted))
             if event.transfers.evicted:

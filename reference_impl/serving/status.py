@@ -31,9 +31,9 @@ def snapshot(engine: Engine, hit_rate: float) -> dict[str, Any]:
         "blocks_available": engine.kv.num_available,
         "block_size": engine.config.block_size,
         "hit_rate": hit_rate,
-        "tokens_per_second": sum(row.samples for step in steps for row in step.rows) / SECONDS,
+        "tokens_per_second": sum(sum(step.num_new_tokens) for step in steps) / SECONDS,
         "steps_per_second": len(steps) / SECONDS,
-        "tokens_per_step": sum(r.num_tokens for s in steps for r in s.rows) / len(steps) if steps else 0.0,
+        "tokens_per_step": sum(r.length for s in steps for r in s.rows) / len(steps) if steps else 0.0,
         "num_requests": len(requests),
         "requests": [
             {

@@ -1264,7 +1264,7 @@ class YourScheduler:
             if request:
                 request.num_computed_tokens += row.num_tokens
                 if row.samples:
-                    request.tokens.append(output.tokens[request.id])
+                    request.tokens += output.tokens[request.id]
                 over = row.samples and len(request.output_tokens) >= request.sampling.max_tokens
                 report[request.id] = (row.num_tokens, int(row.samples), over)
                 self.ledger.ran(request.id, *report[request.id])

@@ -43,7 +43,7 @@ def manager(num_blocks: int = 1000, block_size: int = 4) -> KVManager:
 
 
 def output_of(plan: StepPlan, token: int = 1) -> StepOutput:
-    return StepOutput({row.request_id: token for row in plan.rows if row.samples}, {}, 0.0, 0.0)
+    return StepOutput({row.request_id: (token,) for row in plan.rows if row.samples}, {}, 0.0, 0.0)
 
 
 def step(scheduler: WholeRequests, now: float = 0.0, token: int = 1) -> tuple[dict[str, int], list[str]]:

@@ -164,7 +164,7 @@ def test_continuous_batching_runs_over_contiguous_memory() -> None:
         scheduler.update(
             plan,
             StepOutput(
-                {r.request_id: 7 if r.start + r.num_tokens == 8 else 1 for r in plan.rows if r.samples}, {}, 0, 0
+                {r.request_id: (7 if r.start + r.num_tokens == 8 else 1,) for r in plan.rows if r.samples}, {}, 0, 0
             ),
         )
         if not scheduler.has_work():
@@ -184,7 +184,7 @@ def test_what_a_step_writes_counts_as_used() -> None:
         written = sum(request.num_tokens for request in requests)
         use = kv.allocator.memory({"0": 99, "3": 10, "9": 16}, wanted=1)
         assert (use.used, use.later) == (written, 10 + 16 - written)
-        scheduler.update(plan, StepOutput({row.request_id: 1 for row in plan.rows}, {}, 0, 0))
+        scheduler.update(plan, StepOutput({row.request_id: (1,) for row in plan.rows}, {}, 0, 0))
     assert not scheduler.has_work()
 
 

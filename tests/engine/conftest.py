@@ -14,16 +14,20 @@ import torch
 
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
-from reference_impl.interfaces import Batch, Request, SamplingParams, Step, StepRow, Transfers
+from reference_impl.interfaces import Batch, Opened, Request, SamplingParams, Step, StepRow, Transfers
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.models.decoder import Decoder
 
 
 class TappedModel:
-    """The model, with a note of the logits of every token: logits[request id][position] is a list, one per pass."""
+    """The model, with a note of the logits of every token: logits[request id][position] is a list, one per pass.
 
-    def __init__(self, model: Decoder):
-        self.model = model
+    texts: by request, its whole text; where it is given, what follows a token of another text (a wrong guess) is not
+    noted.
+    """
+
+    def __init__(self, model: Decoder, texts: dict[str, list[int]] | None = None):
+        self.model, self.texts = model, texts or {}
         self.logits: dict[str, dict[int, list[torch.Tensor]]] = defaultdict(lambda: defaultdict(list))
 
     def __getattr__(self, name: str) -> Any:
@@ -34,10 +38,46 @@ class TappedModel:
         logits = self.model(dataclasses.replace(batch, logits_indices=everything), kv_cache, attention)
         row = 0
         for request_id, query_len in zip(batch.request_ids, batch.query_lens, strict=True):
+            text = self.texts.get(request_id)
             for token in range(row, row + query_len):
-                self.logits[request_id][int(batch.positions[token])].append(logits[token])
+                position = int(batch.positions[token])
+                if text is not None and int(batch.input_ids[token]) != text[position]:
+                    break
+                self.logits[request_id][position].append(logits[token])
             row += query_len
         return logits[batch.logits_indices]
+
+
+class Oracle:
+    """A proposer that reads what will be written: texts, by request. Each guess is right with probability `right`,
+    drawn by itself; behind a text's end it guesses anything."""
+
+    def __init__(self, texts: dict[str, list[int]], right: float, vocab_size: int, seed: int = 0):
+        self.texts, self.right, self.vocab_size = texts, right, vocab_size
+        self.random = random.Random(seed)
+        self.names: dict[int, str] = {}  # by slot
+        self.k = 0  # the largest it was asked for
+        self.asked: list[dict[str, int]] = []  # per call: of each request, how many guesses are right in a row
+
+    def opened(self, slot: Opened) -> None:
+        self.names[slot.slot] = slot.request_id
+
+    def closed(self, slot: int) -> None:
+        del self.names[slot]
+
+    def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
+        self.k = max(self.k, k)
+        asked: dict[str, int] = {}
+        guesses = []
+        for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
+            text = self.texts[self.names[slot]]
+            assert tokens[slot, :length].tolist() == text[:length]
+            truth = (text[length : length + k] + [0] * k)[:k]
+            good = [self.random.random() < self.right and length + i < len(text) for i in range(k)]
+            guesses.append([t if g else (t + 1) % self.vocab_size for t, g in zip(truth, good, strict=True)])
+            asked[self.names[slot]] = good.index(False) if False in good else k
+        self.asked.append(asked)
+        return torch.tensor(guesses)
 
 
 class ShuffledPool(BlockPool):
@@ -128,7 +168,7 @@ class LateExecutor:
         self.check_owners()
         size = self.engine.config.block_size
         for row, request in rows:
-            written = {t[p // size] for t in request.block_tables for p in range(row.start, row.start + row.num_tokens)}
+            written = {t[p // size] for t in request.block_tables for p in range(row.start, row.start + row.length)}
             for step in self.in_flight:
                 for name, blocks in step["blocks"].items():
                     other = step["requests"][name] is not request
@@ -156,9 +196,14 @@ def tapped_engine() -> Callable[..., tuple[Engine, dict[str, dict[int, list[torc
     """
 
     def make(
-        model: Decoder, seed: int = 0, parts: Parts | None = None, late: int | None = None, **options: Any
+        model: Decoder,
+        seed: int = 0,
+        parts: Parts | None = None,
+        late: int | None = None,
+        texts: dict[str, list[int]] | None = None,
+        **options: Any,
     ) -> tuple[Engine, Any]:
-        tap = TappedModel(model)
+        tap = TappedModel(model, texts)
         options["overlap"] = "off" if late is None else "on"
         parts = dataclasses.replace(parts or Parts(), block_pool=ShuffledPool(options["num_blocks"], seed))
         engine = Engine(tap, EngineConfig(**options), parts)  # type: ignore[arg-type]
@@ -168,6 +213,11 @@ def tapped_engine() -> Callable[..., tuple[Engine, dict[str, dict[int, list[torc
         return engine, tap.logits
 
     return make
+
+
+@pytest.fixture(scope="session")
+def oracle() -> type[Oracle]:
+    return Oracle
 
 
 @pytest.fixture(scope="session")

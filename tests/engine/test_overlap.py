@@ -36,8 +36,8 @@ def run(engine: Engine) -> dict[str, list[int]]:
     """Until nothing is left; the tokens of each request in the order in which steps told them."""
     told: dict[str, list[int]] = {}
     while engine.has_work():
-        for name, token in engine.step().tokens.items():
-            told.setdefault(name, []).append(token)
+        for name, new in engine.step().tokens.items():
+            told.setdefault(name, []).extend(new)
     return told
 
 

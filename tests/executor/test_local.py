@@ -54,7 +54,7 @@ class Lane:
         return step, rows
 
     def collected(self, output: StepOutput) -> None:
-        for request_id, token in output.tokens.items():
+        for request_id, (token,) in output.tokens.items():
             self.requests[request_id].num_in_flight -= 1
             self.requests[request_id].tokens.append(token)
 
@@ -93,10 +93,11 @@ def checked(found: list[StepOutput], expected: list[StepOutput]) -> None:
     assert [output.tokens for output in found] == [output.tokens for output in expected]
     for f, e in zip(found, expected, strict=True):
         assert f.logprobs.keys() == e.logprobs.keys()
-        for name, report in e.logprobs.items():
-            assert f.logprobs[name].token == report.token
-            assert f.logprobs[name].logprob == pytest.approx(report.logprob, abs=1e-6)
-            assert [t for t, _ in f.logprobs[name].top] == [t for t, _ in report.top]
+        for name, [report] in e.logprobs.items():
+            [mine] = f.logprobs[name]
+            assert mine.token == report.token
+            assert mine.logprob == pytest.approx(report.logprob, abs=1e-6)
+            assert [t for t, _ in mine.top] == [t for t, _ in report.top]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])

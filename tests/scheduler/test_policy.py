@@ -267,7 +267,7 @@ def test_requests_are_let_in_by_rank_and_all_finish(name: str, drawn: Any, seqs:
         for let_in, _ in plan.admitted:
             for waiting in scheduler.waiting:
                 assert (ranks[let_in], int(let_in)) < (ranks[waiting.id], int(waiting.id))
-        scheduler.update(plan, StepOutput({r.request_id: 1 for r in plan.rows if r.samples}, {}, now, now))
+        scheduler.update(plan, StepOutput({r.request_id: (1,) for r in plan.rows if r.samples}, {}, now, now))
         if not coming and not scheduler.has_work():
             break
     assert all(request.finish_reason == "length" for request in requests)

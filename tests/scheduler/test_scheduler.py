@@ -30,7 +30,7 @@ def make_request(name: str, num_prompt: int, max_tokens: int, longest: int = 10*
 
 
 def output_of(plan: StepPlan, token: int = 1) -> StepOutput:
-    return StepOutput({row.request_id: token for row in plan.rows if row.samples}, {}, 0.0, 0.0)
+    return StepOutput({row.request_id: (token,) for row in plan.rows if row.samples}, {}, 0.0, 0.0)
 
 
 def serve(num_blocks: int, block_size: int, seqs: int, budget: int, *requests: Request) -> Scheduler:

@@ -204,7 +204,7 @@ class Serving(RuleBasedStateMachine):
         self.play(plan)
         if abort is not None:
             self.abort(abort)
-        output = StepOutput({row.request_id: token for row in plan.rows if row.samples}, {}, 0.0, 0.0)
+        output = StepOutput({row.request_id: (token,) for row in plan.rows if row.samples}, {}, 0.0, 0.0)
         computed = {r.id: r.num_computed_tokens for r in self.alive()}
         finished = self.scheduler.update(plan, output)
         self.check_update(plan, computed, finished)
@@ -274,7 +274,7 @@ class Serving(RuleBasedStateMachine):
         """When every beam has been sampled from: of the first two branches go on, the others end."""
         for name in self.held:
             if name in output.tokens:
-                self.held[name] = output.tokens[name]
+                [self.held[name]] = output.tokens[name]
         if not self.held or None in self.held.values():
             return
         beams = [self.requests[name] for name in self.held]

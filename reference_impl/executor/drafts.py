@@ -1,0 +1,101 @@
+"""Drafts in a step: a proposer's guesses lie behind a row's known tokens, and the model computes them with it.
+
+What each position samples is then what it would have sampled without them, as long as all guesses before it were right.
+So the tokens up to the first wrong guess, and the one sampled in its place, are those of plain decoding: greedy, or
+drawn with the position's own random number (Leviathan et al. 2023 verify by rejection, which keeps only the
+distribution).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.executor.batch import HostBatch
+from reference_impl.executor.slots import Slots
+from reference_impl.interfaces import Proposer
+from reference_impl.sampling.penalties import Penalties
+from reference_impl.staging import Arrays, to_device
+
+
+def draft_arrays(host: HostBatch) -> Arrays:
+    """What `propose` and `verify` look up by. Of the R rows with drafts, D in all, of a step with F logits:
+
+    slots, known, num [R]: the row's slot, its tokens without drafts, its drafts.
+    row, nth [D]: which of the R rows, which of its drafts. at [D]: the logits that verify it.
+    """
+    drafted = [row for row in host.sampling if host.drafts[row]]
+    num = np.array([host.drafts[row] for row in drafted])
+    firsts, end = {}, 0
+    for row in host.sampling:
+        firsts[row] = end
+        end += host.drafts[row] + 1
+    nth = np.concatenate([np.arange(n) for n in num])
+    return {
+        "draft.slots": np.array([host.slots[row] for row in drafted]),
+        "draft.known": np.array([host.query_lens[row] for row in drafted]) - num,
+        "draft.num": num,
+        "draft.row": np.repeat(np.arange(len(drafted)), num),
+        "draft.nth": nth,
+        "draft.at": np.repeat([firsts[row] for row in drafted], num) + nth,
+    }
+
+
+def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int) -> Tensor:
+    """[D] int64: the guesses, which now lie behind the tokens of their slots. ValueError if they are not [R, k]."""
+    rows, row, nth = t["draft.slots"], t["draft.row"], t["draft.nth"]
+    lengths = slots.computed.index_select(0, rows) + t["draft.known"]
+    guesses = proposer.propose(rows, lengths, slots.tokens, k)
+    if guesses.shape != (len(rows), k):
+        raise ValueError(
+            f"{type(proposer).__name__}.propose: expected {k} tokens for each of {len(rows)} rows, [{len(rows)}, {k}], "
+            f"got {list(guesses.shape)}"
+        )
+    found = guesses.to(torch.int64)[row, nth]
+    slots.tokens.index_put_((rows[row], lengths[row] + nth), found.int())
+    return found
+
+
+@dataclass(frozen=True)
+class Verified:
+    """accepted [R]: how many of a row's drafts are kept. kept [F]: which of the sampled tokens are the request's."""
+
+    accepted: Tensor
+    kept: Tensor
+
+
+def verify(chosen: Tensor, t: Mapping[str, Tensor], k: int) -> Verified:
+    """chosen [F]: what was sampled at each of the logits. t: with the drafts. k: as of `propose`."""
+    row, nth, at, num = t["draft.row"], t["draft.nth"], t["draft.at"], t["draft.num"]
+    right = torch.zeros(len(num), k, dtype=torch.int64, device=chosen.device)
+    right[row, nth] = (chosen[at] == t["draft.tokens"]).long()
+    right = right.cumprod(dim=1)
+    kept = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)
+    kept[at + 1] = right[row, nth].bool()
+    return Verified(right.sum(dim=1), kept)
+
+
+def guessed_before(penalties: Penalties, host: HostBatch, t: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Of each row with penalties, the guesses before its position: (which of the P rows, token), for `Penalties`."""
+    starts, end = {}, 0  # of each of the F logits: where its row's guesses begin, and how many are before it
+    place = 0
+    for row in host.sampling:
+        for before in range(host.drafts[row] + 1):
+            starts[place] = (end, before)
+            place += 1
+        end += host.drafts[row]
+    pairs = [
+        (p, first + i)
+        for p, flat in enumerate(penalties.arrays["rows"].tolist())
+        for first, before in [starts[flat]]
+        for i in range(before)
+    ]
+    if not pairs:
+        return None
+    rows, of = np.array(pairs).T.copy()
+    found = to_device({"rows": rows, "of": of}, t["draft.tokens"].device)
+    return found["rows"], t["draft.tokens"][found["of"]]
