@@ -64,7 +64,7 @@ class Pipeline:
         self.planner, self.executor = planner, executor
         self.overlaps = overlaps
         self._running: deque[_Running] = deque()  # oldest first; two at most
-        self._has_drafted = self._has_sampled = False  # in any step so far
+        self._has_sampled = False  # in any step so far
         self._lost: BaseException | None = None  # what a step failed with that another was planned upon
 
     def __len__(self) -> int:
@@ -122,8 +122,7 @@ class Pipeline:
         running = self._running.popleft()
         reply = self.executor.collect(running.ticket)
         rows = running.plan.rows
-        self._has_drafted |= any(row.num_drafts for row in rows)
-        if self._has_drafted:
+        if drafts := self.planner.has_drafted:
             self.planner.settle(running.step, reply, running.requests)
             rows = tuple(_where_it_was(row, running.requests[row.request_id]) for row in rows)
         output = output_of(reply, running.plan.rows)
@@ -131,7 +130,8 @@ class Pipeline:
         ended = {name for name, request in running.requests.items() if request.state is RequestState.FINISHED}
         if self.overlaps:
             self.kv.step_collected(running.plan.step_id)
-        had = {row.request_id: len(running.requests[row.request_id].tokens) for row in rows if row.num_drafts}
+        drafted = [row.request_id for row in rows if row.num_drafts] if drafts else []
+        had = {name: len(running.requests[name].tokens) for name in drafted}
         finished = self.scheduler.update(running.plan, output)
         tokens = output.tokens
         if tokens and not self._has_sampled:
@@ -147,7 +147,7 @@ class Pipeline:
                 if row.request_id not in ended or row.request_id not in requests
             )
             tokens = {name: new for name, new in tokens.items() if name not in ended}
-        num_sampled = tuple(len(tokens.get(row.request_id, ())) for row in rows) if self._has_drafted else ()
+        num_sampled = tuple(len(tokens.get(row.request_id, ())) for row in rows) if drafts else ()
         return Booked(running.plan, rows, num_sampled, output, tokens, tuple(finished))
 
 

@@ -49,6 +49,7 @@ class Planner:
         self._closed: list[int] = []  # since the last step
         self._free: list[int] = []  # a heap of slots below num_slots
         self.num_slots = 0  # that were ever in use at a time
+        self.has_drafted = False  # whether a row of any step had drafts
 
     def step(self, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
         """requests: by id, all that the plan has rows of.
@@ -77,11 +78,14 @@ class Planner:
             # The blocks that were told are the same objects, so this compares pointers: half a nanosecond each.
             if told.tables != request.block_tables:
                 tables += self._changes(told)
-            if end > told.num_tokens or end + num_drafts > told.room:
+            last = end
+            if num_drafts:
+                self.has_drafted, last = True, end + num_drafts
+            if end > told.num_tokens or last > told.room:
                 self._refuse(told, row)
-            told.num_computed = end + num_drafts
+            told.num_computed = last
             if samples and not request.holds:
-                told.num_tokens = end + num_drafts + 1
+                told.num_tokens = last + 1
             rows.append(StepRow(told.slot, start, num_tokens, samples, num_drafts))
         closed, self._closed = self._closed, []
         return Step(

@@ -113,10 +113,12 @@ class Trace:
             self._token_times[event.request_id] = []
             self._scheduled.pop(event.request_id, None)
         elif isinstance(event, StepDone):
-            for row, num_new in zip(event.rows, event.num_new_tokens, strict=True):
+            for row in event.rows:
                 self._scheduled.setdefault(row.request_id, event.started_at)
-                if num_new:
-                    self._token_times.setdefault(row.request_id, []).extend([event.finished_at] * num_new)
+                if row.samples and not event.num_sampled:
+                    self._token_times.setdefault(row.request_id, []).append(event.finished_at)
+            for row, num_new in zip(event.rows, event.num_sampled, strict=False):
+                self._token_times.setdefault(row.request_id, []).extend([event.finished_at] * num_new)
 
     def request_ids(self) -> list[str]:
         """Of those that arrived and are not forgotten."""

@@ -32,8 +32,11 @@ class HostBatch:
 
 def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
     """Side by side: rows of one token first, of these the longest context first."""
-    of_row, start, length, samples, drafts = map(np.array, zip(*rows, strict=True))
-    length = length + drafts
+    *columns, num_drafts = zip(*rows, strict=True)
+    of_row, start, length, samples = map(np.array, columns)
+    drafts = np.array(num_drafts) if any(num_drafts) else None
+    if drafts is not None:
+        length = length + drafts
     order = np.lexsort((-start, length > 1))
     of_row, start, length, samples = of_row[order], start[order], length[order], samples[order]
     (sampling,) = samples.nonzero()
@@ -49,7 +52,7 @@ def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
     if len(sampling) < len(rows):
         arrays |= {"sampling_slots": of_row[sampling], "sampling_lens": length[sampling]}
     verified: tuple[int, ...] = ()
-    if drafts.any():
+    if drafts is not None:
         drafts = drafts[order]
         verified = tuple(drafts.tolist())
         # A row that samples has logits at its last known token, and at each draft.

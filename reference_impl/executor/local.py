@@ -158,10 +158,8 @@ class LocalExecutor:
         """For a sampler that is launched; its arrays are then copied with the batch's. None also if no row samples."""
         if not host.sampling or not isinstance(self.sampler, TorchSampler):
             return None
-        places = _of_logits(host)
-        parameters = self.slots.parameters(
-            [host.slots[at] for at, _ in places], [host.context_lens[at] - left for at, left in places]
-        )
+        places, lengths = _of_logits(host)
+        parameters = self.slots.parameters([host.slots[at] for at in places], lengths)
         if self.sampler.captures:
             host.arrays.update({f"sampling.{name}": array for name, array in parameters.arrays.items()})
         return parameters
@@ -178,13 +176,13 @@ class LocalExecutor:
         self.slots.put(tensors, found.tokens)
         verified = verify(found.tokens, tensors, max(host.drafts)) if host.drafts else None
         if penalties is not None:
-            holds = [self.slots.host[host.slots[at]].holds for at, _ in _of_logits(host)]
+            holds = [self.slots.host[host.slots[at]].holds for at in _of_logits(host)[0]]
             self.slots.counts.add(penalties, found.tokens, holds, None if verified is None else verified.kept)
         return found, verified
 
     def _ask(self, logits: Tensor, tensors: Mapping[str, Tensor], host: HostBatch) -> tuple[Sampled, Verified | None]:
         """A sampler that is asked, and waited for: it sees the requests' tokens, so that they are kept up to date."""
-        asking = [self.slots.host[host.slots[at]] for at, _ in _of_logits(host)]
+        asking = [self.slots.host[host.slots[at]] for at in _of_logits(host)[0]]
         if not host.drafts:
             sampled = self.sampler(logits, asking)
         else:
@@ -319,11 +317,12 @@ class LocalExecutor:
             self.graphs = None
 
 
-def _of_logits(host: HostBatch) -> list[tuple[int, int]]:
-    """Of each of the logits its row, and how many tokens of the row come behind its own."""
+def _of_logits(host: HostBatch) -> tuple[Sequence[int], list[int]]:
+    """Of each of the logits its row, and how many tokens the row's request has there."""
     if not host.drafts:
-        return [(at, 0) for at in host.sampling]
-    return [(at, left) for at in host.sampling for left in range(host.drafts[at], -1, -1)]
+        return host.sampling, [host.context_lens[at] for at in host.sampling]
+    places = [(at, left) for at in host.sampling for left in range(host.drafts[at], -1, -1)]
+    return [at for at, _ in places], [host.context_lens[at] - left for at, left in places]
 
 
 def _of_sampler(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -140,7 +140,7 @@ class Scheduler:
         """The budget's tokens for those who run, and of these how many are drafts, in the order of their rank: so
         whoever lacks blocks finds only such that rank after it without theirs, and throws out one of them, or itself if
         there is none."""
-        work = [(request, request.num_missing_tokens) for request in self.running if not self._awaits_its_last(request)]
+        work = [(request, request.num_missing_tokens) for request in self.running if not _awaits_its_last(request)]
         # For chunks of prompts, and drafts.
         left = max(0, self.max_num_batched_tokens - sum(missing == 1 for _, missing in work))
         shares = []
@@ -160,16 +160,18 @@ class Scheduler:
         are chosen elsewhere, and before samples are forked, which share what is known to be computed."""
         if request.holds or request.children:
             return 0
-        return max(0, min(self.num_drafts, _room(request) - 1))
+        most = min(request.num_prompt_tokens + request.sampling.max_tokens, request.max_total_tokens)
+        return max(0, min(self.num_drafts, most - request.num_tokens - 1))
 
     def _continue(self, request: Request, num_tokens: int, num_drafts: int, step: _Step) -> None:
         """A running request gets its next tokens, if need be at the cost of those that rank last; drafts only if there
         are blocks for them."""
-        num_tokens = min(num_tokens, step.budget)
+        if num_tokens > step.budget:
+            num_tokens = step.budget
         if request.state is not RequestState.RUNNING or not num_tokens:  # preempted a moment ago, or nothing to do
             return
-        num_drafts = min(num_drafts, step.budget - num_tokens)
-        if num_drafts and self.kv.reserve(request, num_tokens + num_drafts):
+        wanted = num_tokens + num_drafts
+        if num_drafts and wanted <= step.budget and self.kv.reserve(request, wanted):
             self._give(request, num_tokens, step, num_drafts)
             return
         while not self.kv.reserve(request, num_tokens):
@@ -290,14 +292,14 @@ class Scheduler:
             request.logprobs += reports
             return False
         request.num_in_flight -= 1 + num_drafts
-        before, reason = len(request.tokens), None
+        reason = None
         for token in output.tokens[request.id]:
             request.tokens.append(token)
             reason = self._finish_reason(request)
             if reason is not None:
                 break
         if reports:
-            request.logprobs += reports[: len(request.tokens) - before]
+            request.logprobs += reports[: len(request.tokens) - request.num_prompt_tokens - len(request.logprobs)]
         if num_drafts:  # keys and values of guesses that were wrong are of no use
             request.num_computed_tokens = min(request.num_computed_tokens, len(request.tokens) - 1)
         if reason is not None:
@@ -331,11 +333,6 @@ class Scheduler:
             return "stop"
         return "length" if _is_full(request) else None
 
-    @staticmethod
-    def _awaits_its_last(request: Request) -> bool:
-        """Its last token is being sampled, if all drafts are right: whatever it is, none follows."""
-        return request.num_in_flight > 0 and _is_full(request)
-
     def _finish(self, request: Request, reason: str) -> None:
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
@@ -353,12 +350,12 @@ class Scheduler:
         self._sampled.pop(request.id, None)
 
 
+def _awaits_its_last(request: Request) -> bool:
+    """Its last token is being sampled, if all drafts are right: whatever it is, none follows."""
+    return request.num_in_flight > 0 and _is_full(request)
+
+
 def _is_full(request: Request) -> bool:
     """It has all the tokens it may have."""
-    return _room(request) <= 0
-
-
-def _room(request: Request) -> int:
-    """Tokens that it may still get."""
     length = len(request.tokens) + request.num_in_flight
-    return min(request.num_prompt_tokens + request.sampling.max_tokens, request.max_total_tokens) - length
+    return length - request.num_prompt_tokens >= request.sampling.max_tokens or length >= request.max_total_tokens
