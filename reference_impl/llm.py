@@ -204,6 +204,7 @@ class Generation:
         if self.request.id not in self.engine.requests:
             if self.text.stopped_by is not None:
                 self.request.drop(left)
+                self.engine.trace.amend(self.request.id, "stop", len(self.request.output_tokens))
             self._new += self.text.finish()
         elif self.text.stopped_by is not None:
             self.engine.abort(self.request.id, reason="stop", num_dropped=left)

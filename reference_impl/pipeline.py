@@ -164,7 +164,7 @@ def _check_appended(scheduler: Scheduler, request: Request) -> None:
 def _where_it_was(row: Row, request: Request) -> Row:
     """A plan's rows begin where they do if all drafts of the step before are right. Before its tokens are booked, a
     row that samples is known to have reached the request's last."""
-    if not row.samples or request.holds or request.state is RequestState.FINISHED:
+    if not row.samples or request.holds:
         return row
     return row._replace(start=len(request.tokens) - row.num_tokens)
 

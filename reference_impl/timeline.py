@@ -74,7 +74,7 @@ class Life:
             self.phases.append(Slice(kind, begins, begins, {"tokens": 0, "steps": 0}))
         phase = self.phases[-1]
         phase.end = step.finished_at
-        phase.args["tokens"] += row.num_tokens
+        phase.args["tokens"] += row.length
         phase.args["steps"] += 1
         if cached:
             phase.args["cached_tokens"] = cached
@@ -83,7 +83,7 @@ class Life:
                 "token" if kind == "decode" else "chunk",
                 step.started_at,
                 step.finished_at,
-                {"step": step.step_id, "from": row.start, "tokens": row.num_tokens},
+                {"step": step.step_id, "from": row.start, "tokens": row.length},
             )
         )
         self.seen = max(self.seen, row.start + row.num_tokens)
@@ -138,6 +138,7 @@ def lives(events: Iterable[Event], only: Container[str] | None = None) -> list[L
         elif isinstance(event, RequestFinished):
             if life := life_of(event.request_id):
                 life.finished = event
+                del life.token_times[event.num_output_tokens :]  # what a stop string took back
         else:
             cached = dict(event.admitted)
             for request_id in event.preempted:

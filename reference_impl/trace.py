@@ -6,7 +6,7 @@ Times are seconds on the engine's clock. A step is recorded once; per-token time
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reference_impl.interfaces import Row, Transfers
 from reference_impl.metrics import RequestMetrics, WorkloadMetrics
@@ -46,7 +46,7 @@ class StepDone:
 
     @property
     def num_new_tokens(self) -> tuple[int, ...]:
-        """Of each row, how many tokens its request got."""
+        """Of each row, how many tokens its request got, with those that a stop string then took back."""
         return self.num_sampled or tuple(int(row.samples) for row in self.rows)
 
 
@@ -119,6 +119,18 @@ class Trace:
                     self._token_times.setdefault(row.request_id, []).append(event.finished_at)
             for row, num_new in zip(event.rows, event.num_sampled, strict=False):
                 self._token_times.setdefault(row.request_id, []).extend([event.finished_at] * num_new)
+        elif event.request_id in self._token_times:
+            del self._token_times[event.request_id][event.num_output_tokens :]
+
+    def amend(self, request_id: str, reason: str, num_output_tokens: int) -> None:
+        """The request's end was booked with the last step, before its text showed that it had ended there already."""
+        for at in range(len(self.events) - 1, -1, -1):
+            event = self.events[at]
+            if isinstance(event, StepDone):
+                return
+            if isinstance(event, RequestFinished) and event.request_id == request_id:
+                self.events[at] = replace(event, reason=reason, num_output_tokens=num_output_tokens)
+                self._index(self.events[at])
 
     def request_ids(self) -> list[str]:
         """Of those that arrived and are not forgotten."""

@@ -22,6 +22,8 @@ from reference_impl.llm import LLM
 from reference_impl.planner import Planner
 from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.scheduler import Scheduler
+from reference_impl.timeline import lives
+from reference_impl.trace import RequestFinished
 
 VOCAB = 61
 ASKED: dict[str, SamplingParams] = {
@@ -180,6 +182,28 @@ def test_preempted_and_aborted_with_drafts_in_flight(
     assert engine.kv.num_available == engine.num_blocks
 
 
+def test_a_step_that_reaches_both_a_stop_string_and_the_limit_ends_with_the_first(oracle) -> None:
+    """What the trace says of the end, too: reason and tokens, and when each came."""
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "num_blocks": 32}
+    text = "def add(self, left, right):\n    return"
+    usual = LLM(course_model("draft"), **options)
+    free = usual.generate(text, SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0]
+    stop = usual.tokenizer.decode(free.token_ids[5:7]).strip() or "\n"
+    sampling = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, stop=stop)
+    expected = usual.generate(text, sampling)[0]
+    wise = oracle({"0": [*free.prompt_token_ids, *free.token_ids]}, 1.0, 10**6)
+    llm = LLM(course_model("draft"), parts=Parts(proposer=wise), num_drafts=8, **options)
+    found = llm.generate(text, sampling)[0]
+    assert max(max(step.num_new_tokens) for step in llm.engine.trace.steps()) == 8, "all in one step"
+    assert (found.token_ids, found.finish_reason) == (expected.token_ids, "stop")
+    assert len(found.token_ids) < 9
+    (finished,) = [event for event in llm.engine.trace.events if isinstance(event, RequestFinished)]
+    assert (finished.reason, finished.num_output_tokens) == ("stop", len(expected.token_ids))
+    assert len(llm.engine.trace.token_times("0")) == len(expected.token_ids) == found.metrics.num_output_tokens
+    (life,) = lives(llm.engine.trace.events)
+    assert len(life.token_times) == len(expected.token_ids)
+
+
 @pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_what_a_step_gives_behind_a_stop_string_or_an_end_token_is_nobodys(oracle, stops: bool, overlap: str) -> None:
@@ -212,6 +236,7 @@ def test_what_a_step_gives_behind_a_stop_string_or_an_end_token_is_nobodys(oracl
             assert (found.text, found.token_ids) == (expected.text, expected.token_ids)
             assert found.finish_reason == "stop"
             assert [r.token for r in found.logprobs] == expected.token_ids
+            assert found.metrics.num_output_tokens == len(expected.token_ids)
         assert "".join(llm.stream(text, sampling)) == expected.text
         assert llm.engine.kv.num_available == llm.engine.num_blocks
 
