@@ -1,0 +1,217 @@
+"""A worker in a process of its own: steps go there as messages, replies come back.
+
+The process that plans needs no model, no tensors and no GPU; the other one none of scheduling. Before the first step
+they compare what they believe about each other (`Facts`). A worker that fails, or whose process ends, is an error that
+names the step and the rank; the process of a planner that ended takes its worker's with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from multiprocessing.connection import Connection
+from typing import Any
+
+from reference_impl.interfaces import Executor, KVSpec, Reply, Step
+
+PROTOCOL = 1  # of the messages; counted up when one of them means something else than before
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What planner and worker must agree on. model: see `fingerprint`."""
+
+    model: str
+    kv_specs: tuple[KVSpec, ...]
+    num_blocks: int
+    num_host_blocks: int
+    max_num_seqs: int
+    max_len: int
+    protocol: int = PROTOCOL
+
+    def check(self, worker: Facts) -> None:
+        """ValueError with each difference."""
+        found = [(field.name, getattr(self, field.name), getattr(worker, field.name)) for field in fields(Facts)]
+        wrong = [f"{name}: expected {mine!r}, the worker has {its!r}" for name, mine, its in found if mine != its]
+        if wrong:
+            raise ValueError(
+                "this worker belongs to another engine; start it from the same model folder, options and version. "
+                + "; ".join(wrong)
+            )
+
+
+def fingerprint(config: Any, dtype: Any) -> str:
+    """Of a model's configuration and dtype, 16 hexadecimal digits. Two checkpoints of one shape are alike to it."""
+    return hashlib.sha256(f"{config!r} {dtype}".encode()).hexdigest()[:16]
+
+
+class WorkerError(RuntimeError):
+    """A step failed in a worker, or the worker is gone. step_id: None where it was not about a step."""
+
+    def __init__(self, text: str, step_id: int | None, rank: int):
+        super().__init__(text)
+        self.step_id, self.rank = step_id, rank
+
+
+class WorkerProcess:
+    """An executor whose work is done elsewhere. `make()`, run there, gives the executor that does it and its `Facts`;
+    it is pickled, so it is a function of a module, or a partial of one.
+
+    rank: which of several workers it is. WorkerError for what `make` raises, or where the process ends before it is
+    ready.
+    """
+
+    def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0):
+        self.rank = rank
+        self._in_flight: deque[int] = deque()  # ids of steps that were sent, and whose replies were not collected
+        mine, theirs = socket.socketpair()
+        words = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(rank)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # to find what `make` is
+        with theirs:
+            self._process = subprocess.Popen(
+                words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
+            )
+        self._connection = Connection(mine.detach())
+        try:
+            self._connection.send_bytes(pickle.dumps(make))
+            self.facts, self._max_in_flight = self._received()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def max_in_flight(self) -> int:
+        return int(self._max_in_flight)
+
+    def submit(self, step: Step) -> int:
+        """Sends it, and waits for nothing."""
+        try:
+            self._connection.send_bytes(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            raise self._gone(step.step_id) from None
+        self._in_flight.append(step.step_id)
+        return step.step_id
+
+    def collect(self, ticket: int) -> Reply:
+        """WorkerError if this step failed there, or the worker is gone. RuntimeError out of order."""
+        if not self._in_flight or self._in_flight[0] != ticket:
+            raise RuntimeError(f"step {ticket} is collected, and in flight are {list(self._in_flight)}, oldest first")
+        self._in_flight.popleft()
+        reply = self._received(ticket)
+        assert isinstance(reply, Reply)
+        if reply.step_id != ticket:
+            raise WorkerError(f"worker {self.rank} replied to step {reply.step_id}, not {ticket}", ticket, self.rank)
+        return reply
+
+    def _received(self, step_id: int | None = None) -> Any:
+        try:
+            what, content = pickle.loads(self._connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._gone(step_id) from None
+        if what == "failed":
+            where = "before it was ready" if step_id is None else f"in step {step_id}"
+            raise WorkerError(f"worker {self.rank} failed {where}:\n{content}", step_id, self.rank)
+        return content
+
+    def _gone(self, step_id: int | None) -> WorkerError:
+        code = self._process.wait()
+        by = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        when = "before it was ready" if step_id is None else f"before step {step_id} was done"
+        return WorkerError(
+            f"worker {self.rank} (process {self.pid}) {by} {when}: what its cache held is lost. Start a new worker and "
+            "a new engine; a request without penalties goes on with the same text if its tokens so far are the prompt",
+            step_id,
+            self.rank,
+        )
+
+    def close(self) -> None:
+        """Ends the process; done twice it is the same."""
+        self._connection.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+# --- in that process ------------------------------------------------------------------------------------------------
+
+
+def serve(connection: Connection, executor: Executor) -> None:
+    """Steps in, replies out, in order, until the other end is closed. As many are submitted as have come and may run;
+    one that fails is answered with its traceback."""
+    running: deque[Any] = deque()  # tickets, or what failed
+    while True:
+        while not running or (connection.poll() and len(running) < executor.max_in_flight):
+            try:
+                step = pickle.loads(connection.recv_bytes())
+            except (EOFError, OSError):
+                return
+            try:
+                running.append(executor.submit(step))
+            except Exception:
+                running.append(_Failed(traceback.format_exc()))
+        oldest = running.popleft()
+        try:
+            answer = ("failed", oldest.text) if isinstance(oldest, _Failed) else ("reply", executor.collect(oldest))
+        except Exception:
+            answer = ("failed", traceback.format_exc())
+        try:
+            connection.send_bytes(pickle.dumps(answer, pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            return
+
+
+@dataclass(frozen=True)
+class _Failed:
+    text: str
+
+
+def _end_with_the_other(number: int) -> None:
+    """A long step would see late that nobody waits for it."""
+
+    def watch() -> None:
+        import select
+
+        hung_up = select.poll()
+        hung_up.register(number, 0)
+        hung_up.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a terminal or a service:
+        signal.signal(number, signal.SIG_IGN)  # when to end is for the planner to say
+    connection = Connection(int(sys.argv[1]))  # the rank, behind it, is for whoever lists processes
+    try:
+        make = pickle.loads(connection.recv_bytes())
+        executor, facts = make()
+    except EOFError:
+        return
+    except Exception:
+        connection.send_bytes(pickle.dumps(("failed", traceback.format_exc())))
+        return
+    connection.send_bytes(pickle.dumps(("ready", (facts, executor.max_in_flight))))
+    _end_with_the_other(connection.fileno())
+    serve(connection, executor)
+    executor.close()
+
+
+if __name__ == "__main__":
+    main()

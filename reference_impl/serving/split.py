@@ -1,0 +1,78 @@
+"""An engine in two processes: one plans, the other has the model. What goes between them are steps and replies."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from reference_impl.config import EngineConfig
+from reference_impl.engine import Engine, Parts
+from reference_impl.executor.process import Facts, WorkerProcess, fingerprint
+from reference_impl.interfaces import Executor
+from reference_impl.model_config import read_model_config
+
+
+def facts_of(engine: Engine) -> Facts:
+    """What a planner and a worker, each seen as the engine that it is half of, must have in common."""
+    model = engine.model
+    return Facts(
+        fingerprint(model.config, str(model.dtype).removeprefix("torch.")), tuple(engine.kv_specs), engine.num_blocks,
+        engine.num_host_blocks, engine.config.max_num_seqs, engine.max_model_len,
+    )  # fmt: skip
+
+
+def load_worker(folder: Path, dtype: str, device: str, config: EngineConfig) -> tuple[Executor, Facts]:
+    """The worker of an engine of its own, with the model in `folder`; whatever plans in that engine is not used."""
+    from reference_impl.llm import LLM
+
+    llm = LLM(folder, dtype, device, **dataclasses.asdict(config))
+    return llm.engine.executor, facts_of(llm.engine)
+
+
+def split_engine(
+    folder: Path, config: EngineConfig | None = None, *, dtype: str = "float32", device: str = "cpu",
+    parts: Parts | None = None,
+) -> Engine:  # fmt: skip
+    """An engine that plans here, and whose model, of dtype, computes in another process on `device`.
+
+    parts: those that plan; what computes is the worker's own. ValueError where the two do not belong together,
+    WorkerError where the worker does not start. `Engine.close` ends the process.
+    """
+    config, parts = config or EngineConfig(), parts or Parts()
+    theirs = [name for name in ("kv_cache", "attention", "sampler", "proposer", "executor") if getattr(parts, name)]
+    if theirs:
+        raise ValueError(
+            f"split_engine: these parts would be in the other process: {', '.join(theirs)}; leave them out"
+        )
+    worker = WorkerProcess(partial(load_worker, folder, dtype, device, config))
+    try:
+        planned = dataclasses.replace(config, num_blocks=worker.facts.num_blocks, kv_cache_bytes=None)
+        elsewhere: Any = _Elsewhere()
+        with_worker = dataclasses.replace(parts, executor=worker, kv_cache=elsewhere, attention=elsewhere)
+        engine = Engine(outline(folder, dtype, device), planned, with_worker)
+        facts_of(engine).check(worker.facts)
+    except BaseException:
+        worker.close()
+        raise
+    return engine
+
+
+def outline(folder: Path, dtype: str, device: str = "cpu") -> Any:
+    """What planning asks of a model: its configuration, and how many bytes a value of its cache has. No weights."""
+    import torch
+
+    config, kind = read_model_config(folder), SimpleNamespace(type=torch.device(device).type)
+    rotary = SimpleNamespace(cos=SimpleNamespace(shape=(config.max_position, 1)))
+    return SimpleNamespace(config=config, dtype=getattr(torch, dtype), device=kind, rotary=rotary)
+
+
+class _Elsewhere:
+    """A part that computes, of an engine that only plans. It has what a cache of 8 bits is asked for by name."""
+
+    reads_scales = True
+
+    def scales(self, layer: int) -> Any:
+        raise RuntimeError("this engine only plans: its tensors lie in the worker's process")

@@ -1,0 +1,178 @@
+"""A worker in another process: the same texts, whatever happens on the way; and errors that name step and rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from reference_impl.config import EngineConfig, course_model
+from reference_impl.engine import Engine, Parts
+from reference_impl.executor.process import Facts, WorkerError, WorkerProcess
+from reference_impl.interfaces import Request, SamplingParams, Step, StepRow
+from reference_impl.kv.block_pool import BlockPool
+from reference_impl.models.loader import load_model
+from reference_impl.serving.split import load_worker, split_engine
+
+FOLDER = course_model("draft")
+CONFIG = EngineConfig(
+    num_blocks=14, block_size=8, max_num_seqs=4, max_num_batched_tokens=24, preemption="swap", overlap="on"
+)
+ASKED = [
+    ([5 + i, 17, 40 + i, 9] * (3 + i), SamplingParams(max_tokens=18, ignore_eos=True, **options))
+    for i, options in enumerate(
+        [
+            {"temperature": 0},
+            {"seed": 3, "logprobs": 2},
+            {"seed": 4, "temperature": 1.3, "top_k": 40, "top_p": 0.9},
+            {"temperature": 0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+            {"seed": 6, "n": 2},
+        ]
+    )
+]
+
+
+def serve(engine: Engine) -> list[Request]:
+    firsts = [engine.add(prompt, sampling, f"r{i}") for i, (prompt, sampling) in enumerate(ASKED)]
+    members = [member for first in firsts for member in (first, *first.children)]
+    while engine.has_work():
+        engine.step()
+    return members
+
+
+def step_on(engine: Engine) -> None:
+    while engine.has_work():
+        engine.step()
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Request]:
+    model = load_model(FOLDER, torch.float64)
+    return serve(Engine(model, dataclasses.replace(CONFIG, overlap="off", num_blocks=60)))
+
+
+@pytest.fixture
+def split() -> Iterator[Any]:
+    engines: list[Engine] = []
+
+    def make(**options: Any) -> Engine:
+        engines.append(split_engine(FOLDER, dataclasses.replace(CONFIG, **options), dtype="float64"))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+        assert engine.executor._process.poll() is not None, "no process is left behind"
+
+
+def test_the_texts_are_those_of_one_process(expected, split) -> None:
+    """With preemption to the host, copies, chunks, penalties, samples and steps that overlap."""
+    engine = split()
+    assert engine.pipeline.overlaps
+    assert engine.executor.pid != os.getpid()
+    found = serve(engine)
+    steps = engine.trace.steps()
+    assert any(step.preempted for step in steps)
+    assert any(step.transfers.swap_in for step in steps)
+    for mine, its in zip(found, expected, strict=True):
+        assert (mine.id, mine.tokens, mine.finish_reason) == (its.id, its.tokens, its.finish_reason)
+        assert [r.token for r in mine.logprobs] == [r.token for r in its.logprobs]
+        assert [r.logprob for r in mine.logprobs] == pytest.approx([r.logprob for r in its.logprobs], abs=1e-9)
+    assert engine.kv.num_available == engine.num_blocks
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_a_killed_worker_is_named_and_its_requests_go_on_with_a_new_one(expected, split, overlap: str) -> None:
+    engine = split(overlap=overlap)
+    prompt, sampling = ASKED[1]
+    sampling = dataclasses.replace(sampling, logprobs=None)
+    request = engine.add(prompt, sampling, "r1")
+    while len(request.output_tokens) < 7:
+        engine.step()
+    last = engine.trace.steps()[-1].step_id
+    os.kill(engine.executor.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"worker 0 \(process \d+\) was killed by signal 9 \(SIGKILL\) before step"):
+        step_on(engine)  # a step may have been done when the signal came
+    so_far = list(request.tokens)
+    assert so_far == expected[1].tokens[: len(so_far)]
+    assert len(so_far) >= len(prompt) + 7
+    assert engine.trace.steps()[-1].step_id >= last
+    left = sampling.max_tokens - len(request.output_tokens)
+    again = split(overlap=overlap)
+    rest = again.add(so_far, dataclasses.replace(sampling, max_tokens=left))
+    while again.has_work():
+        again.step()
+    assert rest.tokens == expected[1].tokens
+
+
+def test_the_error_of_a_killed_worker_has_step_and_rank() -> None:
+    worker = WorkerProcess(partial(load_worker, FOLDER, "float32", "cpu", CONFIG), rank=3)
+    try:
+        os.kill(worker.pid, signal.SIGKILL)
+        worker._process.wait()
+        with pytest.raises(WorkerError) as caught:
+            worker.collect(worker.submit(Step(41)))
+        assert (caught.value.step_id, caught.value.rank) == (41, 3)
+    finally:
+        worker.close()
+        worker.close()
+
+
+def test_a_step_that_fails_is_named_with_the_workers_own_traceback_and_the_worker_goes_on(expected, split) -> None:
+    engine = split(overlap="off")
+    nobody = Step(977, rows=(StepRow(2, 0, 1, True),))  # a slot that was never opened
+    with pytest.raises(WorkerError, match=r"worker 0 failed in step 977:\nTraceback[\s\S]*KeyError: 2") as caught:
+        engine.executor.collect(engine.executor.submit(nobody))
+    assert caught.value.step_id == 977
+    assert [r.tokens for r in serve(engine)] == [r.tokens for r in expected]
+
+
+def test_steps_are_collected_in_order(split) -> None:
+    executor = split().executor
+    first, second = executor.submit(Step(1)), executor.submit(Step(2))
+    with pytest.raises(RuntimeError, match=r"step 2 is collected, and in flight are \[1, 2\], oldest first"):
+        executor.collect(second)
+    assert [executor.collect(ticket).step_id for ticket in (first, second)] == [1, 2]
+    with pytest.raises(RuntimeError, match=r"in flight are \[\]"):
+        executor.collect(second)
+
+
+def test_a_worker_that_does_not_start_says_why() -> None:
+    with pytest.raises(WorkerError, match=r"worker 1 failed before it was ready:\nTraceback[\s\S]*no-such-folder"):
+        WorkerProcess(partial(load_worker, FOLDER / "no-such-folder", "float32", "cpu", CONFIG), rank=1)
+    with pytest.raises(WorkerError, match=r"worker 0 \(process \d+\) ended with code 7 before it was ready"):
+        WorkerProcess(partial(os._exit, 7))
+
+
+def test_a_worker_of_another_engine_is_refused(split) -> None:
+    facts: Facts = split().executor.facts
+    other = dataclasses.replace(facts, protocol=0, model="abc", num_blocks=9)
+    with pytest.raises(ValueError, match="belongs to another engine") as caught:
+        facts.check(other)
+    text = str(caught.value)
+    assert "protocol: expected 1, the worker has 0" in text
+    assert "the worker has 'abc'" in text
+    assert "num_blocks: expected 14, the worker has 9" in text
+    assert "max_len" not in text
+    facts.check(dataclasses.replace(facts))
+
+
+def test_what_computes_is_the_workers_own() -> None:
+    with pytest.raises(ValueError, match=r"these parts would be in the other process: sampler; leave them out"):
+        split_engine(FOLDER, CONFIG, parts=Parts(sampler=lambda logits, requests: None))  # type: ignore[arg-type,return-value]
+
+
+def test_parts_that_plan_are_used(expected) -> None:
+    pool = BlockPool(CONFIG.num_blocks or 0)
+    engine = split_engine(FOLDER, CONFIG, dtype="float64", parts=Parts(block_pool=pool))
+    try:
+        assert engine.block_pool is pool
+        assert [r.tokens for r in serve(engine)] == [r.tokens for r in expected]
+    finally:
+        engine.close()
