@@ -90,7 +90,7 @@ def workload(draw: st.DrawFn) -> tuple[list[Asked], dict[str, Any]]:
 def engine_options(model: Decoder, options: dict[str, Any], texts: dict[str, list[int]], oracle: Any) -> dict[str, Any]:
     """As many groups of blocks as the model has KV groups; host memory in bytes. texts: what an oracle reads."""
     options = dict(options)
-    right = options.pop("right")
+    right = options.pop("right", 0.0)
     specs = kv_specs(
         model.config.layer_windows, model.config.num_kv_heads, model.config.head_dim,
         options["block_size"], model.dtype.itemsize,
@@ -197,12 +197,14 @@ def test_logits_and_tokens_do_not_depend_on_the_schedule(
     schedule_does_not_matter()
 
 
-def check_workload(model: Decoder, work: tuple[list[Asked], dict[str, Any]], tapped_engine, one_shot, oracle) -> None:
+def check_workload(
+    model: Decoder, work: tuple[list[Asked], dict[str, Any]], tapped_engine, one_shot, oracle=None
+) -> None:
     asked, options = work
     dtype = str(model.dtype).removeprefix("torch.")
     # In float32 a near-tie may fall either way, so nobody knows what will be written.
     recorded = texts_alone(model, asked) if dtype == "float64" else {}
-    options |= {} if recorded else {"num_drafts": 0}
+    options = options if recorded else options | {"num_drafts": 0}
     engine, logits = tapped_engine(model, **engine_options(model, options, recorded, oracle))
     samples = serve(engine, asked)
     steps = engine.trace.steps()
