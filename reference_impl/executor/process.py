@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import queue
+import select
 import signal
 import socket
 import subprocess
@@ -74,13 +76,7 @@ class WorkerProcess:
     def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0):
         self.rank = rank
         self._in_flight: deque[int] = deque()  # ids of steps that were sent, and whose replies were not collected
-        mine, theirs = socket.socketpair()
-        words = [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(rank)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # to find what `make` is
-        with theirs:
-            self._process = subprocess.Popen(
-                words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
-            )
+        self._process, mine = start_beside(__name__, str(rank))
         self._connection = Connection(mine.detach())
         try:
             self._connection.send_bytes(pickle.dumps(make))
@@ -128,12 +124,12 @@ class WorkerProcess:
         return content
 
     def _gone(self, step_id: int | None) -> WorkerError:
-        code = self._process.wait()
-        by = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        by = how_it_ended(self._process)
         when = "before it was ready" if step_id is None else f"before step {step_id} was done"
         return WorkerError(
             f"worker {self.rank} (process {self.pid}) {by} {when}: what its cache held is lost. Start a new worker and "
-            "a new engine; a request without penalties goes on with the same text if its tokens so far are the prompt",
+            "a new engine; a request without penalties goes on with the same text if its tokens so far"
+            " are the prompt, and its seed is the same",
             step_id,
             self.rank,
         )
@@ -148,18 +144,54 @@ class WorkerProcess:
             self._process.wait()
 
 
+def start_beside(module: str, *words: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A process that runs `module`, and this end of the socket between the two. Its first argument is the number of
+    the other end; `words` are the others."""
+    mine, theirs = socket.socketpair()
+    command = [sys.executable, "-P", "-m", module, str(theirs.fileno()), *words]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # so that what is pickled is found there
+    with theirs:
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment)
+    return process, mine
+
+
+def how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    """Waits for its end."""
+    code = process.wait()
+    return f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+
+
+def end_with_the_other(number: int) -> None:
+    """From now on this process ends when the other end of socket `number` is closed, even in the middle of a step."""
+
+    def watch() -> None:
+        hung_up = select.poll()
+        hung_up.register(number, 0)
+        hung_up.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def ignore_signals() -> None:
+    """A terminal or a service sends these to all its processes; the one at the other end decides when to end."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 # --- in that process ------------------------------------------------------------------------------------------------
 
 
 def serve(connection: Connection, executor: Executor) -> None:
     """Steps in, replies out, in order, until the other end is closed. As many are submitted as have come and may run;
     one that fails is answered with its traceback."""
+    steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, steps), daemon=True).start()
     running: deque[Any] = deque()  # tickets, or what failed
     while True:
-        while not running or (connection.poll() and len(running) < executor.max_in_flight):
-            try:
-                step = pickle.loads(connection.recv_bytes())
-            except (EOFError, OSError):
+        while not running or (not steps.empty() and len(running) < executor.max_in_flight):
+            step = steps.get()
+            if step is None:
                 return
             try:
                 running.append(executor.submit(step))
@@ -176,29 +208,24 @@ def serve(connection: Connection, executor: Executor) -> None:
             return
 
 
+def _read(connection: Connection, steps: queue.SimpleQueue[Step | None]) -> None:
+    """In a thread of its own: while a long reply is sent, a long step can be received, or both ends would wait."""
+    while True:
+        try:
+            steps.put(pickle.loads(connection.recv_bytes()))
+        except (EOFError, OSError):
+            steps.put(None)
+            return
+
+
 @dataclass(frozen=True)
 class _Failed:
     text: str
 
 
-def _end_with_the_other(number: int) -> None:
-    """A long step would see late that nobody waits for it."""
-
-    def watch() -> None:
-        import select
-
-        hung_up = select.poll()
-        hung_up.register(number, 0)
-        hung_up.poll()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a terminal or a service:
-        signal.signal(number, signal.SIG_IGN)  # when to end is for the planner to say
-    connection = Connection(int(sys.argv[1]))  # the rank, behind it, is for whoever lists processes
+    ignore_signals()
+    connection = Connection(int(sys.argv[1]))  # the second argument, the rank, is seen in lists of processes
     try:
         make = pickle.loads(connection.recv_bytes())
         executor, facts = make()
@@ -208,7 +235,7 @@ def main() -> None:
         connection.send_bytes(pickle.dumps(("failed", traceback.format_exc())))
         return
     connection.send_bytes(pickle.dumps(("ready", (facts, executor.max_in_flight))))
-    _end_with_the_other(connection.fileno())
+    end_with_the_other(connection.fileno())
     serve(connection, executor)
     executor.close()
 

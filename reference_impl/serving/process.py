@@ -16,15 +16,13 @@ import os
 import pickle
 import queue
 import select
-import signal
 import socket
 import struct
-import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from reference_impl.executor.process import end_with_the_other, how_it_ended, ignore_signals, start_beside
 from reference_impl.serving.runner import Message, Prompts
 
 if TYPE_CHECKING:
@@ -64,13 +62,7 @@ class EngineProcess:
     def __init__(self, make: Callable[[], LLM], prompts: Prompts):
         self.prompts = prompts
         self._ending = False
-        self._socket, theirs = socket.socketpair()
-        words = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # to find what `make` is
-        with theirs:
-            self._process = subprocess.Popen(
-                words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=environment
-            )
+        self._process, self._socket = start_beside(__name__)
         try:
             self._socket.sendall(_packed(make))
             refusal, self.vocab_size, self.max_model_len = _unpacked(self._socket)
@@ -120,9 +112,7 @@ class EngineProcess:
 
     def _wait(self) -> str:
         """For the end of the process, after that of the socket; how it ended."""
-        code = self._process.wait()
-        by = f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-        return f"the engine's process {by}"
+        return f"the engine's process {how_it_ended(self._process)}"
 
 
 # --- in that process ------------------------------------------------------------------------------------------------
@@ -133,14 +123,7 @@ class _Link:
 
     def __init__(self, connection: socket.socket):
         self._connection = connection
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def _watch(self) -> None:
-        """Only for the other end's end, which a long step would see late."""
-        hung_up = select.poll()
-        hung_up.register(self._connection, 0)
-        hung_up.poll()
-        os._exit(1)
+        end_with_the_other(connection.fileno())
 
     def get(self, block: bool = True) -> Any:
         """As `queue.SimpleQueue.get`."""
@@ -159,8 +142,7 @@ class _Link:
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to all processes of a terminal or a service:
-        signal.signal(number, signal.SIG_IGN)  # when to end is for the event loop to say
+    ignore_signals()
     link = _Link(socket.socket(fileno=int(sys.argv[1])))
     make = link.get()
     from reference_impl.serving.worker import Worker, freeze

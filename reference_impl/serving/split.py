@@ -42,7 +42,11 @@ def split_engine(
     WorkerError where the worker does not start. `Engine.close` ends the process.
     """
     config, parts = config or EngineConfig(), parts or Parts()
-    theirs = [name for name in ("kv_cache", "attention", "sampler", "proposer", "executor") if getattr(parts, name)]
+    theirs = [
+        name
+        for name in ("kv_cache", "attention", "sampler", "proposer", "executor")
+        if getattr(parts, name) is not None
+    ]
     if theirs:
         raise ValueError(
             f"split_engine: these parts would be in the other process: {', '.join(theirs)}; leave them out"

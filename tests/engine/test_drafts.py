@@ -261,6 +261,61 @@ def test_samples_share_a_prompt_and_each_has_drafts_of_its_own(model, oracle, ta
         assert any(len(kept) == 3 for kept in kept_of(engine))
 
 
+@pytest.mark.parametrize("late", [None, 1, 2])
+def test_the_trace_says_where_each_row_began(model, texts, oracle, tapped_engine, late: int | None) -> None:
+    """Also of rows that were planned before it was known how many drafts of the step before are right."""
+    engine, _ = tapped_engine(
+        model, parts=Parts(proposer=oracle(texts, 0.5, VOCAB)), late=late, num_drafts=4, num_blocks=64
+    )
+    serve(engine, {name: ASKED[name] for name in ("greedy", "drawn")})
+    for name in ("greedy", "drawn"):
+        length = 0
+        for step in engine.trace.steps():
+            for row, new in zip(step.rows, step.num_new_tokens, strict=True):
+                if row.request_id == name and new:
+                    length = length or len(prompt(name))
+                    assert row.start + row.num_tokens == length
+                    length += new
+        assert length == len(texts[name])
+
+
+def test_held_requests_and_prompts_with_samples_to_fork_have_no_drafts(model, oracle) -> None:
+    class Any7:
+        def opened(self, slot: Any) -> None: ...
+        def closed(self, slot: int) -> None: ...
+        def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
+            return torch.full((len(slots), k), 7)
+
+    options = EngineConfig(num_blocks=64, block_size=4, num_drafts=3)
+    engine = Engine(model, options, Parts(proposer=Any7()))
+    held = engine.add(prompt("held"), SamplingParams(max_tokens=5, temperature=0), "held", holds=True)
+    for token in (1, 2, 3):
+        engine.step()
+        engine.append("held", token)
+    assert held.output_tokens == [1, 2, 3]
+    engine.abort("held")
+    # One token of a prompt is left to compute, as of a request that decodes: all others were found in the cache.
+    whole = prompt("samples")[:9]
+    assert len(whole) == 9
+    serve_one = SamplingParams(max_tokens=4, seed=1, n=3)
+    for name in ("first", "second"):
+        first = engine.add(whole, serve_one, name)
+        members = [first, *first.children]
+        while engine.has_work():
+            engine.step()
+        if name == "first":
+            texts = [member.output_tokens for member in members]
+        assert [member.output_tokens for member in members] == texts
+    ends = [
+        row
+        for step in engine.trace.steps()
+        for row in step.rows
+        if row.request_id in ("second", "held") and row.start + row.num_tokens <= 9
+    ]
+    assert any(row.request_id == "second" and (row.start, row.num_tokens) == (8, 1) for row in ends)
+    assert not any(row.num_drafts for row in ends)
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 import signal
+import threading
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing import Pipe
 from typing import Any
 
 import pytest
@@ -14,8 +17,9 @@ import torch
 
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine, Parts
+from reference_impl.executor import process
 from reference_impl.executor.process import Facts, WorkerError, WorkerProcess
-from reference_impl.interfaces import Request, SamplingParams, Step, StepRow
+from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.models.loader import load_model
 from reference_impl.serving.split import load_worker, split_engine
@@ -141,6 +145,34 @@ def test_steps_are_collected_in_order(split) -> None:
     assert [executor.collect(ticket).step_id for ticket in (first, second)] == [1, 2]
     with pytest.raises(RuntimeError, match=r"in flight are \[\]"):
         executor.collect(second)
+
+
+def test_long_steps_and_long_replies_do_not_wait_for_each_other() -> None:
+    """Both are longer than what a socket holds, and the second step is sent before the first reply is read."""
+
+    class Long:
+        max_in_flight = 1
+
+        def submit(self, step: Step) -> Step:
+            return step
+
+        def collect(self, step: Step) -> Reply:
+            return Reply(step.step_id, ((7,) * 2_000_000,), {}, 0.0, 0.0)
+
+    mine, theirs = Pipe()
+    threading.Thread(target=process.serve, args=(theirs, Long()), daemon=True).start()
+
+    def send() -> None:
+        for number in (1, 2, 3):
+            rows = tuple(StepRow(slot, 0, 1, True) for slot in range(100_000))
+            mine.send_bytes(pickle.dumps(Step(number, rows=rows)))
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    sender.join(120)
+    assert not sender.is_alive(), "the steps are not received while a reply is sent"
+    assert [pickle.loads(mine.recv_bytes())[1].step_id for _ in range(3)] == [1, 2, 3]
+    mine.close()
 
 
 def test_a_worker_that_does_not_start_says_why() -> None:
