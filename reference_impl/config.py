@@ -59,7 +59,7 @@ class EngineConfig:
     dependent_launches: Literal["on", "off"] = "off"
 
     def __post_init__(self) -> None:
-        optional = ("num_blocks", "kv_cache_bytes", "max_model_len")
+        optional, may_be_0 = ("num_blocks", "kv_cache_bytes", "max_model_len"), ("num_drafts",)
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
             if choices := get_args(kind) if get_origin(kind) is Literal else ():
@@ -67,8 +67,8 @@ class EngineConfig:
                     raise ValueError(f"EngineConfig.{name}: expected one of {', '.join(choices)}, got {value!r}")
             elif value is None and name in optional:
                 continue
-            elif isinstance(value, bool) or not isinstance(value, int) or value < (name != "num_drafts"):
-                kind = "an integer of at least 0" if name == "num_drafts" else "a positive integer"
+            elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in may_be_0):
+                kind = "an integer of at least 0" if name in may_be_0 else "a positive integer"
                 raise ValueError(f"EngineConfig.{name}: expected {kind}, got {value!r}")
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise ValueError(

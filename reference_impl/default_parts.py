@@ -10,20 +10,25 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.executor.process import fingerprint
 from reference_impl.interfaces import (
     AttentionBackend,
     Executor,
     KVCache,
     KVManager,
     KVSpec,
+    PageStore,
     PrefixIndex,
     Proposer,
     Request,
     Sampler,
     StepPlan,
 )
+from reference_impl.kv.block_pool import BlockPool as BlockCounts
 from reference_impl.kv.hash_index import HashIndex
+from reference_impl.kv.manager import KVManager as BlockTables
 from reference_impl.kv.radix_index import RadixIndex
+from reference_impl.kv.stored import StoredKVManager
 from reference_impl.kv_store.budget import num_blocks_for
 from reference_impl.kv_store.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
 from reference_impl.planner import Planner
@@ -45,7 +50,10 @@ def part(given: T | None, make: Callable[[], T]) -> T:
 
 
 # (a part, the part that it is for): the second, if it is one's own, was made without the first.
-_BELONGS = (("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"), ("proposer", "executor"))
+_BELONGS = (
+    ("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"), ("proposer", "executor"),
+    ("page_store", "kv_manager"),
+)  # fmt: skip
 
 
 def check_parts(parts: Parts) -> None:
@@ -73,6 +81,21 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
         raise ValueError(
             "Parts.proposer is given, and num_drafts is 0: nobody would ask it. Say how many, or leave it out"
         )
+
+
+def make_kv_manager(engine: Engine, parts: Parts) -> KVManager:
+    """ConfigError if there is a page store and no prefix cache."""
+    config, specs, pool = engine.config, engine.kv_specs, engine.block_pool
+    index = make_prefix_index(config, specs) if parts.prefix_index is None else parts.prefix_index
+    host_pool = BlockCounts(engine.num_host_blocks) if engine.num_host_blocks else None
+    if parts.page_store is None:
+        return BlockTables(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
+    if index is None:
+        why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
+        raise ConfigError(f"Parts.page_store fills the prefix cache, and {why}: leave the store out")
+    model = fingerprint(engine.model.config, engine.model.dtype)
+    root = f"{model} {config.kv_dtype} {specs!r}".encode()  # pages of another model or format have other keys
+    return StoredKVManager(pool, config.block_size, index, parts.page_store, root, host_pool)
 
 
 def check_blocks(kv_manager: KVManager, num_blocks: int) -> None:
@@ -149,12 +172,15 @@ def run_alone(engine: Engine, sampler: Sampler, plan: StepPlan, requests: Mappin
     executor.collect(executor.submit(Planner(engine.config.block_size).step(plan, requests)))
 
 
-def _worker(engine: Engine, cache: KVCache, sampler: Sampler, proposer: Proposer | None = None) -> LocalExecutor:
+def _worker(
+    engine: Engine, cache: KVCache, sampler: Sampler, proposer: Proposer | None = None, store: PageStore | None = None
+) -> LocalExecutor:
     from reference_impl.executor.local import LocalExecutor
 
     return LocalExecutor(
         engine.model, cache, engine.attention, engine.kv_specs, engine.clock, sampler,
         max_num_seqs=engine.config.max_num_seqs, max_len=engine.max_model_len, proposer=proposer,
+        page_store=store,
     )  # fmt: skip
 
 
@@ -182,8 +208,9 @@ def make_attention(engine: Engine) -> AttentionBackend:
     return TorchAttention(c.attention_scale, engine.model.dtype, c.attention_softcap)
 
 
-def make_executor(engine: Engine, sampler: Sampler | None, proposer: Proposer | None) -> Executor:
-    executor = _worker(engine, engine.kv_cache, part(sampler, lambda: make_sampler(engine)), proposer)
+def make_executor(engine: Engine, parts: Parts) -> Executor:
+    sampler = part(parts.sampler, lambda: make_sampler(engine))
+    executor = _worker(engine, engine.kv_cache, sampler, parts.proposer, parts.page_store)
     reason = why_not_graphs(engine)
     if reason is None and engine.config.graphs != "off":
         from reference_impl.executor.graphs import CudaRecorder

@@ -28,7 +28,7 @@ from reference_impl.default_parts import (
     make_attention,
     make_cache,
     make_executor,
-    make_prefix_index,
+    make_kv_manager,
     max_model_len,
     part,
     size_cache,
@@ -39,9 +39,11 @@ from reference_impl.interfaces import (
     BlockPool,
     Clock,
     Executor,
+    FetchesPages,
     KVCache,
     KVManager,
     KVSpec,
+    PageStore,
     Policy,
     PrefixIndex,
     Proposer,
@@ -50,11 +52,11 @@ from reference_impl.interfaces import (
     Sampler,
     SamplingParams,
     Scheduler,
+    Transfers,
 )
 from reference_impl.kv.block_pool import BlockPool as DefaultBlockPool
 from reference_impl.kv.cache_key import prefix_key
 from reference_impl.kv.groups import kv_specs, longest_sequence
-from reference_impl.kv.manager import KVManager as DefaultKVManager
 from reference_impl.kv_store.budget import bytes_per_value_and_scale, check_memory, num_host_blocks_for
 from reference_impl.pipeline import Booked, Pipeline, can_overlap
 from reference_impl.planner import Planner
@@ -84,6 +86,7 @@ class Parts:
     attention: AttentionBackend | None = None
     sampler: Sampler | None = None
     proposer: Proposer | None = None
+    page_store: PageStore | None = None
     executor: Executor | None = None
     clock: Clock | None = None
     trace: events.Trace | None = None
@@ -135,16 +138,8 @@ class Engine:
                 f"Parts.block_pool has {self.block_pool.num_free} free blocks; the KV cache has {self.num_blocks}: "
                 f"pass num_blocks={self.block_pool.num_free}, or a pool of that size"
             )
-        self.kv = part(
-            parts.kv_manager,
-            lambda: DefaultKVManager(
-                self.block_pool,
-                config.block_size,
-                [spec.window for spec in self.kv_specs],
-                make_prefix_index(config, self.kv_specs) if parts.prefix_index is None else parts.prefix_index,
-                DefaultBlockPool(self.num_host_blocks) if self.num_host_blocks else None,
-            ),
-        )
+        self.kv = part(parts.kv_manager, lambda: make_kv_manager(self, parts))
+        self._pages = self.kv if isinstance(self.kv, FetchesPages) else None
         check_blocks(self.kv, self.num_blocks)
         self.scheduler = part(
             parts.scheduler,
@@ -159,7 +154,7 @@ class Engine:
             ),
         )
         self.kv_cache = part(parts.kv_cache, lambda: make_cache(self))
-        self.executor = part(parts.executor, lambda: make_executor(self, parts.sampler, parts.proposer))
+        self.executor = part(parts.executor, lambda: make_executor(self, parts))
         self.requests: dict[str, Request] = {}  # those not finished
         self.pins: list[Pin] = []
         self.trace = part(parts.trace, events.Trace)
@@ -215,7 +210,7 @@ class Engine:
         )
         request.children = [self._child(request, i, f"{request_id}/{i}") for i in range(1, sampling.n)]
         members = (request, *request.children)
-        self.scheduler.add(request)  # first: who is refused here leaves nothing behind
+        self.scheduler.add(request)  # first: if it is refused, there is nothing to clean up
         for member in members:
             self._arrived(member)
         return request
@@ -302,8 +297,11 @@ class Engine:
         """Plans and starts one forward pass, and books one: the same or, overlapped, the one before it, which runs
         while this one is planned. So an overlapped engine's first step has no tokens."""
         now = self.clock.now()
+        if self._pages is not None:
+            self._pages.expire(now)
         plan = self.scheduler.schedule(now)
-        if not (plan.rows or plan.preempted or self.pipeline):
+        transfers = plan.transfers.is_work or (self._pages is not None and self._pages.num_transfers > 0)
+        if not (plan.rows or plan.preempted or transfers or self.pipeline):
             self._check_patience(now)
             return StepResult({}, ())
         booked = self.pipeline.step(plan, self.requests)
@@ -314,8 +312,8 @@ class Engine:
         return StepResult(booked.tokens, booked.finished)
 
     def _drain(self) -> None:
-        """Where nobody is left, nobody waits for what still runs: it is booked, and its blocks come back. Not after a
-        failed step: who aborts because of it shall see its error, not one more."""
+        """When no request remains, collects the steps in flight, so that their blocks are free. Not after a failed
+        step: an abort that follows it should not raise one more error."""
         while self.pipeline and not self.requests and not self.pipeline.is_lost:
             self._record(self.pipeline.collect(self.requests))
 
@@ -346,7 +344,9 @@ class Engine:
         self._drain()
 
     def has_work(self) -> bool:
-        return bool(self.pipeline) or self.scheduler.has_work()
+        """Also where nothing is computed, and transfers are to begin."""
+        unsent = self._pages is not None and self._pages.num_unsent > 0
+        return bool(self.pipeline) or unsent or self.scheduler.has_work()
 
     def capture_graphs(self, longest: int | None = None) -> int:
         """On a GPU: captures the CUDA graphs of all decoding steps with contexts of up to `longest` positions, where
@@ -356,6 +356,9 @@ class Engine:
         return 0 if capture_all is None else capture_all(longest)
 
     def close(self) -> None:
+        """Waits for pages that are being saved, up to the store's timeout."""
+        while self._pages is not None and self._pages.num_transfers and not self.requests and not self.pipeline.is_lost:
+            self.step()
         self.executor.close()
 
     @property
@@ -394,13 +397,16 @@ class Engine:
         return prompt
 
     def _record(self, booked: Booked) -> None:
-        """Into the trace; and who finished is no longer here."""
+        """Into the trace, and what finished out of the engine's books. A step that only asked for transfers leaves no
+        trace."""
         plan, output = booked.plan, booked.output
+        if not (plan.rows or plan.preempted or plan.transfers != Transfers() or output.transfers):
+            return
         self.trace.add(
             events.StepDone(
                 plan.step_id, output.started_at, output.finished_at, booked.rows, plan.preempted,
                 self.scheduler.num_waiting, self.scheduler.num_running, self.kv.num_available,
-                plan.transfers, plan.admitted, output.attention, booked.num_sampled,
+                plan.transfers, plan.admitted, output.attention, output.transfers, booked.num_sampled,
             )
         )  # fmt: skip
         for request in booked.finished:

@@ -10,9 +10,11 @@ import enum
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from torch import Tensor
 
 BlockId = int
@@ -21,6 +23,7 @@ NO_BLOCK: BlockId = -1  # in a block table: these positions have fallen out of t
 
 class RequestState(enum.Enum):
     WAITING = "waiting"  # no KV blocks on the device; new, or preempted and queued again
+    LOADING = "loading"  # waits for pages from a store, beside the queue; takes no seat and holds up no other request
     RUNNING = "running"  # holds KV blocks
     FINISHED = "finished"
 
@@ -225,14 +228,47 @@ class BlockPair(NamedTuple):
     dst: BlockId
 
 
+class Page(NamedTuple):
+    """The keys and values of a full block, and the name a store has for them: see `page_keys` in kv/stored.py."""
+
+    key: bytes
+    block: BlockId
+
+
+class PageTransfer(NamedTuple):
+    """Pages on their way between the device and a page store. It begins with a step and ends when it ends: with the
+    reply to that step or a later one. Until then nothing else may use its blocks."""
+
+    id: int
+    pages: tuple[Page, ...]
+
+
+class TransferEnd(NamedTuple):
+    """error: why the pages did not arrive; None if they did."""
+
+    id: int
+    error: str | None = None
+
+
 @dataclass(frozen=True)
 class Transfers:
-    """What must be moved before a step writes anything, in this order: out to the host, within the device, in again."""
+    """What must be moved before a step writes anything, in this order: out to the host, within the device, in again.
+
+    Loads and saves only begin before the step writes; `Reply.transfers` says when they ended.
+    """
 
     swap_out: tuple[BlockPair, ...] = ()  # device -> host
     copies: tuple[BlockPair, ...] = ()  # device -> device (copy-on-write)
     swap_in: tuple[BlockPair, ...] = ()  # host -> device
-    evicted: tuple[BlockId, ...] = ()  # nothing to move: blocks of the prefix cache that went to somebody else
+    evicted: tuple[BlockId, ...] = ()  # nothing to move: blocks of the prefix cache that were given to other requests
+    loads: tuple[PageTransfer, ...] = ()  # store -> device
+    saves: tuple[PageTransfer, ...] = ()  # device -> store
+    cancelled: tuple[int, ...] = ()  # transfers that are no longer wanted; each of them ends, too
+
+    @property
+    def is_work(self) -> bool:
+        """Whether a step without rows has something to do for them."""
+        return bool(self.swap_out or self.copies or self.swap_in or self.loads or self.saves or self.cancelled)
 
 
 @dataclass(frozen=True)
@@ -291,7 +327,7 @@ class TableUpdate(NamedTuple):
 
 class StepRow(NamedTuple):
     """A slot's share of a step, as `Row` is a request's. While a step runs that verifies drafts of this slot, `start`
-    is what it will be if all of them are right: the worker knows better."""
+    is what it will be if all of them are right; the worker takes its own count, which is exact."""
 
     slot: int
     start: int
@@ -309,8 +345,8 @@ class StepRow(NamedTuple):
 class Step:
     """What a worker is told of one step; it takes effect in the order of the fields. Plain values: it can be pickled.
 
-    Whoever is opened keeps a slot, so nothing of a request is told twice, and a step's size does not depend on how long
-    its contexts are.
+    A request keeps its slot from opened to closed, so nothing of it is sent twice, and a step's size does not depend on
+    how long its contexts are.
     """
 
     step_id: int
@@ -334,6 +370,7 @@ class Reply:
     started_at: float
     finished_at: float
     attention: tuple[str, ...] = ()  # what computed it, as the backend says
+    transfers: tuple[TransferEnd, ...] = ()  # those that ended since the reply before, whichever step they began with
 
 
 @dataclass
@@ -402,6 +439,7 @@ class StepOutput:
     started_at: float
     finished_at: float
     attention: tuple[str, ...] = ()  # what computed it, as the backend says
+    transfers: tuple[TransferEnd, ...] = ()  # as of `Reply`
 
 
 class Clock(Protocol):
@@ -492,6 +530,75 @@ class KVManager(Protocol):
     @property
     def num_available(self) -> int:
         """Blocks that can be had: free ones, and cached ones that nobody uses."""
+        ...
+
+
+@runtime_checkable
+class FetchesPages(Protocol):
+    """A KV manager that fills its prefix cache from a page store, and the store from its prefix cache."""
+
+    def fetch(self, request: Request, now: float) -> bool:
+        """Begins to load what the store has of a waiting request's tokens and the prefix cache has not.
+
+        False: there is nothing to wait for. True: the request is to be set aside until `is_fetching` is false, and
+        then let in like any other; what came is in the prefix cache.
+        """
+        ...
+
+    def is_fetching(self, request: Request) -> bool: ...
+
+    def expire(self, now: float) -> None:
+        """Cancels transfers that take longer than the store's timeout."""
+        ...
+
+    def transfers_ended(self, ends: Sequence[TransferEnd]) -> None:
+        """Their blocks are free to be used; loaded ones are in the prefix cache."""
+        ...
+
+    @property
+    def num_unsent(self) -> int:
+        """Transfers that the next step will begin or cancel."""
+        ...
+
+    @property
+    def num_transfers(self) -> int:
+        """Transfers that have not ended."""
+        ...
+
+
+@runtime_checkable
+class HoldsPages(Protocol):
+    """A KV cache whose blocks can be had, and set, as bytes."""
+
+    def read_pages(self, blocks: Sequence[BlockId]) -> list[bytes]:
+        """Of each block the keys, values and scales of all layers."""
+        ...
+
+    def write_page(self, block: BlockId, content: memoryview) -> None:
+        """ValueError if it is not as long as a block."""
+        ...
+
+
+class PageStore(Protocol):
+    """Keeps pages beyond the device: in host memory, in files, on other machines. It never sees a tensor.
+
+    The planner asks which pages there are; the worker, maybe in another process, hands contents over and gets them
+    back. A load that is late, fails, or brings anything but what was saved costs time and changes no text: the request
+    computes its tokens itself. Pages of different weights must not meet in one store.
+    """
+
+    timeout: float  # seconds on the engine's clock, after which a transfer is cancelled
+
+    def num_stored(self, keys: Sequence[bytes]) -> int:
+        """How many of the first keys it has, without a gap. Called while a step is planned: it should not block."""
+        ...
+
+    def load(self, keys: Sequence[bytes]) -> Future[Sequence[bytes]]:
+        """The contents of each key's page, in order."""
+        ...
+
+    def save(self, pages: Mapping[bytes, bytes]) -> Future[None]:
+        """Contents by key. What is stored under a key already may stay."""
         ...
 
 

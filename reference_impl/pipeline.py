@@ -18,7 +18,9 @@ from typing import Any
 
 from reference_impl.interfaces import (
     Executor,
+    FetchesPages,
     KVManager,
+    Reply,
     Request,
     RequestState,
     Row,
@@ -77,18 +79,19 @@ class Pipeline:
         return self._lost is not None
 
     def step(self, plan: StepPlan, requests: Mapping[str, Request]) -> Booked | None:
-        """Submits a plan, if there is something to do in it, and books the step whose turn it is: the same one or,
-        overlapped, the one before. None: there is none yet. requests: all that are not finished, by id.
+        """Submits a plan, if there is something to do in it or no step runs, and books the step whose turn it is: the
+        same one or, overlapped, the one before. None: there is none yet. requests: all that are not finished, by id.
 
         RuntimeError if an overlapped step failed before.
         """
         with self._watched():
-            something_to_do = bool(plan.rows or plan.preempted)
-            if something_to_do:
+            # With nothing to plan, the step that runs is collected; with none, a step without rows asks for transfers.
+            is_submitted = bool(plan.rows or plan.preempted or plan.transfers.is_work or not self._running)
+            if is_submitted:
                 self._submit(plan, requests)
-            is_first = self.overlaps and something_to_do and len(self) == 1
+            is_first = self.overlaps and is_submitted and len(self) == 1
             booked = None if is_first else self._collect(requests)
-            if self.overlaps and something_to_do:
+            if self.overlaps and is_submitted:
                 self.scheduler.advance(plan)
             return booked
 
@@ -125,6 +128,8 @@ class Pipeline:
         if drafts := self.planner.has_drafted:
             self.planner.settle(running.step, reply, running.requests)
             rows = tuple(_where_it_was(row, running.requests[row.request_id]) for row in rows)
+        if reply.transfers:
+            self._pages_of(reply).transfers_ended(reply.transfers)
         output = output_of(reply, running.plan.rows)
         # Who has ended by now has no use for its token, and its name may be somebody else's.
         ended = {name for name, request in running.requests.items() if request.state is RequestState.FINISHED}
@@ -149,6 +154,14 @@ class Pipeline:
             tokens = {name: new for name, new in tokens.items() if name not in ended}
         num_sampled = tuple(len(tokens.get(row.request_id, ())) for row in rows) if drafts else ()
         return Booked(running.plan, rows, num_sampled, output, tokens, tuple(finished))
+
+    def _pages_of(self, reply: Reply) -> FetchesPages:
+        if not isinstance(self.kv, FetchesPages):
+            raise ValueError(
+                f"the reply to step {reply.step_id} speaks of transfers {[end.id for end in reply.transfers]}; "
+                f"{type(self.kv).__name__} has begun none"
+            )
+        return self.kv
 
 
 def _check_appended(scheduler: Scheduler, request: Request) -> None:

@@ -168,4 +168,4 @@ def output_of(reply: Reply, rows: Sequence[Row]) -> StepOutput:
     """A reply in the scheduler's terms. rows: of the plan."""
     tokens = {row.request_id: new for row, new in zip(rows, reply.tokens, strict=True) if new}
     logprobs = {rows[at].request_id: reports for at, reports in reply.logprobs.items()}
-    return StepOutput(tokens, logprobs, reply.started_at, reply.finished_at, reply.attention)
+    return StepOutput(tokens, logprobs, reply.started_at, reply.finished_at, reply.attention, reply.transfers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from reference_impl.interfaces import Row, Transfers
+from reference_impl.interfaces import Row, TransferEnd, Transfers
 from reference_impl.metrics import RequestMetrics, WorkloadMetrics
 
 
@@ -42,6 +42,7 @@ class StepDone:
     transfers: Transfers = field(default_factory=Transfers)
     admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
     attention: tuple[str, ...] = ()  # what computed it, as the attention backend says: "flash_attention", "sdpa", ...
+    transfers_ended: tuple[TransferEnd, ...] = ()  # of pages, with why if they did not arrive
     num_sampled: tuple[int, ...] = ()  # of each row; () where drafts were never verified: one where it samples
 
     @property

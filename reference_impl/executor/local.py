@@ -17,12 +17,14 @@ from torch import Tensor
 from reference_impl.executor.batch import HostBatch, as_batch, lay_out
 from reference_impl.executor.drafts import Verified, draft_arrays, guessed_before, propose, verify
 from reference_impl.executor.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
+from reference_impl.executor.pages import LONGEST_WAIT, Pages
 from reference_impl.executor.slots import Slot, Slots
 from reference_impl.interfaces import (
     AttentionBackend,
     Clock,
     KVCache,
     KVSpec,
+    PageStore,
     Proposer,
     Reply,
     Sampled,
@@ -63,7 +65,7 @@ class LocalExecutor:
 
     max_num_seqs: requests that run at a time. max_len: positions of one. proposer: whose drafts are verified where a
     step's rows have any; with one, the host waits for each step before it submits the next, to know where its rows
-    begin.
+    begin. page_store: for the loads and saves of a step's transfers.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class LocalExecutor:
         max_num_seqs: int,
         max_len: int,
         proposer: Proposer | None = None,
+        page_store: PageStore | None = None,
     ):
         self.proposer = proposer
+        self.pages = None if page_store is None else Pages(page_store, kv_cache)
         self.model, self.kv_cache, self.attention = model, kv_cache, attention
         self.kv_specs, self.clock, self.sampler = kv_specs, clock, sampler
         self.slots = Slots(max_num_seqs, max_len, kv_specs, model.device)
@@ -98,6 +102,13 @@ class LocalExecutor:
         now = self.clock.now()
         self.slots.apply(step)
         self.kv_cache.transfer(step.transfers)
+        if self.pages is not None:
+            self.pages.begin(step.transfers)
+            self.pages.take_in(0.0 if step.rows else LONGEST_WAIT)
+        elif step.transfers.loads or step.transfers.saves:
+            raise ValueError(
+                f"step {step.step_id} loads or saves pages and this worker has no store: see Parts.page_store"
+            )
         if not step.rows:
             return self._ticket(step, now, [], None, (), None)
         host = lay_out(step.rows if self.proposer is None else self._from_their_starts(self.proposer, step), self.slots)
@@ -122,7 +133,7 @@ class LocalExecutor:
 
     def _from_their_starts(self, proposer: Proposer, step: Step) -> list[StepRow]:
         """The step's rows, beginning where their slots are: how many drafts of the step before were right is known
-        here first. The proposer hears who comes and goes."""
+        here first. The proposer is told which slots are closed and opened."""
         for slot in step.closed:
             proposer.closed(slot)
         for new in step.opened:
@@ -291,6 +302,7 @@ class LocalExecutor:
         # One device computes one step at a time: it began this one when the one before was finished.
         started = max(ticket.submitted_at, self._finished_at)
         self._finished_at = self.clock.now() if ticket.finished_at is None else ticket.finished_at
+        ended = () if self.pages is None else self.pages.take_ended()
         tokens: list[tuple[int, ...]] = [()] * len(step.rows)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         if ticket.accepted is None:
@@ -298,7 +310,7 @@ class LocalExecutor:
                 tokens[row] = (token,)
                 if report is not None:
                     logprobs[row] = (report,)
-            return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran)
+            return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran, ended)
         accepted, first = iter(ticket.accepted.tolist()), 0
         for row in ticket.sampling:
             drafts = step.rows[row].num_drafts
@@ -308,7 +320,7 @@ class LocalExecutor:
             if reports[0] is not None:
                 logprobs[row] = tuple(report for report in reports if report is not None)
             first += drafts + 1
-        return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran)
+        return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran, ended)
 
     def close(self) -> None:
         """Lets the graphs go, and with them their memory; later steps would be eager."""

@@ -93,6 +93,27 @@ class PagedKVCache:
                     block.copy_(host[pair.src], non_blocking=True)
                 blocks.index_copy_(0, _ids((pair.dst for pair in pairs), blocks.device), found)
 
+    # --- pages: blocks as bytes, for a store beyond the device ------------------------------------------------------
+
+    def read_pages(self, blocks: Sequence[BlockId]) -> list[bytes]:
+        """Of each block its values and scales, all layers. Waits for the device."""
+        ids = _ids(blocks, self.data.device)
+        parts = [of_blocks.index_select(0, ids).cpu().contiguous().view(torch.uint8) for of_blocks, _ in self._moved]
+        return [b"".join(part[i].numpy().tobytes() for part in parts) for i in range(len(blocks))]
+
+    def write_page(self, block: BlockId, content: memoryview) -> None:
+        """ValueError if the content is not as long as a block."""
+        parts = [of_blocks[block] for of_blocks, _ in self._moved]
+        if len(content) != (expected := sum(part.nbytes for part in parts)):
+            raise ValueError(
+                f"expected a page of {expected} bytes, got {len(content)}: it is of another model or cache"
+            )
+        start = 0
+        for part in parts:
+            found = torch.frombuffer(bytearray(content[start : start + part.nbytes]), dtype=part.dtype)
+            part.copy_(found.view(part.shape))
+            start += part.nbytes
+
 
 def _pieces(pairs: Sequence[BlockPair], size: int) -> Iterator[Sequence[BlockPair]]:
     return (pairs[start : start + size] for start in range(0, len(pairs), size))

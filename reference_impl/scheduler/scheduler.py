@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reference_impl.interfaces import (
+    FetchesPages,
     KVManager,
     Policy,
     Request,
@@ -46,6 +47,7 @@ class _Step:
     """A plan while it is made."""
 
     budget: int  # tokens that may still be handed out
+    now: float
     rows: dict[str, Row] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
     admitted: list[tuple[str, int]] = field(default_factory=list)
@@ -74,7 +76,9 @@ class Scheduler:
         self.kv, self.policy = kv, FirstCome() if policy is None else policy
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.admission, self.preemption, self.num_drafts = admission, preemption, num_drafts
+        self._pages = kv if isinstance(kv, FetchesPages) else None
         self.waiting = RankedQueue()
+        self.loading: list[Request] = []  # set aside until their pages have come; they hold no seat and no blocks
         self.running: list[Request] = []  # best rank first
         self._requests: dict[str, Request] = {}  # those not finished
         self._ranks: dict[str, Rank] = {}
@@ -107,11 +111,11 @@ class Scheduler:
 
     def has_work(self) -> bool:
         """Is there a token to compute? Not for a request that is held until somebody appends to it."""
-        return bool(self.waiting) or any(request.num_missing_tokens for request in self.running)
+        return bool(self.waiting or self.loading) or any(request.num_missing_tokens for request in self.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting)
+        return len(self.waiting) + len(self.loading)
 
     @property
     def num_running(self) -> int:
@@ -121,7 +125,9 @@ class Scheduler:
 
     def schedule(self, now: float) -> StepPlan:
         """The next step's plan; without rows only where nothing can be computed."""
-        step = _Step(self.max_num_batched_tokens)
+        step = _Step(self.max_num_batched_tokens, now)
+        if self.loading:
+            self._queue_again()
         if self.policy.preemptive:
             self._overtake(step)
         for request, num_tokens, num_drafts in self._shares():
@@ -156,7 +162,7 @@ class Scheduler:
         return shares
 
     def _useful_drafts(self, request: Request) -> int:
-        """No more than can be kept, with the token that is sampled behind them. None for who is held, whose tokens
+        """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
         are chosen elsewhere, and before samples are forked, which share what is known to be computed."""
         if request.holds or request.children:
             return 0
@@ -185,11 +191,30 @@ class Scheduler:
 
     def _let_in(self, step: _Step) -> None:
         """Waiting requests start while there is room. Nobody overtakes, and nobody enters where one was thrown out."""
-        while self.waiting and step.budget and not step.preempted and self._enter(self.waiting.first(), step):
+        while step.budget and not step.preempted and (first := self._first(step.now)) and self._enter(first, step):
             request = self.waiting.pop()
             self._give(request, min(request.num_missing_tokens, step.budget), step)
         if self.running and not step.rows and not step.preempted and not self._booked:
             self._let_held_in(step)
+
+    def _first(self, now: float) -> Request | None:
+        """Of the queue. Requests whose pages a store has are set aside until these have come; not more than may run,
+        since blocks are taken for them."""
+        while self.waiting:
+            first = self.waiting.first()
+            if self._pages is None or len(self.loading) >= self.max_num_seqs or not self._pages.fetch(first, now):
+                return first
+            self.loading.append(self.waiting.pop())
+            first.state = RequestState.LOADING
+        return None
+
+    def _queue_again(self) -> None:
+        """Requests whose pages have come, or will not come."""
+        assert self._pages is not None
+        for request in [request for request in self.loading if not self._pages.is_fetching(request)]:
+            self.loading.remove(request)
+            request.state = RequestState.WAITING
+            self.waiting.push(request, self._ranks[request.id])
 
     def _let_held_in(self, step: _Step) -> None:
         """All that run are held, and wait for others of their kind, which may wait behind somebody for whom there is no
@@ -201,8 +226,8 @@ class Scheduler:
 
     def _overtake(self, step: _Step) -> None:
         """The first of the queue takes the place of running requests that rank after it."""
-        while self.waiting and self.running:
-            first, last = self.waiting.first(), self.running[-1]
+        while self.running and (first := self._first(step.now)):
+            last = self.running[-1]
             if self._ranks[last.id] < self._ranks[first.id]:
                 return
             if self._enter(first, step):
@@ -336,6 +361,8 @@ class Scheduler:
     def _finish(self, request: Request, reason: str) -> None:
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
+        elif request.state is RequestState.LOADING:
+            self.loading.remove(request)
         elif request.id in self.waiting:
             self.waiting.remove(request.id)
         else:  # a sample that was not forked yet

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
 from reference_impl.executor.process import Facts, WorkerProcess, fingerprint
-from reference_impl.interfaces import Executor
+from reference_impl.interfaces import Executor, PageStore
 from reference_impl.model_config import read_model_config
 
 
@@ -24,38 +25,46 @@ def facts_of(engine: Engine) -> Facts:
     )  # fmt: skip
 
 
-def load_worker(folder: Path, dtype: str, device: str, config: EngineConfig) -> tuple[Executor, Facts]:
+def load_worker(
+    folder: Path, dtype: str, device: str, config: EngineConfig, make_store: Callable[[], PageStore] | None = None
+) -> tuple[Executor, Facts]:
     """The worker of an engine of its own, with the model in `folder`; whatever plans in that engine is not used."""
     from reference_impl.llm import LLM
 
-    llm = LLM(folder, dtype, device, **dataclasses.asdict(config))
+    parts = Parts(page_store=None if make_store is None else make_store())
+    llm = LLM(folder, dtype, device, parts, **dataclasses.asdict(config))
     return llm.engine.executor, facts_of(llm.engine)
 
 
 def split_engine(
     folder: Path, config: EngineConfig | None = None, *, dtype: str = "float32", device: str = "cpu",
-    parts: Parts | None = None,
+    parts: Parts | None = None, make_store: Callable[[], PageStore] | None = None,
 ) -> Engine:  # fmt: skip
     """An engine that plans here, and whose model, of dtype, computes in another process on `device`.
 
-    parts: those that plan; what computes is the worker's own. ValueError where the two do not belong together,
-    WorkerError where the worker does not start. `Engine.close` ends the process.
+    parts: those that plan; what computes is the worker's own. make_store: called in both processes, a function of a
+    module or a partial of one; the two stores must have the same pages. ValueError where planner and worker do not
+    belong together, WorkerError where the worker does not start. `Engine.close` ends the process.
     """
     config, parts = config or EngineConfig(), parts or Parts()
     theirs = [
         name
-        for name in ("kv_cache", "attention", "sampler", "proposer", "executor")
+        for name in ("kv_cache", "attention", "sampler", "proposer", "page_store", "executor")
         if getattr(parts, name) is not None
     ]
     if theirs:
         raise ValueError(
             f"split_engine: these parts would be in the other process: {', '.join(theirs)}; leave them out"
+            + " (for a page store there is make_store)" * ("page_store" in theirs)
         )
-    worker = WorkerProcess(partial(load_worker, folder, dtype, device, config))
+    worker = WorkerProcess(partial(load_worker, folder, dtype, device, config, make_store))
     try:
         planned = dataclasses.replace(config, num_blocks=worker.facts.num_blocks, kv_cache_bytes=None)
         elsewhere: Any = _Elsewhere()
-        with_worker = dataclasses.replace(parts, executor=worker, kv_cache=elsewhere, attention=elsewhere)
+        with_worker = dataclasses.replace(
+            parts, executor=worker, kv_cache=elsewhere, attention=elsewhere,
+            page_store=None if make_store is None else make_store(),
+        )  # fmt: skip
         engine = Engine(outline(folder, dtype, device), planned, with_worker)
         facts_of(engine).check(worker.facts)
     except BaseException:

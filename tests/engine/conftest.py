@@ -6,7 +6,8 @@ import dataclasses
 import pickle
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -80,6 +81,90 @@ class Oracle:
         return torch.tensor(guesses)
 
 
+class FakeStore:
+    """A page store that does to each transfer one of `kinds`, drawn by a seed. Time passes with `turn`.
+
+    now, late (after some turns), never; fails, refuses (an error instead of a future); of loads also: short, flipped
+    (one bit), fewer (pages), swapped (two pages), empty. lies: it says that it has everything.
+    """
+
+    timeout = 40.0
+
+    def __init__(self, kinds: Sequence[str], seed: int = 0):
+        self.kinds, self.random = kinds, random.Random(seed)
+        self.contents: dict[bytes, bytes] = {}
+        self.late: list[tuple[int, Callable[[], None]]] = []  # (turns left, what then happens)
+        self.begun: list[str] = []  # kind of each load
+
+    def num_stored(self, keys: Sequence[bytes]) -> int:
+        if "lies" in self.kinds and self.random.random() < 0.5:
+            return len(keys)
+        return next((i for i, key in enumerate(keys) if key not in self.contents), len(keys))
+
+    def turn(self) -> None:
+        self.late = [(left - 1, act) for left, act in self.late]
+        due = [act for left, act in self.late if left <= 0]
+        self.late = [(left, act) for left, act in self.late if left > 0]
+        for act in due:
+            act()
+
+    def load(self, keys: Sequence[bytes]) -> Future[Sequence[bytes]]:
+        kind = self.random.choice(self.kinds)
+        self.begun.append(kind)
+        return self.answer(kind, lambda: self.spoil(kind, [self.contents[key] for key in keys]))
+
+    def save(self, pages: Mapping[bytes, bytes]) -> Future[None]:
+        return self.answer(self.random.choice(self.kinds), lambda: self.contents.update(pages))
+
+    def spoil(self, kind: str, pages: list[bytes]) -> list[bytes]:
+        at = self.random.randrange(len(pages))
+        page = pages[at]
+        if kind == "short":
+            pages[at] = page[: self.random.randrange(len(page))]
+        elif kind == "flipped":
+            bit = self.random.randrange(8 * len(page))
+            pages[at] = page[: bit // 8] + bytes([page[bit // 8] ^ 1 << bit % 8]) + page[bit // 8 + 1 :]
+        elif kind == "fewer":
+            del pages[at]
+        elif kind == "swapped":
+            pages.reverse()  # one page alone stays right
+        elif kind == "empty":
+            pages[at] = b""
+        return pages
+
+    def answer(self, kind: str, what: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def act() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(what())
+            except Exception as error:
+                future.set_exception(error)
+
+        if kind == "refuses":
+            raise ConnectionError("the store is closed")
+        if kind == "fails":
+            future.set_exception(TimeoutError("no answer"))
+        elif kind == "late":
+            self.late.append((self.random.randint(1, 6), act))
+        elif kind != "never":
+            act()
+        return future
+
+
+class CountingClock:
+    """A second passes whenever it is looked at, so that nothing depends on how fast a machine is."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+
+    def now(self) -> float:
+        self.time += 1.0
+        return self.time
+
+
 class ShuffledPool(BlockPool):
     """Hands out blocks in a random order."""
 
@@ -124,11 +209,13 @@ class LateExecutor:
         self.in_flight: list[dict[str, Any]] = []  # submitted, not collected
         # Tokens that the host did not know when a step was submitted; of those that it computes, and throws out.
         self.num_unknown = self.num_preempted_unknown = 0
+        self.pages: dict[int, set[int]] = {}  # blocks of loads and saves that have not ended
 
     def submit(self, step: Step) -> dict[str, Any]:
         self.num_preempted_unknown += sum(self.requests[slot].num_in_flight for slot in step.closed)
         self.requests.update((new.slot, self.engine.requests[new.request_id]) for new in step.opened)
         rows = [(row, self.requests[row.slot]) for row in step.rows]
+        self.pages.update((t.id, {p.block for p in t.pages}) for t in (*step.transfers.loads, *step.transfers.saves))
         self.check_blocks(rows, step.transfers)
         self.num_unknown += sum(request.num_in_flight for _, request in rows)
         # As it would come through a pipe: what the engine does with its requests meanwhile cannot be seen in it.
@@ -152,6 +239,8 @@ class LateExecutor:
         reply = self.inner.collect(running["ticket"])
         self.check_owners()  # still: it is collected only when this returns
         self.in_flight.pop(0)
+        for end in reply.transfers:
+            self.pages.pop(end.id, None)  # one that ends while it is being cancelled ends twice
         return reply
 
     def close(self) -> None:
@@ -163,12 +252,16 @@ class LateExecutor:
                 free = [b for b in blocks if self.engine.block_pool.ref_count(b) == 0]
                 assert not free, f"blocks {free} of {name!r} were freed while its step runs"
 
+        under_way = {block for blocks in self.pages.values() for block in blocks}
+        assert all(self.engine.block_pool.ref_count(b) for b in under_way), "a transfer's blocks were freed"
+
     def check_blocks(self, rows: list[tuple[StepRow, Request]], transfers: Transfers) -> None:
         """No row of the step, and no transfer, writes where a running step of another request reads or writes."""
         self.check_owners()
         size = self.engine.config.block_size
         for row, request in rows:
             written = {t[p // size] for t in request.block_tables for p in range(row.start, row.start + row.length)}
+            assert not any(written & blocks for blocks in self.pages.values()), "a row writes to pages under way"
             for step in self.in_flight:
                 for name, blocks in step["blocks"].items():
                     other = step["requests"][name] is not request

@@ -21,9 +21,14 @@ from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.kv.groups import kv_specs
 from reference_impl.models.decoder import Decoder
 from reference_impl.scheduler.policy import ByPriority, FirstCome, ShortestFirst
+from tests.engine.conftest import CountingClock, FakeStore
 
 BOUND = {"float32": 3e-5, "float64": 1e-12}  # of the largest logit
 VOCAB = 61
+
+
+_WRONG = ("short", "flipped", "fewer", "swapped", "empty")
+STORES = (("now",), ("now", "late"), ("late", "never"), ("now", "late", "never", "fails", "refuses", "lies", *_WRONG))
 
 
 @dataclass(frozen=True)
@@ -83,11 +88,14 @@ def workload(draw: st.DrawFn) -> tuple[list[Asked], dict[str, Any]]:
         "seed": draw(st.integers(0, 1000)),
         "late": draw(st.one_of(st.none(), st.integers(0, 1000))),  # overlapped steps, delayed by this seed
         "num_drafts": draw(st.sampled_from([0, 0, 1, 2, 5])),
+        "store": draw(st.sampled_from([None, None, None, *STORES])),
         "right": draw(st.sampled_from([0.0, 0.5, 1.0])),  # each guess, with this probability
     }
 
 
-def engine_options(model: Decoder, options: dict[str, Any], texts: dict[str, list[int]], oracle: Any) -> dict[str, Any]:
+def engine_options(
+    model: Decoder, options: dict[str, Any], texts: dict[str, list[int]], oracle: Any, store: FakeStore | None = None
+) -> dict[str, Any]:
     """As many groups of blocks as the model has KV groups; host memory in bytes. texts: what an oracle reads."""
     options = dict(options)
     right = options.pop("right", 0.0)
@@ -102,12 +110,13 @@ def engine_options(model: Decoder, options: dict[str, Any], texts: dict[str, lis
     if blocks := options.pop("num_host_blocks"):
         options.update(preemption="swap", swap_bytes=blocks * specs[0].bytes_per_block)
     proposer = oracle(texts, right, VOCAB, options["seed"]) if options["num_drafts"] else None
-    options["parts"] = Parts(policy=options.pop("policy")(), proposer=proposer)
+    clock = None if store is None else CountingClock()
+    options["parts"] = Parts(policy=options.pop("policy")(), proposer=proposer, page_store=store, clock=clock)
     return options | {"texts": texts}
 
 
-def serve(engine: Engine, asked: list[Asked]) -> dict[int, list[Request]]:
-    """All samples of each request, by its number."""
+def serve(engine: Engine, asked: list[Asked], store: Any = None) -> dict[int, list[Request]]:
+    """All samples of each request, by its number. store: time passes for it, too."""
     samples: dict[int, list[Request]] = {}
     for step in itertools.count():
         for number, a in enumerate(asked):
@@ -117,7 +126,10 @@ def serve(engine: Engine, asked: list[Asked]) -> dict[int, list[Request]]:
             if a.abort == step and f"r{number}" in engine.requests:
                 engine.abort(f"r{number}")
         engine.step()
-        if len(samples) == len(asked) and not engine.has_work():
+        if store is not None:
+            store.turn()
+        under_way = store is not None and engine.kv.num_transfers
+        if len(samples) == len(asked) and not engine.has_work() and not under_way:
             return samples
     raise AssertionError
 
@@ -205,8 +217,14 @@ def check_workload(
     # In float32 a near-tie may fall either way, so nobody knows what will be written.
     recorded = texts_alone(model, asked) if dtype == "float64" else {}
     options = options if recorded else options | {"num_drafts": 0}
-    engine, logits = tapped_engine(model, **engine_options(model, options, recorded, oracle))
-    samples = serve(engine, asked)
+    kinds, options = options.get("store"), {name: value for name, value in options.items() if name != "store"}
+    store = None
+    if kinds and options["prefix_cache"] != "off" and set(model.config.layer_windows) == {None}:
+        # The engine that is looked at finds what another one has saved.
+        store = FakeStore(kinds, options["seed"])
+        serve(tapped_engine(model, **engine_options(model, options, recorded, oracle, store))[0], asked, store)
+    engine, logits = tapped_engine(model, **engine_options(model, options, recorded, oracle, store))
+    samples = serve(engine, asked, store)
     steps = engine.trace.steps()
     event(f"preempted: {any(s.preempted for s in steps)}")
     event(f"chunked: {any(r.num_tokens > 1 and not r.samples for s in steps for r in s.rows)}")
@@ -214,6 +232,7 @@ def check_workload(
     event(f"copied: {any(s.transfers.copies for s in steps)}")
     event(f"swapped: {any(s.transfers.swap_in for s in steps)}")
     event(f"overlapped: {options.get('late') is not None}")
+    event(f"loads begun: {any(s.transfers.loads for s in steps)}")
     event(f"drafts kept: {any(n > 1 for s in steps for n in s.num_new_tokens)}")
     assert engine.kv.num_available == engine.num_blocks
 

@@ -188,7 +188,7 @@ def test_a_worker_of_another_engine_is_refused(split) -> None:
     with pytest.raises(ValueError, match="belongs to another engine") as caught:
         facts.check(other)
     text = str(caught.value)
-    assert "protocol: expected 1, the worker has 0" in text
+    assert f"protocol: expected {process.PROTOCOL}, the worker has 0" in text
     assert "the worker has 'abc'" in text
     assert "num_blocks: expected 14, the worker has 9" in text
     assert "max_len" not in text

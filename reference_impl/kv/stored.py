@@ -1,0 +1,216 @@
+"""A prefix cache with a page store behind it: pages that this engine, or another one, computed before are loaded
+instead of computed, and what is new in the prefix cache is saved (as by vLLM's KV connectors, LMCache and Mooncake).
+
+    fetch     the store has more of a request's prefix than the cache: take blocks, begin to load, set the request aside
+    ended     the blocks go into the prefix cache, where the request, and any other, finds them
+    commit    blocks that are new in the prefix cache begin to be saved
+
+Blocks of a transfer are held until it has ended, whatever became of the request. A load that fails, or is late, frees
+them, and the request computes its tokens: each request is fetched for once. Loaded blocks are not kept for the request
+that they came for. Otherwise those that wait could hold all blocks, and none of them be let in.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from weakref import WeakSet
+
+from reference_impl.interfaces import (
+    BlockId,
+    BlockPool,
+    Page,
+    PageStore,
+    PageTransfer,
+    PrefixIndex,
+    Request,
+    TransferEnd,
+    Transfers,
+)
+from reference_impl.kv.cache_key import cache_key
+from reference_impl.kv.hash_index import HashIndex
+from reference_impl.kv.manager import KVManager
+
+
+def page_keys(tokens: Sequence[int], key: bytes, block_size: int) -> list[bytes]:
+    """One of 32 bytes for each full block: SHA-256 over `key`, all tokens before the block, and its own."""
+    return list(HashIndex(block_size).digests(tokens, key))
+
+
+@dataclass(eq=False)
+class _Transfer:
+    """Begun, or to be begun with the next step, and not ended. began: seconds, None until the first `expire`."""
+
+    blocks: list[BlockId]  # each of them held
+    began: float | None = None
+    is_cancelled: bool = False
+
+
+@dataclass(eq=False)
+class _Load(_Transfer):
+    tokens: list[int] = field(default_factory=list)  # up to the end of the last page
+    prefix_key: bytes = b""
+    keys: frozenset[bytes] = frozenset()
+    waiting: set[str] = field(default_factory=set)  # requests that were set aside for it
+
+
+class StoredKVManager(KVManager):
+    """root: what tells keys of this model and this format of the cache from others in the same store.
+
+    Only for models whose layers all see everything, with a prefix index.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        index: PrefixIndex,
+        store: PageStore,
+        root: bytes,
+        host_pool: BlockPool | None = None,
+    ):
+        super().__init__(pool, block_size, (None,), index, host_pool)
+        self.store, self.root = store, root
+        self._transfers: dict[int, _Transfer] = {}  # by id
+        self._num_begun = 0
+        self._fetched: WeakSet[Request] = WeakSet()  # requests that were fetched for
+        self._kept: set[BlockId] = set()  # indexed blocks that need not be saved (again)
+        self._loads: list[PageTransfer] = []  # for the next step, as the two that follow
+        self._saves: list[PageTransfer] = []
+        self._cancelled: list[int] = []
+
+    @property
+    def num_unsent(self) -> int:
+        return len(self._loads) + len(self._saves) + len(self._cancelled)
+
+    @property
+    def num_transfers(self) -> int:
+        return len(self._transfers)
+
+    # --- from the store -------------------------------------------------------------------------------------------
+
+    def fetch(self, request: Request, now: float) -> bool:
+        if request in self._fetched or request.id in self._on_host:
+            return False
+        cached = self._match(request)
+        start, whole = len(cached), (request.num_tokens - 1) // self.block_size * self.block_size
+        tokens = request.tokens[:whole]
+        keys = page_keys(tokens, self.root + cache_key(request), self.block_size)
+        if start < len(keys) and (load := self._coming(keys[start])) is not None:
+            load.waiting.add(request.id)
+            self._fetched.add(request)
+            return True
+        num_stored = self._num_stored(keys)
+        if num_stored <= start:
+            self._fetched.add(request)
+            return False
+        if self.blocks_for(request.num_tokens) - start > self.num_available - self._would_hold(cached):
+            return False  # it could not be let in, either
+        self._hold(cached)
+        blocks = self._take(num_stored - start)
+        assert blocks is not None
+        self._fetched.add(request)
+        load = _Load(
+            [*cached, *blocks], now, tokens=tokens[: num_stored * self.block_size], prefix_key=cache_key(request),
+            keys=frozenset(keys[start:num_stored]), waiting={request.id},
+        )  # fmt: skip
+        self._loads.append(self._begin(load, zip(keys[start:num_stored], blocks, strict=True)))
+        return True
+
+    def _coming(self, key: bytes) -> _Load | None:
+        loads = (t for t in self._transfers.values() if isinstance(t, _Load) and not t.is_cancelled)
+        return next((load for load in loads if key in load.keys), None)
+
+    def _num_stored(self, keys: Sequence[bytes]) -> int:
+        num = self.store.num_stored(keys)
+        if not 0 <= num <= len(keys):
+            raise ValueError(
+                f"{type(self.store).__name__}.num_stored: expected how many of the first {len(keys)} keys it has, "
+                f"0 to {len(keys)}, got {num!r}"
+            )
+        return num
+
+    def _would_hold(self, cached: Sequence[BlockId]) -> int:
+        """Of these, how many count as available now, and would not any more."""
+        return sum(self.pool.ref_count(block) == 1 for block in cached)
+
+    def _begin(self, transfer: _Transfer, pages: Iterable[tuple[bytes, BlockId]]) -> PageTransfer:
+        number, self._num_begun = self._num_begun, self._num_begun + 1
+        self._transfers[number] = transfer
+        return PageTransfer(number, tuple(Page(key, block) for key, block in pages))
+
+    def is_fetching(self, request: Request) -> bool:
+        return any(request.id in t.waiting for t in self._transfers.values() if isinstance(t, _Load))
+
+    def expire(self, now: float) -> None:
+        for number, transfer in self._transfers.items():
+            if transfer.began is None:
+                transfer.began = now
+            elif now - transfer.began > self.store.timeout:
+                self._cancel(number, transfer)
+
+    def _cancel(self, number: int, transfer: _Transfer) -> None:
+        """Its blocks are free when the worker has said that it ended; the requests go on now."""
+        if isinstance(transfer, _Load):
+            transfer.waiting.clear()
+        if not transfer.is_cancelled:
+            transfer.is_cancelled = True
+            self._cancelled.append(number)
+
+    def transfers_ended(self, ends: Sequence[TransferEnd]) -> None:
+        for end in ends:
+            if not 0 <= end.id < self._num_begun:
+                raise ValueError(f"transfer {end.id} ended, which was never begun: {self._num_begun} were, from 0")
+            transfer = self._transfers.pop(end.id, None)
+            if transfer is None:  # it ended while it was being cancelled
+                continue
+            if isinstance(transfer, _Load) and end.error is None:
+                self._index_loaded(transfer)
+            self._release(transfer.blocks)
+
+    def _index_loaded(self, load: _Load) -> None:
+        assert self.index is not None
+        for block in self.index.insert(load.tokens, load.prefix_key, load.blocks):
+            if block not in self._indexed:
+                self.pool.incref([block])  # the index's own reference
+                self._indexed.add(block)
+                self._kept.add(block)
+
+    def free(self, request: Request) -> None:
+        for number, transfer in self._transfers.items():
+            if isinstance(transfer, _Load) and request.id in transfer.waiting:
+                transfer.waiting.remove(request.id)
+                if not transfer.waiting:
+                    self._cancel(number, transfer)
+        super().free(request)
+
+    # --- to the store ---------------------------------------------------------------------------------------------
+
+    def commit(self, request: Request) -> None:
+        super().commit(request)
+        table = [*itertools.takewhile(lambda block: block in self._indexed, request.block_table)]
+        if all(block in self._kept for block in table):
+            return
+        tokens = request.tokens[: len(table) * self.block_size]
+        keys = page_keys(tokens, self.root + cache_key(request), self.block_size)
+        num_stored = self._num_stored(keys)
+        behind = zip(keys[num_stored:], table[num_stored:], strict=True)
+        new = [(key, block) for key, block in behind if block not in self._kept]
+        self._kept.update(table)
+        if new:
+            self._hold(table)  # with the blocks before the new ones, so that leaf by leaf each can be evicted
+            self._saves.append(self._begin(_Transfer(table), new))
+
+    def _evict(self, num_blocks: int) -> None:
+        before = len(self._evicted)
+        super()._evict(num_blocks)
+        self._kept.difference_update(self._evicted[before:])
+
+    def take_transfers(self) -> Transfers:
+        within = super().take_transfers()
+        if not self.num_unsent:
+            return within
+        loads, saves, cancelled = tuple(self._loads), tuple(self._saves), tuple(self._cancelled)
+        self._loads, self._saves, self._cancelled = [], [], []
+        return replace(within, loads=loads, saves=saves, cancelled=cancelled)

@@ -1,0 +1,296 @@
+"""A page store behind the prefix cache: the same texts whatever it does, and nothing waits for it but what asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from reference_impl.config import ConfigError, EngineConfig, course_model
+from reference_impl.engine import Engine, Parts
+from reference_impl.interfaces import BlockPair, Request, RequestState, SamplingParams, StepPlan, TransferEnd, Transfers
+from reference_impl.kv.block_pool import BlockPool
+from reference_impl.kv.hash_index import HashIndex
+from reference_impl.kv.manager import KVManager
+from reference_impl.kv.stored import StoredKVManager
+from reference_impl.kv_store.folder import FolderStore
+from reference_impl.models.decoder import Decoder
+from reference_impl.models.loader import load_model
+from reference_impl.serving.split import split_engine
+from tests.engine.conftest import CountingClock, FakeStore
+
+PROMPT = list(range(1, 24))  # 5 full blocks of 4, and 3 tokens
+GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+CONFIG = EngineConfig(block_size=4, num_blocks=24, max_num_seqs=4, overlap="off")
+
+
+@pytest.fixture(scope="module")
+def model(random_model) -> Decoder:
+    return random_model("float64")
+
+
+def engine_with(model: Decoder, store: Any, config: EngineConfig = CONFIG, **parts: Any) -> Engine:
+    return Engine(model, config, Parts(page_store=store, clock=CountingClock(), **parts))
+
+
+def finish(engine: Engine, store: FakeStore | None = None) -> None:
+    while engine.has_work() or engine.kv.num_transfers:
+        engine.step()
+        if store is not None:
+            store.turn()
+    assert engine.kv.num_available == engine.num_blocks
+
+
+def ask(engine: Engine, prompt: list[int] = PROMPT, **options: Any) -> Request:
+    return engine.add(prompt, GREEDY, **options)
+
+
+@pytest.fixture
+def expected(model: Decoder) -> list[int]:
+    engine = Engine(model, CONFIG)
+    request = ask(engine)
+    while engine.has_work():
+        engine.step()
+    return request.output_tokens
+
+
+def filled(model: Decoder, kinds: tuple[str, ...] = ("now",)) -> FakeStore:
+    """A store that has the pages of the prompt and its answer; what it does from now on are `kinds`."""
+    store = FakeStore(("now",))
+    engine = engine_with(model, store)
+    ask(engine)
+    finish(engine)
+    assert len(store.contents) == (len(PROMPT) + 6 - 1) // 4
+    store.kinds = kinds
+    return store
+
+
+def ends(engine: Engine) -> list[TransferEnd]:
+    return [end for step in engine.trace.steps() for end in step.transfers_ended]
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_another_engine_loads_what_one_has_computed(overlap: str, model, expected) -> None:
+    store = filled(model)
+    engine = engine_with(model, store, EngineConfig(block_size=4, num_blocks=24, overlap=overlap))
+    request = ask(engine)
+    finish(engine)
+    assert (request.output_tokens, request.num_cached_tokens) == (expected, 20)
+    assert sum(row.num_tokens for step in engine.trace.steps() for row in step.rows) == 3 + 5
+    [load] = [load for step in engine.trace.steps() for load in step.transfers.loads]
+    assert len(load.pages) == 5
+    assert not any(step.transfers.saves for step in engine.trace.steps())  # the store has it all
+    assert ends(engine) == [TransferEnd(load.id)]
+
+
+def test_a_step_without_rows_saves_what_the_last_request_left(model) -> None:
+    store = FakeStore(("now",))
+    engine = engine_with(model, store)
+    ask(engine)
+    while engine.has_work():
+        engine.step()
+    last = engine.trace.steps()[-1]
+    assert (last.rows, len(last.transfers.saves)) == ((), 1)
+    assert len(store.contents) == 7
+
+
+def test_a_plan_with_transfers_and_no_rows_is_carried_out(model) -> None:
+    """Also where no store is: a scheduler may have blocks copied and nothing else."""
+    engine = Engine(model, CONFIG)
+    request = ask(engine)
+    engine.step()
+    source, target = request.block_table[0], next(b for b in range(24) if b not in request.block_table)
+    engine.pipeline.step(StepPlan(99, (), transfers=Transfers(copies=(BlockPair(source, target),))), engine.requests)
+    keys = engine.kv_cache.data[:, :, source]
+    assert keys.any()
+    assert (engine.kv_cache.data[:, :, target] == keys).all()
+
+
+WRONG = ["fails", "refuses", "short", "flipped", "fewer", "swapped", "empty"]
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_does_not_come_as_it_was_saved_is_computed(kind: str, model, expected) -> None:
+    store = filled(model, (kind,))
+    engine = engine_with(model, store)
+    request = ask(engine)
+    finish(engine, store)
+    assert (request.output_tokens, request.num_cached_tokens) == (expected, 0)
+    assert store.begun == [kind]  # it was tried once
+    assert [bool(end.error) for end in ends(engine) if end.id == 0] == [True]
+
+
+def test_a_store_that_says_it_has_what_it_has_not(model, expected) -> None:
+    store = FakeStore(("now", "lies"), seed=3)
+    engine = engine_with(model, store)
+    request = ask(engine)
+    finish(engine, store)
+    assert request.output_tokens == expected
+    assert "KeyError" in str(ends(engine)[0].error)
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_a_request_that_waits_for_pages_holds_up_no_other(overlap: str, model, expected) -> None:
+    store = filled(model, ("never",))
+    store.timeout = 1000.0
+    engine = engine_with(model, store, EngineConfig(block_size=4, num_blocks=24, max_num_seqs=1, overlap=overlap))
+    waiting, other = ask(engine), ask(engine, [40, 41, 42])
+    while other.finish_reason is None:
+        engine.step()
+    assert (waiting.state, waiting.output_tokens) == (RequestState.LOADING, [])
+    assert engine.scheduler.num_waiting == 1
+    store.timeout = 5.0
+    finish(engine)
+    assert waiting.output_tokens == expected
+    assert "cancelled" in str(next(end for end in ends(engine) if end.id == 0).error)
+
+
+def test_a_late_answer_to_a_cancelled_load_changes_nothing(model, expected) -> None:
+    store = filled(model, ("late",))
+    engine = engine_with(model, store)
+    request = ask(engine)
+    engine.step()
+    assert request.state is RequestState.LOADING
+    engine.abort(request.id)
+    again = ask(engine, list(reversed(PROMPT)))  # whose blocks may be those of the load, once it has ended
+    while store.late:
+        engine.step()
+        store.turn()
+    finish(engine, store)
+    clean = Engine(model, CONFIG)
+    other = ask(clean, list(reversed(PROMPT)))
+    while clean.has_work():
+        clean.step()
+    assert again.output_tokens == other.output_tokens
+
+
+def test_blocks_of_a_load_are_held_until_it_has_ended(model) -> None:
+    store = filled(model, ("late",))
+    engine = engine_with(model, store)
+    request = ask(engine)
+    engine.step()
+    assert engine.kv.num_available == engine.num_blocks - 5
+    engine.abort(request.id)
+    assert engine.kv.num_available == engine.num_blocks - 5  # the worker does not know yet
+    engine.step()
+    assert engine.kv.num_available == engine.num_blocks
+
+
+def test_requests_with_one_prefix_wait_for_one_load(model, expected) -> None:
+    store = filled(model, ("late",))
+    engine = engine_with(model, store)
+    both = [ask(engine), ask(engine)]
+    finish(engine, store)
+    assert [r.output_tokens for r in both] == [expected] * 2
+    assert [r.num_cached_tokens for r in both] == [20, 20]
+    assert store.begun == ["late"]
+
+
+def test_other_tenants_and_other_models_find_nothing(model, random_model) -> None:
+    store = filled(model)
+    engine = engine_with(model, store)
+    assert not (ask(engine, cache_salt="b"), engine.step())[0].num_cached_tokens
+    finish(engine)
+    for other, config in (
+        (random_model("float32"), CONFIG),
+        (model, EngineConfig(block_size=2, num_blocks=24)),
+        (random_model("float64", num_key_value_heads=1), CONFIG),
+    ):
+        engine = engine_with(other, store, config)
+        request = ask(engine)
+        finish(engine)
+        assert request.num_cached_tokens == 0
+
+
+def test_the_server_can_rest_while_saves_run_and_close_waits_for_them(model) -> None:
+    store = FakeStore(("late",))
+    engine = engine_with(model, store)
+    ask(engine)
+    while engine.has_work():
+        engine.step()
+    assert engine.kv.num_transfers == 2
+    assert not store.contents
+
+    class Turning(CountingClock):
+        def now(self) -> float:
+            store.turn()
+            return super().now()
+
+    engine.clock = Turning()
+    engine.close()
+    assert len(store.contents) == 7
+
+
+def test_a_folder_serves_engines_one_after_another_and_a_worker_in_another_process(tmp_path: Path) -> None:
+    folder = course_model("draft")
+    config = EngineConfig(block_size=8, num_blocks=20, overlap="on")
+    prompt, texts, cached = [5, 17, 40, 9] * 9, [], []
+    for make in (
+        lambda: Engine(load_model(folder, torch.float32), config, Parts(page_store=FolderStore(tmp_path))),
+        lambda: Engine(load_model(folder, torch.float32), config, Parts(page_store=FolderStore(tmp_path))),
+        lambda: split_engine(folder, config, make_store=partial(FolderStore, tmp_path)),
+    ):
+        engine = make()
+        request = ask(engine, prompt)
+        while engine.has_work():
+            engine.step()
+        engine.close()
+        texts.append(request.output_tokens)
+        cached.append(request.num_cached_tokens)
+    assert texts[1:] == texts[:1] * 2
+    assert cached == [0, 32, 32]
+
+
+def test_a_folder_keeps_what_was_used_last(tmp_path: Path) -> None:
+    keys = [bytes([i]) * 32 for i in range(4)]
+    store = FolderStore(tmp_path / "new" / "folder", max_bytes=30)
+    for key in keys[:3]:
+        store.save({key: b"x" * 10}).result()
+    assert store.load(keys[:1]).result() == [b"x" * 10]
+    store.save({keys[3]: b"y" * 10}).result()
+    assert [store.num_stored([key]) for key in keys] == [1, 0, 1, 1]
+    with pytest.raises(FileNotFoundError):
+        store.load([keys[1]]).result()
+    store.close()
+    again = FolderStore(tmp_path / "new" / "folder")
+    assert again.load([keys[3]]).result() == [b"y" * 10]
+    with pytest.raises(ValueError, match="max_bytes: expected at least 1, got 0"):
+        FolderStore(tmp_path, max_bytes=0)
+
+
+def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -> None:
+    store = FakeStore(("now",))
+    with pytest.raises(ConfigError, match="fills the prefix cache, and it is off"):
+        engine_with(model, store, EngineConfig(num_blocks=4, prefix_cache="off"))
+    windows = random_model("float64", architecture="MistralForCausalLM", sliding_window=6)
+    with pytest.raises(ConfigError, match="sliding windows has none"):
+        engine_with(windows, store)
+    with pytest.raises(ValueError, match="page_store is for the engine's own kv_manager"):
+        engine_with(model, store, kv_manager=KVManager(BlockPool(24), 4))
+    with pytest.raises(TypeError, match="read_pages and write_page.*OwnCache has not"):
+        engine_with(model, store, kv_cache=type("OwnCache", (), {})())
+    without = Engine(model, CONFIG)
+    manager = StoredKVManager(without.block_pool, 4, HashIndex(4), filled(model), b"")
+    engine = Engine(model, CONFIG, Parts(block_pool=without.block_pool, kv_manager=manager))
+    ask(engine)
+    with pytest.raises(ValueError, match=r"saves pages and this worker has no store: see Parts\.page_store"):
+        finish(engine)
+    broken = Engine(model, CONFIG)
+    collect = broken.executor.collect
+    broken.executor.collect = lambda ticket: replace(collect(ticket), transfers=(TransferEnd(7),))
+    ask(broken)
+    with pytest.raises(ValueError, match=r"reply to step .* transfers \[7\]; KVManager has begun none"):
+        broken.step()
+
+
+def test_a_store_that_counts_wrongly_is_an_error(model) -> None:
+    store = FakeStore(("now",))
+    store.num_stored = lambda keys: len(keys) + 1  # type: ignore[method-assign]
+    engine = engine_with(model, store)
+    ask(engine)
+    with pytest.raises(ValueError, match="FakeStore.num_stored: expected how many of the first 5 keys it has, 0 to 5"):
+        engine.step()
