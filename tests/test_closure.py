@@ -200,7 +200,7 @@ def names_in(test: str) -> set[str]:
 
 def test_the_block_pools_tests_need_the_pool_and_not_the_server() -> None:
     found = names_in("tests/kv/test_block_pool.py")
-    assert {"reference_impl/kv/block_pool.py", "reference_impl/interfaces.py", "tests/conftest.py"} <= found
+    assert {"reference_impl/kv/block_pool.py", "reference_impl/interfaces/request.py", "tests/conftest.py"} <= found
     assert not any(name.startswith(("reference_impl/serving", "reference_impl/models", "grader")) for name in found)
 
 
@@ -212,7 +212,7 @@ def test_the_front_doors_tests_need_the_engine_and_the_course_model() -> None:
 
 def test_proofs_need_labs_and_their_cases_and_the_prover() -> None:
     found = names_in("tests/labs/test_labs.py")
-    assert {"solutions/02_kv_cache/kv_cache.py", "grader/proofs/proof.py", "reference_impl/interfaces.py"} <= found
+    assert {"solutions/02_kv_cache/kv_cache.py", "grader/proofs/proof.py", "reference_impl/interfaces/plan.py"} <= found
     assert any(name.startswith("tests/labs/02_kv_cache/mutants/") for name in found)
 
 

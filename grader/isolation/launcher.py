@@ -177,9 +177,11 @@ class Launcher:
         package.mkdir()
         for source in (course / "grader" / "learner_side").glob("*.py"):
             shutil.copyfile(source, package / source.name)
-        interfaces = course / "reference_impl" / "interfaces.py"
-        if interfaces.exists():
-            shutil.copyfile(interfaces, package / "interfaces.py")
+        interfaces = sorted((course / "reference_impl" / "interfaces").glob("*.py"))
+        if interfaces:
+            (package / "interfaces").mkdir()
+        for source in interfaces:
+            shutil.copyfile(source, package / "interfaces" / source.name)
 
     def fork(self, memory: int = sandbox.MEMORY) -> LearnerProcess:
         """A new process for one submission, of at most `memory` bytes where it is isolated.

@@ -1,7 +1,7 @@
 """The wall around learners' code on Linux: which files bubblewrap shows it, and why it would not start here.
 
 Inside there is Python's standard library, torch, triton and numpy with what they need, and a copy of
-`reference_impl/interfaces.py`; nothing else of the course, of the instructor's files, or of the network.
+`reference_impl/interfaces/`; nothing else of the course, of the instructor's files, or of the network.
 `confine.py` then separates the submissions from each other.
 """
 

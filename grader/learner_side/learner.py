@@ -1,7 +1,7 @@
 """The second process: it runs a learner's cells and answers the examiner's calls. It holds no test and no reference.
 
 `grader.isolation.launcher` starts it once, from a folder that holds only copies of this package and of
-`reference_impl/interfaces.py`. That process imports torch, then forks one child per request, so that a submission costs
+`reference_impl/interfaces/`. That process imports torch, then forks one child per request, so that a submission costs
 a fork and not an import. Inside bubblewrap each child is confined first (`confine.py`).
 """
 
@@ -54,8 +54,8 @@ class _NotHere(importlib.abc.MetaPathFinder):
 
 
 def load_interfaces(folder: str) -> dict[str, type]:
-    """The dataclasses of the shipped `interfaces.py`, by name; `import reference_impl.interfaces` finds it too."""
-    path = os.path.join(folder, "interfaces.py")
+    """The dataclasses of the shipped `interfaces/`, by name; `import reference_impl.interfaces` finds it too."""
+    path = os.path.join(folder, "interfaces", "__init__.py")
     if not os.path.exists(path):
         return {}
     package = types.ModuleType("reference_impl")

@@ -103,11 +103,17 @@ def test_an_ended_process_says_how_it_ended(isolated: Launcher) -> None:
 
 
 def test_of_the_course_only_the_learners_side_and_the_interfaces_are_inside(isolated: Launcher) -> None:
-    source = "import os\ndef shipped(): return [os.listdir('/learner/side'), os.listdir('/learner/side/learner_side')]"
+    source = """
+        import os
+        def shipped():
+            top = "/learner/side"
+            return [os.listdir(folder) for folder in (top, f"{top}/learner_side", f"{top}/learner_side/interfaces")]
+    """
     with Trial(isolated, source) as trial:
-        top, files = trial.ask("shipped")
+        top, files, interfaces = trial.ask("shipped")
     assert top == ["learner_side"]
-    assert set(files) == {path.name for path in (ROOT / "grader" / "learner_side").glob("*.py")} | {"interfaces.py"}
+    assert set(files) == {path.name for path in (ROOT / "grader" / "learner_side").glob("*.py")} | {"interfaces"}
+    assert set(interfaces) == {path.name for path in (ROOT / "reference_impl" / "interfaces").glob("*.py")}
 
 
 def test_a_process_uses_its_own_processor_time_as_seen_from_here(isolated: Launcher) -> None:

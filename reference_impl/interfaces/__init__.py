@@ -1,0 +1,61 @@
+"""The words of the engine: the data that flows between its parts, and what each part promises.
+
+Imports nothing but the standard library, so that every room can import it. A part is swapped by passing your own to
+`Engine(..., parts=Parts(...))`.
+
+    blocks <- request <- plan, step, batch       the data
+    planning, computing                          what every part promises
+"""
+
+from reference_impl.interfaces.batch import Batch, GroupTables, Sampled
+from reference_impl.interfaces.blocks import NO_BLOCK, BlockId, BlockPair, KVSpec, Page, PageTransfer, TransferEnd, Transfers
+from reference_impl.interfaces.computing import AttentionBackend, Executor, KVCache, LinearMethod, Proposer, Sampler
+from reference_impl.interfaces.pages import FetchesPages, HoldsPages, PageStore
+from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
+from reference_impl.interfaces.planning import BlockPool, Clock, KVManager, Policy, PrefixIndex, Scheduler
+from reference_impl.interfaces.request import Asking, Request, RequestState, SamplingParams, TokenLogprobs
+from reference_impl.interfaces.step import Appended, Opened, Reply, Rewound, Step, StepRow, TableUpdate
+
+__all__ = [
+    "NO_BLOCK",
+    "Appended",
+    "Asking",
+    "AttentionBackend",
+    "Batch",
+    "BlockId",
+    "BlockPair",
+    "BlockPool",
+    "Clock",
+    "Executor",
+    "FetchesPages",
+    "GroupTables",
+    "HoldsPages",
+    "KVCache",
+    "KVManager",
+    "KVSpec",
+    "LinearMethod",
+    "Opened",
+    "Page",
+    "PageStore",
+    "PageTransfer",
+    "Policy",
+    "PrefixIndex",
+    "Proposer",
+    "Reply",
+    "Request",
+    "RequestState",
+    "Rewound",
+    "Row",
+    "Sampled",
+    "Sampler",
+    "SamplingParams",
+    "Scheduler",
+    "Step",
+    "StepOutput",
+    "StepPlan",
+    "StepRow",
+    "TableUpdate",
+    "TokenLogprobs",
+    "TransferEnd",
+    "Transfers",
+]

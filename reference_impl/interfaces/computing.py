@@ -1,0 +1,120 @@
+"""What the parts promise that compute. Shapes are in comments; `Tensor` is torch.Tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from reference_impl.interfaces.batch import Batch, Sampled
+from reference_impl.interfaces.blocks import Transfers
+from reference_impl.interfaces.request import Asking
+from reference_impl.interfaces.step import Opened, Reply, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class KVCache(Protocol):
+    """Owns the tensors in which keys and values live.
+
+    One of 8 bits has a method more, scales(layer) -> (of keys, of values), each [num_blocks, block_size, num_kv_heads]
+    float32: a stored number times the scale of its slot and head is the value.
+    """
+
+    def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None: ...
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """(keys, values), each [num_blocks, block_size, num_kv_heads, head_dim]."""
+        ...
+
+    def transfer(self, transfers: Transfers) -> None:
+        """Move whole blocks, of all layers, before the step writes."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """Attention of a ragged batch over the paged cache. One with reads_scales = True can read a cache of 8 bits."""
+
+    def plan(self, batch: Batch) -> None:
+        """Prepare once a step what all layers share; may fill batch.attention_plan."""
+        ...
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: int,
+        kv_cache: KVCache,
+        batch: Batch,
+    ) -> Tensor:
+        """q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim] -> like q.
+
+        Stores k and v in the cache, then lets each row's queries see that row's positions up to their own.
+        """
+        ...
+
+
+class LinearMethod(Protocol):
+    """How a weight matrix is stored and multiplied."""
+
+    def create(self, in_features: int, out_features: int, bias: bool) -> dict[str, Tensor]: ...
+    def load(self, params: dict[str, Tensor], name: str, tensor: Tensor, start: int) -> None:
+        """Copy a checkpoint's tensor into rows [start, start + len(tensor)) of parameter `name`."""
+        ...
+
+    def finish(self, params: dict[str, Tensor]) -> None:
+        """Called once when everything is loaded; may lay the weight out anew."""
+        ...
+
+    def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [rows, in_features] -> [rows, out_features]."""
+        ...
+
+
+class Sampler(Protocol):
+    """Chooses the next token of each request from logits [len(requests), vocab_size]."""
+
+    def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled: ...
+
+
+class Proposer(Protocol):
+    """Guesses what a request's next tokens are. It lives in the worker, beside the model that verifies the guesses:
+    wrong ones cost time and change no text."""
+
+    def opened(self, slot: Opened) -> None:
+        """A request has this slot from now on, until it is closed or the slot is opened again."""
+        ...
+
+    def closed(self, slot: int) -> None: ...
+
+    def propose(self, slots: Tensor, lengths: Tensor, tokens: Tensor, k: int) -> Tensor:
+        """slots [rows] int64, lengths [rows] int64: row r's request has the tokens tokens[slots[r], :lengths[r]].
+
+        Returns what it takes the k tokens behind them for: [rows, k] int64 on the same device, any tokens of the
+        vocabulary.
+        """
+        ...
+
+
+class Executor(Protocol):
+    """Computes steps: builds the batch, runs the model, samples.
+
+    Steps take effect in the order in which they are submitted: a step's transfers before its writes, both after all of
+    the step before. Nothing else is promised of when: a step may still run when the next one is submitted.
+    """
+
+    @property
+    def max_in_flight(self) -> int:
+        """How many steps may be submitted before the first of them is collected. 1: what a step samples has to be
+        known before the next is submitted. 2: the worker has it by then, and the step that follows may compute it."""
+        ...
+
+    def submit(self, step: Step) -> Any:
+        """Starts a step; gives a ticket for `collect`."""
+        ...
+
+    def collect(self, ticket: Any) -> Reply:
+        """Waits for the step; tickets come in the order of submission."""
+        ...
+
+    def close(self) -> None: ...

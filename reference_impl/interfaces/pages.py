@@ -1,0 +1,82 @@
+"""Pages of keys and values beyond the device: what a store of them promises, and what is asked of the KV manager and the
+cache that use one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from reference_impl.interfaces.blocks import BlockId, TransferEnd
+from reference_impl.interfaces.request import Request
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+
+@runtime_checkable
+class FetchesPages(Protocol):
+    """A KV manager that fills its prefix cache from a page store, and the store from its prefix cache."""
+
+    def fetch(self, request: Request, now: float) -> bool:
+        """Begins to load what the store has of a waiting request's tokens and the prefix cache has not.
+
+        False: there is nothing to wait for. True: the request is to be set aside until `is_fetching` is false, and
+        then let in like any other; what came is in the prefix cache.
+        """
+        ...
+
+    def is_fetching(self, request: Request) -> bool: ...
+
+    def expire(self, now: float) -> None:
+        """Cancels transfers that take longer than the store's timeout."""
+        ...
+
+    def transfers_ended(self, ends: Sequence[TransferEnd]) -> None:
+        """Their blocks are free to be used; loaded ones are in the prefix cache."""
+        ...
+
+    @property
+    def num_unsent(self) -> int:
+        """Transfers that the next step will begin or cancel."""
+        ...
+
+    @property
+    def num_transfers(self) -> int:
+        """Transfers that have not ended."""
+        ...
+
+
+@runtime_checkable
+class HoldsPages(Protocol):
+    """A KV cache whose blocks can be had, and set, as bytes."""
+
+    def read_pages(self, blocks: Sequence[BlockId]) -> list[bytes]:
+        """Of each block the keys, values and scales of all layers."""
+        ...
+
+    def write_page(self, block: BlockId, content: memoryview) -> None:
+        """ValueError if it is not as long as a block."""
+        ...
+
+
+class PageStore(Protocol):
+    """Keeps pages beyond the device: in host memory, in files, on other machines. It never sees a tensor.
+
+    The planner asks which pages there are; the worker, maybe in another process, hands contents over and gets them
+    back. A load that is late, fails, or brings anything but what was saved costs time and changes no text: the request
+    computes its tokens itself. Pages of different weights must not meet in one store.
+    """
+
+    timeout: float  # seconds on the engine's clock, after which a transfer is cancelled
+
+    def num_stored(self, keys: Sequence[bytes]) -> int:
+        """How many of the first keys it has, without a gap. Called while a step is planned: it should not block."""
+        ...
+
+    def load(self, keys: Sequence[bytes]) -> Future[Sequence[bytes]]:
+        """The contents of each key's page, in order."""
+        ...
+
+    def save(self, pages: Mapping[bytes, bytes]) -> Future[None]:
+        """Contents by key. What is stored under a key already may stay."""
+        ...

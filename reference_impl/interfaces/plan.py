@@ -1,0 +1,58 @@
+"""One step for the scheduler: requests by name, what is computed of each, and what came back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from reference_impl.interfaces.blocks import TransferEnd, Transfers
+from reference_impl.interfaces.request import TokenLogprobs
+
+
+class Row(NamedTuple):
+    """One request's share of a step: tokens [start, start + num_tokens) are computed.
+
+    samples is true when the row reaches the request's last token, so that its logits choose the next one; of a held
+    request that computes its tokens again, where what follows is given, it is false.
+    num_drafts: behind them, so many guesses of the worker's proposer are computed too. Each one that is what its
+    position samples is kept, up to the first that is not: a row that samples gives 1 to 1 + num_drafts tokens.
+    """
+
+    request_id: str
+    start: int
+    num_tokens: int
+    samples: bool
+    num_drafts: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens that are computed, with drafts."""
+        return self.num_tokens + self.num_drafts
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What is to be done in one forward pass, as scheduled."""
+
+    step_id: int
+    rows: tuple[Row, ...]
+    preempted: tuple[str, ...] = ()
+    transfers: Transfers = field(default_factory=Transfers)
+    admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
+
+    @property
+    def num_tokens(self) -> int:
+        """With drafts."""
+        return sum(row.length for row in self.rows)
+
+
+@dataclass
+class StepOutput:
+    """What came back: for each row that sampled its tokens, in order. More than one only where drafts were verified."""
+
+    tokens: dict[str, tuple[int, ...]]
+    logprobs: dict[str, tuple[TokenLogprobs, ...]]
+    started_at: float
+    finished_at: float
+    attention: tuple[str, ...] = ()  # what computed it, by the backend's own names
+    transfers: tuple[TransferEnd, ...] = ()  # as of `Reply`

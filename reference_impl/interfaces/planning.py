@@ -1,0 +1,136 @@
+"""What the parts promise that plan: integers and requests, never a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from reference_impl.interfaces.blocks import BlockId, Transfers
+from reference_impl.interfaces.plan import StepOutput, StepPlan
+from reference_impl.interfaces.request import Request
+
+
+class Clock(Protocol):
+    def now(self) -> float: ...
+
+
+class BlockPool(Protocol):
+    """Counts references to numbered blocks. Integers only, never a tensor."""
+
+    @property
+    def num_free(self) -> int: ...
+    def allocate(self, n: int) -> list[BlockId]: ...
+    def incref(self, ids: Sequence[BlockId]) -> None: ...
+    def decref(self, ids: Sequence[BlockId]) -> list[BlockId]: ...
+    def ref_count(self, block: BlockId) -> int: ...
+
+
+class PrefixIndex(Protocol):
+    """Which blocks hold the keys and values of which token prefix. Counts no references: the KV manager does.
+
+    `key` (bytes) says which requests may share a prefix: prefixes of different keys never meet. Only full blocks are
+    indexed, and a block never without the ones before it.
+    """
+
+    def match(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
+        """The blocks of the longest indexed prefix of `tokens`; they count as used now."""
+        ...
+
+    def insert(self, tokens: Sequence[int], key: bytes, blocks: Sequence[BlockId]) -> list[BlockId]:
+        """Index blocks[i] as holding tokens [i * block_size, (i + 1) * block_size); len(tokens) is a multiple of it.
+
+        Returns the blocks that stand for this prefix from now on: where one was indexed already, that one, and the
+        one given is not taken. They count as used now.
+        """
+        ...
+
+    def evict(self, num_blocks: int, evictable: Callable[[BlockId], bool]) -> list[BlockId]:
+        """Forget up to num_blocks blocks: the least recently used of those that no other continues (leaves), and of
+        blocks used at the same moment the one deeper in its prefix. Never one that is not evictable."""
+        ...
+
+    def __len__(self) -> int:
+        """How many blocks are indexed."""
+        ...
+
+
+class KVManager(Protocol):
+    """Gives requests the blocks that their tokens need. What it does not do, it leaves unchanged."""
+
+    def admit(self, request: Request, num_tokens: int, budget: int) -> bool:
+        """Blocks for tokens [0, num_tokens) of a request that has none: cached ones, swapped-out ones, new ones.
+        At most `budget` of them are computed in the first step.
+
+        Sets num_computed_tokens and num_cached_tokens to what was found. At least the last token stays to be computed.
+        """
+        ...
+
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Make room for the request's next num_tokens; all or nothing. A shared block that they fall in is copied."""
+        ...
+
+    def commit(self, request: Request) -> None:
+        """The request's computed tokens may now be found by others."""
+        ...
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """The child, whose tokens begin like the parent's, shares the blocks of its first num_computed_tokens."""
+        ...
+
+    def free(self, request: Request) -> None:
+        """Give all blocks back, on device and host."""
+        ...
+
+    def pin(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
+        """Hold what is cached of a prefix, so that it is not evicted; returns the blocks."""
+        ...
+
+    def unpin(self, blocks: Sequence[BlockId]) -> None: ...
+
+    def swap_out(self, request: Request) -> bool:
+        """Move the request's computed blocks to host memory; False (nothing changed) if they do not fit there."""
+        ...
+
+    def take_transfers(self) -> Transfers:
+        """What must be moved because of the calls since it was asked last."""
+        ...
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be had: free ones, and cached ones that no request uses."""
+        ...
+
+
+class Policy(Protocol):
+    """The order in which requests take their turns."""
+
+    preemptive: bool  # may a waiting request take the place of a running one that ranks after it?
+
+    def rank(self, request: Request) -> Any:
+        """Asked once, when the request arrives; the smaller goes first. Ranks of one policy can be compared."""
+        ...
+
+    def finished(self, request: Request) -> None:
+        """The request has its last token, or was aborted."""
+        ...
+
+
+class Scheduler(Protocol):
+    """Decides how many tokens of which request are computed. It never touches a tensor."""
+
+    def add(self, request: Request) -> None: ...
+    def fork(self, parent: Request, child: Request) -> None:
+        """Add a request that shares what it has computed with another (beam search)."""
+        ...
+
+    def abort(self, request_id: str) -> None: ...
+    def schedule(self, now: float) -> StepPlan: ...
+    def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
+        """Record what was computed and sampled; returns the requests that finished."""
+        ...
+
+    def has_work(self) -> bool: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_running(self) -> int: ...

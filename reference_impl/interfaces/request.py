@@ -1,0 +1,185 @@
+"""A request on its way through the engine, and how its tokens are chosen."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from reference_impl.interfaces.blocks import BlockId
+
+
+class RequestState(enum.Enum):
+    WAITING = "waiting"  # no KV blocks on the device; new, or preempted and queued again
+    RUNNING = "running"  # holds KV blocks
+    FINISHED = "finished"
+
+
+# Fields of SamplingParams that are numbers: (name, whole, may be None).
+_NUMBERS = (
+    ("max_tokens", True, False),
+    ("temperature", False, False),
+    ("top_k", True, False),
+    ("top_p", False, False),
+    ("min_p", False, False),
+    ("repetition_penalty", False, False),
+    ("presence_penalty", False, False),
+    ("frequency_penalty", False, False),
+    ("seed", True, True),
+    ("logprobs", True, True),
+    ("n", True, False),
+)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request's tokens are chosen. Checked once, here.
+
+    The order is fixed: penalties, temperature, top-k, top-p, min-p, then one draw.
+    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 switch a filter off.
+    repetition_penalty divides (multiplies, if negative) logits of tokens seen in prompt or output;
+    presence and frequency penalties are subtracted for tokens seen in the output.
+    logprobs: None, or how many alternatives to report, of the model's own distribution
+    (log-softmax of the logits before penalties, temperature and filters).
+    """
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: Sequence[str] = ()  # one string, or None, will do too
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    n: int = 1  # how many independent samples
+
+    def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            one = isinstance(value, str | int) or value is None
+            object.__setattr__(self, name, () if value is None else (value,) if one else tuple(value))
+        for name, whole, optional in _NUMBERS:
+            value = getattr(self, name)
+            right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+            if not (right or (optional and value is None)):
+                kind = "an integer" if whole else "a number"
+                raise ValueError(f"SamplingParams.{name}: expected {kind}{' or None' * optional}, got {value!r}")
+        inf, strings, ids = float("inf"), self.stop, self.stop_token_ids
+        checks = (
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("temperature", 0 <= self.temperature < inf, "0 (greedy) or a finite number above 0"),
+            ("top_k", self.top_k >= 0, "0 (off) or a positive integer"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
+            ("min_p", 0 <= self.min_p <= 1, "between 0 (off) and 1"),
+            ("repetition_penalty", 0 < self.repetition_penalty < inf, "a finite number above 0 (1 is off)"),
+            ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
+            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
+            ("seed", self.seed is None or 0 <= self.seed < 2**64, "None or an integer in [0, 2**64)"),
+            ("stop", all(isinstance(s, str) and s for s in strings), "a string, or non-empty strings"),
+            ("stop_token_ids", all(isinstance(i, int) and not isinstance(i, bool) for i in ids), "token ids"),
+            ("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0"),
+            ("n", self.n >= 1, "at least 1"),
+        )
+        for name, ok, expected in checks:
+            if not ok:
+                raise ValueError(f"SamplingParams.{name}: expected {expected}, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural-log probability of the chosen token and of the most likely ones."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(eq=False)  # a request is itself, not its fields
+class Request:
+    """One sequence on its way through the engine.
+
+    tokens holds prompt and output; num_computed_tokens of them have their keys and values in the cache.
+    The last sampled token is always in `tokens` and not yet in the cache. Behind `tokens` come up to num_in_flight more
+    that submitted steps sample, and that are not collected yet. Where they verify drafts, it may turn out to be fewer:
+    until then num_computed_tokens, too, is what it is if every draft is right.
+    With n > 1 the first sample is the parent; the others are its children, forked when its prompt is computed.
+    """
+
+    id: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    seed: int
+    arrival: float  # seconds on the engine's clock
+    stop_token_ids: frozenset[int] = frozenset()
+    max_total_tokens: int = 0  # prompt + output, never exceeded
+    num_computed_tokens: int = 0
+    num_in_flight: int = 0
+    num_cached_tokens: int = 0  # of these, how many a prefix hit gave when the request was let in last
+    block_tables: list[list[BlockId]] = field(default_factory=lambda: [[]])  # one per KV group
+    parent_id: str | None = None
+    sample_index: int = 0
+    children: list[Request] = field(default_factory=list)  # not forked yet
+    holds: bool = False  # sampled tokens are reported and not appended; beam search appends by itself
+    adapter: str | None = None  # together with the salt: the prefixes that this request may share
+    cache_salt: str | None = None
+    priority: int = 0  # smaller goes first, as in Unix and vLLM
+    tenant: str = ""
+    deadline: float | None = None  # seconds on the engine's clock, for the last token
+    state: RequestState = RequestState.WAITING
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """With those in flight."""
+        return len(self.tokens) + self.num_in_flight
+
+    @property
+    def output_tokens(self) -> list[int]:
+        return self.tokens[self.num_prompt_tokens :]
+
+    def drop(self, n: int) -> None:
+        """Takes back its last n tokens, and what was reported of them."""
+        del self.tokens[len(self.tokens) - n :]
+        del self.logprobs[len(self.output_tokens) :]
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Tokens that are not computed: 1 while decoding, many while the prompt is read."""
+        return len(self.tokens) + self.num_in_flight - self.num_computed_tokens
+
+    @property
+    def block_table(self) -> list[BlockId]:
+        """Of the first KV group, the only one unless the model has layers of several kinds."""
+        return self.block_tables[0]
+
+
+class Asking(Protocol):
+    """What a sampler may read of a request: a `Request` is one, and so is what a worker keeps of it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and output so far."""
+        ...
+
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def output_tokens(self) -> Sequence[int]: ...
+    @property
+    def sampling(self) -> SamplingParams: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def sample_index(self) -> int: ...

@@ -1,0 +1,97 @@
+"""One step for a worker: messages about slots, and the reply. Plain values, which can be pickled."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from reference_impl.interfaces.blocks import BlockId, TransferEnd, Transfers
+from reference_impl.interfaces.request import SamplingParams, TokenLogprobs
+
+
+class Opened(NamedTuple):
+    """A request gets a slot of the worker, its own until it is closed."""
+
+    slot: int
+    request_id: str  # for messages, profiles and an attention backend's own books; nothing is looked up by it
+    tokens: array[int]  # "q"; all that are known
+    num_prompt_tokens: int
+    num_computed_tokens: int  # of these, the keys and values are in the cache
+    sampling: SamplingParams
+    seed: int
+    sample_index: int
+    holds: bool  # what is sampled for it is reported, and not part of it
+
+
+class Appended(NamedTuple):
+    """Tokens of a slot, from position `start` on, that the worker did not sample."""
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+class Rewound(NamedTuple):
+    """A slot has fewer tokens computed than it had: the next row computes some again."""
+
+    slot: int
+    num_computed_tokens: int
+
+
+class TableUpdate(NamedTuple):
+    """From index `start` on, the block table of a slot in a KV group."""
+
+    slot: int
+    group: int
+    start: int
+    blocks: tuple[BlockId, ...]
+
+
+class StepRow(NamedTuple):
+    """A slot's share of a step, as `Row` is a request's. While a step runs that verifies drafts of this slot, `start`
+    is what it will be if all of them are right; the worker goes by what is in the slot."""
+
+    slot: int
+    start: int
+    num_tokens: int
+    samples: bool
+    num_drafts: int = 0
+
+    @property
+    def length(self) -> int:
+        """As of `Row`."""
+        return self.num_tokens + self.num_drafts
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a worker gets for one step; it takes effect in the order of the fields. Plain values: it can be pickled.
+
+    An opened request keeps its slot, so nothing of it is sent twice, and a step's size does not depend on how long its
+    contexts are.
+    """
+
+    step_id: int
+    closed: tuple[int, ...] = ()  # slots whose requests ended, or gave up their blocks
+    opened: tuple[Opened, ...] = ()
+    appended: tuple[Appended, ...] = ()
+    rewound: tuple[Rewound, ...] = ()
+    tables: tuple[TableUpdate, ...] = ()
+    transfers: Transfers = field(default_factory=Transfers)
+    rows: tuple[StepRow, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back of a step: per row the tokens that were sampled for it (the drafts that were right, and one more),
+    and their log-probabilities if asked."""
+
+    step_id: int
+    tokens: tuple[tuple[int, ...], ...]
+    logprobs: Mapping[int, tuple[TokenLogprobs, ...]]  # {row: of its tokens}
+    started_at: float
+    finished_at: float
+    attention: tuple[str, ...] = ()  # what computed it, by the backend's own names
+    transfers: tuple[TransferEnd, ...] = ()  # those that ended since the reply before, whichever step they began with
