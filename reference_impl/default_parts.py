@@ -20,9 +20,11 @@ from reference_impl.interfaces import (
     PageStore,
     PrefixIndex,
     Proposer,
+    ReadsScales,
     Request,
     Sampler,
     StepPlan,
+    has_scales,
 )
 from reference_impl.kv.block_pool import BlockPool as BlockCounts
 from reference_impl.kv.hash_index import HashIndex
@@ -131,12 +133,12 @@ def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: Atte
     """ConfigError if the cache shall be of 8 bits and a part of one's own takes no notice of scales."""
     if config.kv_dtype != "fp8":
         return
-    if kv_cache is not None and not hasattr(kv_cache, "scales"):
+    if kv_cache is not None and not has_scales(kv_cache):
         raise ConfigError(
             "kv_dtype='fp8' needs a cache with scales(layer), as PagedKVCache has; "
             f"Parts.kv_cache, {type(kv_cache).__name__}, has none: add it, or use kv_dtype='auto'"
         )
-    if attention is not None and not getattr(attention, "reads_scales", False):
+    if attention is not None and not (isinstance(attention, ReadsScales) and attention.reads_scales):
         raise ConfigError(
             "kv_dtype='fp8' needs an attention backend that multiplies what it reads by the cache's scales(layer) and "
             f"says so with reads_scales = True; Parts.attention, {type(attention).__name__}, does not: "

@@ -37,6 +37,7 @@ from reference_impl.interfaces import (
     AttentionBackend,
     BlockId,
     BlockPool,
+    CapturesGraphs,
     Clock,
     Executor,
     FetchesPages,
@@ -53,6 +54,7 @@ from reference_impl.interfaces import (
     SamplingParams,
     Scheduler,
     Transfers,
+    WaitsOnPurpose,
 )
 from reference_impl.kv.block_pool import BlockPool as DefaultBlockPool
 from reference_impl.kv.cache_key import prefix_key
@@ -320,7 +322,7 @@ class Engine:
     def _check_patience(self, now: float) -> None:
         """Nothing was planned: right if there is nothing to do, if held requests are in the way until somebody appends
         to them, or if the scheduler waits on purpose (dynamic batching says until when)."""
-        waits_until = getattr(self.scheduler, "next_event", lambda now: None)(now)
+        waits_until = self.scheduler.next_event(now) if isinstance(self.scheduler, WaitsOnPurpose) else None
         held = any(request.holds for request in self.requests.values())
         if self.has_work() and waits_until is None and not held:
             raise RuntimeError("the scheduler planned nothing although requests wait; they would wait forever")
@@ -352,8 +354,7 @@ class Engine:
         """On a GPU: captures the CUDA graphs of all decoding steps with contexts of up to `longest` positions, where
         otherwise each is captured when it is needed first, while everybody waits. Returns how many; 0 without graphs.
         """
-        capture_all = getattr(self.executor, "capture_all", None)  # which an executor need not have
-        return 0 if capture_all is None else capture_all(longest)
+        return self.executor.capture_all(longest) if isinstance(self.executor, CapturesGraphs) else 0
 
     def close(self) -> None:
         """Waits for pages that are being saved, up to the store's timeout."""

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference_impl.interfaces import (
+    DefersReuse,
     Executor,
     FetchesPages,
     KVManager,
+    PlansAhead,
     Reply,
     Request,
     RequestState,
@@ -61,8 +63,9 @@ class Pipeline:
     """overlaps: whether a step is submitted before the one before it is collected; see `can_overlap`."""
 
     def __init__(self, scheduler: Scheduler, kv: KVManager, planner: Planner, executor: Executor, overlaps: bool):
-        self.scheduler: Any = scheduler  # Any: that they can overlap is asked of them once, not by their type
-        self.kv: Any = kv
+        self.scheduler, self.kv = scheduler, kv
+        self._ahead = scheduler if overlaps and isinstance(scheduler, PlansAhead) else None
+        self._reuse = kv if overlaps and isinstance(kv, DefersReuse) else None
         self.planner, self.executor = planner, executor
         self.overlaps = overlaps
         self._running: deque[_Running] = deque()  # oldest first; two at most
@@ -91,8 +94,8 @@ class Pipeline:
                 self._submit(plan, requests)
             is_first = self.overlaps and is_submitted and len(self) == 1
             booked = None if is_first else self._collect(requests)
-            if self.overlaps and is_submitted:
-                self.scheduler.advance(plan)
+            if self._ahead is not None and is_submitted:
+                self._ahead.advance(plan)
             return booked
 
     def collect(self, requests: Mapping[str, Request]) -> Booked:
@@ -118,8 +121,8 @@ class Pipeline:
         of_rows = {row.request_id: requests[row.request_id] for row in plan.rows}
         step = self.planner.step(plan, requests)
         self._running.append(_Running(plan, of_rows, step, self.executor.submit(step)))
-        if self.overlaps:
-            self.kv.step_submitted(plan.step_id)
+        if self._reuse is not None:
+            self._reuse.step_submitted(plan.step_id)
 
     def _collect(self, requests: Mapping[str, Request]) -> Booked:
         running = self._running.popleft()
@@ -133,8 +136,8 @@ class Pipeline:
         output = output_of(reply, running.plan.rows)
         # Who has ended by now has no use for its token, and its name may be somebody else's.
         ended = {name for name, request in running.requests.items() if request.state is RequestState.FINISHED}
-        if self.overlaps:
-            self.kv.step_collected(running.plan.step_id)
+        if self._reuse is not None:
+            self._reuse.step_collected(running.plan.step_id)
         drafted = [row.request_id for row in rows if row.num_drafts] if drafts else []
         had = {name: len(running.requests[name].tokens) for name in drafted}
         finished = self.scheduler.update(running.plan, output)
@@ -187,8 +190,8 @@ def can_overlap(overlap: str, device_type: str, scheduler: Scheduler, kv: KVMana
     if overlap == "off" or (overlap == "auto" and device_type != "cuda"):
         return False
     able = {
-        "scheduler (advance)": hasattr(scheduler, "advance"),
-        "kv_manager (step_submitted, step_collected)": hasattr(kv, "step_submitted"),
+        "scheduler (advance)": isinstance(scheduler, PlansAhead),
+        "kv_manager (step_submitted, step_collected)": isinstance(kv, DefersReuse),
         "executor (max_in_flight; a sampler that waits for its tokens cannot)": executor.max_in_flight > 1,
     }
     unable = [name for name, is_able in able.items() if not is_able]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from reference_impl.bench.gpu_bounds import Limits, Work, work_of
+from reference_impl.executor.local import LocalExecutor
 from reference_impl.llm import LLM
 
 # The same families with everything small, for a dry run: Hugging Face configs.
@@ -132,7 +133,7 @@ class Bench:
 
     def _describe(self, name: str, options: dict[str, Any], llm: LLM, seconds: float) -> None:
         """What was made, for the record."""
-        work = work_of(llm.engine)
+        work, executor = work_of(llm.engine), llm.engine.executor
         self.configurations[name] = {
             "options": {key: value if isinstance(value, int) else str(value) for key, value in options.items()},
             "seconds_to_make": seconds,
@@ -140,7 +141,7 @@ class Bench:
             "kv_bytes_per_token": work.kv,
             "num_parameters": llm.engine.model.num_parameters(),
             "overlaps": llm.engine.pipeline.overlaps,
-            "graphs": getattr(llm.engine.executor, "graphs", None) is not None,
+            "graphs": isinstance(executor, LocalExecutor) and executor.graphs is not None,
             "attention": type(llm.engine.attention).__name__,
         }
 
@@ -154,5 +155,5 @@ class Bench:
 
 def statistics_of(llm: LLM) -> dict[str, Any]:
     """What the executor counts: steps replayed from graphs, and others. Empty where it counts nothing."""
-    stats = getattr(llm.engine.executor, "stats", None)
-    return {} if stats is None else dict(vars(stats))
+    executor = llm.engine.executor
+    return dict(vars(executor.stats)) if isinstance(executor, LocalExecutor) else {}

@@ -12,7 +12,7 @@ import numpy as np
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
 from reference_impl.executor.simulated import END, SimulatedGPU, weightless
-from reference_impl.interfaces import KVManager, Policy, SamplingParams, Scheduler
+from reference_impl.interfaces import KVManager, Policy, SamplingParams, Scheduler, WaitsOnPurpose
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager as PagedKVManager
 from reference_impl.simulation.cost import Roofline
@@ -85,7 +85,7 @@ def _add(engine: Engine, gpu: SimulatedGPU, a: Arrival, lengths: dict[str, int])
 
 def _next_event(engine: Engine, coming: Sequence[Arrival], now: float) -> float:
     times = [a.second for a in list(coming)[:1]]
-    closes = getattr(engine.scheduler, "next_event", lambda now: None)(now)
+    closes = engine.scheduler.next_event(now) if isinstance(engine.scheduler, WaitsOnPurpose) else None
     times += [closes] if closes is not None else []
     if not times:
         raise RuntimeError("the scheduler planned nothing, nobody will arrive, and it does not say what it waits for")

@@ -24,6 +24,7 @@ from reference_impl.interfaces import (
     Clock,
     KVCache,
     KVSpec,
+    NamesKernels,
     PageStore,
     Proposer,
     Reply,
@@ -86,6 +87,7 @@ class LocalExecutor:
         self.pages = None if page_store is None else Pages(page_store, kv_cache)
         self.model, self.kv_cache, self.attention = model, kv_cache, attention
         self.kv_specs, self.clock, self.sampler = kv_specs, clock, sampler
+        self._names_kernels = attention if isinstance(attention, NamesKernels) else None
         self.slots = Slots(max_num_seqs, max_len, kv_specs, model.device)
         self.graphs: Graphs | None = None
         self.stats = Stats()
@@ -217,7 +219,7 @@ class LocalExecutor:
         return asking
 
     def _ran(self) -> tuple[str, ...]:
-        return tuple(sorted(getattr(self.attention, "ran", ())))  # a learner's backend need not say
+        return () if self._names_kernels is None else tuple(sorted(self._names_kernels.ran))
 
     def _ticket(
         self,
@@ -263,10 +265,8 @@ class LocalExecutor:
     def _run_graph(self, key: GraphKey, host_arrays: Arrays) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
         assert self.graphs is not None
         if key not in self.graphs:
-            tune = getattr(self.model, "tune", None)  # measures which kernels suit so many rows
-            if tune is not None:
-                with self.graphs.recorder.launches():
-                    tune(key.rows)
+            with self.graphs.recorder.launches():
+                self.model.tune(key.rows)  # measures which kernels suit so many rows
             self.stats.graphs_captured += 1
         return self.graphs.run(key, host_arrays)
 

@@ -5,10 +5,31 @@ Imports nothing but the standard library, so that every room can import it. A pa
 
     blocks <- request <- plan, step, batch       the data
     planning, computing                          what every part promises
+    abilities                                    what some parts can do besides
 """
 
+from reference_impl.interfaces.abilities import (
+    AttendsToCache,
+    CapturesGraphs,
+    DefersReuse,
+    HasScales,
+    NamesKernels,
+    PlansAhead,
+    ReadsScales,
+    WaitsOnPurpose,
+    has_scales,
+)
 from reference_impl.interfaces.batch import Batch, GroupTables, Sampled
-from reference_impl.interfaces.blocks import NO_BLOCK, BlockId, BlockPair, KVSpec, Page, PageTransfer, TransferEnd, Transfers
+from reference_impl.interfaces.blocks import (
+    NO_BLOCK,
+    BlockId,
+    BlockPair,
+    KVSpec,
+    Page,
+    PageTransfer,
+    TransferEnd,
+    Transfers,
+)
 from reference_impl.interfaces.computing import AttentionBackend, Executor, KVCache, LinearMethod, Proposer, Sampler
 from reference_impl.interfaces.pages import FetchesPages, HoldsPages, PageStore
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
@@ -20,27 +41,34 @@ __all__ = [
     "NO_BLOCK",
     "Appended",
     "Asking",
+    "AttendsToCache",
     "AttentionBackend",
     "Batch",
     "BlockId",
     "BlockPair",
     "BlockPool",
+    "CapturesGraphs",
     "Clock",
+    "DefersReuse",
     "Executor",
     "FetchesPages",
     "GroupTables",
+    "HasScales",
     "HoldsPages",
     "KVCache",
     "KVManager",
     "KVSpec",
     "LinearMethod",
+    "NamesKernels",
     "Opened",
     "Page",
     "PageStore",
     "PageTransfer",
+    "PlansAhead",
     "Policy",
     "PrefixIndex",
     "Proposer",
+    "ReadsScales",
     "Reply",
     "Request",
     "RequestState",
@@ -58,4 +86,6 @@ __all__ = [
     "TokenLogprobs",
     "TransferEnd",
     "Transfers",
+    "WaitsOnPurpose",
+    "has_scales",
 ]

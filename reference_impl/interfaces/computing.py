@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class KVCache(Protocol):
-    """Owns the tensors in which keys and values live.
-
-    One of 8 bits has a method more, scales(layer) -> (of keys, of values), each [num_blocks, block_size, num_kv_heads]
-    float32: a stored number times the scale of its slot and head is the value.
-    """
+    """Owns the tensors in which keys and values live. One of 8 bits also has scales: `abilities.HasScales`."""
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None: ...
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -32,7 +28,8 @@ class KVCache(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """Attention of a ragged batch over the paged cache. One with reads_scales = True can read a cache of 8 bits."""
+    """Attention of a ragged batch over the paged cache. One with reads_scales = True can read a cache of 8 bits:
+    `abilities.ReadsScales`."""
 
     def plan(self, batch: Batch) -> None:
         """Prepare once a step what all layers share; may fill batch.attention_plan."""

@@ -1,5 +1,5 @@
-"""Pages of keys and values beyond the device: what a store of them promises, and what is asked of the KV manager and the
-cache that use one."""
+"""Pages of keys and values beyond the device: what a store of them promises, and what is asked of the KV manager and
+the cache that use one."""
 
 from __future__ import annotations
 

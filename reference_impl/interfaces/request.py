@@ -12,6 +12,7 @@ from reference_impl.interfaces.blocks import BlockId
 
 class RequestState(enum.Enum):
     WAITING = "waiting"  # no KV blocks on the device; new, or preempted and queued again
+    LOADING = "loading"  # waits for pages from a store, beside the queue; takes no seat and holds up no other request
     RUNNING = "running"  # holds KV blocks
     FINISHED = "finished"
 

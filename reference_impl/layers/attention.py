@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference_impl.interfaces import Batch, GroupTables, KVCache
+from reference_impl.interfaces import Batch, GroupTables, KVCache, has_scales
 from reference_impl.kernels import reference
 
 MOST_SLOTS = 2**16  # gathered at a time; more only for a single row that sees more
@@ -114,9 +114,8 @@ def like_lengths(lengths: Sequence[int]) -> list[slice]:
 
 
 def scales_of(kv_cache: KVCache, layer: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """(of keys, of values); a cache that knows nothing of scales has none."""
-    scales = getattr(kv_cache, "scales", None)
-    return (None, None) if scales is None else scales(layer)
+    """(of keys, of values); None where there are none."""
+    return kv_cache.scales(layer) if has_scales(kv_cache) else (None, None)
 
 
 def _at(cache: Tensor, slots: Tensor | slice, scale: Tensor | None, like: Tensor) -> Tensor:

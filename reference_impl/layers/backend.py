@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from reference_impl.interfaces import AttentionBackend
+from reference_impl.interfaces import AttendsToCache, AttentionBackend
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference import Activation
 from reference_impl.layers import norm
@@ -44,8 +44,10 @@ def writes_and_attends(
     kernels: Kernels, attention: AttentionBackend
 ) -> tuple[Callable[..., Tensor], Callable[..., Tensor]] | None:
     """(rotate_and_write, attend) where there is such a kernel and a backend that finds keys in the cache; or None."""
-    attend = getattr(attention, "attend", None)
-    return None if kernels.rotate_and_write is None or attend is None else (kernels.rotate_and_write, attend)
+    # By its class: this is asked in every layer.
+    if kernels.rotate_and_write is None or not issubclass(type(attention), AttendsToCache):
+        return None
+    return kernels.rotate_and_write, cast(AttendsToCache, attention).attend
 
 
 def choose_kernels(asked: Asked, device: torch.device, dtype: torch.dtype) -> Kernels:

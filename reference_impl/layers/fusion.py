@@ -9,42 +9,24 @@ has the same kernels whenever it is captured.
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, TypedDict, Unpack, cast
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
-from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels.reference import Activation
 from reference_impl.layers.backend import Kernels
-from reference_impl.layers.linear import Linear
+from reference_impl.layers.linear import Linear, Neighbours
 
 Product = Literal["qkv", "o", "gate_up", "down"]
 PRODUCTS: frozenset[Product] = frozenset(("qkv", "o", "gate_up", "down"))
-
-
-class Neighbours(TypedDict, total=False):
-    """What stands around a product; shapes and dtypes are those of kernels/reference/fused_linear.py."""
-
-    norm: Tensor
-    eps: float  # of the norm
-    gate: Activation | None
-    residual: Tensor
-
-
-class FusedMethod(LinearMethod, Protocol):
-    """A LinearMethod that computes residual + gate(norm(x) W^T + b) in one launch, of up to few_tokens tokens."""
-
-    few_tokens: int
-
-    def fused(self, params: dict[str, Tensor], x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor: ...
 
 
 class Fusion:
     """eps: of the norms. chosen: {number of tokens: products that are one launch}; it holds for fewer tokens, too. More
     than was measured: all that can be.
 
-    A product can be one launch where its LinearMethod has `fused`, for the few tokens that it says. A norm stays a
+    A product can be one launch where its LinearMethod is a `FusedMethod`, for up to its few_tokens. A norm stays a
     kernel of its own where it also has to add, and in float16: x times the norm's weight may leave its range. What is
     normalised before it is added is added by the next norm.
     """
@@ -54,7 +36,7 @@ class Fusion:
         self.chosen: dict[int, frozenset[Product]] = {}
 
     def can(self, linear: Linear, num_tokens: int) -> bool:
-        return num_tokens <= getattr(linear.method, "few_tokens", 0)
+        return linear.fusing is not None and num_tokens <= linear.fusing.few_tokens
 
     def fuses(self, product: Product, linear: Linear, num_tokens: int) -> bool:
         return self.can(linear, num_tokens) and product in self.products(num_tokens)
@@ -100,4 +82,5 @@ class Fusion:
 
 
 def _fused(linear: Linear, x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor:
-    return cast(FusedMethod, linear.method).fused(linear.params, x, **neighbours)
+    assert linear.fusing is not None
+    return linear.fusing.fused(linear.params, x, **neighbours)

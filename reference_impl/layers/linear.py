@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Protocol, TypedDict, Unpack, runtime_checkable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from reference_impl.interfaces import LinearMethod
+from reference_impl.kernels.reference import Activation
 from reference_impl.layers import packed_linear
 from reference_impl.layers.by_rows import WeightByRows
 
 _FEW_ROWS = 8
+
+
+class Neighbours(TypedDict, total=False):
+    """What stands around a product; shapes and dtypes are those of kernels/reference/fused_linear.py."""
+
+    norm: Tensor
+    eps: float  # of the norm
+    gate: Activation | None
+    residual: Tensor
+
+
+@runtime_checkable
+class FusedMethod(LinearMethod, Protocol):
+    """A LinearMethod that computes residual + gate(norm(x) W^T + b) in one launch, of up to few_tokens tokens."""
+
+    few_tokens: int
+
+    def fused(self, params: dict[str, Tensor], x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor: ...
 
 
 class UnquantizedLinear:
@@ -77,19 +98,19 @@ class HeadCopy:
 
     def __init__(self, method: LinearMethod):
         self.method = method
-        self._params: dict[str, Tensor] = {}
+        self.params: dict[str, Tensor] = {}
 
     def __call__(self, x: Tensor, lm_head: Tensor) -> Tensor:
-        if not self._params:
+        if not self.params:
             params = self.method.create(lm_head.shape[1], lm_head.shape[0], False)
             self.method.load(params, "weight", lm_head, 0)
             self.method.finish(params)
-            self._params = params
-        return self.method.apply(self._params, x)
+            self.params = params
+        return self.method.apply(self.params, x)
 
     def weight_bytes(self) -> int:
         """Of the copy; 0 before the first call."""
-        return sum(tensor.nbytes for tensor in self._params.values())
+        return sum(tensor.nbytes for tensor in self.params.values())
 
 
 class Linear(nn.Module):
@@ -108,6 +129,7 @@ class Linear(nn.Module):
     ):
         super().__init__()
         self.method, self.parts, self.in_features = method, parts, in_features
+        self.fusing = method if isinstance(method, FusedMethod) else None  # the method again, if it has the ability
         self.out_features = sum(parts.values())
         self.params = method.create(in_features, self.out_features, bias)
 

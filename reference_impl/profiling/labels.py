@@ -14,6 +14,7 @@ from typing import Any
 from torch.profiler import record_function
 
 from reference_impl.engine import Engine
+from reference_impl.executor.local import LocalExecutor
 from reference_impl.layers.linear import Linear
 
 PREFIX = "inferlab: "
@@ -32,7 +33,7 @@ def products(model: Any) -> dict[str, list[Linear]]:
 def labelled(engine: Engine) -> Iterator[None]:
     """Labels on an engine's parts, taken off at the end."""
     model, executor = engine.model, engine.executor
-    sampler = getattr(executor, "sampler", None)
+    sampler = executor.sampler if isinstance(executor, LocalExecutor) else None
     with contextlib.ExitStack() as stack:
         for label, linears in products(model).items():
             for linear in linears:
@@ -41,9 +42,9 @@ def labelled(engine: Engine) -> Iterator[None]:
             (engine.attention, "plan", "attention plan"),
             (engine.attention, "forward", "attention"),
             (engine.attention, "attend", "attention"),
-            (getattr(model, "fusion", None), "norm", "norm"),
-            (getattr(model, "fusion", None), "of_norm", None),
-            (getattr(model, "fusion", None), "to_residual", None),
+            (model.fusion, "norm", "norm"),
+            (model.fusion, "of_norm", None),
+            (model.fusion, "to_residual", None),
             (model, "head", "lm_head"),
             (model, "forward", "model"),
             # A function is replaced; an object stays itself, for the executor asks it what it can do.

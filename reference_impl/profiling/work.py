@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from reference_impl.interfaces import Row
+from reference_impl.layers.linear import HeadCopy
 from reference_impl.profiling.labels import products
 
 
@@ -41,7 +42,7 @@ def step_work(model: Any, steps: Sequence[Sequence[Row]], kv_itemsize: float) ->
             found[label] = Work(flops, moved, len(linears), f"{NAMES.get(label, label)}, [{k}, {n}]")
     sampling = sum(row.samples for rows in steps for row in rows) / count
     h, v = c.hidden_size, c.vocab_size
-    head = _stored(getattr(model.head, "_params", {})) or h * v * size
+    head = (_stored(model.head.params) if isinstance(model.head, HeadCopy) else 0) or h * v * size
     found["lm_head"] = Work(2 * sampling * h * v, head + sampling * (h + v) * size, 1, f"the lm_head, [{h}, {v}]")
     found["attention"] = _attention(c, steps, size, kv_itemsize)
     for label, calls, numbers in (

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reference_impl.interfaces import (
+    DefersReuse,
     FetchesPages,
     KVManager,
     Policy,
@@ -74,6 +75,7 @@ class Scheduler:
         num_drafts: int = 0,
     ):
         self.kv, self.policy = kv, FirstCome() if policy is None else policy
+        self._reuse = kv if isinstance(kv, DefersReuse) else None  # the KV manager again, if it has the ability
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.admission, self.preemption, self.num_drafts = admission, preemption, num_drafts
         self._pages = kv if isinstance(kv, FetchesPages) else None
@@ -239,7 +241,7 @@ class Scheduler:
 
     def _blocks_are_coming(self) -> bool:
         """Given up, and still in use by a step that runs: they are waited for, rather than throwing out one more."""
-        return getattr(self.kv, "num_releasing", 0) > 0
+        return self._reuse is not None and self._reuse.num_releasing > 0
 
     def _enter(self, request: Request, step: _Step) -> bool:
         """Room for all its known tokens, not only for this step's chunk: a prompt that is let in and thrown out

@@ -83,7 +83,7 @@ def outline(folder: Path, dtype: str, device: str = "cpu") -> Any:
 
 
 class _Elsewhere:
-    """A part that computes, of an engine that only plans. It has what a cache of 8 bits is asked for by name."""
+    """Cache and attention of an engine that only plans, with what 8 bits need of them (HasScales, ReadsScales)."""
 
     reads_scales = True
 

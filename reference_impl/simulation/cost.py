@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,11 +20,22 @@ from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.kv_cache import bytes_per_token
 
 
+@runtime_checkable
 class SummedCost(StepCost, Protocol):
     """A cost that sees sums over rows only."""
 
     def decode_seconds(self, num_rows: int, past_tokens: int) -> float:
         """step_seconds of `num_rows` rows of one token with `past_tokens` in the cache, all together."""
+        ...
+
+
+@runtime_checkable
+class BoundedCost(Protocol):
+    """A cost that was measured on an engine whose sequences have a longest length."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence."""
         ...
 
 

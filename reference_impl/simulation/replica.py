@@ -20,7 +20,7 @@ from reference_impl.executor.simulated import WORD, SimulatedGPU, StepCost, holl
 from reference_impl.interfaces import Policy, Request, SamplingParams
 from reference_impl.kv_store.budget import KV_CACHE_BYTES
 from reference_impl.scheduler.scheduler import Scheduler
-from reference_impl.simulation.cost import Roofline
+from reference_impl.simulation.cost import BoundedCost, Roofline, SummedCost
 from reference_impl.simulation.ledger import Ledger, Result
 from reference_impl.simulation.prompts import VOCAB_SIZE, PromptIndex, Prompts
 from reference_impl.theory.deployment import Deployment
@@ -60,14 +60,14 @@ class Replica:
             policy=policy, executor=self.gpu, clock=self.gpu, kv_cache=nothing, attention=nothing, trace=self.ledger,
             prefix_index=index,
         )  # fmt: skip
-        hollow = hollow_model(VOCAB_SIZE, getattr(cost, "longest", LONGEST), cost.bytes_per_token)
-        self.engine = Engine(hollow, config, parts)
+        longest = cost.longest if isinstance(cost, BoundedCost) else LONGEST
+        self.engine = Engine(hollow_model(VOCAB_SIZE, longest, cost.bytes_per_token), config, parts)
         scheduler = self.engine.scheduler
         assert isinstance(scheduler, Scheduler)
         self._scheduler = scheduler
         self._longest = self.engine.max_request_len
         self._decode_seconds: Callable[[int, int], float] | None = (
-            getattr(cost, "decode_seconds", None) if leaps else None
+            cost.decode_seconds if leaps and isinstance(cost, SummedCost) else None
         )
         self._ended = ended
         self._prompts = Prompts()

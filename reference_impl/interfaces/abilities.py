@@ -1,0 +1,104 @@
+"""What some parts can do besides, a protocol for each ability: a part has it if it has the members.
+
+Asked with isinstance where a part is taken in, and of the part's class, which is many times as fast, in every layer. A
+wrapper has the abilities that its class declares: what `__getattr__` passes on is found by isinstance in Python 3.11
+only, and in a class never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+
+from reference_impl.interfaces.batch import Batch
+from reference_impl.interfaces.computing import KVCache
+from reference_impl.interfaces.plan import StepPlan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@runtime_checkable
+class PlansAhead(Protocol):
+    """A scheduler that can plan a step before the results of the one before are known."""
+
+    def advance(self, plan: StepPlan) -> None:
+        """Books what a submitted plan computes. What it samples counts as in flight until `update` brings it."""
+        ...
+
+
+@runtime_checkable
+class DefersReuse(Protocol):
+    """A KV manager that keeps blocks which were given up until no running step can use them any more."""
+
+    @property
+    def num_releasing(self) -> int:
+        """Blocks that were given up and wait for running steps."""
+        ...
+
+    def step_submitted(self, step_id: int) -> None:
+        """What is given up from now on waits for this step."""
+        ...
+
+    def step_collected(self, step_id: int) -> None:
+        """What waited for this step can be had again."""
+        ...
+
+
+@runtime_checkable
+class WaitsOnPurpose(Protocol):
+    """A scheduler whose plan may be empty although requests wait, until a time that it can name."""
+
+    def next_event(self, now: float) -> float | None:
+        """Until when, in seconds on the engine's clock; None: it is not waiting on purpose."""
+        ...
+
+
+@runtime_checkable
+class CapturesGraphs(Protocol):
+    """An executor that replays steps as CUDA graphs, and can capture them before they are needed."""
+
+    def capture_all(self, longest: int | None = None) -> int:
+        """Captures those for contexts of up to `longest` positions, None: of all. Returns how many it captured."""
+        ...
+
+
+@runtime_checkable
+class HasScales(Protocol):
+    """A KV cache that can be of 8 bits: a stored number times the scale of its slot and head is the value."""
+
+    def scales(self, layer: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """(of keys, of values), each [num_blocks, block_size, num_kv_heads] float32; None unless of 8 bits."""
+        ...
+
+
+def has_scales(kv_cache: KVCache) -> TypeGuard[HasScales]:
+    """By its class: this is asked in every layer."""
+    return issubclass(type(kv_cache), HasScales)
+
+
+@runtime_checkable
+class ReadsScales(Protocol):
+    """An attention backend that says whether it multiplies what it reads by the cache's scales."""
+
+    @property
+    def reads_scales(self) -> bool: ...
+
+
+@runtime_checkable
+class AttendsToCache(Protocol):
+    """An attention backend that can do without keys and values of its own: a fused kernel has written them."""
+
+    def attend(self, q: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
+        """`forward`, of queries whose keys and values are in the cache."""
+        ...
+
+
+@runtime_checkable
+class NamesKernels(Protocol):
+    """An attention backend that names what computed it, for the trace."""
+
+    @property
+    def ran(self) -> Collection[str]:
+        """In the step that was planned last."""
+        ...

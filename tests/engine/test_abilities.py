@@ -1,0 +1,129 @@
+"""What parts can do besides (interfaces/abilities.py): the engine's own can, plain ones are used without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from reference_impl.baselines.dynamic_batching import DynamicBatching
+from reference_impl.baselines.static_batching import StaticBatching
+from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.engine import Engine, Parts
+from reference_impl.interfaces import (
+    CapturesGraphs,
+    DefersReuse,
+    NamesKernels,
+    PlansAhead,
+    ReadsScales,
+    SamplingParams,
+    WaitsOnPurpose,
+    has_scales,
+)
+from reference_impl.layers.attention import scales_of
+from reference_impl.layers.linear import FusedMethod, UnquantizedLinear
+from reference_impl.simulation.cost import BoundedCost, SummedCost
+
+CONFIG = EngineConfig(block_size=4, num_blocks=30, prefix_cache="off")
+
+
+class PlainKV:
+    """What `KVManager` promises, and nothing more."""
+
+    def __init__(self, inner: Any):
+        for name in ("admit", "reserve", "commit", "fork", "free", "pin", "unpin", "swap_out", "take_transfers"):
+            setattr(self, name, getattr(inner, name))
+        self.inner = inner
+
+    @property
+    def num_available(self) -> int:
+        return self.inner.num_available
+
+
+class PlainAttention:
+    """What `AttentionBackend` promises, and nothing more."""
+
+    def __init__(self, inner: Any):
+        self.plan, self.forward = inner.plan, inner.forward
+
+
+class Passes:
+    """A wrapper that passes everything on."""
+
+    def __init__(self, inner: Any):
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def text(engine: Engine) -> list[int]:
+    request = engine.add([1, 2, 3, 4, 5], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True))
+    while engine.has_work():
+        engine.step()
+    return request.output_tokens
+
+
+def test_the_engines_own_parts_have_the_abilities_that_their_work_needs(random_model: Callable) -> None:
+    engine = Engine(random_model("float32"), CONFIG)
+    assert isinstance(engine.scheduler, PlansAhead)
+    assert not isinstance(engine.scheduler, WaitsOnPurpose)
+    assert isinstance(engine.kv, DefersReuse)
+    assert isinstance(engine.executor, CapturesGraphs)
+    assert has_scales(engine.kv_cache)
+    assert isinstance(engine.attention, ReadsScales)
+    assert isinstance(engine.attention, NamesKernels)
+    assert engine.attention.reads_scales
+    assert not isinstance(StaticBatching(engine.kv, 4), PlansAhead | WaitsOnPurpose)
+    assert isinstance(DynamicBatching(engine.kv, 4, 0.1), WaitsOnPurpose)
+    assert not isinstance(UnquantizedLinear(torch.float32, torch.device("cpu")), FusedMethod)
+
+
+def test_parts_without_abilities_give_the_same_text(random_model: Callable) -> None:
+    model = random_model("float64")
+    own = Engine(model, CONFIG)
+    parts = Parts(kv_manager=PlainKV(own.kv), block_pool=own.block_pool, attention=PlainAttention(own.attention))
+    plain = Engine(model, CONFIG, parts)
+    assert text(plain) == text(Engine(model, CONFIG))
+    assert {step.attention for step in plain.trace.steps()} == {()}
+
+
+def test_overlap_names_each_part_that_cannot(random_model: Callable) -> None:
+    model, config = random_model("float64"), EngineConfig(block_size=4, num_blocks=30, overlap="on")
+    own = Engine(model, CONFIG)
+    kv = PlainKV(own.kv)
+    with pytest.raises(ValueError, match=r"these cannot: kv_manager \(step_submitted, step_collected\)$"):
+        Engine(model, config, Parts(kv_manager=kv, block_pool=own.block_pool))
+    with pytest.raises(ValueError, match=r"these cannot: scheduler \(advance\), kv_manager \(step_submitted, step_c"):
+        Engine(model, config, Parts(kv_manager=kv, block_pool=own.block_pool, scheduler=StaticBatching(kv, 4)))
+
+
+def test_a_cache_that_only_passes_scales_on_has_none_for_the_check_as_for_the_attention(random_model: Callable) -> None:
+    """If one took them for there and the other did not, codes of 8 bits would be read as values."""
+    model, config = random_model("float32"), EngineConfig(block_size=4, num_blocks=30, kv_dtype="fp8")
+    own = Engine(model, config)
+    assert scales_of(own.kv_cache, 0)[0] is not None
+    wrapped: Any = Passes(own.kv_cache)
+    assert scales_of(wrapped, 0) == (None, None)
+    with pytest.raises(ConfigError, match=r"needs a cache with scales\(layer\)"):
+        Engine(model, config, Parts(kv_cache=wrapped))
+
+
+def test_a_cost_of_sums_and_one_with_a_longest_sequence_are_told_by_their_members() -> None:
+    class PerRow:
+        bytes_per_token = 1.0
+
+        def step_seconds(self, new_tokens: Any, past_tokens: Any) -> float:
+            return 1.0
+
+    class Summed(PerRow):
+        longest = 100
+
+        def decode_seconds(self, num_rows: int, past_tokens: int) -> float:
+            return 1.0
+
+    assert not isinstance(PerRow(), SummedCost | BoundedCost)
+    assert isinstance(Summed(), SummedCost)
+    assert isinstance(Summed(), BoundedCost)
