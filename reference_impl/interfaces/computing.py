@@ -1,4 +1,4 @@
-"""What the parts promise that compute. Shapes are in comments; `Tensor` is torch.Tensor."""
+"""What the computing parts promise. Shapes are in comments; `Tensor` is torch.Tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the parts promise that plan: integers and requests, never a tensor."""
+"""What the planning parts promise, of requests and numbers of blocks; never a tensor."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class KVManager(Protocol):
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had: free ones, and cached ones that no request uses."""
+        """Blocks that can be had: free ones, and cached ones that are not in use."""
         ...
 
 
