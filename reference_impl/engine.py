@@ -41,6 +41,7 @@ from reference_impl.interfaces import (
     Clock,
     Executor,
     FetchesPages,
+    Grammar,
     KVCache,
     KVManager,
     KVSpec,
@@ -53,6 +54,7 @@ from reference_impl.interfaces import (
     Sampler,
     SamplingParams,
     Scheduler,
+    TakesMasks,
     Transfers,
     WaitsOnPurpose,
 )
@@ -181,15 +183,22 @@ class Engine:
         deadline: float | None = None,
         cache_salt: str | None = None,
         holds: bool = False,
+        grammar: Grammar | None = None,
     ) -> Request:
         """Queues a prompt of token ids. ValueError if it is empty, holds unknown ids, or can never fit.
 
         priority (smaller goes first), tenant and deadline (seconds on the engine's clock) are for the policy.
-        Requests with different cache_salt share no prefixes. holds: see `append`. With sampling.n > 1 the request
-        returned is sample 0, and its `children` are the others.
+        Requests with different cache_salt share no prefixes. holds: see `append`. grammar: what may be written; the
+        executor must take masks. With sampling.n > 1 the request returned is sample 0, and its `children` are the
+        others.
         """
         if deadline is not None and not math.isfinite(deadline):
             raise ValueError(f"deadline: expected finite seconds on the engine's clock, or None, got {deadline}")
+        if grammar is not None and not isinstance(self.executor, TakesMasks):
+            name = type(self.executor).__name__
+            raise ValueError(
+                f"grammar: {name} samples without masks; it needs finish(ticket, masks), as LocalExecutor has"
+            )
         sampling = sampling or SamplingParams()
         request_id = request_id if request_id is not None else self._new_id()
         prompt = self._check(prompt, request_id)
@@ -205,6 +214,7 @@ class Engine:
             max_total_tokens=min(len(prompt) + sampling.max_tokens, self.max_request_len),
             block_tables=[[] for _ in self.kv_specs],
             holds=holds,
+            grammar=grammar,
             cache_salt=cache_salt,
             priority=priority,
             tenant=tenant,

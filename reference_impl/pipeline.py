@@ -21,6 +21,7 @@ from reference_impl.interfaces import (
     Executor,
     FetchesPages,
     KVManager,
+    Masks,
     PlansAhead,
     Reply,
     Request,
@@ -30,6 +31,7 @@ from reference_impl.interfaces import (
     Step,
     StepOutput,
     StepPlan,
+    TakesMasks,
 )
 from reference_impl.planner import Planner, output_of
 
@@ -92,8 +94,13 @@ class Pipeline:
             is_submitted = bool(plan.rows or plan.preempted or plan.transfers.is_work or not self._running)
             if is_submitted:
                 self._submit(plan, requests)
-            is_first = self.overlaps and is_submitted and len(self) == 1
-            booked = None if is_first else self._collect(requests)
+            booked = None
+            if len(self) > is_submitted:  # the step before; what it sampled decides what grammars allow in this one
+                booked = self._collect(requests)
+            if is_submitted:
+                self._finish(self._running[-1])
+            if not self.overlaps and is_submitted:
+                booked = self._collect(requests)
             if self._ahead is not None and is_submitted:
                 self._ahead.advance(plan)
             return booked
@@ -114,6 +121,8 @@ class Pipeline:
             yield
         except BaseException as error:  # also Ctrl-C: the step that was waited for is in no list any more
             self._lost = error if self.overlaps else None
+            if not self.overlaps:
+                self._running.clear()  # a step that did not get its masks is given up
             self.planner.close_all()  # so that a step that is tried again tells the worker everything
             raise
 
@@ -123,6 +132,19 @@ class Pipeline:
         self._running.append(_Running(plan, of_rows, step, self.executor.submit(step)))
         if self._reuse is not None:
             self._reuse.step_submitted(plan.step_id)
+
+    def _finish(self, running: _Running) -> None:
+        """Sends the masks that a step waits for. A request that has ended by now has no use for its own."""
+        if not running.step.takes_masks:
+            return
+        masks = [
+            request.grammar.allowed(request.output_tokens)
+            if row.samples and request.grammar is not None and request.state is not RequestState.FINISHED
+            else None
+            for row, request in zip(running.plan.rows, running.requests.values(), strict=True)
+        ]
+        assert isinstance(self.executor, TakesMasks)  # or the request would not have been added
+        self.executor.finish(running.ticket, Masks(running.plan.step_id, tuple(masks)))
 
     def _collect(self, requests: Mapping[str, Request]) -> Booked:
         running = self._running.popleft()

@@ -63,6 +63,7 @@ class Planner:
         rewound: list[Rewound] = []
         tables: list[TableUpdate] = []
         rows: list[StepRow] = []
+        takes_masks = False
         for row in plan.rows:
             name, start, num_tokens, samples, num_drafts = row
             request, told = requests[name], self._told.get(name)
@@ -84,13 +85,15 @@ class Planner:
             if end > told.num_tokens or last > told.room:
                 self._refuse(told, row)
             told.num_computed = last
-            if samples and not request.holds:
-                told.num_tokens = last + 1
+            if samples:
+                takes_masks = takes_masks or request.grammar is not None
+                if not request.holds:
+                    told.num_tokens = last + 1
             rows.append(StepRow(told.slot, start, num_tokens, samples, num_drafts))
         closed, self._closed = self._closed, []
         return Step(
             plan.step_id, tuple(closed), tuple(opened), tuple(appended), tuple(rewound), tuple(tables), plan.transfers,
-            tuple(rows),
+            tuple(rows), takes_masks,
         )  # fmt: skip
 
     def _open(self, request: Request, start: int, opened: list[Opened]) -> _Told:

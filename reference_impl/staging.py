@@ -22,7 +22,7 @@ _ALIGNED = 16  # bytes; kernels load whole vectors
 
 
 _TORCH = {
-    np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "float32", "float64", "bool")
+    np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "float32", "float64", "bool", "uint8")
 }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from reference_impl.interfaces import (
     Clock,
     KVCache,
     KVSpec,
+    Masks,
     NamesKernels,
     PageStore,
     Proposer,
@@ -35,21 +36,41 @@ from reference_impl.interfaces import (
     TokenLogprobs,
 )
 from reference_impl.models.decoder import Decoder
+from reference_impl.sampling.masks import Allowed, check_mask, masked
 from reference_impl.sampling.sampler import Launched, Parameters, TorchSampler, launched, sample
 from reference_impl.staging import Arrays, mark, to_device, to_host
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """What a step samples, on its way to the host."""
+
+    rows: list[int]  # the rows of the step that sample, in the order of what `finish` gives
+    accepted: Tensor | None  # on the host, of the rows that have drafts: how many of them were right
+    finish: Callable[[], Sampled]  # waits for the device
+    finished_at: float | None  # None: it may still run
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A step's forward pass. out: logits or, where a graph with this key samples, tokens."""
+
+    host: HostBatch
+    parameters: Parameters | None
+    key: GraphKey | None
+    out: Tensor
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass
 class Ticket:
     """A step that runs."""
 
     step: Step
     submitted_at: float
-    sampling: list[int]  # the rows of the step that sample, in the order of what `finish` gives
-    accepted: Tensor | None  # on the host, of the rows that have drafts: how many of them were right
-    finish: Callable[[], Sampled]  # waits for the device
-    ran: tuple[str, ...]
-    finished_at: float | None  # None: it may still run
+    ran: tuple[str, ...] = ()
+    sampling: Sampling | None = None
+    forward: Forward | None = None  # of a step that waits for its masks
 
 
 @dataclass
@@ -112,26 +133,53 @@ class LocalExecutor:
                 f"step {step.step_id} loads or saves pages and this worker has no store: see Parts.page_store"
             )
         if not step.rows:
-            return self._ticket(step, now, [], None, (), None)
+            return Ticket(step, now, sampling=self._on_its_way([], None, None))
+        forward, ran = self._forward(step)
+        if step.takes_masks:
+            return Ticket(step, now, ran, forward=forward)
+        return Ticket(step, now, ran, self._sample(forward, None))
+
+    @torch.inference_mode()
+    def finish(self, ticket: Ticket, masks: Masks) -> None:
+        """ValueError if they are another step's, or are not masks; RuntimeError if the step waits for none."""
+        step, forward = ticket.step, ticket.forward
+        if forward is None:
+            raise RuntimeError(f"step {step.step_id} waits for no masks: it was submitted without, or has them")
+        if (masks.step_id, len(masks.rows)) != (step.step_id, len(step.rows)):
+            raise ValueError(
+                f"step {step.step_id} of {len(step.rows)} rows got masks of step {masks.step_id} for {len(masks.rows)}"
+            )
+        ticket.sampling, ticket.forward = self._sample(forward, masks), None
+
+    def _forward(self, step: Step) -> tuple[Forward, tuple[str, ...]]:
+        """With which attention ran."""
         host = lay_out(step.rows if self.proposer is None else self._from_their_starts(self.proposer, step), self.slots)
         if host.drafts:
             self._check_drafts(step)
             host.arrays.update(draft_arrays(host))
         parameters = self._parameters(host)
-        key = self._graph_for(host, parameters)
+        key = self._graph_for(host, None if step.takes_masks else parameters)
         out, tensors, ran = self._compute(host) if key is None else self._replay(host, key)
+        return Forward(host, parameters, key, out, tensors), ran
+
+    def _sample(self, forward: Forward, masks: Masks | None) -> Sampling:
+        """What the rows sample goes into their slots, and on its way to the host."""
+        host, parameters, key, out, tensors = (
+            forward.host, forward.parameters, forward.key, forward.out, forward.tensors,
+        )  # fmt: skip
+        allowed = None if masks is None else _allowed(masks, host, self.model.config.vocab_size)
         found: Launched | Sampled | None = None
         verified: Verified | None = None
         if key is not None and key.samples:
             assert parameters is not None
             found = launched(out, out, parameters.params)
         elif parameters is not None:
-            found, verified = self._launch(out, parameters, tensors, host)
+            found, verified = self._launch(out, replace(parameters, allowed=allowed), tensors, host)
         elif host.sampling:
-            found, verified = self._ask(out, tensors, host)
+            found, verified = self._ask(masked(out, allowed), tensors, host)
         accepted = None if verified is None else verified.accepted
         self.slots.advance(tensors, accepted)
-        return self._ticket(step, now, [host.order[place] for place in host.sampling], found, ran, accepted)
+        return self._on_its_way([host.order[place] for place in host.sampling], found, accepted)
 
     def _from_their_starts(self, proposer: Proposer, step: Step) -> list[StepRow]:
         """The step's rows, beginning where their slots are: how many drafts of the step before were right is known
@@ -221,15 +269,7 @@ class LocalExecutor:
     def _ran(self) -> tuple[str, ...]:
         return () if self._names_kernels is None else tuple(sorted(self._names_kernels.ran))
 
-    def _ticket(
-        self,
-        step: Step,
-        now: float,
-        sampling: list[int],
-        found: Launched | Sampled | None,
-        ran: tuple[str, ...],
-        accepted: Tensor | None,
-    ) -> Ticket:
+    def _on_its_way(self, rows: list[int], found: Launched | Sampled | None, accepted: Tensor | None) -> Sampling:
         device = self.model.device
         finished_at = self.clock.now() if device.type == "cpu" or isinstance(found, Sampled) else None
         if accepted is not None:
@@ -239,7 +279,7 @@ class LocalExecutor:
         else:
             wait, sampled = mark(device), found or Sampled([], [])
             finish = lambda: (wait(), sampled.finish() if isinstance(sampled, Launched) else sampled)[1]  # noqa: E731
-        return Ticket(step, now, sampling, accepted, finish, ran, finished_at)
+        return Sampling(rows, accepted, finish, finished_at)
 
     # --- CUDA graphs ----------------------------------------------------------------------------------------------
 
@@ -298,21 +338,24 @@ class LocalExecutor:
         return self.stats.graphs_captured - before
 
     def collect(self, ticket: Ticket) -> Reply:
-        sampled, step = ticket.finish(), ticket.step
+        step, sampling = ticket.step, ticket.sampling
+        if sampling is None:
+            raise RuntimeError(f"step {step.step_id} was submitted with takes_masks: call finish before collect")
+        sampled = sampling.finish()
         # One device computes one step at a time: it began this one when the one before was finished.
         started = max(ticket.submitted_at, self._finished_at)
-        self._finished_at = self.clock.now() if ticket.finished_at is None else ticket.finished_at
+        self._finished_at = self.clock.now() if sampling.finished_at is None else sampling.finished_at
         ended = () if self.pages is None else self.pages.take_ended()
         tokens: list[tuple[int, ...]] = [()] * len(step.rows)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        if ticket.accepted is None:
-            for row, token, report in zip(ticket.sampling, sampled.tokens, sampled.logprobs, strict=True):
+        if sampling.accepted is None:
+            for row, token, report in zip(sampling.rows, sampled.tokens, sampled.logprobs, strict=True):
                 tokens[row] = (token,)
                 if report is not None:
                     logprobs[row] = (report,)
             return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran, ended)
-        accepted, first = iter(ticket.accepted.tolist()), 0
-        for row in ticket.sampling:
+        accepted, first = iter(sampling.accepted.tolist()), 0
+        for row in sampling.rows:
             drafts = step.rows[row].num_drafts
             num = 1 + (next(accepted) if drafts else 0)
             tokens[row] = tuple(sampled.tokens[first : first + num])
@@ -335,6 +378,18 @@ def _of_logits(host: HostBatch) -> tuple[Sequence[int], list[int]]:
         return host.sampling, [host.context_lens[at] for at in host.sampling]
     places = [(at, left) for at in host.sampling for left in range(host.drafts[at], -1, -1)]
     return [at for at, _ in places], [host.context_lens[at] - left for at, left in places]
+
+
+def _allowed(masks: Masks, host: HostBatch, vocab_size: int) -> Allowed:
+    """Masks come for each row of the step, and are needed for each of the logits."""
+    rows, found = [], []
+    for place, at in enumerate(_of_logits(host)[0]):
+        mask = masks.rows[host.order[at]]
+        if mask is not None:
+            check_mask(mask, vocab_size, host.request_ids[at])
+            rows.append(place)
+            found.append(mask)
+    return Allowed(rows, found)
 
 
 def _of_sampler(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
 from typing import Any
 
-from reference_impl.interfaces import Executor, KVSpec, Reply, Step
+from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
 
 PROTOCOL = 2  # of the messages; counted up when one of them means something else than before
 
@@ -75,6 +75,7 @@ class WorkerProcess:
 
     def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0):
         self.rank = rank
+        self._waits = False  # whether the step that was sent last waits for its masks
         self._in_flight: deque[int] = deque()  # ids of steps that were sent, and whose replies were not collected
         self._process, mine = start_beside(__name__, str(rank))
         self._connection = Connection(mine.detach())
@@ -99,8 +100,19 @@ class WorkerProcess:
             self._connection.send_bytes(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
         except OSError:
             raise self._gone(step.step_id) from None
+        if self._waits:  # its masks never came, so it is not answered
+            self._in_flight.pop()
+        self._waits = step.takes_masks
         self._in_flight.append(step.step_id)
         return step.step_id
+
+    def finish(self, ticket: int, masks: Masks) -> None:
+        """Sends them, and waits for nothing."""
+        self._waits = False
+        try:
+            self._connection.send_bytes(pickle.dumps(masks, pickle.HIGHEST_PROTOCOL))
+        except OSError:
+            raise self._gone(ticket) from None
 
     def collect(self, ticket: int) -> Reply:
         """WorkerError if this step failed there, or the worker is gone. RuntimeError out of order."""
@@ -185,21 +197,24 @@ def ignore_signals() -> None:
 def serve(connection: Connection, executor: Executor) -> None:
     """Steps in, replies out, in order, until the other end is closed. As many are submitted as have come and may run;
     one that fails is answered with its traceback."""
-    steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(connection, steps), daemon=True).start()
-    running: deque[Any] = deque()  # tickets, or what failed
+    messages: queue.SimpleQueue[Step | Masks | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
+    running: deque[_Submitted] = deque()
     while True:
-        while not running or (not steps.empty() and len(running) < executor.max_in_flight):
-            step = steps.get()
-            if step is None:
+        while not running or running[0].waits or (not messages.empty() and len(running) < executor.max_in_flight):
+            message = messages.get()
+            if message is None:
                 return
-            try:
-                running.append(executor.submit(step))
-            except Exception:
-                running.append(_Failed(traceback.format_exc()))
+            if isinstance(message, Step):
+                if running and running[-1].waits:  # given up: a grammar failed before there were masks
+                    running.pop()
+                running.append(_submit(executor, message))
+            else:
+                _finish(executor, running, message)
         oldest = running.popleft()
         try:
-            answer = ("failed", oldest.text) if isinstance(oldest, _Failed) else ("reply", executor.collect(oldest))
+            failed = oldest.failed is not None
+            answer = ("failed", oldest.failed) if failed else ("reply", executor.collect(oldest.ticket))
         except Exception:
             answer = ("failed", traceback.format_exc())
         try:
@@ -208,19 +223,42 @@ def serve(connection: Connection, executor: Executor) -> None:
             return
 
 
-def _read(connection: Connection, steps: queue.SimpleQueue[Step | None]) -> None:
+@dataclass
+class _Submitted:
+    step_id: int
+    ticket: Any = None
+    failed: str | None = None  # a traceback
+    waits: bool = False  # for masks
+
+
+def _submit(executor: Executor, step: Step) -> _Submitted:
+    try:
+        return _Submitted(step.step_id, executor.submit(step), waits=step.takes_masks)
+    except Exception:
+        return _Submitted(step.step_id, failed=traceback.format_exc())
+
+
+def _finish(executor: Executor, running: deque[_Submitted], masks: Masks) -> None:
+    """Masks of a step that failed, and was answered, are of no use."""
+    for submitted in running:
+        if submitted.step_id == masks.step_id and submitted.waits:
+            submitted.waits = False
+            try:
+                if not isinstance(executor, TakesMasks):
+                    raise TypeError(f"{type(executor).__name__} has no finish(ticket, masks)")
+                executor.finish(submitted.ticket, masks)
+            except Exception:
+                submitted.failed = traceback.format_exc()
+
+
+def _read(connection: Connection, messages: queue.SimpleQueue[Step | Masks | None]) -> None:
     """In a thread of its own: while a long reply is sent, a long step can be received, or both ends would wait."""
     while True:
         try:
-            steps.put(pickle.loads(connection.recv_bytes()))
+            messages.put(pickle.loads(connection.recv_bytes()))
         except (EOFError, OSError):
-            steps.put(None)
+            messages.put(None)
             return
-
-
-@dataclass(frozen=True)
-class _Failed:
-    text: str
 
 
 def main() -> None:

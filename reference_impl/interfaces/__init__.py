@@ -16,6 +16,7 @@ from reference_impl.interfaces.abilities import (
     NamesKernels,
     PlansAhead,
     ReadsScales,
+    TakesMasks,
     WaitsOnPurpose,
     has_scales,
 )
@@ -34,8 +35,8 @@ from reference_impl.interfaces.computing import AttentionBackend, Executor, KVCa
 from reference_impl.interfaces.pages import FetchesPages, HoldsPages, PageStore
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
 from reference_impl.interfaces.planning import BlockPool, Clock, KVManager, Policy, PrefixIndex, Scheduler
-from reference_impl.interfaces.request import Asking, Request, RequestState, SamplingParams, TokenLogprobs
-from reference_impl.interfaces.step import Appended, Opened, Reply, Rewound, Step, StepRow, TableUpdate
+from reference_impl.interfaces.request import Asking, Grammar, Request, RequestState, SamplingParams, TokenLogprobs
+from reference_impl.interfaces.step import Appended, Masks, Opened, Reply, Rewound, Step, StepRow, TableUpdate
 
 __all__ = [
     "NO_BLOCK",
@@ -52,6 +53,7 @@ __all__ = [
     "DefersReuse",
     "Executor",
     "FetchesPages",
+    "Grammar",
     "GroupTables",
     "HasScales",
     "HoldsPages",
@@ -59,6 +61,7 @@ __all__ = [
     "KVManager",
     "KVSpec",
     "LinearMethod",
+    "Masks",
     "NamesKernels",
     "Opened",
     "Page",
@@ -83,6 +86,7 @@ __all__ = [
     "StepPlan",
     "StepRow",
     "TableUpdate",
+    "TakesMasks",
     "TokenLogprobs",
     "TransferEnd",
     "Transfers",

@@ -8,11 +8,12 @@ only, and in a class never.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from reference_impl.interfaces.batch import Batch
 from reference_impl.interfaces.computing import KVCache
 from reference_impl.interfaces.plan import StepPlan
+from reference_impl.interfaces.step import Masks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +61,15 @@ class CapturesGraphs(Protocol):
 
     def capture_all(self, longest: int | None = None) -> int:
         """Captures those for contexts of up to `longest` positions, None: of all. Returns how many it captured."""
+        ...
+
+
+@runtime_checkable
+class TakesMasks(Protocol):
+    """An executor that can sample under grammars."""
+
+    def finish(self, ticket: Any, masks: Masks) -> None:
+        """Samples what was submitted with takes_masks. Called once for each such step, before the next is submitted."""
         ...
 
 

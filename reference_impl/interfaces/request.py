@@ -101,6 +101,17 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
+class Grammar(Protocol):
+    """What a request may write next, decided on the host. A function of the output alone: samples of a prompt share it.
+
+    An error that it raises is the step's.
+    """
+
+    def allowed(self, output: Sequence[int]) -> bytes:
+        """For each token t of the vocabulary a bit, 1 if it may follow the output: bit t % 8 of byte t // 8."""
+        ...
+
+
 @dataclass(eq=False)  # a request is itself, not its fields
 class Request:
     """One sequence on its way through the engine.
@@ -128,6 +139,7 @@ class Request:
     sample_index: int = 0
     children: list[Request] = field(default_factory=list)  # not forked yet
     holds: bool = False  # sampled tokens are reported and not appended; beam search appends by itself
+    grammar: Grammar | None = None
     adapter: str | None = None  # together with the salt: the prefixes that this request may share
     cache_salt: str | None = None
     priority: int = 0  # smaller goes first, as in Unix and vLLM

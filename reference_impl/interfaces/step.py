@@ -81,6 +81,16 @@ class Step:
     tables: tuple[TableUpdate, ...] = ()
     transfers: Transfers = field(default_factory=Transfers)
     rows: tuple[StepRow, ...] = ()
+    takes_masks: bool = False  # nothing is sampled before `Masks` have come
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The second half of a step whose rows sample under a grammar: what may be sampled depends on the tokens of the
+    step before, which may still run while this one is submitted."""
+
+    step_id: int
+    rows: tuple[bytes | None, ...]  # of each row as of `Grammar.allowed`; None: anything
 
 
 @dataclass(frozen=True)

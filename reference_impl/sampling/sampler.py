@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.interfaces import Asking, Sampled, SamplingParams, TokenLogprobs
+from reference_impl.sampling.masks import Allowed, masked
 from reference_impl.sampling.penalties import Penalties, TokenCounts, has_penalties, penalised
 from reference_impl.sampling.philox import uniform
 from reference_impl.staging import Arrays, mark, to_device, to_host
@@ -34,7 +35,8 @@ class Parameters:
 
     params: tuple[SamplingParams, ...]
     arrays: Arrays  # as PARAMETERS says, [rows] each: what goes to the device
-    penalties: Penalties | None  # None: nobody has any
+    penalties: Penalties | None  # None: no row has any
+    allowed: Allowed | None = None  # None: every row may have any token
 
     @property
     def needs_logits(self) -> bool:
@@ -80,7 +82,7 @@ class TorchSampler:
         """on_device: parameters.arrays as tensors, if they are there already."""
         if on_device is None and self.captures:
             on_device = to_device(parameters.arrays, logits.device)
-        scores = penalised(logits, parameters.penalties)
+        scores = masked(penalised(logits, parameters.penalties), parameters.allowed)
         return launched(logits, self.choose(scores, parameters, on_device), parameters.params)
 
     def choose(self, scores: Tensor, parameters: Parameters | None, on_device: Mapping[str, Tensor] | None) -> Tensor:

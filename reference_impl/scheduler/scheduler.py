@@ -165,8 +165,9 @@ class Scheduler:
 
     def _useful_drafts(self, request: Request) -> int:
         """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
-        are chosen elsewhere, and before samples are forked, which share what is known to be computed."""
-        if request.holds or request.children:
+        are chosen elsewhere, before samples are forked, which share what is known to be computed, and under a grammar,
+        whose masks would depend on the guesses."""
+        if request.holds or request.children or request.grammar is not None:
             return 0
         most = min(request.num_prompt_tokens + request.sampling.max_tokens, request.max_total_tokens)
         return max(0, min(self.num_drafts, most - request.num_tokens - 1))

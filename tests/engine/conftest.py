@@ -15,7 +15,7 @@ import torch
 
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
-from reference_impl.interfaces import Batch, Opened, Request, SamplingParams, Step, StepRow, Transfers
+from reference_impl.interfaces import Batch, Masks, Opened, Request, SamplingParams, Step, StepRow, Transfers
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.models.decoder import Decoder
 
@@ -219,7 +219,7 @@ class LateExecutor:
         self.check_blocks(rows, step.transfers)
         self.num_unknown += sum(request.num_in_flight for _, request in rows)
         # As it would come through a pipe: what the engine does with its requests meanwhile cannot be seen in it.
-        running = {"step": pickle.loads(pickle.dumps(step)), "requests": {r.id: r for _, r in rows}}
+        running = {"step": pickle.loads(pickle.dumps(step)), "requests": {r.id: r for _, r in rows}, "masks": None}
         running["blocks"] = {r.id: [b for t in r.block_tables for b in t if b >= 0] for _, r in rows}
         for each in (self.waiting, self.in_flight):
             each.append(running)
@@ -227,13 +227,24 @@ class LateExecutor:
         return running
 
     def run(self, count: int) -> None:
+        """Up to a step whose masks have not come."""
         for running in self.waiting[:count]:
-            running["ticket"] = self.inner.submit(running["step"])
-        del self.waiting[:count]
+            if "ticket" not in running:
+                running["ticket"] = self.inner.submit(running["step"])
+            if running["step"].takes_masks:
+                if running["masks"] is None:
+                    return
+                self.inner.finish(running["ticket"], running["masks"])
+            self.waiting.remove(running)
+
+    def finish(self, running: dict[str, Any], masks: Masks) -> None:
+        assert running is self.in_flight[-1], "a step was submitted before this one had its masks"
+        running["masks"] = pickle.loads(pickle.dumps(masks))
+        self.run(self.random.randint(0, len(self.waiting)))
 
     def collect(self, running: dict[str, Any]) -> Any:
         assert running is self.in_flight[0], "collected out of order"
-        if "ticket" not in running:
+        if running in self.waiting:
             self.run(self.waiting.index(running) + 1)
         self.run(self.random.randint(0, len(self.waiting)))
         reply = self.inner.collect(running["ticket"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
-from reference_impl.interfaces import Request, SamplingParams
+from reference_impl.interfaces import Grammar, Request, SamplingParams
 from reference_impl.kv.groups import kv_specs
 from reference_impl.models.decoder import Decoder
 from reference_impl.scheduler.policy import ByPriority, FirstCome, ShortestFirst
@@ -32,12 +33,22 @@ STORES = (("now",), ("now", "late"), ("late", "never"), ("now", "late", "never",
 
 
 @dataclass(frozen=True)
+class Some:
+    """Rules out a part of the vocabulary that depends on all that was written."""
+
+    def allowed(self, output: Sequence[int]) -> bytes:
+        drawn = random.Random(f"{list(output)}")
+        return sum(1 << t for t in [*drawn.sample(range(VOCAB), drawn.randint(1, 20))]).to_bytes(8, "little")
+
+
+@dataclass(frozen=True)
 class Asked:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     salt: str | None
     arrival: int  # step
     abort: int | None  # step
+    grammar: Grammar | None = None
 
 
 @st.composite
@@ -67,6 +78,7 @@ def asked(draw: st.DrawFn) -> Asked:
         salt=draw(st.sampled_from([None, None, None, "other"])),
         arrival=draw(st.one_of(st.just(0), st.integers(0, 8))),
         abort=draw(st.one_of(st.none(), st.none(), st.integers(0, 14))),
+        grammar=draw(st.sampled_from([None, None, None, Some()])),
     )
 
 
@@ -121,7 +133,9 @@ def serve(engine: Engine, asked: list[Asked], store: Any = None) -> dict[int, li
     for step in itertools.count():
         for number, a in enumerate(asked):
             if a.arrival == step:
-                first = engine.add(list(a.prompt), a.sampling, f"r{number}", cache_salt=a.salt, priority=number % 2)
+                first = engine.add(
+                    list(a.prompt), a.sampling, f"r{number}", cache_salt=a.salt, priority=number % 2, grammar=a.grammar
+                )
                 samples[number] = [first, *first.children]
             if a.abort == step and f"r{number}" in engine.requests:
                 engine.abort(f"r{number}")
@@ -162,7 +176,7 @@ def alone(model: Decoder, asked: Asked) -> list[list[int]]:
     """The samples of a request that has an engine to itself, block by block, without a prefix cache."""
     blocks = 2 * asked.sampling.n * max(1, len(set(model.config.layer_windows)) * 2)
     engine = Engine(model, EngineConfig(block_size=128, num_blocks=blocks, prefix_cache="off"))
-    first = engine.add(list(asked.prompt), asked.sampling)
+    first = engine.add(list(asked.prompt), asked.sampling, grammar=asked.grammar)
     samples = [first, *first.children]
     while engine.has_work():
         engine.step()

@@ -1,0 +1,46 @@
+"""What a grammar allows, as bits: from the host's bytes to scores that rule the other tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.staging import to_device
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """rows: of the logits, those that have a mask. masks: theirs; see `Grammar.allowed`."""
+
+    rows: Sequence[int]
+    masks: Sequence[bytes]
+
+
+def masked(scores: Tensor, allowed: Allowed | None) -> Tensor:
+    """scores [num_rows, vocab_size], with -inf for what is not allowed; a new tensor where there is a mask."""
+    if allowed is None or not allowed.rows:
+        return scores
+    bits = np.frombuffer(b"".join(allowed.masks), np.uint8).reshape(len(allowed.rows), -1)
+    t = to_device({"rows": np.array(allowed.rows), "bits": bits}, scores.device)
+    token = torch.arange(scores.shape[1], device=scores.device)
+    ruled_out = (t["bits"][:, token // 8] >> (token % 8)) & 1 == 0
+    scores = scores.clone()
+    scores[t["rows"]] = scores[t["rows"]].masked_fill(ruled_out, -torch.inf)
+    return scores
+
+
+def check_mask(mask: bytes, vocab_size: int, request_id: str) -> None:
+    """ValueError unless it has a bit for each token, and one at least is set."""
+    expected = -(-vocab_size // 8)
+    if not isinstance(mask, bytes) or len(mask) != expected:
+        got = f"{len(mask)} bytes" if isinstance(mask, bytes) else repr(type(mask).__name__)
+        raise ValueError(
+            f"request {request_id!r}: its grammar's mask must be {expected} bytes, a bit for each of {vocab_size} "
+            f"tokens; got {got}"
+        )
+    if not int.from_bytes(mask, "little") & ((1 << vocab_size) - 1):
+        raise ValueError(f"request {request_id!r}: its grammar allows no token; abort it, or let the grammar end it")
