@@ -151,7 +151,10 @@ def test_beams_and_drafts_and_stops_beside_a_grammar(random_model) -> None:
 def test_another_process_samples_under_a_grammar(random_model) -> None:
     engine = split_engine(course_model("draft"), EngineConfig(num_blocks=20, overlap="on"))
     vocab = engine.model.config.vocab_size
-    requests = [engine.add(PROMPT, SamplingParams(max_tokens=8, seed=i, ignore_eos=True), grammar=Countdown(vocab)) for i in range(3)]
+    requests = [
+        engine.add(PROMPT, SamplingParams(max_tokens=8, seed=i, ignore_eos=True), grammar=Countdown(vocab))
+        for i in range(3)
+    ]
     plain = engine.add(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True))
     finish(engine)
     assert [r.output_tokens for r in requests] == [[6, 5, 4, 3, 2, 1, 0, 6]] * 3
