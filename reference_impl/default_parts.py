@@ -54,7 +54,7 @@ def part(given: T | None, make: Callable[[], T]) -> T:
 # (a part, the part that it is for): the second, if it is one's own, was made without the first.
 _BELONGS = (
     ("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"), ("proposer", "executor"),
-    ("page_store", "kv_manager"),
+    ("page_store", "kv_manager"), ("host_proposer", "scheduler"),
 )  # fmt: skip
 
 
@@ -71,17 +71,29 @@ def check_parts(parts: Parts) -> None:
 
 def check_drafts(config: EngineConfig, parts: Parts) -> None:
     """ValueError where drafts would never be made, or never be asked for."""
-    makes = parts.proposer is not None or parts.executor is not None
-    if config.num_drafts and not makes:
-        raise ValueError(f"num_drafts={config.num_drafts} needs a proposer: pass Parts(proposer=...), or num_drafts=0")
+    given = [name for name in ("proposer", "host_proposer") if getattr(parts, name) is not None]
+    if len(given) == 2:
+        raise ValueError(
+            "Parts.proposer and Parts.host_proposer are given: only one can make the drafts, leave one out"
+        )
+    if config.num_drafts and not given and parts.executor is None:
+        raise ValueError(
+            f"num_drafts={config.num_drafts} needs a proposer: pass Parts(proposer=...) or "
+            "Parts(host_proposer=...), or num_drafts=0"
+        )
+    if parts.host_proposer is not None and config.overlap == "on":
+        raise ValueError(
+            "Parts.host_proposer reads a request's text, which with overlap='on' is not known when a step is planned: "
+            "use overlap='off' or 'auto', or a proposer of the worker, Parts.proposer"
+        )
     if config.num_drafts and parts.scheduler is not None:
         raise ValueError(
             f"num_drafts={config.num_drafts} is for the engine's own scheduler, and Parts.scheduler is given, too: "
             f"nobody would plan them. Hand it to your {type(parts.scheduler).__name__}, or leave one of the two out"
         )
-    if parts.proposer is not None and not config.num_drafts and parts.scheduler is None:
+    if given and not config.num_drafts and parts.scheduler is None:
         raise ValueError(
-            "Parts.proposer is given, and num_drafts is 0: nobody would ask it. Say how many, or leave it out"
+            f"Parts.{given[0]} is given, and num_drafts is 0: it would never be asked. Say how many, or leave it out"
         )
 
 

@@ -42,6 +42,7 @@ from reference_impl.interfaces import (
     Executor,
     FetchesPages,
     Grammar,
+    HostProposer,
     KVCache,
     KVManager,
     KVSpec,
@@ -90,6 +91,7 @@ class Parts:
     attention: AttentionBackend | None = None
     sampler: Sampler | None = None
     proposer: Proposer | None = None
+    host_proposer: HostProposer | None = None
     page_store: PageStore | None = None
     executor: Executor | None = None
     clock: Clock | None = None
@@ -155,6 +157,7 @@ class Engine:
                 config.admission,
                 config.preemption,
                 config.num_drafts,
+                parts.host_proposer,
             ),
         )
         self.kv_cache = part(parts.kv_cache, lambda: make_cache(self))
@@ -164,6 +167,7 @@ class Engine:
         self.trace = part(parts.trace, events.Trace)
         self._num_added = self._num_forked = 0
         overlaps = can_overlap(config.overlap, model.device.type, self.scheduler, self.kv, self.executor)
+        overlaps = overlaps and parts.host_proposer is None  # which reads tokens that would not be known
         self.planner = Planner(config.block_size)
         self.pipeline = Pipeline(self.scheduler, self.kv, self.planner, self.executor, overlaps)
 

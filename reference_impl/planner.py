@@ -65,7 +65,7 @@ class Planner:
         rows: list[StepRow] = []
         takes_masks = False
         for row in plan.rows:
-            name, start, num_tokens, samples, num_drafts = row
+            name, start, num_tokens, samples, num_drafts, drafts = row
             request, told = requests[name], self._told.get(name)
             if told is None or told.request is not request or told.num_computed < start:
                 self.close(name)
@@ -89,7 +89,7 @@ class Planner:
                 takes_masks = takes_masks or request.grammar is not None
                 if not request.holds:
                     told.num_tokens = last + 1
-            rows.append(StepRow(told.slot, start, num_tokens, samples, num_drafts))
+            rows.append(StepRow(told.slot, start, num_tokens, samples, num_drafts, drafts))
         closed, self._closed = self._closed, []
         return Step(
             plan.step_id, tuple(closed), tuple(opened), tuple(appended), tuple(rewound), tuple(tables), plan.transfers,

@@ -28,11 +28,12 @@ class HostBatch:
     order: tuple[int, ...]  # the row's place in the step
     sampling: tuple[int, ...]  # which of the rows sample
     drafts: tuple[int, ...] = ()  # of each row how many; () where no row has any
+    given: tuple[int, ...] = ()  # the drafts of all rows that sample, one after another, if the step names them
 
 
 def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
     """Side by side: rows of one token first, of these the longest context first."""
-    *columns, num_drafts = zip(*rows, strict=True)
+    *columns, num_drafts, named = zip(*rows, strict=True)
     of_row, start, length, samples = map(np.array, columns)
     drafts = np.array(num_drafts) if any(num_drafts) else None
     if drafts is not None:
@@ -52,9 +53,11 @@ def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
     if len(sampling) < len(rows):
         arrays |= {"sampling_slots": of_row[sampling], "sampling_lens": length[sampling]}
     verified: tuple[int, ...] = ()
+    given: tuple[int, ...] = ()
     if drafts is not None:
         drafts = drafts[order]
         verified = tuple(drafts.tolist())
+        given = tuple([token for at in sampling for token in named[order[at]]])
         # A row that samples has logits at its last known token, and at each draft.
         behind = [length[row] - drafts[row] + np.arange(drafts[row] + 1) for row in sampling]
         of_logits = np.repeat(sampling, drafts[sampling] + 1)
@@ -68,6 +71,7 @@ def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
     return HostBatch(
         arrays, ids, tuple([slots.host[slot].id for slot in ids]), tuple(length.tolist()),
         tuple((start + length).tolist()), tuple(order.tolist()), tuple(sampling.tolist()), verified,
+        given,
     )  # fmt: skip
 
 

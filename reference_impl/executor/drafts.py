@@ -26,7 +26,8 @@ def draft_arrays(host: HostBatch) -> Arrays:
     """What `propose` and `verify` look up by. Of the R rows with drafts, D in all, of a step with F logits:
 
     slots, known, num [R]: the row's slot, its tokens without drafts, its drafts.
-    row, nth [D]: which of the R rows, which of its drafts. at [D]: the logits that verify it.
+    row, nth [D]: which of the R rows, which of its drafts. at [D]: the logits that verify it. tokens [D]: the guesses,
+    where the step names them.
     """
     drafted = [row for row in host.sampling if host.drafts[row]]
     num = np.array([host.drafts[row] for row in drafted])
@@ -35,7 +36,8 @@ def draft_arrays(host: HostBatch) -> Arrays:
         firsts[row] = end
         end += host.drafts[row] + 1
     nth = np.concatenate([np.arange(n) for n in num])
-    return {
+    given = {"draft.tokens": np.array(host.given, np.int64)} if host.given else {}
+    return given | {
         "draft.slots": np.array([host.slots[row] for row in drafted]),
         "draft.known": np.array([host.query_lens[row] for row in drafted]) - num,
         "draft.num": num,
@@ -46,7 +48,7 @@ def draft_arrays(host: HostBatch) -> Arrays:
 
 
 def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int) -> Tensor:
-    """[D] int64: the guesses, which now lie behind the tokens of their slots. ValueError if they are not [R, k]."""
+    """[D] int64: the guesses. ValueError if they are not [R, k]."""
     rows, row, nth = t["draft.slots"], t["draft.row"], t["draft.nth"]
     lengths = slots.computed.index_select(0, rows) + t["draft.known"]
     guesses = proposer.propose(rows, lengths, slots.tokens, k)
@@ -55,9 +57,15 @@ def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int) -
             f"{type(proposer).__name__}.propose: expected {k} tokens for each of {len(rows)} rows, [{len(rows)}, {k}], "
             f"got {list(guesses.shape)}"
         )
-    found = guesses.to(torch.int64)[row, nth]
-    slots.tokens.index_put_((rows[row], lengths[row] + nth), found.int())
-    return found
+    return guesses.to(torch.int64)[row, nth]
+
+
+def put_drafts(slots: Slots, t: Mapping[str, Tensor]) -> None:
+    """draft.tokens [D] go behind the tokens of their slots, where the batch finds them."""
+    row = t["draft.row"]
+    of_token = t["draft.slots"][row]
+    at = slots.computed.index_select(0, of_token) + t["draft.known"][row] + t["draft.nth"]
+    slots.tokens.index_put_((of_token, at), t["draft.tokens"].int())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.executor.batch import HostBatch, as_batch, lay_out
-from reference_impl.executor.drafts import Verified, draft_arrays, guessed_before, propose, verify
+from reference_impl.executor.drafts import Verified, draft_arrays, guessed_before, propose, put_drafts, verify
 from reference_impl.executor.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
 from reference_impl.executor.pages import LONGEST_WAIT, Pages
 from reference_impl.executor.slots import Slot, Slots
@@ -192,21 +192,33 @@ class LocalExecutor:
         return [row._replace(start=start) for row, start in zip(step.rows, starts, strict=True)]
 
     def _check_drafts(self, step: Step) -> None:
-        if self.proposer is None:
+        named = any(row.drafts for row in step.rows)
+        if self.proposer is None and not named:
             raise ValueError(
                 f"step {step.step_id} has rows with drafts; this worker has no proposer: see Parts.proposer"
             )
+        vocab = self.model.config.vocab_size
         for row in step.rows:
             if row.num_drafts and not row.samples:
                 raise ValueError(f"step {step.step_id}: a row of slot {row.slot} has drafts and does not sample")
+            if named and len(row.drafts) != row.num_drafts:
+                raise ValueError(f"step {step.step_id}: a row has {row.num_drafts} drafts and names {len(row.drafts)}")
+            for token in row.drafts:
+                if not 0 <= token < vocab:
+                    name = self.slots.host[row.slot].id
+                    raise ValueError(
+                        f"a draft for request {name!r} is token {token}, outside the vocabulary [0, {vocab})"
+                    )
 
     def _compute(self, host: HostBatch) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
         """Logits of the rows that sample; the arrays on the device; which attention ran."""
         self.stats.eager_steps += 1
         tensors = to_device(host.arrays, self.model.device)
         if host.drafts:
-            assert self.proposer is not None
-            tensors["draft.tokens"] = propose(self.proposer, self.slots, tensors, max(host.drafts))
+            if not host.given:
+                assert self.proposer is not None
+                tensors["draft.tokens"] = propose(self.proposer, self.slots, tensors, max(host.drafts))
+            put_drafts(self.slots, tensors)
         return self._logits(host, tensors), tensors, self._ran()
 
     def _logits(self, host: HostBatch, tensors: Mapping[str, Tensor]) -> Tensor:

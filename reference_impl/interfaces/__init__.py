@@ -34,7 +34,7 @@ from reference_impl.interfaces.blocks import (
 from reference_impl.interfaces.computing import AttentionBackend, Executor, KVCache, LinearMethod, Proposer, Sampler
 from reference_impl.interfaces.pages import FetchesPages, HoldsPages, PageStore
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
-from reference_impl.interfaces.planning import BlockPool, Clock, KVManager, Policy, PrefixIndex, Scheduler
+from reference_impl.interfaces.planning import BlockPool, Clock, HostProposer, KVManager, Policy, PrefixIndex, Scheduler
 from reference_impl.interfaces.request import Asking, Grammar, Request, RequestState, SamplingParams, TokenLogprobs
 from reference_impl.interfaces.step import Appended, Masks, Opened, Reply, Rewound, Step, StepRow, TableUpdate
 
@@ -57,6 +57,7 @@ __all__ = [
     "GroupTables",
     "HasScales",
     "HoldsPages",
+    "HostProposer",
     "KVCache",
     "KVManager",
     "KVSpec",

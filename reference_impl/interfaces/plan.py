@@ -14,8 +14,9 @@ class Row(NamedTuple):
 
     samples is true when the row reaches the request's last token, so that its logits choose the next one; of a held
     request that computes its tokens again, where what follows is given, it is false.
-    num_drafts: behind them, so many guesses of the worker's proposer are computed too. Each one that is what its
-    position samples is kept, up to the first that is not: a row that samples gives 1 to 1 + num_drafts tokens.
+    num_drafts: behind them, so many guesses are computed too: `drafts` or, where that is empty, those of the worker's
+    proposer. Each one that is what its position samples is kept, up to the first that is not: a row that samples gives
+    1 to 1 + num_drafts tokens.
     """
 
     request_id: str
@@ -23,6 +24,7 @@ class Row(NamedTuple):
     num_tokens: int
     samples: bool
     num_drafts: int = 0
+    drafts: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:

@@ -101,6 +101,15 @@ class KVManager(Protocol):
         ...
 
 
+class HostProposer(Protocol):
+    """Guesses what a request's next tokens are, from its text, while a step is planned. Wrong guesses cost time and
+    change no text. A step that is planned before the tokens of the one before are known has none."""
+
+    def propose(self, request: Request, k: int) -> Sequence[int]:
+        """At most k tokens of the vocabulary: what may follow request.tokens. Fewer, or none, where it has no guess."""
+        ...
+
+
 class Policy(Protocol):
     """The order in which requests take their turns."""
 

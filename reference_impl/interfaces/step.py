@@ -58,6 +58,7 @@ class StepRow(NamedTuple):
     num_tokens: int
     samples: bool
     num_drafts: int = 0
+    drafts: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:

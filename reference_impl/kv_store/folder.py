@@ -25,6 +25,10 @@ class FolderStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="page-store")  # one: files are written in order
 
+    def __reduce__(self) -> tuple[type[FolderStore], tuple[Path, int, float]]:
+        """Pickled, it is another store over the same folder: so a worker in another process can have one."""
+        return FolderStore, (self.folder, self.max_bytes, self.timeout)
+
     def num_stored(self, keys: Sequence[bytes]) -> int:
         return next((i for i, key in enumerate(keys) if not self._file(key).exists()), len(keys))
 

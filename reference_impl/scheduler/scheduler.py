@@ -22,6 +22,7 @@ right, and `update` takes back what was not.
 
 from __future__ import annotations
 
+import operator
 from bisect import insort
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from typing import Any, Literal
 from reference_impl.interfaces import (
     DefersReuse,
     FetchesPages,
+    HostProposer,
     KVManager,
     Policy,
     Request,
@@ -61,7 +63,8 @@ class Scheduler:
     admission: "fill" lets a request in when its known tokens fit, and preempts when blocks run out later;
     "worst_case" when all it may ever have fits, so that nobody is preempted and fewer run (unless windows come and go).
     preemption: "recompute" drops the blocks, "swap" moves them to the host (and drops them where that is full).
-    num_drafts: guesses that a decoding row has verified, as far as budget and blocks allow.
+    num_drafts: guesses that a decoding row has verified, as far as budget and blocks allow. host_proposer: whose they
+    are; None: the worker's own proposer makes them.
     """
 
     def __init__(
@@ -73,11 +76,13 @@ class Scheduler:
         admission: Literal["fill", "worst_case"] = "fill",
         preemption: Literal["recompute", "swap"] = "recompute",
         num_drafts: int = 0,
+        host_proposer: HostProposer | None = None,
     ):
         self.kv, self.policy = kv, FirstCome() if policy is None else policy
         self._reuse = kv if isinstance(kv, DefersReuse) else None  # the KV manager again, if it has the ability
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.admission, self.preemption, self.num_drafts = admission, preemption, num_drafts
+        self.host_proposer = host_proposer
         self._pages = kv if isinstance(kv, FetchesPages) else None
         self.waiting = RankedQueue()
         self.loading: list[Request] = []  # set aside until their pages have come; they hold no seat and no blocks
@@ -133,7 +138,8 @@ class Scheduler:
         if self.policy.preemptive:
             self._overtake(step)
         for request, num_tokens, num_drafts in self._shares():
-            self._continue(request, num_tokens, num_drafts, step)
+            drafts = () if self.host_proposer is None or not num_drafts else self._propose(request, num_drafts)
+            self._continue(request, num_tokens, num_drafts if self.host_proposer is None else len(drafts), step, drafts)
         self._let_in(step)
         self._step_id += 1
         return StepPlan(
@@ -172,7 +178,21 @@ class Scheduler:
         most = min(request.num_prompt_tokens + request.sampling.max_tokens, request.max_total_tokens)
         return max(0, min(self.num_drafts, most - request.num_tokens - 1))
 
-    def _continue(self, request: Request, num_tokens: int, num_drafts: int, step: _Step) -> None:
+    def _propose(self, request: Request, k: int) -> tuple[int, ...]:
+        assert self.host_proposer is not None
+        if request.num_in_flight:  # the text ends in tokens that are not known yet
+            return ()
+        drafts = tuple(map(operator.index, self.host_proposer.propose(request, k)))
+        if len(drafts) > k:
+            raise ValueError(
+                f"{type(self.host_proposer).__name__}.propose: expected at most {k} tokens for request {request.id!r}, "
+                f"got {len(drafts)}"
+            )
+        return drafts
+
+    def _continue(
+        self, request: Request, num_tokens: int, num_drafts: int, step: _Step, drafts: tuple[int, ...] = ()
+    ) -> None:
         """A running request gets its next tokens, if need be at the cost of those that rank last; drafts only if there
         are blocks for them."""
         if num_tokens > step.budget:
@@ -181,7 +201,7 @@ class Scheduler:
             return
         wanted = num_tokens + num_drafts
         if num_drafts and wanted <= step.budget and self.kv.reserve(request, wanted):
-            self._give(request, num_tokens, step, num_drafts)
+            self._give(request, num_tokens, step, num_drafts, drafts)
             return
         while not self.kv.reserve(request, num_tokens):
             if self._blocks_are_coming():
@@ -259,12 +279,14 @@ class Scheduler:
         step.admitted.append((request.id, request.num_cached_tokens))
         return True
 
-    def _give(self, request: Request, num_tokens: int, step: _Step, num_drafts: int = 0) -> None:
+    def _give(
+        self, request: Request, num_tokens: int, step: _Step, num_drafts: int = 0, drafts: tuple[int, ...] = ()
+    ) -> None:
         start = request.num_computed_tokens
         end = start + num_tokens
         # A held request that was thrown out, and computes again what it had, has told what follows.
         samples = end == len(request.tokens) + request.num_in_flight != self._sampled.get(request.id)
-        step.rows[request.id] = Row(request.id, start, num_tokens, samples, num_drafts)
+        step.rows[request.id] = Row(request.id, start, num_tokens, samples, num_drafts, drafts)
         step.budget -= num_tokens + num_drafts
 
     def _preempt(self, request: Request, step: _Step) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
 from reference_impl.executor.process import Facts, WorkerProcess, fingerprint
-from reference_impl.interfaces import Executor, PageStore
+from reference_impl.interfaces import Executor
 from reference_impl.model_config import read_model_config
 
 
@@ -26,45 +26,48 @@ def facts_of(engine: Engine) -> Facts:
 
 
 def load_worker(
-    folder: Path, dtype: str, device: str, config: EngineConfig, make_store: Callable[[], PageStore] | None = None
+    folder: Path, dtype: str, device: str, config: EngineConfig, make_parts: Callable[[], Parts] | None = None
 ) -> tuple[Executor, Facts]:
     """The worker of an engine of its own, with the model in `folder`; whatever plans in that engine is not used."""
     from reference_impl.llm import LLM
 
-    parts = Parts(page_store=None if make_store is None else make_store())
+    parts = Parts() if make_parts is None else make_parts()
+    if parts.proposer is None:  # drafts, if there are any, come with the steps
+        config = dataclasses.replace(config, num_drafts=0)
     llm = LLM(folder, dtype, device, parts, **dataclasses.asdict(config))
     return llm.engine.executor, facts_of(llm.engine)
 
 
+COMPUTING = ("kv_cache", "attention", "sampler", "proposer", "executor")  # parts that lie in the worker's process
+
+
 def split_engine(
     folder: Path, config: EngineConfig | None = None, *, dtype: str = "float32", device: str = "cpu",
-    parts: Parts | None = None, make_store: Callable[[], PageStore] | None = None,
+    parts: Parts | None = None, make_parts: Callable[[], Parts] | None = None,
 ) -> Engine:  # fmt: skip
     """An engine that plans here, and whose model, of dtype, computes in another process on `device`.
 
-    parts: those that plan; what computes is the worker's own. make_store: called in both processes, a function of a
-    module or a partial of one; the two stores must have the same pages. ValueError where planner and worker do not
-    belong together, WorkerError where the worker does not start. `Engine.close` ends the process.
+    parts: those that plan. make_parts: called in the other process, where it is found by name (a function of a module,
+    or a partial of one), gives those that compute. A page store is needed in both, over the same pages. ValueError
+    where parts are on the wrong side, or planner and worker do not belong together; WorkerError where the worker does
+    not start. `Engine.close` ends the process.
     """
     config, parts = config or EngineConfig(), parts or Parts()
-    theirs = [
-        name
-        for name in ("kv_cache", "attention", "sampler", "proposer", "page_store", "executor")
-        if getattr(parts, name) is not None
-    ]
+    theirs = [name for name in COMPUTING if getattr(parts, name) is not None]
     if theirs:
         raise ValueError(
-            f"split_engine: these parts would be in the other process: {', '.join(theirs)}; leave them out"
-            + " (for a page store there is make_store)" * ("page_store" in theirs)
+            f"split_engine: these parts would be in the other process: {', '.join(theirs)}; give them by make_parts"
         )
-    worker = WorkerProcess(partial(load_worker, folder, dtype, device, config, make_store))
+    if config.num_drafts and parts.host_proposer is None and make_parts is None:
+        raise ValueError(
+            f"split_engine: num_drafts={config.num_drafts} needs a proposer: Parts(host_proposer=...), or make_parts, "
+            "which gives Parts(proposer=...)"
+        )
+    worker = WorkerProcess(partial(load_worker, folder, dtype, device, config, make_parts))
     try:
         planned = dataclasses.replace(config, num_blocks=worker.facts.num_blocks, kv_cache_bytes=None)
         elsewhere: Any = _Elsewhere()
-        with_worker = dataclasses.replace(
-            parts, executor=worker, kv_cache=elsewhere, attention=elsewhere,
-            page_store=None if make_store is None else make_store(),
-        )  # fmt: skip
+        with_worker = dataclasses.replace(parts, executor=worker, kv_cache=elsewhere, attention=elsewhere)
         engine = Engine(outline(folder, dtype, device), planned, with_worker)
         facts_of(engine).check(worker.facts)
     except BaseException:

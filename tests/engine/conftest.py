@@ -81,6 +81,22 @@ class Oracle:
         return torch.tensor(guesses)
 
 
+class HostOracle:
+    """As `Oracle`, on the host; sometimes it has fewer guesses, or none."""
+
+    def __init__(self, texts: dict[str, list[int]], right: float, vocab_size: int, seed: int = 0):
+        self.texts, self.right, self.vocab_size = texts, right, vocab_size
+        self.random = random.Random(seed)
+        self.num_guesses = 0
+
+    def propose(self, request: Request, k: int) -> list[int]:
+        text, length = self.texts[request.id], len(request.tokens)
+        assert request.tokens == text[:length]
+        truth = (text[length : length + k] + [0] * k)[: self.random.choice([k, k, k // 2, 0])]
+        self.num_guesses += len(truth)
+        return [t if self.random.random() < self.right else (t + 1) % self.vocab_size for t in truth]
+
+
 class FakeStore:
     """A page store that does to each transfer one of `kinds`, drawn by a seed. Time passes with `turn`.
 

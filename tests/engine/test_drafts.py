@@ -19,11 +19,13 @@ from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine, Parts
 from reference_impl.interfaces import Request, Row, Sampled, SamplingParams, StepPlan
 from reference_impl.llm import LLM
+from reference_impl.models.loader import load_model
 from reference_impl.planner import Planner
 from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.scheduler import Scheduler
 from reference_impl.timeline import lives
 from reference_impl.trace import RequestFinished
+from tests.engine.conftest import HostOracle
 
 VOCAB = 61
 ASKED: dict[str, SamplingParams] = {
@@ -321,7 +323,7 @@ def test_held_requests_and_prompts_with_samples_to_fork_have_no_drafts(model, or
 
 def test_drafts_without_a_proposer_and_a_proposer_without_drafts_are_refused(model, oracle) -> None:
     wise = oracle({}, 1.0, VOCAB)
-    with pytest.raises(ValueError, match=r"num_drafts=2 needs a proposer: pass Parts\(proposer=...\), or num_drafts=0"):
+    with pytest.raises(ValueError, match=r"num_drafts=2 needs a proposer: pass Parts\(proposer=...\) or "):
         Engine(model, EngineConfig(num_blocks=8, num_drafts=2))
     with pytest.raises(ValueError, match="Parts.proposer is given, and num_drafts is 0"):
         Engine(model, EngineConfig(num_blocks=8), Parts(proposer=wise))
@@ -379,3 +381,71 @@ def test_a_scheduler_that_was_written_for_one_token_per_step_is_told_what_to_wri
         TypeError, match=r"Older.update appended \(\d+,\) .* Write request.tokens.extend\(output.tokens"
     ):
         engine.step()
+
+
+# --- drafts of the host ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+def test_drafts_of_the_host_change_no_text_and_save_steps(right: float, model, plain, texts) -> None:
+    wise = HostOracle(texts, right, VOCAB)
+    engine = Engine(model, EngineConfig(num_blocks=64, block_size=4, num_drafts=4), Parts(host_proposer=wise))
+    served = serve(engine, ASKED)
+    assert {name: r.output_tokens for name, r in served.items()} == {n: r.output_tokens for n, r in plain.items()}
+    steps = engine.trace.steps()
+    assert sum(row.num_drafts for step in steps for row in step.rows) > 0
+    assert all(len(row.drafts) == row.num_drafts for step in steps for row in step.rows)
+    kept = [n - 1 for step in steps for row, n in zip(step.rows, step.num_new_tokens, strict=True) if row.drafts]
+    assert (max(kept) == 0) == (right == 0.0)
+    whole = [row.num_drafts for step in steps for row in step.rows if row.drafts]
+    assert (kept == whole) == (right == 1.0)
+    assert engine.kv.num_available == engine.num_blocks
+
+
+def test_a_worker_in_another_process_verifies_what_the_host_guesses() -> None:
+    from reference_impl.serving.split import split_engine
+
+    folder, asked = course_model("draft"), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    plain = Engine(load_model(folder, torch.float32), EngineConfig(num_blocks=20))
+    first = plain.add([5, 17, 40, 9], asked, "a")
+    while plain.has_work():
+        plain.step()
+    wise = HostOracle({"a": first.tokens}, 1.0, plain.model.config.vocab_size)
+    engine = split_engine(folder, EngineConfig(num_blocks=20, num_drafts=4), parts=Parts(host_proposer=wise))
+    again = engine.add([5, 17, 40, 9], asked, "a")
+    while engine.has_work():
+        engine.step()
+    engine.close()
+    assert again.tokens == first.tokens
+    assert any(n == 5 for step in engine.trace.steps() for n in step.num_new_tokens)
+
+
+def test_what_a_host_proposer_must_not_do_is_refused_by_name(model, oracle) -> None:
+    class Guesses:
+        def __init__(self, *tokens: int):
+            self.tokens = tokens
+
+        def propose(self, request: Request, k: int) -> tuple[int, ...]:
+            return self.tokens
+
+    config = EngineConfig(num_blocks=8, num_drafts=2)
+    for tokens, text in (
+        ((1, 2, 3), "Guesses.propose: expected at most 2 tokens for request 'a', got 3"),
+        ((1, VOCAB), rf"a draft for request 'a' is token {VOCAB}, outside the vocabulary \[0, {VOCAB}\)"),
+        ((-1,), "a draft for request 'a' is token -1"),
+    ):
+        engine = Engine(model, config, Parts(host_proposer=Guesses(*tokens)))
+        engine.add([1, 2], SamplingParams(max_tokens=9), "a")
+        engine.step()
+        with pytest.raises(ValueError, match=text):
+            engine.step()
+    with pytest.raises(ValueError, match=r"Parts\.proposer and Parts\.host_proposer are given"):
+        Engine(model, config, Parts(host_proposer=Guesses(), proposer=oracle({}, 1.0, VOCAB)))
+    with pytest.raises(ValueError, match=r"Parts\.host_proposer is given, and num_drafts is 0"):
+        Engine(model, EngineConfig(num_blocks=8), Parts(host_proposer=Guesses()))
+    with pytest.raises(ValueError, match="reads a request's text, which with overlap='on' is not known"):
+        Engine(model, EngineConfig(num_blocks=8, num_drafts=2, overlap="on"), Parts(host_proposer=Guesses()))
+    own = Engine(model, EngineConfig(num_blocks=8))
+    parts = Parts(host_proposer=Guesses(), scheduler=Scheduler(own.kv, 4, 64), kv_manager=own.kv)
+    with pytest.raises(ValueError, match=r"Parts\.host_proposer is for the engine's own scheduler"):
+        Engine(model, EngineConfig(num_blocks=8), parts)

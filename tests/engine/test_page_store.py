@@ -226,13 +226,15 @@ def test_the_server_can_rest_while_saves_run_and_close_waits_for_them(model) -> 
 
 
 def test_a_folder_serves_engines_one_after_another_and_a_worker_in_another_process(tmp_path: Path) -> None:
-    folder = course_model("draft")
+    folder, store = course_model("draft"), FolderStore(tmp_path)
     config = EngineConfig(block_size=8, num_blocks=20, overlap="on")
     prompt, texts, cached = [5, 17, 40, 9] * 9, [], []
     for make in (
         lambda: Engine(load_model(folder, torch.float32), config, Parts(page_store=FolderStore(tmp_path))),
         lambda: Engine(load_model(folder, torch.float32), config, Parts(page_store=FolderStore(tmp_path))),
-        lambda: split_engine(folder, config, make_store=partial(FolderStore, tmp_path)),
+        lambda: split_engine(
+            folder, config, parts=Parts(page_store=store), make_parts=partial(Parts, page_store=store)
+        ),
     ):
         engine = make()
         request = ask(engine, prompt)

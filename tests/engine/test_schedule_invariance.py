@@ -22,7 +22,7 @@ from reference_impl.interfaces import Grammar, Request, SamplingParams
 from reference_impl.kv.groups import kv_specs
 from reference_impl.models.decoder import Decoder
 from reference_impl.scheduler.policy import ByPriority, FirstCome, ShortestFirst
-from tests.engine.conftest import CountingClock, FakeStore
+from tests.engine.conftest import CountingClock, FakeStore, HostOracle
 
 BOUND = {"float32": 3e-5, "float64": 1e-12}  # of the largest logit
 VOCAB = 61
@@ -121,9 +121,13 @@ def engine_options(
         options["prefix_cache"] = "auto"
     if blocks := options.pop("num_host_blocks"):
         options.update(preemption="swap", swap_bytes=blocks * specs[0].bytes_per_block)
-    proposer = oracle(texts, right, VOCAB, options["seed"]) if options["num_drafts"] else None
+    on_host = options["late"] is None and options["seed"] % 2 and options["num_drafts"]
+    proposer = oracle(texts, right, VOCAB, options["seed"]) if options["num_drafts"] and not on_host else None
+    host_proposer = HostOracle(texts, right, VOCAB, options["seed"]) if on_host else None
     clock = None if store is None else CountingClock()
-    options["parts"] = Parts(policy=options.pop("policy")(), proposer=proposer, page_store=store, clock=clock)
+    options["parts"] = Parts(
+        policy=options.pop("policy")(), proposer=proposer, host_proposer=host_proposer, page_store=store, clock=clock
+    )
     return options | {"texts": texts}
 
 
@@ -247,6 +251,7 @@ def check_workload(
     event(f"swapped: {any(s.transfers.swap_in for s in steps)}")
     event(f"overlapped: {options.get('late') is not None}")
     event(f"loads begun: {any(s.transfers.loads for s in steps)}")
+    event(f"drafts of the host: {any(r.drafts for s in steps for r in s.rows)}")
     event(f"drafts kept: {any(n > 1 for s in steps for n in s.num_new_tokens)}")
     assert engine.kv.num_available == engine.num_blocks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing import Pipe
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,7 +198,9 @@ def test_a_worker_of_another_engine_is_refused(split) -> None:
 
 
 def test_what_computes_is_the_workers_own() -> None:
-    with pytest.raises(ValueError, match=r"these parts would be in the other process: sampler; leave them out"):
+    with pytest.raises(
+        ValueError, match=r"these parts would be in the other process: sampler; give them by make_parts"
+    ):
         split_engine(FOLDER, CONFIG, parts=Parts(sampler=lambda logits, requests: None))  # type: ignore[arg-type,return-value]
 
 
@@ -208,3 +212,34 @@ def test_parts_that_plan_are_used(expected) -> None:
         assert [r.tokens for r in serve(engine)] == [r.tokens for r in expected]
     finally:
         engine.close()
+
+
+PROPOSES_THE_LAST = """
+from reference_impl.engine import Parts
+
+class Last:
+    def opened(self, slot): ...
+    def closed(self, slot): ...
+    def propose(self, slots, lengths, tokens, k):
+        return tokens[slots, lengths - 1].long()[:, None].expand(-1, k)
+
+def parts():
+    return Parts(proposer=Last())
+"""
+
+
+def test_a_proposer_lives_in_the_workers_process(
+    expected: list[Request], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proposes_the_last.py").write_text(PROPOSES_THE_LAST)
+    monkeypatch.syspath_prepend(tmp_path)
+    make_parts = importlib.import_module("proposes_the_last").parts
+    config = dataclasses.replace(CONFIG, num_drafts=3)
+    engine = split_engine(FOLDER, config, dtype="float64", make_parts=make_parts)
+    assert [r.tokens for r in serve(engine)] == [r.tokens for r in expected]
+    assert any(row.num_drafts for step in engine.trace.steps() for row in step.rows)
+    engine.close()
+    with pytest.raises(
+        ValueError, match=r"num_drafts=3 needs a proposer: Parts\(host_proposer=\.\.\.\), or make_parts"
+    ):
+        split_engine(FOLDER, config)
