@@ -138,12 +138,17 @@ def test_a_cluster_of_two_workers_gives_the_same_results_even_if_one_is_killed(
     assert {student: result["earned"] for student, result in found_here.items()} == earned
 
 
-def test_a_cluster_that_cannot_grade_is_refused_before_the_first_submission(course: Path, cluster: Cluster) -> None:
+def test_a_cluster_that_cannot_grade_is_refused_before_the_first_submission(
+    course: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grader.courses import cluster as connecting
+
     before = results(course)
     assert "expected dask://HOST:PORT" in run(course, "--all", "--executor", "tcp://x:1", ok=False)
-    assert "no Dask scheduler answers at 127.0.0.1:1" in run(
-        course, "--all", "--executor", "dask://127.0.0.1:1", ok=False
-    )
+    with monkeypatch.context() as patch:
+        patch.setattr(connecting, "CONNECT_SECONDS", 0.5)  # for nobody is there; it tries again until these are over
+        said = run(course, "--all", "--executor", "dask://127.0.0.1:1", ok=False)
+    assert "no Dask scheduler answers at 127.0.0.1:1" in said
     assert "has no workers" in run(course, "--all", "--executor", cluster.address, ok=False)
     (cluster.folder / "older.py").write_text(
         "from grader.examination import worker\n"

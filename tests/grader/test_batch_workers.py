@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from grader.courses import batch
 from grader.courses.batch import lab_setup
 from grader.examination import worker
 from grader.examination.worker import Job, Setup, WorkerError, check_worker, grade_submission
@@ -245,18 +247,21 @@ server.main(int(sys.argv[1]))
     assert "grading was ended after 810 s" in result["checks"][1]["message"]
 
 
-def test_without_isolation_the_grader_refuses_and_says_what_to_do(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(WorkerError, match="bubblewrap is not installed.*--insecure"):
-        check_worker(replace(setup, insecure=False))
-
-
-def test_without_isolation_a_run_refuses_before_the_first_submission(
+def test_without_isolation_a_run_refuses_before_the_first_submission_and_says_what_to_do(
     course: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    checked: list[bool] = []
+
+    def check(setup: Setup) -> dict[str, str]:
+        checked.append(setup.insecure)
+        with pytest.raises(WorkerError, match="bubblewrap is not installed.*--insecure") as refused:
+            check_worker(setup)
+        raise refused.value
+
     before = {path: path.stat().st_mtime_ns for path in (course / "results" / SLUG).iterdir()}
     monkeypatch.setenv("PATH", "/nowhere")
-    inferlab("run", "01", "--all", "--course", str(course), ok=False)
+    monkeypatch.setattr(batch, "check_worker", check)
+    said = inferlab("run", "01", "--all", "--course", str(course), ok=False)
+    assert checked == [False]
+    assert re.search("bubblewrap is not installed.*--insecure", said, re.DOTALL)
     assert {path: path.stat().st_mtime_ns for path in (course / "results" / SLUG).iterdir()} == before
