@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,27 +57,81 @@ def before_operation(when: int, happens: Callable[[], None], patch: pytest.Monke
         patch.setattr(os, name, counting(getattr(os, name)))
 
 
-def in_a_child(work: Callable[[], object]) -> int:
-    """Runs in a process of its own, which ends with status 0 unless `work` raises; returns its id."""
+def set_up(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """The course and the learner's home are in this folder."""
+    patch.setattr(workspace, "chapters_root", lambda: folder / "course" / "chapters")
+    patch.setattr(workspace, "data_root", lambda: folder / "course")
+    patch.setattr(workspace, "in_checkout", lambda: False)
+    patch.setattr(os, "fsync", lambda descriptor: None)  # a kill is not a power cut, and a disk is slow
+    patch.setenv("INFERLAB_HOME", str(folder / "home"))
+
+
+def update(when: int) -> int:
+    """Update in a fork, which ends, as if killed, before the when-th operation on files; returns its id.
+
+    One that ends otherwise, and without an exception, has the same status, 0: there may be fewer operations.
+    """
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            work()
+            before_operation(when, lambda: os._exit(0), pytest.MonkeyPatch())
+            prepare(update=True)
             status = 0
         finally:
             os._exit(status)
     return child
 
 
-def end_at(when: int, work: Callable[[], object]) -> None:
-    """Runs in a process that ends, as if killed, before the when-th operation on files."""
+def serve_updates() -> None:
+    """A line `["FOLDER", [WHEN, ...]]` for updates that run at the same time; answers with their statuses."""
+    for line in sys.stdin:
+        folder, moments = json.loads(line)
+        with pytest.MonkeyPatch.context() as patch:
+            set_up(Path(folder), patch)
+            children = [update(when) for when in moments]
+            print(json.dumps([os.waitpid(child, 0)[1] for child in children]), flush=True)
 
-    def killed() -> None:
-        before_operation(when, lambda: os._exit(0), pytest.MonkeyPatch())
-        work()
 
-    assert os.waitpid(in_a_child(killed), 0)[1] == 0
+SERVER = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("tests_of_workspaces", {__file__!r})
+tests = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tests)
+tests.serve_updates()
+"""
+
+
+class Updates:
+    """A process that forks for each update: this one has imported torch by now, and takes ten times as long to fork."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def __call__(self, folder: Path, *moments: int) -> None:
+        if self._process is None:
+            command, pipe = [sys.executable, "-c", SERVER], subprocess.PIPE
+            root = str(Path(__file__).parents[2])
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=root)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([str(folder), moments]), file=self._process.stdin, flush=True)
+        assert json.loads(self._process.stdout.readline()) == [0] * len(moments)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate(timeout=600)
+            self._process = None
+
+
+NEVER = 10**9  # more operations than there are
+updates = Updates()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    yield
+    updates.close()
 
 
 class Learner(RuleBasedStateMachine):
@@ -85,11 +141,7 @@ class Learner(RuleBasedStateMachine):
         self.home, self.course, self.outside = (self.folder / n for n in ("home", "course", "outside"))
         self.outside.mkdir()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(workspace, "chapters_root", lambda: self.course / "chapters")
-        self.patch.setattr(workspace, "data_root", lambda: self.course)
-        self.patch.setattr(workspace, "in_checkout", lambda: False)
-        self.patch.setattr(os, "fsync", lambda descriptor: None)  # a kill is not a power cut, and a disk is slow
-        self.patch.setenv("INFERLAB_HOME", str(self.home))
+        set_up(self.folder, self.patch)
         self.number = 0
         self.mine: set[bytes] = set()  # what the learner saved, and neither wrote over nor deleted
         self.shipped: set[bytes] = set()
@@ -246,13 +298,12 @@ class Learner(RuleBasedStateMachine):
     @rule(when=WHEN)
     def is_killed_while_updating(self, when: int) -> None:
         self.new_versions()
-        end_at(when, lambda: prepare(update=True))
+        updates(self.folder, when)
 
     @rule()
     def two_update_at_once(self) -> None:
         self.new_versions()
-        children = [in_a_child(lambda: prepare(update=True)) for _ in range(2)]
-        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+        updates(self.folder, NEVER, NEVER)
 
     @rule(when=WHEN, name=NAMES, in_place=st.booleans())
     def an_editor_saves_during_an_update(self, when: int, name: str, in_place: bool) -> None:
