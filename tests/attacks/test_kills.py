@@ -164,7 +164,9 @@ def test_after_a_kill_of_the_batch_nothing_is_left_and_a_new_one_goes_on(course:
     assert course.recorded() == {f"s{number}": (6.0, 0) for number in range(NUM_STUDENTS)}, said
 
 
-def test_a_sandbox_that_is_killed_while_it_starts_is_started_again() -> None:
+@pytest.fixture(scope="module")
+def started_again() -> Iterator[Any]:
+    """A launcher whose sandbox was killed while it started."""
     from grader.isolation.launcher import Launcher
 
     with Launcher() as launcher:
@@ -173,6 +175,11 @@ def test_a_sandbox_that_is_killed_while_it_starts_is_started_again() -> None:
         os.killpg(box.pid, signal.SIGKILL)  # all of it: it takes seconds until torch is imported
         launcher.fork().end()
         assert launcher._process is not box
+        yield launcher
+
+
+def test_a_sandbox_that_is_killed_while_it_starts_is_started_again(started_again: Any) -> None:
+    started_again.fork().end()
 
 
 def test_a_sandbox_that_cannot_start_is_not_started_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,21 +199,20 @@ def test_a_sandbox_that_cannot_start_is_not_started_twice(monkeypatch: pytest.Mo
     assert len(started) == 1
 
 
-def test_a_sandbox_that_is_killed_is_not_taken_for_a_crash_of_the_code_in_it(lab_and_solution: Any) -> None:
+def test_a_sandbox_that_is_killed_is_not_taken_for_a_crash_of_the_code_in_it(
+    lab_and_solution: Any, started_again: Any
+) -> None:
     from grader.examination.attempt import Lost
     from grader.examination.examiner import examine
     from grader.examination.intake import Added, Submission
-    from grader.isolation.launcher import Launcher
 
     lab, solved = lab_and_solution
     sleeps = "Window.__len__ = lambda self: __import__('time').sleep(10**6)"
     submission = Submission(solved, [Added("apply_all", "code", sleeps)])
-    with Launcher() as launcher:
-        box = launcher._process
-        assert box is not None
+    box = started_again._process
 
-        def kill_soon(check: Any) -> None:  # after the first check, when the second one has begun
-            threading.Timer(1.0, box.kill).start()
+    def kill_soon(check: Any) -> None:  # after the first check, when the second one has begun
+        threading.Timer(1.0, box.kill).start()
 
-        with pytest.raises(Lost):
-            examine(lab, submission, launcher, secret=b"lost", on_check=kill_soon)
+    with pytest.raises(Lost):
+        examine(lab, submission, started_again, secret=b"lost", on_check=kill_soon)

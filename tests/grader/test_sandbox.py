@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from grader.isolation import cgroups, launcher, sandbox, sandbox_trials
 from grader.isolation.launcher import Ending, Launcher
 from grader.isolation.sandbox import SandboxError
 from grader.isolation.sandbox_trials import Trial
+
+from .test_learner_triton import with_kernel
 
 ROOT = Path(__file__).parents[2]
 TRIALS = list(sandbox_trials.ALL)
@@ -139,6 +142,13 @@ def test_the_reference_has_all_points_inside(isolated: Launcher, lab: str) -> No
     assert {check.grade_id: check.message for check in result.checks if check.status != "passed"} == {}
 
 
+def test_a_triton_kernel_runs_inside(isolated: Launcher, lab: Any) -> None:
+    from grader.examination.examiner import examine
+
+    result = examine(lab, with_kernel(lab), isolated, secret=b"test")
+    assert {check.grade_id: check.message for check in result.checks if check.status != "passed"} == {}
+
+
 @pytest.mark.bwrap
 def test_nothing_is_left_when_who_grades_is_killed(tmp_path: Path) -> None:
     script = textwrap.dedent("""
@@ -165,6 +175,7 @@ def test_nothing_is_left_when_who_grades_is_killed(tmp_path: Path) -> None:
 
 
 def test_one_who_inherits_a_launcher_can_end_what_its_dead_user_started(isolated: Launcher) -> None:
+    isolated.fork().end()  # it has said that it is ready: to this process, not to the one that will be dead
     pid = os.fork()
     if pid == 0:
         isolated.fork()
@@ -177,10 +188,13 @@ def test_one_who_inherits_a_launcher_can_end_what_its_dead_user_started(isolated
 
 def test_an_answer_to_a_dead_user_is_not_taken_for_ones_own(isolated: Launcher) -> None:
     isolated.fork().end()
+    warm = isolated._process
     assert isolated._control is not None
     isolated._control.send(b'{"op": "end all", "id": "of a dead one"}')
+    assert select.select([isolated._control], [], [], 600)[0]  # it is answered; nobody has read that
     with Trial(isolated, "def f(): return 2") as trial:
         assert trial.ask("f") == 2
+    assert isolated._process is warm, "the answer was not left out: the sandbox was started anew"
 
 
 def test_without_bubblewrap_it_refuses_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
