@@ -32,7 +32,7 @@ SLUG, POINTS = "01_toy", {"check_window": 2.0, "check_len": 1.0, "check_calls": 
 LIMITS = {"call": 120.0, "check": 600.0, "total": 1200.0, "memory": 1 << 30}
 # Of those that never end: they are given little, so that they cost little. What is honest in them takes milliseconds
 # of the processor time that a call has, and no wall-clock time counts for a whole check.
-HANGING_LIMITS = {**LIMITS, "call": 3.0}
+HANGING_LIMITS = {**LIMITS, "call": 2.0}
 # Of those that fill memory: it ends them, not the clock. A virtual machine can take minutes to give out what it has not
 # had before.
 GREEDY_LIMITS = {**LIMITS, "learner_memory": 256 << 20}

@@ -1,6 +1,6 @@
 # attack: an infinite loop
 # expect: check_len = timed out
-# says: had not finished after 3 s
+# says: had not finished after 2 s
 
 # %% last
 def forever(self):
