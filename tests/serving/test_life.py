@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import random
@@ -145,9 +146,9 @@ def test_when_the_engine_fails_nobody_waits(serve: Any) -> None:
 # --- a process of its own -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def inferlab() -> Iterator[Any]:
-    """inferlab(*options): `inferlab serve` on a free port; its URL in .url."""
+@contextlib.contextmanager
+def servers() -> Iterator[Any]:
+    """A function: (*options) starts `inferlab serve` on a free port; its URL in .url."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> subprocess.Popen[str]:
@@ -165,6 +166,12 @@ def inferlab() -> Iterator[Any]:
         running.kill()
         running.wait()
         running.stdout.close()  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def inferlab() -> Iterator[Any]:
+    with servers() as start:
+        yield start
 
 
 def ready(url: str) -> bool:
@@ -190,9 +197,35 @@ def test_a_server_that_is_told_to_end_lets_those_that_run_finish(inferlab: Any, 
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
-def test_those_that_run_for_too_long_get_an_error_and_the_server_ends(inferlab: Any, until: Any) -> None:
-    running = inferlab("--shutdown-seconds", "0.5")
-    until(lambda: ready(running.url), "it is ready")
+@pytest.fixture(scope="module")
+def killed_and_restarted(until: Any) -> Iterator[Any]:
+    """A server that was killed while a client read, and the next one, at the same port."""
+    with servers() as start:
+        running = start()
+        until(lambda: ready(running.url), "it is ready")
+        with (
+            httpx.Client(base_url=running.url, timeout=600) as client,
+            client.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer,
+        ):
+            lines = answer.iter_lines()
+            next(lines)
+            running.kill()
+            with pytest.raises(httpx.TransportError):
+                list(lines)
+        again = start("--port", running.url.rpartition(":")[2], "--shutdown-seconds", "0.5")
+        until(lambda: ready(again.url), "it is ready")
+        body = {"prompt": "x", "max_tokens": 2}
+        answered = httpx.post(f"{again.url}{COMPLETIONS}", json=body, timeout=600).status_code
+        yield (running.url, answered), again
+
+
+def test_a_kill_is_an_error_at_the_client_and_a_restart_is_clean(killed_and_restarted: Any) -> None:
+    (url, answered), again = killed_and_restarted
+    assert (again.url, answered) == (url, 200)
+
+
+def test_those_that_run_for_too_long_get_an_error_and_the_server_ends(killed_and_restarted: Any) -> None:
+    _, running = killed_and_restarted
     body = {"prompt": "x", "max_tokens": 900, "n": 60, "ignore_eos": True, "stream": True}
     with (
         httpx.Client(base_url=running.url, timeout=600) as client,
@@ -204,27 +237,6 @@ def test_those_that_run_for_too_long_get_an_error_and_the_server_ends(inferlab: 
         last = [line for line in lines if line][-1]
         assert "shut down" in json.loads(last.removeprefix("data: "))["error"]["message"]
     assert running.wait(600) == 0
-
-
-def test_a_kill_is_an_error_at_the_client_and_a_restart_is_clean(inferlab: Any, until: Any) -> None:
-    running = inferlab()
-    until(lambda: ready(running.url), "it is ready")
-    with (
-        httpx.Client(base_url=running.url, timeout=600) as client,
-        client.stream("POST", COMPLETIONS, json={**LONG, "stream": True}) as answer,
-    ):
-        lines = answer.iter_lines()
-        next(lines)
-        running.kill()
-        with pytest.raises(httpx.TransportError):
-            list(lines)
-    port = running.url.rpartition(":")[2]
-    again = inferlab("--port", port)
-    until(lambda: ready(again.url), "it is ready")
-    assert again.url == running.url
-    assert (
-        httpx.post(f"{again.url}{COMPLETIONS}", json={"prompt": "x", "max_tokens": 2}, timeout=600).status_code == 200
-    )
 
 
 def test_a_port_that_is_taken_is_said(inferlab: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import json
@@ -134,9 +135,9 @@ def test_after_a_disconnect_at_most_the_step_that_runs_computes_for_it(
 # --- the engine ends ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def inferlab() -> Iterator[Any]:
-    """inferlab(*options): `inferlab serve` on a free port, in a session of its own; its URL, and its engine's id."""
+@contextlib.contextmanager
+def servers() -> Iterator[Any]:
+    """(*options) starts `inferlab serve` on a free port, in a session of its own; its URL, and its engine's id."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*options: str) -> tuple[subprocess.Popen[str], str, int]:
@@ -155,6 +156,12 @@ def inferlab() -> Iterator[Any]:
     for running in started:
         running.kill()
         running.communicate()
+
+
+@pytest.fixture
+def inferlab() -> Iterator[Any]:
+    with servers() as start:
+        yield start
 
 
 def last_event(lines: Iterator[str]) -> str:
@@ -285,8 +292,42 @@ asyncio.run(main())
         until(lambda: has_ended(engine), "the engine's process has ended")
 
 
-def test_ctrl_c_reaches_both_processes_and_those_that_run_finish(inferlab: Any, until: Any) -> None:
-    running, url, engine = inferlab("--shutdown-seconds", "600")
+@pytest.fixture(scope="module")
+def stood_still(until: Any) -> Iterator[Any]:
+    """A server that was stopped while its engine computed, and went on: it, what its client got, and the timelines."""
+    with servers() as start:
+        running, url, engine = started = start("--dtype", "float32", "--shutdown-seconds", "600")
+        body = {**LONG, "max_tokens": 60, "logprobs": 20, "n": 32}  # some 20 KB in a step
+
+        def ticks() -> int:
+            """Of processor time that the engine has had."""
+            fields = Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()
+            return int(fields[11]) + int(fields[12])
+
+        def stands_still() -> bool:
+            """For half a second it computes nothing, and does not wait for a processor either: it waits to be read."""
+            before, end = ticks(), time.monotonic() + 0.5
+            while time.monotonic() < end:
+                if state(engine) == "R" or ticks() != before:
+                    return False
+                time.sleep(0.02)
+            return True
+
+        with httpx.Client(base_url=url, timeout=600) as client:
+            with client.stream("POST", COMPLETIONS, json=body) as answer:
+                lines = answer.iter_lines()
+                first = next(lines).removeprefix("data: ")
+                name = json.loads(first)["id"]
+                running.send_signal(signal.SIGSTOP)
+                until(stands_still, "the engine computes nothing")
+                running.send_signal(signal.SIGCONT)
+                events = [first, *(line.removeprefix("data: ") for line in lines if line)]
+            requests = client.get(f"/requests/{name}/timeline").json()["requests"]
+        yield started, events, requests
+
+
+def test_ctrl_c_reaches_both_processes_and_those_that_run_finish(stood_still: Any) -> None:
+    (running, url, engine), _, _ = stood_still
     body = {**LONG, "max_tokens": 300}
     with httpx.Client(base_url=url, timeout=600) as client, client.stream("POST", COMPLETIONS, json=body) as answer:
         lines = answer.iter_lines()
@@ -298,36 +339,9 @@ def test_ctrl_c_reaches_both_processes_and_those_that_run_finish(inferlab: Any, 
     assert has_ended(engine)
 
 
-def test_an_engine_whose_server_stands_still_waits_for_it_and_loses_nothing(
-    inferlab: Any, serial: LLM, until: Any
-) -> None:
-    running, url, engine = inferlab("--dtype", "float32")
-    body = {**LONG, "max_tokens": 60, "logprobs": 20, "n": 32}  # some 20 KB in a step
-
-    def ticks() -> int:
-        """Of processor time that the engine has had."""
-        fields = Path(f"/proc/{engine}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
-
-    def stands_still() -> bool:
-        """For half a second it computes nothing, and does not wait for a processor either: it waits to be read."""
-        before, end = ticks(), time.monotonic() + 0.5
-        while time.monotonic() < end:
-            if state(engine) == "R" or ticks() != before:
-                return False
-            time.sleep(0.02)
-        return True
-
-    with httpx.Client(base_url=url, timeout=600) as client:
-        with client.stream("POST", COMPLETIONS, json=body) as answer:
-            lines = answer.iter_lines()
-            first = next(lines).removeprefix("data: ")
-            name = json.loads(first)["id"]
-            running.send_signal(signal.SIGSTOP)
-            until(stands_still, "the engine computes nothing")
-            running.send_signal(signal.SIGCONT)
-            events = [first, *(line.removeprefix("data: ") for line in lines if line)]
-        requests = client.get(f"/requests/{name}/timeline").json()["requests"]
+def test_an_engine_whose_server_stands_still_waits_for_it_and_loses_nothing(stood_still: Any, serial: LLM) -> None:
+    _, events, requests = stood_still
+    name = json.loads(events[0])["id"]
     assert events[-1] == "[DONE]"
     texts = {request["id"]: "" for request in requests}
     for event in events[:-1]:
