@@ -11,6 +11,7 @@ import heapq
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from reference_impl.interfaces import (
     Appended,
@@ -26,6 +27,8 @@ from reference_impl.interfaces import (
     StepRow,
     TableUpdate,
 )
+
+_step_row = partial(tuple.__new__, StepRow)  # as StepRow(*values), in half the time: one for each row of each step
 
 
 @dataclass
@@ -89,7 +92,7 @@ class Planner:
                 takes_masks = takes_masks or request.grammar is not None
                 if not request.holds:
                     told.num_tokens = last + 1
-            rows.append(StepRow(told.slot, start, num_tokens, samples, num_drafts, drafts))
+            rows.append(_step_row((told.slot, start, num_tokens, samples, num_drafts, drafts)))
         closed, self._closed = self._closed, []
         return Step(
             plan.step_id, tuple(closed), tuple(opened), tuple(appended), tuple(rewound), tuple(tables), plan.transfers,

@@ -28,6 +28,7 @@ from grader.examination.worker import (
     versions,
 )
 from grader.results.result import Result, result_from_json
+from grader.study.workspace_files import sweep
 
 if TYPE_CHECKING:
     from grader.courses.recorder import Recorder
@@ -119,6 +120,7 @@ def grade_students(
         _pool(executor, workers or os.cpu_count() or 1, setup) as (pool, slots),
         Recorder(root, slug) as recorder,
     ):
+        sweep(root / "results" / slug)  # no other process writes results while the lock is held
         for student, outcome in _results(pool, jobs, IN_FLIGHT * slots):
             yield _keep(root, setup, student, outcome, recorder)
 

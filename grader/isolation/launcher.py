@@ -147,7 +147,7 @@ class Launcher:
         _sweep(Path(tempfile.gettempdir()))
         self._folder = tempfile.mkdtemp(prefix=f"learner-{os.getpid()}-")
         self._ship(Path(self._folder))
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one read is one message
         start = "import sys; sys.path[:0] = sys.argv[2:]; from learner_side.learner import main; main(int(sys.argv[1]))"
         words = [sys.executable, "-P", "-c", start, str(theirs.fileno()), self._folder]
         environment: dict[str, str] | None = {**os.environ, **sandbox.FIXED}

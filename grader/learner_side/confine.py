@@ -98,9 +98,12 @@ def _keep(bounds: Bounds, channel_fd: int, report_fd: int, run: Callable[[], Non
     if bounds.watch and not os.path.exists("/proc/self/statm"):
         raise OSError("without a control group and without /proc nothing bounds a submission's memory")
     _meet(channel_fd)
+    # From the fork on SIGTERM waits for its handler: process 1 of a namespace has no other, and would never end by it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     learner = os.fork()
     if learner == 0:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             os.close(report_fd)
             _bound(bounds, mapped)
             drop_rights(bounds.uid)
@@ -114,6 +117,7 @@ def _keep(bounds: Bounds, channel_fd: int, report_fd: int, run: Callable[[], Non
     drop_rights(bounds.uid)
     _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # the learner's process may have the same user: it shall not look in here
     signal.signal(signal.SIGTERM, lambda *_: _asked_to_end(learner, report_fd))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _report(report_fd, **_wait(learner, bounds))
     os._exit(0)
 

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_PREFIX = ".inferlab-"  # of a file that is being written; the writer's process id follows
+
 
 @dataclass(frozen=True)
 class Version:
@@ -140,11 +142,29 @@ def _give_name(source: Path, name: Path) -> None:
         os.replace(source, name)
 
 
+def sweep(folder: Path) -> None:
+    """Deletes what writers of this machine left in `folder` when they were killed."""
+    for left in folder.glob(f"{_PREFIX}*"):
+        pid = left.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not _is_alive(int(pid)):
+            left.unlink(missing_ok=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # another user's
+        return True
+    return True
+
+
 @contextlib.contextmanager
 def _written(folder: Path, content: bytes) -> Iterator[Path]:
     """A file on the disk, under a name that nobody looks for, which is gone afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=folder, prefix=".inferlab-")
+    handle, name = tempfile.mkstemp(dir=folder, prefix=f"{_PREFIX}{os.getpid()}-")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -97,7 +97,7 @@ class KVManager:
     def reserve(self, request: Request, num_tokens: int) -> bool:
         """Room for the request's next num_tokens, or False. What its windows left behind is given up either way."""
         start = request.num_computed_tokens
-        first, end = start // self.block_size, self.blocks_for(start + num_tokens)
+        first, end = start // self.block_size, -(-(start + num_tokens) // self.block_size)
         missing, shared = 0, []
         for table, window in zip(request.block_tables, self.windows, strict=True):
             held = len(table)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import operator
 from bisect import insort
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from reference_impl.interfaces import (
@@ -43,6 +44,9 @@ from reference_impl.scheduler.policy import FirstCome
 from reference_impl.scheduler.queue import RankedQueue
 
 Rank = tuple[Any, int]  # the policy's, and the order of arrival where that is equal
+
+
+_row = partial(tuple.__new__, Row)  # as Row(*values), in half the time: one for each row of each step
 
 
 @dataclass
@@ -138,8 +142,11 @@ class Scheduler:
         if self.policy.preemptive:
             self._overtake(step)
         for request, num_tokens, num_drafts in self._shares():
-            drafts = () if self.host_proposer is None or not num_drafts else self._propose(request, num_drafts)
-            self._continue(request, num_tokens, num_drafts if self.host_proposer is None else len(drafts), step, drafts)
+            drafts: tuple[int, ...] = ()
+            if num_drafts and self.host_proposer is not None:
+                drafts = self._propose(request, num_drafts)
+                num_drafts = len(drafts)
+            self._continue(request, num_tokens, num_drafts, step, drafts)
         self._let_in(step)
         self._step_id += 1
         return StepPlan(
@@ -154,9 +161,19 @@ class Scheduler:
         """The budget's tokens for those who run, and of these how many are drafts, in the order of their rank: so
         whoever lacks blocks finds only such that rank after it without theirs, and throws out one of them, or itself if
         there is none."""
-        work = [(request, request.num_missing_tokens) for request in self.running if not _awaits_its_last(request)]
-        # For chunks of prompts, and drafts.
-        left = max(0, self.max_num_batched_tokens - sum(missing == 1 for _, missing in work))
+        work, num_decoding = [], 0
+        for request in self.running:
+            in_flight = request.num_in_flight
+            if in_flight and _is_full(request):  # whatever is sampled as its last token, if all drafts are right
+                continue
+            missing = (
+                len(request.tokens) + in_flight - request.num_computed_tokens
+            )  # num_missing_tokens, at half the cost
+            num_decoding += missing == 1
+            work.append((request, missing))
+        if num_decoding == len(work) and not self.num_drafts:
+            return [(request, 1, 0) for request, _ in work]
+        left = max(0, self.max_num_batched_tokens - num_decoding)  # for chunks of prompts, and drafts
         shares = []
         for request, missing in work:
             num_tokens, num_drafts = missing, 0
@@ -282,11 +299,11 @@ class Scheduler:
     def _give(
         self, request: Request, num_tokens: int, step: _Step, num_drafts: int = 0, drafts: tuple[int, ...] = ()
     ) -> None:
-        start = request.num_computed_tokens
-        end = start + num_tokens
-        # A held request that was thrown out, and computes again what it had, has told what follows.
-        samples = end == len(request.tokens) + request.num_in_flight != self._sampled.get(request.id)
-        step.rows[request.id] = Row(request.id, start, num_tokens, samples, num_drafts, drafts)
+        start, name, length = request.num_computed_tokens, request.id, len(request.tokens) + request.num_in_flight
+        samples = start + num_tokens == length
+        if request.holds:  # one that was thrown out, and computes again what it had, was sampled from before
+            samples = samples and length != self._sampled.get(name)
+        step.rows[name] = _row((name, start, num_tokens, samples, num_drafts, drafts))
         step.budget -= num_tokens + num_drafts
 
     def _preempt(self, request: Request, step: _Step) -> None:
@@ -308,21 +325,21 @@ class Scheduler:
         """Books a step that was submitted, so that the next can be planned while it runs. The step before must have
         been updated by then, so that a request's tokens in flight are of one step."""
         booked = self._booked[plan.step_id] = []
-        for row in plan.rows:
-            request = self._requests.get(row.request_id)
+        for name, _, num_tokens, samples, num_drafts, _ in plan.rows:
+            request = self._requests.get(name)
             if request is None or request.state is not RequestState.RUNNING:
-                continue  # finished or aborted since it was planned; its name may be somebody else's by now
-            request.num_computed_tokens += row.num_tokens + row.num_drafts
-            if row.num_tokens > 1:  # a prompt may be shared as soon as it is computed, an answer when it is finished
+                continue  # finished or aborted since it was planned; its name may be another request's by now
+            request.num_computed_tokens += num_tokens + num_drafts
+            if num_tokens > 1:  # a prompt may be shared as soon as it is computed, an answer when it is finished
                 self.kv.commit(request)
-            if row.samples:
+            if samples:
                 if request.children:
                     self._fork_samples(request)
-                booked.append((request, row.num_drafts))
+                booked.append((request, num_drafts))
                 if request.holds:
-                    self._sampled[request.id] = len(request.tokens)
+                    self._sampled[name] = len(request.tokens)
                 else:
-                    request.num_in_flight += 1 + row.num_drafts
+                    request.num_in_flight += 1 + num_drafts
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
         """Returns the requests that finished."""
@@ -345,8 +362,11 @@ class Scheduler:
         reason = None
         for token in output.tokens[request.id]:
             request.tokens.append(token)
-            reason = self._finish_reason(request)
-            if reason is not None:
+            if token in request.stop_token_ids:
+                reason = "stop"
+                break
+            if _is_full(request):
+                reason = "length"
                 break
         if reports:
             request.logprobs += reports[: len(request.tokens) - request.num_prompt_tokens - len(request.logprobs)]
@@ -377,12 +397,6 @@ class Scheduler:
             child.num_computed_tokens = 0
             self.waiting.push(child, self._ranks[child.id])
 
-    @staticmethod
-    def _finish_reason(request: Request) -> str | None:
-        if request.tokens[-1] in request.stop_token_ids:
-            return "stop"
-        return "length" if _is_full(request) else None
-
     def _finish(self, request: Request, reason: str) -> None:
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
@@ -400,11 +414,6 @@ class Scheduler:
         del self._requests[request.id]
         self._ranks.pop(request.id, None)
         self._sampled.pop(request.id, None)
-
-
-def _awaits_its_last(request: Request) -> bool:
-    """Its last token is being sampled, if all drafts are right: whatever it is, none follows."""
-    return request.num_in_flight > 0 and _is_full(request)
 
 
 def _is_full(request: Request) -> bool:

@@ -11,6 +11,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -291,4 +293,18 @@ def test_a_gradebook_that_cannot_be_written_stops_the_run_and_loses_no_result(co
     assert "the gradebook cannot be used: database is locked" in said
     assert (course / "results" / SLUG / "s0.json").is_file()
     run(course)
+    everything_is_recorded(course)
+
+
+def test_a_run_deletes_what_a_killed_one_was_writing_and_nothing_else(course: Path) -> None:
+    folder = course / "results" / SLUG
+    folder.mkdir(parents=True)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left, written_now = folder / f".inferlab-{gone.pid}-abc", folder / f".inferlab-{os.getpid()}-abc"
+    for path in (left, written_now):
+        path.write_bytes(b"{")
+    run(course)
+    assert (left.exists(), written_now.exists()) == (False, True)
+    written_now.unlink()
     everything_is_recorded(course)
