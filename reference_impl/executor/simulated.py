@@ -4,16 +4,17 @@ The scheduler, the blocks and the trace are the engine's own, so the order of ev
 model's: the floors of `theory.deployment` for a stated MFU and MBU, or what was measured (`simulation.cost`), plus the
 moves between device and host; launches and the host's work are left out of the floors unless you add them. The tokens
 mean nothing: everybody writes the same one until the given length is reached, but for the samples of one prompt. Where
-they are drawn they differ, and a prefix cache must not take one for the other.
+they are drawn they differ, and a prefix cache must not take one for the other. Drafts are right as often as is stated.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from reference_impl.interfaces import Opened, Reply, Step
+from reference_impl.interfaces import Opened, Reply, Step, StepRow
 from reference_impl.model_config import parse_model_config
 from reference_impl.theory.deployment import Deployment
 
@@ -40,6 +41,9 @@ class SimulatedGPU:
 
     num_output_tokens: per request how many tokens it writes before it stops (with END in its stop_token_ids); who is
     not in it writes until max_tokens. host_seconds: added to every step. host_link: byte/s between device and host.
+    acceptance: where rows have drafts (EngineConfig.num_drafts), each guess is right with this probability if all
+    before it are, drawn from `seed`. draft_seconds: a step with drafts takes k times this longer, k the most that a row
+    has; the verification is in the step's cost. ValueError unless 0 <= acceptance <= 1.
     """
 
     max_in_flight = 1
@@ -51,7 +55,14 @@ class SimulatedGPU:
         host_seconds: float = 0.0,
         host_link: float = 55e9,
         block_size: int = 16,
+        *,
+        acceptance: float = 0.0,
+        draft_seconds: float = 0.0,
+        seed: int = 0,
     ):
+        if not 0 <= acceptance <= 1:
+            raise ValueError(f"acceptance: expected a probability, 0 to 1, got {acceptance}")
+        self.acceptance, self.draft_seconds, self._random = acceptance, draft_seconds, random.Random(seed)
         self.cost, self.host_seconds, self.host_link = cost, host_seconds, host_link
         self.num_output_tokens = {} if num_output_tokens is None else num_output_tokens
         self.bytes_per_block = block_size * cost.bytes_per_token
@@ -71,13 +82,25 @@ class SimulatedGPU:
         if step.rows:
             lengths = [row.length for row in step.rows]
             self.time += self.cost.step_seconds(lengths, [row.start for row in step.rows])
+            self.time += self.draft_seconds * max(row.num_drafts for row in step.rows)
         tokens = tuple(
             () if not row.samples
+            else self._with_drafts(row) if row.num_drafts
             else _ENDS if row.start + row.num_tokens + 1 == self._lengths.get(row.slot)
             else self._words[row.slot]
             for row in step.rows
         )  # fmt: skip
         return Reply(step.step_id, tokens, {}, started, self.time)
+
+    def _with_drafts(self, row: StepRow) -> tuple[int, ...]:
+        """As many guesses as are right, and one token more; nothing behind the end."""
+        num = 1
+        while num <= row.num_drafts and self._random.random() < self.acceptance:
+            num += 1
+        before, length = row.start + row.num_tokens, self._lengths.get(row.slot)
+        if length is not None and before + num >= length:
+            return self._words[row.slot] * (length - before - 1) + _ENDS
+        return self._words[row.slot] * num
 
     def _open(self, new: Opened) -> None:
         # Greedy samples are alike.

@@ -37,7 +37,8 @@ def _sampling(num_output_tokens: int) -> SamplingParams:
 class Replica:
     """cost: a StepCost or a Deployment; one that is a SummedCost lets it leap. config.num_blocks None: what a
     Deployment has room for beside its weights, or else what config.kv_cache_bytes (None: 256 MiB) pays for.
-    host_seconds: added to every step. ended: told of every request that finishes, and when.
+    host_seconds: added to every step. ended: called with the id of every request that finishes, and when. acceptance,
+    draft_seconds: of the guesses that config.num_drafts has verified, see `SimulatedGPU`; such a replica does not leap.
     """
 
     def __init__(
@@ -48,11 +49,16 @@ class Replica:
         host_seconds: float = 0.0,
         ended: Callable[[str, float], None] | None = None,
         leaps: bool = True,
+        acceptance: float = 0.0,
+        draft_seconds: float = 0.0,
     ):
         cost = Roofline(cost) if isinstance(cost, Deployment) else cost
         config = config or EngineConfig()
         config = replace(config, num_blocks=num_blocks(cost, config), kv_cache_bytes=None)
-        self.gpu = SimulatedGPU(cost, host_seconds=host_seconds, block_size=config.block_size)
+        self.gpu = SimulatedGPU(
+            cost, host_seconds=host_seconds, block_size=config.block_size, acceptance=acceptance,
+            draft_seconds=draft_seconds,
+        )  # fmt: skip
         self.ledger = Ledger()
         nothing: Any = object()
         index = PromptIndex(config.block_size) if config.prefix_cache in ("auto", "hash") else None
@@ -67,7 +73,7 @@ class Replica:
         self._scheduler = scheduler
         self._longest = self.engine.max_request_len
         self._decode_seconds: Callable[[int, int], float] | None = (
-            cost.decode_seconds if leaps and isinstance(cost, SummedCost) else None
+            cost.decode_seconds if leaps and not config.num_drafts and isinstance(cost, SummedCost) else None
         )
         self._ended = ended
         self._prompts = Prompts()
