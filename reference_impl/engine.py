@@ -273,8 +273,8 @@ class Engine:
         }  # fmt: skip
         return dataclasses.replace(
             parent, id=request_id, parent_id=parent.id, sample_index=sample_index, tokens=list(parent.tokens),
-            block_tables=[[] for _ in self.kv_specs], children=[], logprobs=[],
-            sampling=dataclasses.replace(parent.sampling, n=1), **fresh,
+            block_tables=[[] for _ in self.kv_specs], children=[], logprobs=[], prompt_logprobs=[],
+            sampling=dataclasses.replace(parent.sampling, n=1, prompt_logprobs=None), **fresh,
         )  # fmt: skip
 
     def _arrived(self, request: Request) -> None:

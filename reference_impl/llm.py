@@ -38,6 +38,8 @@ class RequestOutput:
 
     finish_reason: "stop" (an end token or a stop string), "length", or "abort".
     others: with n > 1, samples 1 ... n - 1 of the same prompt; this one is sample 0.
+    prompt_logprobs: one for each prompt token if they were asked for, None for the first, before which nothing stands;
+    those of sample 0 are every sample's. Of a request that was aborted while its prompt was read there may be fewer.
     """
 
     request_id: str
@@ -48,6 +50,7 @@ class RequestOutput:
     logprobs: list[TokenLogprobs]
     metrics: RequestMetrics
     others: tuple[RequestOutput, ...] = ()
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class LLM(PromptEncoder):
@@ -225,6 +228,7 @@ class Generation:
             logprobs=r.logprobs,
             metrics=self.engine.trace.metrics(r.id),
             others=tuple(other.output() for other in self.others),
+            prompt_logprobs=None if r.sampling.prompt_logprobs is None else [None, *r.prompt_logprobs],
         )
 
 

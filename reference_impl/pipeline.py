@@ -155,6 +155,9 @@ class Pipeline:
             rows = tuple(_where_it_was(row, running.requests[row.request_id]) for row in rows)
         if reply.transfers:
             self._pages_of(reply).transfers_ended(reply.transfers)
+        for at, (start, reports) in reply.prompt_logprobs.items():
+            known = running.requests[running.plan.rows[at].request_id].prompt_logprobs
+            known += reports[max(0, len(known) - start) :]  # preempted, it computes its prompt once more
         output = output_of(reply, running.plan.rows)
         # Who has ended by now has no use for its token, and its name may be somebody else's.
         ended = {name for name, request in running.requests.items() if request.state is RequestState.FINISHED}

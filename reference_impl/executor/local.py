@@ -18,6 +18,7 @@ from reference_impl.executor.batch import HostBatch, as_batch, lay_out
 from reference_impl.executor.drafts import Verified, draft_arrays, guessed_before, propose, put_drafts, verify
 from reference_impl.executor.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
 from reference_impl.executor.pages import LONGEST_WAIT, Pages
+from reference_impl.executor.scoring import Reports, add_scored, launch_scores
 from reference_impl.executor.slots import Slot, Slots
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -49,6 +50,7 @@ class Sampling:
     accepted: Tensor | None  # on the host, of the rows that have drafts: how many of them were right
     finish: Callable[[], Sampled]  # waits for the device
     finished_at: float | None  # None: it may still run
+    scores: Callable[[], Reports] | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Forward:
     key: GraphKey | None
     out: Tensor
     tensors: Mapping[str, Tensor]
+    scores: Callable[[], Reports] | None = None  # of prompts; to be called when the device is done
 
 
 @dataclass
@@ -159,8 +162,13 @@ class LocalExecutor:
             host.arrays.update(draft_arrays(host))
         parameters = self._parameters(host)
         key = self._graph_for(host, None if step.takes_masks else parameters)
+        scored = None if key is not None or not self.slots.scored else add_scored(host, self.slots)
         out, tensors, ran = self._compute(host) if key is None else self._replay(host, key)
-        return Forward(host, parameters, key, out, tensors), ran
+        scores = None
+        if scored is not None:
+            scores = launch_scores(out, scored, self.slots)
+            out = out[to_device({"sampling": scored.sampling}, out.device)["sampling"]]
+        return Forward(host, parameters, key, out, tensors, scores), ran
 
     def _sample(self, forward: Forward, masks: Masks | None) -> Sampling:
         """What the rows sample goes into their slots, and on its way to the host."""
@@ -179,7 +187,7 @@ class LocalExecutor:
             found, verified = self._ask(masked(out, allowed), tensors, host)
         accepted = None if verified is None else verified.accepted
         self.slots.advance(tensors, accepted)
-        return self._on_its_way([host.order[place] for place in host.sampling], found, accepted)
+        return self._on_its_way([host.order[place] for place in host.sampling], found, accepted, forward.scores)
 
     def _from_their_starts(self, proposer: Proposer, step: Step) -> list[StepRow]:
         """The step's rows, beginning where their slots are: how many drafts of the step before were right is known
@@ -281,7 +289,13 @@ class LocalExecutor:
     def _ran(self) -> tuple[str, ...]:
         return () if self._names_kernels is None else tuple(sorted(self._names_kernels.ran))
 
-    def _on_its_way(self, rows: list[int], found: Launched | Sampled | None, accepted: Tensor | None) -> Sampling:
+    def _on_its_way(
+        self,
+        rows: list[int],
+        found: Launched | Sampled | None,
+        accepted: Tensor | None,
+        scores: Callable[[], Reports] | None = None,
+    ) -> Sampling:
         device = self.model.device
         finished_at = self.clock.now() if device.type == "cpu" or isinstance(found, Sampled) else None
         if accepted is not None:
@@ -291,7 +305,7 @@ class LocalExecutor:
         else:
             wait, sampled = mark(device), found or Sampled([], [])
             finish = lambda: (wait(), sampled.finish() if isinstance(sampled, Launched) else sampled)[1]  # noqa: E731
-        return Sampling(rows, accepted, finish, finished_at)
+        return Sampling(rows, accepted, finish, finished_at, scores)
 
     # --- CUDA graphs ----------------------------------------------------------------------------------------------
 
@@ -358,6 +372,7 @@ class LocalExecutor:
         started = max(ticket.submitted_at, self._finished_at)
         self._finished_at = self.clock.now() if sampling.finished_at is None else sampling.finished_at
         ended = () if self.pages is None else self.pages.take_ended()
+        scores = {} if sampling.scores is None else sampling.scores()
         tokens: list[tuple[int, ...]] = [()] * len(step.rows)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         if sampling.accepted is None:
@@ -365,7 +380,7 @@ class LocalExecutor:
                 tokens[row] = (token,)
                 if report is not None:
                     logprobs[row] = (report,)
-            return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran, ended)
+            return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran, scores, ended)
         accepted, first = iter(sampling.accepted.tolist()), 0
         for row in sampling.rows:
             drafts = step.rows[row].num_drafts
@@ -375,7 +390,7 @@ class LocalExecutor:
             if reports[0] is not None:
                 logprobs[row] = tuple(report for report in reports if report is not None)
             first += drafts + 1
-        return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran, ended)
+        return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran, scores, ended)
 
     def close(self) -> None:
         """Lets the graphs go, and with them their memory; later steps would be eager."""

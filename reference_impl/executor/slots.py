@@ -73,6 +73,7 @@ class Slots:
     def __init__(self, num_slots: int, max_len: int, specs: Sequence[KVSpec], device: torch.device):
         self.num_slots, self.specs, self.device = num_slots, specs, device
         self.host: dict[int, Slot] = {}
+        self.scored: set[int] = set()  # slots whose prompts have log-probabilities
         rows = num_slots + 1
         # empty: of the padding slot only the first token is read, of others only what was written
         self.tokens = torch.empty(rows, max_len + 1, dtype=torch.int32, device=device)
@@ -89,6 +90,7 @@ class Slots:
         """Opens, closes and updates slots. ValueError if an opened slot's number is too high."""
         for slot in step.closed:
             self.host.pop(slot, None)
+            self.scored.discard(slot)
             self.counts.close(slot)
         if not (step.opened or step.appended or step.rewound or step.tables):
             return
@@ -104,6 +106,8 @@ class Slots:
                 new.request_id, list(new.tokens), new.num_prompt_tokens, new.sampling, new.seed, new.sample_index,
                 new.holds,
             )  # fmt: skip
+            if new.sampling.prompt_logprobs is not None:
+                self.scored.add(new.slot)
             tokens.add(new.slot, 0, np.frombuffer(new.tokens, np.int64))
             for name, (value,) in columns([new.sampling], [new.seed], [new.sample_index], [0]).items():
                 self.sampling[name][new.slot] = value

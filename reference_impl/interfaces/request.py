@@ -29,6 +29,7 @@ _NUMBERS = (
     ("frequency_penalty", False, False),
     ("seed", True, True),
     ("logprobs", True, True),
+    ("prompt_logprobs", True, True),
     ("n", True, False),
 )
 
@@ -43,6 +44,8 @@ class SamplingParams:
     presence and frequency penalties are subtracted for tokens seen in the output.
     logprobs: None, or how many alternatives to report, of the model's own distribution
     (log-softmax of the logits before penalties, temperature and filters).
+    prompt_logprobs: the same for the prompt's tokens, whose keys and values are then computed and not taken from the
+    prefix cache.
     """
 
     max_tokens: int = 128
@@ -58,6 +61,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1  # how many independent samples
 
     def __post_init__(self) -> None:
@@ -85,6 +89,7 @@ class SamplingParams:
             ("stop", all(isinstance(s, str) and s for s in strings), "a string, or non-empty strings"),
             ("stop_token_ids", all(isinstance(i, int) and not isinstance(i, bool) for i in ids), "token ids"),
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0"),
+            ("prompt_logprobs", self.prompt_logprobs is None or self.prompt_logprobs >= 0, "None or at least 0"),
             ("n", self.n >= 1, "at least 1"),
         )
         for name, ok, expected in checks:
@@ -148,6 +153,13 @@ class Request:
     state: RequestState = RequestState.WAITING
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's second token and those behind
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt are asked for, and not all known."""
+        asked = self.sampling.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def num_tokens(self) -> int:

@@ -105,4 +105,6 @@ class Reply:
     started_at: float
     finished_at: float
     attention: tuple[str, ...] = ()  # what computed it, by the backend's own names
+    # {row: (position, reports)}: of the prompt tokens behind this position, which the row computed.
+    prompt_logprobs: Mapping[int, tuple[int, tuple[TokenLogprobs, ...]]] = field(default_factory=dict)
     transfers: tuple[TransferEnd, ...] = ()  # those that ended since the reply before, whichever step they began with

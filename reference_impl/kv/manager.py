@@ -88,8 +88,9 @@ class KVManager:
         return True
 
     def _match(self, request: Request) -> list[BlockId]:
-        """At least the last token is computed, even of a prompt that is cached as a whole: its logits are needed."""
-        if self.index is None:
+        """At least the last token is computed, even of a prompt that is cached as a whole: its logits are needed. All
+        are where they are scored."""
+        if self.index is None or request.scores_prompt:
             return []
         longest = (request.num_tokens - 1) // self.block_size * self.block_size
         return list(self.index.match(request.tokens[:longest], cache_key(request)))

@@ -91,7 +91,7 @@ class StoredKVManager(KVManager):
     # --- from the store -------------------------------------------------------------------------------------------
 
     def fetch(self, request: Request, now: float) -> bool:
-        if request in self._fetched or request.id in self._on_host:
+        if request in self._fetched or request.id in self._on_host or request.scores_prompt:
             return False
         cached = self._match(request)
         start, whole = len(cached), (request.num_tokens - 1) // self.block_size * self.block_size

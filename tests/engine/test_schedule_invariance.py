@@ -62,6 +62,7 @@ def asked(draw: st.DrawFn) -> Asked:
                 {"temperature": 0},
                 {"temperature": 1.0},
                 {"temperature": 1.0, "n": 3},
+                {"temperature": 1.0, "prompt_logprobs": 2},
                 {"temperature": 1.5, "top_k": 7, "top_p": 0.9},
                 {"temperature": 0.8, "min_p": 0.05, "repetition_penalty": 1.3, "n": 2},
                 {"temperature": 0, "presence_penalty": 1.0, "frequency_penalty": 0.5},
@@ -167,6 +168,17 @@ def check_logits(
         assert not all_of_them or set(seen) == set(range(request.num_tokens - 1))
 
 
+def check_prompt(model: Decoder, request: Request, one_shot: Any) -> None:
+    """Its log-probabilities, where they are asked for: each token's once, all of them unless it was aborted."""
+    if request.sampling.prompt_logprobs is None:
+        return
+    expected = one_shot(model, request.tokens[: request.num_prompt_tokens]).log_softmax(dim=-1)
+    assert request.finish_reason == "abort" or len(request.prompt_logprobs) == request.num_prompt_tokens - 1
+    for position, report in enumerate(request.prompt_logprobs):
+        assert report.token == request.tokens[position + 1]
+        assert abs(report.logprob - float(expected[position, report.token])) < 1e-4
+
+
 def texts_alone(model: Decoder, asked: list[Asked]) -> dict[str, list[int]]:
     """By request, samples too: prompt and output, where it is alone."""
     return {
@@ -260,6 +272,7 @@ def check_workload(
             only_one = a.sampling.n == 1 and options["prefix_cache"] == "off"
             text = recorded.get(request.id, request.tokens)  # one that was aborted may have computed more than it kept
             check_logits(model, request, text, logits[request.id], one_shot, only_one)
+        check_prompt(model, samples[number][0], one_shot)
         texts = [r.output_tokens for r in samples[number] if r.finish_reason != "abort"]
         assert all(len(text) == a.sampling.max_tokens for text in texts)
         for request in samples[number]:
