@@ -385,7 +385,7 @@ class Engine:
         return min(self.max_model_len, longest_sequence(blocks, self.config.block_size, windows, budget) + 1)
 
     def _new_id(self) -> str:
-        """The next number that nobody took as a name."""
+        """The next number that is no unfinished request's name."""
         while True:
             self._num_added += 1
             if str(self._num_added - 1) not in self.requests:

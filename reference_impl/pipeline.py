@@ -114,7 +114,7 @@ class Pipeline:
     def _watched(self) -> Iterator[None]:
         if self._lost is not None:
             raise RuntimeError(
-                "a step on which others were planned failed or was interrupted, so nobody knows what the cache holds: "
+                "a step on which others were planned failed or was interrupted, so what the cache holds is unknown: "
                 "make a new engine (with overlap='off' a step whose model failed can be tried again)"
             ) from self._lost
         try:
@@ -159,7 +159,7 @@ class Pipeline:
             known = running.requests[running.plan.rows[at].request_id].prompt_logprobs
             known += reports[max(0, len(known) - start) :]  # preempted, it computes its prompt once more
         output = output_of(reply, running.plan.rows)
-        # Who has ended by now has no use for its token, and its name may be somebody else's.
+        # A request that has ended by now has no use for its token, and its name may be another's.
         ended = {name for name, request in running.requests.items() if request.state is RequestState.FINISHED}
         if self._reuse is not None:
             self._reuse.step_collected(running.plan.step_id)

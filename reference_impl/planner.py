@@ -1,7 +1,7 @@
-"""From the scheduler's plan, which names requests, to the step that a worker is told, which knows slots.
+"""From the scheduler's plan, which names requests, to the step for a worker, which names slots.
 
 A request gets a slot when it is computed first, and keeps it until it ends or gives up its blocks. What the worker has
-been told of it is not told again: its tokens go over when its slot is opened, its block table as it grows. So what the
+been sent of it is not sent again: its tokens go over when its slot is opened, its block table as it grows. So what the
 planner needs to do for a step that only decodes is a comparison per row.
 """
 
@@ -32,12 +32,12 @@ _step_row = partial(tuple.__new__, StepRow)  # as StepRow(*values), in half the 
 
 
 @dataclass
-class _Told:
-    """What the worker knows of a request that has a slot."""
+class _Sent:
+    """What the worker has of a request that has a slot."""
 
     slot: int
     request: Request
-    num_tokens: int  # those it was told, and those it samples itself
+    num_tokens: int  # those that were sent, and those that it samples itself
     num_computed: int
     tables: list[list[BlockId]]
     room: int = 0  # positions that its blocks have
@@ -48,7 +48,7 @@ class Planner:
 
     def __init__(self, block_size: int):
         self.block_size = block_size
-        self._told: dict[str, _Told] = {}  # by request id
+        self._sent: dict[str, _Sent] = {}  # by request id
         self._closed: list[int] = []  # since the last step
         self._free: list[int] = []  # a heap of slots below num_slots
         self.num_slots = 0  # that were ever in use at a time
@@ -69,73 +69,73 @@ class Planner:
         takes_masks = False
         for row in plan.rows:
             name, start, num_tokens, samples, num_drafts, drafts = row
-            request, told = requests[name], self._told.get(name)
-            if told is None or told.request is not request or told.num_computed < start:
+            request, sent = requests[name], self._sent.get(name)
+            if sent is None or sent.request is not request or sent.num_computed < start:
                 self.close(name)
-                told = self._open(request, start, opened)
-            elif told.num_computed > start:  # static batching computes the last token of a finished request again
-                rewound.append(Rewound(told.slot, start))
-            if told.num_tokens < len(request.tokens):
-                appended.append(Appended(told.slot, told.num_tokens, tuple(request.tokens[told.num_tokens :])))
-                told.num_tokens = len(request.tokens)
+                sent = self._open(request, start, opened)
+            elif sent.num_computed > start:  # static batching computes the last token of a finished request again
+                rewound.append(Rewound(sent.slot, start))
+            if sent.num_tokens < len(request.tokens):
+                appended.append(Appended(sent.slot, sent.num_tokens, tuple(request.tokens[sent.num_tokens :])))
+                sent.num_tokens = len(request.tokens)
             end = start + num_tokens
-            # The blocks that were told are the same objects, so this compares pointers: half a nanosecond each.
-            if told.tables != request.block_tables:
-                tables += self._changes(told)
+            # The blocks that were sent are the same objects, so this compares pointers: half a nanosecond each.
+            if sent.tables != request.block_tables:
+                tables += self._changes(sent)
             last = end
             if num_drafts:
                 self.has_drafted, last = True, end + num_drafts
-            if end > told.num_tokens or last > told.room:
-                self._refuse(told, row)
-            told.num_computed = last
+            if end > sent.num_tokens or last > sent.room:
+                self._refuse(sent, row)
+            sent.num_computed = last
             if samples:
                 takes_masks = takes_masks or request.grammar is not None
                 if not request.holds:
-                    told.num_tokens = last + 1
-            rows.append(_step_row((told.slot, start, num_tokens, samples, num_drafts, drafts)))
+                    sent.num_tokens = last + 1
+            rows.append(_step_row((sent.slot, start, num_tokens, samples, num_drafts, drafts)))
         closed, self._closed = self._closed, []
         return Step(
             plan.step_id, tuple(closed), tuple(opened), tuple(appended), tuple(rewound), tuple(tables), plan.transfers,
             tuple(rows), takes_masks,
         )  # fmt: skip
 
-    def _open(self, request: Request, start: int, opened: list[Opened]) -> _Told:
+    def _open(self, request: Request, start: int, opened: list[Opened]) -> _Sent:
         slot = heapq.heappop(self._free) if self._free else self.num_slots
         self.num_slots = max(self.num_slots, slot + 1)
-        told = _Told(slot, request, len(request.tokens), start, [[] for _ in request.block_tables])
-        self._told[request.id] = told
+        sent = _Sent(slot, request, len(request.tokens), start, [[] for _ in request.block_tables])
+        self._sent[request.id] = sent
         opened.append(
             Opened(
                 slot, request.id, array("q", request.tokens), request.num_prompt_tokens, start, request.sampling,
                 request.seed, request.sample_index, request.holds,
             )
         )  # fmt: skip
-        return told
+        return sent
 
-    def _changes(self, told: _Told) -> Iterator[TableUpdate]:
+    def _changes(self, sent: _Sent) -> Iterator[TableUpdate]:
         """Tables grow, with exceptions: a shared block is copied before it is written, a cached block replaces one
         of the same contents, and blocks behind a window are freed."""
-        for group, table in enumerate(told.request.block_tables):
-            known = told.tables[group]
+        for group, table in enumerate(sent.request.block_tables):
+            known = sent.tables[group]
             start = len(known)
             if table[:start] != known:
                 pairs = enumerate(zip(known, table, strict=False))
                 start = next((i for i, (old, new) in pairs if old != new), len(table))
             if table != known:
-                told.tables[group] = list(table)
-                yield TableUpdate(told.slot, group, start, tuple(table[start:]))
-        told.room = min(map(len, told.tables)) * self.block_size
+                sent.tables[group] = list(table)
+                yield TableUpdate(sent.slot, group, start, tuple(table[start:]))
+        sent.room = min(map(len, sent.tables)) * self.block_size
 
-    def _refuse(self, told: _Told, row: Row) -> None:
+    def _refuse(self, sent: _Sent, row: Row) -> None:
         end = row.start + row.num_tokens
-        if (last := end + row.num_drafts) > told.room:
+        if (last := end + row.num_drafts) > sent.room:
             raise IndexError(
-                f"request {row.request_id!r} holds {told.room // self.block_size} blocks; its step ends at position "
+                f"request {row.request_id!r} holds {sent.room // self.block_size} blocks; its step ends at position "
                 f"{last}, which takes {-(-last // self.block_size)} of {self.block_size} tokens: "
                 "KVManager.reserve and admit must give them before"
             )
         raise ValueError(
-            f"request {row.request_id!r} has {told.num_tokens} tokens, of which the plan computes [{row.start}, {end}):"
+            f"request {row.request_id!r} has {sent.num_tokens} tokens, of which the plan computes [{row.start}, {end}):"
             " expected no more than it has, or will have when the step before is over"
         )
 
@@ -145,29 +145,29 @@ class Planner:
         requests: those of the step's rows, by id.
         """
         for row, request, new in zip(step.rows, requests.values(), reply.tokens, strict=True):
-            told = self._told.get(request.id) if row.num_drafts else None
-            if told is not None and told.request is request:
+            sent = self._sent.get(request.id) if row.num_drafts else None
+            if sent is not None and sent.request is request:
                 wrong = row.num_drafts + 1 - len(new)
-                told.num_computed -= wrong
-                told.num_tokens -= wrong
+                sent.num_computed -= wrong
+                sent.num_tokens -= wrong
 
     def close(self, request_id: str) -> None:
         """The request ended, or has no blocks any more: with the next step its slot is free. Fine if it has none."""
-        told = self._told.pop(request_id, None)
-        if told is not None:
-            self._closed.append(told.slot)
-            heapq.heappush(self._free, told.slot)
+        sent = self._sent.pop(request_id, None)
+        if sent is not None:
+            self._closed.append(sent.slot)
+            heapq.heappush(self._free, sent.slot)
 
     def close_all(self) -> None:
         """After a failed step, of which an unknown part was applied: the next step opens every slot again."""
-        for name in list(self._told):
+        for name in list(self._sent):
             self.close(name)
 
     def skip(self, request: Request, num_tokens: int) -> None:
         """Tokens were computed, and as many sampled, without a step: the simulator leaps over steps."""
-        told = self._told[request.id]
-        told.num_computed += num_tokens
-        told.num_tokens += num_tokens
+        sent = self._sent[request.id]
+        sent.num_computed += num_tokens
+        sent.num_tokens += num_tokens
 
 
 def output_of(reply: Reply, rows: Sequence[Row]) -> StepOutput:

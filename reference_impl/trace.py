@@ -29,7 +29,7 @@ class RequestFinished:
 
 @dataclass(frozen=True)
 class StepDone:
-    """One forward pass: who computed what, who got a token, and what was left."""
+    """One forward pass: what each request computed, which of them got tokens, and what was left."""
 
     step_id: int
     started_at: float

@@ -5,7 +5,7 @@ changes a few entries and names the slots of its rows; what its batch needs is l
 one step samples is there for the next without the host, and what is copied per step does not grow with the contexts.
 
 Behind the last slot lies one more, for rows that only pad a batch: it has no block, so no keys are written for it, and
-what is sampled for it is nobody's.
+what is sampled for it is dropped.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from reference_impl.staging import Arrays, to_device
 
 @dataclass(eq=False)
 class Slot:
-    """A request as the host of the worker knows it; what a sampler may ask for (`Asking`).
+    """What the worker's host has of a request; a sampler may ask for it (`Asking`).
 
-    tokens: those that the host knows. A worker whose sampler waits for each token keeps them up to date.
+    tokens: those that the host has. A worker whose sampler waits for each token keeps them up to date.
     """
 
     id: str

@@ -1,11 +1,11 @@
-"""Continuous batching: before every step it is decided anew who computes how many tokens (Orca, Yu et al. 2022),
-with prompts cut into chunks so that they never hold up those who decode (Sarathi-Serve, Agrawal et al. 2024).
+"""Continuous batching: before every step it is decided anew how many tokens each request computes (Orca, Yu et al.
+2022), with prompts cut into chunks so that they never hold up decoding (Sarathi-Serve, Agrawal et al. 2024).
 
 There is no prefill and no decode here: a request has tokens, some of them computed, and gets as many of the missing
 ones as the budget allows. It misses one while it decodes and many while its prompt is read. When blocks run out, the
 running request that ranks last gives its blocks back and goes on later; the tokens it has generated are kept.
 
-    schedule: 1. of the budget, who misses one token gets it, and then prompts that are being read their next chunk
+    schedule: 1. of the budget, requests that miss one token get it, then prompts that are being read their next chunk
               2. of the blocks, the best rank gets its first        3. waiting requests are let in
               -> a plan; nothing has been computed yet
     update:   books what was computed and sampled, forks samples, finishes requests
@@ -67,7 +67,7 @@ class Scheduler:
 
     max_num_seqs: how many may run. max_num_batched_tokens: new tokens in one step. policy: whose turn it is.
     admission: "fill" lets a request in when its known tokens fit, and preempts when blocks run out later;
-    "worst_case" when all it may ever have fits, so that nobody is preempted and fewer run (unless windows come and go).
+    "worst_case" when all it may ever have fits, so that none is preempted and fewer run (unless windows come and go).
     preemption: "recompute" drops the blocks, "swap" moves them to the host (and drops them where that is full).
     num_drafts: guesses that a decoding row has verified, as far as budget and blocks allow. host_proposer: whose they
     are; None: the worker's own proposer makes them.
@@ -97,7 +97,7 @@ class Scheduler:
         self._ranks: dict[str, Rank] = {}
         self._num_ranked = 0
         self._step_id = 0
-        self._booked: dict[int, list[tuple[Request, int]]] = {}  # of steps not collected: who samples, and its drafts
+        self._booked: dict[int, list[tuple[Request, int]]] = {}  # of steps not collected: rows that sample, with drafts
         self._sampled: dict[str, int] = {}  # held requests: with how many tokens each was sampled from last
 
     # --- requests come and go -------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Scheduler:
 
     def _enroll(self, request: Request) -> None:
         rank = self.policy.rank(request)
-        if rank != rank:  # NaN has no order: whoever stands behind it would not be found again
+        if rank != rank:  # NaN has no order: what is queued behind it would not be found again
             raise ValueError(f"request {request.id!r}: expected a rank that can be ordered, got {rank!r}")
         self._num_ranked += 1
         self._requests[request.id], self._ranks[request.id] = request, (rank, self._num_ranked)
@@ -123,7 +123,7 @@ class Scheduler:
         self._finish(request, "abort")
 
     def has_work(self) -> bool:
-        """Is there a token to compute? Not for a request that is held until somebody appends to it."""
+        """Is there a token to compute? Not for a request that is held until a token is appended to it."""
         return bool(self.waiting or self.loading) or any(request.num_missing_tokens for request in self.running)
 
     @property
@@ -160,9 +160,8 @@ class Scheduler:
         )
 
     def _shares(self) -> list[tuple[Request, int, int]]:
-        """The budget's tokens for those who run, and of these how many are drafts, in the order of their rank: so
-        whoever lacks blocks finds only such that rank after it without theirs, and throws out one of them, or itself if
-        there is none."""
+        """The budget's tokens for the running requests, and of these how many are drafts, in the order of their rank:
+        so a request that lacks blocks preempts one that ranks after it and has none of this step's, or itself."""
         work, num_decoding = [], 0
         for request in self.running:
             in_flight = request.num_in_flight
@@ -232,7 +231,7 @@ class Scheduler:
         self._give(request, num_tokens, step)
 
     def _let_in(self, step: _Step) -> None:
-        """Waiting requests start while there is room. Nobody overtakes, and nobody enters where one was thrown out."""
+        """Waiting requests start while there is room, in order, and none in a step that preempted one."""
         while step.budget and not step.preempted and (first := self._first(step.now)) and self._enter(first, step):
             request = self.waiting.pop()
             self._give(request, _chunk(request, min(request.num_missing_tokens, step.budget)), step)
@@ -259,8 +258,8 @@ class Scheduler:
             self.waiting.push(request, self._ranks[request.id])
 
     def _let_held_in(self, step: _Step) -> None:
-        """All that run are held, and wait for others of their kind, which may wait behind somebody for whom there is no
-        room until the held ones go: only here some may overtake."""
+        """All running requests are held, and wait for other held ones, which may be queued behind a request that has no
+        room until the held ones end: only here some may overtake."""
         for request in [request for request in self.waiting if request.holds]:
             if step.budget and self._enter(request, step):
                 self.waiting.remove(request.id)
@@ -388,7 +387,7 @@ class Scheduler:
 
     def fork(self, parent: Request, child: Request) -> None:
         """The child shares the blocks of its computed tokens, which are the parent's. Where the parent has lost them,
-        or no seat is free, the child waits like anybody else and computes for itself."""
+        or no seat is free, the child waits like any other and computes for itself."""
         self._enroll(child)
         if parent.state is RequestState.RUNNING and len(self.running) < self.max_num_seqs:
             self.kv.fork(parent, child)
