@@ -97,6 +97,19 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
         )
 
 
+def check_page_store(store: PageStore) -> None:
+    """ConfigError unless it has the members of a `PageStore`."""
+    given = f"Parts.page_store, {store.__name__ if isinstance(store, type) else type(store).__name__}"
+    if isinstance(store, type):
+        raise ConfigError(f"{given}, is a class: expected an object of it")
+    missing = [name for name in ("num_stored", "load", "save") if not callable(getattr(store, name, None))]
+    if missing:
+        raise ConfigError(f"{given}, has no {', '.join(missing)}: a page store needs them, see interfaces/pages.py")
+    timeout = getattr(store, "timeout", None)
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < float("inf"):
+        raise ConfigError(f"{given}: expected timeout in seconds, a finite number of at least 0, got {timeout!r}")
+
+
 def make_kv_manager(engine: Engine, parts: Parts) -> KVManager:
     """ConfigError if there is a page store and no prefix cache."""
     config, specs, pool = engine.config, engine.kv_specs, engine.block_pool
@@ -104,6 +117,7 @@ def make_kv_manager(engine: Engine, parts: Parts) -> KVManager:
     host_pool = BlockCounts(engine.num_host_blocks) if engine.num_host_blocks else None
     if parts.page_store is None:
         return BlockTables(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
+    check_page_store(parts.page_store)
     if index is None:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
         raise ConfigError(f"Parts.page_store fills the prefix cache, and {why}: leave the store out")

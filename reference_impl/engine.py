@@ -14,6 +14,7 @@ import math
 import operator
 import os
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -360,7 +361,8 @@ class Engine:
         self._drain()
 
     def has_work(self) -> bool:
-        """Also where nothing is computed, and transfers are to begin."""
+        """Also where nothing is computed, and transfers are to begin; those that have begun end with later steps, or
+        in `close`."""
         unsent = self._pages is not None and self._pages.num_unsent > 0
         return bool(self.pipeline) or unsent or self.scheduler.has_work()
 
@@ -371,10 +373,15 @@ class Engine:
         return self.executor.capture_all(longest) if isinstance(self.executor, CapturesGraphs) else 0
 
     def close(self) -> None:
-        """Waits for pages that are being saved, up to the store's timeout."""
-        while self._pages is not None and self._pages.num_transfers and not self.requests and not self.pipeline.is_lost:
-            self.step()
-        self.executor.close()
+        """With no unfinished requests, waits for pages that are being saved, up to the store's timeout."""
+        try:
+            pages = None if self.requests or self.pipeline.is_lost else self._pages
+            while pages is not None and pages.num_transfers:
+                self.step()
+        except Exception as error:  # a worker that is gone saves nothing, and is to be closed all the same
+            warnings.warn(f"closed before all pages were saved: {error}", RuntimeWarning, stacklevel=2)
+        finally:
+            self.executor.close()
 
     @property
     def max_request_len(self) -> int:

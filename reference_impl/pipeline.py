@@ -137,12 +137,17 @@ class Pipeline:
         """Sends the masks that a step waits for. A request that has ended by now has no use for its own."""
         if not running.step.takes_masks:
             return
-        masks = [
-            request.grammar.allowed(request.output_tokens)
-            if row.samples and request.grammar is not None and request.state is not RequestState.FINISHED
-            else None
-            for row, request in zip(running.plan.rows, running.requests.values(), strict=True)
-        ]
+        masks: list[bytes | None] = []
+        for row, request in zip(running.plan.rows, running.requests.values(), strict=True):
+            mask = None
+            if row.samples and request.grammar is not None and request.state is not RequestState.FINISHED:
+                mask = request.grammar.allowed(request.output_tokens)
+                if mask is None:
+                    name = type(request.grammar).__name__
+                    raise TypeError(
+                        f"request {request.id!r}: {name}.allowed returned None: expected bytes, a bit per token"
+                    )
+            masks.append(mask)
         assert isinstance(self.executor, TakesMasks)  # or the request would not have been added
         self.executor.finish(running.ticket, Masks(running.plan.step_id, tuple(masks)))
 
@@ -168,8 +173,10 @@ class Pipeline:
         finished = self.scheduler.update(running.plan, output)
         tokens = output.tokens
         if tokens and not self._has_sampled:
-            self._has_sampled = True
-            _check_appended(self.scheduler, running.requests[next(iter(tokens))])
+            grown = next((running.requests[name] for name in tokens if not running.requests[name].holds), None)
+            if grown is not None:
+                self._has_sampled = True
+                _check_appended(self.scheduler, grown)
         for name, length in had.items():  # of several tokens, those behind one that ends the request are not its own
             if name not in ended:
                 tokens[name] = tuple(running.requests[name].tokens[length:])

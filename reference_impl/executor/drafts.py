@@ -52,10 +52,11 @@ def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int) -
     rows, row, nth = t["draft.slots"], t["draft.row"], t["draft.nth"]
     lengths = slots.computed.index_select(0, rows) + t["draft.known"]
     guesses = proposer.propose(rows, lengths, slots.tokens, k)
-    if guesses.shape != (len(rows), k):
+    if not isinstance(guesses, Tensor) or guesses.shape != (len(rows), k):
+        got = list(guesses.shape) if isinstance(guesses, Tensor) else type(guesses).__name__
         raise ValueError(
             f"{type(proposer).__name__}.propose: expected {k} tokens for each of {len(rows)} rows, [{len(rows)}, {k}], "
-            f"got {list(guesses.shape)}"
+            f"got {got}"
         )
     return guesses.to(torch.int64)[row, nth]
 

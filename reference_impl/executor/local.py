@@ -127,6 +127,11 @@ class LocalExecutor:
         """Starts a step on the device."""
         now = self.clock.now()
         self.slots.apply(step)
+        if self.proposer is not None:
+            for slot in step.closed:
+                self.proposer.closed(slot)
+            for new in step.opened:
+                self.proposer.opened(new)
         self.kv_cache.transfer(step.transfers)
         if self.pages is not None:
             self.pages.begin(step.transfers)
@@ -156,7 +161,7 @@ class LocalExecutor:
 
     def _forward(self, step: Step) -> tuple[Forward, tuple[str, ...]]:
         """With which attention ran."""
-        host = lay_out(step.rows if self.proposer is None else self._from_their_starts(self.proposer, step), self.slots)
+        host = lay_out(step.rows if self.proposer is None else self._from_their_starts(step), self.slots)
         if host.drafts:
             self._check_drafts(step)
             host.arrays.update(draft_arrays(host))
@@ -189,13 +194,9 @@ class LocalExecutor:
         self.slots.advance(tensors, accepted)
         return self._on_its_way([host.order[place] for place in host.sampling], found, accepted, forward.scores)
 
-    def _from_their_starts(self, proposer: Proposer, step: Step) -> list[StepRow]:
+    def _from_their_starts(self, step: Step) -> list[StepRow]:
         """The step's rows, beginning where their slots are: how many drafts of the step before were right is known
-        here first. The proposer is told which slots are closed and opened."""
-        for slot in step.closed:
-            proposer.closed(slot)
-        for new in step.opened:
-            proposer.opened(new)
+        here first."""
         starts = self.slots.computed[[row.slot for row in step.rows]].tolist()
         return [row._replace(start=start) for row, start in zip(step.rows, starts, strict=True)]
 

@@ -1,7 +1,7 @@
 """Loads and saves of a worker: between the blocks of its cache and a page store's bytes.
 
 Only the worker touches the cache, and only at the beginning of a step. So a load that was cancelled can be late without
-harm, and a page is written, or read, in its order among the steps. Behind each page's bytes stands the CRC-32
+harm, and pages are written and read between two steps, never during one. Behind each page's bytes stands the CRC-32
 of its key and them: what comes back damaged, or in place of another page, is an error of that transfer.
 """
 
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference_impl.interfaces import HoldsPages, KVCache, Page, PageStore, PageTransfer, TransferEnd, Transfers
+from reference_impl.kv.stored import text_of
 
 LONGEST_WAIT = 0.005  # seconds in which a step without rows waits for a transfer to end; the next step waits again
 _CHECKSUM_BYTES = 4
@@ -42,10 +43,10 @@ class Pages:
         for save in transfers.saves:
             contents = self.cache.read_pages([page.block for page in save.pages])
             pages = {page.key: sealed(page.key, content) for page, content in zip(save.pages, contents, strict=True)}
-            self._start(save.id, None, lambda pages=pages: self.store.save(pages))
+            self._start(save.id, "save", pages)
         for load in transfers.loads:
             keys = [page.key for page in load.pages]
-            self._start(load.id, load, lambda keys=keys: self.store.load(keys))
+            self._start(load.id, "load", keys, load)
         for number in transfers.cancelled:
             running = self._running.pop(number, None)
             if running is not None:
@@ -54,12 +55,19 @@ class Pages:
             if number not in (end.id for end in self._ended):
                 self._ended.append(TransferEnd(number, "it was cancelled"))
 
-    def _start(self, number: int, load: PageTransfer | None, ask: Any) -> None:
+    def _start(self, number: int, method: str, content: Any, load: PageTransfer | None = None) -> None:
         """A store that refuses is like one that fails."""
         try:
-            self._running[number] = _Running(ask(), load)
-        except Exception as error:
-            self._ended.append(TransferEnd(number, f"{type(error).__name__}: {error}"))
+            future = getattr(self.store, method)(content)
+            if not isinstance(future, Future):
+                name = f"{type(self.store).__name__}.{method}"
+                raise TypeError(f"{name}: expected a concurrent.futures.Future, got {type(future).__name__}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self._ended.append(TransferEnd(number, text_of(error)))
+        else:
+            self._running[number] = _Running(future, load)
 
     def take_in(self, seconds: float) -> None:
         """Writes what has come into the cache. Where nothing has, waits for so long at most."""
@@ -73,14 +81,12 @@ class Pages:
     def _error_of(self, running: _Running) -> str | None:
         """None: it went well, and loaded pages are in the cache."""
         try:
-            contents = running.future.result()
-            if running.loading is not None:
-                self._write(running.loading.pages, contents)
-        except BaseException as error:  # a cancelled future raises one that is no Exception
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            return f"{type(error).__name__}: {error}"
-        return None
+            error = running.future.exception()  # the store's own, whatever it is: an exit of its thread is not ours
+            if error is None and running.loading is not None:
+                self._write(running.loading.pages, running.future.result())
+        except Exception as problem:  # it was cancelled, or what came is no page
+            error = problem
+        return None if error is None else text_of(error)
 
     def _write(self, pages: Sequence[Page], contents: Any) -> None:
         if len(contents) != len(pages):

@@ -1,7 +1,7 @@
 """A worker in a process of its own: steps go there as messages, replies come back.
 
 The process that plans needs no model, no tensors and no GPU; the other one none of scheduling. Before the first step
-they compare what they believe about each other (`Facts`). A worker that fails, or whose process ends, is an error that
+they compare what must be the same in both (`Facts`). A worker that fails, or whose process ends, is an error that
 names the step and the rank; the process of a planner that ended takes its worker's with it.
 """
 
@@ -39,6 +39,7 @@ class Facts:
     num_host_blocks: int
     max_num_seqs: int
     max_len: int
+    page_store: bool  # whether there is one
     protocol: int = PROTOCOL
 
     def check(self, worker: Facts) -> None:

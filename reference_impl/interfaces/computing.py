@@ -87,7 +87,7 @@ class Proposer(Protocol):
     def propose(self, slots: Tensor, lengths: Tensor, tokens: Tensor, k: int) -> Tensor:
         """slots [rows] int64, lengths [rows] int64: row r's request has the tokens tokens[slots[r], :lengths[r]].
 
-        Returns what it takes the k tokens behind them for: [rows, k] int64 on the same device, any tokens of the
+        Returns its guess of the k tokens behind them: [rows, k] int64 on the same device, any tokens of the
         vocabulary.
         """
         ...
@@ -107,7 +107,8 @@ class Executor(Protocol):
         ...
 
     def submit(self, step: Step) -> Any:
-        """Starts a step; gives a ticket for `collect`."""
+        """Starts a step; gives a ticket for `collect`. An error may be raised when the step's transfers have been made,
+        and not before: with overlap="off" the step is then planned anew, without them."""
         ...
 
     def collect(self, ticket: Any) -> Reply:

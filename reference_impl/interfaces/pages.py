@@ -27,6 +27,10 @@ class FetchesPages(Protocol):
 
     def is_fetching(self, request: Request) -> bool: ...
 
+    def cancel_loads(self) -> None:
+        """Their blocks are needed by requests that run."""
+        ...
+
     def expire(self, now: float) -> None:
         """Cancels transfers that take longer than the store's timeout."""
         ...
@@ -70,11 +74,16 @@ class PageStore(Protocol):
     timeout: float  # seconds on the engine's clock, after which a transfer is cancelled
 
     def num_stored(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys it has, without a gap. Called while a step is planned: it should not block."""
+        """How many of the first keys it has, without a gap; asked before loads and before saves. Called while a step
+        is planned: it should not block. An error counts as 0, with a warning."""
         ...
 
     def load(self, keys: Sequence[bytes]) -> Future[Sequence[bytes]]:
-        """The contents of each key's page, in order."""
+        """The contents of each key's page, in order, as they were saved.
+
+        Called, as `save`, in the worker's thread: begin, and return the future. It may be cancelled; what is set
+        afterwards is dropped. An error, raised or set, ends the transfer and nothing else.
+        """
         ...
 
     def save(self, pages: Mapping[bytes, bytes]) -> Future[None]:

@@ -106,7 +106,8 @@ class HostProposer(Protocol):
     change no text. A step that is planned before the tokens of the one before are known has none."""
 
     def propose(self, request: Request, k: int) -> Sequence[int]:
-        """At most k tokens of the vocabulary: what may follow request.tokens. Fewer, or none, where it has no guess."""
+        """At most k tokens of the vocabulary: what may follow request.tokens, which is only to be read. Fewer, or none,
+        where it has no guess."""
         ...
 
 

@@ -109,7 +109,8 @@ class TokenLogprobs:
 class Grammar(Protocol):
     """What a request may write next, decided on the host. A function of the output alone: samples of a prompt share it.
 
-    An error that it raises is the step's.
+    What it raises comes out of `Engine.step`: with overlap="off" abort the request and go on; otherwise the engine is
+    lost. Of a held request it bounds what is sampled and reported, and not what is appended.
     """
 
     def allowed(self, output: Sequence[int]) -> bytes:

@@ -6,13 +6,16 @@ instead of computed, and what is new in the prefix cache is saved (as by vLLM's 
     commit    blocks that are new in the prefix cache begin to be saved
 
 Blocks of a transfer are held until it has ended, whatever became of the request. A load that fails, or is late, frees
-them, and the request computes its tokens: each request is fetched for once. Loaded blocks are not kept for the request
-that they came for. Otherwise those that wait could hold all blocks, and none of them be let in.
+them, and the request computes its tokens: each request is fetched for once. Where a running request needs blocks, loads
+are cancelled before another request is preempted. Loaded blocks are not kept for the request that they came for:
+waiting requests could then hold all blocks between them, with room for none.
 """
 
 from __future__ import annotations
 
 import itertools
+import operator
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from weakref import WeakSet
@@ -33,6 +36,14 @@ from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
 
 
+def text_of(error: BaseException) -> str:
+    """Of an error that is not ours, whose text may be an error, too."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
+
+
 def page_keys(tokens: Sequence[int], key: bytes, block_size: int) -> list[bytes]:
     """One of 32 bytes for each full block: SHA-256 over `key`, all tokens before the block, and its own."""
     return list(HashIndex(block_size).digests(tokens, key))
@@ -40,7 +51,8 @@ def page_keys(tokens: Sequence[int], key: bytes, block_size: int) -> list[bytes]
 
 @dataclass(eq=False)
 class _Transfer:
-    """Begun, or to be begun with the next step, and not ended. began: seconds, None until the first `expire`."""
+    """Begun, or to be begun with the next step, and not ended. began: seconds on the engine's clock, None until the
+    first `expire`."""
 
     blocks: list[BlockId]  # each of them held
     began: float | None = None
@@ -56,7 +68,7 @@ class _Load(_Transfer):
 
 
 class StoredKVManager(KVManager):
-    """root: what tells keys of this model and this format of the cache from others in the same store.
+    """root: what makes keys of this model and this format of the cache differ from others in the same store.
 
     Only for models whose layers all see everything, with a prefix index.
     """
@@ -123,13 +135,19 @@ class StoredKVManager(KVManager):
         return next((load for load in loads if key in load.keys), None)
 
     def _num_stored(self, keys: Sequence[bytes]) -> int:
-        num = self.store.num_stored(keys)
-        if not 0 <= num <= len(keys):
-            raise ValueError(
-                f"{type(self.store).__name__}.num_stored: expected how many of the first {len(keys)} keys it has, "
-                f"0 to {len(keys)}, got {num!r}"
-            )
-        return num
+        """0, with a warning, if the store fails or its answer is none: this is asked in the middle of planning and
+        booking steps, which must go on."""
+        most = len(keys)
+        try:
+            num = self.store.num_stored(tuple(keys))
+            if not isinstance(num, bool) and 0 <= operator.index(num) <= most:
+                return operator.index(num)
+            problem = f"expected how many of the first {most} keys it has, 0 to {most}, got {num!r}"
+        except Exception as error:
+            problem = text_of(error)
+        name = f"{type(self.store).__name__}.num_stored"
+        warnings.warn(f"{name}: {problem}. Tokens are computed instead of loaded", RuntimeWarning, stacklevel=2)
+        return 0
 
     def _would_hold(self, cached: Sequence[BlockId]) -> int:
         """Of these, how many count as available now, and would not any more."""
@@ -139,6 +157,16 @@ class StoredKVManager(KVManager):
         number, self._num_begun = self._num_begun, self._num_begun + 1
         self._transfers[number] = transfer
         return PageTransfer(number, tuple(Page(key, block) for key, block in pages))
+
+    def cancel_loads(self) -> None:
+        for number, transfer in self._transfers.items():
+            if isinstance(transfer, _Load):
+                self._cancel(number, transfer)
+
+    @property
+    def num_releasing(self) -> int:
+        cancelled = (t for t in self._transfers.values() if t.is_cancelled)
+        return super().num_releasing + sum(len(t.blocks) for t in cancelled)
 
     def is_fetching(self, request: Request) -> bool:
         return any(request.id in t.waiting for t in self._transfers.values() if isinstance(t, _Load))
@@ -151,7 +179,7 @@ class StoredKVManager(KVManager):
                 self._cancel(number, transfer)
 
     def _cancel(self, number: int, transfer: _Transfer) -> None:
-        """Its blocks are free when the worker has said that it ended; the requests go on now."""
+        """Its blocks are free when the reply comes that it ended; the requests go on now."""
         if isinstance(transfer, _Load):
             transfer.waiting.clear()
         if not transfer.is_cancelled:

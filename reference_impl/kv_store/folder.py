@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+
+_LONGEST_SAVE = 600  # seconds; no page takes as long to write
 
 
 class FolderStore:
     """One file for each page, named by its key in hexadecimal. Use a folder of its own for each checkpoint.
 
-    max_bytes: of all files together; beyond it the pages that were saved or loaded least recently are deleted. Several
+    max_bytes: of all pages together; beyond it those that were saved or loaded least recently are deleted. Several
     processes may use one folder: a page is a whole file or none, and one that another process deletes meanwhile is a
-    load that fails. timeout: see `PageStore`. ValueError for a limit below 1 byte, OSError if the folder cannot be
-    made.
+    load that fails. timeout: see `PageStore`. ValueError for a limit that is no integer above 0, OSError if the folder
+    cannot be made.
     """
 
     def __init__(self, folder: str | Path, max_bytes: int = 1 << 30, timeout: float = 5.0):
-        if max_bytes < 1:
-            raise ValueError(f"max_bytes: expected at least 1, got {max_bytes}")
-        self.folder, self.max_bytes, self.timeout = Path(folder), max_bytes, timeout
+        if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
+            raise ValueError(f"max_bytes: expected an integer of at least 1, got {max_bytes!r}")
+        self.folder, self.max_bytes, self.timeout = Path(folder).absolute(), max_bytes, timeout
         self.folder.mkdir(parents=True, exist_ok=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="page-store")  # one: files are written in order
 
@@ -30,7 +35,7 @@ class FolderStore:
         return FolderStore, (self.folder, self.max_bytes, self.timeout)
 
     def num_stored(self, keys: Sequence[bytes]) -> int:
-        return next((i for i, key in enumerate(keys) if not self._file(key).exists()), len(keys))
+        return next((i for i, key in enumerate(keys) if not os.path.isfile(self._file(key))), len(keys))
 
     def load(self, keys: Sequence[bytes]) -> Future[Sequence[bytes]]:
         return self._thread.submit(self._load, list(keys))
@@ -49,27 +54,35 @@ class FolderStore:
         pages = []
         for key in keys:
             pages.append(self._file(key).read_bytes())
-            os.utime(self._file(key))
+            with contextlib.suppress(OSError):  # a folder that can only be read
+                os.utime(self._file(key))
         return pages
 
     def _save(self, pages: dict[bytes, bytes]) -> None:
         for key, content in pages.items():
-            draft = self.folder / f"{key.hex()}.{os.getpid()}.{threading.get_native_id()}"
-            draft.write_bytes(content)
-            draft.replace(self._file(key))
+            draft = self.folder / f"{key.hex()}.{os.getpid()}-{threading.get_native_id()}.draft"
+            try:
+                draft.write_bytes(content)
+                draft.replace(self._file(key))
+            finally:
+                draft.unlink(missing_ok=True)
         self._delete_oldest()
 
     def _delete_oldest(self) -> None:
         found = []
-        for file in self.folder.glob("*.page"):
-            try:
-                status = file.stat()
-            except FileNotFoundError:  # deleted by another process
-                continue
-            found.append((status.st_mtime_ns, file, status.st_size))
+        for file in self.folder.iterdir():
+            with contextlib.suppress(OSError):  # deleted by another process, or not ours to look at
+                status = file.lstat()
+                if not stat.S_ISREG(status.st_mode):
+                    continue
+                if file.suffix == ".page":
+                    found.append((status.st_mtime_ns, file, status.st_size))
+                elif file.suffix == ".draft" and time.time() - status.st_mtime > _LONGEST_SAVE:
+                    file.unlink()  # its writer was killed
         total = sum(size for _, _, size in found)
         for _, file, size in sorted(found):
             if total <= self.max_bytes:
                 return
-            file.unlink(missing_ok=True)
-            total -= size
+            with contextlib.suppress(OSError):
+                file.unlink()
+                total -= size

@@ -28,8 +28,10 @@ def masked(scores: Tensor, allowed: Allowed | None) -> Tensor:
     t = to_device({"rows": np.array(allowed.rows), "bits": bits}, scores.device)
     token = torch.arange(scores.shape[1], device=scores.device)
     ruled_out = (t["bits"][:, token // 8] >> (token % 8)) & 1 == 0
+    # What is allowed stays above what is ruled out, whatever the model and the penalties made of it.
+    finite = scores[t["rows"]].nan_to_num(nan=torch.finfo(scores.dtype).min)
     scores = scores.clone()
-    scores[t["rows"]] = scores[t["rows"]].masked_fill(ruled_out, -torch.inf)
+    scores[t["rows"]] = finite.masked_fill(ruled_out, -torch.inf)
     return scores
 
 

@@ -149,4 +149,5 @@ def penalised(logits: Tensor, penalties: Penalties | None) -> Tensor:
     s, repetition = scores.index_select(0, t["rows"]), column("repetition")
     s = torch.where(seen & (repetition != 1), torch.where(s > 0, s / repetition, s * repetition), s)
     s = torch.where(count > 0, s - (column("presence") + column("frequency") * count), s)
+    s = s.clamp(torch.finfo(s.dtype).min, torch.finfo(s.dtype).max)  # 1e300 is a penalty, too; infinities have no order
     return scores.index_copy_(0, t["rows"], s)

@@ -22,6 +22,7 @@ right, and `update` takes back what was not.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from bisect import insort
 from dataclasses import dataclass, field
@@ -200,12 +201,16 @@ class Scheduler:
         assert self.host_proposer is not None
         if request.num_in_flight:  # the text ends in tokens that are not known yet
             return ()
-        drafts = tuple(map(operator.index, self.host_proposer.propose(request, k)))
+        length, expected = len(request.tokens), f"expected at most {k} tokens for request {request.id!r}"
+        name = f"{type(self.host_proposer).__name__}.propose"
+        try:
+            drafts = tuple(map(operator.index, itertools.islice(self.host_proposer.propose(request, k), k + 1)))
+        except TypeError as error:
+            raise TypeError(f"{name}: {expected}, which are integers: {error}") from error
         if len(drafts) > k:
-            raise ValueError(
-                f"{type(self.host_proposer).__name__}.propose: expected at most {k} tokens for request {request.id!r}, "
-                f"got {len(drafts)}"
-            )
+            raise ValueError(f"{name}: {expected}, got more")
+        if len(request.tokens) != length:
+            raise ValueError(f"{name} changed the tokens of request {request.id!r}, which are only to be read")
         return drafts
 
     def _continue(
@@ -279,7 +284,10 @@ class Scheduler:
                 self._preempt(last, step)
 
     def _blocks_are_coming(self) -> bool:
-        """Given up, and still in use by a step that runs: they are waited for, rather than throwing out one more."""
+        """Given up, and still in use by a running step, or by loads, which are cancelled now: waiting for them is
+        better than preempting one more request."""
+        if self._pages is not None:
+            self._pages.cancel_loads()
         return self._reuse is not None and self._reuse.num_releasing > 0
 
     def _enter(self, request: Request, step: _Step) -> bool:

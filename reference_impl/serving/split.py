@@ -12,7 +12,7 @@ from typing import Any
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
 from reference_impl.executor.process import Facts, WorkerProcess, fingerprint
-from reference_impl.interfaces import Executor
+from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.model_config import read_model_config
 
 
@@ -21,7 +21,7 @@ def facts_of(engine: Engine) -> Facts:
     model = engine.model
     return Facts(
         fingerprint(model.config, str(model.dtype).removeprefix("torch.")), tuple(engine.kv_specs), engine.num_blocks,
-        engine.num_host_blocks, engine.config.max_num_seqs, engine.max_model_len,
+        engine.num_host_blocks, engine.config.max_num_seqs, engine.max_model_len, isinstance(engine.kv, FetchesPages),
     )  # fmt: skip
 
 

@@ -430,7 +430,7 @@ def test_what_a_host_proposer_must_not_do_is_refused_by_name(model, oracle) -> N
 
     config = EngineConfig(num_blocks=8, num_drafts=2)
     for tokens, text in (
-        ((1, 2, 3), "Guesses.propose: expected at most 2 tokens for request 'a', got 3"),
+        ((1, 2, 3), "Guesses.propose: expected at most 2 tokens for request 'a', got more"),
         ((1, VOCAB), rf"a draft for request 'a' is token {VOCAB}, outside the vocabulary \[0, {VOCAB}\)"),
         ((-1,), "a draft for request 'a' is token -1"),
     ):
@@ -449,3 +449,63 @@ def test_what_a_host_proposer_must_not_do_is_refused_by_name(model, oracle) -> N
     parts = Parts(host_proposer=Guesses(), scheduler=Scheduler(own.kv, 4, 64), kv_manager=own.kv)
     with pytest.raises(ValueError, match=r"Parts\.host_proposer is for the engine's own scheduler"):
         Engine(model, EngineConfig(num_blocks=8), parts)
+
+
+def test_a_host_proposer_may_give_anything_that_ends_or_not(model, plain, texts) -> None:
+    class Strange:
+        def __init__(self, what: Callable[[Request], Any]):
+            self.what = what
+
+        def propose(self, request: Request, k: int) -> Any:
+            return self.what(request)
+
+    config = EngineConfig(num_blocks=8, num_drafts=2)
+    for what, error, text in (
+        (
+            lambda r: itertools.repeat(1),
+            ValueError,
+            "at most 2 tokens for request 'a', got more",
+        ),
+        (lambda r: [1.5], TypeError, "Strange.propose: .* which are integers: 'float' object"),
+        (lambda r: None, TypeError, "Strange.propose: .* 'NoneType' object is not iterable"),
+        (lambda r: r.tokens.append(1) or [1], ValueError, "Strange.propose changed the tokens of request 'a'"),
+    ):
+        engine = Engine(model, config, Parts(host_proposer=Strange(what)))
+        engine.add([1, 2], SamplingParams(max_tokens=9), "a")
+        engine.step()
+        with pytest.raises(error, match=text):
+            engine.step()
+    engine = Engine(
+        model, EngineConfig(num_blocks=64, num_drafts=2), Parts(host_proposer=Strange(lambda r: iter((1,))))
+    )
+    assert {n: r.tokens for n, r in serve(engine, ASKED).items()} == {n: r.tokens for n, r in plain.items()}
+
+
+def test_a_proposer_is_told_of_slots_that_close_in_a_step_without_rows(model) -> None:
+    class Books:
+        def __init__(self) -> None:
+            self.open: set[int] = set()
+
+        def opened(self, slot: Any) -> None:
+            self.open.add(slot.slot)
+
+        def closed(self, slot: int) -> None:
+            self.open.remove(slot)
+
+        def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
+            return torch.zeros(len(slots), k, dtype=torch.int64)
+
+    books = Books()
+    engine = Engine(model, EngineConfig(num_blocks=8, num_drafts=2), Parts(proposer=books))
+    engine.add([1, 2], SamplingParams(max_tokens=3), "a")
+    engine.step()
+    assert books.open == {0}
+    engine.abort("a")
+    engine.pipeline.step(StepPlan(9, ()), engine.requests)
+    assert books.open == set()
+    listed = Parts(proposer=type("Lists", (Books,), {"propose": lambda self, slots, lengths, tokens, k: [[1, 2]]})())
+    engine = Engine(model, EngineConfig(num_blocks=8, num_drafts=2), listed)
+    engine.add([1, 2], SamplingParams(max_tokens=9), "a")
+    engine.step()
+    with pytest.raises(ValueError, match=r"Lists.propose: expected 2 tokens for each of 1 rows, \[1, 2\], got list"):
+        engine.step()

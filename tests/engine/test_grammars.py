@@ -202,6 +202,7 @@ def _raise() -> bytes:
         (lambda: bytes(9), ValueError, "mask must be 8 bytes, a bit for each of 61 tokens; got 9 bytes"),
         (lambda: [1] * 61, ValueError, "mask must be 8 bytes, a bit for each of 61 tokens; got 'list'"),
         (_raise, LookupError, "no such rule"),
+        (lambda: None, TypeError, "request 'a': Wrong.allowed returned None: expected bytes, a bit per token"),
     ],
 )
 def test_a_wrong_mask_is_an_error_and_the_others_go_on_without_that_request(mask, error, text, random_model) -> None:
@@ -245,3 +246,30 @@ def test_a_step_is_finished_once_with_its_own_masks(random_model) -> None:
         engine.executor.collect(ticket)
     with pytest.raises(ValueError, match="step 7 of 1 rows got masks of step 8 for 2"):
         engine.executor.finish(ticket, Masks(8, (None, None)))
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("penalty", [1e39, 1e300, 1e-38, 1e-320])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_penalties_beyond_all_bounds_leave_what_is_allowed_above_the_rest(
+    dtype: str, penalty: float, temperature: float, random_model
+) -> None:
+    model = random_model(dtype)
+    vocab = model.config.vocab_size
+    for first in range(0, vocab - 1, 7):
+        sampling = SamplingParams(max_tokens=6, temperature=temperature, seed=1, repetition_penalty=penalty)
+        engine = Engine(model, EngineConfig(num_blocks=9))
+        request = engine.add(PROMPT, sampling, grammar=Either((first, first + 1), vocab))
+        finish(engine)
+        assert set(request.output_tokens) <= {first, first + 1}
+
+
+@pytest.mark.parametrize("strange", [float("-inf"), float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_strange_logits_leave_what_is_allowed_above_the_rest(strange: float, temperature: float) -> None:
+    logits = torch.zeros(1, 10)
+    logits[:, [2, 5]] = strange
+    scores = masked(logits, Allowed([0], [bits([2, 5], 10)]))
+    for seed in range(20):
+        asked = Request("r", [1], 1, SamplingParams(temperature=temperature), seed, 0.0)
+        assert sample(scores, [asked]).tokens[0] in (2, 5)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -260,7 +264,7 @@ def test_a_folder_keeps_what_was_used_last(tmp_path: Path) -> None:
     store.close()
     again = FolderStore(tmp_path / "new" / "folder")
     assert again.load([keys[3]]).result() == [b"y" * 10]
-    with pytest.raises(ValueError, match="max_bytes: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_bytes: expected an integer of at least 1, got 0"):
         FolderStore(tmp_path, max_bytes=0)
 
 
@@ -289,10 +293,173 @@ def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -
         broken.step()
 
 
-def test_a_store_that_counts_wrongly_is_an_error(model) -> None:
+def test_a_store_that_counts_wrongly_is_a_warning(model) -> None:
     store = FakeStore(("now",))
     store.num_stored = lambda keys: len(keys) + 1  # type: ignore[method-assign]
     engine = engine_with(model, store)
     ask(engine)
-    with pytest.raises(ValueError, match="FakeStore.num_stored: expected how many of the first 5 keys it has, 0 to 5"):
+    with pytest.warns(RuntimeWarning, match="FakeStore.num_stored: expected how many of the first 5 keys it has, 0 "):
         engine.step()
+
+
+@pytest.mark.filterwarnings("ignore:.*num_stored")
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_a_store_that_cannot_be_asked_costs_time_and_nothing_else(overlap: str, model) -> None:
+    """At each call in turn, and at all: planning and booking go on."""
+    config = EngineConfig(block_size=4, num_blocks=24, max_num_batched_tokens=8, overlap=overlap)
+    sampling = SamplingParams(max_tokens=6, seed=3, ignore_eos=True, n=2)
+
+    def serve(store: Any) -> list[list[int]]:
+        engine = Engine(model, config, Parts(page_store=store, clock=CountingClock()))
+        firsts = [engine.add(PROMPT, sampling), engine.add(PROMPT[:9], sampling), ask(engine)]
+        members = [member for first in firsts for member in (first, *first.children)]
+        finish(engine)
+        return [member.output_tokens for member in members]
+
+    expected = serve(FakeStore(("now",)))
+    calls = 0
+    for bad in itertools.count(-1):  # -1: always
+
+        class Broken(FakeStore):
+            asked = 0
+
+            def num_stored(self, keys: Sequence[bytes], bad: int = bad) -> Any:
+                self.asked += 1
+                if bad in (-1, self.asked):
+                    raise PermissionError("the folder is closed") if self.asked % 2 else IndexError
+                return super().num_stored(keys)
+
+        store = Broken(("now",))
+        assert serve(store) == expected
+        calls = max(calls, store.asked)
+        if bad > calls:
+            break
+    assert calls >= 6
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+@pytest.mark.parametrize("kind", ["nothing", "exits", "stops", "raises a stop", "no text"])
+def test_a_store_may_give_anything_but_a_future(kind: str, overlap: str, model, expected) -> None:
+    class Stop(BaseException):
+        pass
+
+    class NoText(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    class Strange(FakeStore):
+        def load(self, keys: Sequence[bytes]) -> Any:
+            return self.strange()
+
+        def save(self, pages: Any) -> Any:
+            return self.strange()
+
+        def strange(self) -> Any:
+            future: Future[Any] = Future()
+            if kind == "nothing":
+                return None
+            if kind == "raises a stop":
+                raise Stop
+            future.set_exception({"exits": SystemExit(3), "stops": Stop(), "no text": NoText()}[kind])
+            return future
+
+    store = Strange(("now",))
+    store.contents = filled(model).contents
+    engine = engine_with(model, store, EngineConfig(block_size=4, num_blocks=24, overlap=overlap))
+    request = ask(engine)
+    finish(engine)
+    assert request.output_tokens == expected
+    error = str(ends(engine)[0].error)
+    if kind == "nothing":
+        assert error == "TypeError: Strange.load: expected a concurrent.futures.Future, got NoneType"
+    else:
+        assert error.split(":")[0] == {"exits": "SystemExit", "no text": "NoText"}.get(kind, "Stop")
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_loads_give_their_blocks_to_requests_that_run(overlap: str, model) -> None:
+    """A silent store, and a request that needs the blocks of a load as it grows: nothing is preempted for it."""
+    store = filled(model, ("never",))
+    store.timeout = 10_000.0
+    config = EngineConfig(block_size=4, num_blocks=10, max_num_seqs=2, overlap=overlap)
+    engine = engine_with(model, store, config)
+    growing = engine.add([40, 41], SamplingParams(max_tokens=34, temperature=0, ignore_eos=True))
+    engine.step()
+    waiting = ask(engine)
+    engine.step()
+    assert waiting.state is RequestState.LOADING
+    steps = 0
+    while growing.finish_reason is None:
+        engine.step()
+        steps += 1
+    assert steps < 50
+    assert not any(growing.id in step.preempted for step in engine.trace.steps())
+    finish(engine)
+    alone = Engine(model, config)
+    other = alone.add([40, 41], growing.sampling)
+    finish_alone = [alone.step() for _ in range(40)]
+    assert (len(finish_alone), growing.output_tokens) == (40, other.output_tokens)
+
+
+def test_a_folder_that_can_only_be_read_a_moved_process_and_what_else_lies_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = FolderStore("pages", max_bytes=25)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    keys = [bytes([i]) * 32 for i in range(4)]
+    folder = tmp_path / "pages"
+    (folder / "a.page").mkdir()
+    os.mkfifo(folder / f"{keys[3].hex()}.page")
+    old = folder / "b.1-1.draft"
+    old.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    for key in keys[:3]:
+        store.save({key: b"x" * 10}).result()
+    assert [store.num_stored([key]) for key in keys] == [0, 1, 1, 0]
+    assert not old.exists()
+    assert not list((tmp_path / "elsewhere").iterdir())
+    monkeypatch.setattr(os, "utime", lambda *_: (_ for _ in ()).throw(PermissionError()))
+    assert store.load(keys[1:2]).result() == [b"x" * 10]
+    monkeypatch.setattr(
+        Path, "write_bytes", lambda self, content: (self.touch(), (_ for _ in ()).throw(OSError(28, "full")))[1]
+    )
+    with pytest.raises(OSError, match="full"):
+        store.save({keys[0]: b"x"}).result()
+    assert not list(folder.glob("*.draft"))
+
+
+def test_a_store_is_looked_at_when_it_is_given(model) -> None:
+    class NoTimeout(FakeStore):
+        timeout = None  # type: ignore[assignment]
+
+    class Nan(FakeStore):
+        timeout = float("nan")
+
+    for store, text in (
+        ("folder", "Parts.page_store, str, has no num_stored, load, save"),
+        (FakeStore, "Parts.page_store, FakeStore, is a class: expected an object of it"),
+        (NoTimeout(("now",)), "expected timeout in seconds, a finite number of at least 0, got None"),
+        (Nan(("now",)), "expected timeout in seconds, a finite number of at least 0, got nan"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            engine_with(model, store)
+    folder, config = course_model("draft"), EngineConfig(num_blocks=20)
+    with pytest.raises(ValueError, match="page_store: expected True, the worker has False"):
+        split_engine(folder, config, parts=Parts(page_store=FakeStore(("now",))))
+
+
+def test_an_engine_whose_worker_is_gone_can_be_closed(model, tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    engine = split_engine(
+        course_model("draft"), EngineConfig(block_size=4, num_blocks=20), parts=Parts(page_store=store),
+        make_parts=partial(Parts, page_store=store),
+    )  # fmt: skip
+    ask(engine)
+    while engine.requests:
+        engine.step()
+    engine.executor._process.kill()
+    with pytest.warns(RuntimeWarning, match="closed before all pages were saved"):
+        engine.close()
+    assert engine.executor._process.poll() is not None
