@@ -267,13 +267,15 @@ def _module_names(path: Path) -> frozenset[str]:
 
 
 def _of_our_module(parts: list[str]) -> bool | None:
-    """Whether the name exists in the module of ours that the first parts are, or None where they are none."""
+    """Whether the name exists in a module of ours that the first parts are, or None where they are none."""
     for cut in range(len(parts), 0, -1):
-        tail = "/".join(parts[:cut])
+        tail, found = "/".join(parts[:cut]), []
         for path in parsed():
             at = path.with_suffix("").as_posix().removesuffix("/__init__")
             if at.endswith("/" + tail) and (cut > 1 or len(parts) > 1):
-                return set(parts[cut:]) <= _module_names(path)
+                found.append(set(parts[cut:]) <= _module_names(path))
+        if found:
+            return any(found)
     return None
 
 

@@ -122,9 +122,10 @@ def engine_options(
         options["prefix_cache"] = "auto"
     if blocks := options.pop("num_host_blocks"):
         options.update(preemption="swap", swap_bytes=blocks * specs[0].bytes_per_block)
-    on_host = options["late"] is None and options["seed"] % 2 and options["num_drafts"]
-    proposer = oracle(texts, right, VOCAB, options["seed"]) if options["num_drafts"] and not on_host else None
-    host_proposer = HostOracle(texts, right, VOCAB, options["seed"]) if on_host else None
+    num_drafts, seed = options.get("num_drafts", 0), options.get("seed", 0)
+    on_host = num_drafts > 0 and seed % 2 == 1 and options.get("late") is None
+    proposer = oracle(texts, right, VOCAB, seed) if num_drafts and not on_host else None
+    host_proposer = HostOracle(texts, right, VOCAB, seed) if on_host else None
     clock = None if store is None else CountingClock()
     options["parts"] = Parts(
         policy=options.pop("policy")(), proposer=proposer, host_proposer=host_proposer, page_store=store, clock=clock
