@@ -70,9 +70,11 @@ def test_what_is_written_is_what_is_allowed(overlap: str, options: dict[str, Any
     engine = Engine(model, EngineConfig(block_size=4, num_blocks=60, overlap=overlap))
     sampling = SamplingParams(max_tokens=12, ignore_eos=True, **options)
     first = engine.add(PROMPT, sampling, grammar=Countdown(vocab))
+    samples = [first, *first.children]  # before they are forked: then it has none any more
     free = engine.add(PROMPT, sampling)
     finish(engine)
-    for request in (first, *(r for r in [first] if r.children)):
+    assert len(samples) == sampling.n
+    for request in samples:
         assert request.output_tokens == [6, 5, 4, 3, 2, 1, 0, 6, 5, 4, 3, 2]
     alone = Engine(model, EngineConfig(block_size=4, num_blocks=60))
     other = alone.add(PROMPT, sampling)
