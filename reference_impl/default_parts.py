@@ -25,6 +25,7 @@ from reference_impl.interfaces import (
     Sampler,
     StepPlan,
     has_scales,
+    takes_bounds,
 )
 from reference_impl.kv.block_pool import BlockPool as BlockCounts
 from reference_impl.kv.hash_index import HashIndex
@@ -244,7 +245,7 @@ def make_executor(engine: Engine, parts: Parts) -> Executor:
         from reference_impl.executor.graphs import CudaRecorder
 
         recorder = CudaRecorder(engine.model.device, engine.config.dependent_launches == "on")
-        executor.use_graphs(recorder, engine.config.max_num_seqs, engine.max_model_len)
+        executor.use_graphs(recorder, engine.config.max_num_seqs, engine.max_model_len, engine.config.num_drafts)
     elif reason is not None and engine.config.graphs == "on":
         raise ValueError(f"graphs='on' cannot be: {reason}. Use graphs='off', or 'auto'")
     elif engine.config.dependent_launches == "on":
@@ -264,6 +265,8 @@ def why_not_graphs(engine: Engine) -> str | None:
             "rows that pad a batch must not be written to the cache, which only our fused kernel takes care of: it "
             "needs attention='triton' and a model with kernels='triton'"
         )
+    if not takes_bounds(engine.attention):
+        return f"{type(engine.attention).__name__} reads lengths on the host, which a replay does not change"
     return None
 
 

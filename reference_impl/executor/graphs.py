@@ -1,9 +1,10 @@
-"""Steps in which everybody decodes, as CUDA graphs: a forward pass of hundreds of launches is replayed with one.
+"""Steps in which all rows decode, as CUDA graphs: a forward pass of hundreds of launches is replayed with one.
 
 A graph repeats the launches that it captured: the same kernels, grids and addresses, whatever lies at the addresses by
-then. So a step is padded to one of a few shapes (buckets of rows and of the longest context), and its arrays are copied
-to where the shape's graph reads them. Rows that only pad are inert: theirs is the padding slot, so they see nothing
-(length 0), write nothing (slot below 0), and nobody looks at what comes out.
+then. So a step is padded to one of a few shapes (buckets of rows, of tokens per row, which are more than one where
+drafts are verified, and of the longest context), and its arrays are copied to where the shape's graph reads them. Rows
+that only pad are inert: theirs is the padding slot, so they see nothing (length 0), write nothing (slot below 0), and
+what comes out is not used.
 
 What is captured is a function of the key, of what an engine never changes (model, cache, attention, KV groups, where
 the worker's slots lie), and of what lies in the inputs: `Graphs` gives the captured function nothing else. A capture
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.executor.batch import HostBatch
-from reference_impl.sampling.sampler import PARAMETERS
+from reference_impl.sampling.sampler import COLUMNS
 from reference_impl.staging import Arrays, Layout, packed
 
 SHORTEST = 512  # positions; the buckets of the longest context are its doubles
@@ -39,12 +40,23 @@ class GraphKey:
     """What decides the shapes and the launches of a step.
 
     rows, longest: of the buckets. samples: tokens come out; otherwise the logits, to be sampled from outside (penalties
-    differ from step to step, and so does who wants log-probabilities).
+    differ from step to step, and so does which rows want log-probabilities). tokens_per_row: 1, or more where drafts
+    are verified: a row may have fewer or more, as long as there is room for all tokens.
     """
 
     rows: int
     longest: int
     samples: bool
+    tokens_per_row: int = 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.tokens_per_row
+
+    @property
+    def num_rows(self) -> int:
+        """With drafts one more, which pads: it has the tokens that no other row has."""
+        return self.rows + (self.tokens_per_row > 1)
 
 
 class Recorder(Protocol):
@@ -117,8 +129,9 @@ class Graphs:
 
     compute(host, tensors, samples): what is captured; gives the tokens or the logits of all rows. tensors has the
     arrays of `inert`, host a row of the bucket's longest context for each. ran(): which attention it was.
-    padding: the slot of rows that pad. max_rows: requests that run at a time. max_len: positions of a sequence. limit:
-    how many graphs, then the one that was not used for longest goes; None: LIMIT, or as many as there are `keys`.
+    padding: the slot of rows that pad. max_rows: requests that run at a time. max_len: positions of a sequence.
+    num_drafts: that a row usually has. limit: how many graphs, then the one that was not used for longest goes; None:
+    LIMIT, or as many as there are `keys`.
     """
 
     def __init__(
@@ -131,12 +144,14 @@ class Graphs:
         device: torch.device,
         recorder: Recorder,
         limit: int | None = None,
+        num_drafts: int = 0,
     ):
         self.compute, self.ran, self.padding, self.recorder = compute, ran, padding, recorder
-        self.max_rows, self.max_len, self.device = max_rows, max_len, device
+        self.max_rows, self.max_len, self.device, self.num_drafts = max_rows, max_len, device, num_drafts
         self.limit = max(LIMIT, len(self.keys())) if limit is None else limit
         self._graphs: OrderedDict[GraphKey, _Graph] = OrderedDict()
-        self._logits: Tensor | None = None  # [max_rows, vocab_size], of all graphs: a step's are read before the next
+        # {tokens per row: [max_rows x tokens per row, vocab_size]}, of all graphs: a step's are read before the next.
+        self._logits: dict[int, Tensor] = {}
 
     def __contains__(self, key: GraphKey) -> bool:
         return key in self._graphs
@@ -144,21 +159,30 @@ class Graphs:
     def key(self, batch: HostBatch, samples: bool) -> GraphKey | None:
         """None: a step of another kind."""
         rows, longest = len(batch.query_lens), max(batch.context_lens)
-        one_each = batch.query_lens.count(1) == rows == len(batch.sampling)
-        if not one_each or rows > self.max_rows or longest > self.max_len:
+        num_tokens = sum(batch.query_lens)
+        decodes = rows == len(batch.sampling) and num_tokens == rows + sum(batch.drafts)
+        if not decodes or rows > self.max_rows or longest > self.max_len:
             return None
-        return GraphKey(rows_bucket(rows, self.max_rows), longest_bucket(longest, self.max_len), samples)
+        bucket = rows_bucket(rows, self.max_rows)
+        tokens_per_row = max(2, -(-num_tokens // bucket)) if num_tokens > rows else 1
+        return GraphKey(bucket, longest_bucket(longest, self.max_len), samples, tokens_per_row)
 
     def keys(self, samples: bool = True) -> list[GraphKey]:
-        """All there are, the largest first: the smaller ones then find their memory."""
+        """Those of steps in which all rows have as many drafts as usual, or none; the largest first: the smaller ones
+        then find their memory."""
         rows = {rows_bucket(n, self.max_rows) for n in range(1, self.max_rows + 1)}
         doubles = (SHORTEST << i for i in range(self.max_len.bit_length()))
         longest = {longest_bucket(n, self.max_len) for n in doubles}
-        return [GraphKey(r, n, samples) for r in sorted(rows, reverse=True) for n in sorted(longest, reverse=True)]
+        return [
+            GraphKey(r, n, samples, tokens)
+            for tokens in sorted({1, 1 + self.num_drafts}, reverse=True)
+            for r in sorted(rows, reverse=True)
+            for n in sorted(longest, reverse=True)
+        ]
 
     def run(self, key: GraphKey, arrays: Arrays) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
-        """Tokens or logits of all rows of the key, its inputs, and which attention ran. They are good until the next
-        run. arrays: as `padded` gives them."""
+        """Of all tokens of the key what is sampled behind them, or their logits; its inputs; and which attention ran.
+        They are good until the next run. arrays: as `padded` gives them."""
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._capture(key, arrays)
@@ -173,8 +197,9 @@ class Graphs:
         memory = packed(arrays, layout, pinned=self.device.type == "cuda").to(self.device, non_blocking=True)
         tensors = layout.views(memory)
         # Its lengths are bounds: no launch may depend on more.
-        n, every = key.rows, tuple(range(key.rows))
-        host = HostBatch({}, (self.padding,) * n, ("",) * n, (1,) * n, (key.longest,) * n, every, every)
+        n, every = key.num_rows, tuple(range(key.num_rows))
+        lens = (key.tokens_per_row,) * key.rows + (0,) * (n - key.rows)
+        host = HostBatch({}, (self.padding,) * n, ("",) * n, lens, (key.longest,) * n, every, every)
         try:
             out, replay = self.recorder.record(lambda: self._output(host, tensors, key))
         except Exception as error:
@@ -190,9 +215,10 @@ class Graphs:
         found = self.compute(host, tensors, key.samples)
         if key.samples:
             return found
-        if self._logits is None:
-            self._logits = found.new_empty(self.max_rows, found.shape[1])
-        return self._logits[: key.rows].copy_(found)
+        each = key.tokens_per_row
+        if each not in self._logits:
+            self._logits[each] = found.new_empty(self.max_rows * each, found.shape[1])
+        return self._logits[each][: key.num_tokens].copy_(found)
 
 
 def rows_bucket(rows: int, max_rows: int) -> int:
@@ -211,17 +237,20 @@ def longest_bucket(longest: int, max_len: int) -> int:
 
 def inert(key: GraphKey, padding: int) -> Arrays:
     """The inputs of a step all of whose rows pad."""
-    rows = key.rows
+    rows, tokens = key.num_rows, key.num_tokens
     arrays: Arrays = {
         "slots": np.full(rows, padding),
         "query_lens": np.zeros(rows, np.int64),
-        "token_slots": np.full(rows, padding),
-        "offset": np.zeros(rows, np.int64),
+        "token_slots": np.full(tokens, padding),
+        "offset": np.zeros(tokens, np.int64),
         "query_start_loc": np.arange(rows + 1, dtype=np.int32),
-        "logits_indices": np.arange(rows),
+        "logits_indices": np.arange(tokens),
     }
-    for name, dtype in PARAMETERS.items() if key.samples else ():
-        arrays[f"sampling.{name}"] = np.zeros(rows, dtype)  # temperature 0: greedy
+    if key.tokens_per_row > 1:
+        arrays["query_start_loc"][:-1], arrays["query_start_loc"][-1] = 0, tokens
+        arrays |= {"sampling_slots": np.full(tokens, padding), "sampling_lens": np.zeros(tokens, np.int64)}
+    for name, dtype in COLUMNS.items() if key.samples else ():
+        arrays[f"sampling.{name}"] = np.zeros(tokens, dtype)  # temperature 0: greedy
     return arrays
 
 
@@ -230,4 +259,7 @@ def padded(arrays: Arrays, key: GraphKey, padding: int) -> Arrays:
     found = inert(key, padding)
     for name, room in found.items():
         room[: len(arrays[name])] = arrays[name]
+    if key.tokens_per_row > 1:
+        starts = arrays["query_start_loc"]
+        found["query_start_loc"][len(starts) : -1] = starts[-1]
     return found

@@ -35,10 +35,11 @@ from reference_impl.interfaces import (
     Step,
     StepRow,
     TokenLogprobs,
+    takes_bounds,
 )
 from reference_impl.models.decoder import Decoder
 from reference_impl.sampling.masks import Allowed, check_mask, masked
-from reference_impl.sampling.sampler import Launched, Parameters, TorchSampler, launched, sample
+from reference_impl.sampling.sampler import COLUMNS, Launched, Parameters, TorchSampler, launched, sample
 from reference_impl.staging import Arrays, mark, to_device, to_host
 
 
@@ -89,8 +90,8 @@ class LocalExecutor:
     """One model on one device. sampler: any; one that can be launched (`TorchSampler`) lets steps overlap.
 
     max_num_seqs: requests that run at a time. max_len: positions of one. proposer: whose drafts are verified where a
-    step's rows have any; with one, the host waits for each step before it submits the next, to know where its rows
-    begin. page_store: for the loads and saves of a step's transfers.
+    step's rows have any; with one, and a sampler or an attention backend that needs lengths on the host, each step is
+    waited for before the next is submitted. page_store: for the loads and saves of a step's transfers.
     """
 
     def __init__(
@@ -112,6 +113,8 @@ class LocalExecutor:
         self.model, self.kv_cache, self.attention = model, kv_cache, attention
         self.kv_specs, self.clock, self.sampler = kv_specs, clock, sampler
         self._names_kernels = attention if isinstance(attention, NamesKernels) else None
+        on_device = isinstance(sampler, TorchSampler) and sampler.captures
+        self._reads_starts = proposer is not None and not (on_device and takes_bounds(attention))
         self.slots = Slots(max_num_seqs, max_len, kv_specs, model.device)
         self.graphs: Graphs | None = None
         self.stats = Stats()
@@ -161,7 +164,7 @@ class LocalExecutor:
 
     def _forward(self, step: Step) -> tuple[Forward, tuple[str, ...]]:
         """With which attention ran."""
-        host = lay_out(step.rows if self.proposer is None else self._from_their_starts(step), self.slots)
+        host = lay_out(self._from_their_starts(step) if self._reads_starts else step.rows, self.slots)
         if host.drafts:
             self._check_drafts(step)
             host.arrays.update(draft_arrays(host))
@@ -186,6 +189,7 @@ class LocalExecutor:
         if key is not None and key.samples:
             assert parameters is not None
             found = launched(out, out, parameters.params)
+            verified = verify(out, tensors, max(host.drafts)) if host.drafts else None
         elif parameters is not None:
             found, verified = self._launch(out, replace(parameters, allowed=allowed), tensors, host)
         elif host.sampling:
@@ -223,12 +227,16 @@ class LocalExecutor:
         """Logits of the rows that sample; the arrays on the device; which attention ran."""
         self.stats.eager_steps += 1
         tensors = to_device(host.arrays, self.model.device)
+        self._draft(host, tensors)
+        return self._logits(host, tensors), tensors, self._ran()
+
+    def _draft(self, host: HostBatch, tensors: dict[str, Tensor]) -> None:
+        """Puts the drafts of the step's rows, if there are any, behind their known tokens."""
         if host.drafts:
             if not host.given:
                 assert self.proposer is not None
                 tensors["draft.tokens"] = propose(self.proposer, self.slots, tensors, max(host.drafts))
             put_drafts(self.slots, tensors)
-        return self._logits(host, tensors), tensors, self._ran()
 
     def _logits(self, host: HostBatch, tensors: Mapping[str, Tensor]) -> Tensor:
         found = self.slots.look_up(tensors, max(host.context_lens))
@@ -243,7 +251,7 @@ class LocalExecutor:
         places, lengths = _of_logits(host)
         parameters = self.slots.parameters([host.slots[at] for at in places], lengths)
         if self.sampler.captures:
-            host.arrays.update({f"sampling.{name}": array for name, array in parameters.arrays.items()})
+            host.arrays.update({f"sampling.{name}": parameters.arrays[name] for name in COLUMNS})
         return parameters
 
     def _launch(
@@ -254,7 +262,7 @@ class LocalExecutor:
         if penalties is not None and host.drafts:
             penalties = replace(penalties, guessed=guessed_before(penalties, host, tensors))
             parameters = replace(parameters, penalties=penalties)
-        found = self.sampler.launch(logits, parameters, _of_sampler(tensors) or None)
+        found = self.sampler.launch(logits, parameters, self._of_sampler(tensors))
         self.slots.put(tensors, found.tokens)
         verified = verify(found.tokens, tensors, max(host.drafts)) if host.drafts else None
         if penalties is not None:
@@ -287,6 +295,12 @@ class LocalExecutor:
             end += len(mine)
         return asking
 
+    def _of_sampler(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """What a sampler that `captures` chooses by. How many tokens a request has is looked up: the host may not have
+        it yet."""
+        found = {name: tensors[f"sampling.{name}"] for name in COLUMNS if f"sampling.{name}" in tensors}
+        return {**found, "position": self.slots.behind(tensors)[1]} if found else None
+
     def _ran(self) -> tuple[str, ...]:
         return () if self._names_kernels is None else tuple(sorted(self._names_kernels.ran))
 
@@ -310,14 +324,15 @@ class LocalExecutor:
 
     # --- CUDA graphs ----------------------------------------------------------------------------------------------
 
-    def use_graphs(self, recorder: Recorder, max_rows: int, max_len: int) -> None:
-        """From now on steps in which everybody decodes are replayed. max_rows: requests that run at a time; max_len:
-        positions of one. Needs a cache write that skips negative slots: that of the fused path (writes_and_attends).
+    def use_graphs(self, recorder: Recorder, max_rows: int, max_len: int, num_drafts: int = 0) -> None:
+        """From now on steps in which all rows decode are replayed. max_rows: requests that run at a time; max_len:
+        positions of one; num_drafts: that a row usually has. Needs attention that takes bounds of lengths, and a cache
+        write that skips negative slots: that of the fused path (writes_and_attends).
         """
         this = weakref.proxy(self)  # in a cycle, weights and cache would live until Python's collector comes by
         self.graphs = Graphs(
             lambda *given: this._captured(*given), lambda: this._ran(), self.slots.num_slots, max_rows, max_len,
-            self.model.device, recorder,
+            self.model.device, recorder, num_drafts=num_drafts,
         )  # fmt: skip
 
     def _captured(self, host: HostBatch, tensors: Mapping[str, Tensor], samples: bool) -> Tensor:
@@ -325,7 +340,7 @@ class LocalExecutor:
         if not samples:
             return logits
         assert isinstance(self.sampler, TorchSampler)
-        tokens = self.sampler.choose(logits, None, _of_sampler(tensors))
+        tokens = self.sampler.choose(logits, None, self._of_sampler(tensors))
         self.slots.put(tensors, tokens)
         return tokens
 
@@ -333,7 +348,7 @@ class LocalExecutor:
         assert self.graphs is not None
         if key not in self.graphs:
             with self.graphs.recorder.launches():
-                self.model.tune(key.rows)  # measures which kernels suit so many rows
+                self.model.tune(key.num_tokens)  # measures which kernels suit so many
             self.stats.graphs_captured += 1
         return self.graphs.run(key, host_arrays)
 
@@ -346,8 +361,13 @@ class LocalExecutor:
     def _replay(self, host: HostBatch, key: GraphKey) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
         """As `_compute`; tokens instead of logits, where the key samples."""
         self.stats.replayed_steps += 1
+        drafts: dict[str, Tensor] = {}
+        if host.drafts:
+            mine = {name: array for name, array in host.arrays.items() if name.startswith("draft.")}
+            drafts = to_device(mine, self.model.device)
+            self._draft(host, drafts)
         out, tensors, ran = self._run_graph(key, padded(host.arrays, key, self.slots.num_slots))
-        return out[: len(host.slots)], tensors, ran
+        return out[: len(host.sampling) + sum(host.drafts)], {**tensors, **drafts}, ran
 
     @torch.inference_mode()
     def capture_all(self, longest: int | None = None) -> int:
@@ -418,7 +438,3 @@ def _allowed(masks: Masks, host: HostBatch, vocab_size: int) -> Allowed:
             rows.append(place)
             found.append(mask)
     return Allowed(rows, found)
-
-
-def _of_sampler(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix("sampling."): t for name, t in tensors.items() if name.startswith("sampling.")}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from reference_impl.interfaces import NO_BLOCK, KVSpec, SamplingParams, Step
 from reference_impl.sampling.penalties import TokenCounts, has_penalties
-from reference_impl.sampling.sampler import PARAMETERS, Parameters, columns
+from reference_impl.sampling.sampler import COLUMNS, Parameters, columns
 from reference_impl.staging import Arrays, to_device
 
 
@@ -82,7 +82,7 @@ class Slots:
         blocks = [-(-max_len // spec.block_size) for spec in specs]
         self.tables = [torch.full((rows, n), NO_BLOCK, dtype=torch.int32, device=device) for n in blocks]
         self.counts = TokenCounts(device)
-        self.sampling = {name: np.zeros(rows, dtype) for name, dtype in PARAMETERS.items()}  # on the host
+        self.sampling = {name: np.zeros(rows, dtype) for name, dtype in COLUMNS.items()}  # on the host
 
     # --- what a step changes --------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class Slots:
             if new.sampling.prompt_logprobs is not None:
                 self.scored.add(new.slot)
             tokens.add(new.slot, 0, np.frombuffer(new.tokens, np.int64))
-            for name, (value,) in columns([new.sampling], [new.seed], [new.sample_index], [0]).items():
+            for name, (value,) in columns([new.sampling], [new.seed], [new.sample_index]).items():
                 self.sampling[name][new.slot] = value
         for more in step.appended:
             tokens.add(more.slot, more.start, more.tokens)
@@ -164,15 +164,22 @@ class Slots:
             found[f"block_table.{g}"] = table[t["slots"], : -(-longest // size)].clamp(min=0)
         return found
 
-    def put(self, t: Mapping[str, Tensor], tokens: Tensor) -> None:
-        """Behind what the rows that sample compute, what was chosen for them. Before `advance`; done twice it is the
-        same. Where a request is held, it is overwritten with what is appended.
+    def behind(self, t: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Where a token is sampled: of each of the step's logits its slot, and how many tokens its request has there.
+        Before `advance`.
 
-        t: sampling_slots, sampling_lens [rows that sample], or slots and query_lens where all of them do.
+        t: sampling_slots, sampling_lens [logits], or slots and query_lens where each row has one.
         """
         names = ("sampling_slots", "sampling_lens") if "sampling_slots" in t else ("slots", "query_lens")
-        slots, lens = (t[name][: len(tokens)] for name in names)
-        self.tokens.index_put_((slots, self.computed.index_select(0, slots) + lens), tokens.int())
+        slots, lens = (t[name] for name in names)
+        return slots, self.computed.index_select(0, slots) + lens
+
+    def put(self, t: Mapping[str, Tensor], tokens: Tensor) -> None:
+        """What was chosen, `behind` what the rows compute. Done twice it is the same. Where a request is held, it is
+        overwritten with what is appended. tokens: of the first logits, or of all.
+        """
+        slots, at = (x[: len(tokens)] for x in self.behind(t))
+        self.tokens.index_put_((slots, at), tokens.int())
 
     def advance(self, t: Mapping[str, Tensor], accepted: Tensor | None = None) -> None:
         """What a step's rows compute is computed when it is over: for whatever is launched from here on. Of drafts only

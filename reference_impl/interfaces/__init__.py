@@ -16,9 +16,11 @@ from reference_impl.interfaces.abilities import (
     NamesKernels,
     PlansAhead,
     ReadsScales,
+    TakesBounds,
     TakesMasks,
     WaitsOnPurpose,
     has_scales,
+    takes_bounds,
 )
 from reference_impl.interfaces.batch import Batch, GroupTables, Sampled
 from reference_impl.interfaces.blocks import (
@@ -87,10 +89,12 @@ __all__ = [
     "StepPlan",
     "StepRow",
     "TableUpdate",
+    "TakesBounds",
     "TakesMasks",
     "TokenLogprobs",
     "TransferEnd",
     "Transfers",
     "WaitsOnPurpose",
     "has_scales",
+    "takes_bounds",
 ]

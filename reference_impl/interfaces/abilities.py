@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from reference_impl.interfaces.batch import Batch
-from reference_impl.interfaces.computing import KVCache
+from reference_impl.interfaces.computing import AttentionBackend, KVCache
 from reference_impl.interfaces.plan import StepPlan
 from reference_impl.interfaces.step import Masks
 
@@ -93,6 +93,20 @@ class ReadsScales(Protocol):
 
     @property
     def reads_scales(self) -> bool: ...
+
+
+@runtime_checkable
+class TakesBounds(Protocol):
+    """An attention backend that reads lengths on the device, in batch.seq_lens, so that batch.context_lens may be more
+    than they are: in CUDA graphs, and in a step that is submitted before it turned out how many drafts of the step
+    before were right."""
+
+    @property
+    def takes_bounds(self) -> bool: ...
+
+
+def takes_bounds(attention: AttentionBackend) -> bool:
+    return isinstance(attention, TakesBounds) and attention.takes_bounds
 
 
 @runtime_checkable

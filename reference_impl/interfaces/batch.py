@@ -34,7 +34,7 @@ class Batch:
     logits_indices: Tensor  # [num_sampling_rows] int64, which tokens need logits, in their order
     request_ids: tuple[str, ...]  # [num_rows]
     query_lens: tuple[int, ...]  # [num_rows], host copy
-    context_lens: tuple[int, ...]  # [num_rows], host copy of seq_lens
+    context_lens: tuple[int, ...]  # [num_rows], host copy of seq_lens; bounds of them for a backend that takes_bounds
     num_decode_rows: int  # how many leading rows have one token
     block_size: int
     groups: tuple[GroupTables, ...]  # one per KV group

@@ -91,6 +91,11 @@ def _flash_attention(
     position = context_len + first + m_range  # of each query
     # In 64 bits: tokens x heads x head_dim may pass 2^31.
     number = (token + first + m_range).to(tl.int64)
+    if context_len < 0:  # a row of length 0 pads the batch, and sees nothing
+        at_out = out + number[:, None] * stride_out_token + head * stride_out_head + d_range[None, :]
+        zeros = tl.zeros([BLOCK_M, BLOCK_D], out.dtype.element_ty)
+        tl.store(at_out, zeros, mask=in_row[:, None] & in_head[None, :])
+        return
     at_q = q + number[:, None] * stride_q_token + head * stride_q_head + d_range[None, :]
     query = tl.load(at_q, mask=in_row[:, None] & in_head[None, :], other=0.0)
     if TREE:

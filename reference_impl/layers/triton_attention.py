@@ -32,6 +32,7 @@ class TritonAttention:
     name = "triton"
 
     reads_scales = True  # of a cache of 8 bits
+    takes_bounds = True  # of lengths
 
     def __init__(self, scale: float, softcap: float | None = None):
         self.scale, self.softcap = scale, softcap

@@ -22,10 +22,10 @@ from reference_impl.sampling.penalties import Penalties, TokenCounts, has_penalt
 from reference_impl.sampling.philox import uniform
 from reference_impl.staging import Arrays, mark, to_device, to_host
 
-# Of each row; position is how many tokens the request has, seed 64 bits as a signed number.
-PARAMETERS: dict[str, type[np.generic]] = {
+# Of each request; seed: 64 bits as a signed number.
+COLUMNS: dict[str, type[np.generic]] = {
     "temperature": np.float32, "top_p": np.float32, "min_p": np.float32,
-    "top_k": np.int64, "seed": np.int64, "sample_index": np.int64, "position": np.int64,
+    "top_k": np.int64, "seed": np.int64, "sample_index": np.int64,
 }  # fmt: skip
 
 
@@ -34,7 +34,7 @@ class Parameters:
     """What sampling needs of the requests of a step."""
 
     params: tuple[SamplingParams, ...]
-    arrays: Arrays  # as PARAMETERS says, [rows] each: what goes to the device
+    arrays: Arrays  # [rows] each: COLUMNS, and position, how many tokens the request has there
     penalties: Penalties | None  # None: no row has any
     allowed: Allowed | None = None  # None: every row may have any token
 
@@ -44,10 +44,8 @@ class Parameters:
         return self.penalties is not None or any(p.logprobs is not None for p in self.params)
 
 
-def columns(
-    params: Sequence[SamplingParams], seeds: Sequence[int], sample_indices: Sequence[int], lengths: Sequence[int]
-) -> Arrays:
-    """As PARAMETERS says. lengths: tokens of each request."""
+def columns(params: Sequence[SamplingParams], seeds: Sequence[int], sample_indices: Sequence[int]) -> Arrays:
+    """As COLUMNS says, of requests."""
     values: dict[str, Sequence[Any]] = {
         "temperature": [p.temperature for p in params],
         "top_p": [p.top_p for p in params],
@@ -55,10 +53,9 @@ def columns(
         "top_k": [p.top_k for p in params],
         "seed": [seed - (seed >> 63 << 64) for seed in seeds],
         "sample_index": sample_indices,
-        "position": lengths,
     }
     with np.errstate(over="ignore"):  # a temperature above float32 is infinite
-        return {name: np.array(values[name], dtype) for name, dtype in PARAMETERS.items()}
+        return {name: np.array(values[name], dtype) for name, dtype in COLUMNS.items()}
 
 
 @dataclass(frozen=True)
@@ -104,8 +101,8 @@ def read(requests: Sequence[Asking], device: torch.device) -> Parameters:
     for place, request in enumerate(requests):
         if has_penalties(request.sampling):
             counts.open(place, request.tokens, request.num_prompt_tokens)
-    lengths = [len(r.tokens) for r in requests]
-    arrays = columns(params, [r.seed for r in requests], [r.sample_index for r in requests], lengths)
+    arrays = columns(params, [r.seed for r in requests], [r.sample_index for r in requests])
+    arrays["position"] = np.array([len(r.tokens) for r in requests], np.int64)
     return Parameters(params, arrays, counts.of(range(len(params)), params))
 
 

@@ -41,6 +41,8 @@ def rotate_and_write(
 class DenseAttention:
     """Every query against the whole table, with a mask."""
 
+    takes_bounds = True
+
     def __init__(self, scale: float):
         self.scale = scale
         self.ran = {"dense"}

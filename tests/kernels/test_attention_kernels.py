@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -122,6 +124,22 @@ def test_padding_rows_give_zeros() -> None:
     case.seq_lens[1] = 0
     assert paged_decode(*case.decode)[1].abs().max() == 0
     check(paged_decode, reference.paged_decode, case.decode)
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 20}, {"softcap": 5.0}, {"cache": torch.int8}], ids=str)
+@pytest.mark.parametrize("pads", [(1,), (0, 7), (300,), (2, 129)], ids=str)
+def test_queries_of_padding_rows_give_zeros(pads: tuple[int, ...], options: dict[str, Any]) -> None:
+    """Rows of length 0 whose queries pad a step, behind rows whose results stay as they are."""
+    rows = [(3, 40), (1, 5), (130, 131)]
+    case = make([*rows, *((queries, queries) for queries in pads)], 4, 2, 32, torch.float32, **options)
+    real, padded = 134, case.seq_lens.clone()
+    padded[len(rows) :] = 0
+    before = flash_attention(*case.ragged, **case.options)
+    arguments = (*case.ragged[:5], padded, case.scale)
+    for compute in (flash_attention, reference.flash_attention):
+        found = compute(*arguments, **case.options)
+        assert torch.equal(found[real:], torch.zeros_like(found[real:]))
+    assert torch.equal(flash_attention(*arguments, **case.options)[:real], before[:real])
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:

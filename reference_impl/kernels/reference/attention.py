@@ -130,10 +130,14 @@ def flash_attention(
     key_scale, value_scale [num_blocks, block_size, num_kv_heads] float32: by what a stored key or value is multiplied
     (a cache of 8 bits). ancestors [num_tokens] int64: a tree of at most 64 drafts; of the row's own tokens those that a
     query sees, bit i for the i-th, itself included. skip_threshold: what the kernel may leave out; here nothing is.
+    A row with seq_len 0 only pads the batch: its queries give zeros.
     """
     out = torch.empty_like(q)
     for row, seq_len in enumerate(seq_lens.tolist()):
         first, end = query_start_loc[row : row + 2].tolist()
+        if seq_len == 0:
+            out[first:end] = 0
+            continue
         slots = context_slots(block_table[row], seq_len, keys.shape[1])
         k, v = (
             stored(cache, slots, scales, q.new_empty(seq_len, *cache.shape[2:]))

@@ -1,0 +1,187 @@
+"""Steps that verify drafts, replayed: texts are those of plain decoding, and the host reads no length of the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference_impl.config import EngineConfig
+from reference_impl.engine import Engine, Parts
+from reference_impl.executor import graphs as graphs_module
+from reference_impl.executor.graphs import Graphs
+from reference_impl.executor.local import LocalExecutor
+from reference_impl.interfaces import Opened, SamplingParams
+from reference_impl.sampling.sampler import TorchSampler
+from tests.executor.dense import DEVICE, DenseAttention, TwinSampler, dense_engine, dense_model
+from tests.executor.tape import recorder
+from tests.executor.test_graphs import GENERATE, KINDS, VOCAB, asked, serve
+
+FEW = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 4}
+
+
+class Recalls:
+    """Guesses the recorded text, on the device alone; every third position, as the seed has it, is guessed wrong."""
+
+    def __init__(self, texts: Mapping[str, list[int]], seed: int):
+        self.texts, self.seed, self.num_asked = texts, seed, 0
+        self.recorded = torch.zeros(16, 200, dtype=torch.int64, device=DEVICE)
+
+    def opened(self, slot: Opened) -> None:
+        text = torch.tensor([*slot.tokens[: slot.num_prompt_tokens], *self.texts[slot.request_id]])
+        self.recorded[slot.slot, : len(text)] = text.to(DEVICE)
+
+    def closed(self, slot: int) -> None:
+        self.recorded[slot] = 0
+
+    def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
+        self.num_asked += 1
+        at = lengths[:, None] + torch.arange(k, device=lengths.device)
+        right = (at * 7 + slots[:, None] + self.seed) % 3 > 0
+        recorded = self.recorded[slots[:, None], at]
+        return torch.where(right, recorded, (recorded + 1) % VOCAB)
+
+
+@pytest.fixture
+def short_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs_module, "SHORTEST", 8)
+
+
+@pytest.fixture
+def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any) -> None:
+        raise AssertionError("the host waited for the lengths of the step before")
+
+    monkeypatch.setattr(LocalExecutor, "_from_their_starts", read)
+
+
+def drafting_engine(
+    model: Any, proposer: Recalls, num_drafts: int, overlap: str, graphs: bool = True, **options: Any
+) -> Engine:
+    attention = DenseAttention(model.config.attention_scale)
+    config = EngineConfig(graphs="off", overlap=overlap, num_drafts=num_drafts, **options)
+    engine = Engine(model, config, Parts(attention=attention, sampler=TwinSampler(), proposer=proposer))
+    if graphs:
+        engine.executor.use_graphs(recorder(), config.max_num_seqs, engine.max_model_len, num_drafts)
+    return engine
+
+
+@pytest.mark.usefixtures("short_buckets", "no_reading")
+@pytest.mark.parametrize("kind", ["full", "window"])
+def test_texts_are_those_of_plain_decoding_whatever_the_schedule(kind: str, random_model) -> None:
+    changes: dict[str, Any] = {"architecture": "MistralForCausalLM", "sliding_window": 6} if kind == "window" else {}
+    model = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128, **changes))
+    replayed, num_kept = set(), []
+
+    @settings(max_examples=10 if kind == "full" else 4, derandomize=True, database=None, phases=GENERATE)
+    @given(
+        work=st.lists(asked(), min_size=2, max_size=6), blocks=st.integers(24, 60), seats=st.sampled_from([3, 6]),
+        budget=st.sampled_from([9, 40]), k=st.integers(1, 4), overlap=st.sampled_from(["on", "off"]),
+    )  # fmt: skip
+    def same(work: list[dict[str, Any]], blocks: int, seats: int, budget: int, k: int, overlap: str) -> None:
+        options = {"block_size": 4, "num_blocks": blocks, "max_num_seqs": seats, "max_num_batched_tokens": budget}
+        unhurried = [{**w, "arrival": 0, "abort": None} for w in work]
+        texts = serve(dense_engine(model, **{**options, "num_blocks": 200}), unhurried)
+        proposer = Recalls({f"r{i}": text for i, text in enumerate(texts)}, k)
+        engine = drafting_engine(model, proposer, k, overlap, **options)
+        found = serve(engine, work)
+        for mine, text, w in zip(found, texts, work, strict=True):
+            assert mine == text or (w["abort"] is not None and mine == text[: len(mine)])
+        assert engine.kv.num_available == engine.num_blocks
+        replayed.update(engine.executor.graphs._graphs)
+        num_kept.extend(n - 1 for step in engine.trace.steps() for n in step.num_new_tokens if n)
+
+    same()
+    assert {key.tokens_per_row for key in replayed} >= {1, 2, 3}
+    assert {key.samples for key in replayed} == {True, False}
+    assert 0 in num_kept
+    assert max(num_kept) >= 2
+
+
+@pytest.mark.usefixtures("no_reading")
+def test_rows_may_have_different_numbers_of_drafts(random_model) -> None:
+    """Near its last token a request has fewer: the others' are replayed beside it."""
+    model = dense_model(random_model("float64", device=DEVICE))
+    lengths = [(3 + i, SamplingParams(max_tokens=3 + 5 * i, seed=i)) for i in range(4)]
+    work = [{"prompt": [n] * n, "sampling": sampling, "arrival": 0, "abort": None} for n, sampling in lengths]
+    texts = serve(dense_engine(model, **FEW), work)
+    engine = drafting_engine(model, Recalls({f"r{i}": t for i, t in enumerate(texts)}, 0), 5, "off", **FEW)
+    assert serve(engine, work) == texts
+    uneven = [step for step in engine.trace.steps()[1:] if len({row.num_drafts for row in step.rows}) > 1]
+    assert uneven
+    assert engine.executor.stats.eager_steps == 1, "the prompts'"
+
+
+@pytest.mark.parametrize("sampler", ["asked", "launched", "captures"])
+def test_what_reads_lengths_on_the_host_still_gets_them(sampler: str, random_model) -> None:
+    model = dense_model(random_model("float64", device=DEVICE))
+    samplers: dict[str, Any] = {
+        "launched": TorchSampler(), "captures": TwinSampler(),
+        "asked": lambda logits, requests: TorchSampler()(logits, requests),
+    }  # fmt: skip
+    work = [
+        {"prompt": [2 + i] * 5, "sampling": SamplingParams(max_tokens=15, seed=i), "arrival": 0, "abort": None}
+        for i in range(3)
+    ]
+    texts = serve(dense_engine(model, samplers[sampler], **FEW), work)
+    config = EngineConfig(graphs="off", overlap="off" if sampler == "asked" else "on", num_drafts=3, **FEW)
+    proposer = Recalls({f"r{i}": text for i, text in enumerate(texts)}, 1)
+    attention = DenseAttention(model.config.attention_scale)
+    engine = Engine(model, config, Parts(attention=attention, sampler=samplers[sampler], proposer=proposer))
+    assert serve(engine, work) == texts
+    assert proposer.num_asked > 3
+
+
+@pytest.mark.usefixtures("no_reading")
+def test_the_kernels_of_a_gpu_verify_drafts_in_a_replay(random_model) -> None:
+    """Ours, in the interpreter or on a GPU: attention of several queries per row, cache write, sampling."""
+    model = random_model("float32", device=DEVICE, kernels="triton", num_hidden_layers=1)
+    work = [
+        {"prompt": [1 + i] * (2 + 3 * i), "sampling": SamplingParams(max_tokens=5 + i, seed=i, **params), "arrival": 0,
+         "abort": None}
+        for i, params in enumerate([{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}, {"top_p": 0.9}])
+    ]  # fmt: skip
+    options: dict[str, Any] = {"attention": "triton", "graphs": "off", **FEW}
+    texts = serve(Engine(model, EngineConfig(overlap="off", **options)), work)
+    proposer = Recalls({f"r{i}": text for i, text in enumerate(texts)}, 2)
+    engine = Engine(model, EngineConfig(overlap="on", num_drafts=2, **options), Parts(proposer=proposer))
+    engine.executor.use_graphs(recorder(), 4, engine.max_model_len, 2)
+    assert serve(engine, work) == texts
+    assert engine.executor.stats.eager_steps == 1
+    assert ("flash_attention",) in {step.attention for step in engine.trace.steps()[1:]}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_is_inert_in_the_kernels_too(kind: str, random_model) -> None:
+    """Three rows of 1 to 3 tokens in a graph of four rows; blocks that no row has are not numbers."""
+    changes = dict(KINDS[kind])
+    options: dict[str, Any] = {"kv_dtype": changes.pop("kv_dtype", "auto"), "attention": "triton", **FEW}
+    model = random_model("float32", device=DEVICE, kernels="triton", num_hidden_layers=1, **changes)
+    work = [
+        {"prompt": [3 + i] * 4, "sampling": SamplingParams(max_tokens=2 + 2 * i, temperature=0.0), "arrival": 0,
+         "abort": None}
+        for i in range(3)
+    ]  # fmt: skip
+    texts = serve(Engine(model, EngineConfig(graphs="off", overlap="off", **options)), work)
+    proposer = Recalls({f"r{i}": text for i, text in enumerate(texts)}, 1)
+    config = EngineConfig(graphs="off", overlap="off", num_drafts=2, **options)
+    engine = Engine(model, config, Parts(proposer=proposer))
+    engine.executor.use_graphs(recorder(), 4, engine.max_model_len, 2)
+    data = engine.kv_cache.data
+    values = data.view(torch.uint8) if data.itemsize == 1 else data
+    values.fill_(0x7F if data.itemsize == 1 else torch.nan)
+    assert serve(engine, work) == texts
+    assert {key.tokens_per_row for key in engine.executor.graphs._graphs} >= {2}
+
+
+def test_the_usual_keys_are_captured_ahead(random_model) -> None:
+    model = dense_model(random_model("float64", device=DEVICE))
+    engine = drafting_engine(model, Recalls({}, 0), 2, "off", **FEW)
+    graphs: Graphs = engine.executor.graphs
+    keys = graphs.keys()
+    assert {key.tokens_per_row for key in keys} == {1, 3}
+    assert engine.capture_graphs() == len(keys) == len(graphs._graphs)
