@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from reference_impl import trace as events
 from reference_impl.config import EngineConfig
@@ -49,6 +49,7 @@ from reference_impl.interfaces import (
     KVSpec,
     PageStore,
     Policy,
+    Pooling,
     PrefixIndex,
     Proposer,
     Request,
@@ -189,13 +190,15 @@ class Engine:
         cache_salt: str | None = None,
         holds: bool = False,
         grammar: Grammar | None = None,
+        pooling: Pooling | None = None,
     ) -> Request:
         """Queues a prompt of token ids. ValueError if it is empty, holds unknown ids, or can never fit.
 
         priority (smaller goes first), tenant and deadline (seconds on the engine's clock) are for the policy.
         Requests with different cache_salt share no prefixes. holds: see `append`. grammar: what may be written; the
         executor must take masks. With sampling.n > 1 the request returned is sample 0, and its `children` are the
-        others.
+        others. pooling: nothing is sampled; when the prompt is computed, the request is finished and has an `embedding`
+        (which a simulated GPU does not compute). For the mean no prefix is taken from the cache.
         """
         if deadline is not None and not math.isfinite(deadline):
             raise ValueError(f"deadline: expected finite seconds on the engine's clock, or None, got {deadline}")
@@ -205,6 +208,8 @@ class Engine:
                 f"grammar: {name} samples without masks; it needs finish(ticket, masks), as LocalExecutor has"
             )
         sampling = sampling or SamplingParams()
+        if pooling is not None:
+            _check_pooling(pooling, sampling, holds, grammar)
         request_id = request_id if request_id is not None else self._new_id()
         prompt = self._check(prompt, request_id)
         ends = () if sampling.ignore_eos else self.model.config.eos_token_ids
@@ -216,10 +221,11 @@ class Engine:
             seed=sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(8), "big"),
             arrival=self.clock.now(),
             stop_token_ids=frozenset((*sampling.stop_token_ids, *ends)),
-            max_total_tokens=min(len(prompt) + sampling.max_tokens, self.max_request_len),
+            max_total_tokens=min(len(prompt) + (sampling.max_tokens if pooling is None else 0), self.max_request_len),
             block_tables=[[] for _ in self.kv_specs],
             holds=holds,
             grammar=grammar,
+            pooling=pooling,
             cache_salt=cache_salt,
             priority=priority,
             tenant=tenant,
@@ -439,3 +445,12 @@ class Engine:
     def _record_finish(self, request: Request) -> None:
         reason = request.finish_reason or "abort"
         self.trace.add(events.RequestFinished(self.clock.now(), request.id, reason, len(request.output_tokens)))
+
+
+def _check_pooling(pooling: Pooling, sampling: SamplingParams, holds: bool, grammar: Grammar | None) -> None:
+    """ValueError where there would be something to sample."""
+    if pooling not in get_args(Pooling):
+        raise ValueError(f"pooling: expected one of {', '.join(get_args(Pooling))}, or None, got {pooling!r}")
+    asked = {"n": sampling.n != 1, "holds": holds, "grammar": grammar is not None}
+    if named := [name for name, is_asked in asked.items() if is_asked]:
+        raise ValueError(f"pooling={pooling!r}: nothing is sampled for such a request, leave out {', '.join(named)}")

@@ -20,7 +20,7 @@ from reference_impl.beam import Beam, beam_search
 from reference_impl.config import EngineConfig, ModelConfig, read_model_config
 from reference_impl.detokenizer import TextStream
 from reference_impl.engine import Engine, Parts, StepResult
-from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
+from reference_impl.interfaces import Pooling, Request, SamplingParams, TokenLogprobs
 from reference_impl.layers.linear_methods import Quantization
 from reference_impl.layers.processor import cpu_has_bf16, use_no_more_threads_than_cores
 from reference_impl.memory import give_back
@@ -109,6 +109,27 @@ class LLM(PromptEncoder):
             for r in running:
                 self.leave(r)
         return [r.output() for r in running]
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: Pooling = "mean") -> list[list[float]]:
+        """Of each prompt [hidden_size]: the mean of its tokens' hidden states, or that of the last; not normalised."""
+        requests: list[Request] = []
+        try:
+            for prompt in _as_list(prompts):
+                requests.append(self.engine.add(self.encode(prompt), pooling=pooling))
+            while any(request.finish_reason is None for request in requests):
+                self.step()
+        finally:
+            for request in requests:
+                if request.finish_reason is None:
+                    self.engine.abort(request.id)
+        found = [request.embedding for request in requests]
+        for request, embedding in zip(requests, found, strict=True):
+            if embedding is None:
+                raise RuntimeError(
+                    f"request {request.id!r} ended by {request.finish_reason!r} and has no embedding: it was aborted, "
+                    "or the executor computes no hidden states"
+                )
+        return [embedding for embedding in found if embedding is not None]
 
     def beam_search(
         self, prompt: Prompt, width: int = 4, max_tokens: int = 128, length_penalty: float = 1.0

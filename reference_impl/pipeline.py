@@ -163,6 +163,8 @@ class Pipeline:
         for at, (start, reports) in reply.prompt_logprobs.items():
             known = running.requests[running.plan.rows[at].request_id].prompt_logprobs
             known += reports[max(0, len(known) - start) :]  # preempted, it computes its prompt once more
+        for at, (start, values) in reply.pooled.items():
+            running.requests[running.plan.rows[at].request_id].pool(start, values)
         output = output_of(reply, running.plan.rows)
         # A request that has ended by now has no use for its token, and its name may be another's.
         ended = {name for name, request in running.requests.items() if request.state is RequestState.FINISHED}

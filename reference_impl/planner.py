@@ -107,7 +107,7 @@ class Planner:
         opened.append(
             Opened(
                 slot, request.id, array("q", request.tokens), request.num_prompt_tokens, start, request.sampling,
-                request.seed, request.sample_index, request.holds,
+                request.seed, request.sample_index, request.holds, request.pooling,
             )
         )  # fmt: skip
         return sent

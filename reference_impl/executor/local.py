@@ -18,10 +18,12 @@ from reference_impl.executor.batch import HostBatch, as_batch, lay_out
 from reference_impl.executor.drafts import Verified, draft_arrays, guessed_before, propose, put_drafts, verify
 from reference_impl.executor.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
 from reference_impl.executor.pages import LONGEST_WAIT, Pages
+from reference_impl.executor.pooling import Pooled, Pools, add_pooled, launch_pools, of_sampling
 from reference_impl.executor.scoring import Reports, add_scored, launch_scores
 from reference_impl.executor.slots import Slot, Slots
 from reference_impl.interfaces import (
     AttentionBackend,
+    Batch,
     Clock,
     KVCache,
     KVSpec,
@@ -52,6 +54,7 @@ class Sampling:
     finish: Callable[[], Sampled]  # waits for the device
     finished_at: float | None  # None: it may still run
     scores: Callable[[], Reports] | None = None
+    pools: Callable[[], Pools] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ class Forward:
     key: GraphKey | None
     out: Tensor
     tensors: Mapping[str, Tensor]
-    scores: Callable[[], Reports] | None = None  # of prompts; to be called when the device is done
+    # Of prompts; to be called when the device is done.
+    scores: Callable[[], Reports] | None = None
+    pools: Callable[[], Pools] | None = None
 
 
 @dataclass
@@ -170,13 +175,16 @@ class LocalExecutor:
             host.arrays.update(draft_arrays(host))
         parameters = self._parameters(host)
         key = self._graph_for(host, None if step.takes_masks else parameters)
-        scored = None if key is not None or not self.slots.scored else add_scored(host, self.slots)
-        out, tensors, ran = self._compute(host) if key is None else self._replay(host, key)
+        if key is not None:
+            out, tensors, ran = self._replay(host, key)
+            return Forward(host, parameters, key, out, tensors), ran
+        scored, pooled = add_scored(host, self.slots), add_pooled(host, self.slots)
+        out, tensors, pools = self._compute(host, pooled)
         scores = None
         if scored is not None:
             scores = launch_scores(out, scored, self.slots)
             out = out[to_device({"sampling": scored.sampling}, out.device)["sampling"]]
-        return Forward(host, parameters, key, out, tensors, scores), ran
+        return Forward(host, parameters, key, out, tensors, scores, pools), self._ran()
 
     def _sample(self, forward: Forward, masks: Masks | None) -> Sampling:
         """What the rows sample goes into their slots, and on its way to the host."""
@@ -196,7 +204,8 @@ class LocalExecutor:
             found, verified = self._ask(masked(out, allowed), tensors, host)
         accepted = None if verified is None else verified.accepted
         self.slots.advance(tensors, accepted)
-        return self._on_its_way([host.order[place] for place in host.sampling], found, accepted, forward.scores)
+        sampling = self._on_its_way([host.order[place] for place in host.sampling], found, accepted)
+        return replace(sampling, scores=forward.scores, pools=forward.pools)
 
     def _from_their_starts(self, step: Step) -> list[StepRow]:
         """The step's rows, beginning where their slots are: how many drafts of the step before were right is known
@@ -223,12 +232,19 @@ class LocalExecutor:
                         f"a draft for request {name!r} is token {token}, outside the vocabulary [0, {vocab})"
                     )
 
-    def _compute(self, host: HostBatch) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
-        """Logits of the rows that sample; the arrays on the device; which attention ran."""
+    def _compute(
+        self, host: HostBatch, pooled: Pooled | None
+    ) -> tuple[Tensor, Mapping[str, Tensor], Callable[[], Pools] | None]:
+        """The logits that are needed; the arrays on the device; what is pooled."""
         self.stats.eager_steps += 1
         tensors = to_device(host.arrays, self.model.device)
         self._draft(host, tensors)
-        return self._logits(host, tensors), tensors, self._ran()
+        batch = self._batch(host, tensors)
+        if pooled is None:
+            return self.model(batch, self.kv_cache, self.attention), tensors, None
+        hidden = self.model.hidden_states(batch, self.kv_cache, self.attention)
+        pools = launch_pools(hidden, pooled)
+        return self.model.logits(of_sampling(hidden, pooled)), tensors, pools
 
     def _draft(self, host: HostBatch, tensors: dict[str, Tensor]) -> None:
         """Puts the drafts of the step's rows, if there are any, behind their known tokens."""
@@ -238,9 +254,9 @@ class LocalExecutor:
                 tensors["draft.tokens"] = propose(self.proposer, self.slots, tensors, max(host.drafts))
             put_drafts(self.slots, tensors)
 
-    def _logits(self, host: HostBatch, tensors: Mapping[str, Tensor]) -> Tensor:
+    def _batch(self, host: HostBatch, tensors: Mapping[str, Tensor]) -> Batch:
         found = self.slots.look_up(tensors, max(host.context_lens))
-        return self.model(as_batch(host, {**tensors, **found}, self.kv_specs), self.kv_cache, self.attention)
+        return as_batch(host, {**tensors, **found}, self.kv_specs)
 
     # --- sampling -------------------------------------------------------------------------------------------------
 
@@ -309,7 +325,6 @@ class LocalExecutor:
         rows: list[int],
         found: Launched | Sampled | None,
         accepted: Tensor | None,
-        scores: Callable[[], Reports] | None = None,
     ) -> Sampling:
         device = self.model.device
         finished_at = self.clock.now() if device.type == "cpu" or isinstance(found, Sampled) else None
@@ -320,7 +335,7 @@ class LocalExecutor:
         else:
             wait, sampled = mark(device), found or Sampled([], [])
             finish = lambda: (wait(), sampled.finish() if isinstance(sampled, Launched) else sampled)[1]  # noqa: E731
-        return Sampling(rows, accepted, finish, finished_at, scores)
+        return Sampling(rows, accepted, finish, finished_at)
 
     # --- CUDA graphs ----------------------------------------------------------------------------------------------
 
@@ -336,7 +351,7 @@ class LocalExecutor:
         )  # fmt: skip
 
     def _captured(self, host: HostBatch, tensors: Mapping[str, Tensor], samples: bool) -> Tensor:
-        logits = self._logits(host, tensors)
+        logits: Tensor = self.model(self._batch(host, tensors), self.kv_cache, self.attention)
         if not samples:
             return logits
         assert isinstance(self.sampler, TorchSampler)
@@ -394,30 +409,39 @@ class LocalExecutor:
         self._finished_at = self.clock.now() if sampling.finished_at is None else sampling.finished_at
         ended = () if self.pages is None else self.pages.take_ended()
         scores = {} if sampling.scores is None else sampling.scores()
-        tokens: list[tuple[int, ...]] = [()] * len(step.rows)
-        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
-        if sampling.accepted is None:
-            for row, token, report in zip(sampling.rows, sampled.tokens, sampled.logprobs, strict=True):
-                tokens[row] = (token,)
-                if report is not None:
-                    logprobs[row] = (report,)
-            return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran, scores, ended)
-        accepted, first = iter(sampling.accepted.tolist()), 0
-        for row in sampling.rows:
-            drafts = step.rows[row].num_drafts
-            num = 1 + (next(accepted) if drafts else 0)
-            tokens[row] = tuple(sampled.tokens[first : first + num])
-            reports = sampled.logprobs[first : first + num]
-            if reports[0] is not None:
-                logprobs[row] = tuple(report for report in reports if report is not None)
-            first += drafts + 1
-        return Reply(step.step_id, tuple(tokens), logprobs, started, self._finished_at, ticket.ran, scores, ended)
+        pools = {} if sampling.pools is None else sampling.pools()
+        tokens, logprobs = _per_row(step, sampling, sampled)
+        return Reply(step.step_id, tokens, logprobs, started, self._finished_at, ticket.ran, scores, pools, ended)
 
     def close(self) -> None:
         """Lets the graphs go, and with them their memory; later steps would be eager."""
         if self.graphs is not None:
             self.graphs.recorder.forget()
             self.graphs = None
+
+
+def _per_row(
+    step: Step, sampling: Sampling, sampled: Sampled
+) -> tuple[tuple[tuple[int, ...], ...], dict[int, tuple[TokenLogprobs, ...]]]:
+    """Tokens and log-probabilities as of `Reply`."""
+    tokens: list[tuple[int, ...]] = [()] * len(step.rows)
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+    if sampling.accepted is None:
+        for row, token, report in zip(sampling.rows, sampled.tokens, sampled.logprobs, strict=True):
+            tokens[row] = (token,)
+            if report is not None:
+                logprobs[row] = (report,)
+        return tuple(tokens), logprobs
+    accepted, first = iter(sampling.accepted.tolist()), 0
+    for row in sampling.rows:
+        drafts = step.rows[row].num_drafts
+        num = 1 + (next(accepted) if drafts else 0)
+        tokens[row] = tuple(sampled.tokens[first : first + num])
+        reports = sampled.logprobs[first : first + num]
+        if reports[0] is not None:
+            logprobs[row] = tuple(report for report in reports if report is not None)
+        first += drafts + 1
+    return tuple(tokens), logprobs
 
 
 def _of_logits(host: HostBatch) -> tuple[Sequence[int], list[int]]:

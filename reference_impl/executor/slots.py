@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_impl.interfaces import NO_BLOCK, KVSpec, SamplingParams, Step
+from reference_impl.interfaces import NO_BLOCK, KVSpec, Pooling, SamplingParams, Step
 from reference_impl.sampling.penalties import TokenCounts, has_penalties
 from reference_impl.sampling.sampler import COLUMNS, Parameters, columns
 from reference_impl.staging import Arrays, to_device
@@ -38,6 +38,7 @@ class Slot:
     seed: int
     sample_index: int
     holds: bool
+    pooling: Pooling | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -74,6 +75,7 @@ class Slots:
         self.num_slots, self.specs, self.device = num_slots, specs, device
         self.host: dict[int, Slot] = {}
         self.scored: set[int] = set()  # slots whose prompts have log-probabilities
+        self.pooled: set[int] = set()  # slots whose hidden states are asked for
         rows = num_slots + 1
         # empty: of the padding slot only the first token is read, of others only what was written
         self.tokens = torch.empty(rows, max_len + 1, dtype=torch.int32, device=device)
@@ -91,6 +93,7 @@ class Slots:
         for slot in step.closed:
             self.host.pop(slot, None)
             self.scored.discard(slot)
+            self.pooled.discard(slot)
             self.counts.close(slot)
         if not (step.opened or step.appended or step.rewound or step.tables):
             return
@@ -104,8 +107,10 @@ class Slots:
                 )
             self.host[new.slot] = Slot(
                 new.request_id, list(new.tokens), new.num_prompt_tokens, new.sampling, new.seed, new.sample_index,
-                new.holds,
+                new.holds, new.pooling,
             )  # fmt: skip
+            if new.pooling is not None:
+                self.pooled.add(new.slot)
             if new.sampling.prompt_logprobs is not None:
                 self.scored.add(new.slot)
             tokens.add(new.slot, 0, np.frombuffer(new.tokens, np.int64))

@@ -37,7 +37,15 @@ from reference_impl.interfaces.computing import AttentionBackend, Executor, KVCa
 from reference_impl.interfaces.pages import FetchesPages, HoldsPages, PageStore
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
 from reference_impl.interfaces.planning import BlockPool, Clock, HostProposer, KVManager, Policy, PrefixIndex, Scheduler
-from reference_impl.interfaces.request import Asking, Grammar, Request, RequestState, SamplingParams, TokenLogprobs
+from reference_impl.interfaces.request import (
+    Asking,
+    Grammar,
+    Pooling,
+    Request,
+    RequestState,
+    SamplingParams,
+    TokenLogprobs,
+)
 from reference_impl.interfaces.step import Appended, Masks, Opened, Reply, Rewound, Step, StepRow, TableUpdate
 
 __all__ = [
@@ -72,6 +80,7 @@ __all__ = [
     "PageTransfer",
     "PlansAhead",
     "Policy",
+    "Pooling",
     "PrefixIndex",
     "Proposer",
     "ReadsScales",

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import enum
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from reference_impl.interfaces.blocks import BlockId
+
+Pooling = Literal["last", "mean"]
 
 
 class RequestState(enum.Enum):
     WAITING = "waiting"  # no KV blocks on the device; new, or preempted and queued again
-    LOADING = "loading"  # waits for pages from a store, beside the queue; takes no seat and holds up no other request
+    LOADING = "loading"  # waits for pages from a store, beside the queue: without a seat, but with blocks for them
     RUNNING = "running"  # holds KV blocks
     FINISHED = "finished"
 
@@ -155,6 +158,29 @@ class Request:
     finish_reason: str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's second token and those behind
+    pooling: Pooling | None = None  # nothing is sampled for it: it ends when its prompt is computed, see `embedding`
+    pooled: array[float] | None = None  # a hidden state or, for the mean, the sum of those so far
+
+    @property
+    def embedding(self) -> list[float] | None:
+        """[hidden_size]: the hidden state of the prompt's last token, or the mean over all of them, after the model's
+        last norm. None before the request is finished, if it was aborted, and without pooling."""
+        if self.pooled is None or self.finish_reason != "stop":
+            return None
+        num_pooled = self.num_prompt_tokens if self.pooling == "mean" else 1
+        return [value / num_pooled for value in self.pooled]
+
+    def pool(self, start: int, values: array[float]) -> None:
+        """values: what a row that begins at position `start` adds. Preempted, a request begins again at 0."""
+        if self.pooled is None or start == 0 or self.pooling == "last":
+            self.pooled = values
+        else:
+            self.pooled = array("d", map(float.__add__, self.pooled, values))
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether each of its tokens is to be computed, also those whose keys and values are cached."""
+        return self.scores_prompt or self.pooling == "mean"
 
     @property
     def scores_prompt(self) -> bool:

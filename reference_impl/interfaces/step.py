@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from reference_impl.interfaces.blocks import BlockId, TransferEnd, Transfers
-from reference_impl.interfaces.request import SamplingParams, TokenLogprobs
+from reference_impl.interfaces.request import Pooling, SamplingParams, TokenLogprobs
 
 
 class Opened(NamedTuple):
@@ -23,6 +23,7 @@ class Opened(NamedTuple):
     seed: int
     sample_index: int
     holds: bool  # what is sampled for it is reported, and not part of it
+    pooling: Pooling | None = None  # its rows do not sample: what they add to `Reply.pooled`
 
 
 class Appended(NamedTuple):
@@ -107,4 +108,7 @@ class Reply:
     attention: tuple[str, ...] = ()  # what computed it, by the backend's own names
     # {row: (position, reports)}: of the prompt tokens behind this position, which the row computed.
     prompt_logprobs: Mapping[int, tuple[int, tuple[TokenLogprobs, ...]]] = field(default_factory=dict)
+    # {row: (position, values)}: of a slot with pooling "mean" the sum of the hidden states from this position on that
+    # the row computed; with "last" that of the prompt's last token, from the row that computed it. float64, "d".
+    pooled: Mapping[int, tuple[int, array[float]]] = field(default_factory=dict)
     transfers: tuple[TransferEnd, ...] = ()  # those that ended since the reply before, whichever step they began with

@@ -89,8 +89,8 @@ class KVManager:
 
     def _match(self, request: Request) -> list[BlockId]:
         """At least the last token is computed, even of a prompt that is cached as a whole: its logits are needed. All
-        are where they are scored."""
-        if self.index is None or request.scores_prompt:
+        are where they are scored, or pooled."""
+        if self.index is None or request.needs_whole_prompt:
             return []
         longest = (request.num_tokens - 1) // self.block_size * self.block_size
         return list(self.index.match(request.tokens[:longest], cache_key(request)))

@@ -103,7 +103,7 @@ class StoredKVManager(KVManager):
     # --- from the store -------------------------------------------------------------------------------------------
 
     def fetch(self, request: Request, now: float) -> bool:
-        if request in self._fetched or request.id in self._on_host or request.scores_prompt:
+        if request in self._fetched or request.id in self._on_host or request.needs_whole_prompt:
             return False
         cached = self._match(request)
         start, whole = len(cached), (request.num_tokens - 1) // self.block_size * self.block_size

@@ -151,6 +151,10 @@ class Decoder(nn.Module):
 
     def forward(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         """Logits [num_sampling_rows, vocab_size] of the tokens at batch.logits_indices."""
+        return self.logits(self.hidden_states(batch, kv_cache, attention))
+
+    def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
+        """[num_sampling_rows, hidden_size], of the tokens at batch.logits_indices, after the last norm."""
         c = self.config
         x = self.embedding[batch.input_ids]
         if c.embedding_scale != 1:
@@ -167,9 +171,13 @@ class Decoder(nn.Module):
         last = batch.logits_indices
         if len(last) < len(x):  # else all tokens, in their order
             x, added = x[last], None if added is None else added[last]
-        x, _ = self.fusion.norm(x, added, self.norm)
-        logits = self.head(x, self.embedding if self.lm_head is None else self.lm_head)
-        return logits if c.final_softcap is None else reference.soft_cap(logits, c.final_softcap)
+        return self.fusion.norm(x, added, self.norm)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden_size], after the last norm -> [n, vocab_size]."""
+        logits = self.head(hidden, self.embedding if self.lm_head is None else self.lm_head)
+        cap = self.config.final_softcap
+        return logits if cap is None else reference.soft_cap(logits, cap)
 
     @torch.inference_mode()
     def tune(self, num_tokens: int) -> None:

@@ -92,7 +92,7 @@ class Scheduler:
         self.host_proposer = host_proposer
         self._pages = kv if isinstance(kv, FetchesPages) else None
         self.waiting = RankedQueue()
-        self.loading: list[Request] = []  # set aside until their pages have come; they hold no seat and no blocks
+        self.loading: list[Request] = []  # set aside until their pages have come; they hold no seat
         self.running: list[Request] = []  # best rank first
         self._requests: dict[str, Request] = {}  # those not finished
         self._ranks: dict[str, Rank] = {}
@@ -312,6 +312,8 @@ class Scheduler:
         samples = start + num_tokens == length
         if request.holds:  # one that was thrown out, and computes again what it had, was sampled from before
             samples = samples and length != self._sampled.get(name)
+        elif request.pooling is not None:
+            samples = False
         step.rows[name] = _row((name, start, num_tokens, samples, num_drafts, drafts))
         step.budget -= num_tokens + num_drafts
 
@@ -349,6 +351,8 @@ class Scheduler:
                     self._sampled[name] = len(request.tokens)
                 else:
                     request.num_in_flight += 1 + num_drafts
+            elif request.pooling is not None and not request.num_missing_tokens:
+                booked.append((request, 0))
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
         """Returns the requests that finished."""
@@ -367,6 +371,9 @@ class Scheduler:
         if request.holds:
             request.logprobs += reports
             return False
+        if request.pooling is not None:
+            self._finish(request, "stop")
+            return True
         request.num_in_flight -= 1 + num_drafts
         reason = None
         for token in output.tokens[request.id]:

@@ -21,7 +21,7 @@ from reference_impl.models.decoder import Decoder
 
 
 class TappedModel:
-    """The model, with a note of the logits of every token: logits[request id][position] is a list, one per pass.
+    """The model, with a note of the logits of every token: tapped[request id][position] is a list, one per pass.
 
     texts: by request, its whole text; where it is given, what follows a token of another text (a wrong guess) is not
     noted.
@@ -29,24 +29,27 @@ class TappedModel:
 
     def __init__(self, model: Decoder, texts: dict[str, list[int]] | None = None):
         self.model, self.texts = model, texts or {}
-        self.logits: dict[str, dict[int, list[torch.Tensor]]] = defaultdict(lambda: defaultdict(list))
+        self.tapped: dict[str, dict[int, list[torch.Tensor]]] = defaultdict(lambda: defaultdict(list))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
     def __call__(self, batch: Batch, kv_cache: Any, attention: Any) -> torch.Tensor:
+        return self.model.logits(self.hidden_states(batch, kv_cache, attention))
+
+    def hidden_states(self, batch: Batch, kv_cache: Any, attention: Any) -> torch.Tensor:
         everything = torch.arange(batch.num_tokens)
-        logits = self.model(dataclasses.replace(batch, logits_indices=everything), kv_cache, attention)
-        row = 0
+        hidden = self.model.hidden_states(dataclasses.replace(batch, logits_indices=everything), kv_cache, attention)
+        logits, row = self.model.logits(hidden), 0
         for request_id, query_len in zip(batch.request_ids, batch.query_lens, strict=True):
             text = self.texts.get(request_id)
             for token in range(row, row + query_len):
                 position = int(batch.positions[token])
                 if text is not None and int(batch.input_ids[token]) != text[position]:
                     break
-                self.logits[request_id][position].append(logits[token])
+                self.tapped[request_id][position].append(logits[token])
             row += query_len
-        return logits[batch.logits_indices]
+        return hidden[batch.logits_indices]
 
 
 class Oracle:
@@ -330,7 +333,7 @@ def tapped_engine() -> Callable[..., tuple[Engine, dict[str, dict[int, list[torc
         poison_free_blocks(engine)
         if late is not None:
             make_late(engine, late)
-        return engine, tap.logits
+        return engine, tap.tapped
 
     return make
 
@@ -367,6 +370,23 @@ def one_shot() -> Callable[[Decoder, Sequence[int]], torch.Tensor]:
             return model(batch, None, RecomputeAttention(c.attention_scale, c.attention_softcap))
 
     return logits
+
+
+@pytest.fixture(scope="session")
+def pooled_alone() -> Callable[[Decoder, Sequence[int], str], torch.Tensor]:
+    """[hidden_size] of a prompt alone, in one pass, without a cache: the mean, or the last token's."""
+    from reference_impl.baselines.no_cache import RecomputeAttention
+    from reference_impl.baselines.ragged import ragged_batch
+
+    def pooled(model: Decoder, tokens: Sequence[int], pooling: str) -> torch.Tensor:
+        c = model.config
+        batch = ragged_batch([(tokens, 0)], len(tokens), model.device, c.layer_windows)
+        batch.logits_indices = torch.arange(len(tokens))
+        with torch.inference_mode():
+            hidden = model.hidden_states(batch, None, RecomputeAttention(c.attention_scale, c.attention_softcap))
+        return hidden.mean(0) if pooling == "mean" else hidden[-1]
+
+    return pooled
 
 
 @pytest.fixture(scope="session")

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
-from reference_impl.interfaces import Grammar, Request, SamplingParams
+from reference_impl.interfaces import Grammar, Pooling, Request, SamplingParams
 from reference_impl.kv.groups import kv_specs
 from reference_impl.models.decoder import Decoder
 from reference_impl.scheduler.policy import ByPriority, FirstCome, ShortestFirst
@@ -49,6 +50,7 @@ class Asked:
     arrival: int  # step
     abort: int | None  # step
     grammar: Grammar | None = None
+    pooling: Pooling | None = None
 
 
 @st.composite
@@ -70,6 +72,7 @@ def asked(draw: st.DrawFn) -> Asked:
         )
     )
     family = draw(st.sampled_from([1, 1, 1, 2]))
+    pooling = draw(st.sampled_from([*[None] * 8, "last", "mean"])) if sampling.get("n", 1) == 1 else None
     return Asked(
         (
             *random.Random(family).choices(range(VOCAB), k=shared),
@@ -79,7 +82,8 @@ def asked(draw: st.DrawFn) -> Asked:
         salt=draw(st.sampled_from([None, None, None, "other"])),
         arrival=draw(st.one_of(st.just(0), st.integers(0, 8))),
         abort=draw(st.one_of(st.none(), st.none(), st.integers(0, 14))),
-        grammar=draw(st.sampled_from([None, None, None, Some()])),
+        grammar=None if pooling else draw(st.sampled_from([None, None, None, Some()])),
+        pooling=pooling,
     )
 
 
@@ -140,8 +144,9 @@ def serve(engine: Engine, asked: list[Asked], store: Any = None) -> dict[int, li
         for number, a in enumerate(asked):
             if a.arrival == step:
                 first = engine.add(
-                    list(a.prompt), a.sampling, f"r{number}", cache_salt=a.salt, priority=number % 2, grammar=a.grammar
-                )
+                    list(a.prompt), a.sampling, f"r{number}", cache_salt=a.salt, priority=number % 2, grammar=a.grammar,
+                    pooling=a.pooling,
+                )  # fmt: skip
                 samples[number] = [first, *first.children]
             if a.abort == step and f"r{number}" in engine.requests:
                 engine.abort(f"r{number}")
@@ -163,7 +168,7 @@ def check_logits(
         for values in found:
             error = (values - expected[position]).abs().max()
             assert error <= BOUND[str(model.dtype).removeprefix("torch.")] * scale, (request.id, position)
-    if request.finish_reason != "abort":
+    if request.finish_reason != "abort" and request.pooling is None:
         sampled_from = set(range(request.num_prompt_tokens - 1, request.num_tokens - 1))
         assert sampled_from <= set(seen)
         assert not all_of_them or set(seen) == set(range(request.num_tokens - 1))
@@ -180,6 +185,15 @@ def check_prompt(model: Decoder, request: Request, one_shot: Any) -> None:
         assert abs(report.logprob - float(expected[position, report.token])) < 1e-4
 
 
+def check_embedding(model: Decoder, request: Request, one_shot: Any) -> None:
+    """The head is linear, so what it makes of the mean is the mean of what it makes of each."""
+    expected = one_shot(model, request.tokens)
+    expected = expected[-1] if request.pooling == "last" else expected.mean(0)
+    found = model.logits(torch.tensor([request.embedding], dtype=model.dtype))[0]
+    error = (found - expected).abs().max() / expected.abs().max()
+    assert error <= BOUND[str(model.dtype).removeprefix("torch.")], (request.id, request.pooling)
+
+
 def texts_alone(model: Decoder, asked: list[Asked]) -> dict[str, list[int]]:
     """By request, samples too: prompt and output, where it is alone."""
     return {
@@ -193,6 +207,8 @@ def alone(model: Decoder, asked: Asked) -> list[list[int]]:
     """The samples of a request that has an engine to itself, block by block, without a prefix cache."""
     blocks = 2 * asked.sampling.n * max(1, len(set(model.config.layer_windows)) * 2)
     engine = Engine(model, EngineConfig(block_size=128, num_blocks=blocks, prefix_cache="off"))
+    if asked.pooling is not None:
+        return [[]]
     first = engine.add(list(asked.prompt), asked.sampling, grammar=asked.grammar)
     samples = [first, *first.children]
     while engine.has_work():
@@ -274,8 +290,10 @@ def check_workload(
             text = recorded.get(request.id, request.tokens)  # one that was aborted may have computed more than it kept
             check_logits(model, request, text, logits[request.id], one_shot, only_one)
         check_prompt(model, samples[number][0], one_shot)
+        if a.pooling is not None and samples[number][0].finish_reason != "abort":
+            check_embedding(model, samples[number][0], one_shot)
         texts = [r.output_tokens for r in samples[number] if r.finish_reason != "abort"]
-        assert all(len(text) == a.sampling.max_tokens for text in texts)
+        assert all(len(text) == (a.sampling.max_tokens if a.pooling is None else 0) for text in texts)
         for request in samples[number]:
             if dtype == "float64":
                 written = recorded[request.id][: request.num_tokens]

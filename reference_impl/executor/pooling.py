@@ -1,0 +1,71 @@
+"""Hidden states of a prompt instead of a sampled token: of its last token, or summed over all, for their mean."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reference_impl.executor.batch import HostBatch
+from reference_impl.executor.slots import Slots
+from reference_impl.staging import to_device, to_host
+
+Pools = Mapping[int, tuple[int, "array[float]"]]  # as of `Reply.pooled`
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Rows of a step whose hidden states are asked for.
+
+    rows: (row of the step, first position, where its hidden states begin and end among those of the step's logits).
+    sampling: which of the step's logits are not only for them.
+    """
+
+    rows: list[tuple[int, int, int, int]]
+    sampling: NDArray[np.int64]
+
+
+def add_pooled(host: HostBatch, slots: Slots) -> Pooled | None:
+    """Adds to the batch's logits_indices, in their order, the tokens whose hidden states are asked for; None, and
+    nothing changed, if none are."""
+    if slots.pooled.isdisjoint(host.slots):
+        return None
+    found: list[tuple[int, int, int, int]] = []  # (row of the step, first position, first and last token + 1)
+    ends = host.arrays["query_start_loc"][1:].tolist()
+    for at, slot in enumerate(host.slots):
+        request, end, num = slots.host[slot], host.context_lens[at], host.query_lens[at]
+        if request.pooling == "last":
+            num = int(end == request.num_prompt_tokens)
+        if request.pooling is not None and num:
+            found.append((host.order[at], end - num, ends[at] - num, ends[at]))
+    if not found:
+        return None
+    wanted = np.concatenate([np.arange(first, end) for *_, first, end in found])
+    sampled = host.arrays["logits_indices"]
+    both = host.arrays["logits_indices"] = np.union1d(sampled, wanted)
+    rows = []
+    for row, start, first, end in found:
+        begins, ends_at = np.searchsorted(both, (first, end)).tolist()
+        rows.append((row, start, begins, ends_at))
+    return Pooled(rows, np.searchsorted(both, sampled))
+
+
+def launch_pools(hidden: Tensor, pooled: Pooled) -> Callable[[], Pools]:
+    """hidden [logits, hidden_size], normalised. The function is called when the device is done."""
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    sums = to_host(torch.stack([hidden[first:end].sum(0, dtype=dtype) for *_, first, end in pooled.rows]))
+
+    def finish() -> Pools:
+        values = sums.double().numpy()
+        return {row: (start, array("d", values[i].tobytes())) for i, (row, start, *_) in enumerate(pooled.rows)}
+
+    return finish
+
+
+def of_sampling(hidden: Tensor, pooled: Pooled) -> Tensor:
+    return hidden[to_device({"sampling": pooled.sampling}, hidden.device)["sampling"]]
