@@ -1,8 +1,9 @@
 """From the scheduler's plan, which names requests, to the step for a worker, which names slots.
 
 A request gets a slot when it is computed first, and keeps it until it ends or gives up its blocks. What the worker has
-been sent of it is not sent again: its tokens go over when its slot is opened, its block table as it grows. So what the
-planner needs to do for a step that only decodes is a comparison per row.
+been sent of it is not sent again: its tokens go over when its slot is opened, less those that it shares with a request
+that it was forked from; its block table as it grows. So what the planner needs to do for a step that only decodes is a
+comparison per row.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class _Sent:
     num_tokens: int  # those that were sent, and those that it samples itself
     num_computed: int
     tables: list[list[BlockId]]
+    opened_in: int  # the step
     room: int = 0  # positions that its blocks have
 
 
@@ -72,7 +74,7 @@ class Planner:
             request, sent = requests[name], self._sent.get(name)
             if sent is None or sent.request is not request or sent.num_computed < start:
                 self.close(name)
-                sent = self._open(request, start, opened)
+                sent = self._open(request, start, plan.step_id, opened)
             elif sent.num_computed > start:  # static batching computes the last token of a finished request again
                 rewound.append(Rewound(sent.slot, start))
             if sent.num_tokens < len(request.tokens):
@@ -99,18 +101,31 @@ class Planner:
             tuple(rows), takes_masks,
         )  # fmt: skip
 
-    def _open(self, request: Request, start: int, opened: list[Opened]) -> _Sent:
+    def _open(self, request: Request, start: int, step_id: int, opened: list[Opened]) -> _Sent:
         slot = heapq.heappop(self._free) if self._free else self.num_slots
         self.num_slots = max(self.num_slots, slot + 1)
-        sent = _Sent(slot, request, len(request.tokens), start, [[] for _ in request.block_tables])
+        sent = _Sent(slot, request, len(request.tokens), start, [[] for _ in request.block_tables], step_id)
         self._sent[request.id] = sent
+        fork_of = self._parent_of(request, step_id)
+        tokens = request.tokens if fork_of is None else request.tokens[fork_of[1] :]
         opened.append(
             Opened(
-                slot, request.id, array("q", request.tokens), request.num_prompt_tokens, start, request.sampling,
-                request.seed, request.sample_index, request.holds, request.pooling,
+                slot, request.id, array("q", tokens), request.num_prompt_tokens, start, request.sampling,
+                request.seed, request.sample_index, request.holds, request.pooling, fork_of,
             )
         )  # fmt: skip
         return sent
+
+    def _parent_of(self, request: Request, step_id: int) -> tuple[int, int] | None:
+        """As `Opened.fork_of`: of tokens that the worker did not sample."""
+        parent = None if request.parent_id is None else self._sent.get(request.parent_id)
+        if parent is None or parent.opened_in == step_id:
+            return None
+        num_sent = len(parent.request.tokens) if parent.request.holds else parent.request.num_prompt_tokens
+        num_shared = min(request.num_computed_tokens, num_sent, parent.num_tokens)
+        if request.tokens[:num_shared] != parent.request.tokens[:num_shared]:  # a later request of this name
+            return None
+        return (parent.slot, num_shared) if num_shared else None
 
     def _changes(self, sent: _Sent) -> Iterator[TableUpdate]:
         """Tables grow, with exceptions: a shared block is copied before it is written, a cached block replaces one

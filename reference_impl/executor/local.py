@@ -134,11 +134,11 @@ class LocalExecutor:
     def submit(self, step: Step) -> Ticket:
         """Starts a step on the device."""
         now = self.clock.now()
-        self.slots.apply(step)
+        opened = self.slots.apply(step)
         if self.proposer is not None:
             for slot in step.closed:
                 self.proposer.closed(slot)
-            for new in step.opened:
+            for new in opened:
                 self.proposer.opened(new)
         self.kv_cache.transfer(step.transfers)
         if self.pages is not None:

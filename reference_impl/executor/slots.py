@@ -10,6 +10,7 @@ what is sampled for it is dropped.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_impl.interfaces import NO_BLOCK, KVSpec, Pooling, SamplingParams, Step
+from reference_impl.interfaces import NO_BLOCK, KVSpec, Opened, Pooling, SamplingParams, Step
 from reference_impl.sampling.penalties import TokenCounts, has_penalties
 from reference_impl.sampling.sampler import COLUMNS, Parameters, columns
 from reference_impl.staging import Arrays, to_device
@@ -88,40 +89,40 @@ class Slots:
 
     # --- what a step changes --------------------------------------------------------------------------------------
 
-    def apply(self, step: Step) -> None:
-        """Opens, closes and updates slots. ValueError if an opened slot's number is too high."""
+    def _with_all_tokens(self, new: Opened) -> Opened:
+        if new.fork_of is None:
+            return new
+        slot, num_tokens = new.fork_of
+        parent = self.host.get(slot)
+        if parent is None or len(parent.tokens) < num_tokens:
+            has = "which is not open" if parent is None else f"of which the host has {len(parent.tokens)}"
+            raise ValueError(
+                f"request {new.request_id!r} is to begin with {num_tokens} tokens of slot {slot}, {has}: expected one "
+                "that was open before this step"
+            )
+        return new._replace(tokens=array("q", parent.tokens[:num_tokens]) + new.tokens, fork_of=None)
+
+    def apply(self, step: Step) -> Sequence[Opened]:
+        """Opens, closes and updates slots; returns those that are opened, with all their tokens. ValueError if a slot's
+        number is too high, or one is to begin like a slot that is not open."""
+        opened = [self._with_all_tokens(new) for new in step.opened]
         for slot in step.closed:
             self.host.pop(slot, None)
             self.scored.discard(slot)
             self.pooled.discard(slot)
             self.counts.close(slot)
-        if not (step.opened or step.appended or step.rewound or step.tables):
-            return
+        if not (opened or step.appended or step.rewound or step.tables):
+            return opened
         tokens, arrays = _Writes(), Arrays()
-        for new in step.opened:
-            if new.slot >= self.num_slots:
-                raise ValueError(
-                    f"request {new.request_id!r} is to have slot {new.slot}; this worker has {self.num_slots}: "
-                    "the scheduler lets more requests run than max_num_seqs, or takes blocks away without naming whose "
-                    "in StepPlan.preempted"
-                )
-            self.host[new.slot] = Slot(
-                new.request_id, list(new.tokens), new.num_prompt_tokens, new.sampling, new.seed, new.sample_index,
-                new.holds, new.pooling,
-            )  # fmt: skip
-            if new.pooling is not None:
-                self.pooled.add(new.slot)
-            if new.sampling.prompt_logprobs is not None:
-                self.scored.add(new.slot)
+        for new in opened:
+            self._open(new)
             tokens.add(new.slot, 0, np.frombuffer(new.tokens, np.int64))
-            for name, (value,) in columns([new.sampling], [new.seed], [new.sample_index]).items():
-                self.sampling[name][new.slot] = value
         for more in step.appended:
             tokens.add(more.slot, more.start, more.tokens)
             self.host[more.slot].tokens += more.tokens
-        if step.opened:
-            arrays["opened"] = np.array([new.slot for new in step.opened])
-        if moved := [*((new.slot, new.num_computed_tokens) for new in step.opened), *step.rewound]:
+        if opened:
+            arrays["opened"] = np.array([new.slot for new in opened])
+        if moved := [*((new.slot, new.num_computed_tokens) for new in opened), *step.rewound]:
             arrays["moved"], arrays["computed"] = np.array(moved).T.copy()
         arrays |= tokens.arrays("tokens")
         for group in range(len(self.specs)):
@@ -131,11 +132,31 @@ class Slots:
                     writes.add(update.slot, update.start, update.blocks)
             arrays |= writes.arrays(f"table.{group}")
         self._write(to_device(arrays, self.device))
-        for new in step.opened:
+        for new in opened:
             if has_penalties(new.sampling):
                 self.counts.open(new.slot, new.tokens, new.num_prompt_tokens)
         for more in step.appended:
             self.counts.append(more.slot, more.tokens)
+        return opened
+
+    def _open(self, new: Opened) -> None:
+        """On the host."""
+        if new.slot >= self.num_slots:
+            raise ValueError(
+                f"request {new.request_id!r} is to have slot {new.slot}; this worker has {self.num_slots}: "
+                "the scheduler lets more requests run than max_num_seqs, or takes blocks away without naming whose "
+                "in StepPlan.preempted"
+            )
+        self.host[new.slot] = Slot(
+            new.request_id, list(new.tokens), new.num_prompt_tokens, new.sampling, new.seed, new.sample_index,
+            new.holds, new.pooling,
+        )  # fmt: skip
+        if new.pooling is not None:
+            self.pooled.add(new.slot)
+        if new.sampling.prompt_logprobs is not None:
+            self.scored.add(new.slot)
+        for name, (value,) in columns([new.sampling], [new.seed], [new.sample_index]).items():
+            self.sampling[name][new.slot] = value
 
     def _write(self, t: Mapping[str, Tensor]) -> None:
         if "moved" in t:

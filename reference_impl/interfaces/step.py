@@ -16,7 +16,7 @@ class Opened(NamedTuple):
 
     slot: int
     request_id: str  # for messages, profiles and an attention backend's own books; nothing is looked up by it
-    tokens: array[int]  # "q"; all that are known
+    tokens: array[int]  # "q"; all that are known, less those of `fork_of`
     num_prompt_tokens: int
     num_computed_tokens: int  # of these, the keys and values are in the cache
     sampling: SamplingParams
@@ -24,6 +24,9 @@ class Opened(NamedTuple):
     sample_index: int
     holds: bool  # what is sampled for it is reported, and not part of it
     pooling: Pooling | None = None  # its rows do not sample: what they add to `Reply.pooled`
+    # (slot, n): before `tokens` come the first n that this slot had before the step. A proposer gets it without, and
+    # with all tokens.
+    fork_of: tuple[int, int] | None = None
 
 
 class Appended(NamedTuple):

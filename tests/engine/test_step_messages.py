@@ -23,7 +23,7 @@ from reference_impl.interfaces import Opened, Reply, Request, Row, SamplingParam
 from reference_impl.planner import Planner
 
 VOCAB = 61
-NAMES = ("closed", "opened", "appended", "rewound", "grown", "rewritten", "in flight")
+NAMES = ("closed", "opened", "forked", "appended", "rewound", "grown", "rewritten", "in flight")
 
 
 @dataclass
@@ -44,8 +44,10 @@ class Mirror:
         self.slots: dict[int, Text] = {}
         self.seen = dict.fromkeys(NAMES, 0)
         self.largest_decode = 0  # bytes of a step in which nobody is opened
+        self.largest_fork = 0  # bytes of a step that opens a slot which begins like another
 
     def submit(self, step: Step) -> Any:
+        before = {slot: list(text.tokens) for slot, text in self.slots.items()}
         for slot in step.closed:
             del self.slots[slot]
         for new in step.opened:
@@ -56,7 +58,9 @@ class Mirror:
                 request.sampling, request.seed, request.sample_index, request.holds, request.num_prompt_tokens,
             )  # fmt: skip
             tables: list[list[int]] = [[] for _ in request.block_tables]
-            self.slots[new.slot] = Text(new, request, list(new.tokens), new.num_computed_tokens, tables)
+            tokens = [*(before[new.fork_of[0]][: new.fork_of[1]] if new.fork_of else ()), *new.tokens]
+            self.slots[new.slot] = Text(new, request, tokens, new.num_computed_tokens, tables)
+            self.seen["forked"] += new.fork_of is not None
         for slot, at, tokens in step.appended:
             assert at == len(self.slots[slot].tokens)
             self.slots[slot].tokens += tokens
@@ -86,6 +90,8 @@ class Mirror:
         assert len({row.slot for row in step.rows}) == len(step.rows)
         for name in ("closed", "opened", "appended", "rewound"):
             self.seen[name] += len(getattr(step, name))
+        if any(new.fork_of for new in step.opened):
+            self.largest_fork = max(self.largest_fork, len(pickle.dumps(step)))
         if not step.opened:
             self.largest_decode = max(self.largest_decode, len(pickle.dumps(step)))
         return step, rows, self.inner.submit(pickle.loads(pickle.dumps(step)))
@@ -166,7 +172,25 @@ def test_of_beams_too(overlap: str, random_model: Callable) -> None:
     found = beam_search(engine, [1, 2, 3, 4, 5], width=3, max_tokens=9)
     assert [beam.tokens for beam in found] == [beam.tokens for beam in expected]
     assert mirror.seen["appended"] > 5
+    assert mirror.seen["forked"] > 5
     assert mirror.largest_decode < 1500
+
+
+@pytest.mark.parametrize("kind", ["samples", "beams"])
+def test_forks_send_none_of_the_tokens_that_the_worker_has(kind: str, random_model: Callable) -> None:
+    model, sizes = random_model("float64", max_position_embeddings=4096), []
+    for length in (64, 3000):
+        engine = Engine(model, EngineConfig(block_size=64, num_blocks=400, max_num_seqs=4, max_num_batched_tokens=4096))
+        mirror = mirrored(engine)
+        prompt = random.Random(1).choices(range(VOCAB), k=length)
+        if kind == "beams":
+            beam_search(engine, prompt, width=3, max_tokens=6)
+        else:
+            engine.add(prompt, SamplingParams(max_tokens=6, n=4, presence_penalty=0.5))
+            run(engine)
+        assert mirror.seen["forked"] >= 3
+        sizes.append(mirror.largest_fork)
+    assert sizes[1] < sizes[0] + 3000, "tables of 47 blocks instead of 1; the tokens would be 24,000 bytes"
 
 
 def test_whoever_is_done_in_a_static_batch_is_told_only_that_it_goes_back_one_token(random_model: Callable) -> None:
