@@ -65,8 +65,8 @@ def check_parts(parts: Parts) -> None:
         mine = getattr(parts, owner)
         if getattr(parts, name) is not None and mine is not None:
             raise ValueError(
-                f"Parts.{name} is for the engine's own {owner}, and Parts.{owner} is given, too: nobody would ask the "
-                f"{name}. Hand it to your {type(mine).__name__}, or leave one of the two out"
+                f"Parts.{name} is for the engine's own {owner}, and Parts.{owner} is given, too: the {name} "
+                f"would never be asked. Hand it to your {type(mine).__name__}, or leave one of the two out"
             )
 
 
@@ -90,7 +90,7 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
     if config.num_drafts and parts.scheduler is not None:
         raise ValueError(
             f"num_drafts={config.num_drafts} is for the engine's own scheduler, and Parts.scheduler is given, too: "
-            f"nobody would plan them. Hand it to your {type(parts.scheduler).__name__}, or leave one of the two out"
+            f"none would be planned. Hand them to your {type(parts.scheduler).__name__}, or leave one of the two out"
         )
     if given and not config.num_drafts and parts.scheduler is None:
         raise ValueError(

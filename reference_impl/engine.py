@@ -197,7 +197,7 @@ class Engine:
         priority (smaller goes first), tenant and deadline (seconds on the engine's clock) are for the policy.
         Requests with different cache_salt share no prefixes. holds: see `append`. grammar: what may be written; the
         executor must take masks. With sampling.n > 1 the request returned is sample 0, and its `children` are the
-        others. pooling: nothing is sampled; when the prompt is computed, the request is finished and has an `embedding`
+        others. RuntimeError if an overlapped step failed. pooling: nothing is sampled; when the prompt is computed, the request is finished and has an `embedding`
         (which a simulated GPU does not compute). For the mean no prefix is taken from the cache.
         """
         if deadline is not None and not math.isfinite(deadline):
@@ -207,6 +207,7 @@ class Engine:
             raise ValueError(
                 f"grammar: {name} samples without masks; it needs finish(ticket, masks), as LocalExecutor has"
             )
+        self.pipeline.raise_if_lost()
         sampling = sampling or SamplingParams()
         if pooling is not None:
             _check_pooling(pooling, sampling, holds, grammar)
@@ -341,8 +342,8 @@ class Engine:
             self._record(self.pipeline.collect(self.requests))
 
     def _check_patience(self, now: float) -> None:
-        """Nothing was planned: right if there is nothing to do, if held requests are in the way until somebody appends
-        to them, or if the scheduler waits on purpose (dynamic batching says until when)."""
+        """Nothing was planned: right if there is nothing to do, if held requests are in the way until a token is
+        appended to them, or if the scheduler waits on purpose (dynamic batching says until when)."""
         waits_until = self.scheduler.next_event(now) if isinstance(self.scheduler, WaitsOnPurpose) else None
         held = any(request.holds for request in self.requests.values())
         if self.has_work() and waits_until is None and not held:
@@ -374,7 +375,7 @@ class Engine:
 
     def capture_graphs(self, longest: int | None = None) -> int:
         """On a GPU: captures the CUDA graphs of all decoding steps with contexts of up to `longest` positions, where
-        otherwise each is captured when it is needed first, while everybody waits. Returns how many; 0 without graphs.
+        otherwise each is captured when it is needed first, while all requests wait. Returns how many; 0 without graphs.
         """
         return self.executor.capture_all(longest) if isinstance(self.executor, CapturesGraphs) else 0
 

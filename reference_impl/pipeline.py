@@ -110,20 +110,23 @@ class Pipeline:
         with self._watched():
             return self._collect(requests)
 
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
+    def raise_if_lost(self) -> None:
         if self._lost is not None:
             raise RuntimeError(
                 "a step on which others were planned failed or was interrupted, so what the cache holds is unknown: "
                 "make a new engine (with overlap='off' a step whose model failed can be tried again)"
             ) from self._lost
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        self.raise_if_lost()
         try:
             yield
         except BaseException as error:  # also Ctrl-C: the step that was waited for is in no list any more
             self._lost = error if self.overlaps else None
             if not self.overlaps:
                 self._running.clear()  # a step that did not get its masks is given up
-            self.planner.close_all()  # so that a step that is tried again tells the worker everything
+            self.planner.close_all()  # so that a step that is tried again opens every slot
             raise
 
     def _submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> None:

@@ -22,7 +22,7 @@ from reference_impl.trace import Trace
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request of a load. output: tokens it will write, which nobody knows before; max_tokens: what it may write."""
+    """A request of a load. output: tokens it will write, as it turns out; max_tokens: what it may write."""
 
     second: float
     prompt: int
@@ -88,7 +88,9 @@ def _next_event(engine: Engine, coming: Sequence[Arrival], now: float) -> float:
     closes = engine.scheduler.next_event(now) if isinstance(engine.scheduler, WaitsOnPurpose) else None
     times += [closes] if closes is not None else []
     if not times:
-        raise RuntimeError("the scheduler planned nothing, nobody will arrive, and it does not say what it waits for")
+        raise RuntimeError(
+            "the scheduler planned nothing, no request is to come, and it does not say what it waits for"
+        )
     return max(now, min(times))
 
 

@@ -3,8 +3,9 @@
 The scheduler, the blocks and the trace are the engine's own, so the order of events is real. The times are the cost
 model's: the floors of `theory.deployment` for a stated MFU and MBU, or what was measured (`simulation.cost`), plus the
 moves between device and host; launches and the host's work are left out of the floors unless you add them. The tokens
-mean nothing: everybody writes the same one until the given length is reached, but for the samples of one prompt. Where
-they are drawn they differ, and a prefix cache must not take one for the other. Drafts are right as often as is stated.
+mean nothing: every request writes the same one until the given length is reached, but for the samples of one prompt.
+Where they are drawn they differ, and a prefix cache must not take one for the other. Drafts are right as often as is
+stated.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class StepCost(Protocol):
 class SimulatedGPU:
     """Executor and clock in one, for `Parts(executor=gpu, clock=gpu, kv_cache=object(), attention=object())`.
 
-    num_output_tokens: per request how many tokens it writes before it stops (with END in its stop_token_ids); who is
-    not in it writes until max_tokens. host_seconds: added to every step. host_link: byte/s between device and host.
+    num_output_tokens: per request how many tokens it writes before it stops (with END in its stop_token_ids); one that
+    is not in it writes until max_tokens. host_seconds: added to every step. host_link: byte/s between device and host.
     acceptance: where rows have drafts (EngineConfig.num_drafts), each guess is right with this probability if all
     before it are, drawn from `seed`. draft_seconds: a step with drafts takes k times this longer, k the most that a row
     has; the verification is in the step's cost. ValueError unless 0 <= acceptance <= 1.

@@ -48,7 +48,7 @@ class BlockPool:
         self._check("incref", ids)
         for block in ids:
             if self._refs[block] < 1:
-                raise ValueError(f"incref: block {block} is free, so nobody can share it")
+                raise ValueError(f"incref: block {block} is free, so it cannot be shared")
         for block in ids:
             self._refs[block] += 1
 

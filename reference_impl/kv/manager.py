@@ -28,7 +28,7 @@ class KVManager:
     models whose layers all see everything. host_pool: blocks of host memory for requests that are swapped out.
 
     Every holder of a block has a reference to it: each request, and the index for each block in it. So an indexed
-    block with one reference is in nobody's way and can be evicted. A request that holds an indexed block holds all
+    block with one reference is not in use and can be evicted. A request that holds an indexed block holds all
     blocks before it too (see `commit`), so evicting leaf by leaf can free every one of them.
     """
 
@@ -79,7 +79,7 @@ class KVManager:
         ends = [num_tokens if window is None else min(num_tokens, budget) for window in self.windows]
         blocks = self._take(sum(self.blocks_for(end) - len(cached) for end in ends))
         if blocks is None:
-            self._give_back(cached)  # now: nobody used them, and a scheduler need not wait for them
+            self._give_back(cached)  # now: they were not used, and need not be waited for
             request.block_tables = [[] for _ in self.windows]
             return False
         for table, end in zip(request.block_tables, ends, strict=True):
@@ -106,7 +106,7 @@ class KVManager:
                 self._let_go(table, _surely_computed(request) - window + 1)
             if end > held:
                 missing += end - held
-            if first < held and self.pool.ref_count(table[first]) > 1:  # somebody else reads the block we write
+            if first < held and self.pool.ref_count(table[first]) > 1:  # another request reads the block to be written
                 shared.append(table)
         if not missing and not shared:
             return True
@@ -133,7 +133,7 @@ class KVManager:
     def commit(self, request: Request) -> None:
         """Index the request's full computed blocks.
 
-        Where somebody computed the same tokens before, the request takes over that block and gives back its own.
+        Where the same tokens were computed before, the request takes over that block and gives back its own.
         """
         if self.index is None or not request.block_table:
             return
@@ -272,7 +272,7 @@ class KVManager:
         if len(blocks) != num_blocks:
             raise RuntimeError(
                 f"PrefixIndex.evict({num_blocks}) gave {len(blocks)} blocks; {self._num_evictable} more are indexed "
-                "and in nobody's use"
+                "and not in use"
             )
 
     def _hold(self, blocks: Sequence[BlockId]) -> None:
@@ -296,7 +296,7 @@ class KVManager:
                 self.pool.decref([block])
                 self._num_evictable += block in self._indexed and self.pool.ref_count(block) == 1
 
-    # --- overlapped steps: what a running step uses is handed to nobody else -----------------------------------------
+    # --- overlapped steps: what a running step uses is not given out again -------------------------------------------
 
     @property
     def num_releasing(self) -> int:

@@ -107,6 +107,8 @@ class StoredKVManager(KVManager):
             return False
         cached = self._match(request)
         start, whole = len(cached), (request.num_tokens - 1) // self.block_size * self.block_size
+        if self.blocks_for(request.num_tokens) - start > self.num_available - self._would_hold(cached):
+            return False  # it could not be let in, either: asked again when it is next
         tokens = request.tokens[:whole]
         keys = page_keys(tokens, self.root + cache_key(request), self.block_size)
         if start < len(keys) and (load := self._coming(keys[start])) is not None:
@@ -117,8 +119,6 @@ class StoredKVManager(KVManager):
         if num_stored <= start:
             self._fetched.add(request)
             return False
-        if self.blocks_for(request.num_tokens) - start > self.num_available - self._would_hold(cached):
-            return False  # it could not be let in, either
         self._hold(cached)
         blocks = self._take(num_stored - start)
         assert blocks is not None

@@ -17,7 +17,7 @@ class MemoryUse:
 
     block_size: int
     free_blocks: int
-    cached_blocks: int  # full of keys and values that a later prompt may find, and in nobody's use
+    cached_blocks: int  # full of keys and values that a later prompt may find, and not in use
     held_blocks: int  # in the block table of at least one request
     references: int  # entries of all block tables; more than held_blocks where blocks are shared
     filled_slots: int  # keys and values that were computed

@@ -21,7 +21,7 @@ class PagedKVCache:
     so writing a token is one contiguous copy.
 
     A dtype of 8 bits has a scale for each head of a slot besides: scale [layers of a group, 2, num_blocks,
-    num_kv_heads, block_size] float32. Slots come last: whoever reads one head of a block finds its scales side by side.
+    num_kv_heads, block_size] float32. Slots come last: the scales of one head of a block lie side by side.
 
     num_host_blocks: room in host memory for blocks that are swapped out: host and host_scale, with blocks first,
     so that each is one copy.

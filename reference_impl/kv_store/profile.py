@@ -56,7 +56,7 @@ class CudaMemory:
         import torch
 
         highest = []
-        give_back(self.device)  # an engine that nobody uses any more may still hold its cache
+        give_back(self.device)  # an engine that is no longer used may still hold its cache
         for run in runs:
             torch.cuda.reset_peak_memory_stats(self.device)
             run()

@@ -41,7 +41,7 @@ class TritonAttention:
     def plan(self, batch: Batch) -> None:
         n, self.ran = batch.num_decode_rows, set()
         starts = batch.query_start_loc[n:]
-        if n < batch.num_rows:  # else nobody asks, and it would be a launch
+        if n < batch.num_rows:  # else it is not used, and would be a launch
             starts = starts - n
         batch.attention_plan = Plan(n, max(batch.context_lens[:n], default=0), starts)
 

@@ -47,7 +47,7 @@ class TokenCounts:
         self.written = torch.empty(0, 0, dtype=torch.int32, device=device)
         self._places: dict[int, int] = {}  # by slot
         self._free: list[int] = []
-        self._told: list[tuple[int, Sequence[int], int]] = []  # (place, tokens, how many of them are prompt), to count
+        self._uncounted: list[tuple[int, Sequence[int], int]] = []  # (place, tokens, of them prompt)
         self._emptied: set[int] = set()  # places whose counts are an earlier request's
 
     def open(self, slot: int, tokens: Sequence[int], num_prompt_tokens: int) -> None:
@@ -55,18 +55,18 @@ class TokenCounts:
         place = self._free.pop() if self._free else len(self._places)
         self._places[slot] = place
         self._emptied.add(place)
-        self._told.append((place, tokens, num_prompt_tokens))
+        self._uncounted.append((place, tokens, num_prompt_tokens))
 
     def close(self, slot: int) -> None:
         if slot in self._places:
             place = self._places.pop(slot)
             self._free.append(place)
-            self._told = [told for told in self._told if told[0] != place]
+            self._uncounted = [new for new in self._uncounted if new[0] != place]
 
     def append(self, slot: int, tokens: Sequence[int]) -> None:
         """Output that the worker did not sample."""
         if slot in self._places:
-            self._told.append((self._places[slot], tokens, 0))
+            self._uncounted.append((self._places[slot], tokens, 0))
 
     def of(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> Penalties | None:
         """None: no request has penalties."""
@@ -83,19 +83,19 @@ class TokenCounts:
         return Penalties(arrays, self)
 
     def catch_up(self, vocab_size: int) -> None:
-        """Counts what it was told since."""
+        """Counts what came since."""
         self._grow(vocab_size)
         if self._emptied:
             places = to_device({"places": np.array(sorted(self._emptied))}, self.device)["places"]
             self.seen.index_fill_(0, places, False)
             self.written.index_fill_(0, places, 0)
-        if self._told:
-            place = np.repeat([p for p, _, _ in self._told], [len(tokens) for _, tokens, _ in self._told])
-            token = np.concatenate([np.asarray(tokens, np.int64) for _, tokens, _ in self._told])
-            output = np.concatenate([np.arange(len(tokens)) >= prompt for _, tokens, prompt in self._told])
+        if self._uncounted:
+            place = np.repeat([p for p, _, _ in self._uncounted], [len(tokens) for _, tokens, _ in self._uncounted])
+            token = np.concatenate([np.asarray(tokens, np.int64) for _, tokens, _ in self._uncounted])
+            output = np.concatenate([np.arange(len(tokens)) >= prompt for _, tokens, prompt in self._uncounted])
             t = to_device({"place": place, "token": token, "output": output.astype(np.int32)}, self.device)
             self._count(t["place"], t["token"], t["output"])
-        self._emptied, self._told = set(), []
+        self._emptied, self._uncounted = set(), []
 
     def _grow(self, vocab_size: int) -> None:
         needed = len(self._places) + len(self._free)

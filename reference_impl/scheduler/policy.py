@@ -1,7 +1,7 @@
 """Whose turn it is. A policy gives a request its rank once, when it arrives; the smaller rank goes first.
 
 Nothing is ranked again while it waits, and no queue sorted again. That is enough even for aging: if every second
-of waiting is to be worth `aging`, the urgency base - aging * (now - arrival) has the same `now` for everybody, so
+of waiting is to be worth `aging`, the urgency base - aging * (now - arrival) has the same `now` for all requests, so
 it orders requests as base + aging * arrival does, which never changes.
 
 Each docstring says how far a request can be overtaken. Equal ranks go in order of arrival.
@@ -30,7 +30,7 @@ def most_tokens(request: Request) -> int:
 
 
 class FirstCome:
-    """In order of arrival: whoever arrives later goes later. A long request holds up all behind it."""
+    """In order of arrival: a request that arrives later goes later. A long request holds up all behind it."""
 
     preemptive = False
 
@@ -85,8 +85,8 @@ class EarliestDeadline:
     (Slack at time t is that moment - t, so the moments order requests as their slacks do; with seconds_per_token 0
     this is earliest deadline first.) A request without a deadline gets arrival + default_slo.
 
-    A rank is never before the arrival: who arrives with too little time does not go before those who came earlier.
-    So once the moment at which a request must start has passed, nobody who arrives goes before it. Under overload
+    A rank is never before the arrival: a request with too little time does not go before those that came earlier.
+    So once the moment at which a request must start has passed, no request that arrives goes before it. Under overload
     this order is a poor one: it spends time on requests that miss their deadline anyway.
     """
 
@@ -120,14 +120,14 @@ class FairShare:
         start = max(virtual time of the engine, end of the tenant's request before)
         end   = start + estimate / weight, corrected when the request has finished and what it took is known
 
-    So a tenant that comes back from a pause starts with everybody else: it has saved up nothing. A tenant's own
+    So a tenant that comes back from a pause starts where the others are: it has saved up nothing. A tenant's own
     requests keep their order, even if a correction makes up for estimates that were too high.
 
     While two tenants a and b both wait, tokens_a / w_a and tokens_b / w_b let in differ by at most
     cost_a / w_a + cost_b / w_b (the largest of each), so each is within one request of its ideal share. Until a
     request is let in, another tenant g gets at most (start - virtual time at arrival) * w_g tokens and one request
-    more: nobody starves, however much a tenant sends. (Tenants without number, each with one request, can starve
-    others: limit who may invent one.) Both bounds hold for right estimates; others are made good with delay.
+    more: none starves, however much a tenant sends. (Tenants without number, each with one request, can starve
+    others: limit which clients may invent one.) Both bounds hold for right estimates; others are made good with delay.
     """
 
     preemptive = False
@@ -158,7 +158,7 @@ class FairShare:
         error = _tokens_taken(request) - self._estimates.pop(request.id, 0)
         if request.tenant in self._end:
             self._end[request.tenant] += error / self.weight(request.tenant)
-        self._advance()  # and hold on to nobody who is gone
+        self._advance()  # and keep no request that has ended
 
     def weight(self, tenant: str) -> float:
         return self.weights.get(tenant, 1.0)
@@ -174,7 +174,7 @@ class FairShare:
 
 
 def _tokens_taken(request: Request) -> int:
-    """What was computed. Tokens found in the prefix cache count: a share must not depend on who filled the cache."""
+    """What was computed. Tokens found in the prefix cache count: a share must not depend on what filled the cache."""
     is_sample = request.parent_id is not None  # what it shares of the prompt, its parent has paid for
     if request.num_tokens == request.num_prompt_tokens:  # ended before its first token
         return 0 if is_sample else request.num_computed_tokens

@@ -34,11 +34,11 @@ class RankedQueue:
         insort(self._entries, entry)
 
     def first(self) -> Request:
-        """Whose turn it is; IndexError if nobody waits."""
+        """The one that is next; IndexError if none waits."""
         return self._entries[0][2]
 
     def pop(self) -> Request:
-        """Takes the first out; IndexError if nobody waits."""
+        """Takes the first out; IndexError if none waits."""
         request = self._entries.pop(0)[2]
         del self._by_id[request.id]
         return request

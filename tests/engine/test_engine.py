@@ -198,7 +198,7 @@ def test_a_cache_of_your_own_is_not_measured_against_this_machines_memory(random
     [
         ({"policy": "p", "scheduler": "s"}, r"Parts\.policy is for the engine's own scheduler, and Parts\.scheduler"),
         ({"prefix_index": "p", "kv_manager": "k"}, r"Parts\.prefix_index is for the engine's own kv_manager"),
-        ({"sampler": "s", "executor": "e"}, r"nobody would ask the sampler\. Hand it to your str, or leave one"),
+        ({"sampler": "s", "executor": "e"}, r"the sampler would never be asked\. Hand it to your str, or leave one"),
     ],
 )
 def test_a_part_that_nobody_would_ask_is_refused(parts: dict[str, str], fault: str, random_model: Callable) -> None:

@@ -273,9 +273,10 @@ def test_who_aborts_because_a_step_failed_sees_its_error_and_the_engine_is_lost(
     with pytest.raises(type(error)):
         engine.step()
     engine.abort("r")  # as `LLM.generate` does on its way out: nothing is collected, nothing raised
-    engine.add([1, 2, 3], SamplingParams(max_tokens=1))
     with pytest.raises(RuntimeError, match="failed or was interrupted"):
-        engine.step()
+        engine.add([1, 2, 3], SamplingParams(max_tokens=1))
+    with pytest.raises(RuntimeError, match="failed or was interrupted"):
+        engine.pipeline.collect({})
 
 
 @pytest.mark.parametrize("seed", [None, 0])
