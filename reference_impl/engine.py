@@ -192,12 +192,13 @@ class Engine:
         grammar: Grammar | None = None,
         pooling: Pooling | None = None,
     ) -> Request:
-        """Queues a prompt of token ids. ValueError if it is empty, holds unknown ids, or can never fit.
+        """Queues a prompt of token ids. ValueError if it is empty, holds unknown ids, or can never fit; RuntimeError if
+        an overlapped step failed.
 
         priority (smaller goes first), tenant and deadline (seconds on the engine's clock) are for the policy.
         Requests with different cache_salt share no prefixes. holds: see `append`. grammar: what may be written; the
         executor must take masks. With sampling.n > 1 the request returned is sample 0, and its `children` are the
-        others. RuntimeError if an overlapped step failed. pooling: nothing is sampled; when the prompt is computed, the request is finished and has an `embedding`
+        others. pooling: nothing is sampled; when the prompt is computed, the request is finished and has an `embedding`
         (which a simulated GPU does not compute). For the mean no prefix is taken from the cache.
         """
         if deadline is not None and not math.isfinite(deadline):
