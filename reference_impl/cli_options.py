@@ -14,6 +14,7 @@ import typer
 
 _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
+_WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
 
 Model = Annotated[str, typer.Argument(help="A Hugging Face folder, or target / draft for a course model.")]
@@ -32,6 +33,7 @@ class EngineOptions:
     attention: Annotated[str, typer.Option(help=_ATTENTION)] = "auto"
     overlap: Annotated[str, typer.Option(help=_OVERLAP)] = "auto"
     graphs: Annotated[str, typer.Option(help=_GRAPHS)] = "auto"
+    worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:

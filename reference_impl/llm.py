@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -29,6 +29,7 @@ from reference_impl.models.loader import load_model
 from reference_impl.models.shapes import Shape, config_of_shape, dummy_model
 from reference_impl.prompts import Prompt, PromptEncoder
 
+Worker = Literal["here", "process"]
 DTYPES = ("float32", "bfloat16", "float16", "float64")  # that the engine computes in
 
 
@@ -58,7 +59,8 @@ class LLM(PromptEncoder):
 
     model: a Hugging Face folder. Or shape, with dummy_weights=True: a model of that shape with random weights and
     without a tokenizer (see models/shapes.py). dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
-    quantization: "none", or how the linear layers' weights are stored: "fp8", "int8", "int4". Other options: see
+    quantization: "none", or how the linear layers' weights are stored: "fp8", "int8", "int4". worker: "process" has the
+    model compute in a process of its own, to which steps go as messages, while this one plans. Other options: see
     EngineConfig and Parts.
     """
 
@@ -72,6 +74,7 @@ class LLM(PromptEncoder):
         *,
         shape: Shape | None = None,
         dummy_weights: bool = False,
+        worker: Worker = "here",
         **engine_options: Any,
     ):
         stored = _config_of(model, shape, dummy_weights)
@@ -83,8 +86,13 @@ class LLM(PromptEncoder):
         dtype = choose_dtype(dtype, stored.dtype, device)
         options = dtype, device, config.max_model_len, config.attention, quantization
         give_back(device)
-        weights = dummy_model(stored, *options) if model is None else load_model(model, *options)
-        self.engine = Engine(weights, config, parts)
+        if worker == "process":
+            self.engine = _split(model, dtype, device, config, parts, quantization)
+        elif worker == "here":
+            weights = dummy_model(stored, *options) if model is None else load_model(model, *options)
+            self.engine = Engine(weights, config, parts)
+        else:
+            raise ValueError(f"worker: expected 'here' or 'process', got {worker!r}")
         self._live: dict[str, Generation] = {}  # requests whose text is still growing, whoever steps the engine
 
     def generate(
@@ -276,6 +284,18 @@ def _uninterrupted() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if pressed:
         raise KeyboardInterrupt
+
+
+def _split(
+    model: str | Path | None, dtype: torch.dtype, device: torch.device, config: EngineConfig, parts: Parts | None,
+    quantization: Quantization,
+) -> Engine:  # fmt: skip
+    from reference_impl.split import split_engine
+
+    if model is None:
+        raise ValueError("worker='process' loads its model from a folder: expected one, got dummy_weights")
+    name = str(dtype).removeprefix("torch.")
+    return split_engine(Path(model), config, dtype=name, device=str(device), parts=parts, quantization=quantization)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

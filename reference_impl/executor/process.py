@@ -26,7 +26,7 @@ from typing import Any
 
 from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
 
-PROTOCOL = 2  # of the messages; counted up when one of them means something else than before
+PROTOCOL = 3  # of the messages; counted up when one of them means something else than before
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ def run(
 
     if phase not in get_args(Phase):
         raise ValueError(f"--phase: expected {' or '.join(get_args(Phase))}, got {phase!r}")
+    if options.get("worker", "here") != "here":
+        raise ValueError(f"--worker {options['worker']}: what is profiled computes in this process, leave it out")
     budget = max(2048, batch * context) if phase == "prefill" else 2048
     length = context + num_tokens(batch, context, steps, budget)
     # Three times: overlapped, a step is planned while one runs, and the one before it gives its blocks back.

@@ -403,7 +403,7 @@ def test_drafts_of_the_host_change_no_text_and_save_steps(right: float, model, p
 
 
 def test_a_worker_in_another_process_verifies_what_the_host_guesses() -> None:
-    from reference_impl.serving.split import split_engine
+    from reference_impl.split import split_engine
 
     folder, asked = course_model("draft"), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
     plain = Engine(load_model(folder, torch.float32), EngineConfig(num_blocks=20))

@@ -17,8 +17,8 @@ from reference_impl.executor.simulated import SimulatedGPU, hollow_model
 from reference_impl.interfaces import Asking, Masks, Request, Rewound, Sampled, SamplingParams
 from reference_impl.sampling.masks import Allowed, masked
 from reference_impl.sampling.sampler import sample
-from reference_impl.serving.split import split_engine
 from reference_impl.simulation.cost import CalibratedCost
+from reference_impl.split import split_engine
 
 PROMPT = [3, 1, 4, 1, 5]
 

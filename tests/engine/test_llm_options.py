@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from reference_impl import llm as front_door
+from reference_impl import profiling
 from reference_impl.cli import app
 from reference_impl.cli_options import EngineOptions
 from reference_impl.config import course_model
@@ -24,6 +25,7 @@ WRONG = {
     "--overlap": "EngineConfig.overlap: expected one of auto, on, off, got 'strange'",
     "--graphs": "EngineConfig.graphs: expected one of auto, on, off, got 'strange'",
     "--attention": "EngineConfig.attention: expected one of auto, triton, torch, got 'strange'",
+    "--worker": "worker: expected 'here' or 'process', got 'strange'",
 }
 # The address is nobody's: a server that let the value pass would end all the same.
 COMMANDS = {"generate": ["import os", "--model", "draft"], "serve": ["draft", "--host", "203.0.113.1"]}
@@ -84,3 +86,20 @@ def test_a_fault_of_ours_is_not_taken_for_something_else(monkeypatch: pytest.Mon
     monkeypatch.setattr(front_door, "LLM", fail)
     with pytest.raises(RuntimeError, match="shapes do not match"):
         CliRunner().invoke(app, ["generate", "a"], catch_exceptions=False)
+
+
+def test_the_worker_may_be_a_process_of_its_own() -> None:
+    options: dict[str, Any] = {"dtype": "float32", "num_blocks": 60}
+    sampling = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+    texts = []
+    for worker in ("here", "process"):
+        llm = LLM(course_model("draft"), worker=worker, quantization="int8", **options)
+        texts.append([output.text for output in llm.generate(["def f(x):", "import"], sampling)])
+        llm.engine.close()
+    assert texts[0] == texts[1]
+    with pytest.raises(ValueError, match="worker: expected 'here' or 'process', got 'there'"):
+        LLM(course_model("draft"), worker="there", **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="loads its model from a folder"):
+        LLM(shape="qwen3-0.6b", dummy_weights=True, worker="process", num_blocks=60)
+    with pytest.raises(ValueError, match="--worker process: what is profiled computes in this process"):
+        profiling.run(None, "decode", 1, 16, 1, None, shape="qwen3-0.6b", worker="process")

@@ -24,7 +24,7 @@ from reference_impl.kv.stored import StoredKVManager
 from reference_impl.kv_store.folder import FolderStore
 from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import load_model
-from reference_impl.serving.split import split_engine
+from reference_impl.split import split_engine
 from tests.engine.conftest import CountingClock, FakeStore
 
 PROMPT = list(range(1, 24))  # 5 full blocks of 4, and 3 tokens

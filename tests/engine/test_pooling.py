@@ -12,7 +12,7 @@ from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine, Parts
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.llm import LLM
-from reference_impl.serving.split import split_engine
+from reference_impl.split import split_engine
 from tests.engine.conftest import FakeStore
 from tests.engine.test_prompt_logprobs import Ones
 

@@ -12,7 +12,7 @@ from reference_impl.engine import Engine, Parts
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.llm import LLM
 from reference_impl.scheduler import scheduler
-from reference_impl.serving.split import split_engine
+from reference_impl.split import split_engine
 from tests.engine.conftest import FakeStore, HostOracle
 
 VOCAB = 61

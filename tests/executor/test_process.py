@@ -24,7 +24,7 @@ from reference_impl.executor.process import Facts, WorkerError, WorkerProcess
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.models.loader import load_model
-from reference_impl.serving.split import load_worker, split_engine
+from reference_impl.split import load_worker, split_engine
 
 FOLDER = course_model("draft")
 CONFIG = EngineConfig(

@@ -188,6 +188,30 @@ def test_when_the_engine_s_process_is_killed_clients_get_an_error_and_the_server
     assert "error: the engine has failed: the engine's process was killed by signal 9" in said
 
 
+def test_the_model_may_compute_in_a_third_process_which_is_killed(inferlab: Any, serial: LLM, until: Any) -> None:
+    """Steps go there as messages: the same text, and an error that names worker and step."""
+    running, url, engine = inferlab("--worker", "process", "--dtype", "float32")
+    asked = {"prompt": "def add(a, b):", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+    expected = serial.generate(asked["prompt"], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0].text
+    (worker,) = [
+        child for child in children(engine) if "executor.process" in Path(f"/proc/{child}/cmdline").read_text()
+    ]
+    with httpx.Client(base_url=url, timeout=600) as client:
+        assert client.post(COMPLETIONS, json=asked).json()["choices"][0]["text"] == expected
+        with client.stream("POST", COMPLETIONS, json=LONG) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(worker, signal.SIGKILL)
+            error = json.loads(last_event(lines))["error"]
+        assert f"worker 0 (process {worker}) was killed by signal 9 (SIGKILL) before step" in error["message"]
+        assert client.get("/health").status_code == 503
+    running.terminate()
+    _, said = running.communicate(timeout=600)
+    assert running.returncode == 1
+    assert "was killed by signal 9 (SIGKILL) before step" in said
+    until(lambda: has_ended(engine) and has_ended(worker), "both have ended")
+
+
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A module that the engine's process can import: its models go wrong, or take for ever."""

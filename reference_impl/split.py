@@ -7,13 +7,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Parts
 from reference_impl.executor.process import Facts, WorkerProcess, fingerprint
 from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.model_config import read_model_config
+
+if TYPE_CHECKING:
+    from reference_impl.layers.linear_methods import Quantization
 
 
 def facts_of(engine: Engine) -> Facts:
@@ -26,16 +29,23 @@ def facts_of(engine: Engine) -> Facts:
 
 
 def load_worker(
-    folder: Path, dtype: str, device: str, config: EngineConfig, make_parts: Callable[[], Parts] | None = None
-) -> tuple[Executor, Facts]:
+    folder: Path, dtype: str, device: str, config: EngineConfig, make_parts: Callable[[], Parts] | None = None,
+    quantization: Quantization = "none",
+) -> tuple[Executor, Facts]:  # fmt: skip
     """The worker of an engine of its own, with the model in `folder`; whatever plans in that engine is not used."""
-    from reference_impl.llm import LLM
+    import torch
+
+    from reference_impl.layers.processor import use_no_more_threads_than_cores
+    from reference_impl.models.loader import load_model
 
     parts = Parts() if make_parts is None else make_parts()
     if parts.proposer is None:  # drafts, if there are any, come with the steps
         config = dataclasses.replace(config, num_drafts=0)
-    llm = LLM(folder, dtype, device, parts, **dataclasses.asdict(config))
-    return llm.engine.executor, facts_of(llm.engine)
+    if device == "cpu":
+        use_no_more_threads_than_cores()
+    model = load_model(folder, getattr(torch, dtype), device, config.max_model_len, config.attention, quantization)
+    engine = Engine(model, config, parts)
+    return engine.executor, facts_of(engine)
 
 
 COMPUTING = ("kv_cache", "attention", "sampler", "proposer", "executor")  # parts that lie in the worker's process
@@ -43,7 +53,7 @@ COMPUTING = ("kv_cache", "attention", "sampler", "proposer", "executor")  # part
 
 def split_engine(
     folder: Path, config: EngineConfig | None = None, *, dtype: str = "float32", device: str = "cpu",
-    parts: Parts | None = None, make_parts: Callable[[], Parts] | None = None,
+    parts: Parts | None = None, make_parts: Callable[[], Parts] | None = None, quantization: Quantization = "none",
 ) -> Engine:  # fmt: skip
     """An engine that plans here, and whose model, of dtype, computes in another process on `device`.
 
@@ -63,7 +73,7 @@ def split_engine(
             f"split_engine: num_drafts={config.num_drafts} needs a proposer: Parts(host_proposer=...), or make_parts, "
             "which gives Parts(proposer=...)"
         )
-    worker = WorkerProcess(partial(load_worker, folder, dtype, device, config, make_parts))
+    worker = WorkerProcess(partial(load_worker, folder, dtype, device, config, make_parts, quantization))
     try:
         planned = dataclasses.replace(config, num_blocks=worker.facts.num_blocks, kv_cache_bytes=None)
         elsewhere: Any = _Elsewhere()
