@@ -22,6 +22,7 @@ from reference_impl.interfaces import (
     Proposer,
     ReadsScales,
     Request,
+    RunsStages,
     Sampler,
     StepPlan,
     has_scales,
@@ -81,7 +82,7 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
             f"num_drafts={config.num_drafts} needs a proposer: pass Parts(proposer=...) or "
             "Parts(host_proposer=...), or num_drafts=0"
         )
-    if parts.host_proposer is not None and config.overlap == "on":
+    if parts.host_proposer is not None and config.overlap == "on" and not isinstance(parts.executor, RunsStages):
         raise ValueError(
             "Parts.host_proposer reads a request's text, which with overlap='on' is not known when a step is planned: "
             "use overlap='off' or 'auto', or a proposer of the worker, Parts.proposer"

@@ -16,6 +16,10 @@ Overlapped, the next step is planned before this one's tokens are known (vLLM's 
     update:   appends the tokens; a request that turns out to be finished may be in the next step
               already, whose result for it is dropped
 
+Where an executor runs stages, as many steps are in flight, and a token that one of them samples is known to none of the
+others: a request waits for it before it goes on, but for the next chunk of its prompt. So that there are requests for
+each of these steps, each takes an equal share of those that decode.
+
 A row that decodes may verify drafts (speculative decoding, Leviathan et al. 2023): it is planned as if all of them were
 right, and `update` takes back what was not.
 """
@@ -71,7 +75,7 @@ class Scheduler:
     "worst_case" when all it may ever have fits, so that none is preempted and fewer run (unless windows come and go).
     preemption: "recompute" drops the blocks, "swap" moves them to the host (and drops them where that is full).
     num_drafts: guesses that a decoding row has verified, as far as budget and blocks allow. host_proposer: whose they
-    are; None: the worker's own proposer makes them.
+    are; None: the worker's own proposer makes them. num_stages: of the executor's, as of `RunsStages`; 1 for any other.
     """
 
     def __init__(
@@ -84,12 +88,13 @@ class Scheduler:
         preemption: Literal["recompute", "swap"] = "recompute",
         num_drafts: int = 0,
         host_proposer: HostProposer | None = None,
+        num_stages: int = 1,
     ):
         self.kv, self.policy = kv, FirstCome() if policy is None else policy
         self._reuse = kv if isinstance(kv, DefersReuse) else None  # the KV manager again, if it has the ability
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.admission, self.preemption, self.num_drafts = admission, preemption, num_drafts
-        self.host_proposer = host_proposer
+        self.host_proposer, self.num_stages = host_proposer, num_stages
         self._pages = kv if isinstance(kv, FetchesPages) else None
         self.waiting = RankedQueue()
         self.loading: list[Request] = []  # set aside until their pages have come; they hold no seat and no blocks
@@ -163,15 +168,21 @@ class Scheduler:
     def _shares(self) -> list[tuple[Request, int, int]]:
         """The budget's tokens for the running requests, and of these how many are drafts, in the order of their rank:
         so a request that lacks blocks preempts one that ranks after it and has none of this step's, or itself."""
-        work, num_decoding = [], 0
+        work, num_decoding, staged = [], 0, self.num_stages > 1
+        # Of all that run, whether in flight or not: a count that stays while the steps take turns.
+        most_decoding = -(-len(self.running) // self.num_stages)
         for request in self.running:
             in_flight = request.num_in_flight
-            if in_flight and _is_full(request):  # whatever is sampled as its last token, if all drafts are right
+            # Its token is not there yet, or is its last one, whatever is sampled, if all drafts are right.
+            if in_flight and (staged or _is_full(request)):
                 continue
             missing = (
                 len(request.tokens) + in_flight - request.num_computed_tokens
             )  # num_missing_tokens, at half the cost
-            num_decoding += missing == 1
+            if missing == 1:
+                if num_decoding == most_decoding:  # the next step takes it
+                    continue
+                num_decoding += 1
             work.append((request, missing))
         if num_decoding == len(work) and not self.num_drafts:
             return [(request, 1, 0) for request, _ in work]
@@ -245,9 +256,12 @@ class Scheduler:
 
     def _first(self, now: float) -> Request | None:
         """Of the queue. Requests whose pages a store has are set aside until these have come; not more than may run,
-        since blocks are taken for them."""
+        since blocks are taken for them. None also while a token of the first is in flight, since it was preempted: what
+        it has to compute turns out with that step's reply."""
         while self.waiting:
             first = self.waiting.first()
+            if first.num_in_flight:
+                return None
             if self._pages is None or len(self.loading) >= self.max_num_seqs or not self._pages.fetch(first, now):
                 return first
             self.loading.append(self.waiting.pop())
@@ -296,8 +310,6 @@ class Scheduler:
         wanted = (
             request.num_tokens if self.admission == "fill" else max(request.num_tokens, request.max_total_tokens - 1)
         )
-        if request.num_in_flight > 1:  # preempted a moment ago; how many tokens it has turns out with the next reply
-            return False
         if len(self.running) >= self.max_num_seqs or not self.kv.admit(request, wanted, step.budget):
             return False
         request.state = RequestState.RUNNING
@@ -331,8 +343,8 @@ class Scheduler:
     # --- after a step ---------------------------------------------------------------------------------------------
 
     def advance(self, plan: StepPlan) -> None:
-        """Books a step that was submitted, so that the next can be planned while it runs. The step before must have
-        been updated by then, so that a request's tokens in flight are of one step."""
+        """Books a step that was submitted, so that the next can be planned while it runs. A request's tokens in flight
+        are of one step: by then an earlier step that samples for one of its requests must have been updated."""
         booked = self._booked[plan.step_id] = []
         for name, _, num_tokens, samples, num_drafts, _ in plan.rows:
             request = self._requests.get(name)
