@@ -18,7 +18,7 @@ Overlapped, the next step is planned before this one's tokens are known (vLLM's 
 
 Where an executor runs stages, as many steps are in flight, and a token that one of them samples is known to none of the
 others: a request waits for it before it goes on, but for the next chunk of its prompt. So that there are requests for
-each of these steps, each takes an equal share of those that decode.
+each of these steps, none takes more than its equal share of those that decode.
 
 A row that decodes may verify drafts (speculative decoding, Leviathan et al. 2023): it is planned as if all of them were
 right, and `update` takes back what was not.
@@ -65,6 +65,7 @@ class _Step:
     rows: dict[str, Row] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
     admitted: list[tuple[str, int]] = field(default_factory=list)
+    waits: bool = False  # for blocks, see `_blocks_are_coming`
 
 
 class Scheduler:
@@ -103,6 +104,7 @@ class Scheduler:
         self._ranks: dict[str, Rank] = {}
         self._num_ranked = 0
         self._step_id = 0
+        self._wait_ends: int | None = None  # when this step is collected, blocks have been waited for long enough
         self._booked: dict[int, list[tuple[Request, int]]] = {}  # of steps not collected: rows that sample, with drafts
         self._sampled: dict[str, int] = {}  # held requests: with how many tokens each was sampled from last
 
@@ -156,6 +158,8 @@ class Scheduler:
                 num_drafts = len(drafts)
             self._continue(request, num_tokens, num_drafts, step, drafts)
         self._let_in(step)
+        if not step.waits:
+            self._wait_ends = None
         self._step_id += 1
         return StepPlan(
             self._step_id,
@@ -169,8 +173,7 @@ class Scheduler:
         """The budget's tokens for the running requests, and of these how many are drafts, in the order of their rank:
         so a request that lacks blocks preempts one that ranks after it and has none of this step's, or itself."""
         work, num_decoding, staged = [], 0, self.num_stages > 1
-        # Of all that run, whether in flight or not: a count that stays while the steps take turns.
-        most_decoding = -(-len(self.running) // self.num_stages)
+        most_decoding = self._decoding_share()
         for request in self.running:
             in_flight = request.num_in_flight
             # Its token is not there yet, or is its last one, whatever is sampled, if all drafts are right.
@@ -198,6 +201,14 @@ class Scheduler:
                 left -= num_drafts
             shares.append((request, num_tokens, num_drafts))
         return shares
+
+    def _decoding_share(self) -> int:
+        """How many requests may decode in this step: all; with stages an equal part, so that there is one for each.
+
+        Of R that run, in flight or not, it is R/S, rounded up in some steps and down in others, so that any S steps in
+        a row have places for all R, and no stage is left without; but at least one."""
+        of, turn, num_running = self.num_stages, self._step_id % self.num_stages, len(self.running)
+        return max(1, num_running * (turn + 1) // of - num_running * turn // of)
 
     def _useful_drafts(self, request: Request) -> int:
         """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
@@ -238,7 +249,7 @@ class Scheduler:
             self._give(request, num_tokens, step, num_drafts, drafts)
             return
         while not self.kv.reserve(request, num_tokens):
-            if self._blocks_are_coming():
+            if self._blocks_are_coming(step):
                 return
             victim = self.running[-1]
             self._preempt(victim, step)
@@ -292,17 +303,27 @@ class Scheduler:
                 return
             if self._enter(first, step):
                 self.waiting.pop()
-            elif self._blocks_are_coming():
+            elif self._blocks_are_coming(step):
                 return
             else:
                 self._preempt(last, step)
 
-    def _blocks_are_coming(self) -> bool:
+    def _blocks_are_coming(self, step: _Step) -> bool:
         """Given up, and still in use by a running step, or by loads, which are cancelled now: waiting for them is
-        better than preempting one more request."""
+        better than preempting one more request. Not for ever: where windows give up some with every step, and as many
+        steps are in flight, some are always coming. Those that were, when the wait began, are there when the step that
+        was planned then is collected."""
         if self._pages is not None:
             self._pages.cancel_loads()
-        return self._reuse is not None and self._reuse.num_releasing > 0
+        if self._reuse is None or not self._reuse.num_releasing:
+            return False
+        planned = self._step_id + 1
+        if self._wait_ends is None:
+            self._wait_ends = planned
+        step.waits = next(iter(self._booked), planned) <= self._wait_ends
+        if not step.waits:
+            self._wait_ends = None
+        return step.waits
 
     def _enter(self, request: Request, step: _Step) -> bool:
         """Room for all its known tokens, not only for this step's chunk: a prompt that is let in and thrown out
