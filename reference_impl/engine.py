@@ -54,7 +54,6 @@ from reference_impl.interfaces import (
     Proposer,
     Request,
     RequestState,
-    RunsStages,
     Sampler,
     SamplingParams,
     Scheduler,
@@ -152,6 +151,7 @@ class Engine:
         check_blocks(self.kv, self.num_blocks)
         self.kv_cache = part(parts.kv_cache, lambda: make_cache(self))
         self.executor = part(parts.executor, lambda: make_executor(self, parts))
+        stages = stages_for(config.overlap, self.kv, self.executor)
         self.scheduler = part(
             parts.scheduler,
             lambda: DefaultScheduler(
@@ -163,7 +163,7 @@ class Engine:
                 config.preemption,
                 config.num_drafts,
                 parts.host_proposer,
-                stages_for(config.overlap, self.kv, self.executor),
+                stages,
             ),
         )
         self.requests: dict[str, Request] = {}  # those not finished
@@ -171,9 +171,8 @@ class Engine:
         self.trace = part(parts.trace, events.Trace)
         self._num_added = self._num_forked = 0
         self.planner = Planner(config.block_size)
-        # A host proposer reads tokens that would not be known; between stages those that are planned have theirs.
-        can = parts.host_proposer is None or isinstance(self.executor, RunsStages)
-        overlap = config.overlap if can else "off"
+        # A host proposer reads tokens that would not be known; between stages they are, of requests that are planned.
+        overlap = config.overlap if parts.host_proposer is None or stages > 1 else "off"
         depth = depth_for(overlap, model.device.type, self.scheduler, self.kv, self.executor)
         self.pipeline = Pipeline(self.scheduler, self.kv, self.planner, self.executor, depth)
 

@@ -47,6 +47,8 @@ class SimulatedGPU:
     part of it in each, and as many steps are in flight. ValueError unless 0 <= acceptance <= 1.
     """
 
+    max_in_flight = 1
+
     def __init__(
         self,
         cost: StepCost,
@@ -66,7 +68,7 @@ class SimulatedGPU:
         self.cost, self.host_seconds, self.host_link = cost, host_seconds, host_link
         self.num_output_tokens = {} if num_output_tokens is None else num_output_tokens
         self.bytes_per_block = block_size * cost.bytes_per_token
-        self.num_stages = self.max_in_flight = num_stages
+        self.num_stages = num_stages
         self._stage_ends = [0.0] * num_stages  # when each has computed its part of the step submitted last
         self.time = 0.0
         self._words: dict[int, tuple[int]] = {}  # by slot, what it writes

@@ -89,7 +89,7 @@ class RunsStages(Protocol):
 
     @property
     def num_stages(self) -> int:
-        """At least 1; max_in_flight is the same."""
+        """At least 1. Where it is more, max_in_flight is 1: without this ability, one step at a time is right."""
         ...
 
 

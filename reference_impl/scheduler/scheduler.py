@@ -76,7 +76,7 @@ class Scheduler:
     "worst_case" when all it may ever have fits, so that none is preempted and fewer run (unless windows come and go).
     preemption: "recompute" drops the blocks, "swap" moves them to the host (and drops them where that is full).
     num_drafts: guesses that a decoding row has verified, as far as budget and blocks allow. host_proposer: whose they
-    are; None: the worker's own proposer makes them. num_stages: of the executor's, as of `RunsStages`; 1 for any other.
+    are; None: the worker's own proposer makes them. num_stages: of an executor that `RunsStages`, otherwise 1.
     """
 
     def __init__(

@@ -304,9 +304,11 @@ class StagedExecutor(LateExecutor):
     """An executor that runs stages, as late as it may: a step is computed when it is collected, and then those behind
     it still wait. What it samples is in its slot before that is allowed; so rows are looked at as they come."""
 
+    max_in_flight = 1
+
     def __init__(self, num_stages: int):
-        self.num_stages = self.max_in_flight = num_stages
-        self.most_in_flight = self.most_sampling = 0  # steps; rows of a step that a running request decodes in
+        self.num_stages = num_stages
+        self.most_in_flight = 0
 
     def serve(self, engine: Engine, inner: Executor) -> None:
         super().__init__(engine, 0)

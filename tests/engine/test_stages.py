@@ -45,13 +45,13 @@ def greedy(max_tokens: int, **options: Any) -> SamplingParams:
 
 
 def run(engine: Engine) -> dict[str, list[int]]:
-    told: dict[str, list[int]] = {}
+    found_tokens: dict[str, list[int]] = {}
     while engine.has_work():
         for name, new in engine.step().tokens.items():
-            told.setdefault(name, []).extend(new)
+            found_tokens.setdefault(name, []).extend(new)
         check_references(engine)
     assert engine.kv.num_available == engine.num_blocks
-    return told
+    return found_tokens
 
 
 def alone(make: Make, prompt: Sequence[int], sampling: SamplingParams) -> list[int]:
@@ -95,8 +95,8 @@ def test_the_chunks_of_a_prompt_follow_each_other_through_the_stages(num_stages:
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_who_is_preempted_with_a_token_in_flight_comes_back_when_it_is_known(preemption: str, make: Make) -> None:
-    """Also if there are a seat and blocks at once; and whoever ranks behind it in the queue does not pass it."""
+def test_a_request_preempted_with_a_token_in_flight_comes_back_when_that_is_there(preemption: str, make: Make) -> None:
+    """Also if there are a seat and blocks at once; and what ranks behind it in the queue does not pass it."""
     engine = make(4, max_num_seqs=2, prefix_cache="off", preemption=preemption)
     engine.scheduler.policy = ByPriority(aging=0)  # type: ignore[attr-defined]
     prompts = [[9] * 9, [5] * 9, [7] * 4]
@@ -134,9 +134,9 @@ def test_an_abort_in_flight_drops_what_its_step_samples_and_frees_its_blocks_lat
     engine.abort("gone")
     again = engine.add([4, 4], greedy(4), "gone")  # the name is free, the blocks are not
     assert engine.block_pool.num_free == free
-    told = run(engine)
+    found_tokens = run(engine)
     assert gone.tokens == known
-    assert told["gone"] == again.output_tokens == alone(make, [4, 4], greedy(4))
+    assert found_tokens["gone"] == again.output_tokens == alone(make, [4, 4], greedy(4))
     assert [len(request.output_tokens) for request in stays] == [9] * 5
     assert engine.trace.metrics("gone").num_output_tokens == 4
 
@@ -153,7 +153,7 @@ def test_when_the_last_request_is_aborted_all_steps_in_flight_are_collected(make
     assert len(engine.trace.steps()) == 3
 
 
-def test_who_stops_was_not_planned_once_more(make: Make) -> None:
+def test_a_request_that_stops_was_not_planned_once_more(make: Make) -> None:
     """Overlapped, the step after a stop token computes a row for nothing; here its request waits for each token."""
     text = alone(make, [5, 6, 7], greedy(8))
     end = next(t for i, t in enumerate(text) if i >= 2 and t not in text[:i])
