@@ -16,9 +16,9 @@ Overlapped, the next step is planned before this one's tokens are known (vLLM's 
     update:   appends the tokens; a request that turns out to be finished may be in the next step
               already, whose result for it is dropped
 
-Where an executor runs stages, as many steps are in flight, and a token that one of them samples is known to none of the
-others: a request waits for it before it goes on, but for the next chunk of its prompt. So that there are requests for
-each of these steps, none takes more than its equal share of those that decode.
+Where an executor runs stages, as many steps are in flight, and none has the tokens that another samples: a request
+waits for its own before it goes on, but for the next chunk of its prompt. So that there are requests for each of these
+steps, none takes more than its equal share of those that decode.
 
 A row that decodes may verify drafts (speculative decoding, Leviathan et al. 2023): it is planned as if all of them were
 right, and `update` takes back what was not.
@@ -310,7 +310,7 @@ class Scheduler:
 
     def _blocks_are_coming(self, step: _Step) -> bool:
         """Given up, and still in use by a running step, or by loads, which are cancelled now: waiting for them is
-        better than preempting one more request. Not for ever: where windows give up some with every step, and as many
+        better than preempting one more request. Not forever: where windows give up some with every step, and as many
         steps are in flight, some are always coming. Those that were, when the wait began, are there when the step that
         was planned then is collected."""
         if self._pages is not None:
