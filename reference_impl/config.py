@@ -35,9 +35,9 @@ class EngineConfig:
     num_drafts: how many guesses of Parts.proposer a decoding request has verified in a step.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own) or "fp8" (e4m3, and a scale for each head of a
-    token). overlap: plan step N + 1 while step N runs; "auto": on a GPU. graphs: steps in which everybody decodes are
-    replayed as CUDA graphs; "auto": on a GPU, with our kernels. dependent_launches: there a kernel begins while the
-    one before it ends (Hopper and later).
+    token). overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
+    graphs: steps in which everybody decodes are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
+    dependent_launches: there a kernel begins while the one before it ends (Hopper and later).
     """
 
     block_size: int = 16

@@ -22,6 +22,7 @@ from reference_impl.interfaces import (
     Proposer,
     ReadsScales,
     Request,
+    RunsStages,
     Sampler,
     StepPlan,
     has_scales,
@@ -82,7 +83,8 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
             f"num_drafts={config.num_drafts} needs a proposer: pass Parts(proposer=...) or "
             "Parts(host_proposer=...), or num_drafts=0"
         )
-    if parts.host_proposer is not None and config.overlap == "on":
+    stages = parts.executor.num_stages if isinstance(parts.executor, RunsStages) else 1
+    if parts.host_proposer is not None and config.overlap == "on" and stages == 1:
         raise ValueError(
             "Parts.host_proposer reads a request's text, which with overlap='on' is not known when a step is planned: "
             "use overlap='off' or 'auto', or a proposer of the worker, Parts.proposer"

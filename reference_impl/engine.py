@@ -2,7 +2,8 @@
 
     schedule -> plan -> submit -> collect -> update -> trace
 
-Overlapped (EngineConfig.overlap), step N + 1 is scheduled and submitted before step N is collected: `pipeline.py`.
+Overlapped (EngineConfig.overlap), step N + 1 is scheduled and submitted before step N is collected, and where an
+executor runs stages, as many steps are in flight: `pipeline.py`.
 
 It owns no policy and no tensor: each is a part, and each part can be replaced by passing `Parts`.
 """
@@ -65,7 +66,7 @@ from reference_impl.kv.block_pool import BlockPool as DefaultBlockPool
 from reference_impl.kv.cache_key import prefix_key
 from reference_impl.kv.groups import kv_specs, longest_sequence
 from reference_impl.kv_store.budget import bytes_per_value_and_scale, check_memory, num_host_blocks_for
-from reference_impl.pipeline import Booked, Pipeline, can_overlap
+from reference_impl.pipeline import Booked, Pipeline, depth_for, stages_for
 from reference_impl.planner import Planner
 from reference_impl.scheduler.scheduler import Scheduler as DefaultScheduler
 
@@ -149,6 +150,9 @@ class Engine:
         self.kv = part(parts.kv_manager, lambda: make_kv_manager(self, parts))
         self._pages = self.kv if isinstance(self.kv, FetchesPages) else None
         check_blocks(self.kv, self.num_blocks)
+        self.kv_cache = part(parts.kv_cache, lambda: make_cache(self))
+        self.executor = part(parts.executor, lambda: make_executor(self, parts))
+        stages = stages_for(config.overlap, self.kv, self.executor)
         self.scheduler = part(
             parts.scheduler,
             lambda: DefaultScheduler(
@@ -160,18 +164,18 @@ class Engine:
                 config.preemption,
                 config.num_drafts,
                 parts.host_proposer,
+                stages,
             ),
         )
-        self.kv_cache = part(parts.kv_cache, lambda: make_cache(self))
-        self.executor = part(parts.executor, lambda: make_executor(self, parts))
         self.requests: dict[str, Request] = {}  # those not finished
         self.pins: list[Pin] = []
         self.trace = part(parts.trace, events.Trace)
         self._num_added = self._num_forked = 0
-        overlaps = can_overlap(config.overlap, model.device.type, self.scheduler, self.kv, self.executor)
-        overlaps = overlaps and parts.host_proposer is None  # which reads tokens that would not be known
         self.planner = Planner(config.block_size)
-        self.pipeline = Pipeline(self.scheduler, self.kv, self.planner, self.executor, overlaps)
+        # A host proposer reads tokens that would not be known; between stages they are, of requests that are planned.
+        overlap = config.overlap if parts.host_proposer is None or stages > 1 else "off"
+        depth = depth_for(overlap, model.device.type, self.scheduler, self.kv, self.executor)
+        self.pipeline = Pipeline(self.scheduler, self.kv, self.planner, self.executor, depth)
 
     @property
     def kv_spec(self) -> KVSpec:
@@ -319,8 +323,8 @@ class Engine:
         self.kv.unpin(pin.blocks)
 
     def step(self) -> StepResult:
-        """Plans and starts one forward pass, and books one: the same or, overlapped, the one before it, which runs
-        while this one is planned. So an overlapped engine's first step has no tokens."""
+        """Plans and starts one forward pass, and books one: the same or, with several in flight, the oldest, which runs
+        while this one is planned. So the first step of an engine that overlaps them has no tokens."""
         now = self.clock.now()
         if self._pages is not None:
             self._pages.expire(now)

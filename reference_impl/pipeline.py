@@ -1,11 +1,13 @@
-"""Steps between submission and booking: one at a time or, overlapped, one more on top of the one that runs.
+"""Steps between submission and booking: as many in flight as the pipeline is deep.
 
     one at a time:  submit 1, collect 1 | submit 2, collect 2 | ...
     overlapped:     submit 1 | submit 2, collect 1 | submit 3, collect 2 | ...
+    three stages:   submit 1 | submit 2 | submit 3, collect 1 | submit 4, collect 2 | ...
 
-Overlapped, step 2 is planned before the tokens of step 1 are known: the scheduler advances its requests as if they were
-(`Scheduler.advance`), the worker has them by then, and the KV manager keeps blocks that were given up until the step
-that may use them is collected.
+A step is planned before the tokens of those in flight are known. Their requests are advanced when they are submitted
+(`PlansAhead.advance`), and the KV manager keeps blocks that were given up until the steps that may use them are
+collected. Overlapped, step 2 may go on with the tokens of step 1, which the worker has by then. Between stages it has
+not (`RunsStages`), and the scheduler plans other requests.
 """
 
 from __future__ import annotations
@@ -23,10 +25,12 @@ from reference_impl.interfaces import (
     KVManager,
     Masks,
     PlansAhead,
+    PlansStages,
     Reply,
     Request,
     RequestState,
     Row,
+    RunsStages,
     Scheduler,
     Step,
     StepOutput,
@@ -62,15 +66,14 @@ class _Running:
 
 
 class Pipeline:
-    """overlaps: whether a step is submitted before the one before it is collected; see `can_overlap`."""
+    """depth: how many steps may be submitted before the first of them is collected; see `depth_for`."""
 
-    def __init__(self, scheduler: Scheduler, kv: KVManager, planner: Planner, executor: Executor, overlaps: bool):
+    def __init__(self, scheduler: Scheduler, kv: KVManager, planner: Planner, executor: Executor, depth: int):
         self.scheduler, self.kv = scheduler, kv
-        self._ahead = scheduler if overlaps and isinstance(scheduler, PlansAhead) else None
-        self._reuse = kv if overlaps and isinstance(kv, DefersReuse) else None
-        self.planner, self.executor = planner, executor
-        self.overlaps = overlaps
-        self._running: deque[_Running] = deque()  # oldest first; two at most
+        self.planner, self.executor, self.depth = planner, executor, depth
+        self._ahead = scheduler if self.overlaps and isinstance(scheduler, PlansAhead) else None
+        self._reuse = kv if self.overlaps and isinstance(kv, DefersReuse) else None
+        self._running: deque[_Running] = deque()  # oldest first
         self._has_sampled = False  # in any step so far
         self._lost: BaseException | None = None  # what a step failed with that another was planned upon
 
@@ -79,27 +82,32 @@ class Pipeline:
         return len(self._running)
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a step may be planned and submitted before the one before it is collected."""
+        return self.depth > 1
+
+    @property
     def is_lost(self) -> bool:
-        """An overlapped step failed: `step` and `collect` raise."""
+        """A step failed on which others may have been planned: `step` and `collect` raise."""
         return self._lost is not None
 
     def step(self, plan: StepPlan, requests: Mapping[str, Request]) -> Booked | None:
-        """Submits a plan, if there is something to do in it or no step runs, and books the step whose turn it is: the
-        same one or, overlapped, the one before. None: there is none yet. requests: all that are not finished, by id.
+        """Submits a plan, if there is something to do in it or no step runs. Then books the oldest step, if the
+        pipeline is full or nothing was submitted; else returns None. requests: all that are not finished, by id.
 
-        RuntimeError if an overlapped step failed before.
+        RuntimeError if a step failed before on which others may have been planned.
         """
         with self._watched():
-            # With nothing to plan, the step that runs is collected; with none, a step without rows asks for transfers.
+            # With nothing to plan, the oldest step is collected; with none, a step without rows asks for transfers.
             is_submitted = bool(plan.rows or plan.preempted or plan.transfers.is_work or not self._running)
             if is_submitted:
                 self._submit(plan, requests)
-            booked = None
-            if len(self) > is_submitted:  # the step before; what it sampled decides what grammars allow in this one
-                booked = self._collect(requests)
+            is_due, booked = len(self) == self.depth or not is_submitted, None
+            if is_due and self.overlaps:  # before the new step's masks: it may be the step before, whose tokens decide
+                booked = self._collect(requests)  # what grammars allow, and those tokens are booked before `advance`
             if is_submitted:
                 self._finish(self._running[-1])
-            if not self.overlaps and is_submitted:
+            if is_due and not self.overlaps:
                 booked = self._collect(requests)
             if self._ahead is not None and is_submitted:
                 self._ahead.advance(plan)
@@ -222,16 +230,41 @@ def _where_it_was(row: Row, request: Request) -> Row:
     return row._replace(start=len(request.tokens) - row.num_tokens)
 
 
-def can_overlap(overlap: str, device_type: str, scheduler: Scheduler, kv: KVManager, executor: Executor) -> bool:
-    """EngineConfig.overlap for these parts. auto: on a GPU, where all of them can. ValueError where "on" cannot be."""
-    if overlap == "off" or (overlap == "auto" and device_type != "cuda"):
-        return False
-    able = {
-        "scheduler (advance)": isinstance(scheduler, PlansAhead),
-        "kv_manager (step_submitted, step_collected)": isinstance(kv, DefersReuse),
-        "executor (max_in_flight; a sampler that waits for its tokens cannot)": executor.max_in_flight > 1,
-    }
+def stages_for(overlap: str, kv: KVManager, executor: Executor) -> int:
+    """How many stages a scheduler plans for: the executor's, where as many steps are to be in flight.
+
+    ValueError unless an executor that runs stages has at least one.
+    """
+    if not isinstance(executor, RunsStages):
+        return 1
+    if executor.num_stages < 1:
+        raise ValueError(f"{type(executor).__name__}.num_stages: expected at least 1, got {executor.num_stages}")
+    wanted = overlap == "on" or (overlap == "auto" and isinstance(kv, DefersReuse))
+    return executor.num_stages if wanted else 1
+
+
+def depth_for(overlap: str, device_type: str, scheduler: Scheduler, kv: KVManager, executor: Executor) -> int:
+    """EngineConfig.overlap for these parts: the executor's stages, 2 for overlapped steps, 1 for one at a time.
+
+    auto: of stages, and on a GPU; where all parts can. ValueError where "on" cannot be, or the scheduler plans for
+    stages, and not for as many.
+    """
+    stages = executor.num_stages if isinstance(executor, RunsStages) else 1
+    able = {"kv_manager (step_submitted, step_collected)": isinstance(kv, DefersReuse)}
+    if stages > 1:
+        plans = isinstance(scheduler, PlansStages) and scheduler.num_stages == stages
+        able = {f"scheduler (advance, num_stages={stages})": plans} | able
+    else:
+        able = {"scheduler (advance)": isinstance(scheduler, PlansAhead)} | able
+        able["executor (max_in_flight; a sampler that waits for its tokens cannot)"] = executor.max_in_flight > 1
     unable = [name for name, is_able in able.items() if not is_able]
     if unable and overlap == "on":
         raise ValueError(f"overlap='on' needs parts that can do it; these cannot: {', '.join(unable)}")
-    return not unable
+    wanted = overlap == "on" or (overlap == "auto" and (stages > 1 or device_type == "cuda"))
+    depth = max(2, stages) if wanted and not unable else 1
+    if isinstance(scheduler, PlansStages) and scheduler.num_stages not in (1, depth):
+        raise ValueError(
+            f"{type(scheduler).__name__} plans for num_stages={scheduler.num_stages}; here at most {depth} steps are "
+            f"in flight (executor's num_stages: {stages}, overlap={overlap!r}): make it for as many, or for 1"
+        )
+    return depth

@@ -44,7 +44,8 @@ class SimulatedGPU:
     is not in it writes until max_tokens. host_seconds: added to every step. host_link: byte/s between device and host.
     acceptance: where rows have drafts (EngineConfig.num_drafts), each guess is right with this probability if all
     before it are, drawn from `seed`. draft_seconds: a step with drafts takes k times this longer, k the most that a row
-    has; the verification is in the step's cost. ValueError unless 0 <= acceptance <= 1.
+    has; the verification is in the step's cost. num_stages: pipeline stages. A step takes as long as with one, an equal
+    part of it in each, and as many steps are in flight. ValueError unless 0 <= acceptance <= 1.
     """
 
     max_in_flight = 1
@@ -60,6 +61,7 @@ class SimulatedGPU:
         acceptance: float = 0.0,
         draft_seconds: float = 0.0,
         seed: int = 0,
+        num_stages: int = 1,
     ):
         if not 0 <= acceptance <= 1:
             raise ValueError(f"acceptance: expected a probability, 0 to 1, got {acceptance}")
@@ -67,6 +69,8 @@ class SimulatedGPU:
         self.cost, self.host_seconds, self.host_link = cost, host_seconds, host_link
         self.num_output_tokens = {} if num_output_tokens is None else num_output_tokens
         self.bytes_per_block = block_size * cost.bytes_per_token
+        self.num_stages = num_stages
+        self._stage_ends = [0.0] * num_stages  # when each has computed its part of the step submitted last
         self.time = 0.0
         self._words: dict[int, tuple[int]] = {}  # by slot, what it writes
         self._lengths: dict[int, int] = {}  # by slot, with how many tokens it ends, where that is given
@@ -80,10 +84,12 @@ class SimulatedGPU:
             self._open(new)
         moved = len(transfers.swap_out) + len(transfers.swap_in)
         self.time += self.host_seconds + moved * self.bytes_per_block / self.host_link
+        finished = self.time
         if step.rows:
             lengths = [row.length for row in step.rows]
-            self.time += self.cost.step_seconds(lengths, [row.start for row in step.rows])
-            self.time += self.draft_seconds * max(row.num_drafts for row in step.rows)
+            seconds = self.cost.step_seconds(lengths, [row.start for row in step.rows])
+            seconds += self.draft_seconds * max(row.num_drafts for row in step.rows)
+            finished = self._through_stages(seconds)
         tokens = tuple(
             () if not row.samples
             else self._with_drafts(row) if row.num_drafts
@@ -91,7 +97,14 @@ class SimulatedGPU:
             else self._words[row.slot]
             for row in step.rows
         )  # fmt: skip
-        return Reply(step.step_id, tokens, {}, started, self.time)
+        return Reply(step.step_id, tokens, {}, started, finished)
+
+    def _through_stages(self, seconds: float) -> float:
+        """When a step ends that takes so long. A stage begins when the one before it and its own last step are done."""
+        end = self.time
+        for stage, free in enumerate(self._stage_ends):
+            end = self._stage_ends[stage] = max(end, free) + seconds / self.num_stages
+        return end
 
     def _with_drafts(self, row: StepRow) -> tuple[int, ...]:
         """As many guesses as are right, and one token more; nothing behind the end."""
@@ -111,6 +124,7 @@ class SimulatedGPU:
             self._lengths[new.slot] = new.num_prompt_tokens + self.num_output_tokens[new.request_id]
 
     def collect(self, ticket: Reply) -> Reply:
+        self.time = max(self.time, ticket.finished_at)
         return ticket
 
     def close(self) -> None:

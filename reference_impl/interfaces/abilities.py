@@ -29,6 +29,17 @@ class PlansAhead(Protocol):
 
 
 @runtime_checkable
+class PlansStages(PlansAhead, Protocol):
+    """A scheduler that can plan for an executor that `RunsStages`: it gives no row to a request while a step in flight
+    samples a token for it."""
+
+    @property
+    def num_stages(self) -> int:
+        """For how many it plans; 1: for one step at a time, or for overlapped ones."""
+        ...
+
+
+@runtime_checkable
 class DefersReuse(Protocol):
     """A KV manager that keeps blocks which were given up until no running step can use them any more."""
 
@@ -61,6 +72,24 @@ class CapturesGraphs(Protocol):
 
     def capture_all(self, longest: int | None = None) -> int:
         """Captures those for contexts of up to `longest` positions, None: of all. Returns how many it captured."""
+        ...
+
+
+@runtime_checkable
+class RunsStages(Protocol):
+    """An executor whose model is cut into stages (pipeline parallelism): while one stage computes a step, the stage
+    before it computes the next step.
+
+    Up to num_stages steps may be submitted before the first of them is collected. Each stage takes them in the order of
+    submission, so keys and values of a step are there in time for all later ones: the next chunk of a prompt may be
+    submitted while the chunk before runs. What a step samples is not: a row may compute it, and what comes behind it,
+    only in a step that is submitted after the one that samples it was collected. By then its slot has it, nothing is
+    sent; unless the slot was closed meanwhile, when it is in the reply alone.
+    """
+
+    @property
+    def num_stages(self) -> int:
+        """At least 1. Where it is more, max_in_flight is 1: without this ability, one step at a time is right."""
         ...
 
 

@@ -103,7 +103,8 @@ class Executor(Protocol):
     @property
     def max_in_flight(self) -> int:
         """How many steps may be submitted before the first of them is collected. 1: what a step samples has to be
-        known before the next is submitted. 2: the worker has it by then, and the step that follows may compute it."""
+        known before the next is submitted. 2: the worker has it by then, and the step that follows may compute it. For
+        more steps, without the tokens, there is `abilities.RunsStages`."""
         ...
 
     def submit(self, step: Step) -> Any:

@@ -16,6 +16,10 @@ Overlapped, the next step is planned before this one's tokens are known (vLLM's 
     update:   appends the tokens; a request that turns out to be finished may be in the next step
               already, whose result for it is dropped
 
+Where an executor runs stages, as many steps are in flight, and none has the tokens that another samples: a request
+waits for its own before it goes on, but for the next chunk of its prompt. So that there are requests for each of these
+steps, none takes more than its equal share of those that decode.
+
 A row that decodes may verify drafts (speculative decoding, Leviathan et al. 2023): it is planned as if all of them were
 right, and `update` takes back what was not.
 """
@@ -61,6 +65,7 @@ class _Step:
     rows: dict[str, Row] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
     admitted: list[tuple[str, int]] = field(default_factory=list)
+    waits: bool = False  # for blocks, see `_blocks_are_coming`
 
 
 class Scheduler:
@@ -71,7 +76,7 @@ class Scheduler:
     "worst_case" when all it may ever have fits, so that none is preempted and fewer run (unless windows come and go).
     preemption: "recompute" drops the blocks, "swap" moves them to the host (and drops them where that is full).
     num_drafts: guesses that a decoding row has verified, as far as budget and blocks allow. host_proposer: whose they
-    are; None: the worker's own proposer makes them.
+    are; None: the worker's own proposer makes them. num_stages: of an executor that `RunsStages`, otherwise 1.
     """
 
     def __init__(
@@ -84,12 +89,13 @@ class Scheduler:
         preemption: Literal["recompute", "swap"] = "recompute",
         num_drafts: int = 0,
         host_proposer: HostProposer | None = None,
+        num_stages: int = 1,
     ):
         self.kv, self.policy = kv, FirstCome() if policy is None else policy
         self._reuse = kv if isinstance(kv, DefersReuse) else None  # the KV manager again, if it has the ability
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.admission, self.preemption, self.num_drafts = admission, preemption, num_drafts
-        self.host_proposer = host_proposer
+        self.host_proposer, self.num_stages = host_proposer, num_stages
         self._pages = kv if isinstance(kv, FetchesPages) else None
         self.waiting = RankedQueue()
         self.loading: list[Request] = []  # set aside until their pages have come; they hold no seat
@@ -98,6 +104,7 @@ class Scheduler:
         self._ranks: dict[str, Rank] = {}
         self._num_ranked = 0
         self._step_id = 0
+        self._wait_ends: int | None = None  # when this step is collected, blocks have been waited for long enough
         self._booked: dict[int, list[tuple[Request, int]]] = {}  # of steps not collected: rows that sample, with drafts
         self._sampled: dict[str, int] = {}  # held requests: with how many tokens each was sampled from last
 
@@ -151,6 +158,8 @@ class Scheduler:
                 num_drafts = len(drafts)
             self._continue(request, num_tokens, num_drafts, step, drafts)
         self._let_in(step)
+        if not step.waits:
+            self._wait_ends = None
         self._step_id += 1
         return StepPlan(
             self._step_id,
@@ -163,15 +172,20 @@ class Scheduler:
     def _shares(self) -> list[tuple[Request, int, int]]:
         """The budget's tokens for the running requests, and of these how many are drafts, in the order of their rank:
         so a request that lacks blocks preempts one that ranks after it and has none of this step's, or itself."""
-        work, num_decoding = [], 0
+        work, num_decoding, staged = [], 0, self.num_stages > 1
+        most_decoding = self._decoding_share()
         for request in self.running:
             in_flight = request.num_in_flight
-            if in_flight and _is_full(request):  # whatever is sampled as its last token, if all drafts are right
+            # Its token is not there yet, or is its last one, whatever is sampled, if all drafts are right.
+            if in_flight and (staged or _is_full(request)):
                 continue
             missing = (
                 len(request.tokens) + in_flight - request.num_computed_tokens
             )  # num_missing_tokens, at half the cost
-            num_decoding += missing == 1
+            if missing == 1:
+                if num_decoding == most_decoding:  # the next step takes it
+                    continue
+                num_decoding += 1
             work.append((request, missing))
         if num_decoding == len(work) and not self.num_drafts:
             return [(request, 1, 0) for request, _ in work]
@@ -187,6 +201,14 @@ class Scheduler:
                 left -= num_drafts
             shares.append((request, num_tokens, num_drafts))
         return shares
+
+    def _decoding_share(self) -> int:
+        """How many requests may decode in this step: all; with stages an equal part, so that there is one for each.
+
+        Of R that run, in flight or not, it is R/S, rounded up in some steps and down in others, so that any S steps in
+        a row have places for all R, and no stage is left without; but at least one."""
+        of, turn, num_running = self.num_stages, self._step_id % self.num_stages, len(self.running)
+        return max(1, num_running * (turn + 1) // of - num_running * turn // of)
 
     def _useful_drafts(self, request: Request) -> int:
         """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
@@ -227,7 +249,7 @@ class Scheduler:
             self._give(request, num_tokens, step, num_drafts, drafts)
             return
         while not self.kv.reserve(request, num_tokens):
-            if self._blocks_are_coming():
+            if self._blocks_are_coming(step):
                 return
             victim = self.running[-1]
             self._preempt(victim, step)
@@ -245,9 +267,12 @@ class Scheduler:
 
     def _first(self, now: float) -> Request | None:
         """Of the queue. Requests whose pages a store has are set aside until these have come; not more than may run,
-        since blocks are taken for them."""
+        since blocks are taken for them. None also while a token of the first is in flight, since it was preempted: what
+        it has to compute turns out with that step's reply."""
         while self.waiting:
             first = self.waiting.first()
+            if first.num_in_flight:
+                return None
             if self._pages is None or len(self.loading) >= self.max_num_seqs or not self._pages.fetch(first, now):
                 return first
             self.loading.append(self.waiting.pop())
@@ -278,17 +303,27 @@ class Scheduler:
                 return
             if self._enter(first, step):
                 self.waiting.pop()
-            elif self._blocks_are_coming():
+            elif self._blocks_are_coming(step):
                 return
             else:
                 self._preempt(last, step)
 
-    def _blocks_are_coming(self) -> bool:
+    def _blocks_are_coming(self, step: _Step) -> bool:
         """Given up, and still in use by a running step, or by loads, which are cancelled now: waiting for them is
-        better than preempting one more request."""
+        better than preempting one more request. Not forever: where windows give up some with every step, and as many
+        steps are in flight, some are always coming. Those that were, when the wait began, are there when the step that
+        was planned then is collected."""
         if self._pages is not None:
             self._pages.cancel_loads()
-        return self._reuse is not None and self._reuse.num_releasing > 0
+        if self._reuse is None or not self._reuse.num_releasing:
+            return False
+        planned = self._step_id + 1
+        if self._wait_ends is None:
+            self._wait_ends = planned
+        step.waits = next(iter(self._booked), planned) <= self._wait_ends
+        if not step.waits:
+            self._wait_ends = None
+        return step.waits
 
     def _enter(self, request: Request, step: _Step) -> bool:
         """Room for all its known tokens, not only for this step's chunk: a prompt that is let in and thrown out
@@ -296,8 +331,6 @@ class Scheduler:
         wanted = (
             request.num_tokens if self.admission == "fill" else max(request.num_tokens, request.max_total_tokens - 1)
         )
-        if request.num_in_flight > 1:  # preempted a moment ago; how many tokens it has turns out with the next reply
-            return False
         if len(self.running) >= self.max_num_seqs or not self.kv.admit(request, wanted, step.budget):
             return False
         request.state = RequestState.RUNNING
@@ -333,8 +366,8 @@ class Scheduler:
     # --- after a step ---------------------------------------------------------------------------------------------
 
     def advance(self, plan: StepPlan) -> None:
-        """Books a step that was submitted, so that the next can be planned while it runs. The step before must have
-        been updated by then, so that a request's tokens in flight are of one step."""
+        """Books a step that was submitted, so that the next can be planned while it runs. A request's tokens in flight
+        are of one step: by then an earlier step that samples for one of its requests must have been updated."""
         booked = self._booked[plan.step_id] = []
         for name, _, num_tokens, samples, num_drafts, _ in plan.rows:
             request = self._requests.get(name)

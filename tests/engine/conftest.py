@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from reference_impl.config import EngineConfig
+from reference_impl.default_parts import make_executor
 from reference_impl.engine import Engine, Parts
-from reference_impl.interfaces import Batch, Masks, Opened, Request, SamplingParams, Step, StepRow, Transfers
+from reference_impl.interfaces import Batch, Executor, Masks, Opened, Request, SamplingParams, Step, StepRow, Transfers
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.models.decoder import Decoder
 
@@ -302,6 +303,45 @@ class LateExecutor:
                 assert not targets & set(blocks), f"a transfer writes to a block of {name!r}"
 
 
+class StagedExecutor(LateExecutor):
+    """An executor that runs stages, as late as it may: a step is computed when it is collected, and then those behind
+    it still wait. What it samples is in its slot before that is allowed; so rows are looked at as they come."""
+
+    max_in_flight = 1
+
+    def __init__(self, num_stages: int):
+        self.num_stages = num_stages
+        self.most_in_flight = 0
+
+    def serve(self, engine: Engine, inner: Executor) -> None:
+        super().__init__(engine, 0)
+        self.inner = inner
+
+    def submit(self, step: Step) -> dict[str, Any]:
+        assert len(self.in_flight) < self.num_stages, "more steps than stages"
+        running = super().submit(step)
+        self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
+        self.check_tokens(running)
+        return running
+
+    def check_tokens(self, running: dict[str, Any]) -> None:
+        """All tokens of its rows are known to the host, and none of their requests waits for another."""
+        for row in running["step"].rows:
+            request = self.requests[row.slot]
+            assert row.start + row.num_tokens <= len(request.tokens), f"{request.id!r} has no such token yet"
+            for step in self.in_flight[:-1]:
+                sampling = [name for name, r in zip(step["requests"], step["step"].rows, strict=True) if r.samples]
+                same = step["requests"].get(request.id) is request and request.id in sampling
+                assert request.holds or not same, f"{request.id!r} waits for a token of a step in flight"
+
+    def run(self, count: int) -> None:
+        """Only what is waited for."""
+
+    def collect(self, running: dict[str, Any]) -> Any:
+        super().run(1)
+        return super().collect(running)
+
+
 def make_late(engine: Engine, seed: int) -> LateExecutor:
     """From now on the engine, made with overlap="on", waits for a slow device."""
     assert engine.pipeline.overlaps
@@ -310,12 +350,37 @@ def make_late(engine: Engine, seed: int) -> LateExecutor:
     return late
 
 
+def check_references(engine: Engine) -> None:
+    """Every reference to a block, on the device and on the host, has its holder."""
+    kv, pool = engine.kv, engine.block_pool
+    held, on_host = Counter(kv._indexed), Counter(b for ts in kv._on_host.values() for t in ts for b in t)
+    for request in engine.requests.values():
+        held.update(block for table in request.block_tables for block in table)
+    for transfer in getattr(kv, "_transfers", {}).values():
+        held.update(transfer.blocks)
+    for released in kv._releasing:
+        (on_host if released.on_host else held).update(released.blocks)
+    assert [pool.ref_count(block) for block in range(engine.num_blocks)] == [held[b] for b in range(engine.num_blocks)]
+    if kv.host_pool is not None:
+        blocks = range(engine.num_host_blocks)
+        assert [kv.host_pool.ref_count(block) for block in blocks] == [on_host[block] for block in blocks]
+
+
+def staged(model: Decoder, num_stages: int, parts: Parts | None = None, **options: Any) -> Engine:
+    """An engine whose executor runs stages, around the one that it would have made."""
+    parts, executor = parts or Parts(), StagedExecutor(num_stages)
+    outer = dataclasses.replace(parts, executor=executor, proposer=None, sampler=None)
+    engine = Engine(model, EngineConfig(**options), outer)
+    executor.serve(engine, make_executor(engine, parts))
+    return engine
+
+
 @pytest.fixture(scope="session")
 def tapped_engine() -> Callable[..., tuple[Engine, dict[str, dict[int, list[torch.Tensor]]]]]:
     """tapped_engine(model, seed, parts, **engine options) -> (engine, its logits).
 
     Blocks come in an order that depends on the seed, and a block that nobody owns holds NaN. late: overlapped, on a
-    device that is late by this seed.
+    device that is late by this seed. stages: by an executor that runs so many (`StagedExecutor`).
     """
 
     def make(
@@ -324,12 +389,16 @@ def tapped_engine() -> Callable[..., tuple[Engine, dict[str, dict[int, list[torc
         parts: Parts | None = None,
         late: int | None = None,
         texts: dict[str, list[int]] | None = None,
+        stages: int | None = None,
         **options: Any,
     ) -> tuple[Engine, Any]:
         tap = TappedModel(model, texts)
-        options["overlap"] = "off" if late is None else "on"
+        options["overlap"] = "off" if late is None and stages is None else "on"
         parts = dataclasses.replace(parts or Parts(), block_pool=ShuffledPool(options["num_blocks"], seed))
-        engine = Engine(tap, EngineConfig(**options), parts)  # type: ignore[arg-type]
+        if stages is not None:
+            engine = staged(tap, stages, parts, **options)  # type: ignore[arg-type]
+        else:
+            engine = Engine(tap, EngineConfig(**options), parts)  # type: ignore[arg-type]
         poison_free_blocks(engine)
         if late is not None:
             make_late(engine, late)

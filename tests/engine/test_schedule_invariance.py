@@ -23,7 +23,7 @@ from reference_impl.interfaces import Grammar, Pooling, Request, SamplingParams
 from reference_impl.kv.groups import kv_specs
 from reference_impl.models.decoder import Decoder
 from reference_impl.scheduler.policy import ByPriority, FirstCome, ShortestFirst
-from tests.engine.conftest import CountingClock, FakeStore, HostOracle
+from tests.engine.conftest import CountingClock, FakeStore, HostOracle, check_references
 
 BOUND = {"float32": 3e-5, "float64": 1e-12}  # of the largest logit
 VOCAB = 61
@@ -104,6 +104,7 @@ def workload(draw: st.DrawFn) -> tuple[list[Asked], dict[str, Any]]:
         "policy": draw(st.sampled_from([FirstCome, ShortestFirst, ByPriority])),
         "seed": draw(st.integers(0, 1000)),
         "late": draw(st.one_of(st.none(), st.integers(0, 1000))),  # overlapped steps, delayed by this seed
+        "stages": draw(st.sampled_from([None, None, 2, 3, 4])),  # of the executor's; if any, `late` is of no use
         "num_drafts": draw(st.sampled_from([0, 0, 1, 2, 5])),
         "store": draw(st.sampled_from([None, None, None, *STORES])),
         "right": draw(st.sampled_from([0.0, 0.5, 1.0])),  # each guess, with this probability
@@ -115,6 +116,8 @@ def engine_options(
 ) -> dict[str, Any]:
     """As many groups of blocks as the model has KV groups; host memory in bytes. texts: what an oracle reads."""
     options = dict(options)
+    if options.get("stages") is not None:
+        options["late"] = None
     right = options.pop("right", 0.0)
     specs = kv_specs(
         model.config.layer_windows, model.config.num_kv_heads, model.config.head_dim,
@@ -151,6 +154,7 @@ def serve(engine: Engine, asked: list[Asked], store: Any = None) -> dict[int, li
             if a.abort == step and f"r{number}" in engine.requests:
                 engine.abort(f"r{number}")
         engine.step()
+        check_references(engine)
         if store is not None:
             store.turn()
         under_way = store is not None and engine.kv.num_transfers
@@ -279,6 +283,9 @@ def check_workload(
     event(f"copied: {any(s.transfers.copies for s in steps)}")
     event(f"swapped: {any(s.transfers.swap_in for s in steps)}")
     event(f"overlapped: {options.get('late') is not None}")
+    event(f"stages: {options.get('stages')}")
+    if options.get("stages") is not None:
+        event(f"as many steps as stages in flight: {engine.executor.most_in_flight == options['stages']}")
     event(f"loads begun: {any(s.transfers.loads for s in steps)}")
     event(f"drafts of the host: {any(r.drafts for s in steps for r in s.rows)}")
     event(f"drafts kept: {any(n > 1 for s in steps for n in s.num_new_tokens)}")
