@@ -242,9 +242,8 @@ def test_after_a_failed_step_the_engine_says_that_its_state_is_lost(make: Make) 
         engine.step()
     for i in range(6):
         engine.abort(str(i))  # collects nothing, raises nothing
-    engine.add([1], greedy(1))
     with pytest.raises(RuntimeError, match="make a new engine"):
-        engine.step()
+        engine.add([1], greedy(1))
     engine.close()
 
 
