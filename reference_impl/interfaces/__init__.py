@@ -14,6 +14,7 @@ from reference_impl.interfaces.abilities import (
     DefersReuse,
     HasScales,
     NamesKernels,
+    NamesTensors,
     PlansAhead,
     ReadsScales,
     TakesMasks,
@@ -31,7 +32,15 @@ from reference_impl.interfaces.blocks import (
     TransferEnd,
     Transfers,
 )
-from reference_impl.interfaces.computing import AttentionBackend, Executor, KVCache, LinearMethod, Proposer, Sampler
+from reference_impl.interfaces.computing import (
+    AttentionBackend,
+    Executor,
+    KVCache,
+    LinearMethod,
+    Proposer,
+    Sampler,
+    TensorSpec,
+)
 from reference_impl.interfaces.pages import FetchesPages, HoldsPages, PageStore
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
 from reference_impl.interfaces.planning import BlockPool, Clock, HostProposer, KVManager, Policy, PrefixIndex, Scheduler
@@ -64,6 +73,7 @@ __all__ = [
     "LinearMethod",
     "Masks",
     "NamesKernels",
+    "NamesTensors",
     "Opened",
     "Page",
     "PageStore",
@@ -88,6 +98,7 @@ __all__ = [
     "StepRow",
     "TableUpdate",
     "TakesMasks",
+    "TensorSpec",
     "TokenLogprobs",
     "TransferEnd",
     "Transfers",

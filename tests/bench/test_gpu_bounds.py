@@ -32,7 +32,7 @@ def work(name: Any, quantization: str = "none", kv: tuple[int, int] = (2, 0)) ->
     """Of a model without memory: on torch's meta device. kv: bytes of a cached value, and of the scale of a head."""
     config = config_of_shape(name)
     model = build_model(config, torch.bfloat16, torch.device("meta"), 64, "torch", quantization)  # type: ignore[arg-type]
-    for shape, store in destinations(model).values():
+    for (shape, _), store in destinations(model).values():
         store(torch.empty(shape, dtype=torch.bfloat16, device="meta"))
     specs = kv_specs([None] * config.num_layers, config.num_kv_heads, config.head_dim, 16, *kv)
     return work_of(SimpleNamespace(model=model, kv_specs=specs))  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def test_four_bit_weights_count_with_a_scale_for_each_group() -> None:
     device, dtype = torch.device("cpu"), torch.bfloat16
     method = Int4(dtype, device, reference.gemm_w4a16)
     model = Decoder(config_of_shape(TINY), dtype, device, 64, method, TORCH)
-    for shape, store in destinations(model).values():
+    for (shape, _), store in destinations(model).values():
         store(torch.randn(shape, dtype=dtype))
     weights = sum(linear.num_parameters() for linear in model.linears())
     found = work_of(SimpleNamespace(model=model, kv_specs=[]))  # type: ignore[arg-type]
