@@ -338,7 +338,7 @@ class LocalExecutor:
         return self.graphs.run(key, host_arrays)
 
     def _graph_for(self, host: HostBatch, parameters: Parameters | None) -> GraphKey | None:
-        if self.graphs is None:
+        if self.graphs is None or self.model.watched:
             return None
         samples = parameters is not None and not parameters.needs_logits
         return self.graphs.key(host, samples and isinstance(self.sampler, TorchSampler) and self.sampler.captures)
@@ -352,9 +352,13 @@ class LocalExecutor:
     @torch.inference_mode()
     def capture_all(self, longest: int | None = None) -> int:
         """Captures every graph that sampling without penalties and log-probabilities may need, for contexts of up to
-        `longest` positions: seconds, that would be lost later, each when it is needed first. Returns how many."""
+        `longest` positions: seconds, that would be lost later, each when it is needed first. Returns how many.
+
+        RuntimeError while the model is watched: a graph would repeat what is there for the observer alone."""
         if self.graphs is None:
             return 0
+        if self.model.watched:
+            raise RuntimeError("capture_all: expected a model that is not watched; capture after models.watching ends")
         before, bound = self.stats.graphs_captured, self.graphs.max_len
         if longest is not None:
             bound = longest_bucket(longest, self.graphs.max_len)

@@ -118,6 +118,8 @@ class Decoder(nn.Module):
     asked for "lm_head" (see `choose_head`). Experts that are stacked for Triton's kernel have none.
     """
 
+    watched = False  # see models/watching.py: each product then by itself, and no CUDA graphs
+
     def __init__(
         self,
         config: ModelConfig,
