@@ -107,6 +107,11 @@ class LocalExecutor:
         proposer: Proposer | None = None,
         page_store: PageStore | None = None,
     ):
+        for spec in kv_specs:
+            if spec.kind != "kv":
+                raise ValueError(
+                    f"LocalExecutor: expected KV groups of kind 'kv', whose blocks hold tokens, got {spec.kind!r}"
+                )
         self.proposer = proposer
         self.pages = None if page_store is None else Pages(page_store, kv_cache)
         self.model, self.kv_cache, self.attention = model, kv_cache, attention
