@@ -26,7 +26,7 @@ class KVSpec:
         latent   of each token one vector, from which keys and values of all heads are computed (MLA, DeepSeek-V2):
                  num_kv_heads 1, head_dim kv_lora_rank + rope_dim
         state    of each request num_kv_heads times head_dim values, however long it is (Mamba, linear attention:
-                 head_dim is all that a head keeps). A block holds the state of one request, block_size says nothing
+                 head_dim is all that a head keeps). A block holds the state of one request, whatever block_size is
     """
 
     num_layers: int  # in this group
@@ -88,8 +88,10 @@ class KVSpec:
 def _check_spec(spec: KVSpec) -> None:
     if spec.kind not in _COPIES:
         raise ValueError(f"kind: expected one of {', '.join(_COPIES)}, got {spec.kind!r}")
-    if not isinstance(spec.bits_per_value, int) or spec.bits_per_value < 1:
-        raise ValueError(f"bits_per_value: expected a whole number of at least 1, got {spec.bits_per_value!r}")
+    for name, least in (("bits_per_value", 1), ("bits_per_scale", 0), ("bits_per_zero_point", 0)):
+        bits = getattr(spec, name)
+        if not isinstance(bits, int) or bits < least:
+            raise ValueError(f"{name}: expected a whole number of at least {least}, got {bits!r}")
     if spec.group_size is not None and (spec.group_size < 1 or spec.head_dim % spec.group_size):
         raise ValueError(f"group_size: expected a divisor of head_dim {spec.head_dim}, got {spec.group_size}")
     if spec.kind == "latent" and spec.num_kv_heads != 1:

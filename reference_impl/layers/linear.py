@@ -175,17 +175,20 @@ class Linear(nn.Module):
 
 
 def methods_of(given: LinearMethod | Methods) -> Methods:
-    """One method for all layers, or a function that is asked for each. TypeError, naming the layer, if it gives
-    something else."""
+    """One method for all layers, or a function that is asked for each. TypeError for anything else; of what a function
+    gives, it names the layer."""
+    expected = "expected a LinearMethod (create, load, finish, apply)"
+    if isinstance(given, type):
+        raise TypeError(f"linear_method: {expected}, got the class {given.__name__}: make one of it")
     if isinstance(given, LinearMethod):
         return lambda name: given
+    if not callable(given):
+        raise TypeError(f"linear_method: {expected}, or a function from a layer's name to one, got {given!r}")
 
     def ask(name: str) -> LinearMethod:
         method = given(name)
         if not isinstance(method, LinearMethod):
-            raise TypeError(
-                f"linear_method({name!r}): expected a LinearMethod (create, load, finish, apply), got {method!r}"
-            )
+            raise TypeError(f"linear_method({name!r}): {expected}, got {method!r}")
         return method
 
     return ask

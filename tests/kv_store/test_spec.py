@@ -112,6 +112,7 @@ def test_bytes_are_exact_or_refused(
     [
         ({"bits_per_value": 0.5}, "bits_per_value: expected a whole number of at least 1, got 0.5"),
         ({"bits_per_value": 0}, "bits_per_value: expected a whole number of at least 1, got 0"),
+        ({"bits_per_scale": 2.5}, "bits_per_scale: expected a whole number of at least 0, got 2.5"),
         ({"group_size": 5}, "group_size: expected a divisor of head_dim 8, got 5"),
         ({"kind": "mamba"}, "kind: expected one of kv, latent, state, got 'mamba'"),
         ({"kind": "latent"}, "num_kv_heads: expected 1, since heads share a latent, got 2"),

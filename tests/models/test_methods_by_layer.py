@@ -190,6 +190,10 @@ def test_what_cannot_be_is_refused_by_name(save) -> None:
     method = UnquantizedLinear(torch.float32, CPU)
     with pytest.raises(TypeError, match=r"linear_method\('model\.layers\.0\.self_attn\.qkv_proj'\): expected a Linear"):
         load_model(folder, linear_method=lambda name: "int4")  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match=r"linear_method: expected a Linear.*, got the class CpuInt8: make one of it$"):
+        load_model(folder, linear_method=CpuInt8)
+    with pytest.raises(TypeError, match="linear_method: expected a Linear.*, or a function .*, got 'int8'$"):
+        load_model(folder, linear_method="int8")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected quantization or linear_method, got both"):
         load_model(folder, quantization="int8", linear_method=method)
     with pytest.raises(ValueError, match="quantization: expected one of none, fp8, int8, int4, got 'int2'"):
