@@ -65,7 +65,7 @@ from reference_impl.interfaces import (
 from reference_impl.kv.block_pool import BlockPool as DefaultBlockPool
 from reference_impl.kv.cache_key import prefix_key
 from reference_impl.kv.groups import kv_specs, longest_sequence
-from reference_impl.kv_store.budget import bytes_per_value_and_scale, check_memory, num_host_blocks_for
+from reference_impl.kv_store.budget import bits_per_value_and_scale, check_memory, num_host_blocks_for
 from reference_impl.pipeline import Booked, Pipeline, depth_for, stages_for
 from reference_impl.planner import Planner
 from reference_impl.scheduler.scheduler import Scheduler as DefaultScheduler
@@ -133,8 +133,10 @@ class Engine:
         # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
         windows = [w if w is not None and w < self.max_model_len else None for w in c.layer_windows]
         check_scales(config, parts.kv_cache, parts.attention)
-        width = bytes_per_value_and_scale(config, model.dtype)
-        self.kv_specs = kv_specs(windows, c.num_kv_heads, c.head_dim, config.block_size, *width)
+        value, scale = bits_per_value_and_scale(config, model.dtype)
+        self.kv_specs = kv_specs(
+            windows, c.num_kv_heads, c.head_dim, config.block_size, bits_per_value=value, bits_per_scale=scale
+        )
         self.clock = part(parts.clock, WallClock)
         self.attention = part(parts.attention, lambda: make_attention(self))
         self.num_blocks = size_cache(self, parts)

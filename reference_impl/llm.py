@@ -21,7 +21,7 @@ from reference_impl.config import EngineConfig, ModelConfig, read_model_config
 from reference_impl.detokenizer import TextStream
 from reference_impl.engine import Engine, Parts, StepResult
 from reference_impl.interfaces import Pooling, Request, SamplingParams, TokenLogprobs
-from reference_impl.layers.linear_methods import Quantization
+from reference_impl.layers.linear_methods import Quantizations
 from reference_impl.layers.processor import cpu_has_bf16, use_no_more_threads_than_cores
 from reference_impl.memory import give_back
 from reference_impl.metrics import RequestMetrics
@@ -59,9 +59,9 @@ class LLM(PromptEncoder):
 
     model: a Hugging Face folder. Or shape, with dummy_weights=True: a model of that shape with random weights and
     without a tokenizer (see models/shapes.py). dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
-    quantization: "none", or how the linear layers' weights are stored: "fp8", "int8", "int4". worker: "process" has the
-    model compute in a process of its own, to which steps go as messages, while this one plans. Other options: see
-    EngineConfig and Parts.
+    quantization: "none", or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function from a
+    layer's name to one of these (see `load_model`). worker: "process" has the model compute in a process of its own, to
+    which steps go as messages, while this one plans. Other options: see EngineConfig and Parts.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LLM(PromptEncoder):
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         parts: Parts | None = None,
-        quantization: Quantization = "none",
+        quantization: Quantizations = "none",
         *,
         shape: Shape | None = None,
         dummy_weights: bool = False,
@@ -288,7 +288,7 @@ def _uninterrupted() -> Iterator[None]:
 
 def _split(
     model: str | Path | None, dtype: torch.dtype, device: torch.device, config: EngineConfig, parts: Parts | None,
-    quantization: Quantization,
+    quantization: Quantizations,
 ) -> Engine:  # fmt: skip
     from reference_impl.split import split_engine
 

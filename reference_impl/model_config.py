@@ -102,13 +102,18 @@ _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
-def read_model_config(folder: str | Path) -> ModelConfig:
-    """Reads `config.json` (and `generation_config.json` for the end tokens) of a Hugging Face folder."""
+def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfig:
+    """Reads `config.json` (and `generation_config.json` for the end tokens) of a Hugging Face folder.
+
+    quantized: whether it may say quantization_config, since the weights will be read by a LinearMethod made for them.
+    """
     folder = Path(folder)
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: no such file. Expected a Hugging Face model folder with config.json in it")
     raw = _read_json(path)
+    if quantized:
+        raw.pop("quantization_config", None)
     generation = folder / "generation_config.json"
     extra = _read_json(generation) if generation.is_file() else {}
     return parse_model_config(raw, extra, where=str(path))
@@ -308,7 +313,8 @@ def _experts(get: Reader, family: _Family, num_layers: int) -> ExpertsConfig | N
 
 def _refuse_unsupported(get: Reader, family: _Family) -> None:
     if quantization := get.raw.get("quantization_config"):
-        raise get.error("quantization_config", "none (quantized checkpoints are not supported)", quantization)
+        expected = "none (a quantized checkpoint needs a method that reads it: load_model(..., linear_method=...))"
+        raise get.error("quantization_config", expected, quantization)
     if family.gemma:
         get.refuse("use_bidirectional_attention", (False,), "false (attention is causal here)")
     if family.gemma == 3:  # transformers reads the field and does not apply it

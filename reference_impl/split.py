@@ -16,7 +16,7 @@ from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.model_config import read_model_config
 
 if TYPE_CHECKING:
-    from reference_impl.layers.linear_methods import Quantization
+    from reference_impl.layers.linear_methods import Quantizations
 
 
 def facts_of(engine: Engine) -> Facts:
@@ -30,7 +30,7 @@ def facts_of(engine: Engine) -> Facts:
 
 def load_worker(
     folder: Path, dtype: str, device: str, config: EngineConfig, make_parts: Callable[[], Parts] | None = None,
-    quantization: Quantization = "none",
+    quantization: Quantizations = "none",
 ) -> tuple[Executor, Facts]:  # fmt: skip
     """The worker of an engine of its own, with the model in `folder`; whatever plans in that engine is not used."""
     import torch
@@ -53,7 +53,7 @@ COMPUTING = ("kv_cache", "attention", "sampler", "proposer", "executor")  # part
 
 def split_engine(
     folder: Path, config: EngineConfig | None = None, *, dtype: str = "float32", device: str = "cpu",
-    parts: Parts | None = None, make_parts: Callable[[], Parts] | None = None, quantization: Quantization = "none",
+    parts: Parts | None = None, make_parts: Callable[[], Parts] | None = None, quantization: Quantizations = "none",
 ) -> Engine:  # fmt: skip
     """An engine that plans here, and whose model, of dtype, computes in another process on `device`.
 

@@ -127,7 +127,7 @@ def random_model() -> Callable[..., Decoder]:
         chosen = choose_kernels(kernels, device, torch_dtype)
         model = Decoder(parse_model_config(raw), torch_dtype, device, kernels=chosen)
         random = torch.Generator().manual_seed(0)
-        for shape, store in destinations(model).values():
+        for (shape, _), store in destinations(model).values():
             norm = len(shape) == 1
             store(torch.randn(shape, generator=random, dtype=torch.float64) * (0.3 if norm else 0.25) + norm)
         for linear in model.linears():

@@ -585,7 +585,7 @@ print(f"after {len(lines)} outputs: {len(prompt)} + {len(lines)} tokens of text,
 def gather_rates(block_size, kv_heads, head_dim, length=1024, rounds=12):
     """(bytes of a contiguous piece, byte/s in order, byte/s shuffled) of one layer's decode attention."""
     users, pool_bytes = (64, 2**31) if on_gpu else (2, 2**28)
-    spec = KVSpec(1, kv_heads, head_dim, block_size, 4)
+    spec = KVSpec(1, kv_heads, head_dim, block_size, bits_per_value=32)
     pool = PagedKVCache([spec], pool_bytes // spec.bytes_per_block, torch.float32, model.device)
     backend = TorchAttention(head_dim**-0.5, torch.float32)
     each = length // block_size

@@ -118,9 +118,10 @@ for name, kv_heads in (("MHA", 8), ("GQA", 2), ("MQA", 1)):
 # ## 4. The same thing inside the engine
 #
 # The engine takes the formula at its word. It computes bytes per block from the model's config, divides the memory you
-# gave it, and allocates everything at the start. Each request then gets blocks, never bytes. The last two fields,
+# gave it, and allocates everything at the start. Each request then gets blocks, never bytes. Two of the fields,
 # `layers` and `window`, are for models in which some layers keep only the last tokens (a *sliding window*): their layers
-# form several groups. The course model has one group, of all its layers.
+# form several groups. The course model has one group, of all its layers. Scales, zero points and the kinds other than
+# `kv` are for caches with fewer bits, and for models that keep something else than keys and values.
 
 # %% name="engine"
 print(inspect.getsource(KVSpec))

@@ -561,7 +561,7 @@ show(
 print("engine:", tuple(llm.engine.kv_cache.data.shape), "= layers, K or V, blocks, block size, KV heads, head dim")
 L70 = model_shapes.model("llama-3-70b")
 for devices in (1, 8):
-    spec = KVSpec(L70.layers, L70.num_kv_heads // devices, L70.head_dim, block_size=16, bytes_per_value=2)
+    spec = KVSpec(L70.layers, L70.num_kv_heads // devices, L70.head_dim, block_size=16, bits_per_value=16)
     layer = spec.bytes_per_block / spec.num_layers
     print(f"16 tokens of a 70B on {devices} GPU(s): {format_bytes(spec.bytes_per_block)} on each in {spec.num_layers} layers, "
           f"{format_bytes(layer, binary=True)} in each, half of it keys")  # fmt: skip

@@ -113,6 +113,11 @@ class LocalExecutor:
         proposer: Proposer | None = None,
         page_store: PageStore | None = None,
     ):
+        for spec in kv_specs:
+            if spec.kind != "kv":
+                raise ValueError(
+                    f"LocalExecutor: expected KV groups of kind 'kv', whose blocks hold tokens, got {spec.kind!r}"
+                )
         self.proposer = proposer
         self.pages = None if page_store is None else Pages(page_store, kv_cache)
         self.model, self.kv_cache, self.attention = model, kv_cache, attention
@@ -368,7 +373,7 @@ class LocalExecutor:
         return self.graphs.run(key, host_arrays)
 
     def _graph_for(self, host: HostBatch, parameters: Parameters | None) -> GraphKey | None:
-        if self.graphs is None:
+        if self.graphs is None or self.model.watched:
             return None
         samples = parameters is not None and not parameters.needs_logits
         return self.graphs.key(host, samples and isinstance(self.sampler, TorchSampler) and self.sampler.captures)
@@ -387,9 +392,13 @@ class LocalExecutor:
     @torch.inference_mode()
     def capture_all(self, longest: int | None = None) -> int:
         """Captures every graph that sampling without penalties and log-probabilities may need, for contexts of up to
-        `longest` positions: seconds, that would be lost later, each when it is needed first. Returns how many."""
+        `longest` positions: seconds, that would be lost later, each when it is needed first. Returns how many.
+
+        RuntimeError while the model is watched: a graph would repeat what is there for the observer alone."""
         if self.graphs is None:
             return 0
+        if self.model.watched:
+            raise RuntimeError("capture_all: expected a model that is not watched; capture after models.watching ends")
         before, bound = self.stats.graphs_captured, self.graphs.max_len
         if longest is not None:
             bound = longest_bucket(longest, self.graphs.max_len)

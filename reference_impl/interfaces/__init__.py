@@ -14,6 +14,7 @@ from reference_impl.interfaces.abilities import (
     DefersReuse,
     HasScales,
     NamesKernels,
+    NamesTensors,
     PlansAhead,
     PlansStages,
     ReadsScales,
@@ -29,13 +30,22 @@ from reference_impl.interfaces.blocks import (
     NO_BLOCK,
     BlockId,
     BlockPair,
+    KVKind,
     KVSpec,
     Page,
     PageTransfer,
     TransferEnd,
     Transfers,
 )
-from reference_impl.interfaces.computing import AttentionBackend, Executor, KVCache, LinearMethod, Proposer, Sampler
+from reference_impl.interfaces.computing import (
+    AttentionBackend,
+    Executor,
+    KVCache,
+    LinearMethod,
+    Proposer,
+    Sampler,
+    TensorSpec,
+)
 from reference_impl.interfaces.pages import FetchesPages, HoldsPages, PageStore
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
 from reference_impl.interfaces.planning import BlockPool, Clock, HostProposer, KVManager, Policy, PrefixIndex, Scheduler
@@ -71,11 +81,13 @@ __all__ = [
     "HoldsPages",
     "HostProposer",
     "KVCache",
+    "KVKind",
     "KVManager",
     "KVSpec",
     "LinearMethod",
     "Masks",
     "NamesKernels",
+    "NamesTensors",
     "Opened",
     "Page",
     "PageStore",
@@ -104,6 +116,7 @@ __all__ = [
     "TableUpdate",
     "TakesBounds",
     "TakesMasks",
+    "TensorSpec",
     "TokenLogprobs",
     "TransferEnd",
     "Transfers",

@@ -7,11 +7,11 @@ only, and in a class never.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from reference_impl.interfaces.batch import Batch
-from reference_impl.interfaces.computing import AttentionBackend, KVCache
+from reference_impl.interfaces.computing import AttentionBackend, KVCache, TensorSpec
 from reference_impl.interfaces.plan import StepPlan
 from reference_impl.interfaces.step import Masks
 
@@ -154,4 +154,18 @@ class NamesKernels(Protocol):
     @property
     def ran(self) -> Collection[str]:
         """In the step that was planned last."""
+        ...
+
+
+@runtime_checkable
+class NamesTensors(Protocol):
+    """A LinearMethod for checkpoints that have other tensors than weight and bias, as those of GPTQ (qweight, qzeros,
+    scales, g_idx) and AWQ have."""
+
+    def tensors(self, in_features: int, out_features: int, bias: bool) -> Mapping[str, TensorSpec]:
+        """{name: what it must be} of one part with so many output features. bias: whether the layer has one.
+
+        Asked for q_proj, the name qweight means the checkpoint's tensor model.layers.0.self_attn.q_proj.qweight. Every
+        tensor named must be in the checkpoint; each goes to `load` once, in any order.
+        """
         ...

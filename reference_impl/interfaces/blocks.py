@@ -2,38 +2,107 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal, NamedTuple
 
 BlockId = int
 NO_BLOCK: BlockId = -1  # in a block table: these positions have fallen out of the window and are never read again
 
 
+KVKind = Literal["kv", "latent", "state"]
+_COPIES: dict[KVKind, int] = {"kv": 2, "latent": 1, "state": 1}
+
+
 @dataclass(frozen=True)
 class KVSpec:
-    """What one KV group's cache must hold for one token, and in what unit it is handed out.
+    """What one KV group's cache must hold, and in what unit it is handed out. Widths are in bits: a cache of 4 bits has
+    two values in a byte.
 
     A group is a set of layers that keep the same positions. All groups of a model have as many layers, so that
     a block of one pool can serve any of them.
+
+    kind: what each layer keeps.
+        kv       of each token a key and a value for each KV head: head_dim values each
+        latent   of each token one vector, from which keys and values of all heads are computed (MLA, DeepSeek-V2):
+                 num_kv_heads 1, head_dim kv_lora_rank + rope_dim
+        state    of each request num_kv_heads times head_dim values, however long it is (Mamba, linear attention:
+                 head_dim is all that a head keeps). A block holds the state of one request, whatever block_size is
     """
 
     num_layers: int  # in this group
     num_kv_heads: int
     head_dim: int
     block_size: int  # tokens in a block
-    bytes_per_value: int
+    _: KW_ONLY
+    bits_per_value: int
     layers: tuple[int, ...] = ()  # which layers of the model; () is the first num_layers
     window: int | None = None  # a query at position p sees p - window + 1 ... p; None: everything before it
-    bytes_per_scale: int = 0  # beside each head's values, in a cache of 8 bits
+    bits_per_scale: int = 0  # beside each group of values
+    bits_per_zero_point: int = 0  # beside each scale
+    group_size: int | None = None  # values of a head that share a scale; None: all of them
+    kind: KVKind = "kv"
+
+    def __post_init__(self) -> None:
+        _check_spec(self)
+
+    @property
+    def bits_per_head(self) -> int:
+        """Of one key, value, latent or state, with its scales and zero points."""
+        groups = 1 if self.group_size is None else self.head_dim // self.group_size
+        return self.head_dim * self.bits_per_value + groups * (self.bits_per_scale + self.bits_per_zero_point)
+
+    @property
+    def bits_per_token(self) -> int:
+        """Added by each token: 2 (keys and values; 1 of a latent, 0 of a state) x layers x KV heads x bits per head."""
+        return 0 if self.kind == "state" else self._bits_of_all_heads
 
     @property
     def bytes_per_token(self) -> int:
-        """2 (keys and values) x layers x KV heads x (head_dim x bytes per value + bytes per scale)."""
-        return 2 * self.num_layers * self.num_kv_heads * (self.head_dim * self.bytes_per_value + self.bytes_per_scale)
+        """ValueError where the bits of a token are no whole bytes."""
+        if self.bits_per_token % 8:
+            raise ValueError(f"bytes_per_token: a token has {self.bits_per_token} bits here, ask for bits_per_token")
+        return self.bits_per_token // 8
 
     @property
     def bytes_per_block(self) -> int:
-        return self.bytes_per_token * self.block_size
+        """Of block_size tokens; of a state, all of it."""
+        return self._bits_per_block // 8
+
+    def bytes_per_request(self, num_tokens: int) -> int:
+        """Of the blocks that a request of so many tokens needs while its last one is computed: those of the positions
+        that this one sees, itself among them."""
+        if self.kind == "state":
+            return self.bytes_per_block
+        first = 0 if self.window is None else max(0, num_tokens - self.window)
+        return (-(-num_tokens // self.block_size) - first // self.block_size) * self.bytes_per_block
+
+    @property
+    def _bits_of_all_heads(self) -> int:
+        return _COPIES[self.kind] * self.num_layers * self.num_kv_heads * self.bits_per_head
+
+    @property
+    def _bits_per_block(self) -> int:
+        return self._bits_of_all_heads * (1 if self.kind == "state" else self.block_size)
+
+
+def _check_spec(spec: KVSpec) -> None:
+    if spec.kind not in _COPIES:
+        raise ValueError(f"kind: expected one of {', '.join(_COPIES)}, got {spec.kind!r}")
+    for name, least in (("bits_per_value", 1), ("bits_per_scale", 0), ("bits_per_zero_point", 0)):
+        bits = getattr(spec, name)
+        if not isinstance(bits, int) or bits < least:
+            raise ValueError(f"{name}: expected a whole number of at least {least}, got {bits!r}")
+    if spec.group_size is not None and (spec.group_size < 1 or spec.head_dim % spec.group_size):
+        raise ValueError(f"group_size: expected a divisor of head_dim {spec.head_dim}, got {spec.group_size}")
+    if spec.kind == "latent" and spec.num_kv_heads != 1:
+        raise ValueError(f"num_kv_heads: expected 1, since heads share a latent, got {spec.num_kv_heads}")
+    if spec.kind == "state" and spec.window is not None:
+        raise ValueError(f"window: expected None, since a state has no positions, got {spec.window}")
+    if spec._bits_per_block % 8:
+        raise ValueError(
+            f"expected a block of whole bytes, got {spec._bits_per_block} bits: choose a block_size, group_size or "
+            "widths that make it a multiple of 8"
+        )
 
 
 class BlockPair(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from reference_impl.interfaces.batch import Batch, Sampled
 from reference_impl.interfaces.blocks import Transfers
@@ -11,7 +11,7 @@ from reference_impl.interfaces.request import Asking
 from reference_impl.interfaces.step import Opened, Reply, Step
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 
 class KVCache(Protocol):
@@ -51,12 +51,28 @@ class AttentionBackend(Protocol):
         ...
 
 
-class LinearMethod(Protocol):
-    """How a weight matrix is stored and multiplied."""
+class TensorSpec(NamedTuple):
+    """What a tensor of a checkpoint must be."""
 
-    def create(self, in_features: int, out_features: int, bias: bool) -> dict[str, Tensor]: ...
+    shape: tuple[int, ...]
+    dtypes: tuple[dtype, ...]  # any of these will do
+
+
+@runtime_checkable
+class LinearMethod(Protocol):
+    """How a weight matrix is stored and multiplied.
+
+    A linear layer may be made of several of the checkpoint's, its parts, stacked by output features: q, k and v; gate
+    and up. Of each part a checkpoint has weight [out_features, in_features], and bias [out_features] where the layer
+    has one, of a float dtype. A method that loads other tensors names them: `abilities.NamesTensors`.
+    """
+
+    def create(self, in_features: int, out_features: int, bias: bool) -> dict[str, Tensor]:
+        """The parameters, of all parts together, still without their values."""
+        ...
+
     def load(self, params: dict[str, Tensor], name: str, tensor: Tensor, start: int) -> None:
-        """Copy a checkpoint's tensor into rows [start, start + len(tensor)) of parameter `name`."""
+        """Take in tensor `name` of one part, whose first output feature is `start`. Parts come in any order."""
         ...
 
     def finish(self, params: dict[str, Tensor]) -> None:

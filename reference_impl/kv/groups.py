@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from reference_impl.interfaces import KVSpec
 
@@ -18,22 +19,21 @@ def kv_specs(
     num_kv_heads: int,
     head_dim: int,
     block_size: int,
-    bytes_per_value: int,
-    bytes_per_scale: int = 0,
+    *,
+    bits_per_value: int,
+    bits_per_scale: int = 0,
 ) -> tuple[KVSpec, ...]:
     """One spec per group. layer_windows: per layer its window, or None where it sees everything before it."""
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(layer_windows):
         kinds.setdefault(window, []).append(layer)
     size = math.gcd(*map(len, kinds.values()))
+    one = KVSpec(size, num_kv_heads, head_dim, block_size, bits_per_value=bits_per_value, bits_per_scale=bits_per_scale)
     return tuple(
-        KVSpec(
-            size, num_kv_heads, head_dim, block_size, bytes_per_value, tuple(layers[i : i + size]), window,
-            bytes_per_scale,
-        )
+        replace(one, layers=tuple(layers[i : i + size]), window=window)
         for window, layers in kinds.items()
         for i in range(0, len(layers), size)
-    )  # fmt: skip
+    )
 
 
 def longest_sequence(num_blocks: int, block_size: int, windows: Sequence[int | None], max_chunk: int) -> int:

@@ -25,6 +25,8 @@ class PagedKVCache:
 
     num_host_blocks: room in host memory for blocks that are swapped out: host and host_scale, with blocks first,
     so that each is one copy.
+
+    ValueError for a spec of anything else: a latent, a state, values of 4 bits, scales of smaller groups.
     """
 
     def __init__(
@@ -36,6 +38,8 @@ class PagedKVCache:
         num_host_blocks: int = 0,
     ):
         self.specs, self.num_blocks = tuple(specs), num_blocks
+        for each in self.specs:
+            _check(each, dtype)
         spec = self.specs[0]
 
         def make(dtype: torch.dtype, *block: int) -> tuple[Tensor, Tensor]:
@@ -113,6 +117,19 @@ class PagedKVCache:
             found = torch.frombuffer(bytearray(content[start : start + part.nbytes]), dtype=part.dtype)
             part.copy_(found.view(part.shape))
             start += part.nbytes
+
+
+def _check(spec: KVSpec, dtype: torch.dtype) -> None:
+    scale = 32 if dtype.itemsize == 1 else 0
+    expected = {"kind": "kv", "bits_per_value": 8 * dtype.itemsize, "bits_per_scale": scale, "bits_per_zero_point": 0}
+    if spec.group_size not in (None, spec.head_dim):
+        expected["group_size"] = None
+    for name, value in expected.items():
+        if (found := getattr(spec, name)) != value:
+            raise ValueError(
+                f"PagedKVCache in {dtype}: expected a KVSpec with {name}={value!r}, got {name}={found!r}: such a cache "
+                "is one of your own, see Parts.kv_cache"
+            )
 
 
 def _pieces(pairs: Sequence[BlockPair], size: int) -> Iterator[Sequence[BlockPair]]:

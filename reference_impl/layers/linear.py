@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Protocol, TypedDict, Unpack, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_impl.interfaces import LinearMethod
+from reference_impl.interfaces import LinearMethod, NamesTensors, TensorSpec
 from reference_impl.kernels.reference import Activation
 from reference_impl.layers import packed_linear
 from reference_impl.layers.by_rows import WeightByRows
 
 _FEW_ROWS = 8
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that are not quantized
+
+Methods = Callable[[str], LinearMethod]  # from the name of a linear layer; names: see `Linear`
 
 
 class Neighbours(TypedDict, total=False):
@@ -118,6 +122,12 @@ class Linear(nn.Module):
 
     One large matrix multiplication instead of three small ones reads x once and launches once.
     parts: {name in the checkpoint: its number of rows}.
+
+    name: where the parts are in the checkpoint, then qkv_proj, o_proj, gate_up_proj or down_proj, in all families:
+        model.layers.3.self_attn.qkv_proj            of q_proj, k_proj and v_proj
+        model.layers.3.mlp.gate_up_proj              of gate_proj and up_proj
+        model.layers.3.mlp.experts.5.down_proj       of expert 5
+        model.layers.3.block_sparse_moe.experts.5.gate_up_proj    of Mixtral's w1 and w3; its w2 is down_proj
     """
 
     def __init__(
@@ -126,15 +136,18 @@ class Linear(nn.Module):
         in_features: int,
         parts: dict[str, int],
         bias: bool = False,
+        name: str = "",
     ):
         super().__init__()
-        self.method, self.parts, self.in_features = method, parts, in_features
-        self.fusing = method if isinstance(method, FusedMethod) else None  # the method again, if it has the ability
+        self.method, self.parts, self.in_features, self.has_bias, self.name = method, parts, in_features, bias, name
+        # The method again, if it has the ability.
+        self.fusing = method if isinstance(method, FusedMethod) else None
+        self.naming = method if isinstance(method, NamesTensors) else None
         self.out_features = sum(parts.values())
         self.params = method.create(in_features, self.out_features, bias)
 
     def num_parameters(self) -> int:
-        return self.out_features * (self.in_features + ("bias" in self.params))
+        return self.out_features * (self.in_features + self.has_bias)
 
     def weight_bytes(self) -> int:
         """Memory of the weight as it is stored, with its scales and bias: what a decoding step reads of it."""
@@ -145,5 +158,37 @@ class Linear(nn.Module):
         names = list(self.parts)
         return sum(self.parts[name] for name in names[: names.index(part)])
 
+    def tensors(self, part: str) -> Mapping[str, TensorSpec]:
+        """What a checkpoint has of a part, by the last word of the tensor's name."""
+        rows = self.parts[part]
+        if self.naming is not None:
+            return self.naming.tensors(self.in_features, rows, self.has_bias)
+        weight = {"weight": TensorSpec((rows, self.in_features), FLOATS)}
+        return weight | {"bias": TensorSpec((rows,), FLOATS)} if self.has_bias else weight
+
+    def load(self, part: str, name: str, tensor: Tensor) -> None:
+        """Takes in one of the `tensors` of a part."""
+        self.method.load(self.params, name, tensor, self.row_of(part))
+
     def forward(self, x: Tensor) -> Tensor:
         return self.method.apply(self.params, x)
+
+
+def methods_of(given: LinearMethod | Methods) -> Methods:
+    """One method for all layers, or a function that is asked for each. TypeError for anything else; of what a function
+    gives, it names the layer."""
+    expected = "expected a LinearMethod (create, load, finish, apply)"
+    if isinstance(given, type):
+        raise TypeError(f"linear_method: {expected}, got the class {given.__name__}: make one of it")
+    if isinstance(given, LinearMethod):
+        return lambda name: given
+    if not callable(given):
+        raise TypeError(f"linear_method: {expected}, or a function from a layer's name to one, got {given!r}")
+
+    def ask(name: str) -> LinearMethod:
+        method = given(name)
+        if not isinstance(method, LinearMethod):
+            raise TypeError(f"linear_method({name!r}): {expected}, got {method!r}")
+        return method
+
+    return ask

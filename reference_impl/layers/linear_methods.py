@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -12,11 +13,12 @@ from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
 from reference_impl.layers import packed_linear
 from reference_impl.layers.backend import Kernels
-from reference_impl.layers.linear import HeadCopy, default_method, slow_half_linear
+from reference_impl.layers.linear import HeadCopy, Methods, default_method, slow_half_linear
 from reference_impl.quantization.cpu import CpuInt4, CpuInt8
 from reference_impl.quantization.methods import Fp8, Int4, Int8
 
 Quantization = Literal["none", "fp8", "int8", "int4"]
+Quantizations = Quantization | Callable[[str], Quantization]  # of all linear layers, or from a layer's name
 
 
 def choose_method(
@@ -41,10 +43,21 @@ def choose_method(
     return Fp8(dtype, device, reference.quantize_rows_fp8, reference.gemm_fp8)
 
 
+def choose_methods(
+    quantization: Quantizations, dtype: torch.dtype, device: torch.device, kernels: Kernels
+) -> LinearMethod | Methods:
+    """One method, or where quantization is a function from the name of a layer, as many as it has answers."""
+    if not callable(quantization):
+        return choose_method(quantization, dtype, device, kernels)
+    kind_of, method_of = quantization, functools.cache(lambda kind: choose_method(kind, dtype, device, kernels))
+    return lambda name: method_of(kind_of(name))
+
+
 def choose_head(
     method: LinearMethod, tied: bool, dtype: torch.dtype, device: torch.device
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """(x, lm_head) -> logits, for a model whose linear layers have the method.
+    """(x, lm_head) -> logits, for a model whose linear layers have the method. Where each has its own, it is that of
+    the name "lm_head".
 
     On a CPU in bfloat16 a copy of lm_head is packed, which halves the time of a product that is a third of a small
     model's step; in float32 it would gain nothing at one row.

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels.reference import Activation
 from reference_impl.layers.backend import TORCH, Kernels
-from reference_impl.layers.linear import Linear
+from reference_impl.layers.linear import Linear, Methods
 
 
 class GatedMLP(nn.Module):
-    """x [rows, hidden_size] -> the same shape. names: of gate, up and down in the checkpoint."""
+    """x [rows, hidden_size] -> the same shape.
+
+    names: of gate, up and down in the checkpoint. prefix: what stands there before them, such as "model.layers.3.mlp.".
+    """
 
     def __init__(
         self,
-        method: LinearMethod,
+        methods: Methods,
         hidden_size: int,
         intermediate_size: int,
         activation: Activation,
         bias: bool = False,
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         kernels: Kernels = TORCH,
+        prefix: str = "",
     ):
         super().__init__()
         gate, up, down = names
         parts = {gate: intermediate_size, up: intermediate_size}
-        self.gate_up = Linear(method, hidden_size, parts, bias)
-        self.down = Linear(method, intermediate_size, {down: hidden_size}, bias)
+        first, second = f"{prefix}gate_up_proj", f"{prefix}down_proj"
+        self.gate_up = Linear(methods(first), hidden_size, parts, bias, first)
+        self.down = Linear(methods(second), intermediate_size, {down: hidden_size}, bias, second)
         self.activation: Activation = activation
         self.gate = kernels.gates[activation]
 

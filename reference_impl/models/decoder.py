@@ -17,11 +17,11 @@ from reference_impl.kernels import reference
 from reference_impl.layers.attention import scales_of
 from reference_impl.layers.backend import Kernels, choose_kernels, writes_and_attends
 from reference_impl.layers.fusion import Fusion
-from reference_impl.layers.linear import Linear
+from reference_impl.layers.linear import Linear, Methods, methods_of
 from reference_impl.layers.linear_methods import choose_head, choose_method
 from reference_impl.layers.mlp import GatedMLP
 from reference_impl.layers.rotary import RotaryTable
-from reference_impl.models.moe import MixtureOfExperts
+from reference_impl.models.moe import MixtureOfExperts, experts_prefix
 from reference_impl.models.tuning import seconds_on_gpu, tune
 
 
@@ -32,7 +32,7 @@ class DecoderLayer(nn.Module):
         self,
         config: ModelConfig,
         index: int,
-        method: LinearMethod,
+        methods: Methods,
         dtype: torch.dtype,
         device: torch.device,
         kernels: Kernels,
@@ -45,19 +45,16 @@ class DecoderLayer(nn.Module):
             config.num_heads * config.head_dim,
             config.num_kv_heads * config.head_dim,
         )
-        self.qkv = Linear(
-            method,
-            c.hidden_size,
-            {"q_proj": heads, "k_proj": kv, "v_proj": kv},
-            c.qkv_bias,
-        )
-        self.o = Linear(method, heads, {"o_proj": c.hidden_size}, c.o_bias)
+        qkv, o = (f"model.layers.{index}.self_attn.{name}" for name in ("qkv_proj", "o_proj"))
+        self.qkv = Linear(methods(qkv), c.hidden_size, {"q_proj": heads, "k_proj": kv, "v_proj": kv}, c.qkv_bias, qkv)
+        self.o = Linear(methods(o), heads, {"o_proj": c.hidden_size}, c.o_bias, o)
         self.mlp: nn.Module
         if c.experts is not None and index in c.experts.layers:
             router = torch.empty(c.experts.num_experts, c.hidden_size, dtype=dtype, device=device)
-            self.mlp = MixtureOfExperts(c, c.experts, method, router, kernels)
+            self.mlp = MixtureOfExperts(c, c.experts, methods, router, kernels, experts_prefix(c, index))
         else:
-            self.mlp = GatedMLP(method, c.hidden_size, c.intermediate_size, c.activation, c.mlp_bias, kernels=kernels)
+            sizes, prefix = (c.hidden_size, c.intermediate_size), f"model.layers.{index}.mlp."
+            self.mlp = GatedMLP(methods, *sizes, c.activation, c.mlp_bias, kernels=kernels, prefix=prefix)
 
         def norm(*shape: int) -> Tensor:
             return torch.empty(*shape, dtype=norm_dtype(c, dtype), device=device)
@@ -115,7 +112,13 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm, and logits for the tokens that need them."""
+    """Embedding, layers, final norm, and logits for the tokens that need them.
+
+    linear_method: of all linear layers, or a function from a layer's name (see `Linear`) to its method; it is also
+    asked for "lm_head" (see `choose_head`). Experts that are stacked for Triton's kernel have none.
+    """
+
+    watched = False  # see models/watching.py: each product then by itself, and no CUDA graphs
 
     def __init__(
         self,
@@ -123,24 +126,26 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         max_position: int | None = None,
-        linear_method: LinearMethod | None = None,
+        linear_method: LinearMethod | Methods | None = None,
         kernels: Kernels | None = None,
     ):
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, device
         self.kernels = kernels or choose_kernels("auto", device, dtype)
-        method = linear_method or choose_method("none", dtype, device, self.kernels)
+        if linear_method is None:
+            linear_method = choose_method("none", dtype, device, self.kernels)
+        methods = methods_of(linear_method)
         self.fusion = Fusion(self.kernels, config.norm_eps)
         self._times: dict[int, dict[str, dict[str, float]]] = {}  # of ways to compute a step of so many tokens
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         # Rounded to the model's dtype, as Gemma was trained.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, i, method, dtype, device, self.kernels, self.fusion) for i in range(config.num_layers)
+            DecoderLayer(config, i, methods, dtype, device, self.kernels, self.fusion) for i in range(config.num_layers)
         )
         self.norm = torch.empty(config.hidden_size, dtype=norm_dtype(config, dtype), device=device)
         self.lm_head = None if config.tied_embeddings else torch.empty_like(self.embedding)
-        self.head = choose_head(method, config.tied_embeddings, dtype, device)
+        self.head = choose_head(methods("lm_head"), config.tied_embeddings, dtype, device)
         positions = max_position or config.max_position
         self.rotary = RotaryTable(config.rope, config.head_dim, positions, dtype, device)
         self.window_rotary = (

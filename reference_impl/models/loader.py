@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,20 +16,20 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from reference_impl.config import ConfigError, ModelConfig, read_model_config
-from reference_impl.layers.backend import Asked, choose_kernels
-from reference_impl.layers.linear import Linear
-from reference_impl.layers.linear_methods import Quantization, choose_method
-from reference_impl.layers.mlp import GatedMLP
+from reference_impl.interfaces import LinearMethod, TensorSpec
+from reference_impl.layers.backend import Asked, Kernels, choose_kernels
+from reference_impl.layers.linear import FLOATS, Linear, Methods
+from reference_impl.layers.linear_methods import Quantizations, choose_methods
 from reference_impl.memory import check_free, free_bytes
 from reference_impl.models.decoder import Decoder, DecoderLayer
-from reference_impl.models.moe import MixtureOfExperts, SeparateExperts, StackedExperts
+from reference_impl.models.moe import MixtureOfExperts, StackedExperts, expert_layers
 
 
 class CheckpointError(ValueError):
     """A checkpoint that does not fit its config."""
 
 
-Destination = tuple[tuple[int, ...], Callable[[Tensor], object]]  # expected shape, and where it goes
+Destination = tuple[TensorSpec, Callable[[Tensor], object]]  # what it must be, and where it goes
 
 
 def load_model(
@@ -37,14 +38,19 @@ def load_model(
     device: torch.device | str = "cpu",
     max_position: int | None = None,
     kernels: Asked = "auto",
-    quantization: Quantization = "none",
+    quantization: Quantizations = "none",
+    linear_method: LinearMethod | Methods | None = None,
 ) -> Decoder:
     """Reads config and weights. dtype None keeps the checkpoint's own; kernels: see `choose_backend`.
 
-    quantization: how the linear layers' weights are stored; the checkpoint's are quantized as they are read.
+    quantization: how the linear layers' weights are stored; the checkpoint's are quantized as they are read. One for
+    all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
+    linear_method, instead: a method of your own, or a function from a layer's name to one. It may read a checkpoint
+    that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
     """
     folder = Path(folder)
-    model = build_model(read_model_config(folder), dtype, device, max_position, kernels, quantization)
+    config = read_model_config(folder, quantized=linear_method is not None)
+    model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
     fill(model, destinations(model), weight_files(folder))
     finish(model)
     return model
@@ -56,7 +62,8 @@ def build_model(
     device: torch.device | str = "cpu",
     max_position: int | None = None,
     kernels: Asked = "auto",
-    quantization: Quantization = "none",
+    quantization: Quantizations = "none",
+    linear_method: LinearMethod | Methods | None = None,
 ) -> Decoder:
     """A model with memory for its weights, which `destinations` and then `finish` fill. Options: see `load_model`.
 
@@ -66,17 +73,38 @@ def build_model(
     if max_position is not None and max_position > config.max_position:  # tables of that length would come first
         raise ConfigError(f"max_model_len {max_position} is above the model's {config.max_position} positions")
     chosen = choose_kernels(kernels, device, dtype)
-    if quantization != "none" and config.experts is not None and chosen.grouped_gemm is not None:
-        raise ValueError(
-            f"quantization={quantization!r} for a mixture of experts with Triton's kernels: expected 'none', since the "
-            f"kernel that multiplies experts takes weights in the model's dtype: use quantization='none'"
-        )
-    model = Decoder(config, dtype, device, max_position, choose_method(quantization, dtype, device, chosen), chosen)
+    _check_experts(config, chosen, quantization, linear_method)
+    if linear_method is None:
+        linear_method = choose_methods(quantization, dtype, device, chosen)
+    elif quantization != "none":
+        raise ValueError(f"expected quantization or linear_method, got both ({quantization!r}): leave one out")
+    model = Decoder(config, dtype, device, max_position, linear_method, chosen)
     if device.type == "cpu":  # its memory is there only when it is written to, and then the system ends somebody
         what = f"{model.num_parameters():,} weights"
         remedy = "use a smaller model, dtype='bfloat16', or quantization"
         check_free(model.num_bytes(), free_bytes(device), what, "this machine", remedy)
     return model
+
+
+def _check_experts(
+    config: ModelConfig, kernels: Kernels, quantization: Quantizations, linear_method: LinearMethod | Methods | None
+) -> None:
+    """ValueError where experts would have to be stored in a way that the kernel which multiplies them cannot read."""
+    if config.experts is None or kernels.grouped_gemm is None:
+        return
+    what = "a mixture of experts with Triton's kernels"
+    why = "since the kernel that multiplies experts takes weights in the model's dtype"
+    if linear_method is not None:
+        raise ValueError(f"linear_method for {what}: expected none, {why}: use kernels='torch'")
+    if not callable(quantization):
+        if quantization != "none":
+            raise ValueError(
+                f"quantization={quantization!r} for {what}: expected 'none', {why}: use quantization='none'"
+            )
+        return
+    for name in expert_layers(config):
+        if (kind := quantization(name)) != "none":
+            raise ValueError(f"quantization({name!r}) is {kind!r}, for {what}: expected 'none', {why}")
 
 
 def finish(model: Decoder) -> None:
@@ -102,7 +130,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def destinations(model: Decoder) -> dict[str, Destination]:
-    """Checkpoint name -> (shape, store) for every tensor that the model needs."""
+    """Checkpoint name -> (what it must be, store) for every tensor that the model needs."""
     plus_one = model.config.norm_plus_one
     table: dict[str, Destination] = {
         "model.embed_tokens.weight": _whole(model.embedding),
@@ -115,15 +143,15 @@ def destinations(model: Decoder) -> dict[str, Destination]:
         prefix = f"model.layers.{layer.index}."
         for name, weight in _norms(layer).items():
             table[f"{prefix}{name}.weight"] = _norm(weight, plus_one)
-        for where, linear in _linears(layer):
-            for part in linear.parts:
-                for name in linear.params:
-                    table[f"{prefix}{where}{part}.{name}"] = _rows(linear, part, name)
+        for linear in layer.modules():
+            if isinstance(linear, Linear):
+                table |= _parts(linear)
         if isinstance(layer.mlp, MixtureOfExperts):
-            table[f"{prefix}{_experts_prefix(layer)}gate.weight"] = _whole(layer.mlp.router)
+            prefix = layer.mlp.prefix
+            table[f"{prefix}gate.weight"] = _whole(layer.mlp.router)
             if isinstance(layer.mlp.experts, StackedExperts):
                 for name, weight in layer.mlp.experts.parts():
-                    table[f"{prefix}{_experts_prefix(layer)}experts.{name}.weight"] = _whole(weight)
+                    table[f"{prefix}{name}.weight"] = _whole(weight)
     return table
 
 
@@ -142,24 +170,17 @@ def _norms(layer: DecoderLayer) -> dict[str, Tensor]:
     return names
 
 
-def _linears(layer: DecoderLayer) -> Iterator[tuple[str, Linear]]:
-    """(prefix in the checkpoint, linear layer)."""
-    yield from (("self_attn.", layer.qkv), ("self_attn.", layer.o))
-    mlps = {"mlp.": layer.mlp}
-    if isinstance(layer.mlp, MixtureOfExperts):
-        separate = layer.mlp.experts if isinstance(layer.mlp.experts, SeparateExperts) else ()
-        mlps = {f"{_experts_prefix(layer)}experts.{e}.": mlp for e, mlp in enumerate(separate)}
-    for where, mlp in mlps.items():
-        assert isinstance(mlp, GatedMLP)
-        yield from ((where, mlp.gate_up), (where, mlp.down))
-
-
-def _experts_prefix(layer: DecoderLayer) -> str:
-    return "block_sparse_moe." if layer.config.architecture == "MixtralForCausalLM" else "mlp."
+def _parts(linear: Linear) -> dict[str, Destination]:
+    prefix = linear.name.rpartition(".")[0]
+    return {
+        f"{prefix}.{part}.{name}": (spec, partial(linear.load, part, name))
+        for part in linear.parts
+        for name, spec in linear.tensors(part).items()
+    }
 
 
 def _whole(target: Tensor) -> Destination:
-    return tuple(target.shape), target.copy_
+    return TensorSpec(tuple(target.shape), FLOATS), target.copy_
 
 
 def _norm(target: Tensor, plus_one: bool) -> Destination:
@@ -168,13 +189,7 @@ def _norm(target: Tensor, plus_one: bool) -> Destination:
     def store(tensor: Tensor) -> None:
         target.copy_((tensor.to(target.dtype) + plus_one).expand_as(target))
 
-    return (target.shape[-1],), store
-
-
-def _rows(linear: Linear, part: str, name: str) -> Destination:
-    rows, start = linear.parts[part], linear.row_of(part)
-    shape = (rows, linear.in_features) if name == "weight" else (rows,)
-    return shape, lambda tensor: linear.method.load(linear.params, name, tensor, start)
+    return TensorSpec((target.shape[-1],), FLOATS), store
 
 
 def fill(model: Decoder, table: dict[str, Destination], files: list[Path]) -> None:
@@ -192,11 +207,8 @@ def fill(model: Decoder, table: dict[str, Destination], files: list[Path]) -> No
             )
         if name not in missing:
             raise CheckpointError(f"{file}: tensor {name} came a second time")
-        shape, store = table[name]
-        if tuple(tensor.shape) != shape:
-            raise CheckpointError(f"{file}: tensor {name}: expected shape {list(shape)}, found {list(tensor.shape)}")
-        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
-            raise CheckpointError(f"{file}: tensor {name}: expected a float of 16, 32 or 64 bits, found {tensor.dtype}")
+        spec, store = table[name]
+        _check(tensor, spec, f"{file}: tensor {name}")
         store(tensor)
         del missing[name]
     if missing:
@@ -207,6 +219,15 @@ def fill(model: Decoder, table: dict[str, Destination], files: list[Path]) -> No
             f"{', '.join(map(str, files))}: tensor lm_head.weight: expected a copy of model.embed_tokens.weight, since "
             "config.json says tie_word_embeddings; found other values"
         )
+
+
+def _check(tensor: Tensor, spec: TensorSpec, where: str) -> None:
+    if tuple(tensor.shape) != tuple(spec.shape):
+        raise CheckpointError(f"{where}: expected shape {list(spec.shape)}, found {list(tensor.shape)}")
+    if tensor.dtype not in spec.dtypes:
+        floats = tuple(spec.dtypes) == FLOATS
+        expected = "a float of 16, 32 or 64 bits" if floats else " or ".join(map(str, spec.dtypes))
+        raise CheckpointError(f"{where}: expected {expected}, found {tensor.dtype}")
 
 
 def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:

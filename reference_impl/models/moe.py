@@ -14,30 +14,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_impl.interfaces import LinearMethod
 from reference_impl.layers.backend import TORCH, Kernels
+from reference_impl.layers.linear import Methods
 from reference_impl.layers.mlp import GatedMLP
 from reference_impl.model_config import ExpertsConfig, ModelConfig
 
 
 class MixtureOfExperts(nn.Module):
-    """x [num_tokens, hidden_size] -> the same shape. Stands where a layer's MLP would."""
+    """x [num_tokens, hidden_size] -> the same shape. Stands where a layer's MLP would.
+
+    prefix: what stands before the names of its tensors in the checkpoint, such as "model.layers.3.mlp.".
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         experts: ExpertsConfig,
-        method: LinearMethod,
+        methods: Methods,
         router: Tensor,
         kernels: Kernels = TORCH,
+        prefix: str = "",
     ):
         super().__init__()
-        self.config = experts
+        self.config, self.prefix = experts, prefix
         self.router = router  # [num_experts, hidden_size], never quantized: it is small, and its choices are steps
         self.experts = (
-            SeparateExperts(config, experts, method, kernels)
+            SeparateExperts(config, experts, methods, kernels, prefix)
             if kernels.grouped_gemm is None
-            else StackedExperts(config, experts, router.dtype, router.device, kernels)
+            else StackedExperts(config, experts, router.dtype, router.device, kernels, prefix)
         )
         self._numbers = torch.arange(experts.num_experts + 1, device=router.device)
 
@@ -64,12 +68,12 @@ class SeparateExperts(nn.ModuleList):
     The host must know how many rows each expert has: on a GPU it would wait for that in every layer.
     """
 
-    def __init__(self, config: ModelConfig, experts: ExpertsConfig, method: LinearMethod, kernels: Kernels):
+    def __init__(self, config: ModelConfig, experts: ExpertsConfig, methods: Methods, kernels: Kernels, prefix: str):
         sizes = config.hidden_size, experts.intermediate_size
         names = expert_names(config)
         super().__init__(
-            GatedMLP(method, *sizes, config.activation, names=names, kernels=kernels)
-            for _ in range(experts.num_experts)
+            GatedMLP(methods, *sizes, config.activation, names=names, kernels=kernels, prefix=f"{prefix}experts.{e}.")
+            for e in range(experts.num_experts)
         )
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
@@ -88,9 +92,16 @@ class StackedExperts(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, experts: ExpertsConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels
+        self,
+        config: ModelConfig,
+        experts: ExpertsConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernels: Kernels,
+        prefix: str,
     ):
         super().__init__()
+        self.prefix = prefix
         n, size, hidden = experts.num_experts, experts.intermediate_size, config.hidden_size
         assert kernels.grouped_gemm is not None
         self.names, self.gate, self.grouped_gemm = (
@@ -106,12 +117,13 @@ class StackedExperts(nn.Module):
         return self.grouped_gemm(self.gate(self.grouped_gemm(rows, self.gate_up, offsets)), self.down, offsets)
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
-        """("expert.name" in the checkpoint, where that matrix lies)."""
+        """("experts.number.name" in the checkpoint, where that matrix lies)."""
         gate, up, down = self.names
         size = self.down.shape[2]
         for expert, (gate_up, out) in enumerate(zip(self.gate_up, self.down, strict=True)):
-            yield from ((f"{expert}.{gate}", gate_up[:size]), (f"{expert}.{up}", gate_up[size:]))
-            yield f"{expert}.{down}", out
+            where = f"experts.{expert}."
+            yield from ((f"{where}{gate}", gate_up[:size]), (f"{where}{up}", gate_up[size:]))
+            yield f"{where}{down}", out
 
     def num_parameters(self) -> int:
         return self.gate_up.numel() + self.down.numel()
@@ -119,8 +131,23 @@ class StackedExperts(nn.Module):
 
 def expert_names(config: ModelConfig) -> tuple[str, str, str]:
     """Of an expert's gate, up and down in the checkpoint."""
-    mixtral = config.architecture == "MixtralForCausalLM"
-    return ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    return ("w1", "w3", "w2") if _is_mixtral(config) else ("gate_proj", "up_proj", "down_proj")
+
+
+def experts_prefix(config: ModelConfig, layer: int) -> str:
+    """What stands before the names of a layer's router and experts in the checkpoint."""
+    return f"model.layers.{layer}.{'block_sparse_moe' if _is_mixtral(config) else 'mlp'}."
+
+
+def expert_layers(config: ModelConfig) -> Iterator[str]:
+    """Names of the experts' linear layers, as if each expert had its own."""
+    if config.experts is not None:
+        for layer, e in itertools.product(sorted(config.experts.layers), range(config.experts.num_experts)):
+            yield from (f"{experts_prefix(config, layer)}experts.{e}.{name}" for name in ("gate_up_proj", "down_proj"))
+
+
+def _is_mixtral(config: ModelConfig) -> bool:
+    return config.architecture == "MixtralForCausalLM"
 
 
 def route(logits: Tensor, experts_per_token: int, renormalise: bool) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ import torch
 
 from reference_impl.config import ModelConfig, parse_model_config
 from reference_impl.layers.backend import Asked
-from reference_impl.layers.linear_methods import Quantization
+from reference_impl.layers.linear_methods import Quantizations
 from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import build_model, destinations, finish
 
@@ -68,7 +68,7 @@ def dummy_model(
     device: torch.device | str = "cpu",
     max_position: int | None = None,
     kernels: Asked = "auto",
-    quantization: Quantization = "none",
+    quantization: Quantizations = "none",
     seed: int = 0,
 ) -> Decoder:
     """A model with random weights, made where they will lie, one matrix of the checkpoint at a time.
@@ -78,7 +78,7 @@ def dummy_model(
     """
     model = build_model(config, dtype, device, max_position, kernels, quantization)
     random = torch.Generator(model.device)
-    for name, (shape, store) in destinations(model).items():
+    for name, ((shape, _), store) in destinations(model).items():
         if len(shape) == 1:
             is_norm = name.endswith("norm.weight")
             store(torch.full(shape, is_norm and not config.norm_plus_one, dtype=model.dtype, device=model.device))

@@ -21,7 +21,7 @@ TOP = 5
 def explained(engine: Engine, profile: Profile, top: int = TOP) -> list[tuple[str, Explanation]]:
     """(name, explanation) of the longest entries."""
     spec = engine.kv_spec
-    itemsize = spec.bytes_per_value + spec.bytes_per_scale / spec.head_dim
+    itemsize = spec.bits_per_head / spec.head_dim / 8
     work = step_work(engine.model, profile.rows, itemsize)
     steps = len(profile.recorded.steps)
     entries = profile.recorded.entries()[:top]

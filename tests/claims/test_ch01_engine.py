@@ -285,5 +285,5 @@ def test_e01_13_a_decode_step_reads_every_cached_token_once_and_in_order_within_
     assert keys[table[0]].is_contiguous()
     assert run(BlockPool(16))[0].output_tokens == request.output_tokens
     # The size of such a run in a 70B with blocks of 16: kilobytes, not values.
-    spec = KVSpec(80, 8, 128, 16, 2)
+    spec = KVSpec(80, 8, 128, 16, bits_per_value=16)
     assert spec.bytes_per_block / spec.num_layers / 2 == 32 * KiB

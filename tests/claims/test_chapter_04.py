@@ -31,6 +31,8 @@ def test_e04_05_a_block_of_16_tokens_is_5_mb_over_all_layers_and_64_kib_in_one()
     total = kv_cache.cache_bytes(L70, 16)
     assert total / MB == pytest.approx(5.24, abs=0.005)
     assert total / L70.layers == 64 * KiB
-    engine = KVSpec(L70.layers, L70.num_kv_heads, L70.head_dim, block_size=16, bytes_per_value=2)
+    engine = KVSpec(L70.layers, L70.num_kv_heads, L70.head_dim, block_size=16, bits_per_value=16)
     assert engine.bytes_per_block == total
-    assert KVSpec(L70.layers, L70.num_kv_heads // 8, L70.head_dim, 16, 2).bytes_per_block == total / 8  # one of TP 8
+    assert (
+        KVSpec(L70.layers, L70.num_kv_heads // 8, L70.head_dim, 16, bits_per_value=16).bytes_per_block == total / 8
+    )  # TP 8

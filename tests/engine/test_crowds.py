@@ -65,7 +65,7 @@ class Crowd:
         self.coming = [(rng.choice([0, 0, rng.randint(0, 15)]), *self.asked()) for _ in range(rng.randint(2, 9))]
         specs = kv_specs(
             model.config.layer_windows, model.config.num_kv_heads, model.config.head_dim, self.block_size,
-            model.dtype.itemsize,
+            bits_per_value=8 * model.dtype.itemsize,
         )  # fmt: skip
         longest = max(len(prompt) + sampling.max_tokens - 1 for _, prompt, sampling, _ in self.coming)
         needed = -(-longest // self.block_size) + (0 if full else 3 + -(-min(self.budget, 40) // self.block_size))

@@ -22,7 +22,7 @@ PROMPT = random.Random(5).choices(range(61), k=30)
 
 
 def spec(block_size: int) -> KVSpec:
-    return KVSpec(1, 1, 8, block_size, 4)
+    return KVSpec(1, 1, 8, block_size, bits_per_value=32)
 
 
 def finish(engine: Engine) -> None:

@@ -22,7 +22,9 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 def cache(num_blocks: int = 4, num_host_blocks: int = 2) -> PagedKVCache:
     """Block b holds b everywhere, and scales of 10 b; host blocks 100 more, scales 1000 more."""
-    made = PagedKVCache([KVSpec(3, 2, 4, 5, 1, (), None, 4)], num_blocks, FP8, CPU, num_host_blocks)
+    made = PagedKVCache(
+        [KVSpec(3, 2, 4, 5, bits_per_value=8, bits_per_scale=32)], num_blocks, FP8, CPU, num_host_blocks
+    )
     numbers, host = torch.arange(num_blocks), 100 + torch.arange(num_host_blocks)
     made.data.copy_(numbers[:, None, None, None].expand(made.data.shape))
     made.scale.copy_(10 * numbers[:, None, None].expand(made.scale.shape))
@@ -50,7 +52,7 @@ def test_scales_are_copied_and_swapped_with_their_blocks() -> None:
 
 def test_the_price_of_a_block_counts_its_scales() -> None:
     config = EngineConfig(kv_dtype="fp8", kv_cache_bytes=1 << 20)
-    spec = KVSpec(num_layers=3, num_kv_heads=2, head_dim=4, block_size=5, bytes_per_value=1, bytes_per_scale=4)
+    spec = KVSpec(num_layers=3, num_kv_heads=2, head_dim=4, block_size=5, bits_per_value=8, bits_per_scale=32)
     assert spec.bytes_per_token == 2 * 3 * 2 * (4 + 4)
     c = PagedKVCache([spec], 7, FP8, CPU, 2)
     assert c.data.nbytes + c.scale.nbytes == 7 * spec.bytes_per_block

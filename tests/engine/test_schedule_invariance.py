@@ -121,7 +121,7 @@ def engine_options(
     right = options.pop("right", 0.0)
     specs = kv_specs(
         model.config.layer_windows, model.config.num_kv_heads, model.config.head_dim,
-        options["block_size"], model.dtype.itemsize,
+        options["block_size"], bits_per_value=8 * model.dtype.itemsize,
     )  # fmt: skip
     options["num_blocks"] *= len(specs)
     if len(specs) > 1 or specs[0].window is not None:

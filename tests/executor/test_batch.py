@@ -34,7 +34,11 @@ def steps(draw: st.DrawFn) -> tuple[StepPlan, dict[str, Request], list[KVSpec]]:
         tokens = [chance.randrange(1000) for _ in range(known)]
         requests[f"r{i}"] = Request(f"r{i}", tokens, known, SamplingParams(), 0, 0.0, block_tables=tables)
         rows.append(Row(f"r{i}", start, num, known == start + num))
-    return StepPlan(1, tuple(rows)), requests, [KVSpec(1, 1, 4, size, 4, (g,), w) for g, w in enumerate(windows)]
+    return (
+        StepPlan(1, tuple(rows)),
+        requests,
+        [KVSpec(1, 1, 4, size, bits_per_value=32, layers=(g,), window=w) for g, w in enumerate(windows)],
+    )
 
 
 @given(step=steps())
@@ -80,7 +84,7 @@ def test_a_table_that_is_too_short_is_an_error_that_says_whose() -> None:
     }
     plan = StepPlan(1, (Row("long", 8, 1, True), Row("short", 8, 1, True)))
     with pytest.raises(IndexError, match="'short' holds 2 blocks; its step ends at position 9, which takes 3 of 4"):
-        build_batch(plan, requests, [KVSpec(1, 1, 4, 4, 4)], DEVICE)
+        build_batch(plan, requests, [KVSpec(1, 1, 4, 4, bits_per_value=32)], DEVICE)
 
 
 ARRAYS = st.dictionaries(

@@ -42,7 +42,7 @@ def described(kernel, arguments, constants, options):
 
 driver.set_active(Driver())
 asked, written, launch.described = set(), launch.described, described
-specs = kv_specs((None,), 2, 64, 16, 2)
+specs = kv_specs((None,), 2, 64, 16, bits_per_value=16)
 cache, cpu = PagedKVCache(specs, 4, torch.float16, torch.device("cpu")), torch.device("cpu")
 launch.prepare(cpu)
 attention = TritonAttention(0.125)

@@ -13,7 +13,9 @@ from reference_impl.kv_store.cache import PagedKVCache
 
 def cache(num_blocks: int = 4, num_host_blocks: int = 2) -> PagedKVCache:
     """Block b holds b everywhere, host block h holds 100 + h."""
-    made = PagedKVCache([KVSpec(3, 2, 4, 5, 4)], num_blocks, torch.float32, torch.device("cpu"), num_host_blocks)
+    made = PagedKVCache(
+        [KVSpec(3, 2, 4, 5, bits_per_value=32)], num_blocks, torch.float32, torch.device("cpu"), num_host_blocks
+    )
     made.data[:] = torch.arange(num_blocks)[:, None, None, None]
     made.host.movedim(0, 2)[:] = 100 + torch.arange(num_host_blocks)[:, None, None, None]
     return made
@@ -62,7 +64,7 @@ def test_nothing_to_move_moves_nothing() -> None:
 
 
 def test_layers_of_two_groups_share_the_pool_and_not_the_blocks() -> None:
-    specs = kv_specs([None, 8, None, 8], num_kv_heads=2, head_dim=4, block_size=5, bytes_per_value=4)
+    specs = kv_specs([None, 8, None, 8], num_kv_heads=2, head_dim=4, block_size=5, bits_per_value=32)
     assert [(s.num_layers, s.layers, s.window) for s in specs] == [(2, (0, 2), None), (2, (1, 3), 8)]
     c = PagedKVCache(specs, 4, torch.float32, torch.device("cpu"))
     assert c.data.nbytes == 4 * specs[0].bytes_per_block
@@ -81,7 +83,7 @@ def test_layers_of_two_groups_share_the_pool_and_not_the_blocks() -> None:
     ],
 )
 def test_groups_are_of_equal_size_and_hold_every_layer_once(windows: list[int | None], sizes: list[int]) -> None:
-    specs = kv_specs(windows, 1, 2, 16, 2)
+    specs = kv_specs(windows, 1, 2, 16, bits_per_value=16)
     assert sorted(s.num_layers for s in specs) == sorted(sizes)
     assert sorted(layer for s in specs for layer in s.layers) == list(range(len(windows)))
     assert all(windows[layer] == s.window for s in specs for layer in s.layers)

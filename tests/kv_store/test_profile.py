@@ -19,7 +19,7 @@ from reference_impl.interfaces import KVSpec, SamplingParams
 from reference_impl.kv_store.budget import KV_CACHE_BYTES
 from reference_impl.kv_store.profile import HUNGRY, Measured, bytes_for_cache, profiled_blocks, worst_steps
 
-SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, bytes_per_value=4)
+SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, bits_per_value=32)
 BLOCK = SPEC.bytes_per_block
 CPU = torch.device("cpu")
 

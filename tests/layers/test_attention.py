@@ -47,7 +47,10 @@ def attend_in_pages(
     Blocks that have left a window are given up. Returns the worst error against the formula, over all groups.
     """
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    specs = [KVSpec(1, KV_HEADS, HEAD_DIM, block_size, 8, (layer,), w) for layer, w in enumerate(windows)]
+    specs = [
+        KVSpec(1, KV_HEADS, HEAD_DIM, block_size, bits_per_value=64, layers=(layer,), window=w)
+        for layer, w in enumerate(windows)
+    ]
     needed = [-(-context // block_size) for _, context in rows]
     num_blocks = sum(needed) * len(specs) + 5
     ids = chance.sample(range(num_blocks), num_blocks - 5)
@@ -135,7 +138,7 @@ def test_a_window_is_measured_from_absolute_positions_not_from_the_start_of_a_ch
     generator = torch.Generator().manual_seed(1)
     q = torch.randn(length, HEADS, HEAD_DIM, generator=generator, dtype=torch.float64)
     k, v = torch.randn(2, length, KV_HEADS, HEAD_DIM, generator=generator, dtype=torch.float64)
-    spec = KVSpec(1, KV_HEADS, HEAD_DIM, 4, 8, (0,), window)
+    spec = KVSpec(1, KV_HEADS, HEAD_DIM, 4, bits_per_value=64, layers=(0,), window=window)
     cache, attention = PagedKVCache([spec], 8, torch.float64, CPU), TorchAttention(SCALE, torch.float64)
     request = Request("0", [0] * length, length, SamplingParams(), 0, 0.0, block_tables=[[3, 7, 1, 0, 6]])
     found = []
@@ -165,7 +168,10 @@ def test_a_single_row_and_a_row_among_others_agree() -> None:
 def test_decode_rows_are_grouped_by_what_they_see() -> None:
     """Contexts of 100 and 9 tokens are far apart; behind a window of 8 they are alike, and are computed together."""
     assert like_lengths([100, 60, 49, 9]) == [slice(0, 2), slice(2, 3), slice(3, 4)]
-    specs = [KVSpec(1, KV_HEADS, HEAD_DIM, 4, 8, (layer,), w) for layer, w in enumerate((None, 8))]
+    specs = [
+        KVSpec(1, KV_HEADS, HEAD_DIM, 4, bits_per_value=64, layers=(layer,), window=w)
+        for layer, w in enumerate((None, 8))
+    ]
     requests = {
         str(n): Request(str(n), [0] * n, n, SamplingParams(), 0, 0.0, block_tables=[[0] * 25] * 2) for n in (100, 9)
     }
@@ -179,7 +185,7 @@ def test_decode_rows_are_grouped_by_what_they_see() -> None:
 
 def test_new_keys_and_values_land_at_their_slots_and_nowhere_else() -> None:
     """A cache whose update never writes passes a test of shapes; this looks at the values."""
-    spec = KVSpec(2, KV_HEADS, HEAD_DIM, 4, 8)
+    spec = KVSpec(2, KV_HEADS, HEAD_DIM, 4, bits_per_value=64)
     cache = PagedKVCache([spec], 6, torch.float64, CPU)
     request = Request("0", [0] * 7, 7, SamplingParams(), 0, 0.0, block_tables=[[5, 2]])
     batch = build_batch(StepPlan(1, (Row("0", 3, 4, True),)), {"0": request}, [spec], CPU)

@@ -72,7 +72,7 @@ def pages(
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     needed = [-(-context // block_size) for _, context in rows]
     ids = chance.sample(range(sum(needed) + 5), sum(needed))
-    spec = KVSpec(1, KV_HEADS, HEAD_DIM, block_size, 1, (0,), window, 4)
+    spec = KVSpec(1, KV_HEADS, HEAD_DIM, block_size, bits_per_value=8, bits_per_scale=32, layers=(0,), window=window)
     cache = PagedKVCache([spec], sum(needed) + 5, FP8, DEVICE)
     cache.data.view(torch.uint8).fill_(0x7F)  # NaN
     cache.scale.fill_(torch.nan)
@@ -176,7 +176,9 @@ def test_the_kernel_and_torch_choose_the_same_codes_and_scales() -> None:
         positions = torch.arange(tokens, device=DEVICE)
         written = []
         for function in (rotate_and_write, reference.rotate_and_write):
-            cache = PagedKVCache([KVSpec(1, KV_HEADS, HEAD_DIM, 4, 1, (), None, 4)], blocks, FP8, DEVICE)
+            cache = PagedKVCache(
+                [KVSpec(1, KV_HEADS, HEAD_DIM, 4, bits_per_value=8, bits_per_scale=32)], blocks, FP8, DEVICE
+            )
             key_scale, value_scale = cache.scales(0)
             function(q, k, v, positions, cos, sin, *cache.layer(0), slots, key_scale=key_scale, value_scale=value_scale)
             written.append(cache)

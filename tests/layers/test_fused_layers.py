@@ -209,7 +209,7 @@ def step(shape, rows):
         tokens, tokens, empty(rows + 1), lens, tokens, ("r",) * rows, (1,) * rows, (1024,) * rows, rows, 16,
         (GroupTables(None, tokens, empty(rows, 64)),), (0,) * config.num_layers,
     )
-    specs = kv_specs(config.layer_windows, config.num_kv_heads, config.head_dim, 16, 2)
+    specs = kv_specs(config.layer_windows, config.num_kv_heads, config.head_dim, 16, bits_per_value=16)
     cache, attention = PagedKVCache(specs, 64 * rows, bf16, meta), TritonAttention(config.attention_scale)
     x, added = empty(rows, config.hidden_size, dtype=bf16), None
     with launch.recording(ARCHITECTURES["sm_90"]):
