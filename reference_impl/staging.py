@@ -61,7 +61,10 @@ def packed(arrays: Mapping[str, NDArray[Any]], layout: Layout, pinned: bool) -> 
 
 
 def to_device(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
-    """The same as tensors on the device: views of one piece of memory, and one copy."""
+    """The same as tensors on the device: views of one piece of memory, and one copy. On a CPU there is nothing to copy:
+    they lie where the arrays lie, so that neither is to be changed any more."""
+    if device.type == "cpu":
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
     layout = Layout.of(arrays)
     memory = packed(arrays, layout, pinned=device.type == "cuda")
     return layout.views(memory.to(device, non_blocking=True))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reference_impl.executor.slots import Slots
@@ -34,7 +36,34 @@ class HostBatch:
 def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
     """Side by side: rows of one token first, of these the longest context first."""
     *columns, num_drafts, named = zip(*rows, strict=True)
-    of_row, start, length, samples = map(np.array, columns)
+    of_row, start, length, samples = columns
+    if length.count(1) == len(rows) == samples.count(True) and not any(num_drafts):
+        return _decoding(np.array(of_row), np.array(start), slots)
+    return _ragged(np.array(of_row), np.array(start), np.array(length), np.array(samples), num_drafts, named, slots)
+
+
+def _decoding(of_row: NDArray[np.int64], start: NDArray[np.int64], slots: Slots) -> HostBatch:
+    """`lay_out` of rows of one token each, all of which sample: most steps are made of these."""
+    num_rows, order = len(of_row), np.argsort(-start, kind="stable")
+    of_row, number = of_row[order], np.arange(num_rows + 1)
+    arrays: Arrays = {
+        "slots": of_row,
+        "query_lens": np.ones(num_rows, np.int64),
+        "token_slots": of_row,
+        "offset": np.zeros(num_rows, np.int64),
+        "query_start_loc": number.astype(np.int32),
+        "logits_indices": number[:-1],
+    }
+    ids = tuple(of_row.tolist())
+    names = tuple([slots.host[slot].id for slot in ids])
+    context_lens = tuple((start[order] + 1).tolist())
+    return HostBatch(arrays, ids, names, (1,) * num_rows, context_lens, tuple(order.tolist()), tuple(range(num_rows)))
+
+
+def _ragged(
+    of_row: NDArray[np.int64], start: NDArray[np.int64], length: NDArray[np.int64], samples: NDArray[np.bool_],
+    num_drafts: Sequence[int], named: Sequence[tuple[int, ...]], slots: Slots,
+) -> HostBatch:  # fmt: skip
     drafts = np.array(num_drafts) if any(num_drafts) else None
     if drafts is not None:
         length = length + drafts
@@ -50,7 +79,7 @@ def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
         "query_start_loc": query_start_loc.astype(np.int32),
         "logits_indices": query_start_loc[1:][sampling] - 1,
     }
-    if len(sampling) < len(rows):
+    if len(sampling) < len(of_row):
         arrays |= {"sampling_slots": of_row[sampling], "sampling_lens": length[sampling]}
     verified: tuple[int, ...] = ()
     given: tuple[int, ...] = ()
@@ -92,7 +121,7 @@ def as_batch(host: HostBatch, tensors: Mapping[str, Tensor], specs: Sequence[KVS
             GroupTables(spec.window, tensors[f"slot_mapping.{g}"], tensors[f"block_table.{g}"])
             for g, spec in enumerate(specs)
         ),
-        group_of_layer=group_of_layer(specs),
+        group_of_layer=group_of_layer(tuple(specs)),
     )
 
 
@@ -115,7 +144,8 @@ def batch_of(rows: Sequence[StepRow], slots: Slots) -> Batch:
     return as_batch(host, {**tensors, **slots.look_up(tensors, max(host.context_lens))}, slots.specs)
 
 
-def group_of_layer(specs: Sequence[KVSpec]) -> tuple[int, ...]:
+@functools.lru_cache(maxsize=64)
+def group_of_layer(specs: tuple[KVSpec, ...]) -> tuple[int, ...]:
     """Per layer of the model, the KV group it belongs to."""
     groups = {layer: g for g, spec in enumerate(specs) for layer in spec.layers or range(spec.num_layers)}
     return tuple(groups[layer] for layer in sorted(groups))

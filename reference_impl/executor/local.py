@@ -204,13 +204,15 @@ class LocalExecutor:
             found = launched(out, out, parameters.params)
             verified = verify(out, tensors, max(host.drafts)) if host.drafts else None
         elif parameters is not None:
-            found, verified = self._launch(out, replace(parameters, allowed=allowed), tensors, host)
+            if allowed is not None:
+                parameters = replace(parameters, allowed=allowed)
+            found, verified = self._launch(out, parameters, tensors, host)
         elif host.sampling:
             found, verified = self._ask(masked(out, allowed), tensors, host)
         accepted = None if verified is None else verified.accepted
         self.slots.advance(tensors, accepted)
-        sampling = self._on_its_way([host.order[place] for place in host.sampling], found, accepted)
-        return replace(sampling, scores=forward.scores, pools=forward.pools)
+        rows = [host.order[place] for place in host.sampling]
+        return self._on_its_way(rows, found, accepted, forward.scores, forward.pools)
 
     def _from_their_starts(self, step: Step) -> list[StepRow]:
         """The step's rows, beginning where their slots are: how many drafts of the step before were right is known
@@ -330,6 +332,8 @@ class LocalExecutor:
         rows: list[int],
         found: Launched | Sampled | None,
         accepted: Tensor | None,
+        scores: Callable[[], Reports] | None = None,
+        pools: Callable[[], Pools] | None = None,
     ) -> Sampling:
         device = self.model.device
         finished_at = self.clock.now() if device.type == "cpu" or isinstance(found, Sampled) else None
@@ -340,7 +344,7 @@ class LocalExecutor:
         else:
             wait, sampled = mark(device), found or Sampled([], [])
             finish = lambda: (wait(), sampled.finish() if isinstance(sampled, Launched) else sampled)[1]  # noqa: E731
-        return Sampling(rows, accepted, finish, finished_at)
+        return Sampling(rows, accepted, finish, finished_at, scores, pools)
 
     # --- CUDA graphs ----------------------------------------------------------------------------------------------
 

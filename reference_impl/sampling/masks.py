@@ -24,7 +24,7 @@ def masked(scores: Tensor, allowed: Allowed | None) -> Tensor:
     """scores [num_rows, vocab_size], with -inf for what is not allowed; a new tensor where there is a mask."""
     if allowed is None or not allowed.rows:
         return scores
-    bits = np.frombuffer(b"".join(allowed.masks), np.uint8).reshape(len(allowed.rows), -1)
+    bits = np.frombuffer(bytearray().join(allowed.masks), np.uint8).reshape(len(allowed.rows), -1)
     t = to_device({"rows": np.array(allowed.rows), "bits": bits}, scores.device)
     token = torch.arange(scores.shape[1], device=scores.device)
     ruled_out = (t["bits"][:, token // 8] >> (token % 8)) & 1 == 0

@@ -70,6 +70,8 @@ class TokenCounts:
 
     def of(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> Penalties | None:
         """None: no request has penalties."""
+        if not self._places:
+            return None
         found = [(row, slot, p) for row, (slot, p) in enumerate(zip(slots, params, strict=True)) if has_penalties(p)]
         if not found:
             return None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reference_impl.executor.batch import build_batch
 from reference_impl.interfaces import NO_BLOCK, KVSpec, Request, Row, SamplingParams, StepPlan
-from reference_impl.staging import Layout, to_device
+from reference_impl.staging import Layout, packed, to_device
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -101,12 +101,14 @@ ARRAYS = st.dictionaries(
 def test_arrays_arrive_as_they_are_in_one_piece(described: dict[str, Any]) -> None:
     chance = np.random.default_rng(0)
     arrays = {name: chance.integers(0, 2, shape).astype(dtype) for name, (dtype, shape) in described.items()}
-    tensors = to_device(arrays, DEVICE)
-    assert tensors.keys() == arrays.keys()
-    for name, array in arrays.items():
-        found = tensors[name].cpu().numpy()
-        assert found.dtype == array.dtype
-        assert np.array_equal(found, array)
-    starts = {start for *_, start, _ in Layout.of(arrays).sections}
+    layout = Layout.of(arrays)
+    in_one_piece = layout.views(packed(arrays, layout, pinned=False).to(DEVICE))
+    for tensors in (in_one_piece, to_device(arrays, DEVICE)):
+        assert tensors.keys() == arrays.keys()
+        for name, array in arrays.items():
+            found = tensors[name].cpu().numpy()
+            assert found.dtype == array.dtype
+            assert np.array_equal(found, array)
+    starts = {start for *_, start, _ in layout.sections}
     assert all(start % 16 == 0 for start in starts), "kernels are compiled for aligned pointers"
-    assert len({t.untyped_storage().data_ptr() for t in tensors.values() if t.numel()}) <= 1
+    assert len({t.untyped_storage().data_ptr() for t in in_one_piece.values() if t.numel()}) <= 1
