@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from reference_impl.baselines.dynamic_batching import DynamicBatching
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.default_parts import why_not_graphs
 from reference_impl.engine import Engine, Parts
 from reference_impl.interfaces import (
     CapturesGraphs,
@@ -21,10 +23,12 @@ from reference_impl.interfaces import (
     SamplingParams,
     WaitsOnPurpose,
     has_scales,
+    takes_bounds,
 )
 from reference_impl.layers.attention import scales_of
 from reference_impl.layers.linear import FusedMethod, UnquantizedLinear
 from reference_impl.simulation.cost import BoundedCost, SummedCost
+from tests.executor.dense import DenseAttention, dense_engine, dense_model
 
 CONFIG = EngineConfig(block_size=4, num_blocks=30, prefix_cache="off")
 
@@ -127,3 +131,19 @@ def test_a_cost_of_sums_and_one_with_a_longest_sequence_are_told_by_their_member
     assert not isinstance(PerRow(), SummedCost | BoundedCost)
     assert isinstance(Summed(), SummedCost)
     assert isinstance(Summed(), BoundedCost)
+
+
+def test_graphs_need_attention_that_takes_bounds_of_lengths(
+    random_model: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a graph replays must not depend on the lengths that the host had when it was captured."""
+
+    class ReadsLengthsOnTheHost(DenseAttention):
+        takes_bounds = False
+
+    engine = dense_engine(dense_model(random_model("float64")), num_blocks=30, block_size=4)
+    monkeypatch.setattr(engine.model, "device", SimpleNamespace(type="cuda"))
+    assert why_not_graphs(engine) is None
+    engine.attention = ReadsLengthsOnTheHost(1.0)
+    assert "ReadsLengthsOnTheHost reads lengths on the host" in str(why_not_graphs(engine))
+    assert not takes_bounds(PlainAttention(engine.attention))
