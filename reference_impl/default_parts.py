@@ -13,6 +13,7 @@ from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.executor.process import fingerprint
 from reference_impl.interfaces import (
     AttentionBackend,
+    BlockPool,
     Executor,
     KVCache,
     KVManager,
@@ -24,18 +25,21 @@ from reference_impl.interfaces import (
     Request,
     RunsStages,
     Sampler,
+    Scheduler,
     StepPlan,
     has_scales,
     takes_bounds,
 )
 from reference_impl.kv.block_pool import BlockPool as BlockCounts
+from reference_impl.kv.groups import kv_specs
 from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager as BlockTables
 from reference_impl.kv.radix_index import RadixIndex
 from reference_impl.kv.stored import StoredKVManager
-from reference_impl.kv_store.budget import num_blocks_for
+from reference_impl.kv_store.budget import bits_per_value_and_scale, num_blocks_for
 from reference_impl.kv_store.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
 from reference_impl.planner import Planner
+from reference_impl.scheduler.scheduler import Scheduler as ContinuousBatching
 
 if TYPE_CHECKING:
     import torch
@@ -127,6 +131,32 @@ def make_kv_manager(engine: Engine, parts: Parts) -> KVManager:
     model = fingerprint(engine.model.config, engine.model.dtype)
     root = f"{model} {config.kv_dtype} {specs!r}".encode()  # pages of another model or format have other keys
     return StoredKVManager(pool, config.block_size, index, parts.page_store, root, host_pool)
+
+
+def make_kv_specs(engine: Engine) -> tuple[KVSpec, ...]:
+    c = engine.model.config
+    # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
+    windows = [w if w is not None and w < engine.max_model_len else None for w in c.layer_windows]
+    value, scale = bits_per_value_and_scale(engine.config, engine.model.dtype)
+    size = engine.config.block_size
+    return kv_specs(windows, c.num_kv_heads, c.head_dim, size, bits_per_value=value, bits_per_scale=scale)
+
+
+def make_scheduler(engine: Engine, parts: Parts, num_stages: int) -> Scheduler:
+    c = engine.config
+    return ContinuousBatching(
+        engine.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
+        parts.host_proposer, num_stages,
+    )  # fmt: skip
+
+
+def check_pool(pool: BlockPool, num_blocks: int) -> None:
+    """ValueError unless it has as many blocks as the cache."""
+    if pool.num_free != num_blocks:
+        raise ValueError(
+            f"Parts.block_pool has {pool.num_free} free blocks; the KV cache has {num_blocks}: "
+            f"pass num_blocks={pool.num_free}, or a pool of that size"
+        )
 
 
 def check_blocks(kv_manager: KVManager, num_blocks: int) -> None:

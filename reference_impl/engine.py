@@ -26,11 +26,14 @@ from reference_impl.default_parts import (
     check_blocks,
     check_drafts,
     check_parts,
+    check_pool,
     check_scales,
     make_attention,
     make_cache,
     make_executor,
     make_kv_manager,
+    make_kv_specs,
+    make_scheduler,
     max_model_len,
     part,
     size_cache,
@@ -64,11 +67,10 @@ from reference_impl.interfaces import (
 )
 from reference_impl.kv.block_pool import BlockPool as DefaultBlockPool
 from reference_impl.kv.cache_key import prefix_key
-from reference_impl.kv.groups import kv_specs, longest_sequence
-from reference_impl.kv_store.budget import bits_per_value_and_scale, check_memory, num_host_blocks_for
+from reference_impl.kv.groups import longest_sequence
+from reference_impl.kv_store.budget import check_memory, num_host_blocks_for
 from reference_impl.pipeline import Booked, Pipeline, depth_for, stages_for
 from reference_impl.planner import Planner
-from reference_impl.scheduler.scheduler import Scheduler as DefaultScheduler
 
 if TYPE_CHECKING:
     from reference_impl.models.decoder import Decoder
@@ -128,15 +130,9 @@ class Engine:
         check_parts(parts)
         check_drafts(config, parts)
         self.model, self.config = model, config
-        c = model.config
         self.max_model_len = max_model_len(model, config)
-        # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
-        windows = [w if w is not None and w < self.max_model_len else None for w in c.layer_windows]
         check_scales(config, parts.kv_cache, parts.attention)
-        value, scale = bits_per_value_and_scale(config, model.dtype)
-        self.kv_specs = kv_specs(
-            windows, c.num_kv_heads, c.head_dim, config.block_size, bits_per_value=value, bits_per_scale=scale
-        )
+        self.kv_specs = make_kv_specs(self)
         self.clock = part(parts.clock, WallClock)
         self.attention = part(parts.attention, lambda: make_attention(self))
         self.num_blocks = size_cache(self, parts)
@@ -144,31 +140,14 @@ class Engine:
         if parts.kv_cache is None:  # asked before there are lists as long
             check_memory(self.num_blocks, self.num_host_blocks, self.kv_spec, model.device)
         self.block_pool = part(parts.block_pool, lambda: DefaultBlockPool(self.num_blocks))
-        if self.block_pool.num_free != self.num_blocks:
-            raise ValueError(
-                f"Parts.block_pool has {self.block_pool.num_free} free blocks; the KV cache has {self.num_blocks}: "
-                f"pass num_blocks={self.block_pool.num_free}, or a pool of that size"
-            )
+        check_pool(self.block_pool, self.num_blocks)
         self.kv = part(parts.kv_manager, lambda: make_kv_manager(self, parts))
         self._pages = self.kv if isinstance(self.kv, FetchesPages) else None
         check_blocks(self.kv, self.num_blocks)
         self.kv_cache = part(parts.kv_cache, lambda: make_cache(self))
         self.executor = part(parts.executor, lambda: make_executor(self, parts))
         stages = stages_for(config.overlap, self.kv, self.executor)
-        self.scheduler = part(
-            parts.scheduler,
-            lambda: DefaultScheduler(
-                self.kv,
-                config.max_num_seqs,
-                config.max_num_batched_tokens,
-                parts.policy,
-                config.admission,
-                config.preemption,
-                config.num_drafts,
-                parts.host_proposer,
-                stages,
-            ),
-        )
+        self.scheduler = part(parts.scheduler, lambda: make_scheduler(self, parts, stages))
         self.requests: dict[str, Request] = {}  # those not finished
         self.pins: list[Pin] = []
         self.trace = part(parts.trace, events.Trace)
