@@ -85,14 +85,29 @@ class KVSpec:
         return self._bits_of_all_heads * (1 if self.kind == "state" else self.block_size)
 
 
+# Fields of KVSpec that are whole numbers, and the least each may be.
+_LEAST = {
+    "num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "block_size": 1, "bits_per_value": 1, "window": 1,
+    "bits_per_scale": 0, "bits_per_zero_point": 0, "group_size": 1,
+}  # fmt: skip
+
+
 def _check_spec(spec: KVSpec) -> None:
-    if spec.kind not in _COPIES:
+    if not isinstance(spec.kind, str) or spec.kind not in _COPIES:
         raise ValueError(f"kind: expected one of {', '.join(_COPIES)}, got {spec.kind!r}")
-    for name, least in (("bits_per_value", 1), ("bits_per_scale", 0), ("bits_per_zero_point", 0)):
-        bits = getattr(spec, name)
-        if not isinstance(bits, int) or bits < least:
-            raise ValueError(f"{name}: expected a whole number of at least {least}, got {bits!r}")
-    if spec.group_size is not None and (spec.group_size < 1 or spec.head_dim % spec.group_size):
+    for name, least in _LEAST.items():
+        value = getattr(spec, name)
+        if value is None and name in ("window", "group_size"):
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+    if spec.layers and len(spec.layers) != spec.num_layers:
+        raise ValueError(f"layers: expected {spec.num_layers} (num_layers), or none, got {spec.layers}")
+    if spec.bits_per_zero_point and not spec.bits_per_scale:
+        raise ValueError(
+            f"bits_per_zero_point: expected 0 without scales (bits_per_scale 0), got {spec.bits_per_zero_point}"
+        )
+    if spec.group_size is not None and spec.head_dim % spec.group_size:
         raise ValueError(f"group_size: expected a divisor of head_dim {spec.head_dim}, got {spec.group_size}")
     if spec.kind == "latent" and spec.num_kv_heads != 1:
         raise ValueError(f"num_kv_heads: expected 1, since heads share a latent, got {spec.num_kv_heads}")

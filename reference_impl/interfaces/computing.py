@@ -72,7 +72,8 @@ class LinearMethod(Protocol):
         ...
 
     def load(self, params: dict[str, Tensor], name: str, tensor: Tensor, start: int) -> None:
-        """Take in tensor `name` of one part, whose first output feature is `start`. Parts come in any order."""
+        """Take in tensor `name` of one part, whose first output feature is `start`, also where the tensor itself has no
+        output features (g_idx of GPTQ). Parts come in any order."""
         ...
 
     def finish(self, params: dict[str, Tensor]) -> None:

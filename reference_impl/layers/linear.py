@@ -162,7 +162,9 @@ class Linear(nn.Module):
         """What a checkpoint has of a part, by the last word of the tensor's name."""
         rows = self.parts[part]
         if self.naming is not None:
-            return self.naming.tensors(self.in_features, rows, self.has_bias)
+            found = self.naming.tensors(self.in_features, rows, self.has_bias)
+            _check_named(found, f"{self.name}, {part}: {type(self.method).__name__}.tensors")
+            return found
         weight = {"weight": TensorSpec((rows, self.in_features), FLOATS)}
         return weight | {"bias": TensorSpec((rows,), FLOATS)} if self.has_bias else weight
 
@@ -172,6 +174,21 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.method.apply(self.params, x)
+
+
+def _check_named(found: object, where: str) -> None:
+    """TypeError unless a method has named tensors as `NamesTensors` says."""
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{where}: expected {{name: TensorSpec(shape, dtypes)}}, got {found!r}")
+    for name, spec in found.items():
+        right = isinstance(spec, tuple) and len(spec) == 2 and all(isinstance(part, tuple) for part in spec)
+        shape, dtypes = spec if right else ((), ())
+        right = right and all(type(size) is int for size in shape) and all(isinstance(d, torch.dtype) for d in dtypes)
+        if not right or not dtypes or not isinstance(name, str) or not name:
+            raise TypeError(
+                f"{where}: expected {{name: TensorSpec(shape, dtypes)}}, with tuples of numbers and of torch dtypes, "
+                f"got {name!r}: {spec!r}"
+            )
 
 
 def methods_of(given: LinearMethod | Methods) -> Methods:
@@ -187,6 +204,8 @@ def methods_of(given: LinearMethod | Methods) -> Methods:
 
     def ask(name: str) -> LinearMethod:
         method = given(name)
+        if isinstance(method, type):
+            raise TypeError(f"linear_method({name!r}): {expected}, got the class {method.__name__}: make one of it")
         if not isinstance(method, LinearMethod):
             raise TypeError(f"linear_method({name!r}): {expected}, got {method!r}")
         return method

@@ -33,8 +33,8 @@ def watching(model: Decoder, observer: Observer) -> Iterator[None]:
 
     x is the engine's own: to be read inside the call, never written to. Not shown are the lm_head, which is no
     `Linear`, and tokens that come from the prefix cache, which are not computed (prefix_cache="off" computes all).
-    To be used in the process that has the model, around an engine that was made before: making one may run the model
-    on made-up tokens, to measure memory.
+    Nested, each observer is called; the inner one has to end first. To be used in the process that has the model,
+    around an engine that was made before: making one may run the model on made-up tokens, to measure memory.
     """
     with ExitStack() as stack:
         stack.callback(setattr, model, "watched", model.watched)

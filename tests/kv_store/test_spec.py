@@ -179,3 +179,23 @@ def test_the_executor_refuses_what_it_cannot_compute(kind: Any, random_model) ->
     spec = KVSpec(2, 1, 8, 4, bits_per_value=32, kind=kind)
     with pytest.raises(ValueError, match=f"^LocalExecutor: expected KV groups of kind 'kv'.*got '{kind}'"):
         LocalExecutor(engine.model, engine.kv_cache, engine.attention, [spec], engine.clock, max_num_seqs=1, max_len=8)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"bits_per_value": True}, "bits_per_value: expected a whole number of at least 1, got True"),
+        ({"group_size": 32.0, "bits_per_scale": 16}, "group_size: expected a whole number of at least 1, got 32.0"),
+        ({"num_layers": -2}, "num_layers: expected a whole number of at least 1, got -2"),
+        ({"head_dim": 0}, "head_dim: expected a whole number"),
+        ({"block_size": 16.5}, "block_size: expected a whole number"),
+        ({"window": 0}, "window: expected a whole number of at least 1, got 0"),
+        ({"layers": (0, 1, 2)}, r"layers: expected 2 \(num_layers\), or none, got \(0, 1, 2\)"),
+        ({"bits_per_zero_point": 8}, "bits_per_zero_point: expected 0 without scales"),
+        ({"kind": ["kv"]}, r"kind: expected one of kv, latent, state, got \['kv'\]"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(change: dict, fault: str) -> None:
+    fields = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 64, "block_size": 16, "bits_per_value": 16}
+    with pytest.raises(ValueError, match=fault):
+        KVSpec(**(fields | change))

@@ -17,11 +17,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
 from reference_impl.config import read_model_config
-from reference_impl.interfaces import LinearMethod
+from reference_impl.interfaces import LinearMethod, TensorSpec
 from reference_impl.kernels import reference
 from reference_impl.kernels.gemm import FEW_TOKENS
 from reference_impl.layers.backend import Asked
-from reference_impl.layers.linear import HeadCopy, UnquantizedLinear, default_method
+from reference_impl.layers.linear import HeadCopy, Linear, UnquantizedLinear, default_method, methods_of
 from reference_impl.layers.linear_methods import Quantization
 from reference_impl.layers.triton_linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
 from reference_impl.llm import LLM
@@ -214,3 +214,23 @@ def test_with_stacked_experts_the_other_layers_may_be_quantized(save) -> None:
         folder, device=DEVICE, kernels="triton", quantization=lambda name: "int8" if "o_proj" in name else "none"
     )
     assert [type(linear.method) for linear in model.linears()] == [TritonLinear, TritonInt8] * 3
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        None, {"g_idx": None}, {"g_idx": TensorSpec((64,), torch.int32)}, {"g_idx": TensorSpec(64, (torch.int32,))},
+        {"g_idx": TensorSpec((64,), ())}, {"g_idx": ((64.0,), (torch.int32,))}, {"": TensorSpec((64,), (torch.int32,))},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_method_names_wrongly_is_refused_with_layer_and_part(named: object) -> None:
+    class Names(UnquantizedLinear):
+        def tensors(self, in_features: int, out_features: int, bias: bool) -> object:
+            return named
+
+    linear = Linear(Names(torch.float32, torch.device("cpu")), 64, {"q_proj": 64}, name="model.layers.0.qkv_proj")
+    with pytest.raises(TypeError, match=r"layers\.0\.qkv_proj, q_proj: Names\.tensors: expected \{name: TensorSpec"):
+        linear.tensors("q_proj")
+    with pytest.raises(TypeError, match=r"linear_method\('lm_head'\): .*got the class Names: make one of it"):
+        methods_of(lambda name: Names)("lm_head")  # type: ignore[arg-type,return-value]
