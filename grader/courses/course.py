@@ -41,7 +41,7 @@ CONFIG_NAME = "nbgrader_config.py"
 SECRET_FILE = "course_secret.json"
 _in_config_file: ContextVar[bool] = ContextVar("in_config_file", default=False)
 
-# labs/ may be published, so it stays; all else is secret, or somebody's work.
+# labs/ may be published, so it stays; all else is secret, or students' work.
 GITIGNORE = f"""\
 {SECRET_FILE}
 solutions/

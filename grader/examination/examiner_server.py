@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _WorkerGone(Exception):
-    """The worker has closed its end; nobody waits for an answer."""
+    """The worker has closed its end and no longer waits for an answer."""
 
 
 class Examiners:
@@ -52,7 +52,7 @@ class Examiners:
         self.prepared = prepare(self.lab, self.secret)
         self._warm_up()
         gc.collect()
-        gc.freeze()  # the children's collections shall not copy the pages of what is shared
+        gc.freeze()  # the children's collections must not copy the pages of what is shared
 
     def examine(self, request: dict[str, Any]) -> dict[str, Any]:
         """What one child made of a submission: {"result": ...} or {"problem": text}."""
@@ -172,7 +172,7 @@ def _how(status: int) -> str:
 
 def main(fd: int) -> None:
     """Serve one worker until it closes its end."""
-    torch.set_num_threads(1)  # grades shall not depend on the number of cores; and a thread pool forbids forks
+    torch.set_num_threads(1)  # grades must not depend on the number of cores; and a thread pool forbids forks
     torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
     channel = Connection(fd)
     examiners: Examiners | None = None
