@@ -89,7 +89,7 @@ class Examiners:
     def _examine_here(
         self, request: dict[str, Any], limits: Limits, say: Callable[[dict[str, Any]], None]
     ) -> dict[str, Any]:
-        """In the child: examine, and say each check as soon as it is done."""
+        """In the child: examine, and report each check as soon as it is done."""
         torch.manual_seed(0)
         random.seed(0)
         submission = read_submission(request["submitted"].encode(), self.lab)
@@ -144,7 +144,7 @@ class Examiners:
 def _child(work: Callable[[Callable[[dict[str, Any]], None]], dict[str, Any]], pipe: Connection) -> None:
     """Do the work of a forked child and end the process; never returns into the server's code.
 
-    work(say): may say messages on the way, returns the last one.
+    work(say): may send messages on the way, returns the last one.
     """
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no Linux, no harm: the pipe's end is noticed
