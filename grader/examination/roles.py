@@ -1,4 +1,4 @@
-"""Several roles of one piece of work, each isolated from the others: ranks, a sender and a receiver.
+"""Several roles of one piece of work, each with its own state: ranks, a sender and a receiver.
 
 Check cells use `roles` and `together` (from `grader.checks`). When graded, each role is a learner's process. In a
 learner's notebook all roles share the kernel; there, what a role uses is made anew by running the cells again that
