@@ -1,7 +1,7 @@
-"""Networks of the examiner between the roles of a learner's work: they count, and they misbehave as they are told.
+"""Networks of the examiner between the roles of a learner's work: they count, and misbehave on request.
 
 `Network`: ports with `send` and `recv` that wait, for roles that run at the same time (`checks.together`). `Link`: one
-direction in simulated time, for code without clock and sockets of its own. Both hold messages as data of their own, in
+direction in simulated time, for code without its own clock and sockets. Both hold copies of messages, in
 a notebook too: what a role keeps and changes later does not change what it sent. All counts stay here: the learner's
 code sees of a port what `LEARNER_SEES` lists.
 """
@@ -109,7 +109,7 @@ class Port:
         self._network._send(self.rank, to, message)
 
     def recv(self, source: int) -> Any:
-        """The next message of rank `source`; waits for it. Raises Deadlock when nobody can send it any more."""
+        """The next message of rank `source`; waits for it. Raises Deadlock when no role can send it any more."""
         return self._network._recv(source, self.rank)
 
 
@@ -143,7 +143,7 @@ class Network:
 
     @property
     def num_unread(self) -> int:
-        """Messages that arrived and that nobody received."""
+        """Messages that arrived and were never received."""
         with changed:
             return sum(map(len, self._inboxes.values()))
 

@@ -24,7 +24,7 @@ _PASSED_ON = {"jupyter", "tags", "cellView"}
 
 
 class ChapterError(ValueError):
-    """A chapter source is not as it must be: says which file, which cell, and what was expected."""
+    """A chapter source is invalid: says which file, which cell, and what was expected."""
 
 
 def chapter_notebook(path: Path, install_url: str | None = None) -> dict[str, Any]:

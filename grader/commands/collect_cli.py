@@ -68,7 +68,7 @@ def roster(
     ],
     course: CourseOption = Path(),
 ) -> None:
-    """Tell the course who its students are: names, addresses, and what an LMS calls them. May be done again."""
+    """Import the course's students: names, addresses, and what an LMS calls them. May be repeated."""
     from grader.submissions.roster import load_roster, register, save_roster
     from grader.submissions.roster_file import import_roster
 

@@ -114,7 +114,7 @@ def _line(number: int, total: int, result: Result) -> str:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: what is at work is ended, nothing is left behind."""
+    """SIGTERM ends a run as Ctrl-C does: jobs in progress are ended, nothing is left behind."""
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

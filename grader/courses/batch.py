@@ -33,7 +33,7 @@ from grader.study.workspace_files import sweep
 if TYPE_CHECKING:
     from grader.courses.recorder import Recorder
 
-LIMITS: dict[str, float] = {}  # of grader.examination.examiner.Limits, where they shall not be its defaults
+LIMITS: dict[str, float] = {}  # of grader.examination.examiner.Limits, where they differ from its defaults
 IN_FLIGHT = 2  # jobs per worker that are handed out: one at work, one waiting
 
 
@@ -263,5 +263,5 @@ def _pool(executor: str, workers: int, setup: Setup) -> Iterator[tuple[Executor,
         yield pool, workers
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        close_servers(setup.key)  # wakes the threads that wait for an answer which nobody will read
+        close_servers(setup.key)  # wakes the threads that wait for an answer no longer needed
         pool.shutdown(wait=True)

@@ -41,7 +41,7 @@ CONFIG_NAME = "nbgrader_config.py"
 SECRET_FILE = "course_secret.json"
 _in_config_file: ContextVar[bool] = ContextVar("in_config_file", default=False)
 
-# labs/ may be published, so it stays; all else is secret, or somebody's work.
+# labs/ may be published, so it stays; all else is secret, or students' work.
 GITIGNORE = f"""\
 {SECRET_FILE}
 solutions/
@@ -97,7 +97,7 @@ hidden tests are this course's own. For labs that differ from the public ones, m
 
 
 class CourseError(RuntimeError):
-    """A course folder or a command on it is not as it must be: says what to do."""
+    """A course folder or a command on it is invalid: says what to do."""
 
 
 def new_course(folder: Path, seed: str | None = None) -> None:
@@ -136,7 +136,7 @@ def _stretched(seed: str) -> bytes:
 def course_secret(root: Path, name: str) -> bytes:
     """32 secret bytes of a course for a lab (its slug, such as 02_kv_cache) or another purpose ("pseudonyms").
 
-    One name's bytes tell nothing of another's (HMAC-SHA256). Raises CourseError where the course has no secret.
+    One name's bytes reveal nothing about another's (HMAC-SHA256). Raises CourseError where the course has no secret.
     """
     return hmac.digest(master_secret(root), b"inferlab/" + name.encode(), "sha256")
 

@@ -60,7 +60,7 @@ class Policy:
 @dataclass(frozen=True)
 class Late:
     """One submission against its due date. due: with the extension, None without a due date; submitted: None where
-    nobody knows; days: 0 is in time; penalty: points.
+    unknown; days: 0 is in time; penalty: points.
     """
 
     student: str

@@ -1,6 +1,6 @@
 """Looks for what students must not get in what they are about to get: solutions, hidden tests, secrets, stray data.
 
-What is hidden comes from the solution notebook, line by line. A line that stands in the visible part as well is no
+What is hidden comes from the solution notebook, line by line. A line that is also in the visible part is no
 secret. Lines are compared without white space, quotes and backslashes, so that another indentation, a JSON string or a
 line of a traceback hide nothing; base64, hexadecimal, zlib and gzip are looked into.
 """

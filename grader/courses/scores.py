@@ -84,7 +84,7 @@ def scores(root: Path, slug: str) -> list[Score]:
 
 
 def known_ids(root: Path, slug: str, student: str, roster: Roster) -> dict[str, str]:
-    """The ids of a student in an LMS, by kind: the roster's, and those that the names of a download told.
+    """The ids of a student in an LMS, by kind: the roster's, and those from the names in a download.
 
     `participant` is one number: Moodle's for this lab, from the download, or the roster's where it has only one.
     """

@@ -43,7 +43,7 @@ class Gone(BaseException):
 
 
 class Lost(BaseException):
-    """The sandbox was ended from outside: nobody's fault inside it, so the submission has to be examined again."""
+    """The sandbox was ended from outside, not by the submission, which has to be examined again."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ def start(lab: Lab, submission: Submission, launcher: Launcher, limits: Limits, 
             if error is not None:
                 attempt.broken[name] = str(error)
         doing[0] = "your code"
-        for name in lab.graded_names:  # one by one: one that cannot cross shall not cost the others
+        for name in lab.graded_names:  # one by one: one that cannot cross must not cost the others
             attempt.graded[name] = _named(peer, name, attempt.broken, gone)
     except CannotCross as error:
         attempt.end()
@@ -106,7 +106,7 @@ def start(lab: Lab, submission: Submission, launcher: Launcher, limits: Limits, 
         attempt.end()
         if not hasattr(error, "learner_traceback"):
             raise
-        # These questions are answered by our own code there; only one who has taken its place sends an exception.
+        # Our own code answers these requests there; only code that has taken its place sends an exception.
         raise Gone("crashed", f"{who}{doing[0]} sent what is not an answer") from None
     except BaseException:
         attempt.end()

@@ -74,7 +74,7 @@ def examine(
     """Run all checks of `lab` on `submission`; every check has a result, whatever the submission does.
 
     secret: seeds the checks' randomness (`grader.checks`). prepared: from `prepare(lab, secret)`, and used up: give it
-    to one call only, in a fork. on_check: told each check's result at once, for one who may kill this process.
+    to one call only, in a fork. on_check: called with each check's result at once, as this process may be killed.
     Raises ConnectionError, SandboxError when no process can be started, `attempt.Lost`, KeyboardInterrupt.
     """
     started = time.monotonic()
@@ -196,7 +196,7 @@ def _run_check(cell: Cell, namespace: dict[str, Any], limits: Limits) -> tuple[C
     except Gone as gone:
         status, message, alive = gone.status, gone.detail, False
     except (KeyboardInterrupt, Lost):
-        raise  # whoever sits at this machine: no learner's code can send one
+        raise  # from the user at this machine: no learner's code can send one
     except BaseException as error:
         status, message = explain(error, cell)
         alive = isinstance(error, Exception)

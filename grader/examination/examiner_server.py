@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _WorkerGone(Exception):
-    """The worker has closed its end; nobody waits for an answer."""
+    """The worker has closed its end and no longer waits for an answer."""
 
 
 class Examiners:
@@ -52,7 +52,7 @@ class Examiners:
         self.prepared = prepare(self.lab, self.secret)
         self._warm_up()
         gc.collect()
-        gc.freeze()  # the children's collections shall not copy the pages of what is shared
+        gc.freeze()  # the children's collections must not copy the pages of what is shared
 
     def examine(self, request: dict[str, Any]) -> dict[str, Any]:
         """What one child made of a submission: {"result": ...} or {"problem": text}."""
@@ -89,7 +89,7 @@ class Examiners:
     def _examine_here(
         self, request: dict[str, Any], limits: Limits, say: Callable[[dict[str, Any]], None]
     ) -> dict[str, Any]:
-        """In the child: examine, and say each check as soon as it is done."""
+        """In the child: examine, and report each check as soon as it is done."""
         torch.manual_seed(0)
         random.seed(0)
         submission = read_submission(request["submitted"].encode(), self.lab)
@@ -144,7 +144,7 @@ class Examiners:
 def _child(work: Callable[[Callable[[dict[str, Any]], None]], dict[str, Any]], pipe: Connection) -> None:
     """Do the work of a forked child and end the process; never returns into the server's code.
 
-    work(say): may say messages on the way, returns the last one.
+    work(say): may send messages on the way, returns the last one.
     """
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # no Linux, no harm: the pipe's end is noticed
@@ -172,7 +172,7 @@ def _how(status: int) -> str:
 
 def main(fd: int) -> None:
     """Serve one worker until it closes its end."""
-    torch.set_num_threads(1)  # grades shall not depend on the number of cores; and a thread pool forbids forks
+    torch.set_num_threads(1)  # grades must not depend on the number of cores; and a thread pool forbids forks
     torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
     channel = Connection(fd)
     examiners: Examiners | None = None

@@ -152,7 +152,7 @@ def _cells_of_worksheets(worksheets: list[Any]) -> list[Any] | None:
 
 def _cell(cell: Any, number: int) -> FileCell:
     source = cell.get("source") if isinstance(cell, dict) else 0
-    if source is None:  # a cell that was never written in
+    if source is None:  # a cell that was never edited
         source = ""
     if isinstance(source, list) and all(isinstance(line, str) for line in source):
         source = "".join(source)

@@ -1,4 +1,4 @@
-"""Several roles of one piece of work, each in a world of its own: ranks, a sender and a receiver.
+"""Several roles of one piece of work, each with its own state: ranks, a sender and a receiver.
 
 Check cells use `roles` and `together` (from `grader.checks`). When graded, each role is a learner's process. In a
 learner's notebook all roles share the kernel; there, what a role uses is made anew by running the cells again that
@@ -90,8 +90,8 @@ def _open(num_roles: int, namespace: dict[str, Any]) -> Iterator[list[Role]]:
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Run `calls` at the same time, one per role, and return their results in order.
 
-    Raises the exception of a call that failed; where all that still run wait for messages that nobody can send, they
-    get `Deadlock`. What the calls share must bear it: ports of a `grader.channel.Network` do.
+    Raises the exception of a call that failed; where all that still run wait for messages that none of them can send,
+    they get `Deadlock`. What the calls share must be thread-safe: ports of a `grader.channel.Network` are.
     """
     import torch
 
@@ -116,7 +116,7 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
         for thread in threads:
             thread.start()
         group.wait()
-    except BaseException:  # a limit of time, or somebody who gave up
+    except BaseException:  # a time limit, or an interrupt
         _stop(group, threads)
         raise
     error = group.error()
@@ -140,7 +140,7 @@ def _stop(group: Group, threads: list[threading.Thread]) -> None:
 
 @dataclass(eq=False)
 class Wait:
-    """One role that waits. inbox: empty as long as there is nothing for it; text: for whom it waits."""
+    """One role that waits. inbox: empty as long as there is nothing for it; text: what it waits for."""
 
     inbox: Any
     text: str
@@ -171,7 +171,7 @@ class Group:
             self.errors.append((isinstance(error, Exception), self.doomed, number, error))
 
     def error(self) -> BaseException | None:
-        """The one to tell: an end rather than an error, a cause rather than its consequence; the same every time."""
+        """The one to raise: an end rather than an error, a cause rather than its consequence; the same every time."""
         with changed:
             return min(self.errors, key=lambda entry: entry[:3])[3] if self.errors else None
 
@@ -201,11 +201,11 @@ class Group:
 
     def _look(self) -> None:
         # A role whose message has come but that has not woken up yet is still listed as waiting.
-        # So is one that was told to give up; it may go on and send something.
+        # So is one whose wait was ended; it may go on and send something.
         idle = [wait for wait in self.waiting if not (wait.inbox or wait.doomed)]
         if idle and len(idle) == self.running:
             self.doomed = True
-            text = "nobody can go on: " + "; ".join(sorted(wait.text for wait in idle))
+            text = "no role can go on: " + "; ".join(sorted(wait.text for wait in idle))
             for wait in idle:
                 wait.doomed = text
             changed.notify_all()

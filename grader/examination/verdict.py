@@ -46,7 +46,7 @@ def clean(text: str) -> str:
 
 @functools.cache
 def _folders() -> re.Pattern[str]:
-    """Matches the folders of Python, of the course and of the one who runs it, at the beginning of a path."""
+    """Matches the folders of Python, of the course and of the current user, at the beginning of a path."""
     found = [*sys.path, *sysconfig.get_paths().values(), sys.prefix, sys.base_prefix, tempfile.gettempdir()]
     found += [os.getcwd(), os.path.expanduser("~"), str(Path(__file__).absolute().parents[2])]
     absolute = {path.rstrip("/") for entry in found for path in (entry, os.path.realpath(entry)) if os.path.isabs(path)}

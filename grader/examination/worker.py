@@ -43,7 +43,7 @@ class ServerGone(ConnectionError):
 
 
 class Stopped(RuntimeError):
-    """This process has ended its servers: nobody wants the answer any more."""
+    """This process has ended its servers: the answer is no longer needed."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Server:
             stderr=self._said,
             # Fixed, so that a grade does not depend on the machine; a thread pool would not survive the fork.
             env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-            start_new_session=True,  # Ctrl-C is for the one who started the run; that one ends its servers
+            start_new_session=True,  # Ctrl-C is for the process that started the run; that ends its servers
         )
         theirs.close()
         self._channel = Connection(ours.detach())
@@ -261,7 +261,7 @@ _alive: set[Server] = set()
 
 
 def _take(setup: Setup) -> Server:
-    """A server that nobody uses, a new one where there is none. Those of other labs are ended: memory is finite."""
+    """An idle server, or a new one. Idle servers of other labs are ended: memory is finite."""
     with _lock:
         others = [server for key in list(_idle) if key != setup.key for server in _idle.pop(key)]
         waiting = _idle.get(setup.key, [])

@@ -1,7 +1,7 @@
 """Limits for all processes of one submission together: a control group, where this machine lets us make one.
 
 Three machines are known: version 1 with a folder per controller (memory, pids, cpu), version 2 with one folder, and
-none of both that we may write to, as in many containers. Then the limits of single processes and the keeper's watch
+neither that we may write to, as in many containers. Then the limits of single processes and the keeper's watch
 (`confine.py`) remain; `inferlab grade doctor` says which.
 """
 
@@ -42,7 +42,7 @@ class Group:
         return False
 
     def remove(self) -> None:
-        """Remove the group; its processes have ended, but the kernel may need a moment to know."""
+        """Remove the group; its processes have ended, but the kernel may need a moment to notice."""
         for folder in set(self.folders.values()):
             for _ in range(50):
                 with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ def _limit(folder: Path, controller: str, version: int, memory: int, processes: 
             swap.write_text(str(memory) if version == 1 else "0")
     elif controller == "pids":
         (folder / "pids.max").write_text(str(processes))
-    # cpu: no number. A group of its own gets the same share as its neighbours, however many processes it has.
+    # cpu: no number. A separate group gets the same share as its neighbours, however many processes it has.
 
 
 @cache

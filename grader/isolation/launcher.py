@@ -1,7 +1,7 @@
 """Starts the process for learners' code: one warm process that has imported torch, one fork of it per submission.
 
 With isolation (`sandbox.py`, `confine.py`, `cgroups.py`) the warm process lives in bubblewrap, and each fork in
-namespaces of its own. Without (`insecure=True`: a learner's own code on their own machine) it is an ordinary process.
+its own namespaces. Without (`insecure=True`: a learner's own code on their own machine) it is an ordinary process.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class Launcher:
         group = None if self.insecure else make_group(memory + sandbox.DISK, sandbox.PROCESSES)
         channel, theirs = socket.socketpair()
         if not self.insecure:
-            channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before anybody sends: see `_admit`
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # before anything is sent: see `_admit`
         read_fd, write_fd = os.pipe()
         number = None
         try:
@@ -273,7 +273,7 @@ class Launcher:
             return Ending(0)
 
     def is_lost(self) -> bool:
-        """Whether the sandbox has ended although nobody closed it: only somebody outside can do that."""
+        """Whether the sandbox has ended without being closed: that can only be done from outside."""
         if self.insecure or self._control is None:
             return False
         watch = select.poll()
@@ -281,7 +281,7 @@ class Launcher:
         return bool(watch.poll(0))
 
     def end_all(self) -> None:
-        """Kill all forked processes: for one who inherited a launcher whose user died."""
+        """Kill all forked processes, after taking over a launcher whose user died."""
         with contextlib.suppress(OSError, ValueError):
             self._ask({"op": "end all"}, [])
 
@@ -299,7 +299,7 @@ class Launcher:
             if not data:
                 raise ConnectionError("the process for learners' code has ended")
             answer: dict[str, Any] = json.loads(data)
-            if answer["id"] == request["id"]:  # another one is the answer to a user of this launcher who was killed
+            if answer["id"] == request["id"]:  # any other answers a killed user of this launcher
                 return answer
 
     def _said(self) -> str:
@@ -323,7 +323,7 @@ class Launcher:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the folders of launchers that were killed; where there is no /proc nobody knows, and they stay."""
+    """Remove the folders of launchers that were killed; without /proc these cannot be recognised, and stay."""
     for folder in parent.glob("learner-*-*") if os.path.isdir("/proc/self") else ():
         owner = folder.name.split("-")[1]
         if owner.isdigit() and not os.path.exists(f"/proc/{owner}"):

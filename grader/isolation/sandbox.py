@@ -20,10 +20,10 @@ SIDE = "/learner/side"  # where the launcher's folder is seen inside
 SITE = "/learner/site"
 SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include")
 INNER_UID = 61000  # the user inside, when an ordinary user grades
-FIRST_UID, NUM_UIDS = 61184, 4096  # users nobody has, of which root lends one to each warm process
+FIRST_UID, NUM_UIDS = 61184, 4096  # unused user ids; root lends one to each warm process
 MEMORY, DISK, PROCESSES = 2 << 30, 256 << 20, 64
-# In every learner's process, isolated or not. There is no GPU: Triton's kernels run in its interpreter, which it has to
-# know before it is imported.
+# In every learner's process, isolated or not. There is no GPU: Triton's kernels run in its interpreter, which must be
+# selected before Triton is imported.
 FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
 
 
@@ -33,7 +33,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Isolation:
-    """How isolation is done for whoever runs this. uid: what root's learners become; None for an ordinary user."""
+    """How isolation is done for the current user. uid: what root's learners become; None for an ordinary user."""
 
     bwrap: str
     uid: int | None
@@ -59,7 +59,7 @@ def command(isolated: Isolation, folder: str, inside: list[str]) -> list[str]:
     """The command line that runs `inside` in bubblewrap, with `folder` as SIDE. Raises SandboxError."""
     words = [isolated.bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
     if isolated.uid is None:
-        # All rights, but only over namespaces of its own: the warm process needs them to separate submissions, and
+        # All rights, but only over its own namespaces: the warm process needs them to separate submissions, and
         # gives them up before a learner's code runs.
         words += ["--unshare-user", "--uid", str(INNER_UID), "--gid", str(INNER_UID), "--cap-add", "ALL"]
     else:
@@ -137,7 +137,7 @@ def packages() -> dict[str, str]:
 
 
 def _hidden() -> list[str]:
-    """Folders inside what is shown that shall be empty: other packages, and this course if it lies there."""
+    """Folders inside what is shown that must be empty: other packages, and this course if it lies there."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     prefix = os.path.realpath(sys.base_prefix)
     shown = [*SYSTEM, *(os.path.join(prefix, part) for part in ("bin", "lib"))]

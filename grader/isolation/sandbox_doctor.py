@@ -1,7 +1,7 @@
 """`inferlab grade doctor`: is the sandbox real on this machine? Each property is tried, by code that attacks it.
 
 The attacks run where a learner's code would run. A property that does not hold is a failure with a cause and a remedy,
-and the grader should not be trusted before it is repaired. What is weaker than it could be is a warning.
+and the grader should not be trusted until it is repaired. What is weaker than it could be is a warning.
 """
 
 from __future__ import annotations

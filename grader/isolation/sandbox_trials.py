@@ -73,7 +73,7 @@ def packages(launcher: Launcher) -> Row:
 
 
 def privileges(launcher: Launcher) -> Row:
-    """No user anybody has, no capability, no new privileges, a filter of system calls."""
+    """An unused user id, no capability, no new privileges, a filter of system calls."""
     source = """
         import ctypes, os
         libc = ctypes.CDLL(None, use_errno=True)
@@ -140,7 +140,7 @@ def network(launcher: Launcher) -> Row:
 
 
 def reading(launcher: Launcher) -> Row:
-    """A secret in the folders and in the environment of who grades is out of reach."""
+    """A secret in the grader's folders and environment is out of reach."""
     secret = secrets.token_hex(16)
     source = """
         import os
@@ -298,7 +298,7 @@ def memory_of_one(launcher: Launcher) -> Row:
 
 
 def memory_of_many(launcher: Launcher) -> Row:
-    """Many processes together, with memory they share, are killed, and who grades lives."""
+    """Many processes together, with memory they share, are killed, and the grader survives."""
     with Trial(launcher, _FORKS) as trial:
         mebibytes = (sandbox.MEMORY + sandbox.DISK) // 4 >> 20
         try:

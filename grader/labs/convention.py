@@ -1,6 +1,6 @@
 """What a private course changes in a lab: one option of each of its conventions, in text, tests and reference alike.
 
-A convention is what could as well be otherwise: the order of a result, which of equal tokens wins. The options that a
+A convention is an arbitrary choice: the order of a result, which of equal tokens wins. The options that a
 course can draw stand beside the lab's source, in `solutions/NN_slug/conventions/NAME.yaml`, as exact replacements per
 cell; the source itself is the public lab and stays an ordinary file. The format is described in `grader/README.md`.
 """
@@ -86,7 +86,7 @@ def draw(conventions: Iterable[Convention], secret: bytes) -> list[Option]:
 
 
 def combinations(conventions: Sequence[Convention]) -> Iterator[tuple[Option, ...]]:
-    """All that a course could draw."""
+    """All options that a course could draw."""
     return itertools.product(*(c.options for c in conventions))
 
 

@@ -23,7 +23,7 @@ BEGIN_HIDDEN, END_HIDDEN = "### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS"
 
 
 class LabError(ValueError):
-    """A lab does not have the form it must have: names the cell and what was expected."""
+    """A lab is malformed: names the cell and what was expected."""
 
 
 @dataclass(frozen=True)

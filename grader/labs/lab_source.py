@@ -88,7 +88,7 @@ def _cell(raw: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _validate(lab: Lab) -> None:
-    """What a lab's author can get wrong, said before it costs a learner points."""
+    """Report an author's mistakes in a lab before they cost a learner points."""
     ids = [cell.grade_id for cell in lab.cells]
     for cell in lab.cells:
         where = f"{lab.slug}, cell {cell.grade_id}"

@@ -115,7 +115,7 @@ def _keep(bounds: Bounds, channel_fd: int, report_fd: int, run: Callable[[], Non
     for fd in (0, 1, 2, channel_fd):
         os.close(fd)
     drop_rights(bounds.uid)
-    _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # the learner's process may have the same user: it shall not look in here
+    _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # the learner's process may have the same user: it must not look in here
     signal.signal(signal.SIGTERM, lambda *_: _asked_to_end(learner, report_fd))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _report(report_fd, **_wait(learner, bounds))
@@ -123,7 +123,7 @@ def _keep(bounds: Bounds, channel_fd: int, report_fd: int, run: Callable[[], Non
 
 
 def _asked_to_end(learner: int, report_fd: int) -> None:
-    """Whoever asks does not know whether the learner's process has ended by itself just now: that is to be reported."""
+    """The learner's process may have ended by itself just before it was to be ended: report which."""
     with contextlib.suppress(ChildProcessError):
         done, status = os.waitpid(learner, os.WNOHANG)
         _report(report_fd, status=status if done else int(signal.SIGKILL))
@@ -131,7 +131,7 @@ def _asked_to_end(learner: int, report_fd: int) -> None:
 
 
 def _wait(learner: int, bounds: Bounds) -> dict[str, object]:
-    """Wait until the learner's process ends, and let orphans go. Where it is asked for, end all when they are too many
+    """Wait until the learner's process ends, and let orphans go. With `bounds.watch`, end all when they are too many
     or use too much memory together. Returns what to report.
     """
     while True:
@@ -190,12 +190,12 @@ def _mount_private(disk: int) -> None:
 
 
 def _meet(channel_fd: int) -> None:
-    """Say hello and wait for the answer; the kernel tells the other end who this is."""
+    """Say hello and wait for the answer; the other end gets this process's id from the kernel."""
     channel = socket.socket(fileno=os.dup(channel_fd))
     with channel:
         channel.sendall(b"!")
         if channel.recv(1) != b"!":
-            raise ConnectionError("nobody is there any more")
+            raise ConnectionError("the other end is gone")
 
 
 def _mapped_bytes() -> int:
@@ -210,7 +210,7 @@ def _more_memory_than(limit: int, pids: list[str]) -> bool:
     if sum(resident.values()) <= limit:
         return False
     # That counts a page once for each process that has it, and forks share most of theirs. The kernel's proportional
-    # figure is dearer, and a process may keep it from us: then all it has counts.
+    # figure is dearer, and a process may hide it from us: then all it has counts.
     for pid in resident:
         for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith("Pss:"):

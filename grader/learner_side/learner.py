@@ -184,7 +184,7 @@ class WarmProcess:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         with open(report, "rb") as pipe:
-            lines = pipe.read(4096).splitlines()  # the keeper has ended, and nobody else has the other end
+            lines = pipe.read(4096).splitlines()  # the keeper has ended, and nothing else holds the other end
         return {"status": int(signal.SIGKILL)} | (json.loads(lines[0]) if lines else {})
 
     def _end_unconfined(self, pid: int) -> dict[str, Any]:

@@ -317,12 +317,12 @@ class Peer:
         if handle is None:
             names = frozenset(n for n in methods if type(n) is str), frozenset(n for n in dunders if type(n) is str)
             handle = self._foreign[number] = Handle(self, number, cls[:100], *names)
-            if number in self._dropped:  # it was given up here, but the other side has not heard of it yet
+            if number in self._dropped:  # it was dropped here, but the other side has not received that yet
                 self._dropped.remove(number)
         return handle
 
     def forget(self, number: int) -> None:
-        """A handle of this side is gone; the other side is told with the next request."""
+        """A handle of this side is gone; the next request reports it to the other side."""
         self._dropped.append(number)
 
 

@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def open_text(self) -> bool:
-        """Written, and not judged by anybody yet."""
+        """Written, and not judged yet."""
         return self.given is not None and self.verdict is None
 
 
@@ -50,7 +50,7 @@ class Exam:
 
     @property
     def counted(self) -> list[Entry]:
-        """What the score is made of: everything but texts that nobody judged."""
+        """What the score is made of: everything but texts that were not judged."""
         return [entry for entry in self.entries if not entry.open_text]
 
     @property

@@ -65,7 +65,7 @@ class _Item(Strict):
     why: Text
     params: dict[str, Param] = {}
     let: dict[str, str | int | float] = {}
-    reviewed: date | None = None  # when somebody read the item a second time, looking for another defensible answer
+    reviewed: date | None = None  # when the item was read a second time, looking for another defensible answer
 
     def values(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
         """Params and everything `let` derives from them, in order."""

@@ -42,7 +42,7 @@ class Question:
     key: str = ""  # chapter's folder / id, for the log of answers; "" where it was drawn outside of a quiz
 
     def check(self, given: Any) -> Verdict:
-        """Raises ValueError for what is no answer at all (nothing chosen, not a number)."""
+        """Raises ValueError if it is not an answer at all (nothing chosen, not a number)."""
         return self.judge(given)
 
     def parse(self, text: str) -> Any:

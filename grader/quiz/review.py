@@ -21,7 +21,7 @@ __all__ = ["Answer", "ReviewError", "Reviews", "grade", "record_answer", "utc_no
 # until it sits, and here the answer has just been shown. So every interval is a day or more.
 _SCHEDULER = Scheduler(enable_fuzzing=False, learning_steps=(), relearning_steps=())
 
-# Intervals are whole days to the second: who studies at eight today would find nothing due at seven tomorrow.
+# Intervals are whole days to the second: a learner who studies at eight today would find nothing due at seven tomorrow.
 _EARLY = timedelta(hours=8)
 
 # wrong   Again: the item was not recalled.

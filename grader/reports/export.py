@@ -30,7 +30,7 @@ from grader.results.result import CheckResult, Result
 from grader.results.shown_text import shown, shown_line
 
 FORMATS = ("csv", "canvas", "moodle", "gradescope")
-_WORDS = 10  # characters of a pseudonym: 50 bits, so that two students of a class do not get the same
+_WORDS = 10  # characters of a pseudonym: 50 bits, so that no two students of a class share one
 
 
 def anonymised(

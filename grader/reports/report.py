@@ -1,4 +1,4 @@
-"""What an instructor wants to know about a lab: scores, hard checks, likely misconceptions, and what to look at.
+"""The report on a lab for its instructor: scores, hard checks, likely misconceptions, and what to look at.
 
 Scores are the gradebook's, with manual changes and late penalties; the rest is in `results/` and `submitted/`. The
 report is data; `results_cli.py` prints it, `report_page` makes one HTML page of it, and `--json` writes it as it is.

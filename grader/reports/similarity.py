@@ -26,7 +26,7 @@ from grader.examination.intake import plain_python
 GRAM, WINDOW = 12, 4
 MIN_PRINTS = 20  # less says nothing: a few lines can only be written in a few ways
 THRESHOLD = 0.5  # the share of fingerprints in common; measured in tests/grader/test_similarity.py
-MAX_PAIRS = 5000  # that are kept; a class in which everybody resembles everybody has n * n / 2
+MAX_PAIRS = 5000  # that are kept; a class in which all resemble each other has n * n / 2
 MAX_TOKENS, MAX_SOURCE = 20000, 100_000  # tokens of one submission, characters of one cell: more is not compared
 _BUILTINS = frozenset(dir(builtins))
 _ATTRIBUTES = frozenset(name for kind in (list, dict, set, str, tuple) for name in dir(kind)) | frozenset(
@@ -253,7 +253,7 @@ def _pairs(prints: Sequence[frozenset[int]], names: Sequence[str], threshold: fl
 
 
 class _Groups:
-    """Students who are connected by pairs, while the pairs pass by."""
+    """Students who are connected by pairs, updated pair by pair."""
 
     def __init__(self) -> None:
         self._parent: dict[str, str] = {}

@@ -15,7 +15,7 @@ from grader.results.result import WORDS, CheckResult, Result
 from grader.results.shown_text import MAX_CHARACTERS, shown, shown_line
 
 MAX_NOTES = 50
-MAX_ADDED = 200_000  # characters of added cells that are shown: a page of hundreds of MiB helps nobody
+MAX_ADDED = 200_000  # characters of added cells that are shown: a page of hundreds of MiB is useless
 
 
 def feedback_page(nb: Any, result: Result, late_penalty: float = 0.0) -> str:

@@ -1,4 +1,4 @@
-"""Text that a learner or a learner's code wrote, made fit to be shown to somebody else.
+"""Text that a learner or a learner's code wrote, made safe to show to others.
 
 Escaping for HTML or CSV is done where the text is written out. Here: characters that hide or reorder what stands around
 them (controls, direction overrides, zero-width characters, towers of accents) become visible, and length has a bound.

@@ -4,8 +4,8 @@
 in, and goes beside what they have, as NAME.new.ipynb. Nothing a learner saved is ever without a name:
 
 - Not touched: replaced.
-- Only run (outputs and counts differ from what we copied, no source does): replaced too, since whoever reads a chapter
-  runs it, and expects the corrected one under its name. Outputs may matter, so the run copy stays: NAME.old.ipynb.
+- Only run (outputs and counts differ from what we copied, no source does): replaced too, since reading a chapter means
+  running it, and the corrected one is expected under its name. Outputs may matter: the run copy stays, NAME.old.ipynb.
 - Edited, read-only, or a link: stays under its name.
 """
 

@@ -24,7 +24,7 @@ class Version:
     """Hashes of one version of a file. content: of its bytes; text: of what was written in it by hand.
 
     The text of a notebook is its cells' sources: running it, or saving it with another editor, changes the content and
-    not the text. Ends of lines, spaces before them and empty cells (Shift-Enter adds one) are nobody's text.
+    not the text. Ends of lines, spaces before them and empty cells (Shift-Enter adds one) do not count as text.
     """
 
     content: str
@@ -87,8 +87,8 @@ def place(path: Path, content: bytes) -> None:
 def replace(path: Path, content: bytes, is_ours: Callable[[bytes], bool]) -> Path | None:
     """Puts `content` at `path` and what was there aside; returns where, or None where it was ours and is gone.
 
-    What was there is looked at only when nobody can save over it any more. Raises FileNotFoundError where it has gone,
-    and FileExistsError where somebody saved a file of that name meanwhile: then that file stays, and the other aside.
+    What was there is looked at only once nothing can save over it any more. Raises FileNotFoundError where it has gone,
+    and FileExistsError where a file of that name was saved meanwhile: then that file stays, and the other aside.
     """
     with _written(path.parent, content) as temporary:
         aside = _put_aside(path)
@@ -162,7 +162,7 @@ def _is_alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def _written(folder: Path, content: bytes) -> Iterator[Path]:
-    """A file on the disk, under a name that nobody looks for, which is gone afterwards."""
+    """A file on the disk, under a name that nothing looks for, which is gone afterwards."""
     folder.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=folder, prefix=f"{_PREFIX}{os.getpid()}-")
     temporary = Path(name)

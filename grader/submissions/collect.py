@@ -35,8 +35,8 @@ MAX_OPENED = 20  # files of one student that are opened to see which is the lab'
 
 @dataclass
 class Collected:
-    """What a collect did. form: how the download was understood; ignored: files that are nobody's; unknown: ids, with
-    names, of those whom the roster does not know; missing: ids of the roster's students who have handed in nothing.
+    """What a collect did. form: how the download was understood; ignored: files without an owner; unknown: ids, with
+    names, of those not in the roster; missing: ids of the roster's students who have handed in nothing.
     """
 
     form: str
@@ -81,7 +81,7 @@ def collect(root: Path, lab_slug: str, source: Path, form: str = "auto") -> Coll
 
 
 def without_forged(download: Download, source: Path) -> Download:
-    """nbgrader's exchange lets everybody write: what another user put there in somebody's name is nobody's.
+    """Every user may write to nbgrader's exchange: what one put there in another's name is ignored.
 
     A copy that the instructor made belongs to the instructor, and counts.
     """
@@ -92,7 +92,7 @@ def without_forged(download: Download, source: Path) -> Download:
 
 
 def folder_owner(path: Path) -> str | None:
-    """The user whose folder it is; None where that is who runs this, or nobody that this machine knows."""
+    """The folder's owner; None if that is the current user, or a user id without a name on this machine."""
     try:
         user = path.lstat().st_uid
         return None if user == os.geteuid() else pwd.getpwuid(user).pw_name
@@ -190,7 +190,7 @@ def _copy_secret(root: Path, folder: Path, files: list[tuple[Owner, Entry]]) -> 
 
 
 def _ids(root: Path, roster: Roster, people: dict[str, Owner], done: Collected) -> dict[str, str]:
-    """The id of each person; no two get one. Who is not in the roster is put into `done.unknown`."""
+    """The id of each person; no two share one. Those not in the roster are put into `done.unknown`."""
     ids: dict[str, str] = {}
     used: set[str] = set()
     tops = (root / "submitted", root / "received")
@@ -277,7 +277,7 @@ def choose(files: Sequence[tuple[str, Entry]], lab: Lab, inside: str = "") -> Ch
 
 
 def _names(names: Iterable[str]) -> str:
-    """A list of file names, short enough to be read whatever somebody named a file."""
+    """A list of file names, short enough to be read however long the names are."""
     names = sorted(names)
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(name if len(name) <= 60 else f"{name[:40]}...{name[-15:]}" for name in names[:5]) + more

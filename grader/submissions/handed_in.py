@@ -27,7 +27,7 @@ _CENTRAL = b"PK\x01\x02"  # begins a zip's entry in its list of contents
 
 @dataclass(frozen=True)
 class Entry:
-    """One file as handed in. path: inside the folder or zip, for telling whose it is, never for opening anything.
+    """One file as handed in. path: inside the folder or zip, to tell whose it is, never to open anything.
 
     problem: why it will not be read; changed: as the folder or zip says, in UTC; read: its bytes, raises Refused.
     """
@@ -92,7 +92,7 @@ def _files_in_folder(source: Path) -> Iterator[Entry]:
     for folder, names, files in os.walk(source, onerror=unreadable.append):
         for name in sorted(names):
             path = Path(folder, name)
-            if path.is_symlink():  # os.walk does not follow it, but somebody handed it in
+            if path.is_symlink():  # os.walk does not follow it, but it was handed in
                 yield _unreadable(source, path, "is a link; a link is never followed")
             elif name.lower().endswith((".ipynb", ".zip")):
                 yield _unreadable(source, path, "is a folder, not a file")
@@ -129,7 +129,7 @@ def _file_entry(source: Path, path: Path) -> Entry:
 
 
 def _read_file(path: Path) -> bytes:
-    """A plain file's bytes, also if somebody puts a link or a pipe in its place meanwhile. Raises Refused."""
+    """A plain file's bytes, even if a link or a pipe takes its place meanwhile. Raises Refused."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags)

@@ -12,7 +12,7 @@ blackboard: nbgrader's documentation of zip_collect, and several public tools th
 gradescope: public tools that read the export of a programming assignment: folders `submission_NUMBER` beside
   `submission_metadata.yml` with :submitters: (:name:, :sid:, :email:) and :created_at:. Not confirmed by Gradescope.
 exchange: nbgrader's own source, `exchange/default/submit.py`: folders USER+LAB+TIME UTC+RANDOM in `inbound`.
-folders: nobody's form: STUDENT/LAB/FILE, STUDENT/FILE, or STUDENT.ipynb, as nbgrader's `submitted` has it.
+folders: no system's form: STUDENT/LAB/FILE, STUDENT/FILE, or STUDENT.ipynb, as nbgrader's `submitted` has it.
 
 A zip of Canvas or Moodle holds the time of the download, not of the submission, so no time is taken from there.
 """
@@ -49,7 +49,7 @@ _NOTEBOOK = re.compile(r"(\.ipynb(\.\w+)?|\.zip)$", re.IGNORECASE)
 class Owner:
     """Whose a file is. person: what tells people apart in this download; file: its name as the learner gave it.
 
-    ids: what a roster may know the person by, kind and value; attempt: when it was handed in, where the name says so;
+    ids: what may identify them in a roster, kind and value; attempt: when it was handed in, where the name says so;
     late: what the LMS says, None where it says nothing; own: the instructor chose the name, so it is the student's id.
     """
 
@@ -67,7 +67,7 @@ Reader = Callable[[PurePosixPath], list[Owner]]
 
 @dataclass(frozen=True)
 class Download:
-    """A folder or zip that was understood. owned: each file with whose it is; ignored: files that are nobody's."""
+    """A folder or zip that was understood. owned: each file with whose it is; ignored: files without an owner."""
 
     form: str
     owned: list[tuple[Owner, Entry]]

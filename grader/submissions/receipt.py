@@ -49,7 +49,7 @@ class Handed:
 @dataclass(frozen=True)
 class Received:
     """What became of one submission. refused: the reason, or empty; news: new, changed, unchanged, or older; time: when
-    it was handed in (UTC, ISO 8601), empty where nobody knows; time_from: what that rests on; late: what the LMS says.
+    it was handed in (UTC, ISO 8601), empty where unknown; time_from: what that rests on; late: what the LMS says.
     """
 
     student: str
@@ -129,7 +129,7 @@ def read_history(root: Path, lab_slug: str, student: str) -> list[_Version]:
 
 
 def derive(root: Path, lab_slug: str, student: str, news: str = "unchanged") -> Received:
-    """Make `submitted/` from the last entry of the history; nothing is written where all is as it should be."""
+    """Make `submitted/` from the last entry of the history; nothing is written if it is up to date."""
     version = read_history(root, lab_slug, student)[-1]
     received, submitted = (root / top / student / lab_slug for top in ("received", "submitted"))
     release_path, release, lab = released(root, lab_slug)

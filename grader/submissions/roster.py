@@ -1,7 +1,7 @@
 """Who is in a course, and which id stands for whom: `roster.json` in the course folder.
 
-A student's id is a folder's name on any file system. Everybody who ever handed in has one, known or not, and an id once
-given is never given to anybody else.
+A student's id is a valid folder name on any file system. Everyone who ever handed in has one, in the roster or not, and
+an id is never reused for another person.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RESERVED = re.compile(r"^(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
 
 @dataclass
 class Student:
-    """One student of the roster. ids: what an LMS knows them by, by kind, see KINDS; several are parted by spaces."""
+    """One student of the roster. ids: their ids in an LMS, by kind, see KINDS; several are separated by spaces."""
 
     id: str
     first_name: str = ""
@@ -41,7 +41,7 @@ class Student:
 
 @dataclass
 class Roster:
-    """students: by id. others: ids given to people that the roster does not know, with what tells them apart."""
+    """students: by id. others: ids given to people not in the roster, with what tells them apart."""
 
     students: dict[str, Student] = field(default_factory=dict)
     others: dict[str, str] = field(default_factory=dict)
@@ -56,19 +56,19 @@ class Roster:
             self.give(student_id, key)
 
     def give(self, student_id: str, key: str) -> None:
-        """Make an id somebody's whom the roster does not know."""
+        """Give an id to a person who is not in the roster."""
         self.others[student_id], self._given[key] = key, student_id
         self._taken.add(student_id.casefold())
 
     def put(self, student: Student) -> None:
-        """Add a student, or make known what has changed about one."""
+        """Add a student, or update one."""
         self.students[student.id] = student
         self._taken.add(student.id.casefold())
         for key in _keys(student):
             self._index.setdefault(key, set()).add(student.id)
 
     def find(self, ids: Iterable[tuple[str, str]]) -> Student | None:
-        """The one student who has one of these ids, tried in order; nobody where an id fits several."""
+        """The one student who has one of these ids, tried in order; None where an id fits several."""
         for kind, value in ids:
             found = self._index.get((kind, _plain(kind, value)), set()) if value.strip() else set()
             if len(found) == 1 or value in found:
@@ -76,10 +76,10 @@ class Roster:
         return None
 
     def id_for(self, person: str, key: str, own: bool, folders: Set[str] = frozenset()) -> str:
-        """The id of somebody the roster does not know, the same for the same key for ever.
+        """The id of a person who is not in the roster; the same key always gets the same id.
 
         own: the name was the instructor's choice, so it may be an id that is there already. folders: ids that are
-        somebody's without being in the roster.
+        taken without being in the roster.
         """
         if key in self._given:
             return self._given[key]

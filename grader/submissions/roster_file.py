@@ -44,7 +44,7 @@ class Imported:
 
 
 def import_roster(path: Path, roster: Roster) -> Imported:
-    """Add what a CSV file says to `roster`; who is there already keeps the id. Raises CourseError, OSError."""
+    """Add what a CSV file says to `roster`; students already in it keep their ids. Raises CourseError, OSError."""
     done = Imported()
     there = set(roster.students)
     before = {key: given for given, key in roster.others.items()}
@@ -100,7 +100,7 @@ def _merge(roster: Roster, known: Student | None, student: Student, done: Import
 
 
 def _id_given_before(before: dict[str, str], student: Student, done: Imported) -> str:
-    """The id under which somebody handed in before the roster knew them: it stays theirs."""
+    """The id under which a student handed in before being in the roster: it stays theirs."""
     keys = (f"canvas:{student.ids.get('canvas_id')}", f"blackboard:{student.ids.get('login')}",
             f"gradescope:{student.ids.get('sid')}", f"gradescope:{student.email}",
             f"participant:{student.ids.get('participant')}")  # fmt: skip

@@ -7,7 +7,7 @@ of its dynamic and static cache, and with its continuous batching. A padded batc
 done, so with outputs of different lengths most of the ratio comes from the scheduler; with equal ones, from the step.
 Texts are compared: where they part (bf16 only), the two tokens must be a near-tie in both.
 
-With the rounds that it makes by itself it shall take about eight minutes on two cores at most. So continuous batching,
+With its default rounds it should take at most about eight minutes on two cores. So continuous batching,
 the slowest, is run with 16 requests only, and a CPU that does not multiply bf16 is spared 64 requests in it.
 """
 

@@ -170,7 +170,7 @@ def _watch(child: subprocess.Popen[bytes], out: Path, poll: float) -> str:
 
 
 def work(options: argparse.Namespace) -> int:
-    """What a process of its own does: measures, and prints the table."""
+    """The separate process: measures, and prints the table."""
     if options.dry_run:
         os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
     device, dtype = ("cpu", torch.float32) if options.dry_run else ("cuda", torch.bfloat16)

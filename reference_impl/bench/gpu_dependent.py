@@ -1,4 +1,4 @@
-"""Do dependent launches pay on this GPU? A chain of real steps with and without, in a process of its own: a chain that
+"""Do dependent launches pay on this GPU? A chain of real steps with and without, in a separate process: a chain that
 hangs, or breaks the GPU's state, costs that process and nothing else.
 
 What it finds decides whether the engines of the GPU bench use them.

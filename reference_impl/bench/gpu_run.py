@@ -1,6 +1,6 @@
 """Runs the cases of the GPU bench, one after another, and writes what is known after every line.
 
-It runs in a process of its own (`gpu.py` starts it), for a GPU can be left in a state in which nothing works any more,
+It runs in a separate process (`gpu.py` starts it), as a GPU can be left in a state in which nothing works any more,
 or a kernel may never end. Then the next process goes on behind the case that did that.
 """
 
@@ -27,7 +27,7 @@ LIMIT_ROWS = ("copy bandwidth", "matrix products, 16 bits", "matrix products, FP
 GRAPH_KERNELS = 1000
 PATIENCE = 3  # times what a case should take, then it is stopped
 BEYOND = 20.0  # seconds past the deadline that a case may go on for
-GRACE = 15.0  # seconds after which who does not stop is killed
+GRACE = 15.0  # seconds after which a process that does not stop is killed
 
 
 class LostGPU(Exception):
@@ -120,7 +120,7 @@ def _released(bench: Bench, everything: bool) -> bool:
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """TimeoutError in the main thread when it takes longer; again every 10 s, in case somebody swallows it."""
+    """TimeoutError in the main thread when it takes longer; again every 10 s, in case it is swallowed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"stopped after {seconds:.0f} s")
@@ -130,7 +130,7 @@ def at_most(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)  # somebody else's: of pytest-timeout
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # not ours: pytest-timeout's
         signal.signal(signal.SIGALRM, handler)
 
 

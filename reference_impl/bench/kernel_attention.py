@@ -101,9 +101,7 @@ def _peers(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> dict[
         def prepare() -> Callable[[], Tensor]:
             from torch.nn.attention import sdpa_kernel
 
-            group = (
-                q.shape[2] // k.shape[2] if repeated else 1
-            )  # a backend that knows no groups gets copies of the heads
+            group = q.shape[2] // k.shape[2] if repeated else 1  # a backend without groups gets copies of the heads
             query, key, value = (t.transpose(1, 2) for t in (q, *(t.repeat_interleave(group, 2) for t in (k, v))))
 
             def run() -> Tensor:

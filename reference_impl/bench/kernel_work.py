@@ -1,4 +1,4 @@
-"""What the kernel bench runs: a kernel on given tensors, how its result is proven, and who else can compute it."""
+"""What the kernel bench runs: a kernel on given tensors, how its result is checked, and what else can compute it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Peer:
-    """prepare() gives what is timed; what it prepares, a compilation or a layout of its own, is not."""
+    """prepare() gives what is timed; what it prepares, a compilation or a custom layout, is not."""
 
     prepare: Callable[[], Callable[[], Any]]
     compiles: bool = False  # torch.compile: takes long, and a dry run leaves it out

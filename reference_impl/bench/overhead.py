@@ -1,6 +1,6 @@
 """What the server costs over the engine: the same requests given to the engine, and streamed through HTTP.
 
-The served engine is a process of its own, as that of `inferlab serve`; so is the client, which reads bytes and counts
+The served engine is a separate process, like that of `inferlab serve`; so is the client, which reads bytes and counts
 events. They share the processors of this machine, as they do when a learner serves on a laptop. With the engine on one
 of two processors, server and client have the other, as they have beside an engine that computes on a GPU.
 """
