@@ -50,7 +50,7 @@ class Work:
     expert_layers: int = 0
 
     def weights(self, tokens: int) -> float:
-        """Bytes that a step of so many tokens reads: with experts, those that somebody chose, if all are as likely."""
+        """Bytes that a step of so many tokens reads: with experts, those chosen by any token, if all are as likely."""
         if not self.experts:
             return self.shared
         met = self.experts * (1 - (1 - self.chosen / self.experts) ** tokens)

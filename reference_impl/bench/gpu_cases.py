@@ -66,7 +66,7 @@ CASES = [
     _prefill("8k", 1, 8128),
     _prefill("2 x 8k", 2, 8128),
     _sweep("qwen3-0.6b", 20),
-    # Behind the peers: a profiler leaves something attached, which slows down who launches much.
+    # Behind the peers: a profiler leaves something attached, which slows down many launches.
     Case("GPU idle", decode.IDLE_ROWS, 15, decode.idle),
     _sweep("llama-3-8b", 30),
     Case("kernels", gpu_kernels.ROWS, 20, gpu_kernels.kernels_with_goals),

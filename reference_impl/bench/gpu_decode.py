@@ -28,7 +28,7 @@ LONG_GAP = 5e-6  # seconds: longer than what lies between two kernels of one gra
 
 @dataclass(frozen=True)
 class Steady:
-    """Seconds of a step in each window of equal steps in which everybody decodes; and the mean context in each."""
+    """Seconds of a step in each window of equal steps in which all rows decode; and the mean context in each."""
 
     step_seconds: list[float]
     contexts: list[float]
@@ -43,7 +43,7 @@ class Steady:
 
 
 class Decoding:
-    """`with Decoding(llm, prompts, steps)`: all prompts are computed, and everybody decodes, for at least `steps`."""
+    """`with Decoding(llm, prompts, steps)`: all prompts are computed, and all requests decode, for at least `steps`."""
 
     def __init__(self, llm: LLM, prompts: list[list[int]], steps: int, warm: int = 8):
         self.llm, self.prompts, self.steps, self.warm = llm, prompts, steps + warm + 8, warm
@@ -69,7 +69,7 @@ class Decoding:
             self.llm.leave(generation)
 
     def step(self) -> None:
-        """RuntimeError if somebody got no token: then the window would time something else."""
+        """RuntimeError if a request got no token: then the window would time something else."""
         got = len(self.llm.step().tokens)
         if got != len(self.running):
             raise RuntimeError(f"a decoding step gave {got} tokens to {len(self.running)} requests")
@@ -221,7 +221,7 @@ def busy_seconds(spans: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _limit(bench: Bench, llm: LLM, found: Steady) -> float | None:
-    """Tokens/s of steps in which everybody has the mean context."""
+    """Tokens/s of steps in which all rows have the mean context."""
     contexts = [found.context] * found.requests
     return bench.limit(lambda limits: found.requests / bench.work(llm).decode_seconds(contexts, limits))
 

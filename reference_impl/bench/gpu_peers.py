@@ -46,7 +46,7 @@ class Peer:
         torch.manual_seed(0)
         with bench.device:
             transformers.Qwen3ForCausalLM(config).to(bench.dtype).save_pretrained(folder)
-        # Loaded, it keeps its rotary frequencies in float32, as everybody's does; .to() above rounded them, too.
+        # Loaded, it keeps its rotary frequencies in float32, as all others do; .to() above rounded them, too.
         loaded = transformers.Qwen3ForCausalLM.from_pretrained(folder, dtype=bench.dtype)
         self.model = loaded.to(bench.device).eval()
         # Its own stopping would make the work unequal.
@@ -67,7 +67,7 @@ class Peer:
         return time.perf_counter() - began, tokens
 
     def continuous(self, prompts: Tokens, new_tokens: int) -> tuple[float, Tokens]:
-        """Its continuous batching, with blocks for everybody at once; starting its thread is not timed."""
+        """Its continuous batching, with blocks for all requests at once; starting its thread is not timed."""
         import transformers
         from transformers.generation import ContinuousBatchingConfig
 

@@ -13,7 +13,7 @@ COLUMNS = "| metric | ours | best peer | limit | % of limit | goal |\n|---|---|-
 class Row:
     """ours: median, min, max and runs, in `unit`. limit: what no program exceeds by the limits measured in this run.
 
-    peer: who, and what it reached in the same unit and work. goal, stretch: the project's aims, in the unit; or in
+    peer: its name, and what it reached in the same unit and work. goal, stretch: the project's aims, in the unit; or in
     percent of the limit where goal_unit says so. problem: why there is no figure: an error, or the time was up; or what
     is wrong with the figure that there is.
     """

@@ -27,7 +27,7 @@ LIMIT_ROWS = ("copy bandwidth", "matrix products, 16 bits", "matrix products, FP
 GRAPH_KERNELS = 1000
 PATIENCE = 3  # times what a case should take, then it is stopped
 BEYOND = 20.0  # seconds past the deadline that a case may go on for
-GRACE = 15.0  # seconds after which who does not stop is killed
+GRACE = 15.0  # seconds after which a process that does not stop is killed
 
 
 class LostGPU(Exception):
@@ -120,7 +120,7 @@ def _released(bench: Bench, everything: bool) -> bool:
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """TimeoutError in the main thread when it takes longer; again every 10 s, in case somebody swallows it."""
+    """TimeoutError in the main thread when it takes longer; again every 10 s, in case it is swallowed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"stopped after {seconds:.0f} s")
@@ -130,7 +130,7 @@ def at_most(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)  # somebody else's: of pytest-timeout
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # the previous one: of pytest-timeout
         signal.signal(signal.SIGALRM, handler)
 
 

@@ -1,7 +1,7 @@
 """The 256 requests of nano-vllm's benchmark, with its seed and its lengths; and prefill alone.
 
 The workload is that of `bench.py` in nano-vllm: prompts of 100 to 1,024 random ids, outputs of 100 to 1,024 tokens,
-temperature 0.6, nobody stops early, one run after a short warm-up; tokens of output over the seconds of generate().
+temperature 0.6, no request stops early, one run after a short warm-up; tokens of output over the seconds of generate().
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def collecting() -> Iterator[list[float]]:
 
 
 def steps_of(llm: LLM) -> dict[str, float]:
-    """How many steps the trace holds, and how many of them preempted somebody: 0 where the cache has room for all."""
+    """How many steps the trace holds, and how many of them preempted a request: 0 where the cache has room for all."""
     steps = llm.engine.trace.steps()
     return {"steps": len(steps), "preempting": sum(bool(step.preempted) for step in steps)}
 

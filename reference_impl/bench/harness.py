@@ -101,7 +101,7 @@ def save(name: str, result: dict[str, Any]) -> Path:
 
 
 def write(file: Path, result: dict[str, Any]) -> Path:
-    """All of it or nothing: who is killed while he writes leaves the file of before."""
+    """All or nothing: a process killed while writing leaves the old file."""
     part = file.with_suffix(".part")
     part.write_text(json.dumps(result, indent=2) + "\n")
     part.replace(file)

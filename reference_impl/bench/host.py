@@ -2,7 +2,7 @@
 sample greedily from logits that lie there, book.
 
 Processor seconds of this process, so that others on the machine do not count; per step the median. In all steps
-everybody decodes. Beside them the size of a step's message, pickled.
+all rows decode. Beside them the size of a step's message, pickled.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def scheduler_seconds(num_requests: int) -> list[float]:
         output = StepOutput({row.request_id: (5,) for row in plan.rows}, {}, 0.0, 0.0)
         computed = time.perf_counter()
         scheduler.update(plan, output)
-        if step:  # the first lets everybody in
+        if step:  # the first admits all requests
             seconds.append(time.perf_counter() - computed + planned - began)
     return seconds
 

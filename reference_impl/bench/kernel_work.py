@@ -1,4 +1,4 @@
-"""What the kernel bench runs: a kernel on given tensors, how its result is proven, and who else can compute it."""
+"""What the kernel bench runs: a kernel on given tensors, how its result is proven, and what else can compute it."""
 
 from __future__ import annotations
 

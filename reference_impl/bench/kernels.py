@@ -33,7 +33,7 @@ class OnGpu:
     """Times runs in turns, with CUDA events."""
 
     def __init__(self, rounds: int):
-        self.rounds, self.late = rounds, set[str]()  # who was not launched within the pause
+        self.rounds, self.late = rounds, set[str]()  # not launched within the pause
         self.flushed = torch.empty(256 * 2**20, dtype=torch.int8, device="cuda")  # several times an L2
 
     def __call__(self, runs: dict[str, Callable[[], Any]], cold: bool) -> dict[str, list[float]]:

@@ -46,7 +46,7 @@ class Transformers:
         return [row[longest : longest + n].tolist() for row, n in zip(out, new_tokens, strict=True)]
 
     def continuous(self, prompts: Sequence[list[int]], new_tokens: Sequence[int]) -> list[list[int]]:
-        """Its continuous batching, without the warm-up for CUDA graphs, with blocks for everybody at once."""
+        """Its continuous batching, without the warm-up for CUDA graphs, with blocks for all requests at once."""
         from transformers import GenerationConfig
         from transformers.generation import ContinuousBatchingConfig
 

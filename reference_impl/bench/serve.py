@@ -1,6 +1,6 @@
 """`inferlab bench serve`: puts a load on an OpenAI-compatible server and says what its users would have seen.
 
-The command only: httpx belongs to an extra, and whoever has not installed it can still run every other command.
+The command only: httpx belongs to an extra, and without it every other command still runs.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def serve(
         raise typer.Exit(130) from None
     if to_json is not None:
         content = {**result.as_dict(), "requests": [dataclasses.asdict(o) for o in outcomes]}
-        to_json.write_text(json.dumps(content, indent=1) + "\n")  # first: whoever reads what is printed may go away
+        to_json.write_text(json.dumps(content, indent=1) + "\n")  # first: the reader of stdout may go away
     show(result, console)
     if to_json is not None:
         typer.echo(f"wrote {to_json}")

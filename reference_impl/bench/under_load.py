@@ -70,7 +70,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """One setting. cv: of the gaps between arrivals. Measured at saturation, where everybody has come at once:
+    """One setting. cv: of the gaps between arrivals. Measured at saturation, where all requests arrive at once:
     capacity, requests per second; service, mean seconds from the first step to the last token, and scv, its variance
     over its squared mean; servers: how many are served together, capacity * service (Little's law)."""
 
@@ -87,7 +87,7 @@ def machine() -> Deployment:
 
 
 def alone() -> dict[str, float]:
-    """What `Point` measures where nobody else is served, in seconds."""
+    """What `Point` measures where no other request is served, in seconds."""
     where = machine()
     return {"wait": 0.0, "ttft": where.prefill_seconds(PROMPT), "tpot": where.tpot(PROMPT + OUTPUT / 2)}
 
@@ -101,7 +101,7 @@ def run(seats: str, arrivals: str, outputs: str, rate: float | None, num: int, s
     cv, lengths = ARRIVALS[arrivals], OUTPUTS[outputs](bits(seed, 1).random(num))
     process = None if rate is None else poisson(rate) if cv == 1 else bursty(rate, cv)
     times = iter(lambda: 0, None) if process is None else process.microseconds(bits(seed))
-    pages = tuple(range(PROMPT // PAGE_TOKENS))  # nobody looks for a prefix: the prefix cache is off
+    pages = tuple(range(PROMPT // PAGE_TOKENS))  # never looked up: the prefix cache is off
     requests = (
         WorkloadRequest(str(i), next(times) / 1e6, PROMPT, int(n), pages) for i, n in enumerate(lengths.tolist())
     )
@@ -110,7 +110,7 @@ def run(seats: str, arrivals: str, outputs: str, rate: float | None, num: int, s
 
 @lru_cache(maxsize=64)
 def short_run(seats: str, arrivals: str, outputs: str, rate: float, seed: int) -> Result:
-    """A run as short as a benchmark that somebody is waiting for."""
+    """A run as short as an interactive benchmark."""
     return run(seats, arrivals, outputs, rate, 100, 1000 + seed)
 
 
@@ -121,7 +121,7 @@ def statistic(values: Floats, name: str) -> float:
 
 
 def saturated(seats: str, arrivals: str, outputs: str, num: int) -> Line:
-    """Everybody comes at once. What is counted ends in the middle three fifths, when the engine is full."""
+    """All requests arrive at once. What is counted ends in the middle three fifths, when the engine is full."""
     r = run(seats, arrivals, outputs, None, num, SEEDS)
     order = np.argsort(r.latency)  # all came at 0
     middle = order[num // 5 : num - num // 5]

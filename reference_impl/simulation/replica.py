@@ -149,8 +149,8 @@ class Replica:
         )
 
     def _leap(self, decode_seconds: Callable[[int, int], float], until: float) -> None:
-        """All steps that begin before `until`, less the one in which a request ends, and while free blocks last: to take
-        one from the prefix cache is a decision."""
+        """All steps that begin before `until`, less the one in which a request ends, and while free blocks last: to
+        take one from the prefix cache is a decision."""
         running, gpu = self._scheduler.running, self.gpu
         num_rows = len(running)
         if not 0 < num_rows <= self._scheduler.max_num_batched_tokens:

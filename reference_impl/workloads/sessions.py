@@ -1,6 +1,6 @@
 """Sessions of a workload, drawn one after another: all lengths and pauses of a session when it begins.
 
-So session 17 is the same under every arrival process. Which sessions share what belongs to the workload, not to the seed:
+So session 17 is the same under every arrival process. What sessions share belongs to the workload, not to the seed:
 two seeds are other users of the same service, with the same system prompts and documents.
 """
 

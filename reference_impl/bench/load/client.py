@@ -21,7 +21,7 @@ from reference_impl.workloads import PAGE_TOKENS, WorkloadRequest, tokens_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 DONE = b"[DONE]"
-LONGEST_RETRY = 60.0  # seconds; who asks for more than that is not waited for any longer
+LONGEST_RETRY = 60.0  # seconds; a server that asks for more is not waited for any longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Client:
                     answer.take(data, arrived)
                 if answer.done_at is not None:
                     break
-            # The end of the body, so that the connection can be used again; who does not end it is not waited for.
+            # The end of the body, so that the connection can be used again; one that does not end is not waited for.
             with contextlib.suppress(TimeoutError, httpx.NetworkError, httpx.RemoteProtocolError):
                 async with asyncio.timeout(1.0):
                     async for _ in pieces:

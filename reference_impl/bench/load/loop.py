@@ -16,7 +16,7 @@ from reference_impl.bench.load.client import Outcome
 from reference_impl.workloads import WorkloadRequest
 
 # How many requests are read ahead of the ones they come after. Users are not equally fast, and a closed workload tells
-# of all of them in turn; who is further ahead of the slowest than this has to wait, which counts as the client's delay.
+# of all of them in turn; one further ahead of the slowest than this has to wait, which counts as the client's delay.
 MAX_HELD = 1000
 
 
@@ -36,12 +36,12 @@ async def send_all(
     """Sends the first num_requests whose time comes; `note` gets each outcome when it is there.
 
     Planned is `arrival` seconds after the start, and not before the request it comes after has ended, however it ended,
-    and the user has thought; who was refused waits as long as the server asked for, if that is longer. A workload
+    and the user has thought; one refused waits as long as the server asked for, if that is longer. A workload
     without end is read only as far as it is needed.
     max_in_flight: more than so many wait in the client for their turn, first come first served. Planned stays what it
     was, so that this wait counts.
     under_way: holds at every moment the requests whose time has come and that have not ended, and when it came. Where
-    this is cancelled, those are left in it, and `note` is not told of them.
+    this is cancelled, those are left in it, and `note` is not called for them.
     ValueError where an id comes twice, or a request comes after one that is not before it.
     """
     await _Loop(num_requests, sender, note, max_in_flight, {} if under_way is None else under_way).run(requests)

@@ -13,7 +13,7 @@ class EventStream:
 
     Lines end with LF, CRLF or CR. A line that starts with a colon is a comment, several data lines of an event are
     joined by LF, an empty line ends the event, and an event that no empty line ended is none. Only `data` is kept:
-    OpenAI's streams give no meaning to the other fields. It stays bytes, for whoever decodes it to find bad UTF-8.
+    OpenAI's streams give no meaning to the other fields. It stays bytes, so that decoding finds bad UTF-8.
     """
 
     def __init__(self) -> None:
