@@ -240,7 +240,7 @@ class Runner:
                 if answer is not None and not answer.done():
                     answer.set_result(value) if refusal is None else answer.set_exception(ValueError(refusal))
             case "failed", why:
-                logger.error("the engine has failed; nobody is served any more: %s", why)
+                logger.error("the engine has failed and serves no more requests: %s", why)
                 self.failure = self.failure or why
                 self.fail_streams(f"the engine has failed: {why}")
                 for answer in self._answers.values():

@@ -156,7 +156,7 @@ def make(
     Options: see ServerConfig, ModelServer and EngineConfig.
     """
     if not api_keys and not _is_loopback(host):
-        logger.warning("everybody who reaches %s can use this server: no API key was given", host)
+        logger.warning("any client that reaches %s can use this server: no API key was given", host)
     config = ServerConfig(name, api_keys, max_unfinished, max_body_bytes)
     engine = EngineProcess(functools.partial(load, model, dtype, **engine_options), PromptEncoder(model))
     return ModelServer(engine, config, host, port, shutdown_seconds, trace)

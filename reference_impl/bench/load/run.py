@@ -118,7 +118,7 @@ class Load:
             at_most = None if self.is_closed else self.concurrency
             try:
                 await send_all(chain(head, requests), self.num_requests, client, counted, at_most, under_way)
-            except asyncio.CancelledError:  # asyncio.run cancels at Ctrl-C, and does not interrupt a task that then returns
+            except asyncio.CancelledError:  # at Ctrl-C asyncio.run cancels, and does not interrupt what then returns
                 now = asyncio.get_running_loop().time()
                 longest = now - min(under_way.values(), default=now)
                 stopped = {"of": self.num_requests, "under_way": len(under_way), "longest_seconds": longest}
