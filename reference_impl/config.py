@@ -1,4 +1,4 @@
-"""How the engine is set up, and where the course models lie. What a model is stands in model_config.py."""
+"""The engine's options, and where the course models are. For a model's own, see model_config.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EngineConfig:
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own) or "fp8" (e4m3, and a scale for each head of a
     token). overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
-    graphs: steps in which everybody decodes are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
+    graphs: steps in which all rows decode are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
     dependent_launches: there a kernel begins while the one before it ends (Hopper and later).
     """
 

@@ -57,7 +57,7 @@ def part(given: T | None, make: Callable[[], T]) -> T:
     return make() if given is None else given
 
 
-# (a part, the part that it is for): the second, if it is one's own, was made without the first.
+# (a part, the part that uses it): the second, if custom, was made without the first.
 _BELONGS = (
     ("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"), ("proposer", "executor"),
     ("page_store", "kv_manager"), ("host_proposer", "scheduler"),
@@ -65,7 +65,7 @@ _BELONGS = (
 
 
 def check_parts(parts: Parts) -> None:
-    """ValueError where a part would never be asked, because the one that asks it is of one's own."""
+    """ValueError where a part would never be used, because the one that would call it is custom."""
     for name, owner in _BELONGS:
         mine = getattr(parts, owner)
         if getattr(parts, name) is not None and mine is not None:
@@ -76,7 +76,7 @@ def check_parts(parts: Parts) -> None:
 
 
 def check_drafts(config: EngineConfig, parts: Parts) -> None:
-    """ValueError where drafts would never be made, or never be asked for."""
+    """ValueError where drafts would never be made, or never be used."""
     given = [name for name in ("proposer", "host_proposer") if getattr(parts, name) is not None]
     if len(given) == 2:
         raise ValueError(
@@ -160,7 +160,7 @@ def check_pool(pool: BlockPool, num_blocks: int) -> None:
 
 
 def check_blocks(kv_manager: KVManager, num_blocks: int) -> None:
-    """ValueError where a manager of one's own would give out blocks that the cache does not have."""
+    """ValueError where a custom manager would allocate blocks that the cache does not have."""
     if kv_manager.num_available > num_blocks:
         raise ValueError(
             f"Parts.kv_manager has {kv_manager.num_available} blocks to give; the KV cache has {num_blocks}: "
@@ -189,7 +189,7 @@ def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIn
 
 
 def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: AttentionBackend | None) -> None:
-    """ConfigError if the cache shall be of 8 bits and a part of one's own takes no notice of scales."""
+    """ConfigError if the cache shall be of 8 bits and a custom part ignores scales."""
     if config.kv_dtype != "fp8":
         return
     if kv_cache is not None and not has_scales(kv_cache):
@@ -206,8 +206,8 @@ def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: Atte
 
 
 def size_cache(engine: Engine, parts: Parts) -> int:
-    """KV blocks. A device that has memory of its own is measured, unless the config says how much there shall be, or
-    a part of one's own keeps the tensors."""
+    """KV blocks. A device with its own memory is measured, unless the config sets the size, or a custom part keeps the
+    tensors."""
     config, specs = engine.config, engine.kv_specs
     asked = config.num_blocks is not None or config.kv_cache_bytes is not None
     if asked or parts.kv_cache is not None or parts.executor is not None:
@@ -287,7 +287,7 @@ def make_executor(engine: Engine, parts: Parts) -> Executor:
 
 
 def why_not_graphs(engine: Engine) -> str | None:
-    """None: CUDA graphs can be."""
+    """None: CUDA graphs are possible."""
     from reference_impl.layers.backend import writes_and_attends
 
     if engine.model.device.type != "cuda":

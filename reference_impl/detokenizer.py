@@ -60,7 +60,7 @@ class TextStream:
     def _stop_waiting(self) -> str:
         """So many tokens are not one character: they are no UTF-8, or no text at all. All but the last are certain.
 
-        To wait on would mean to decode all of them again at every token.
+        Waiting on would decode all of them again at every token.
         """
         whole, last = self._text(self._context, self._pending), len(self._pending) - 3
         for cut in range(last, last - 4, -1):  # one of four neighbours is not inside a character

@@ -93,7 +93,7 @@ class LLM(PromptEncoder):
             self.engine = Engine(weights, config, parts)
         else:
             raise ValueError(f"worker: expected 'here' or 'process', got {worker!r}")
-        self._live: dict[str, Generation] = {}  # requests whose text is still growing, whoever steps the engine
+        self._live: dict[str, Generation] = {}  # requests whose text is still growing, for any caller of step
 
     def generate(
         self,
@@ -164,10 +164,10 @@ class LLM(PromptEncoder):
     def chat(self, messages: Sequence[dict[str, str]], sampling: SamplingParams | None = None) -> RequestOutput:
         return self.generate(self.chat_prompt(messages), sampling)[0]
 
-    # --- for those who step the engine themselves: a server, or a notebook that watches ------------------------------
+    # --- for callers that step the engine: a server, or a notebook that watches --------------------------------------
 
     def start(self, prompt: Prompt, sampling: SamplingParams, **options: Any) -> Generation:
-        """Queues a prompt; sample 0, with the others in `others`. Whoever starts it must `leave` it.
+        """Queues a prompt; sample 0, with the others in `others`. The caller must `leave` it.
 
         options: those of Engine.add.
         """
@@ -195,7 +195,7 @@ class LLM(PromptEncoder):
         return result
 
     def leave(self, generation: Generation) -> None:
-        """Forgets it, with its other samples; what is not finished is aborted and gives its blocks back now."""
+        """Drops it, with its other samples; what is not finished is aborted and its blocks are freed now."""
         for r in (*generation.others, generation):
             del self._live[r.request.id]
             if r.request.id in self.engine.requests:
@@ -209,7 +209,7 @@ class Generation:
         self.engine, self.request = llm.engine, request
         self.text = TextStream(llm.tokenizer, prompt, request.sampling.stop) if llm.tokenizer else None
         self.others: list[Generation] = []
-        self._new = ""  # text that nobody took yet
+        self._new = ""  # text not yet taken
 
     @property
     def unfinished(self) -> bool:
@@ -263,8 +263,8 @@ class Generation:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Ctrl-C is raised at the end of the block; pressed twice, at once. Where somebody else handles it, or in another
-    thread than the main one, nothing changes."""
+    """Ctrl-C is raised at the end of the block; pressed twice, at once. With another handler installed, or outside
+    the main thread, nothing changes."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

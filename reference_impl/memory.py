@@ -1,4 +1,4 @@
-"""Whether the machine has what is asked for: better said before than found out by the system's ending the process."""
+"""Whether the machine has what is asked for: checked first, since otherwise the system kills the process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that could be had now; None where the system does not say."""
+    """Memory available now; None if the system does not say."""
     if device.type == "cuda":
         import torch
 
@@ -30,8 +30,8 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def give_back(device: torch.device) -> None:
-    """Memory of a GPU that nobody holds any more: first what only Python's collector finds, an engine of before say,
-    then what torch keeps for later."""
+    """Frees unused GPU memory: first what only Python's collector finds, such as an earlier engine, then what torch
+    caches."""
     if device.type == "cuda":
         import torch
 

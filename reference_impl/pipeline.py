@@ -57,7 +57,7 @@ class Booked:
 
 @dataclass(frozen=True, eq=False)
 class _Running:
-    """A step that was submitted and not collected."""
+    """A step submitted and not collected."""
 
     plan: StepPlan
     requests: dict[str, Request]  # of its rows
@@ -75,10 +75,10 @@ class Pipeline:
         self._reuse = kv if self.overlaps and isinstance(kv, DefersReuse) else None
         self._running: deque[_Running] = deque()  # oldest first
         self._has_sampled = False  # in any step so far
-        self._lost: BaseException | None = None  # what a step failed with that another was planned upon
+        self._lost: BaseException | None = None  # the error of a step that others were planned on
 
     def __len__(self) -> int:
-        """Steps that run."""
+        """Running steps."""
         return len(self._running)
 
     @property
@@ -92,7 +92,7 @@ class Pipeline:
         return self._lost is not None
 
     def step(self, plan: StepPlan, requests: Mapping[str, Request]) -> Booked | None:
-        """Submits a plan, if there is something to do in it or no step runs. Then books the oldest step, if the
+        """Submits a plan, unless it is empty while a step runs. Then books the oldest step, if the
         pipeline is full or nothing was submitted; else returns None. requests: all that are not finished, by id.
 
         RuntimeError if a step failed before on which others may have been planned.

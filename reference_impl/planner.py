@@ -1,8 +1,8 @@
 """From the scheduler's plan, which names requests, to the step for a worker, which names slots.
 
-A request gets a slot when it is computed first, and keeps it until it ends or gives up its blocks. What the worker has
-been sent of it is not sent again: its tokens go over when its slot is opened, less those that it shares with a request
-that it was forked from; its block table as it grows. So what the planner needs to do for a step that only decodes is a
+A request gets a slot when it is first computed, and keeps it until it ends or loses its blocks. Nothing is sent
+twice: its tokens go over when its slot is opened, less those that it shares with a request
+that it was forked from; its block table as it grows. So a step that only decodes costs the planner one
 comparison per row.
 """
 
@@ -34,7 +34,7 @@ _step_row = partial(tuple.__new__, StepRow)  # as StepRow(*values), in half the 
 
 @dataclass
 class _Sent:
-    """What the worker has of a request that has a slot."""
+    """What the worker holds for a request with a slot."""
 
     slot: int
     request: Request
@@ -53,7 +53,7 @@ class Planner:
         self._sent: dict[str, _Sent] = {}  # by request id
         self._closed: list[int] = []  # since the last step
         self._free: list[int] = []  # a heap of slots below num_slots
-        self.num_slots = 0  # that were ever in use at a time
+        self.num_slots = 0  # the most ever in use at once
         self.has_drafted = False  # whether a row of any step had drafts
 
     def step(self, plan: StepPlan, requests: Mapping[str, Request]) -> Step:
@@ -167,7 +167,7 @@ class Planner:
                 sent.num_tokens -= wrong
 
     def close(self, request_id: str) -> None:
-        """The request ended, or has no blocks any more: with the next step its slot is free. Fine if it has none."""
+        """The request ended, or lost its blocks: the next step frees its slot, if it has one."""
         sent = self._sent.pop(request_id, None)
         if sent is not None:
             self._closed.append(sent.slot)

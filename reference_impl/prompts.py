@@ -1,4 +1,4 @@
-"""From what a user sends to token ids: a text, or a conversation in the model's chat template. Needs no torch."""
+"""From user input to token ids: a text, or a conversation in the model's chat template. Needs no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PromptEncoder:
 
     def _tokens(self, text: str, **options: Any) -> list[int]:
         assert self.tokenizer is not None
-        # `encode` holds the GIL, seconds for a long text, and with it whoever else runs in this process.
+        # `encode` holds the GIL, seconds for a long text, and with it all other threads.
         return list(self.tokenizer.encode_batch_fast([text], **options)[0].ids)
 
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:

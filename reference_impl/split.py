@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def facts_of(engine: Engine) -> Facts:
-    """What a planner and a worker, each seen as the engine that it is half of, must have in common."""
+    """What a planner and a worker, two halves of one engine, must have in common."""
     model = engine.model
     return Facts(
         fingerprint(model.config, str(model.dtype).removeprefix("torch.")), tuple(engine.kv_specs), engine.num_blocks,

@@ -1,6 +1,6 @@
 """Arrays on their way between host and device, without waiting.
 
-A copy from ordinary memory makes the host wait for everything that the GPU has to do before. So the arrays of a step
+A copy from pageable memory makes the host wait for all earlier work on the GPU. So the arrays of a step
 lie one after another in one piece of pinned memory and go over in one copy. The piece is torch's own, and is given out
 again only when its copy was made (its caching allocator of pinned memory keeps an event for it).
 """

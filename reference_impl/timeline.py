@@ -66,7 +66,7 @@ class Life:
         kind = self._kind(row)
         now = self.phases[-1] if self.phases else None
         if now is None or now.name != kind:
-            # Who waited starts with the step; who was running goes on from where the last phase ended.
+            # A waiting request starts with the step; a running one continues where the last phase ended.
             waited = now is None or now.name in ("queued", "preempted", "swapped out")
             begins = step.started_at if now is None or waited else now.end
             if now is not None and waited:
@@ -102,7 +102,7 @@ class Life:
     def _kind(self, row: Row) -> str:
         if row.start < self.seen:
             return "recompute"
-        if self.arrived is None:  # the length of its prompt is not known any more
+        if self.arrived is None:  # the length of its prompt is no longer known
             return "prefill" if not row.samples or row.num_tokens > 1 else "decode"
         return "prefill" if row.start < self.arrived.num_prompt_tokens else "decode"
 
@@ -111,7 +111,7 @@ class Life:
         return sum(phase.name in ("preempted", "swapped out") for phase in self.phases)
 
     def close(self, end_of_trace: float) -> None:
-        """Who waits, waits to its own end or that of the trace."""
+        """A waiting request waits to its own end or that of the trace."""
         if self.phases and (self.is_out or self.phases[-1].name == "queued"):
             self.phases[-1].end = end_of_trace if self.finished is None else self.finished.time
 

@@ -38,7 +38,7 @@ class StepDone:
     preempted: tuple[str, ...]
     num_waiting: int
     num_running: int
-    num_free_blocks: int  # that could be had: free ones, and cached ones that nobody uses
+    num_free_blocks: int  # available: free ones, and cached ones not in use
     transfers: Transfers = field(default_factory=Transfers)
     admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
     attention: tuple[str, ...] = ()  # what computed it, as the attention backend says: "flash_attention", "sdpa", ...

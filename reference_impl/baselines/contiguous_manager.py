@@ -12,7 +12,7 @@ from reference_impl.interfaces import Request, Transfers
 class ContiguousKVManager:
     """The engine's KV manager over contiguous runs: whole blocks, one after the other, for the longest output.
 
-    Nothing is shared, cached or swapped, and since all memory is reserved at the start, nobody is preempted.
+    Nothing is shared, cached or swapped, and since all memory is reserved at the start, no request is preempted.
     """
 
     def __init__(self, num_blocks: int, block_size: int, fit: Fit = "first"):

@@ -1,7 +1,7 @@
 """Continuous batching as it began: Orca's iteration-level scheduling (Yu et al., OSDI 2022).
 
-Who enters and who leaves is decided anew before every step, so nobody waits for another's output to end. What came
-later is not here: prompts are not cut into chunks, so a step with a long prompt holds up everybody who decodes, and
+Requests join and leave the batch before every step, so none waits for another's output to end. What came later is
+not here: prompts are not cut into chunks, so a step with a long prompt holds up every request that decodes, and
 memory is reserved for the longest output, so fewer run than would fit.
 """
 
@@ -19,7 +19,7 @@ class OrcaBatching(WholeRequests):
         return self._plan([self._row(request) for request in self.running], entered)
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
-        """Returns those who have their last token; their rows and blocks are free for the next step."""
+        """Returns requests that have their last token; their rows and blocks are free for the next step."""
         ended = self._append(plan, output)
         for request in ended:
             self.running.remove(request)

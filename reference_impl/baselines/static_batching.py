@@ -2,7 +2,7 @@
 
 Offline inference over padded rectangles, as with `transformers.generate` and FasterTransformer. Its four costs:
 
-1. Who comes while a batch runs waits for the longest output in it.
+1. A request that arrives while a batch runs waits for the longest output in it.
 2. A batch that is not full waits to be filled (`stream_is_open`).
 3. A row that has its last token keeps its seat and its memory, and goes on computing: a rectangle has no holes.
 4. Prompts are padded to the longest.
@@ -37,7 +37,7 @@ class StaticBatching(WholeRequests):
         return bool(self.running) or self._may_start()
 
     def schedule(self, now: float) -> StepPlan:
-        """Everybody in the batch gets a row, those too who have nothing left to compute."""
+        """Every request in the batch gets a row, even with nothing left to compute."""
         entered: list[Request] = []
         if not self.running:
             entered = self._let_in() if self._may_start() else []
@@ -47,7 +47,7 @@ class StaticBatching(WholeRequests):
         return self._plan([self._row(request) for request in self.running], entered)
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
-        """Returns nobody, or, when the longest output has ended, the whole batch."""
+        """Returns no request or, when the longest output has ended, the whole batch."""
         self._append(plan, output)
         if any(request.finish_reason is None for request in self.running):
             return []

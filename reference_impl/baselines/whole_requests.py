@@ -1,7 +1,7 @@
 """What schedulers before paging have in common: a request gets all of its memory at once and computes its prompt whole.
 
-In order of arrival; nobody is preempted, and no budget limits a step: a prompt of any length is computed in one, and
-everybody in the batch waits for it. Several samples of one prompt (n > 1) are so many requests that share nothing.
+In order of arrival; no request is preempted, and no budget limits a step: a prompt of any length is computed in one,
+and the whole batch waits for it. Several samples of one prompt (n > 1) are as many requests that share nothing.
 """
 
 from __future__ import annotations

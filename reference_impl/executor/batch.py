@@ -128,7 +128,7 @@ def as_batch(host: HostBatch, tensors: Mapping[str, Tensor], specs: Sequence[KVS
 def build_batch(
     plan: StepPlan, requests: Mapping[str, Request], specs: Sequence[KVSpec], device: torch.device
 ) -> Batch:
-    """The batch of a plan by itself, as an engine's worker would make it."""
+    """The batch of a single plan, as an engine's worker would build it."""
     size, asked = specs[0].block_size, [requests[row.request_id] for row in plan.rows]
     longest = max(max(r.num_tokens, *(len(table) * size for table in r.block_tables)) for r in asked)
     slots = Slots(len(plan.rows), longest, specs, device)

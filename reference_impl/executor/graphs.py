@@ -3,8 +3,8 @@
 A graph repeats the launches that it captured: the same kernels, grids and addresses, whatever lies at the addresses by
 then. So a step is padded to one of a few shapes (buckets of rows, of tokens per row, which are more than one where
 drafts are verified, and of the longest context), and its arrays are copied to where the shape's graph reads them. Rows
-that only pad are inert: theirs is the padding slot, so they see nothing (length 0), write nothing (slot below 0), and
-what comes out is not used.
+that only pad are inert: they have the padding slot, so they see nothing (length 0), write nothing (slot below 0), and
+their output is not used.
 
 What is captured is a function of the key, of what an engine never changes (model, cache, attention, KV groups, where
 the worker's slots lie), and of what lies in the inputs: `Graphs` gives the captured function nothing else. A capture
@@ -55,7 +55,7 @@ class GraphKey:
 
     @property
     def num_rows(self) -> int:
-        """With drafts one more, which pads: it has the tokens that no other row has."""
+        """With drafts one more, which pads: it takes the tokens left over."""
         return self.rows + (self.tokens_per_row > 1)
 
 
@@ -71,7 +71,7 @@ class Recorder(Protocol):
         ...
 
     def forget(self) -> None:
-        """Called before a recording is let go."""
+        """Called before a recording is freed."""
         ...
 
 
@@ -99,7 +99,7 @@ class CudaRecorder:
         current.wait_stream(self.stream)
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
-        gc.disable()  # something of CUDA's that is let go meanwhile would break the capture
+        gc.disable()  # a CUDA object freed meanwhile would break the capture
         try:
             # Only this thread must abstain from what cannot be captured.
             with torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local"), self.launches():
@@ -182,7 +182,7 @@ class Graphs:
 
     def run(self, key: GraphKey, arrays: Arrays) -> tuple[Tensor, Mapping[str, Tensor], tuple[str, ...]]:
         """Of all tokens of the key what is sampled behind them, or their logits; its inputs; and which attention ran.
-        They are good until the next run. arrays: as `padded` gives them."""
+        Valid until the next run. arrays: as `padded` gives them."""
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._capture(key, arrays)

@@ -1,7 +1,7 @@
 """A worker: computes steps on one device, in the order in which they are submitted.
 
-`submit` waits for nothing, so on a GPU the next step is planned and submitted while this one runs. What it samples goes
-to the request's slot, where the next step finds it.
+`submit` waits for nothing, so on a GPU the next step is planned and submitted while this one runs. Sampled tokens go
+to the request's slot, where the next step reads them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Forward:
 
 @dataclass
 class Ticket:
-    """A step that runs."""
+    """A running step."""
 
     step: Step
     submitted_at: float
@@ -132,7 +132,7 @@ class LocalExecutor:
 
     @property
     def max_in_flight(self) -> int:
-        """2, unless the sampler is one that is asked for each token and waited for."""
+        """2, unless the sampler is called, and waited for, at each step."""
         return 2 if isinstance(self.sampler, TorchSampler) else 1
 
     @torch.inference_mode()
@@ -173,7 +173,7 @@ class LocalExecutor:
         ticket.sampling, ticket.forward = self._sample(forward, masks), None
 
     def _forward(self, step: Step) -> tuple[Forward, tuple[str, ...]]:
-        """With which attention ran."""
+        """Also returns which attention ran."""
         host = lay_out(self._from_their_starts(step) if self._reads_starts else step.rows, self.slots)
         if host.drafts:
             self._check_drafts(step)
@@ -192,7 +192,7 @@ class LocalExecutor:
         return Forward(host, parameters, key, out, tensors, scores, pools), self._ran()
 
     def _sample(self, forward: Forward, masks: Masks | None) -> Sampling:
-        """What the rows sample goes into their slots, and on its way to the host."""
+        """Writes what the rows sample into their slots, and starts its copy to the host."""
         host, parameters, key, out, tensors = (
             forward.host, forward.parameters, forward.key, forward.out, forward.tensors,
         )  # fmt: skip
@@ -353,7 +353,7 @@ class LocalExecutor:
         positions of one; num_drafts: that a row usually has. Needs attention that takes bounds of lengths, and a cache
         write that skips negative slots: that of the fused path (writes_and_attends).
         """
-        this = weakref.proxy(self)  # in a cycle, weights and cache would live until Python's collector comes by
+        this = weakref.proxy(self)  # in a cycle, weights and cache would live until the garbage collector runs
         self.graphs = Graphs(
             lambda *given: this._captured(*given), lambda: this._ran(), self.slots.num_slots, max_rows, max_len,
             self.model.device, recorder, num_drafts=num_drafts,
@@ -396,9 +396,9 @@ class LocalExecutor:
     @torch.inference_mode()
     def capture_all(self, longest: int | None = None) -> int:
         """Captures every graph that sampling without penalties and log-probabilities may need, for contexts of up to
-        `longest` positions: seconds, that would be lost later, each when it is needed first. Returns how many.
+        `longest` positions: seconds that each would otherwise cost at its first use. Returns how many.
 
-        RuntimeError while the model is watched: a graph would repeat what is there for the observer alone."""
+        RuntimeError while the model is watched: a graph would replay the observer's work."""
         if self.graphs is None:
             return 0
         if self.model.watched:
@@ -427,7 +427,7 @@ class LocalExecutor:
         return Reply(step.step_id, tokens, logprobs, started, self._finished_at, ticket.ran, scores, pools, ended)
 
     def close(self) -> None:
-        """Lets the graphs go, and with them their memory; later steps would be eager."""
+        """Frees the graphs and their memory; later steps run eagerly."""
         if self.graphs is not None:
             self.graphs.recorder.forget()
             self.graphs = None

@@ -56,7 +56,7 @@ class Pages:
                 self._ended.append(TransferEnd(number, "it was cancelled"))
 
     def _start(self, number: int, method: str, content: Any, load: PageTransfer | None = None) -> None:
-        """A store that refuses is like one that fails."""
+        """A store that raises counts as one that fails."""
         try:
             future = getattr(self.store, method)(content)
             if not isinstance(future, Future):
@@ -70,7 +70,7 @@ class Pages:
             self._running[number] = _Running(future, load)
 
     def take_in(self, seconds: float) -> None:
-        """Writes what has come into the cache. Where nothing has, waits for so long at most."""
+        """Writes what has come into the cache. If nothing has, waits at most this long."""
         if self._running and not self._ended and seconds:
             wait([running.future for running in self._running.values()], seconds, FIRST_COMPLETED)
         for number, running in list(self._running.items()):
@@ -81,7 +81,7 @@ class Pages:
     def _error_of(self, running: _Running) -> str | None:
         """None: it went well, and loaded pages are in the cache."""
         try:
-            error = running.future.exception()  # the store's own, whatever it is: an exit of its thread is not ours
+            error = running.future.exception()  # any of the store's: an exit of its thread does not end ours
             if error is None and running.loading is not None:
                 self._write(running.loading.pages, running.future.result())
         except Exception as problem:  # it was cancelled, or what came is no page
@@ -95,7 +95,7 @@ class Pages:
             self.cache.write_page(page.block, opened(page.key, content))
 
     def take_ended(self) -> tuple[TransferEnd, ...]:
-        """Since this was asked last."""
+        """Since the last call."""
         ended, self._ended = self._ended, []
         return tuple(ended)
 

@@ -2,7 +2,7 @@
 
 The process that plans needs no model, no tensors and no GPU; the other one none of scheduling. Before the first step
 they compare what must be the same in both (`Facts`). A worker that fails, or whose process ends, is an error that
-names the step and the rank; the process of a planner that ended takes its worker's with it.
+names the step and the rank; when a planner's process ends, its worker's ends too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
 
-PROTOCOL = 3  # of the messages; counted up when one of them means something else than before
+PROTOCOL = 3  # version of the messages; raised when one changes its meaning
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class WorkerProcess:
         return int(self._max_in_flight)
 
     def submit(self, step: Step) -> int:
-        """Sends it, and waits for nothing."""
+        """Sends it without waiting."""
         try:
             self._connection.send_bytes(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
         except OSError:
@@ -108,7 +108,7 @@ class WorkerProcess:
         return step.step_id
 
     def finish(self, ticket: int, masks: Masks) -> None:
-        """Sends them, and waits for nothing."""
+        """Sends them without waiting."""
         self._waits = False
         try:
             self._connection.send_bytes(pickle.dumps(masks, pickle.HIGHEST_PROTOCOL))
@@ -148,7 +148,7 @@ class WorkerProcess:
         )
 
     def close(self) -> None:
-        """Ends the process; done twice it is the same."""
+        """Ends the process; idempotent."""
         self._connection.close()
         try:
             self._process.wait(10)
@@ -207,7 +207,7 @@ def serve(connection: Connection, executor: Executor) -> None:
             if message is None:
                 return
             if isinstance(message, Step):
-                if running and running[-1].waits:  # given up: a grammar failed before there were masks
+                if running and running[-1].waits:  # abandoned: a grammar failed before there were masks
                     running.pop()
                 running.append(_submit(executor, message))
             else:
@@ -240,7 +240,7 @@ def _submit(executor: Executor, step: Step) -> _Submitted:
 
 
 def _finish(executor: Executor, running: deque[_Submitted], masks: Masks) -> None:
-    """Masks of a step that failed, and was answered, are of no use."""
+    """Drops masks of a step that failed and was answered."""
     for submitted in running:
         if submitted.step_id == masks.step_id and submitted.waits:
             submitted.waits = False
@@ -253,7 +253,7 @@ def _finish(executor: Executor, running: deque[_Submitted], masks: Masks) -> Non
 
 
 def _read(connection: Connection, messages: queue.SimpleQueue[Step | Masks | None]) -> None:
-    """In a thread of its own: while a long reply is sent, a long step can be received, or both ends would wait."""
+    """In its own thread: a long step can be received while a long reply is sent, or both ends would wait."""
     while True:
         try:
             messages.put(pickle.loads(connection.recv_bytes()))

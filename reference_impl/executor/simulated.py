@@ -100,7 +100,7 @@ class SimulatedGPU:
         return Reply(step.step_id, tokens, {}, started, finished)
 
     def _through_stages(self, seconds: float) -> float:
-        """When a step ends that takes so long. A stage begins when the one before it and its own last step are done."""
+        """When a step of this length ends. A stage begins when the one before it and its own last step are done."""
         end = self.time
         for stage, free in enumerate(self._stage_ends):
             end = self._stage_ends[stage] = max(end, free) + seconds / self.num_stages
@@ -140,7 +140,7 @@ def weightless(deployment: Deployment, longest: int = 131_072) -> Any:
 
 
 def hollow_model(vocab_size: int, longest: int, bytes_per_token: float) -> Any:
-    """The same of no model in particular. Nor does it need torch, which takes more memory than a simulation.
+    """The same without a particular model. It does not need torch, which takes more memory than a simulation.
 
     bytes_per_token: of keys and values. One head has them all, so that a budget in bytes (kv_cache_bytes, swap_bytes)
     pays for as many blocks as it does for the model that is left out.

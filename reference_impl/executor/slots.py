@@ -27,7 +27,7 @@ from reference_impl.staging import Arrays, to_device
 
 @dataclass(eq=False)
 class Slot:
-    """What the worker's host has of a request; a sampler may ask for it (`Asking`).
+    """What the worker's host holds for a request; a sampler may read it (`Asking`).
 
     tokens: those that the host has. A worker whose sampler waits for each token keeps them up to date.
     """
@@ -201,7 +201,7 @@ class Slots:
         return slots, self.computed.index_select(0, slots) + lens
 
     def put(self, t: Mapping[str, Tensor], tokens: Tensor) -> None:
-        """What was chosen, `behind` what the rows compute. Done twice it is the same. Where a request is held, it is
+        """What was chosen, `behind` what the rows compute. Idempotent. Where a request is held, it is
         overwritten with what is appended. tokens: of the first logits, or of all.
         """
         slots, at = (x[: len(tokens)] for x in self.behind(t))

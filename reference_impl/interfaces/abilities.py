@@ -1,8 +1,8 @@
 """What some parts can do besides, a protocol for each ability: a part has it if it has the members.
 
-Asked with isinstance where a part is taken in, and of the part's class, which is many times as fast, in every layer. A
-wrapper has the abilities that its class declares: what `__getattr__` passes on is found by isinstance in Python 3.11
-only, and in a class never.
+Checked with isinstance when a part is installed, and in every layer on the part's class, which is many times faster.
+A wrapper has the abilities that its class declares: isinstance sees what `__getattr__` forwards in Python 3.11 only,
+and a check on the class never does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class PlansAhead(Protocol):
     """A scheduler that can plan a step before the results of the one before are known."""
 
     def advance(self, plan: StepPlan) -> None:
-        """Books what a submitted plan computes. What it samples counts as in flight until `update` brings it."""
+        """Commits what a submitted plan computes. Its samples count as in flight until `update` brings them."""
         ...
 
 
@@ -35,34 +35,34 @@ class PlansStages(PlansAhead, Protocol):
 
     @property
     def num_stages(self) -> int:
-        """For how many it plans; 1: for one step at a time, or for overlapped ones."""
+        """How many stages it plans for; 1: one step at a time, or overlapped steps."""
         ...
 
 
 @runtime_checkable
 class DefersReuse(Protocol):
-    """A KV manager that keeps blocks which were given up until no running step can use them any more."""
+    """A KV manager that does not reuse freed blocks until no running step can use them."""
 
     @property
     def num_releasing(self) -> int:
-        """Blocks that were given up and wait for running steps."""
+        """Freed blocks that wait for running steps."""
         ...
 
     def step_submitted(self, step_id: int) -> None:
-        """What is given up from now on waits for this step."""
+        """Blocks freed from now on wait for this step."""
         ...
 
     def step_collected(self, step_id: int) -> None:
-        """What waited for this step can be had again."""
+        """Blocks that waited for this step are available again."""
         ...
 
 
 @runtime_checkable
 class WaitsOnPurpose(Protocol):
-    """A scheduler whose plan may be empty although requests wait, until a time that it can name."""
+    """A scheduler whose plan may be empty while requests wait, until a known time."""
 
     def next_event(self, now: float) -> float | None:
-        """Until when, in seconds on the engine's clock; None: it is not waiting on purpose."""
+        """When the wait ends, in seconds on the engine's clock; None: it does not delay on purpose."""
         ...
 
 
@@ -71,7 +71,7 @@ class CapturesGraphs(Protocol):
     """An executor that replays steps as CUDA graphs, and can capture them before they are needed."""
 
     def capture_all(self, longest: int | None = None) -> int:
-        """Captures those for contexts of up to `longest` positions, None: of all. Returns how many it captured."""
+        """Captures the graphs for contexts of up to `longest` positions, None: all. Returns how many it captured."""
         ...
 
 
@@ -81,15 +81,15 @@ class RunsStages(Protocol):
     before it computes the next step.
 
     Up to num_stages steps may be submitted before the first of them is collected. Each stage takes them in the order of
-    submission, so keys and values of a step are there in time for all later ones: the next chunk of a prompt may be
-    submitted while the chunk before runs. What a step samples is not: a row may compute it, and what comes behind it,
-    only in a step that is submitted after the one that samples it was collected. By then its slot has it, nothing is
-    sent; unless the slot was closed meanwhile, when it is in the reply alone.
+    submission, so a step's keys and values are written in time for all later ones: the next chunk of a prompt may be
+    submitted while the chunk before runs. Sampled tokens are not: a row may compute one, and what follows it,
+    only in a step submitted after the sampling step was collected. By then it is in the slot and is not sent, unless
+    the slot was closed meanwhile: then it is in the reply alone.
     """
 
     @property
     def num_stages(self) -> int:
-        """At least 1. Where it is more, max_in_flight is 1: without this ability, one step at a time is right."""
+        """At least 1. If more, max_in_flight is 1: callers that ignore this ability then run one step at a time."""
         ...
 
 
@@ -112,7 +112,7 @@ class HasScales(Protocol):
 
 
 def has_scales(kv_cache: KVCache) -> TypeGuard[HasScales]:
-    """By its class: this is asked in every layer."""
+    """Checked on the class, since every layer calls this."""
     return issubclass(type(kv_cache), HasScales)
 
 
@@ -140,27 +140,27 @@ def takes_bounds(attention: AttentionBackend) -> bool:
 
 @runtime_checkable
 class AttendsToCache(Protocol):
-    """An attention backend that can do without keys and values of its own: a fused kernel has written them."""
+    """An attention backend that can skip writing keys and values: a fused kernel has written them."""
 
     def attend(self, q: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
-        """`forward`, of queries whose keys and values are in the cache."""
+        """`forward`, for queries whose keys and values are in the cache."""
         ...
 
 
 @runtime_checkable
 class NamesKernels(Protocol):
-    """An attention backend that names what computed it, for the trace."""
+    """An attention backend that names the kernels it used, for the trace."""
 
     @property
     def ran(self) -> Collection[str]:
-        """In the step that was planned last."""
+        """Those of the step planned last."""
         ...
 
 
 @runtime_checkable
 class NamesTensors(Protocol):
-    """A LinearMethod for checkpoints that have other tensors than weight and bias, as those of GPTQ (qweight, qzeros,
-    scales, g_idx) and AWQ have."""
+    """A LinearMethod for checkpoints with tensors other than weight and bias, such as GPTQ (qweight, qzeros,
+    scales, g_idx) and AWQ."""
 
     def tensors(self, in_features: int, out_features: int, bias: bool) -> Mapping[str, TensorSpec]:
         """{name: what it must be} of one part with so many output features. bias: whether the layer has one.

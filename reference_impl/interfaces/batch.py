@@ -39,7 +39,7 @@ class Batch:
     block_size: int
     groups: tuple[GroupTables, ...]  # one per KV group
     group_of_layer: tuple[int, ...]  # [num_layers]
-    attention_plan: Any = None  # whatever the attention backend prepared once for all layers
+    attention_plan: Any = None  # what the attention backend prepared once for all layers
 
     @property
     def num_rows(self) -> int:
@@ -62,7 +62,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a sampler chose: per row a token, and the log-probabilities where they were asked for."""
+    """What a sampler chose: a token per row, and log-probabilities where requested."""
 
     tokens: list[int]
     logprobs: list[TokenLogprobs | None]

@@ -135,8 +135,8 @@ class Page(NamedTuple):
 
 
 class PageTransfer(NamedTuple):
-    """Pages on their way between the device and a page store. It begins with a step and ends when it ends: with the
-    reply to that step or a later one. Until then nothing else may use its blocks."""
+    """Pages in transfer between the device and a page store. Begins with a step and ends with the reply to that step or
+    a later one. Until then nothing else may use its blocks."""
 
     id: int
     pages: tuple[Page, ...]
@@ -166,5 +166,5 @@ class Transfers:
 
     @property
     def is_work(self) -> bool:
-        """Whether a step without rows has something to do for them."""
+        """Whether a step without rows is needed for them."""
         return bool(self.swap_out or self.copies or self.swap_in or self.loads or self.saves or self.cancelled)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class KVCache(Protocol):
-    """Owns the tensors in which keys and values live. One of 8 bits also has scales: `abilities.HasScales`."""
+    """Owns the tensors that hold keys and values. One of 8 bits also has scales: `abilities.HasScales`."""
 
     def write(self, layer: int, key: Tensor, value: Tensor, batch: Batch) -> None: ...
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ class AttentionBackend(Protocol):
     `abilities.ReadsScales`."""
 
     def plan(self, batch: Batch) -> None:
-        """Prepare once a step what all layers share; may fill batch.attention_plan."""
+        """Prepare, once per step, what all layers share; may fill batch.attention_plan."""
         ...
 
     def forward(
@@ -55,7 +55,7 @@ class TensorSpec(NamedTuple):
     """What a tensor of a checkpoint must be."""
 
     shape: tuple[int, ...]
-    dtypes: tuple[dtype, ...]  # any of these will do
+    dtypes: tuple[dtype, ...]  # any of these
 
 
 @runtime_checkable
@@ -77,7 +77,7 @@ class LinearMethod(Protocol):
         ...
 
     def finish(self, params: dict[str, Tensor]) -> None:
-        """Called once when everything is loaded; may lay the weight out anew."""
+        """Called once when everything is loaded; may change the weight's layout."""
         ...
 
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -114,19 +114,19 @@ class Executor(Protocol):
     """Computes steps: builds the batch, runs the model, samples.
 
     Steps take effect in the order in which they are submitted: a step's transfers before its writes, both after all of
-    the step before. Nothing else is promised of when: a step may still run when the next one is submitted.
+    the step before. No other timing is promised: a step may still run when the next is submitted.
     """
 
     @property
     def max_in_flight(self) -> int:
-        """How many steps may be submitted before the first of them is collected. 1: what a step samples has to be
-        known before the next is submitted. 2: the worker has it by then, and the step that follows may compute it. For
-        more steps, without the tokens, there is `abilities.RunsStages`."""
+        """How many steps may be submitted before the first of them is collected. 1: a step's samples must be
+        collected before the next is submitted. 2: they are in the worker by then, and the next step may compute them.
+        For more steps, without the tokens, see `abilities.RunsStages`."""
         ...
 
     def submit(self, step: Step) -> Any:
-        """Starts a step; gives a ticket for `collect`. An error may be raised when the step's transfers have been made,
-        and not before: with overlap="off" the step is then planned anew, without them."""
+        """Starts a step; returns a ticket for `collect`. May raise only after the step's transfers have been made: with
+        overlap="off" the step is then planned again, without them."""
         ...
 
     def collect(self, ticket: Any) -> Reply:

@@ -1,5 +1,5 @@
-"""Pages of keys and values beyond the device: what a store of them promises, and what is asked of the KV manager and
-the cache that use one."""
+"""Pages of keys and values beyond the device: what a store promises, and what the KV manager and the cache
+must provide to use one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class FetchesPages(Protocol):
     """A KV manager that fills its prefix cache from a page store, and the store from its prefix cache."""
 
     def fetch(self, request: Request, now: float) -> bool:
-        """Begins to load what the store has of a waiting request's tokens and the prefix cache has not.
+        """Begins to load those pages of a waiting request that are in the store but not in the prefix cache.
 
         False: there is nothing to wait for. True: the request is to be set aside until `is_fetching` is false, and
-        then let in like any other; what came is in the prefix cache.
+        then admitted like any other; what was loaded is in the prefix cache.
         """
         ...
 
@@ -52,7 +52,7 @@ class FetchesPages(Protocol):
 
 @runtime_checkable
 class HoldsPages(Protocol):
-    """A KV cache whose blocks can be had, and set, as bytes."""
+    """A KV cache whose blocks can be read and written as bytes."""
 
     def read_pages(self, blocks: Sequence[BlockId]) -> list[bytes]:
         """Of each block the keys, values and scales of all layers."""
@@ -66,15 +66,15 @@ class HoldsPages(Protocol):
 class PageStore(Protocol):
     """Keeps pages beyond the device: in host memory, in files, on other machines. It never sees a tensor.
 
-    The planner asks which pages there are; the worker, maybe in another process, hands contents over and gets them
-    back. A load that is late, fails, or brings anything but what was saved costs time and changes no text: the request
-    computes its tokens itself. Pages of different weights must not meet in one store.
+    The planner asks which pages exist; the worker, maybe in another process, saves and loads their contents. A
+    load that is late, fails, or brings anything but what was saved costs time and changes no text: the request computes
+    its tokens itself. Pages of different weights must not meet in one store.
     """
 
     timeout: float  # seconds on the engine's clock, after which a transfer is cancelled
 
     def num_stored(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys it has, without a gap; asked before loads and before saves. Called while a step
+        """How many of the first keys it has, without a gap; called before loads and before saves. Called while a step
         is planned: it should not block. An error counts as 0, with a warning."""
         ...
 

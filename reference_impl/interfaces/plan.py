@@ -10,13 +10,13 @@ from reference_impl.interfaces.request import TokenLogprobs
 
 
 class Row(NamedTuple):
-    """One request's share of a step: tokens [start, start + num_tokens) are computed.
+    """One request's share of a step: it computes tokens [start, start + num_tokens).
 
     samples is true when the row reaches the request's last token, so that its logits choose the next one; of a held
     request that computes its tokens again, where what follows is given, it is false.
-    num_drafts: behind them, so many guesses are computed too: `drafts` or, where that is empty, those of the worker's
-    proposer. Each one that is what its position samples is kept, up to the first that is not: a row that samples gives
-    1 to 1 + num_drafts tokens.
+    num_drafts: how many guesses are computed behind them: `drafts` or, where that is empty, those of the worker's
+    proposer. Guesses that equal what their position samples are kept, up to the first that does not: a row that samples
+    gives 1 to 1 + num_drafts tokens.
     """
 
     request_id: str
@@ -28,13 +28,13 @@ class Row(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Tokens that are computed, with drafts."""
+        """Tokens computed, with drafts."""
         return self.num_tokens + self.num_drafts
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What is to be done in one forward pass, as scheduled."""
+    """One forward pass, as scheduled."""
 
     step_id: int
     rows: tuple[Row, ...]

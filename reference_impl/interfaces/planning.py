@@ -55,7 +55,7 @@ class PrefixIndex(Protocol):
 
 
 class KVManager(Protocol):
-    """Gives requests the blocks that their tokens need. What it does not do, it leaves unchanged."""
+    """Gives requests the blocks that their tokens need. A call that fails changes nothing."""
 
     def admit(self, request: Request, num_tokens: int, budget: int) -> bool:
         """Blocks for tokens [0, num_tokens) of a request that has none: cached ones, swapped-out ones, new ones.
@@ -92,12 +92,12 @@ class KVManager(Protocol):
         ...
 
     def take_transfers(self) -> Transfers:
-        """What must be moved because of the calls since it was asked last."""
+        """The moves that calls since the last one require."""
         ...
 
     @property
     def num_available(self) -> int:
-        """Blocks that can be had: free ones, and cached ones that are not in use."""
+        """Blocks that can be allocated: free ones, and cached ones not in use."""
         ...
 
 
@@ -112,12 +112,12 @@ class HostProposer(Protocol):
 
 
 class Policy(Protocol):
-    """The order in which requests take their turns."""
+    """The order in which requests are scheduled."""
 
-    preemptive: bool  # may a waiting request take the place of a running one that ranks after it?
+    preemptive: bool  # may a waiting request preempt a running one that ranks after it?
 
     def rank(self, request: Request) -> Any:
-        """Asked once, when the request arrives; the smaller goes first. Ranks of one policy can be compared."""
+        """Called once, when the request arrives; the smaller goes first. Ranks of one policy can be compared."""
         ...
 
     def finished(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and how its tokens are chosen."""
+"""A request, and how its tokens are chosen."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int | None = None
-    stop: Sequence[str] = ()  # one string, or None, will do too
+    stop: Sequence[str] = ()  # one string, or None, also works
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -123,7 +123,7 @@ class Grammar(Protocol):
 
 @dataclass(eq=False)  # a request is itself, not its fields
 class Request:
-    """One sequence on its way through the engine.
+    """One sequence in the engine.
 
     tokens holds prompt and output; num_computed_tokens of them have their keys and values in the cache.
     The last sampled token is always in `tokens` and not yet in the cache. Behind `tokens` come up to num_in_flight more
@@ -142,7 +142,7 @@ class Request:
     max_total_tokens: int = 0  # prompt + output, never exceeded
     num_computed_tokens: int = 0
     num_in_flight: int = 0
-    num_cached_tokens: int = 0  # of these, how many a prefix hit gave when the request was let in last
+    num_cached_tokens: int = 0  # of these, how many the prefix cache gave when last admitted
     block_tables: list[list[BlockId]] = field(default_factory=lambda: [[]])  # one per KV group
     parent_id: str | None = None
     sample_index: int = 0
@@ -184,13 +184,13 @@ class Request:
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of its prompt are asked for, and not all known."""
+        """Whether log-probabilities of its prompt are requested, and some still missing."""
         asked = self.sampling.prompt_logprobs is not None
         return asked and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def num_tokens(self) -> int:
-        """With those in flight."""
+        """Including those in flight."""
         return len(self.tokens) + self.num_in_flight
 
     @property
@@ -198,7 +198,7 @@ class Request:
         return self.tokens[self.num_prompt_tokens :]
 
     def drop(self, n: int) -> None:
-        """Takes back its last n tokens, and what was reported of them."""
+        """Rolls back its last n tokens, and their log-probabilities."""
         del self.tokens[len(self.tokens) - n :]
         del self.logprobs[len(self.output_tokens) :]
 

@@ -18,7 +18,7 @@ class Opened(NamedTuple):
     request_id: str  # for messages, profiles and an attention backend's own books; nothing is looked up by it
     tokens: array[int]  # "q"; all that are known, less those of `fork_of`
     num_prompt_tokens: int
-    num_computed_tokens: int  # of these, the keys and values are in the cache
+    num_computed_tokens: int  # of these, keys and values are in the cache
     sampling: SamplingParams
     seed: int
     sample_index: int
@@ -38,7 +38,7 @@ class Appended(NamedTuple):
 
 
 class Rewound(NamedTuple):
-    """A slot has fewer tokens computed than it had: the next row computes some again."""
+    """A slot is rolled back to fewer computed tokens: the next row computes some again."""
 
     slot: int
     num_computed_tokens: int
@@ -79,14 +79,14 @@ class Step:
     """
 
     step_id: int
-    closed: tuple[int, ...] = ()  # slots whose requests ended, or gave up their blocks
+    closed: tuple[int, ...] = ()  # slots whose requests ended, or lost their blocks
     opened: tuple[Opened, ...] = ()
     appended: tuple[Appended, ...] = ()
     rewound: tuple[Rewound, ...] = ()
     tables: tuple[TableUpdate, ...] = ()
     transfers: Transfers = field(default_factory=Transfers)
     rows: tuple[StepRow, ...] = ()
-    takes_masks: bool = False  # nothing is sampled before `Masks` have come
+    takes_masks: bool = False  # nothing is sampled before `Masks` arrive
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Masks:
 @dataclass(frozen=True)
 class Reply:
     """What came back of a step: per row the tokens that were sampled for it (the drafts that were right, and one more),
-    and their log-probabilities if asked."""
+    and their log-probabilities if requested."""
 
     step_id: int
     tokens: tuple[tuple[int, ...], ...]

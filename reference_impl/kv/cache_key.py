@@ -10,10 +10,10 @@ def cache_key(request: Request) -> bytes:
 
 
 def prefix_key(adapter: str | None, cache_salt: str | None) -> bytes:
-    """Bytes that differ whenever adapter or salt differ: another adapter's keys and values are other numbers, and
-    another tenant's cache must not be seen, not even by how fast an answer comes.
+    """Bytes that differ whenever adapter or salt differ: another adapter's keys and values differ, and
+    another tenant's cache must not show, not even in how fast an answer comes.
 
-    Every part is tagged and has its length before it, so that ("ab", "c") is not ("a", "bc") and None is not "".
+    Every part is tagged and prefixed with its length, so that ("ab", "c") is not ("a", "bc") and None is not "".
     """
     parts = []
     for tag, value in ((b"adapter", adapter), (b"salt", cache_salt)):

@@ -1,8 +1,8 @@
 """Layers that keep the same positions form a KV group; all groups of a model have as many layers.
 
-A full layer keeps everything, a layer with a sliding window only what its window still shows. If both came from
-pools of their own, the split of memory between them would have to be guessed. With groups of equal size a block is
-worth the same to each of them, and one pool serves all (the way of vLLM's hybrid KV cache manager).
+A full layer keeps everything, a layer with a sliding window only what its window still shows. With a
+pool for each, the split of memory between them would have to be guessed. With groups of equal size a block fits any of
+them, and one pool serves all (as in vLLM's hybrid KV cache manager).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def kv_specs(
 
 
 def longest_sequence(num_blocks: int, block_size: int, windows: Sequence[int | None], max_chunk: int) -> int:
-    """Tokens that one request alone can have in the cache. max_chunk: the most tokens computed in one step."""
+    """Tokens that a single request can have in the cache. max_chunk: the most tokens computed in one step."""
 
     def needed(tokens: int) -> int:
         whole = -(-tokens // block_size)

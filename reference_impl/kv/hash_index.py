@@ -5,7 +5,7 @@
 
 A digest stands for everything up to its block, so one flat dict from digests to blocks is a whole tree of prefixes.
 A hit is not compared with the tokens: it is as sure as the hash. Hence a cryptographic one, 8 bytes for each token,
-and a first byte that tells keys from blocks, so that no two prefixes ever feed it the same bytes.
+and a first byte that separates keys from blocks, so no two prefixes are hashed from the same bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Link:
     parent: Link | None
     used: int  # the clock when it was last matched or inserted
     num_children: int = 0
-    queued: bool = False  # has its one entry in the heap of leaves
+    queued: bool = False  # has an entry in the heap of leaves, at most one
 
 
 class HashIndex:
@@ -48,7 +48,7 @@ class HashIndex:
         return len(self._links)
 
     def links(self) -> list[Link]:
-        """What is indexed, to be looked at and not changed; each link comes after its parent."""
+        """What is indexed, read-only; each link comes after its parent."""
         return list(self._links.values())
 
     def match(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
@@ -83,9 +83,9 @@ class HashIndex:
 
         One tick uses one path, and a path ends in one leaf, so no two leaves were last used at the same tick. Of the
         blocks used at one tick the deepest goes first, since the others are no leaves while it is there.
-        An entry of the heap may be late: its link was used, and perhaps continued, since. It is put right when it
-        comes up, so that a match never touches the heap, and the heap is never longer than the index.
-        Cost: O(log leaves) for each block evicted, each late entry (once), and each older leaf that is not evictable.
+        A heap entry may be stale: its link was used, and perhaps continued, since. It is corrected when it is
+        popped, so that a match never touches the heap, and the heap is never longer than the index.
+        Cost: O(log leaves) for each block evicted, each stale entry (once), and each older leaf that is not evictable.
         """
         evicted: list[BlockId] = []
         kept = []

@@ -79,7 +79,7 @@ class KVManager:
         ends = [num_tokens if window is None else min(num_tokens, budget) for window in self.windows]
         blocks = self._take(sum(self.blocks_for(end) - len(cached) for end in ends))
         if blocks is None:
-            self._give_back(cached)  # now: they were not used, and need not be waited for
+            self._give_back(cached)  # now: unused, so no step to wait for
             request.block_tables = [[] for _ in self.windows]
             return False
         for table, end in zip(request.block_tables, ends, strict=True):
@@ -96,7 +96,7 @@ class KVManager:
         return list(self.index.match(request.tokens[:longest], cache_key(request)))
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
-        """Room for the request's next num_tokens, or False. What its windows left behind is given up either way."""
+        """Room for the request's next num_tokens, or False. Blocks behind its windows are freed either way."""
         start = request.num_computed_tokens
         first, end = start // self.block_size, -(-(start + num_tokens) // self.block_size)
         missing, shared = 0, []
@@ -123,7 +123,7 @@ class KVManager:
         return True
 
     def _let_go(self, table: list[BlockId], first_seen: int) -> None:
-        """Gives back the blocks that lie wholly before position first_seen, the first that any later query sees."""
+        """Frees the blocks that lie wholly before position first_seen, the first that any later query sees."""
         block = min(first_seen // self.block_size, len(table)) - 1
         while block >= 0 and table[block] != NO_BLOCK:
             self._release([table[block]])
@@ -178,7 +178,7 @@ class KVManager:
         request.block_tables = [[] for _ in self.windows]
 
     def swap_out(self, request: Request) -> bool:
-        """Blocks with computed tokens go to the host; reserved ones, and those no window shows, are only given back.
+        """Blocks with computed tokens go to the host; reserved ones, and those outside every window, are only freed.
 
         If it had nothing to compute, its last token is computed again when it is back, as `admit` promises.
         """
@@ -251,7 +251,7 @@ class KVManager:
         return transfers
 
     def _take(self, num_blocks: int) -> list[BlockId] | None:
-        """New blocks, if need be from the index; None, and nothing evicted, if there are not as many."""
+        """New blocks, evicting from the index if needed; None, and nothing evicted, if there are too few."""
         short = num_blocks - self.pool.num_free
         if short > self._num_evictable:
             return None
@@ -296,11 +296,11 @@ class KVManager:
                 self.pool.decref([block])
                 self._num_evictable += block in self._indexed and self.pool.ref_count(block) == 1
 
-    # --- overlapped steps: what a running step uses is not given out again -------------------------------------------
+    # --- overlapped steps: what a running step uses is not reallocated -----------------------------------------------
 
     @property
     def num_releasing(self) -> int:
-        """Blocks given up that wait for the steps that run; those that others share are counted, and stay with them."""
+        """Freed blocks that wait for running steps, including those that others share and keep."""
         return sum(block != NO_BLOCK for r in self._releasing if not r.on_host for block in r.blocks)
 
     def step_submitted(self, step_id: int) -> None:
@@ -315,7 +315,7 @@ class KVManager:
 
 
 class _Releasing(NamedTuple):
-    """Blocks that were given up, and the step that was submitted last at that time."""
+    """Freed blocks, and the step submitted last at that time."""
 
     after: int
     blocks: list[BlockId]

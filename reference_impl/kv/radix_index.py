@@ -5,7 +5,7 @@
     key b: [other prompt: 5 blocks]
 
 An edge is a run of tokens, cut to whole blocks, that leads to a node with the blocks holding their keys and values.
-Prefixes are compared token by token: a hash is used to find a child, never believed.
+Prefixes are compared token by token: a hash only finds a child, it never decides a match.
 A node is split where a prefix leaves it or ends in it, so that all its blocks were last used at the same moment.
 """
 
@@ -53,7 +53,7 @@ class RadixIndex:
         return len(self._indexed)
 
     def nodes(self) -> list[Node]:
-        """All nodes, to be looked at and not changed; the least recently used first, a child before its parent."""
+        """All nodes, read-only; the least recently used first, a child before its parent."""
         return list(self._order)
 
     def match(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:

@@ -1,11 +1,11 @@
 """A prefix cache with a page store behind it: pages that this engine, or another one, computed before are loaded
 instead of computed, and what is new in the prefix cache is saved (as by vLLM's KV connectors, LMCache and Mooncake).
 
-    fetch     the store has more of a request's prefix than the cache: take blocks, begin to load, set the request aside
+    fetch     the store has more of a request's prefix than the cache: allocate blocks, start the load, set it aside
     ended     the blocks go into the prefix cache, where the request, and any other, finds them
     commit    blocks that are new in the prefix cache begin to be saved
 
-Blocks of a transfer are held until it has ended, whatever became of the request. A load that fails, or is late, frees
+Blocks of a transfer are held until it ends, whatever happens to the request. A load that fails, or is late, frees
 them, and the request computes its tokens: each request is fetched for once. Where a running request needs blocks, loads
 are cancelled before another request is preempted. Loaded blocks are not kept for the request that they came for:
 waiting requests could then hold all blocks between them, with room for none.
@@ -37,7 +37,7 @@ from reference_impl.kv.manager import KVManager
 
 
 def text_of(error: BaseException) -> str:
-    """Of an error that is not ours, whose text may be an error, too."""
+    """Text of a foreign error, whose __str__ may itself raise."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:
@@ -51,7 +51,7 @@ def page_keys(tokens: Sequence[int], key: bytes, block_size: int) -> list[bytes]
 
 @dataclass(eq=False)
 class _Transfer:
-    """Begun, or to be begun with the next step, and not ended. began: seconds on the engine's clock, None until the
+    """Started, or to start with the next step, and not ended. began: seconds on the engine's clock, None until the
     first `expire`."""
 
     blocks: list[BlockId]  # each of them held
@@ -191,7 +191,7 @@ class StoredKVManager(KVManager):
             if not 0 <= end.id < self._num_begun:
                 raise ValueError(f"transfer {end.id} ended, which was never begun: {self._num_begun} were, from 0")
             transfer = self._transfers.pop(end.id, None)
-            if transfer is None:  # it ended while it was being cancelled
+            if transfer is None:  # ended while being cancelled
                 continue
             if isinstance(transfer, _Load) and end.error is None:
                 self._index_loaded(transfer)

@@ -79,7 +79,7 @@ def build_model(
     elif quantization != "none":
         raise ValueError(f"expected quantization or linear_method, got both ({quantization!r}): leave one out")
     model = Decoder(config, dtype, device, max_position, linear_method, chosen)
-    if device.type == "cpu":  # its memory is there only when it is written to, and then the system ends somebody
+    if device.type == "cpu":  # pages are committed when written, and then the system kills a process
         what = f"{model.num_parameters():,} weights"
         remedy = "use a smaller model, dtype='bfloat16', or quantization"
         check_free(model.num_bytes(), free_bytes(device), what, "this machine", remedy)

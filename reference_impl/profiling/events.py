@@ -1,6 +1,6 @@
 """What torch's profiler recorded, read from its Chrome trace: operators with their own time, kernels, labels.
 
-The file is the one place where operators, kernels and what launched them are all told. Times are seconds.
+Only this file has operators, kernels and what launched them. Times are seconds.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ _SIZES = {"float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long int
 
 
 def _inputs(dims: Sequence[Any], kinds: Sequence[str]) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]:
-    """Shapes and bytes of a number; of a list of tensors, whose type is not told, each shape and 0."""
+    """Shapes and bytes of a number; of a list of tensors, whose type is not recorded, each shape and 0."""
     found: list[tuple[tuple[int, ...], int]] = []
     for shape, kind in zip(dims, kinds, strict=True):
         is_list = bool(shape) and isinstance(shape[0], list)

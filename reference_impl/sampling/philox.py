@@ -1,6 +1,6 @@
 """Random numbers by counter (Philox 4x32-10, Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-A draw is a pure function of (seed, sample, position, draw). So a request's text does not depend on who
+A draw is a pure function of (seed, sample, position, draw). So a request's text does not depend on what
 shares its batch, on chunking, or on being preempted and computed again.
 """
 

@@ -20,7 +20,7 @@ Estimate = Callable[[Request], float]
 
 
 def most_tokens(request: Request) -> int:
-    """The tokens a request will take at most: of its prompt those not computed, of its output all it may have.
+    """The most tokens a request can compute: the rest of its prompt, and all the output it may have.
 
     A poor guess of the output, but a safe one; a better one can be passed to each policy that guesses.
     A further sample of the same prompt (n > 1) computes only the prompt's last token again.
@@ -175,7 +175,7 @@ class FairShare:
 
 def _tokens_taken(request: Request) -> int:
     """What was computed. Tokens found in the prefix cache count: a share must not depend on what filled the cache."""
-    is_sample = request.parent_id is not None  # what it shares of the prompt, its parent has paid for
+    is_sample = request.parent_id is not None  # the shared prompt is charged to its parent
     if request.num_tokens == request.num_prompt_tokens:  # ended before its first token
         return 0 if is_sample else request.num_computed_tokens
     return (1 if is_sample else request.num_prompt_tokens) + len(request.output_tokens)

@@ -13,8 +13,8 @@ from reference_impl.interfaces import Request
 class RankedQueue:
     """Requests, the smallest rank first; equal ranks in the order in which they were pushed.
 
-    A preempted request that is pushed again with the rank it had has its old place again if no two ranks are equal:
-    the scheduler's are (the policy's rank, order of arrival).
+    A preempted request pushed again with its old rank returns to its old place if no two ranks are equal: the
+    scheduler's are (the policy's rank, order of arrival).
 
     A sorted list: finding a place takes log n comparisons, and moving the pointers behind it is one memmove.
     """

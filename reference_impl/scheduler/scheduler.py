@@ -1,27 +1,27 @@
-"""Continuous batching: before every step it is decided anew how many tokens each request computes (Orca, Yu et al.
+"""Continuous batching: before every step, decide how many tokens each request computes (Orca, Yu et al.
 2022), with prompts cut into chunks so that they never hold up decoding (Sarathi-Serve, Agrawal et al. 2024).
 
 There is no prefill and no decode here: a request has tokens, some of them computed, and gets as many of the missing
 ones as the budget allows. It misses one while it decodes and many while its prompt is read. When blocks run out, the
-running request that ranks last gives its blocks back and goes on later; the tokens it has generated are kept.
+running request that ranks last is preempted and resumes later; the tokens it has generated are kept.
 
     schedule: 1. of the budget, requests that miss one token get it, then prompts that are being read their next chunk
-              2. of the blocks, the best rank gets its first        3. waiting requests are let in
+              2. of the blocks, the best rank gets its first        3. waiting requests are admitted
               -> a plan; nothing has been computed yet
-    update:   books what was computed and sampled, forks samples, finishes requests
+    update:   commits what was computed and sampled, forks samples, finishes requests
 
 Overlapped, the next step is planned before this one's tokens are known (vLLM's asynchronous scheduling):
 
-    advance:  books what a submitted step computes; what it samples counts as in flight
+    advance:  commits what a submitted step computes; its samples count as in flight
     update:   appends the tokens; a request that turns out to be finished may be in the next step
               already, whose result for it is dropped
 
-Where an executor runs stages, as many steps are in flight, and none has the tokens that another samples: a request
-waits for its own before it goes on, but for the next chunk of its prompt. So that there are requests for each of these
-steps, none takes more than its equal share of those that decode.
+When an executor runs stages, one step per stage is in flight, and none has tokens that another samples: a request
+waits for its own before it resumes, except for the next chunk of its prompt. So that each of these steps has requests,
+none takes more than its equal share of those that decode.
 
 A row that decodes may verify drafts (speculative decoding, Leviathan et al. 2023): it is planned as if all of them were
-right, and `update` takes back what was not.
+right, and `update` rolls back the rest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _row = partial(tuple.__new__, Row)  # as Row(*values), in half the time: one for
 
 @dataclass
 class _Step:
-    """A plan while it is made."""
+    """A plan under construction."""
 
     budget: int  # tokens that may still be handed out
     now: float
@@ -75,8 +75,8 @@ class Scheduler:
     admission: "fill" lets a request in when its known tokens fit, and preempts when blocks run out later;
     "worst_case" when all it may ever have fits, so that none is preempted and fewer run (unless windows come and go).
     preemption: "recompute" drops the blocks, "swap" moves them to the host (and drops them where that is full).
-    num_drafts: guesses that a decoding row has verified, as far as budget and blocks allow. host_proposer: whose they
-    are; None: the worker's own proposer makes them. num_stages: of an executor that `RunsStages`, otherwise 1.
+    num_drafts: guesses that a decoding row has verified, as far as budget and blocks allow. host_proposer: what
+    makes them; None: the worker's own proposer. num_stages: of an executor that `RunsStages`, otherwise 1.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Scheduler:
         self.host_proposer, self.num_stages = host_proposer, num_stages
         self._pages = kv if isinstance(kv, FetchesPages) else None
         self.waiting = RankedQueue()
-        self.loading: list[Request] = []  # set aside until their pages have come; they hold no seat
+        self.loading: list[Request] = []  # set aside until their pages are loaded; they hold no seat
         self.running: list[Request] = []  # best rank first
         self._requests: dict[str, Request] = {}  # those not finished
         self._ranks: dict[str, Rank] = {}
@@ -108,7 +108,7 @@ class Scheduler:
         self._booked: dict[int, list[tuple[Request, int]]] = {}  # of steps not collected: rows that sample, with drafts
         self._sampled: dict[str, int] = {}  # held requests: with how many tokens each was sampled from last
 
-    # --- requests come and go -------------------------------------------------------------------------------------
+    # --- add and abort requests -----------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
         self._enroll(request)
@@ -131,7 +131,7 @@ class Scheduler:
         self._finish(request, "abort")
 
     def has_work(self) -> bool:
-        """Is there a token to compute? Not for a request that is held until a token is appended to it."""
+        """Whether there is a token to compute; a held request has none until one is appended."""
         return bool(self.waiting or self.loading) or any(request.num_missing_tokens for request in self.running)
 
     @property
@@ -170,8 +170,8 @@ class Scheduler:
         )
 
     def _shares(self) -> list[tuple[Request, int, int]]:
-        """The budget's tokens for the running requests, and of these how many are drafts, in the order of their rank:
-        so a request that lacks blocks preempts one that ranks after it and has none of this step's, or itself."""
+        """How many of the budget's tokens, and of these how many drafts, each running request gets, in rank order: so
+        a request that lacks blocks preempts one that ranks after it and is not yet in this step, or itself."""
         work, num_decoding, staged = [], 0, self.num_stages > 1
         most_decoding = self._decoding_share()
         for request in self.running:
@@ -203,10 +203,10 @@ class Scheduler:
         return shares
 
     def _decoding_share(self) -> int:
-        """How many requests may decode in this step: all; with stages an equal part, so that there is one for each.
+        """How many requests may decode in this step: all; with stages, an equal share per stage.
 
         Of R that run, in flight or not, it is R/S, rounded up in some steps and down in others, so that any S steps in
-        a row have places for all R, and no stage is left without; but at least one."""
+        a row have room for all R, and no stage idles; but at least one."""
         of, turn, num_running = self.num_stages, self._step_id % self.num_stages, len(self.running)
         return max(1, num_running * (turn + 1) // of - num_running * turn // of)
 
@@ -288,15 +288,15 @@ class Scheduler:
             self.waiting.push(request, self._ranks[request.id])
 
     def _let_held_in(self, step: _Step) -> None:
-        """All running requests are held, and wait for other held ones, which may be queued behind a request that has no
-        room until the held ones end: only here some may overtake."""
+        """All running requests are held, and wait for other held ones, which may be queued behind a request that does
+        not fit until the held ones end: only here may some overtake."""
         for request in [request for request in self.waiting if request.holds]:
             if step.budget and self._enter(request, step):
                 self.waiting.remove(request.id)
                 self._give(request, _chunk(request, min(request.num_missing_tokens, step.budget)), step)
 
     def _overtake(self, step: _Step) -> None:
-        """The first of the queue takes the place of running requests that rank after it."""
+        """The first of the queue preempts running requests that rank after it."""
         while self.running and (first := self._first(step.now)):
             last = self.running[-1]
             if self._ranks[last.id] < self._ranks[first.id]:
@@ -326,8 +326,8 @@ class Scheduler:
         return step.waits
 
     def _enter(self, request: Request, step: _Step) -> bool:
-        """Room for all its known tokens, not only for this step's chunk: a prompt that is let in and thrown out
-        half-way has computed for nothing."""
+        """Room for all its known tokens, not only for this step's chunk: a prompt that is admitted and preempted
+        half-way has wasted its computation."""
         wanted = (
             request.num_tokens if self.admission == "fill" else max(request.num_tokens, request.max_total_tokens - 1)
         )
@@ -343,7 +343,7 @@ class Scheduler:
     ) -> None:
         start, name, length = request.num_computed_tokens, request.id, len(request.tokens) + request.num_in_flight
         samples = start + num_tokens == length
-        if request.holds:  # one that was thrown out, and computes again what it had, was sampled from before
+        if request.holds:  # preempted and recomputed, it was sampled from before
             samples = samples and length != self._sampled.get(name)
         elif request.pooling is not None:
             samples = False
@@ -366,13 +366,13 @@ class Scheduler:
     # --- after a step ---------------------------------------------------------------------------------------------
 
     def advance(self, plan: StepPlan) -> None:
-        """Books a step that was submitted, so that the next can be planned while it runs. A request's tokens in flight
-        are of one step: by then an earlier step that samples for one of its requests must have been updated."""
+        """Commits a submitted step, so that the next can be planned while it runs. A request's tokens in flight belong
+        to one step: an earlier step that samples for one of its requests must have been updated first."""
         booked = self._booked[plan.step_id] = []
         for name, _, num_tokens, samples, num_drafts, _ in plan.rows:
             request = self._requests.get(name)
             if request is None or request.state is not RequestState.RUNNING:
-                continue  # finished or aborted since it was planned; its name may be another request's by now
+                continue  # finished or aborted since it was planned; its id may have been reused
             request.num_computed_tokens += num_tokens + num_drafts
             if num_tokens > 1:  # a prompt may be shared as soon as it is computed, an answer when it is finished
                 self.kv.commit(request)
@@ -434,8 +434,8 @@ class Scheduler:
         parent.children = []
 
     def fork(self, parent: Request, child: Request) -> None:
-        """The child shares the blocks of its computed tokens, which are the parent's. Where the parent has lost them,
-        or no seat is free, the child waits like any other and computes for itself."""
+        """The child shares the blocks of its computed tokens, which are the parent's. If the parent was preempted,
+        or no seat is free, the child waits like any other and computes its own."""
         self._enroll(child)
         if parent.state is RequestState.RUNNING and len(self.running) < self.max_num_seqs:
             self.kv.fork(parent, child)
@@ -457,7 +457,7 @@ class Scheduler:
             assert request.parent_id is not None
             self._requests[request.parent_id].children.remove(request)
         self.kv.free(request)
-        request.num_in_flight = 0  # aborted while a token was sampled: it is dropped
+        request.num_in_flight = 0  # aborted while a token was sampled: drop it
         request.state, request.finish_reason = RequestState.FINISHED, reason
         self.policy.finished(request)
         del self._requests[request.id]
@@ -466,11 +466,11 @@ class Scheduler:
 
 
 def _chunk(request: Request, num_tokens: int) -> int:
-    """Of a prompt that is scored no more at a time than there is room for logits."""
+    """Limits a scored prompt to as many tokens at a time as there is room for logits."""
     return min(num_tokens, SCORED_AT_ONCE) if request.scores_prompt else num_tokens
 
 
 def _is_full(request: Request) -> bool:
-    """It has all the tokens it may have."""
+    """Whether it has all the tokens it may have."""
     length = len(request.tokens) + request.num_in_flight
     return length - request.num_prompt_tokens >= request.sampling.max_tokens or length >= request.max_total_tokens

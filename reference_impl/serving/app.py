@@ -39,7 +39,7 @@ Last = Annotated[int, Query(ge=1, le=LAST, description="finished requests")]
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """model_name: what clients call the model. api_keys: none means that everybody may ask.
+    """model_name: what clients call the model. api_keys: without any, every client is served.
 
     max_unfinished: samples that may be unfinished at once, running or waiting. max_body_bytes: of a request.
     limits: of a connection. only_host: the name that requests must be addressed to, if not to an IP address or to
@@ -113,8 +113,8 @@ class _Server:
         self.tokens = TokenText(self.engine.prompts.tokenizer)
 
     def stop_strangers(self, request: Request) -> Response | None:
-        """Who has no key, or means another host, makes the server read nothing. The description says which routes
-        need a key."""
+        """Without a valid key and host, the request body is not read. The description says which routes need a
+        key."""
         host, own = request.headers.get("host", "localhost"), self.config.only_host
         if own is not None and not is_addressed_to(own, host):
             message = f"expected the header Host: an IP address, localhost or {own}, got {host!r}"

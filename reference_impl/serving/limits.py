@@ -107,7 +107,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._num_bytes = 0
         super().on_headers_complete()
-        if 0 < len(self.pipeline) <= PIPELINED:  # that a client has gone is seen only by who reads
+        if 0 < len(self.pipeline) <= PIPELINED:  # only reading shows that a client has gone
             self.flow.resume_reading()
         self._limit()
 
@@ -188,7 +188,7 @@ class LimitedProtocol(HttpToolsProtocol):
 def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Any:
     """HTTP/1.0 knows no chunks: an answer whose length is not declared goes on until the connection is closed.
 
-    uvicorn sends chunks to everybody, and wants of an answer without them that its length was declared.
+    uvicorn sends chunks to all clients, and requires a declared length of an answer without them.
     """
 
     async def wrapped(scope: Any, receive: Any, send: Any) -> None:

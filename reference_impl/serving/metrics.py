@@ -136,6 +136,6 @@ class EngineGauges(Collector):
         for name, text, value in (
             ("num_requests_running", "Requests that hold blocks", engine.scheduler.num_running),
             ("num_requests_waiting", "Requests that wait for blocks or a seat", engine.scheduler.num_waiting),
-            ("kv_cache_usage_perc", "Share of the KV blocks in use; cached ones that nobody uses are free", used),
+            ("kv_cache_usage_perc", "Share of the KV blocks in use; cached ones not in use are free", used),
         ):
             yield GaugeMetricFamily(f"inferlab:{name}", text, value)

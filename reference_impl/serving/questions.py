@@ -1,5 +1,5 @@
 """What the event loop may ask of the engine, by name. Answered beside the engine, between two steps: so all numbers
-of an answer are of one moment, and only the answer, which is small, goes to whoever asked."""
+of an answer are of one moment, and only the answer, which is small, is sent."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Questions:
         return status.snapshot(engine, counts.hit_rate) | finished
 
     def timeline(self, answer: str) -> dict[str, Any]:
-        """What happened to an answer's requests. ValueError where the trace does not know it, or not any more."""
+        """What happened to an answer's requests. ValueError where the trace does not have it, or no longer."""
         try:
             return status.timeline(self._engine, answer)
         except KeyError:

@@ -1,7 +1,7 @@
 """The engine as the event loop sees it: requests go there, streams come back, and nothing here waits for a step.
 
 The engine runs elsewhere, in a process of its own (process.py) or in a thread (worker.py). Commands go to it in order,
-and it obeys them between two steps; what a step gave comes back as one message, whatever the number of streams:
+and it runs them between two steps; what a step gave comes back as one message, whatever the number of streams:
 
     there  ("start", number, request_id, prompts, sampling, options)    ("leave", number)    ("ask", number, name, args)
     back   ("step", rows, usages)    ("answer", number, value, refusal)    ("failed", why)
@@ -96,13 +96,13 @@ class EngineHost(Protocol):
 class Stream:
     """The samples of one HTTP request, in the event loop: `async for pieces in stream`.
 
-    Pieces that nobody took are merged, so a client that reads slowly costs no more memory than its answer is long.
+    Pieces not yet taken are merged, so a client that reads slowly costs no more memory than its answer is long.
     """
 
     def __init__(self, runner: Runner, number: int, num_samples: int):
         self._runner, self.number, self._unfinished = runner, number, num_samples
         self._waiting: dict[int, Piece] = {}
-        self._awaited: asyncio.Future[None] | None = None  # by whoever iterates, where nothing is waiting for it
+        self._awaited: asyncio.Future[None] | None = None  # by the iterating task, when no piece is ready
         self._failure: str | None = None
         self.num_samples, self.usage = num_samples, Usage(0, 0, 0)
 
@@ -139,7 +139,7 @@ class Stream:
         return pieces
 
     def close(self) -> None:
-        """Whoever started a stream closes it, finished or not; what runs is aborted before the next step."""
+        """The caller closes every stream, finished or not; running samples are aborted before the next step."""
         self._runner.close_stream(self)
 
 
@@ -240,7 +240,7 @@ class Runner:
                 if answer is not None and not answer.done():
                     answer.set_result(value) if refusal is None else answer.set_exception(ValueError(refusal))
             case "failed", why:
-                logger.error("the engine has failed; nobody is served any more: %s", why)
+                logger.error("the engine has failed and serves no more requests: %s", why)
                 self.failure = self.failure or why
                 self.fail_streams(f"the engine has failed: {why}")
                 for answer in self._answers.values():

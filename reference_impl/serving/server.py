@@ -32,7 +32,7 @@ TRACE_SECONDS = 30.0  # for the timeline at the end
 
 
 class _Server(uvicorn.Server):
-    """uvicorn, told to end: it waits for open connections; the runner is told at once, so that they end in time."""
+    """uvicorn, which on shutdown waits for open connections; the runner is stopped at once, so they end in time."""
 
     def __init__(self, config: uvicorn.Config, runner: Runner, seconds: float):
         super().__init__(config)
@@ -46,7 +46,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are handled in the event loop, where streams may be touched; in a thread nobody sends any."""
+        """Signals are handled in the event loop, where streams may be touched; a thread gets none."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -156,7 +156,7 @@ def make(
     Options: see ServerConfig, ModelServer and EngineConfig.
     """
     if not api_keys and not _is_loopback(host):
-        logger.warning("everybody who reaches %s can use this server: no API key was given", host)
+        logger.warning("any client that reaches %s can use this server: no API key was given", host)
     config = ServerConfig(name, api_keys, max_unfinished, max_body_bytes)
     engine = EngineProcess(functools.partial(load, model, dtype, **engine_options), PromptEncoder(model))
     return ModelServer(engine, config, host, port, shutdown_seconds, trace)
@@ -168,7 +168,7 @@ def _bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
-        bound.listen(2048)  # who comes before the model is ready waits
+        bound.listen(2048)  # connections wait until the model is ready
     except OSError as error:
         raise OSError(f"cannot listen on {host} port {port}: {error}. Choose others with --host and --port") from None
     return bound

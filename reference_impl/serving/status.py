@@ -90,7 +90,7 @@ def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
 def timeline(engine: Engine, answer: str) -> dict[str, Any]:
     """What happened to the requests of an answer (one per prompt and sample), or to one of them, by its id.
 
-    Times are seconds from the request's arrival. KeyError where the trace does not know it, or not any more.
+    Times are seconds from the request's arrival. KeyError where the trace does not have it, or no longer.
     """
     trace, now = engine.trace, engine.clock.now()
     ids = [i for i in trace.request_ids() if i == answer or i.startswith((f"{answer}-", f"{answer}/"))]

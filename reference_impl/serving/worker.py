@@ -1,4 +1,4 @@
-"""The engine's side of the server: obeys between two steps, and says after each what it gave (see runner.py)."""
+"""The engine's side of the server: runs commands between steps, and sends each step's results (see runner.py)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load(model: Path, dtype: str | None = None, **engine_options: Any) -> LLM:
 
     llm = LLM(model, dtype=dtype, parts=Parts(trace=WatchedTrace(TRACE_EVENTS)), **engine_options)
     began = time.monotonic()
-    if captured := llm.engine.capture_graphs():  # before anybody waits for it
+    if captured := llm.engine.capture_graphs():  # before the first request
         logger.info("%d CUDA graphs captured in %.0f s", captured, time.monotonic() - began)
     return llm
 
@@ -75,7 +75,7 @@ class Worker:
         self.llm, self._commands, self._report = llm, commands, report
         self._questions = Questions(llm.engine)
         self._streams: dict[int, list[Generation]] = {}  # sample 0 of each prompt
-        self._samples: dict[str, _Sample] = {}  # request id -> who is waiting
+        self._samples: dict[str, _Sample] = {}  # by request id
         self._failed = False
 
     def run(self) -> None:

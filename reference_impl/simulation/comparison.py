@@ -1,6 +1,6 @@
 """The simulator beside the real engine: the same requests, arriving before the same steps.
 
-If arrivals were given in seconds, one step that took longer than predicted would change who is in the next batch, and
+If arrivals were given in seconds, one step that took longer than predicted would change the next batch, and
 two runs of the real engine would not agree with each other. Given by step, both engines must make the same plans, row
 by row; what is left to compare is the seconds of each step.
 """
@@ -30,7 +30,7 @@ FIRST_WORD = 3  # of the course tokenizer; the ids below are special
 @dataclass(frozen=True)
 class ByStep:
     """A request that arrives before the step with this number, from 0. Steps in which nothing is computed do not
-    count: if nobody is there, the next arrival comes at once."""
+    count: if no request is present, the next arrival comes at once."""
 
     step: int
     request: WorkloadRequest

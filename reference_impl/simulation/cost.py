@@ -1,6 +1,6 @@
 """What a step costs: by the formulas of `theory.deployment`, or as it was measured on a machine.
 
-Both know a batch only by sums over its rows. A step in which everybody decodes is then described by two numbers, the
+Both describe a batch only by sums over its rows. A step in which all rows decode is then described by two numbers, the
 rows and the tokens they have in the cache (`decode_seconds`), which is what lets a replica leap (see replica.py).
 """
 

@@ -179,7 +179,7 @@ class Ledger(Trace):
                 if row.samples and row.request_id in self._tokenless:
                     self._tokenless.remove(row.request_id)
                     self._open[row.request_id].first = finished
-        # In a step run those who have a row in it, and wait those who are left in the queue.
+        # In a step, requests with a row in it run, and those left in the queue wait.
         total.waiting_seconds += step.num_waiting * (finished - started)
         total.running_seconds += len(step.rows) * (finished - started)
 

@@ -5,7 +5,7 @@ with 1,000 tokens behind them nothing is computed: the steps that read their pro
 only the measured steps reach the model. What the cache then holds is meaningless, and no slower or faster to read.
 
 Seconds are processor seconds of the thread that runs the engine, so the machine need not be idle; torch may then have
-one thread only. They equal seconds on the clock where nobody else wants the core.
+one thread only. They equal seconds on the clock when no other process uses the core.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Measured:
 
 
 class _Skipping:
-    """The engine's own worker, which computes only when asked to; otherwise everybody gets a token for nothing."""
+    """The engine's own worker, which computes only when asked to; otherwise every row gets a token at no cost."""
 
     def __init__(self) -> None:
         self.real: LocalExecutor | None = None

@@ -15,11 +15,11 @@ from reference_impl.kv.hash_index import HashIndex
 from reference_impl.workloads.request import PAGE_TOKENS, WorkloadRequest
 
 VOCAB_SIZE = 1 << 62  # fits the signed 64 bits of a hashed token
-_PAGE = 1 << 61  # pages above, tails between it and 16, what everybody writes below
+_PAGE = 1 << 61  # pages above, tails between it and 16, what every request writes below
 
 
 class Prompts:
-    """Makes prompts for one engine. The tokens behind the last full page are nobody else's."""
+    """Makes prompts for one engine. The tokens behind the last full page are unique."""
 
     def __init__(self) -> None:
         self._num_tails = 16
@@ -40,7 +40,7 @@ class Prompts:
 class PromptIndex(HashIndex):
     """The engine's prefix cache, with names in place of digests: of these tokens nothing has to be hashed.
 
-    A page stands for everything before it, a tail is one request's, and behind either everybody writes WORD. So the
+    A page stands for everything before it, a tail is one request's, and behind either every request writes WORD. So the
     last token that is no WORD, and where the block ends, say all that the block and those before it hold.
     """
 

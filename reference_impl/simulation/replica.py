@@ -1,7 +1,7 @@
 """One replica: the real engine and scheduler, a cost model for an executor, a virtual clock.
 
-It may leap. While everybody decodes and nobody can be let in, step follows step with the same rows, each a token
-longer, until somebody arrives, ends or runs out of blocks. Those steps are done at once: what they decide is known,
+It may leap. While all rows decode and none can be admitted, step follows step with the same rows, each a token
+longer, until a request arrives, ends or runs out of blocks. Those steps are done at once: what they decide is known,
 only their seconds are added up, one after another. The result is the one of single steps, to the last bit (tested).
 """
 
@@ -99,13 +99,13 @@ class Replica:
         return max(self.gpu.time, self._coming[0][0]) if self._coming else math.inf
 
     def run(self, until: float = math.inf) -> None:
-        """Every step that begins before `until`; all who arrive before that must have been offered."""
+        """Every step that begins before `until`; all arrivals before that must have been offered."""
         while (begins := self.next_time) < until:
             self.gpu.time = self._began = begins
             while self._coming and self._coming[0][0] <= begins:
                 arrival, _, request = heapq.heappop(self._coming)
                 self._add(request, arrival)
-            if self.engine.has_work():  # or all who came were refused
+            if self.engine.has_work():  # or all arrivals were rejected
                 self._step(until)
 
     def result(self) -> Result:
@@ -137,8 +137,8 @@ class Replica:
                 self._leap(self._decode_seconds, until)
 
     def _changed_no_seat(self) -> bool:
-        """Was the last step one of decodes alone, and nobody let in although there were tokens left to hand out? Then
-        nobody will be in the next: it has the same rows and no block more."""
+        """Was the last step one of decodes alone, and none admitted although there were tokens left? Then none will be
+        admitted in the next: it has the same rows and no block more."""
         last = self.ledger.last_step
         return (
             last is not None
@@ -149,8 +149,8 @@ class Replica:
         )
 
     def _leap(self, decode_seconds: Callable[[int, int], float], until: float) -> None:
-        """All steps that begin before `until`, less the one in which somebody ends, and while free blocks last: to take
-        one from the prefix cache is a decision."""
+        """All steps that begin before `until`, less the one in which a request ends, and while free blocks last: to
+        take one from the prefix cache is a decision."""
         running, gpu = self._scheduler.running, self.gpu
         num_rows = len(running)
         if not 0 < num_rows <= self._scheduler.max_num_batched_tokens:

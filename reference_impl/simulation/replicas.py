@@ -1,10 +1,10 @@
 """Many replicas behind a router, in one process or several.
 
 The router reads the stream once and sends each request to one replica; a worker holds a share of the replicas and gets
-their requests in chunks through a pipe, which blocks when the worker is behind: nobody holds the stream. What a router
-knows is what it sent, so the result does not depend on the number of processes.
+their requests in chunks through a pipe, which blocks when the worker is behind: no process holds the stream. A router's
+state is what it sent, so the result does not depend on the number of processes.
 
-Closed loops: who follows another goes to the same replica, when that one has ended and its pause is over.
+Closed loops: a request that follows another goes to the same replica, when that one has ended and its pause is over.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from reference_impl.workloads.recent import Recent
 from reference_impl.workloads.request import WorkloadRequest
 
 CHUNK = 256  # requests that travel together
-HELD = 20_000  # of a closed loop: who waits for another, in one worker, before its replicas move on
-READ_ON = 10  # times HELD: how far a worker reads on for who follows somebody that has ended
-HOMES = 200_000  # of how many requests the router remembers where they went, for those who follow
+HELD = 20_000  # of a closed loop: requests that wait for another, in one worker, before its replicas move on
+READ_ON = 10  # times HELD: how far a worker reads on for the follower of a request that has ended
+HOMES = 200_000  # of how many requests the router remembers where they went, for their followers
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def simulate_replicas(
 ) -> list[Result]:
     """Serves the stream to its end; one result per replica (`Result.fold` makes them one).
 
-    requests: in order of arrival; who follows another comes behind it, and before the moment at which it may go.
+    requests: in order of arrival; one that follows another comes behind it, and before the moment at which it may go.
     router: of ROUTERS, or makes one for a number of replicas. Processes are spawned: a script that asks for more than
     one needs `if __name__ == "__main__"`.
     """
@@ -112,16 +112,16 @@ class _Worker:
     """A share of the replicas, and the requests that are theirs, in the order of the stream.
 
     A replica runs up to an arrival when it gets it, and until the end when the stream has ended. Of a closed loop the
-    stream does not say when to run: the worker reads on until it holds many who wait for others, and then lets the
-    replica run that is furthest behind; where somebody ends and whoever follows has not been read, it reads on.
+    stream does not say when to run: the worker reads on until it holds many that wait for others, and then runs the
+    replica that is furthest behind; when a request ends whose follower has not been read, it reads on.
     """
 
     def __init__(self, setup: Setup, names: Iterable[int], stream: Iterator[tuple[int, WorkloadRequest]]):
         self.stream = stream
         self.replicas = {name: self._replica(setup, name) for name in names}
-        self.followers: dict[str, list[WorkloadRequest]] = {}  # of whom, who waits for it
+        self.followers: dict[str, list[WorkloadRequest]] = {}  # by id, the requests that wait for it
         self.num_held = 0
-        self.ended: Recent[float] = Recent(HOMES)  # the last whom nobody follows as far as was read, and when
+        self.ended: Recent[float] = Recent(HOMES)  # the last without a follower as far as was read, and when
         self.closed = self.at_end = self.inside = False
 
     def _replica(self, setup: Setup, name: int) -> Replica:
@@ -141,7 +141,7 @@ class _Worker:
             self._run(replica, math.inf)
         if self.followers:
             raise ValueError(f"requests follow others that never come: {', '.join(sorted(self.followers)[:5])} ...")
-        while self.replicas:  # who has answered is let go
+        while self.replicas:  # drop those that have answered
             yield self.replicas.pop(next(iter(self.replicas))).result()
 
     def _advance(self) -> None:
@@ -165,7 +165,7 @@ class _Worker:
         name, request = item
         replica = self.replicas[name]
         if request.after is None:
-            if not self.inside:  # a replica in the middle of a run looks for itself who comes
+            if not self.inside:  # a replica in the middle of a run reads arrivals itself
                 self._run(replica, request.arrival)
             replica.offer(request, request.arrival)
         else:
@@ -253,7 +253,7 @@ def _serve(pipe: multiprocessing.connection.Connection, setup: Setup, names: Ite
     try:
         for result in _Worker(setup, names, _chunks(pipe)).run():
             pipe.send(result)
-    except (EOFError, BrokenPipeError, ConnectionResetError):  # whoever sent is gone
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the sender is gone
         return
     except Exception as error:
         pipe.send((type(error).__name__, str(error), traceback.format_exc()))

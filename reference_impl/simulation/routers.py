@@ -1,8 +1,8 @@
-"""Who serves a request: what a gateway can decide from what it has sent, and when.
+"""Which replica serves a request: what a gateway can decide from what it has sent, and when.
 
-The router reads the stream ahead of the replicas and hears nothing from them: it knows arrivals, prompts and its own
-choices, not how long answers get and not when they end. So its choices do not depend on the number of processes. Who
-follows another is not asked about: it goes where that one went.
+The router reads the stream ahead of the replicas and gets nothing from them: it has arrivals, prompts and its own
+choices, not how long answers get and not when they end. So its choices do not depend on the number of processes. A
+request that follows another is not routed: it goes to the same replica.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from reference_impl.workloads.request import PAGE_TOKENS, WorkloadRequest
 Router = Callable[[WorkloadRequest], int]
 RECENT = 30.0  # seconds that count as a replica's load
 COMPUTED = 5  # weight of a prompt token that must be computed; one that is there takes room and weighs 1
-BOUND = 1.25  # times the mean load: above it a replica gets nobody for the sake of a prefix
+BOUND = 1.25  # times the mean load: above it a replica gets no request for the sake of a prefix
 PAGES = 1 << 18  # that the prefix router remembers, and at most twice as many: 16.8 million tokens
 
 
@@ -59,7 +59,7 @@ def prefix(replicas: int) -> Router:
         nonlocal homes, older
         load.forget(request.arrival)
         pages, work = request.pages, COMPUTED * request.num_prompt_tokens
-        # Who was sent a page was sent all before it, and they are forgotten together: known pages come first.
+        # A replica sent a page was sent all before it, and they are forgotten together: known pages come first.
         matched = bisect_left(pages, True, key=lambda page: not known(page))
         replica = -1
         if matched:

@@ -21,7 +21,7 @@ def ring_all_reduce(num_bytes: Number, n: Number, alpha: Number, bandwidth: Numb
 
 
 def one_shot_all_reduce(num_bytes: Number, n: Number, alpha: Number, bandwidth: Number) -> Number:
-    """Everybody sends everything to everybody at once: alpha + (n-1) * bytes / bandwidth (0 for n = 1)."""
+    """Each rank sends everything to all others at once: alpha + (n-1) * bytes / bandwidth (0 for n = 1)."""
     return (np.asarray(n) > 1) * alpha + (n - 1) * num_bytes / bandwidth
 
 

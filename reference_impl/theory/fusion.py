@@ -2,7 +2,7 @@
 
 Each kernel reads its inputs and writes its outputs once; caches are left out. What one kernel writes and a later one
 reads is an intermediate. A chain of n kernels in a row has n - 1 (erratum E05.15). Fused, an intermediate is neither
-written nor read, so it saves twice its bytes. One that somebody else needs, too, is still written: it saves its reads.
+written nor read, so it saves twice its bytes. One with other readers is still written: it saves its reads.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def mg1_wait_seconds(service_seconds: Number, rho: Number, scv: Number = 1.0) ->
     """Mean wait before service in an M/G/1 queue (Pollaczek-Khinchine): rho / (1 - rho) * (1 + scv) / 2 * S.
 
     scv: variance of the service time over its mean squared; 1 exponential, 0 constant. Long prompts among short ones
-    raise it, and with it everybody's wait.
+    raise it, and with it all waits.
     """
     return _over(rho * (1 + scv) / 2 * service_seconds, rho)
 

@@ -35,7 +35,7 @@ def read_jsonl(path: str | Path) -> Iterator[WorkloadRequest]:
 
     Checked: names, types, ranges, as many pages as the prompt has, and arrivals that do not fall (of requests that wait
     for no other). Of the last KEPT requests also that their ids differ, and that `after` names one of them: so two
-    equal ids further apart are not found, and who waits for a request further back is refused.
+    equal ids further apart are not found, and one that waits for a request further back is rejected.
     """
     last = 0.0
     lines: Recent[int] = Recent(KEPT)

@@ -14,7 +14,7 @@ class WorkloadRequest:
     """arrival: seconds from the start of the stream; 0.0 where a closed loop decides (see `after`).
 
     pages: a 64-bit hash for each full page of PAGE_TOKENS prompt tokens, chained: equal hash at the same place means
-    equal text from the start up to the end of that page. Text that nobody else has gets hashes of its own.
+    equal text from the start up to the end of that page. Unique text gets unique hashes.
     session: a conversation or an agent's run; "" where the workload has none. tenant: whose system prompt comes first.
     after: closed loop: to be sent only when this request has finished, plus `think` seconds.
     images: how many; their tokens are part of num_prompt_tokens.

@@ -1,6 +1,6 @@
 """Sessions of a workload, drawn one after another: all lengths and pauses of a session when it begins.
 
-So session 17 is the same under every arrival process. Who shares what belongs to the workload and not to the seed:
+So session 17 is the same under every arrival process. What sessions share belongs to the workload, not to the seed:
 two seeds are other users of the same service, with the same system prompts and documents.
 """
 
@@ -114,7 +114,7 @@ class Sessions:
             self._image_tokens = must("images.tokens", spec.images.tokens, 1)
 
     def _world(self, field: str, distribution: Drawn, num: int) -> list[int]:
-        """What belongs to the workload and not to the seed: 0 stands for everybody's seed."""
+        """What belongs to the workload and not to the seed: 0 stands for every seed."""
         return Draws(whole(distribution, 1), self.spec.name, f"world.{field}", 0).take(num)
 
     def draw(self, num_turns: int | None = None) -> Session:

@@ -43,7 +43,7 @@ class Documents(Documented):
 
 
 class Images(Documented):
-    """Images at the start of a session; nobody else has them."""
+    """Images at the start of a session, unique to it."""
 
     count: Distribution
     tokens: Distribution

@@ -23,13 +23,13 @@ Waiting = tuple[int, str, Session | tuple[int, int]]  # ready when, its id, and 
 
 
 def open_stream(spec: Workload, process: Open, seed: int) -> Iterator[WorkloadRequest]:
-    """Requests in order of arrival, without end; `after` is None, for nobody waits.
+    """Requests in order of arrival, without end; `after` is None, as none waits.
 
     The process says when a request comes, a session says which: the one that has been ready for longest sends its next
     turn, and if none is ready a new session begins. A session is ready when its planned answer and its pause are over,
     so a pause is the one drawn plus the wait for the next arrival. The stream starts in the middle of the service's
     life, some sessions being under way, so that its lengths do not depend on how much of it is read.
-    How they come to be: WARM_UP * (turns - 1) * think * rate turns that nobody sees (8,300 for chat at 4 requests/s);
+    How they come to be: WARM_UP * (turns - 1) * think * rate unseen turns (8,300 for chat at 4 requests/s);
     where those would be more than MOST_TURNS, see `_under_way`.
     Memory: the sessions under way, about rate * think seconds of them.
     """
@@ -54,7 +54,7 @@ def open_stream(spec: Workload, process: Open, seed: int) -> Iterator[WorkloadRe
 
 
 def _next(ready: list[Waiting], now: int, sessions: Sessions) -> Session:
-    """Who sends now: of those that are ready the first, or a new session."""
+    """The session that sends now: the first that is ready, or a new one."""
     while ready and ready[0][0] <= now:
         found = heapq.heappop(ready)[2]
         if isinstance(found, Session):
@@ -79,7 +79,7 @@ def _turns_before(spec: Workload, rate: float) -> int:
 def _under_way(spec: Workload, rate: float, per_token: float, seed: int) -> Iterator[Waiting]:
     """Sessions in a pause at time 0, the first to be ready first, drawn as they are found there in the long run.
 
-    By Little's law there are rate * (1 - 1 / turns) * pause of them. Who looks at a random moment finds a pause with a
+    By Little's law there are rate * (1 - 1 / turns) * pause of them. At a random moment a pause is found with a
     probability in proportion to its length, anywhere in it; and each pause of a session alike, so sessions in
     proportion to their number of pauses. The rest of a session is drawn when it is ready. Two things are left out: the
     wait for the next arrival (1 / rate, less than a thousandth of a pause where this is used), and that a long pause
@@ -98,7 +98,7 @@ def _under_way(spec: Workload, rate: float, per_token: float, seed: int) -> Iter
 
 
 def closed_stream(spec: Workload, process: ClosedLoop, seed: int) -> Iterator[WorkloadRequest]:
-    """Requests without end of num_users users, who take turns in the stream: one request of each, then the next.
+    """Requests without end of num_users users, in turns in the stream: one request of each, then the next.
 
     Each says after which request of its user it comes; a user whose session is over begins another after a pause. Users
     are not equally fast, so a reader holds back what the faster ones have yet to send: it grows with the square root of

@@ -157,8 +157,8 @@ def test_an_engine_holds_as_many_blocks_as_its_request_needs(window: int | None,
         (KVSpec(2, 2, 8, 4, bits_per_value=16), torch.float32, "bits_per_value=32, got bits_per_value=16"),
         (KVSpec(2, 2, 8, 4, bits_per_value=8), torch.float8_e4m3fn, "bits_per_scale=32, got bits_per_scale=0"),
         (
-            KVSpec(2, 2, 8, 4, bits_per_value=16, bits_per_zero_point=16),
-            torch.float16,
+            KVSpec(2, 2, 8, 4, bits_per_value=8, bits_per_scale=32, bits_per_zero_point=16),
+            torch.float8_e4m3fn,
             "bits_per_zero_point=0, got bits_per_zero_point=16",
         ),
         (

@@ -75,7 +75,7 @@ def attention_decode_rows(
     """One query per row, all rows at once, padded to the longest context.
 
     q [rows, num_heads, head_dim]; slots [rows, max_seq_len], where the padding repeats a slot of the same row:
-    a slot that nobody wrote may hold NaN, and 0 x NaN is NaN. mask [rows, 1, 1, max_seq_len]: 0, or -inf for padding.
+    a slot never written may hold NaN, and 0 x NaN is NaN. mask [rows, 1, 1, max_seq_len]: 0, or -inf for padding.
     workspace [2, rows * max_seq_len or more, num_kv_heads, head_dim], like q: is written over with the gathered
     context. keys, values and their scales as in `flash_attention`.
     """

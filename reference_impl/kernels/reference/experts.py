@@ -14,7 +14,7 @@ def grouped_gemm(x: Tensor, weights: Tensor, expert_offsets: Tensor) -> Tensor:
     """Row t of expert e gives weights[e] x[t]: x [tokens, in], weights [experts, out, in] -> [tokens, out].
 
     Expert e owns rows [expert_offsets[e], expert_offsets[e + 1]), perhaps none; expert_offsets [experts + 1] int32,
-    from 0, never falling. Rows from expert_offsets[-1] on belong to nobody: they are not computed, and what stands
+    from 0, never falling. Rows from expert_offsets[-1] on belong to no expert: they are not computed, and what stands
     there in the result is arbitrary.
     """
     out = x.new_empty(len(x), weights.shape[1])

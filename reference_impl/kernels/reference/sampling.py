@@ -1,6 +1,6 @@
 """Sampling in whole numbers, so that every machine that sees the same logits chooses the same tokens.
 
-Sums of floats depend on their order, and exp on who computes it. Here a token's mass, exp of its score, is a whole
+Sums of floats depend on their order, and exp on the implementation. Here a token's mass, exp of its score, is a whole
 number of 2^-40, computed by additions and products in float32 whose order is fixed: sums are exact in any order.
 """
 
