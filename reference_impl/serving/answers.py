@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import time
 import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from pydantic_core import to_json
 from tokenizers import Tokenizer
 
@@ -32,6 +34,22 @@ def usage(used: Usage) -> dict[str, Any]:
         "total_tokens": used.prompt + used.completion,
         "prompt_tokens_details": {"cached_tokens": used.cached},
     }
+
+
+async def embeddings(stream: Stream, model: str, in_base64: bool, normalized: bool) -> dict[str, Any]:
+    """The answer to `EmbeddingRequest`. Raises Unavailable where the engine does not finish it."""
+    found: dict[int, Any] = {}
+    async for pieces in stream:
+        for piece in pieces:
+            vector = np.array(piece.embedding, np.float64)
+            if normalized and (length := float(np.linalg.norm(vector))):
+                vector /= length
+            found[piece.index] = (
+                base64.b64encode(vector.astype("<f4").tobytes()).decode() if in_base64 else vector.tolist()
+            )
+    data = [{"object": "embedding", "index": index, "embedding": found[index]} for index in sorted(found)]
+    used = {"prompt_tokens": stream.usage.prompt, "total_tokens": stream.usage.prompt}
+    return {"object": "list", "data": data, "model": model, "usage": used}
 
 
 @dataclass

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Coroutine, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,12 +24,13 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.types import Send
 
+from reference_impl.interfaces import SamplingParams
 from reference_impl.serving import answers
 from reference_impl.serving.answers import ChatShape, CompletionShape, Shape, TokenText
 from reference_impl.serving.connection import EVENTS, Answer, BodyLimit, is_addressed_to, send_json
 from reference_impl.serving.limits import ConnectionLimits
 from reference_impl.serving.metrics import LAST
-from reference_impl.serving.protocol import TOKEN_ID, ChatRequest, CompletionRequest
+from reference_impl.serving.protocol import TOKEN_ID, ChatRequest, CompletionRequest, EmbeddingRequest
 from reference_impl.serving.refusals import HANDLERS, REFUSALS, Refused, refusal
 from reference_impl.serving.runner import Overloaded, Runner, Stream, Unavailable
 
@@ -79,6 +81,10 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
         app.post(
             path, dependencies=[*allowed, Depends(_said_to_be_json)], responses=answered, response_model=dict[str, Any]
         )(endpoint)
+    app.post(
+        "/v1/embeddings", dependencies=[*allowed, Depends(_said_to_be_json)], responses=REFUSALS,
+        response_model=dict[str, Any],
+    )(server.embed)  # fmt: skip
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -143,6 +149,19 @@ class _Server:
         sampling = self._sampling(lambda: body.sampling(body.max_tokens, body.logprobs))
         return await self._answer(shape, prompts, sampling, body)
 
+    async def embed(self, body: EmbeddingRequest) -> Response:
+        """The pooled hidden states of one or several inputs, texts or token ids."""
+        self._check_model(body.model)
+        prompts = await asyncio.to_thread(self._encode, body.prompts, "input")
+        stream = await self._start(
+            f"embd-{uuid.uuid4().hex}", prompts, SamplingParams(max_tokens=1), "input", pooling=body.pooling,
+            priority=body.priority, cache_salt=body.cache_salt,
+        )  # fmt: skip
+        in_base64 = body.encoding_format == "base64"
+        name, normalized = self.config.model_name, body.normalize
+        respond = _as_a_whole(lambda: answers.embeddings(stream, name, in_base64, normalized))
+        return Answer(respond, stream.close)
+
     async def chat(self, body: ChatRequest) -> Response:
         """Answer a conversation, with the chat template of the model's tokenizer."""
         self._check_model(body.model)
@@ -162,10 +181,10 @@ class _Server:
         asked = body.max_completion_tokens or body.max_tokens or fits
         return await self._answer(shape, [prompt], self._sampling(lambda: body.sampling(asked, logprobs)), body)
 
-    def _encode(self, prompts: Sequence[str | list[int]]) -> list[list[int]]:
+    def _encode(self, prompts: Sequence[str | list[int]], field: str = "prompt") -> list[list[int]]:
         for number, prompt in enumerate(prompts):
             if isinstance(prompt, str):
-                _check_characters(prompt, f"prompt {number}" if len(prompts) > 1 else "prompt")
+                _check_characters(prompt, f"{field} {number}" if len(prompts) > 1 else field)
         return [self.engine.prompts.encode(prompt) for prompt in prompts]
 
     def _sampling(self, make: Callable[[], Any]) -> Any:
@@ -187,21 +206,24 @@ class _Server:
             if token >= vocabulary:
                 message = f"stop_token_ids: {token} is outside the vocabulary [0, {vocabulary})"
                 raise Refused(400, message, param="stop_token_ids")
+        options = {"priority": body.priority, "cache_salt": body.cache_salt}
+        stream = await self._start(shape.id, prompts, sampling, "prompt", **options)
+        respond = _as_events(shape, stream) if body.stream else _as_a_whole(lambda: shape.whole(stream))
+        return Answer(respond, stream.close)
+
+    async def _start(
+        self, name: str, prompts: Sequence[Sequence[int]], sampling: SamplingParams, field: str, **options: Any
+    ) -> Stream:
         try:
-            stream = await self.runner.start(
-                shape.id, prompts, sampling, priority=body.priority, cache_salt=body.cache_salt
-            )
+            return await self.runner.start(name, prompts, sampling, **options)
         except ValueError as error:
-            raise Refused(
-                400, str(error), param="prompt", code="context_length_exceeded" if "tokens" in str(error) else None
-            ) from None
+            code = "context_length_exceeded" if "tokens" in str(error) else None
+            raise Refused(400, str(error), param=field, code=code) from None
         except Overloaded as error:
             retry = {"Retry-After": str(RETRY_SECONDS)}
             raise Refused(429, f"{error}: try again in a moment", headers=retry) from None
         except Unavailable as error:
             raise Refused(503, str(error)) from None
-        respond = _as_events(shape, stream) if body.stream else _as_a_whole(shape, stream)
-        return Answer(respond, stream.close)
 
     # --- what there is, and how it is ------------------------------------------------------------------------------
 
@@ -311,10 +333,10 @@ def _as_events(shape: Shape, stream: Stream) -> Callable[[Send], Coroutine[Any, 
     return respond
 
 
-def _as_a_whole(shape: Shape, stream: Stream) -> Callable[[Send], Coroutine[Any, Any, None]]:
+def _as_a_whole(whole: Callable[[], Awaitable[dict[str, Any]]]) -> Callable[[Send], Coroutine[Any, Any, None]]:
     async def respond(send: Send) -> None:
         try:
-            content = await shape.whole(stream)
+            content = await whole()
         except Unavailable as error:
             await send_json(send, answers.error(str(error), "server_error"), 503)
         else:

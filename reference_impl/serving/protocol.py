@@ -35,7 +35,7 @@ Number = Annotated[float, Field(strict=True)]
 TOKEN_ID = "Token id"  # as the description calls it
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31, title=TOKEN_ID)]
 MAX_PROMPTS, MAX_STOP, MAX_STOP_CHARACTERS = 64, 16, 1000
-MAX_MESSAGES, MAX_PARTS, MAX_FIELDS = 10_000, 1000, 100
+MAX_MESSAGES, MAX_PARTS, MAX_FIELDS, MAX_INPUTS = 10_000, 1000, 100, 2048
 
 # What OpenAI's clients may send and this server cannot do. A value that asks for nothing is let through.
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
@@ -55,15 +55,16 @@ _TEXT = {"type": "string", "minLength": 1}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "title": TOKEN_ID}, "minItems": 1}
 _STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _STOP = {"anyOf": [_STOP_TEXT, {"type": "array", "items": _STOP_TEXT, "maxItems": MAX_STOP}]}
-PROMPT_SCHEMA = {
-    "title": "Prompt",
-    "description": "A text, token ids, or several of either",
-    "anyOf": [
-        _TEXT,
-        _TOKENS,
-        *({"type": "array", "items": item, "minItems": 1, "maxItems": MAX_PROMPTS} for item in (_TEXT, _TOKENS)),
-    ],
-}
+
+
+def _prompt_schema(title: str, most: int) -> dict[str, Any]:
+    several = [{"type": "array", "items": item, "minItems": 1, "maxItems": most} for item in (_TEXT, _TOKENS)]
+    described = "A text, token ids, or several of either"
+    return {"title": title, "description": described, "anyOf": [_TEXT, _TOKENS, *several]}
+
+
+PROMPT_SCHEMA = _prompt_schema("Prompt", MAX_PROMPTS)
+INPUT_SCHEMA = _prompt_schema("Input", MAX_INPUTS)
 
 
 def _without_nulls(data: Any) -> Any:
@@ -162,6 +163,29 @@ class _Sampling(BaseModel):
         )
 
 
+def _texts_or_token_ids(prompt: Any, most: int) -> Any:
+    """A text, token ids, or at most so many of either, unchanged."""
+
+    def one(value: Any) -> Any:
+        """A text, or token ids; None where it is neither."""
+        tokens = isinstance(value, list) and all(type(token) is int and 0 <= token < 2**31 for token in value)
+        return value if value and (isinstance(value, str) or tokens) else None
+
+    if (alone := one(prompt)) is not None:
+        return alone
+    if isinstance(prompt, list) and len(prompt) > most:
+        raise ValueError(f"expected a text, token ids, or at most {most} of either, got a list of {len(prompt)}")
+    prompts = [one(value) for value in prompt] if isinstance(prompt, list) else []
+    if not prompts or None in prompts or len({*map(type, prompts)}) > 1:
+        raise ValueError("expected a text, token ids, or a list of either, and nothing empty")
+    return prompts
+
+
+def _as_list(prompt: Any) -> list[str | list[int]]:
+    several = isinstance(prompt, list) and not isinstance(prompt[0], int)
+    return cast("list[str | list[int]]", prompt if several else [prompt])
+
+
 class CompletionRequest(_Sampling):
     """POST /v1/completions"""
 
@@ -172,27 +196,53 @@ class CompletionRequest(_Sampling):
     @property
     def prompts(self) -> list[str | list[int]]:
         """One or several, as a list."""
-        several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
-        return cast("list[str | list[int]]", self.prompt if several else [self.prompt])
+        return _as_list(self.prompt)
 
     @field_validator("prompt", mode="before")
     @classmethod
-    def _texts_or_token_ids(cls, prompt: Any) -> Any:
-        def one(value: Any) -> Any:
-            """A text, or token ids; None where it is neither."""
-            tokens = isinstance(value, list) and all(type(token) is int and 0 <= token < 2**31 for token in value)
-            return value if value and (isinstance(value, str) or tokens) else None
+    def _check_prompt(cls, prompt: Any) -> Any:
+        return _texts_or_token_ids(prompt, MAX_PROMPTS)
 
-        if (alone := one(prompt)) is not None:
-            return alone
-        if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS:
-            raise ValueError(
-                f"expected a text, token ids, or at most {MAX_PROMPTS} of either, got a list of {len(prompt)}"
+
+class EmbeddingRequest(BaseModel):
+    """POST /v1/embeddings"""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_null_is_the_default)
+
+    input: Annotated[str | list[TokenId] | list[str] | list[list[TokenId]], WithJsonSchema(INPUT_SCHEMA)]
+    model: str | None = None
+    encoding_format: Annotated[Literal["float", "base64"], Field(description="base64: of little-endian float32")] = (
+        "float"
+    )
+    # Additions.
+    pooling: Annotated[
+        Literal["mean", "last"], Field(description="of the prompt's hidden states after the last norm")
+    ] = "mean"
+    normalize: Annotated[StrictBool, Field(description="to length 1, as OpenAI's are")] = True
+    priority: Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)] = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_what_changes_nothing(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        if data.get("dimensions") is not None:
+            raise PydanticCustomError(
+                NOT_IMPLEMENTED, "{field} is not implemented: leave it out", {"field": "dimensions"}
             )
-        prompts = [one(value) for value in prompt] if isinstance(prompt, list) else []
-        if not prompts or None in prompts or len({*map(type, prompts)}) > 1:
-            raise ValueError("expected a text, token ids, or a list of either, and nothing empty")
-        return prompts
+        kept = {name: value for name, value in data.items() if name not in ("user", "dimensions")}
+        return {name: _whole(value) for name, value in _without_nulls(kept).items()}
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or several, as a list."""
+        return _as_list(self.input)
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _check_input(cls, prompt: Any) -> Any:
+        return _texts_or_token_ids(prompt, MAX_INPUTS)
 
 
 class TextPart(BaseModel):

@@ -43,12 +43,13 @@ class Piece:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
+    embedding: list[float] | None = None  # of a request with pooling, when it is finished
 
     def add(self, later: Piece) -> None:
         self.text += later.text
         self.tokens += later.tokens
         self.logprobs += later.logprobs
-        self.finish_reason = later.finish_reason
+        self.finish_reason, self.embedding = later.finish_reason, later.embedding
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class _Sample:
         self.sent += len(tokens)
         text, finish_reason = self.generation.take(), self.generation.finish_reason
         something = text or tokens or finish_reason is not None
-        return (self.stream, self.index, text, tokens, logprobs, finish_reason) if something else None
+        embedding = request.embedding if request.pooling is not None else None
+        return (self.stream, self.index, text, tokens, logprobs, finish_reason, embedding) if something else None
 
 
 class Worker:
@@ -141,7 +142,8 @@ class Worker:
     def _step(self) -> None:
         result = self.llm.step()
         rows, usages = [], []
-        for request_id in result.tokens:
+        pooled = [request.id for request in result.finished if request.pooling is not None]
+        for request_id in (*result.tokens, *pooled):
             sample = self._samples.get(request_id)
             if sample is None:
                 continue

@@ -214,6 +214,42 @@ def test_a_prompt_that_was_there_before_is_found_in_the_cache(client: openai.Ope
     assert salted.usage.prompt_tokens_details.cached_tokens == 0
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["thread", "process"])
+def test_embeddings(apart: bool, server: Any, serve: Any, serial: LLM) -> None:
+    """OpenAI's client asks for base64 by itself."""
+    url = serve(process=True).url if apart else server.url
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    texts = [PROMPT, "x", "import os\n" * 30]
+    answer = client.embeddings.create(model="course", input=texts)
+    assert [one.index for one in answer.data] == [0, 1, 2]
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == sum(len(serial.encode(text)) for text in texts)
+    for one, expected in zip(answer.data, serial.embed(texts), strict=True):
+        length = math.hypot(*expected)
+        assert math.hypot(*one.embedding) == pytest.approx(1, abs=1e-5)
+        assert one.embedding == pytest.approx([value / length for value in expected], abs=1e-4)
+    [raw] = client.embeddings.create(
+        model="course", input=serial.encode(PROMPT), encoding_format="float",
+        extra_body={"pooling": "last", "normalize": False},
+    ).data  # fmt: skip
+    [expected] = serial.embed(PROMPT, "last")
+    assert raw.embedding == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+def test_what_cannot_be_embedded_is_refused_by_name(client: openai.OpenAI, server: Any) -> None:
+    longest = server.engine.max_model_len
+    with pytest.raises(openai.BadRequestError, match=str(longest)) as caught:
+        client.embeddings.create(model="course", input=[5] * (longest + 3))
+    assert caught.value.body["param"] == "input"  # type: ignore[index]
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.embeddings.create(model="ada", input="x")
+    for wrong, said in (
+        ({"dimensions": 64}, "dimensions"), ({"extra_body": {"pooling": "max"}}, "pooling"), ({"input": ""}, "input"),
+        ({"extra_body": {"truncate": True}}, "truncate"),
+    ):  # fmt: skip
+        with pytest.raises(openai.APIStatusError, match=said):
+            client.embeddings.create(**{"model": "course", "input": "x"} | wrong)
+
+
 @pytest.mark.curl
 def test_curl(server: Any, serial: LLM) -> None:
     body = json.dumps({"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "stream": True})
