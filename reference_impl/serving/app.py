@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,11 +31,21 @@ from reference_impl.serving.answers import ChatShape, CompletionShape, Shape, To
 from reference_impl.serving.connection import EVENTS, Answer, BodyLimit, is_addressed_to, send_json
 from reference_impl.serving.limits import ConnectionLimits
 from reference_impl.serving.metrics import LAST
-from reference_impl.serving.protocol import TOKEN_ID, ChatRequest, CompletionRequest, EmbeddingRequest
+from reference_impl.serving.protocol import (
+    TOKEN_ID,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    Message,
+    TokenizeRequest,
+)
 from reference_impl.serving.refusals import HANDLERS, REFUSALS, Refused, refusal
 from reference_impl.serving.runner import Overloaded, Runner, Stream, Unavailable
 
 RETRY_SECONDS = 1
+# Where there are API keys: how the paths begin that need one.
+NEED_A_KEY = ("/v1/", "/requests/", "/status.json", "/tokenize", "/detokenize")
 Objective = Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds")]
 Last = Annotated[int, Query(ge=1, le=LAST, description="finished requests")]
 
@@ -81,17 +92,22 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
         app.post(
             path, dependencies=[*allowed, Depends(_said_to_be_json)], responses=answered, response_model=dict[str, Any]
         )(endpoint)
-    app.post(
-        "/v1/embeddings", dependencies=[*allowed, Depends(_said_to_be_json)], responses=REFUSALS,
-        response_model=dict[str, Any],
-    )(server.embed)  # fmt: skip
+    keyed: dict[str, Any] = {"dependencies": [*allowed, Depends(_said_to_be_json)], "responses": REFUSALS}
+    app.post("/tokenize", **keyed)(server.tokenize)
+    app.post("/detokenize", **keyed)(server.detokenize)
+    app.get("/version")(server.version)
+    app.post("/v1/embeddings", **keyed, response_model=dict[str, Any])(server.embed)
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
         described = describe()
         schemas = described["components"]["schemas"]
         _bound_tokens(schemas, runner.engine.vocab_size, runner.engine.max_model_len - 1)
-        schemas["ChatRequest"]["properties"]["messages"].pop("maxItems", None)  # the context is full long before
+        for conversation in (
+            schemas["ChatRequest"]["properties"]["messages"],
+            schemas["TokenizeRequest"]["properties"]["messages"]["anyOf"][0],
+        ):
+            conversation.pop("maxItems", None)  # the context is full, or the body too long, long before
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -125,7 +141,7 @@ class _Server:
         if own is not None and not is_addressed_to(own, host):
             message = f"expected the header Host: an IP address, localhost or {own}, got {host!r}"
             return refusal(421, f"{message}. Without API keys there is no other name: give --api-key, and any will do")
-        if not self.config.api_keys or not request.url.path.startswith(("/v1/", "/requests/", "/status.json")):
+        if not self.config.api_keys or not request.url.path.startswith(NEED_A_KEY):
             return None
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         known = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in self.config.api_keys]
@@ -170,16 +186,46 @@ class _Server:
             self.config.model_name, "chat.completion", "chat.completion.chunk", "chatcmpl", self.tokens, logprobs,
             body.include_usage,
         )  # fmt: skip
-        messages = [message.plain() for message in body.messages]
-        for number, message in enumerate(messages):
-            _check_characters(message["content"], f"messages.{number}.content")
-        try:
-            prompt = await asyncio.to_thread(self.engine.prompts.chat_prompt, messages)
-        except ValueError as error:  # no template, or it refuses
-            raise Refused(400, str(error), param="messages") from None
+        prompt = await self._chat_prompt(body.messages)
         fits = max(1, self.engine.max_model_len - len(prompt))
         asked = body.max_completion_tokens or body.max_tokens or fits
         return await self._answer(shape, [prompt], self._sampling(lambda: body.sampling(asked, logprobs)), body)
+
+    async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
+        """Token ids, as vLLM gives them."""
+        self._check_model(body.model)
+        if body.messages is not None:
+            tokens = await self._chat_prompt(body.messages)
+        else:
+            [tokens] = await asyncio.to_thread(self._encode, [body.prompt or ""])
+        texts = [self.tokens.text(token) for token in tokens] if body.return_token_strs else None
+        return {
+            "count": len(tokens), "max_model_len": self.engine.max_model_len, "tokens": tokens, "token_strs": texts,
+        }  # fmt: skip
+
+    async def detokenize(self, body: DetokenizeRequest) -> dict[str, str]:
+        """The text of token ids, special tokens included."""
+        self._check_model(body.model)
+        for token in body.tokens:
+            if token >= self.engine.vocab_size:
+                message = f"tokens: {token} is outside the vocabulary [0, {self.engine.vocab_size})"
+                raise Refused(400, message, param="tokens")
+        tokenizer = self.engine.prompts.tokenizer
+        assert tokenizer is not None  # see __init__
+        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return {"prompt": text}
+
+    async def version(self) -> dict[str, str]:
+        return {"version": metadata.version("inferlab")}
+
+    async def _chat_prompt(self, conversation: Sequence[Message]) -> list[int]:
+        messages = [message.plain() for message in conversation]
+        for number, message in enumerate(messages):
+            _check_characters(message["content"], f"messages.{number}.content")
+        try:
+            return await asyncio.to_thread(self.engine.prompts.chat_prompt, messages)
+        except ValueError as error:  # no template, or it refuses
+            raise Refused(400, str(error), param="messages") from None
 
     def _encode(self, prompts: Sequence[str | list[int]], field: str = "prompt") -> list[list[int]]:
         for number, prompt in enumerate(prompts):

@@ -301,6 +301,48 @@ class ChatRequest(_Sampling):
         return self
 
 
+def _one_of_two(schema: dict[str, Any]) -> None:
+    _null_is_the_default(schema)
+    kinds = {"prompt": {"type": "string"}, "messages": {"type": "array"}}
+    schema["oneOf"] = [{"required": [name], "properties": {name: kind}} for name, kind in kinds.items()]
+
+
+class TokenizeRequest(BaseModel):
+    """POST /tokenize: a text, or a conversation in the model's chat template"""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_one_of_two)
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
+    model: str | None = None
+    return_token_strs: StrictBool = False
+
+    _nulls = model_validator(mode="before")(_without_nulls)
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("expected prompt or messages, and not both")
+        return self
+
+
+class DetokenizeRequest(BaseModel):
+    """POST /detokenize"""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_null_is_the_default)
+
+    # As many as there are: not those of a prompt, which are bounded by what fits.
+    tokens: list[Annotated[StrictInt, Field(ge=0, lt=2**31)]]
+    model: str | None = None
+
+    _nulls = model_validator(mode="before")(_without_nulls)
+
+    @field_validator("tokens", mode="before")
+    @classmethod
+    def _whole_numbers(cls, tokens: Any) -> Any:
+        return _whole(tokens)
+
+
 # --- what is answered where something was wrong ---------------------------------------------------------------------
 
 

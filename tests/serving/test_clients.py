@@ -6,8 +6,10 @@ import asyncio
 import json
 import math
 import subprocess
+from importlib import metadata
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -233,6 +235,30 @@ def test_embeddings(apart: bool, server: Any, serve: Any, serial: LLM) -> None:
     ).data  # fmt: skip
     [expected] = serial.embed(PROMPT, "last")
     assert raw.embedding == pytest.approx(expected, rel=1e-3, abs=1e-3)
+
+
+def test_tokens_of_a_text_and_of_a_conversation_and_back(server: Any, serial: LLM) -> None:
+    text = "def f(x):\n    return 'é'\n"
+    with httpx.Client(base_url=server.url, timeout=600) as http:
+        found = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+        assert found["tokens"] == serial.encode(text)
+        assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+        assert found["max_model_len"] == server.engine.max_model_len
+        assert http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": text}
+        chat = http.post("/tokenize", json={"messages": MESSAGES}).json()
+        assert chat["tokens"] == serial.chat_prompt(MESSAGES)
+        assert chat["token_strs"] is None
+        assert http.post("/tokenize", json={"prompt": ""}).json()["count"] == 0
+        assert http.get("/version").json() == {"version": metadata.version("inferlab")}
+        for path, body, said in (
+            ("/tokenize", {}, "prompt or messages"), ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "not both"),
+            ("/detokenize", {"tokens": [5, 100_000]}, "100000 is outside the vocabulary"),
+            ("/detokenize", {"tokens": "x"}, "tokens"), ("/tokenize", {"prompt": "x", "model": "gpt-5"}, "gpt-5"),
+            ("/tokenize", {"prompt": "\ud83d"}, "half a surrogate pair"),
+        ):  # fmt: skip
+            answer = http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+            assert answer.status_code in (400, 404, 422)
+            assert said in answer.json()["error"]["message"]
 
 
 def test_what_cannot_be_embedded_is_refused_by_name(client: openai.OpenAI, server: Any) -> None:
