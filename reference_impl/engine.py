@@ -250,6 +250,7 @@ class Engine:
         request.tokens.append(token)
 
     def _held(self, request_id: str, token: int) -> tuple[Request, int]:
+        self.pipeline.raise_if_lost()
         request, vocab = self._unfinished(request_id), self.model.config.vocab_size
         if not request.holds:
             raise ValueError(
@@ -306,6 +307,7 @@ class Engine:
     def step(self) -> StepResult:
         """Plans and starts one forward pass, and books one: the same or, with several in flight, the oldest, which runs
         while this one is planned. So the first step of an engine that overlaps them has no tokens."""
+        self.pipeline.raise_if_lost()
         now = self.clock.now()
         if self._pages is not None:
             self._pages.expire(now)

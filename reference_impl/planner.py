@@ -91,6 +91,11 @@ class Planner:
                 self._refuse(sent, row)
             sent.num_computed = last
             if samples:
+                if request.pooling is not None:
+                    raise ValueError(
+                        f"request {name!r} asks for hidden states (pooling), and its row samples: the scheduler has to "
+                        "plan its rows with samples=False, and end it when its prompt is computed"
+                    )
                 takes_masks = takes_masks or request.grammar is not None
                 if not request.holds:
                     sent.num_tokens = last + 1

@@ -30,6 +30,8 @@ class WholeRequests:
     def add(self, request: Request) -> None:
         if request.holds:
             raise ValueError(f"request {request.id!r}: beam search needs the scheduler of scheduler/scheduler.py")
+        if request.pooling is not None:
+            raise ValueError(f"request {request.id!r}: pooling needs the scheduler of scheduler/scheduler.py")
         self.waiting += (request, *request.children)
         request.children = []
 

@@ -47,8 +47,9 @@ def draft_arrays(host: HostBatch) -> Arrays:
     }
 
 
-def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int) -> Tensor:
-    """[D] int64: the guesses. ValueError if they are not [R, k]."""
+def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int, vocab_size: int) -> Tensor:
+    """[D] int64: the guesses. ValueError if they are not [R, k] or, on a CPU, not of the vocabulary; a GPU, which would
+    have to be waited for, fails by itself."""
     rows, row, nth = t["draft.slots"], t["draft.row"], t["draft.nth"]
     lengths = slots.computed.index_select(0, rows) + t["draft.known"]
     guesses = proposer.propose(rows, lengths, slots.tokens, k)
@@ -58,7 +59,13 @@ def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int) -
             f"{type(proposer).__name__}.propose: expected {k} tokens for each of {len(rows)} rows, [{len(rows)}, {k}], "
             f"got {got}"
         )
-    return guesses.to(torch.int64)[row, nth]
+    found = guesses.to(torch.int64)[row, nth]
+    if found.device.type == "cpu" and found.numel() and not 0 <= int(found.min()) <= int(found.max()) < vocab_size:
+        wrong = next(token for token in found.tolist() if not 0 <= token < vocab_size)
+        raise ValueError(
+            f"{type(proposer).__name__}.propose: expected tokens of the vocabulary [0, {vocab_size}), got {wrong}"
+        )
+    return found
 
 
 def put_drafts(slots: Slots, t: Mapping[str, Tensor]) -> None:

@@ -258,7 +258,8 @@ class LocalExecutor:
         if host.drafts:
             if not host.given:
                 assert self.proposer is not None
-                tensors["draft.tokens"] = propose(self.proposer, self.slots, tensors, max(host.drafts))
+                vocab = self.model.config.vocab_size
+                tensors["draft.tokens"] = propose(self.proposer, self.slots, tensors, max(host.drafts), vocab)
             put_drafts(self.slots, tensors)
 
     def _batch(self, host: HostBatch, tensors: Mapping[str, Tensor]) -> Batch:
@@ -285,7 +286,7 @@ class LocalExecutor:
         if penalties is not None and host.drafts:
             penalties = replace(penalties, guessed=guessed_before(penalties, host, tensors))
             parameters = replace(parameters, penalties=penalties)
-        found = self.sampler.launch(logits, parameters, self._of_sampler(tensors))
+        found = self.sampler.launch(logits, parameters, self._of_sampler(tensors, parameters, len(logits)))
         self.slots.put(tensors, found.tokens)
         verified = verify(found.tokens, tensors, max(host.drafts)) if host.drafts else None
         if penalties is not None:
@@ -318,11 +319,20 @@ class LocalExecutor:
             end += len(mine)
         return asking
 
-    def _of_sampler(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """What a sampler that `captures` chooses by. How many tokens a request has is looked up: the host may not have
-        it yet."""
-        found = {name: tensors[f"sampling.{name}"] for name in COLUMNS if f"sampling.{name}" in tensors}
-        return {**found, "position": self.slots.behind(tensors)[1]} if found else None
+    def _of_sampler(
+        self, tensors: Mapping[str, Tensor], parameters: Parameters | None = None, num: int | None = None
+    ) -> dict[str, Tensor] | None:
+        """What a sampler that `captures` chooses by, of the first `num` logits. How many tokens a request has is looked
+        up: the host may not have it yet. parameters: where a replay gave logits, whose graph does not take columns."""
+        assert isinstance(self.sampler, TorchSampler)
+        if not self.sampler.captures:
+            return None
+        if "sampling.seed" in tensors:
+            found = {name: tensors[f"sampling.{name}"] for name in COLUMNS}
+        else:
+            assert parameters is not None
+            found = to_device({name: parameters.arrays[name] for name in COLUMNS}, self.model.device)
+        return {**found, "position": self.slots.behind(tensors)[1][:num]}
 
     def _ran(self) -> tuple[str, ...]:
         return () if self._names_kernels is None else tuple(sorted(self._names_kernels.ran))

@@ -121,7 +121,7 @@ class Executor(Protocol):
     def max_in_flight(self) -> int:
         """How many steps may be submitted before the first of them is collected. 1: a step's samples must be
         collected before the next is submitted. 2: they are in the worker by then, and the next step may compute them.
-        For more steps, without the tokens, see `abilities.RunsStages`."""
+        An executor that `abilities.RunsStages` says 1 here, and takes more steps, without the tokens."""
         ...
 
     def submit(self, step: Step) -> Any:

@@ -103,7 +103,8 @@ class KVManager(Protocol):
 
 class HostProposer(Protocol):
     """Guesses what a request's next tokens are, from its text, while a step is planned. Wrong guesses cost time and
-    change no text. A step that is planned before the tokens of the one before are known has none."""
+    change no text. It is
+    not asked where a request's own newest token is still in flight."""
 
     def propose(self, request: Request, k: int) -> Sequence[int]:
         """At most k tokens of the vocabulary: what may follow request.tokens, which is only to be read. Fewer, or none,

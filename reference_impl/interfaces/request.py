@@ -171,7 +171,8 @@ class Request:
         return [value / num_pooled for value in self.pooled]
 
     def pool(self, start: int, values: array[float]) -> None:
-        """values: what a row that begins at position `start` adds. Preempted, a request begins again at 0."""
+        """values: what a row that begins at position `start` adds. A request that computes its
+        prompt anew begins again at 0; swapped, it goes on."""
         if self.pooled is None or start == 0 or self.pooling == "last":
             self.pooled = values
         else:

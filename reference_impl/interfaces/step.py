@@ -24,8 +24,8 @@ class Opened(NamedTuple):
     sample_index: int
     holds: bool  # what is sampled for it is reported, and not part of it
     pooling: Pooling | None = None  # its rows do not sample: what they add to `Reply.pooled`
-    # (slot, n): before `tokens` come the first n that this slot had before the step. A proposer gets it without, and
-    # with all tokens.
+    # (slot, n): before `tokens` come the first n that this slot had before the step, also if the step closes it; none
+    # of them in flight. What a proposer gets has all tokens, and None here.
     fork_of: tuple[int, int] | None = None
 
 

@@ -302,3 +302,21 @@ def test_a_cache_that_the_machine_cannot_hold_is_refused_before_lists_as_long_ar
     for options in ({"kv_cache_bytes": 10**15}, {"num_blocks": 4, "preemption": "swap", "swap_bytes": 10**15}):
         with pytest.raises(ConfigError, match="GiB free: ask for less"):
             Engine(random_model("float64"), EngineConfig(**options))
+
+
+def test_a_lost_engine_of_held_requests_says_so_in_every_step(make) -> None:
+    engine = make(0)
+    engine.add([1, 2, 3], SamplingParams(max_tokens=9, temperature=0, logprobs=1), "r", holds=True)
+    engine.step()
+
+    def fails(step: Any) -> Any:
+        raise OSError("the device is gone")
+
+    engine.executor.collect = fails
+    with pytest.raises(OSError, match="the device is gone"):
+        engine.step()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="failed or was interrupted"):
+            engine.step()
+    with pytest.raises(RuntimeError, match="failed or was interrupted"):
+        engine.append("r", 5)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine, Parts
 from reference_impl.interfaces import Request, SamplingParams
@@ -134,3 +135,24 @@ def test_front_door_and_errors(random_model, pooled_alone) -> None:
     engine.abort(waiting.id)
     assert waiting.embedding is None
     assert engine.kv.num_available == engine.num_blocks
+
+
+def test_a_scheduler_that_lets_its_rows_sample_is_refused(random_model) -> None:
+    model, config = random_model("float64"), EngineConfig(num_blocks=60, prefix_cache="off")
+    engine = Engine(model, config)
+    engine.scheduler = engine.pipeline.scheduler = StaticBatching(engine.kv, 4)
+    with pytest.raises(ValueError, match="pooling needs the scheduler of scheduler/scheduler.py"):
+        engine.add([1, 2], pooling="mean")
+    engine = Engine(model, config)
+    engine.add([1, 2], SamplingParams(max_tokens=2), "r")
+    engine.requests["r"].pooling = "mean"  # as a scheduler that takes no notice of it would see it
+    give = engine.scheduler._give
+
+    def samples(request: Request, *rest: Any) -> None:
+        request.pooling = None
+        give(request, *rest)
+        request.pooling = "mean"
+
+    engine.scheduler._give = samples
+    with pytest.raises(ValueError, match=r"'r' asks for hidden states \(pooling\), and its row samples"):
+        engine.step()

@@ -185,3 +185,36 @@ def test_the_usual_keys_are_captured_ahead(random_model) -> None:
     keys = graphs.keys()
     assert {key.tokens_per_row for key in keys} == {1, 3}
     assert engine.capture_graphs() == len(keys) == len(graphs._graphs)
+
+
+@pytest.mark.usefixtures("no_reading")
+@pytest.mark.parametrize(
+    "asked_too", [{"logprobs": 0}, {"presence_penalty": 0.4}, {"repetition_penalty": 1.2}], ids=str
+)
+def test_a_replay_that_gives_logits_draws_by_the_positions_on_the_device(
+    asked_too: dict[str, Any], random_model
+) -> None:
+    """Overlapped, the host has bounds of them only; and so for rows beside the one that needs the logits."""
+    model = dense_model(random_model("float64", device=DEVICE))
+    params = [SamplingParams(max_tokens=20, temperature=0.9, seed=i, **(asked_too if i else {})) for i in range(3)]
+    work = [{"prompt": [6, 7, 8 + i], "sampling": p, "arrival": 0, "abort": None} for i, p in enumerate(params)]
+    texts = serve(dense_engine(model, **FEW), work)
+    for seed in range(3):
+        proposer = Recalls({f"r{i}": text for i, text in enumerate(texts)}, seed)
+        engine = drafting_engine(model, proposer, 3, "on", **FEW)
+        assert serve(engine, work) == texts
+        assert {key.samples for key in engine.executor.graphs._graphs if key.tokens_per_row > 1} == {False}
+
+
+def test_a_guess_outside_the_vocabulary_is_named(random_model) -> None:
+    model = dense_model(random_model("float64"))
+
+    class Wild(Recalls):
+        def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
+            return torch.full((len(slots), k), VOCAB)
+
+    engine = drafting_engine(model, Wild({"r0": []}, 0), 2, "off", graphs=False, **FEW)
+    engine.add([1, 2], SamplingParams(max_tokens=9, ignore_eos=True), "r0")
+    engine.step()
+    with pytest.raises(ValueError, match=rf"Wild.propose: expected tokens of the vocabulary .*, got {VOCAB}"):
+        engine.step()
