@@ -189,7 +189,7 @@ def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIn
 
 
 def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: AttentionBackend | None) -> None:
-    """ConfigError if the cache shall be of 8 bits and a custom part ignores scales."""
+    """ConfigError where the cache is to be of 8 bits and a custom part does not apply scales."""
     if config.kv_dtype != "fp8":
         return
     if kv_cache is not None and not has_scales(kv_cache):

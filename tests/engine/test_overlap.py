@@ -226,17 +226,23 @@ def test_auto_waits_on_a_cpu_and_on_says_which_part_cannot(random_model: Callabl
     assert not Engine(model, EngineConfig(num_blocks=4), Parts(sampler=of_a_learner)).pipeline.overlaps
 
 
+def lose(engine: Engine, error: BaseException) -> None:
+    """The step that runs fails."""
+
+    def fails(step: Any) -> Any:
+        raise error
+
+    engine.executor.collect = fails
+    with pytest.raises(type(error)) as raised:
+        engine.step()
+    assert raised.value is error
+
+
 def test_after_a_failed_step_an_overlapped_engine_says_that_its_state_is_lost(make) -> None:
     engine = make(0)
     engine.add([1, 2, 3], SamplingParams(max_tokens=9, temperature=0))
     engine.step()
-
-    def fails(step: Any) -> Any:
-        raise OSError("the device is gone")
-
-    engine.executor.collect = fails
-    with pytest.raises(OSError, match="the device is gone"):
-        engine.step()
+    lose(engine, OSError("the device is gone"))
     with pytest.raises(RuntimeError, match="make a new engine") as lost:
         engine.step()
     assert isinstance(lost.value.__cause__, OSError)
@@ -265,13 +271,7 @@ def test_who_aborts_because_a_step_failed_sees_its_error_and_the_engine_is_lost(
     engine.add([1, 2, 3], SamplingParams(max_tokens=9, temperature=0), "r")
     engine.step()
     engine.step()
-
-    def fails(step: Any) -> Any:
-        raise error
-
-    engine.executor.collect = fails
-    with pytest.raises(type(error)):
-        engine.step()
+    lose(engine, error)
     engine.abort("r")  # as `LLM.generate` does on its way out: nothing is collected, nothing raised
     with pytest.raises(RuntimeError, match="failed or was interrupted"):
         engine.add([1, 2, 3], SamplingParams(max_tokens=1))
@@ -308,13 +308,7 @@ def test_a_lost_engine_of_held_requests_says_so_in_every_step(make) -> None:
     engine = make(0)
     engine.add([1, 2, 3], SamplingParams(max_tokens=9, temperature=0, logprobs=1), "r", holds=True)
     engine.step()
-
-    def fails(step: Any) -> Any:
-        raise OSError("the device is gone")
-
-    engine.executor.collect = fails
-    with pytest.raises(OSError, match="the device is gone"):
-        engine.step()
+    lose(engine, OSError("the device is gone"))
     for _ in range(2):
         with pytest.raises(RuntimeError, match="failed or was interrupted"):
             engine.step()

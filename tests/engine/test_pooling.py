@@ -145,7 +145,7 @@ def test_a_scheduler_that_lets_its_rows_sample_is_refused(random_model) -> None:
         engine.add([1, 2], pooling="mean")
     engine = Engine(model, config)
     engine.add([1, 2], SamplingParams(max_tokens=2), "r")
-    engine.requests["r"].pooling = "mean"  # as a scheduler that takes no notice of it would see it
+    engine.requests["r"].pooling = "mean"  # as for a scheduler without it
     give = engine.scheduler._give
 
     def samples(request: Request, *rest: Any) -> None:

@@ -22,6 +22,7 @@ from reference_impl.scheduler.policy import ByPriority
 from reference_impl.scheduler.scheduler import Scheduler
 from tests.engine.conftest import HostOracle, StagedExecutor, check_references, staged
 from tests.engine.test_abilities import PlainKV
+from tests.engine.test_overlap_order import first_to_finish
 
 VOCAB = 61
 STAGES = [2, 3, 4]
@@ -196,15 +197,7 @@ def test_the_first_in_rank_does_not_wait_until_windows_give_up_no_more_blocks(
     window = random_model("float64", architecture="MistralForCausalLM", sliding_window=6)
     engine = make(4, window, block_size=1, num_blocks=25, max_num_batched_tokens=12)
     engine.scheduler.policy = ByPriority(aging=0)
-    for i in range(3):
-        engine.add([2] * 5, greedy(36), f"long{i}", priority=1)
-    for _ in range(30):
-        engine.step()
-    engine.add([1] * 19, greedy(4), "urgent", priority=0)
-    finished: list[str] = []
-    while not finished:
-        finished += [request.id for request in engine.step().finished]
-    assert finished == ["urgent"]
+    assert first_to_finish(engine, late_by=30) == ["urgent"]
 
 
 class Sums:
