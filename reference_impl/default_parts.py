@@ -18,6 +18,7 @@ from reference_impl.interfaces import (
     KVCache,
     KVManager,
     KVSpec,
+    LayeredPageStore,
     PageStore,
     PrefixIndex,
     Proposer,
@@ -104,12 +105,14 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
         )
 
 
-def check_page_store(store: PageStore) -> None:
-    """ConfigError unless it has the members of a `PageStore`."""
+def check_page_store(store: PageStore | LayeredPageStore) -> None:
+    """ConfigError unless it has the members of a `PageStore`, or of a `LayeredPageStore`."""
     given = f"Parts.page_store, {store.__name__ if isinstance(store, type) else type(store).__name__}"
     if isinstance(store, type):
         raise ConfigError(f"{given}, is a class: expected an object of it")
-    missing = [name for name in ("num_stored", "load", "save") if not callable(getattr(store, name, None))]
+    by_layer = hasattr(store, "load_layer") or hasattr(store, "save_layer")
+    names = ("num_stored", "load_layer", "save_layer") if by_layer else ("num_stored", "load", "save")
+    missing = [name for name in names if not callable(getattr(store, name, None))]
     if missing:
         raise ConfigError(f"{given}, has no {', '.join(missing)}: a page store needs them, see interfaces/pages.py")
     timeout = getattr(store, "timeout", None)
@@ -129,7 +132,8 @@ def make_kv_manager(engine: Engine, parts: Parts) -> KVManager:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
         raise ConfigError(f"Parts.page_store fills the prefix cache, and {why}: leave the store out")
     model = fingerprint(engine.model.config, engine.model.dtype)
-    root = f"{model} {config.kv_dtype} {specs!r}".encode()  # pages of another model or format have other keys
+    # Pages of another model or format have other keys. By layer: the order of a page's bytes.
+    root = f"by layer {model} {config.kv_dtype} {specs!r}".encode()
     return StoredKVManager(pool, config.block_size, index, parts.page_store, root, host_pool)
 
 
@@ -234,7 +238,11 @@ def run_alone(engine: Engine, sampler: Sampler, plan: StepPlan, requests: Mappin
 
 
 def _worker(
-    engine: Engine, cache: KVCache, sampler: Sampler, proposer: Proposer | None = None, store: PageStore | None = None
+    engine: Engine,
+    cache: KVCache,
+    sampler: Sampler,
+    proposer: Proposer | None = None,
+    store: PageStore | LayeredPageStore | None = None,
 ) -> LocalExecutor:
     from reference_impl.executor.local import LocalExecutor
 

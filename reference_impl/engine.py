@@ -51,6 +51,7 @@ from reference_impl.interfaces import (
     KVCache,
     KVManager,
     KVSpec,
+    LayeredPageStore,
     PageStore,
     Policy,
     Pooling,
@@ -97,7 +98,7 @@ class Parts:
     sampler: Sampler | None = None
     proposer: Proposer | None = None
     host_proposer: HostProposer | None = None
-    page_store: PageStore | None = None
+    page_store: PageStore | LayeredPageStore | None = None
     executor: Executor | None = None
     clock: Clock | None = None
     trace: events.Trace | None = None
@@ -417,13 +418,15 @@ class Engine:
         """Into the trace, and what finished out of the engine's books. A step that only asked for transfers leaves no
         trace."""
         plan, output = booked.plan, booked.output
-        if not (plan.rows or plan.preempted or plan.transfers != Transfers() or output.transfers):
+        moved = plan.transfers != Transfers() or output.transfers or output.layers_moved
+        if not (plan.rows or plan.preempted or moved):
             return
         self.trace.add(
             events.StepDone(
                 plan.step_id, output.started_at, output.finished_at, booked.rows, plan.preempted,
                 self.scheduler.num_waiting, self.scheduler.num_running, self.kv.num_available,
                 plan.transfers, plan.admitted, output.attention, output.transfers, booked.num_sampled,
+                output.layers_moved,
             )
         )  # fmt: skip
         for request in booked.finished:

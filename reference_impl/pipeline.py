@@ -169,8 +169,10 @@ class Pipeline:
         if drafts := self.planner.has_drafted:
             self.planner.settle(running.step, reply, running.requests)
             rows = tuple(_where_it_was(row, running.requests[row.request_id]) for row in rows)
-        if reply.transfers:
-            self._pages_of(reply).transfers_ended(reply.transfers)
+        if reply.transfers or reply.layers_moved:
+            pages = self._pages_of(reply)
+            pages.transfers_moved(reply.layers_moved)
+            pages.transfers_ended(reply.transfers)
         for at, (start, reports) in reply.prompt_logprobs.items():
             known = running.requests[running.plan.rows[at].request_id].prompt_logprobs
             known += reports[max(0, len(known) - start) :]  # preempted, it computes its prompt once more
@@ -206,7 +208,8 @@ class Pipeline:
     def _pages_of(self, reply: Reply) -> FetchesPages:
         if not isinstance(self.kv, FetchesPages):
             raise ValueError(
-                f"the reply to step {reply.step_id} speaks of transfers {[end.id for end in reply.transfers]}; "
+                f"the reply to step {reply.step_id} speaks of transfers "
+                f"{[*reply.layers_moved, *(end.id for end in reply.transfers)]}; "
                 f"{type(self.kv).__name__} has begun none"
             )
         return self.kv

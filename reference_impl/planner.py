@@ -194,4 +194,6 @@ def output_of(reply: Reply, rows: Sequence[Row]) -> StepOutput:
     """A reply in the scheduler's terms. rows: of the plan."""
     tokens = {row.request_id: new for row, new in zip(rows, reply.tokens, strict=True) if new}
     logprobs = {rows[at].request_id: reports for at, reports in reply.logprobs.items()}
-    return StepOutput(tokens, logprobs, reply.started_at, reply.finished_at, reply.attention, reply.transfers)
+    return StepOutput(
+        tokens, logprobs, reply.started_at, reply.finished_at, reply.attention, reply.transfers, reply.layers_moved
+    )

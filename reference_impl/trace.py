@@ -5,7 +5,7 @@ Times are seconds on the engine's clock. A step is recorded once; per-token time
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from reference_impl.interfaces import Row, TransferEnd, Transfers
@@ -44,6 +44,7 @@ class StepDone:
     attention: tuple[str, ...] = ()  # what computed it, as the attention backend says: "flash_attention", "sdpa", ...
     transfers_ended: tuple[TransferEnd, ...] = ()  # of pages, with why if they did not arrive
     num_sampled: tuple[int, ...] = ()  # of each row; () where drafts were never verified: one where it samples
+    layers_moved: Mapping[int, int] = field(default_factory=dict)  # as of `Reply`
 
     @property
     def num_new_tokens(self) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ from reference_impl.interfaces import (
     Clock,
     KVCache,
     KVSpec,
+    LayeredPageStore,
     Masks,
     NamesKernels,
     PageStore,
@@ -111,7 +112,7 @@ class LocalExecutor:
         max_num_seqs: int,
         max_len: int,
         proposer: Proposer | None = None,
-        page_store: PageStore | None = None,
+        page_store: PageStore | LayeredPageStore | None = None,
     ):
         for spec in kv_specs:
             if spec.kind != "kv":
@@ -431,10 +432,13 @@ class LocalExecutor:
         started = max(ticket.submitted_at, self._finished_at)
         self._finished_at = self.clock.now() if sampling.finished_at is None else sampling.finished_at
         ended = () if self.pages is None else self.pages.take_ended()
+        moved = {} if self.pages is None else self.pages.take_moved()
         scores = {} if sampling.scores is None else sampling.scores()
         pools = {} if sampling.pools is None else sampling.pools()
         tokens, logprobs = _per_row(step, sampling, sampled)
-        return Reply(step.step_id, tokens, logprobs, started, self._finished_at, ticket.ran, scores, pools, ended)
+        return Reply(
+            step.step_id, tokens, logprobs, started, self._finished_at, ticket.ran, scores, pools, ended, moved
+        )
 
     def close(self) -> None:
         """Frees the graphs and their memory; later steps run eagerly."""

@@ -46,7 +46,7 @@ from reference_impl.interfaces.computing import (
     Sampler,
     TensorSpec,
 )
-from reference_impl.interfaces.pages import FetchesPages, HoldsPages, PageStore
+from reference_impl.interfaces.pages import FetchesPages, HoldsPages, LayeredPageStore, PageStore
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
 from reference_impl.interfaces.planning import BlockPool, Clock, HostProposer, KVManager, Policy, PrefixIndex, Scheduler
 from reference_impl.interfaces.request import (
@@ -84,6 +84,7 @@ __all__ = [
     "KVKind",
     "KVManager",
     "KVSpec",
+    "LayeredPageStore",
     "LinearMethod",
     "Masks",
     "NamesKernels",

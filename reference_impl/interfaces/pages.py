@@ -32,11 +32,15 @@ class FetchesPages(Protocol):
         ...
 
     def expire(self, now: float) -> None:
-        """Cancels transfers that take longer than the store's timeout."""
+        """Cancels transfers of which nothing has moved for longer than the store's timeout."""
+        ...
+
+    def transfers_moved(self, layers: Mapping[int, int]) -> None:
+        """{transfer: how many more of its layers have moved}: the store's timeout begins anew for them."""
         ...
 
     def transfers_ended(self, ends: Sequence[TransferEnd]) -> None:
-        """Their blocks are free to be used; loaded ones are in the prefix cache."""
+        """Their blocks are free to be used; loaded ones, of which all layers have come, are in the prefix cache."""
         ...
 
     @property
@@ -52,18 +56,23 @@ class FetchesPages(Protocol):
 
 @runtime_checkable
 class HoldsPages(Protocol):
-    """A KV cache whose blocks can be read and written as bytes."""
+    """A KV cache whose blocks can be read and written as bytes, layer by layer."""
 
-    def read_pages(self, blocks: Sequence[BlockId]) -> list[bytes]:
-        """Of each block the keys, values and scales of all layers."""
+    @property
+    def num_layers(self) -> int:
+        """Of each block, all of the same size."""
         ...
 
-    def write_page(self, block: BlockId, content: memoryview) -> None:
-        """ValueError if it is not as long as a block."""
+    def read_pages(self, blocks: Sequence[BlockId], layer: int) -> list[bytes]:
+        """Of each block the keys, values and scales of a layer."""
+        ...
+
+    def write_page(self, block: BlockId, layer: int, content: memoryview) -> None:
+        """ValueError if it is not as long as a block's part of a layer."""
         ...
 
 
-class PageStore(Protocol):
+class _KeepsPages(Protocol):
     """Keeps pages beyond the device: in host memory, in files, on other machines. It never sees a tensor.
 
     The planner asks which pages exist; the worker, maybe in another process, saves and loads their contents. A
@@ -71,12 +80,16 @@ class PageStore(Protocol):
     its tokens itself. Pages of different weights must not meet in one store.
     """
 
-    timeout: float  # seconds on the engine's clock, after which a transfer is cancelled
+    timeout: float  # seconds on the engine's clock: a transfer of which nothing moves for longer is cancelled
 
     def num_stored(self, keys: Sequence[bytes]) -> int:
-        """How many of the first keys it has, without a gap; called before loads and before saves. Called while a step
-        is planned: it should not block. An error counts as 0, with a warning."""
+        """How many of the first keys it has, with all layers, without a gap; called before loads and before saves.
+        Called while a step is planned: it should not block. An error counts as 0, with a warning."""
         ...
+
+
+class PageStore(_KeepsPages, Protocol):
+    """A store of whole pages."""
 
     def load(self, keys: Sequence[bytes]) -> Future[Sequence[bytes]]:
         """The contents of each key's page, in order, as they were saved.
@@ -88,4 +101,19 @@ class PageStore(Protocol):
 
     def save(self, pages: Mapping[bytes, bytes]) -> Future[None]:
         """Contents by key. What is stored under a key already may stay."""
+        ...
+
+
+@runtime_checkable
+class LayeredPageStore(_KeepsPages, Protocol):
+    """A store that moves pages layer by layer, as over a network: a transfer is one call for each layer, in order, and
+    each has a future of its own. The worker writes a loaded layer as soon as it has come; the pages are used when all
+    have. If one layer fails, the transfer does."""
+
+    def load_layer(self, keys: Sequence[bytes], layer: int) -> Future[Sequence[bytes]]:
+        """As `PageStore.load`, of one layer, numbered from 0."""
+        ...
+
+    def save_layer(self, pages: Mapping[bytes, bytes], layer: int) -> Future[None]:
+        """As `PageStore.save`, of one layer. A page of which some layers were never saved is not stored."""
         ...

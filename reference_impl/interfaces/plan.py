@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,4 +58,5 @@ class StepOutput:
     started_at: float
     finished_at: float
     attention: tuple[str, ...] = ()  # what computed it, by the backend's own names
-    transfers: tuple[TransferEnd, ...] = ()  # as of `Reply`
+    transfers: tuple[TransferEnd, ...] = ()  # as of `Reply`, as the next
+    layers_moved: Mapping[int, int] = field(default_factory=dict)

@@ -115,3 +115,5 @@ class Reply:
     # the row computed; with "last" that of the prompt's last token, from the row that computed it. float64, "d".
     pooled: Mapping[int, tuple[int, array[float]]] = field(default_factory=dict)
     transfers: tuple[TransferEnd, ...] = ()  # those that ended since the reply before, whichever step they began with
+    # {transfer: how many more layers of its pages have moved since the reply before}, of those that have not ended.
+    layers_moved: Mapping[int, int] = field(default_factory=dict)

@@ -16,13 +16,14 @@ from __future__ import annotations
 import itertools
 import operator
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from weakref import WeakSet
 
 from reference_impl.interfaces import (
     BlockId,
     BlockPool,
+    LayeredPageStore,
     Page,
     PageStore,
     PageTransfer,
@@ -51,11 +52,10 @@ def page_keys(tokens: Sequence[int], key: bytes, block_size: int) -> list[bytes]
 
 @dataclass(eq=False)
 class _Transfer:
-    """Started, or to start with the next step, and not ended. began: seconds on the engine's clock, None until the
-    first `expire`."""
+    """Started, or to start with the next step, and not ended."""
 
     blocks: list[BlockId]  # each of them held
-    began: float | None = None
+    moved_at: float | None = None  # seconds on the engine's clock; None: since the last `expire`, which sets it
     is_cancelled: bool = False
 
 
@@ -78,7 +78,7 @@ class StoredKVManager(KVManager):
         pool: BlockPool,
         block_size: int,
         index: PrefixIndex,
-        store: PageStore,
+        store: PageStore | LayeredPageStore,
         root: bytes,
         host_pool: BlockPool | None = None,
     ):
@@ -173,9 +173,9 @@ class StoredKVManager(KVManager):
 
     def expire(self, now: float) -> None:
         for number, transfer in self._transfers.items():
-            if transfer.began is None:
-                transfer.began = now
-            elif now - transfer.began > self.store.timeout:
+            if transfer.moved_at is None:
+                transfer.moved_at = now
+            elif now - transfer.moved_at > self.store.timeout:
                 self._cancel(number, transfer)
 
     def _cancel(self, number: int, transfer: _Transfer) -> None:
@@ -186,10 +186,19 @@ class StoredKVManager(KVManager):
             transfer.is_cancelled = True
             self._cancelled.append(number)
 
+    def transfers_moved(self, layers: Mapping[int, int]) -> None:
+        for number in layers:
+            self._check_begun(number, "moved")
+            if (transfer := self._transfers.get(number)) is not None:
+                transfer.moved_at = None
+
+    def _check_begun(self, number: int, what: str) -> None:
+        if not 0 <= number < self._num_begun:
+            raise ValueError(f"transfer {number} {what}, which was never begun: {self._num_begun} were, from 0")
+
     def transfers_ended(self, ends: Sequence[TransferEnd]) -> None:
         for end in ends:
-            if not 0 <= end.id < self._num_begun:
-                raise ValueError(f"transfer {end.id} ended, which was never begun: {self._num_begun} were, from 0")
+            self._check_begun(end.id, "ended")
             transfer = self._transfers.pop(end.id, None)
             if transfer is None:  # ended while being cancelled
                 continue

@@ -99,18 +99,24 @@ class PagedKVCache:
 
     # --- pages: blocks as bytes, for a store beyond the device ------------------------------------------------------
 
-    def read_pages(self, blocks: Sequence[BlockId]) -> list[bytes]:
-        """Of each block its values and scales, all layers. Waits for the device."""
-        ids = _ids(blocks, self.data.device)
-        parts = [of_blocks.index_select(0, ids).cpu().contiguous().view(torch.uint8) for of_blocks, _ in self._moved]
+    @property
+    def num_layers(self) -> int:
+        return self.specs[0].num_layers
+
+    def read_pages(self, blocks: Sequence[BlockId], layer: int) -> list[bytes]:
+        """Of each block a layer's values and scales. Waits for the device."""
+        ids, place = _ids(blocks, self.data.device), self._place[layer]
+        found = (of_blocks[:, place].index_select(0, ids).cpu() for of_blocks, _ in self._moved)
+        parts = [part.contiguous().view(torch.uint8) for part in found]
         return [b"".join(part[i].numpy().tobytes() for part in parts) for i in range(len(blocks))]
 
-    def write_page(self, block: BlockId, content: memoryview) -> None:
-        """ValueError if the content is not as long as a block."""
-        parts = [of_blocks[block] for of_blocks, _ in self._moved]
+    def write_page(self, block: BlockId, layer: int, content: memoryview) -> None:
+        """ValueError if the content is not as long as a block's part of a layer."""
+        parts = [of_blocks[block, self._place[layer]] for of_blocks, _ in self._moved]
         if len(content) != (expected := sum(part.nbytes for part in parts)):
             raise ValueError(
-                f"expected a page of {expected} bytes, got {len(content)}: it is of another model or cache"
+                f"expected {expected} bytes for layer {layer} of a page, got {len(content)}: it is of another model or "
+                "cache"
             )
         start = 0
         for part in parts:

@@ -174,6 +174,38 @@ class FakeStore:
         return future
 
 
+class FakeLayeredStore(FakeStore):
+    """The same, one layer at a time: of each layer another of `kinds`, and also repeated (the layer before)."""
+
+    def __init__(self, kinds: Sequence[str], seed: int = 0):
+        super().__init__(kinds, seed)
+        self.layers: dict[tuple[bytes, int], bytes] = {}
+        self.calls: list[tuple[str, int]] = []
+        self.next_kinds: list[str] = []  # of the loads that come next; then they are drawn
+
+    load = save = None  # type: ignore[assignment]
+
+    @property
+    def num_layers(self) -> int:
+        return 1 + max((layer for _, layer in self.calls), default=0)
+
+    def num_stored(self, keys: Sequence[bytes]) -> int:
+        self.contents = {k: b"" for k, _ in self.layers if all((k, i) in self.layers for i in range(self.num_layers))}
+        return super().num_stored(keys)
+
+    def load_layer(self, keys: Sequence[bytes], layer: int) -> Future[Sequence[bytes]]:
+        kind = self.next_kinds.pop(0) if self.next_kinds else self.random.choice(self.kinds)
+        self.begun.append(kind)
+        self.calls.append(("load", layer))
+        asked = max(0, layer - 1) if kind == "repeated" else layer
+        return self.answer(kind, lambda: self.spoil(kind, [self.layers[key, asked] for key in keys]))
+
+    def save_layer(self, pages: Mapping[bytes, bytes], layer: int) -> Future[None]:
+        self.calls.append(("save", layer))
+        new = {(key, layer): content for key, content in pages.items()}
+        return self.answer(self.random.choice(self.kinds), lambda: self.layers.update(new))
+
+
 class CountingClock:
     """A second passes whenever it is looked at, so that nothing depends on how fast a machine is."""
 

@@ -25,7 +25,7 @@ from reference_impl.kv_store.folder import FolderStore
 from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import load_model
 from reference_impl.split import split_engine
-from tests.engine.conftest import CountingClock, FakeStore
+from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore
 
 PROMPT = list(range(1, 24))  # 5 full blocks of 4, and 3 tokens
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -34,7 +34,7 @@ CONFIG = EngineConfig(block_size=4, num_blocks=24, max_num_seqs=4, overlap="off"
 
 @pytest.fixture(scope="module")
 def model(random_model) -> Decoder:
-    return random_model("float64")
+    return random_model("float64", num_hidden_layers=3)
 
 
 def engine_with(model: Decoder, store: Any, config: EngineConfig = CONFIG, **parts: Any) -> Engine:
@@ -70,6 +70,15 @@ def filled(model: Decoder, kinds: tuple[str, ...] = ("now",)) -> FakeStore:
     finish(engine)
     assert len(store.contents) == (len(PROMPT) + 6 - 1) // 4
     store.kinds = kinds
+    return store
+
+
+def filled_by_layer(model: Decoder, kinds: tuple[str, ...] = ("now",)) -> FakeLayeredStore:
+    store = FakeLayeredStore(("now",))
+    engine = engine_with(model, store)
+    ask(engine)
+    finish(engine)
+    store.kinds, store.begun, store.calls = kinds, [], [("", model.config.num_layers - 1)]
     return store
 
 
@@ -278,7 +287,7 @@ def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -
         engine_with(windows, store)
     with pytest.raises(ValueError, match="page_store is for the engine's own kv_manager"):
         engine_with(model, store, kv_manager=KVManager(BlockPool(24), 4))
-    with pytest.raises(TypeError, match="read_pages and write_page.*OwnCache has not"):
+    with pytest.raises(TypeError, match="read_pages, write_page and num_layers.*OwnCache has not"):
         engine_with(model, store, kv_cache=type("OwnCache", (), {})())
     without = Engine(model, CONFIG)
     manager = StoredKVManager(without.block_pool, 4, HashIndex(4), filled(model), b"")
@@ -292,6 +301,90 @@ def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -
     ask(broken)
     with pytest.raises(ValueError, match=r"reply to step .* transfers \[7\]; KVManager has begun none"):
         broken.step()
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_layers_come_one_by_one_and_pages_are_used_when_all_have_come(overlap: str, model, expected) -> None:
+    store = filled_by_layer(model, ("late",))
+    engine = engine_with(model, store, EngineConfig(block_size=4, num_blocks=24, overlap=overlap))
+    request = ask(engine)
+    engine.step()
+    layers = range(model.config.num_layers)
+    assert store.calls[1:] == [("load", layer) for layer in layers]
+    store.late = [(4 * (1 + at), act) for at, (_, act) in enumerate(reversed(store.late))]  # the last layer comes first
+    while request.state is RequestState.LOADING:
+        assert request.num_cached_tokens == 0
+        engine.step()
+        store.turn()
+    finish(engine, store)
+    assert (request.output_tokens, request.num_cached_tokens) == (expected, 20)
+    steps = engine.trace.steps()
+    [load] = [load for step in steps for load in step.transfers.loads]
+    # Those that moved with the end of the transfer are not counted: the end says that all have.
+    assert [step.layers_moved[load.id] for step in steps if step.layers_moved] == [1] * (len(layers) - 1)
+    assert TransferEnd(load.id) in ends(engine)
+
+
+def test_pages_are_saved_layer_by_layer_and_found_by_an_engine_that_asks_for_layers(model, expected) -> None:
+    store = filled_by_layer(model)
+    assert len(store.layers) == 7 * model.config.num_layers
+    assert len({len(content) for content in store.layers.values()}) == 1
+    engine = engine_with(model, store)
+    request = ask(engine)
+    finish(engine)
+    assert (request.output_tokens, request.num_cached_tokens) == (expected, 20)
+
+
+@pytest.mark.parametrize("layer", range(3))
+@pytest.mark.parametrize("kind", [*WRONG, "repeated"])
+def test_one_wrong_layer_ends_the_transfer(kind: str, layer: int, model, expected) -> None:
+    store = filled_by_layer(model)
+    store.next_kinds = ["now"] * layer + [kind]
+    engine = engine_with(model, store)
+    request = ask(engine)
+    finish(engine, store)
+    right = (kind, layer) == ("repeated", 0)  # there is none before it
+    assert (request.output_tokens, request.num_cached_tokens) == (expected, 20 if right else 0)
+    [end] = [end for end in ends(engine) if end.id == 0]
+    assert (end.error is None) == right
+    # Behind one that is refused, no other is asked for.
+    assert len(store.begun) == (layer + 1 if kind == "refuses" else 3)
+
+
+def test_a_transfer_that_goes_on_is_not_cancelled_and_one_that_stops_is(model, expected) -> None:
+    """Seconds pass as the clock is looked at; each layer alone comes in time, all together would not."""
+    for stops in (False, True):
+        store = filled_by_layer(model, ("late",))
+        store.timeout = 12.0
+        engine = engine_with(model, store)
+        request = ask(engine)
+        engine.step()
+        acts = [act for _, act in store.late]
+        store.late = []
+        began = engine.clock.time
+        for act in acts[: 1 if stops else len(acts)]:
+            for _ in range(2):
+                engine.step()
+            act()
+        taken = engine.clock.time - began
+        finish(engine)
+        assert request.output_tokens == expected
+        error = next(end.error for end in ends(engine) if end.id == 0)
+        assert (error is None, request.num_cached_tokens) == ((False, 0) if stops else (True, 20))
+        assert stops or taken > 12.0
+
+
+def test_a_reply_about_layers_of_a_transfer_that_was_never_begun_is_an_error(model) -> None:
+    for store, text in (
+        (None, r"transfers \[7\]; KVManager has begun none"),
+        (FakeStore(("now",)), "transfer 7 moved"),
+    ):
+        engine = engine_with(model, store)
+        collect = engine.executor.collect
+        engine.executor.collect = lambda ticket, collect=collect: replace(collect(ticket), layers_moved={7: 1})
+        ask(engine)
+        with pytest.raises(ValueError, match=text):
+            engine.step()
 
 
 def test_a_store_that_counts_wrongly_is_a_warning(model) -> None:
@@ -441,6 +534,7 @@ def test_a_store_is_looked_at_when_it_is_given(model) -> None:
 
     for store, text in (
         ("folder", "Parts.page_store, str, has no num_stored, load, save"),
+        (type("Half", (), {"load_layer": print})(), "Half, has no num_stored, save_layer: a page store"),
         (FakeStore, "Parts.page_store, FakeStore, is a class: expected an object of it"),
         (NoTimeout(("now",)), "expected timeout in seconds, a finite number of at least 0, got None"),
         (Nan(("now",)), "expected timeout in seconds, a finite number of at least 0, got nan"),

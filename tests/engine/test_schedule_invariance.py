@@ -23,7 +23,7 @@ from reference_impl.interfaces import Grammar, Pooling, Request, SamplingParams
 from reference_impl.kv.groups import kv_specs
 from reference_impl.models.decoder import Decoder
 from reference_impl.scheduler.policy import ByPriority, FirstCome, ShortestFirst
-from tests.engine.conftest import CountingClock, FakeStore, HostOracle, check_references
+from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, HostOracle, check_references
 
 BOUND = {"float32": 3e-5, "float64": 1e-12}  # of the largest logit
 VOCAB = 61
@@ -272,7 +272,7 @@ def check_workload(
     store = None
     if kinds and options["prefix_cache"] != "off" and set(model.config.layer_windows) == {None}:
         # The engine that is looked at finds what another one has saved.
-        store = FakeStore(kinds, options["seed"])
+        store = (FakeLayeredStore if options["seed"] % 2 else FakeStore)(kinds, options["seed"])
         serve(tapped_engine(model, **engine_options(model, options, recorded, oracle, store))[0], asked, store)
     engine, logits = tapped_engine(model, **engine_options(model, options, recorded, oracle, store))
     samples = serve(engine, asked, store)
