@@ -62,6 +62,7 @@ from reference_impl.interfaces import (
     Sampler,
     SamplingParams,
     Scheduler,
+    StepPlan,
     TakesMasks,
     Transfers,
     WaitsOnPurpose,
@@ -80,8 +81,7 @@ if TYPE_CHECKING:
 class WallClock:
     """Seconds since an arbitrary moment; never goes back."""
 
-    def now(self) -> float:
-        return time.perf_counter()
+    now = staticmethod(time.perf_counter)
 
 
 @dataclass
@@ -194,7 +194,8 @@ class Engine:
             raise ValueError(
                 f"grammar: {name} samples without masks; it needs finish(ticket, masks), as LocalExecutor has"
             )
-        self.pipeline.raise_if_lost()
+        if self.pipeline.lost is not None:
+            self.pipeline.raise_lost()
         sampling = sampling or SamplingParams()
         if pooling is not None:
             _check_pooling(pooling, sampling, holds, grammar)
@@ -251,7 +252,8 @@ class Engine:
         request.tokens.append(token)
 
     def _held(self, request_id: str, token: int) -> tuple[Request, int]:
-        self.pipeline.raise_if_lost()
+        if self.pipeline.lost is not None:
+            self.pipeline.raise_lost()
         request, vocab = self._unfinished(request_id), self.model.config.vocab_size
         if not request.holds:
             raise ValueError(
@@ -308,26 +310,31 @@ class Engine:
     def step(self) -> StepResult:
         """Plans and starts one forward pass, and books one: the same or, with several in flight, the oldest, which runs
         while this one is planned. So the first step of an engine that overlaps them has no tokens."""
-        self.pipeline.raise_if_lost()
+        if self.pipeline.lost is not None:
+            self.pipeline.raise_lost()
         now = self.clock.now()
         if self._pages is not None:
             self._pages.expire(now)
         plan = self.scheduler.schedule(now)
-        transfers = plan.transfers.is_work or (self._pages is not None and self._pages.num_transfers > 0)
-        if not (plan.rows or plan.preempted or transfers or self.pipeline):
+        if not (plan.rows or plan.preempted or self.pipeline) and not self._transfers(plan):
             self._check_patience(now)
             return StepResult({}, ())
         booked = self.pipeline.step(plan, self.requests)
         if booked is None:
             return StepResult({}, ())
         self._record(booked)
-        self._drain()
+        if not self.requests:
+            self._drain()
         return StepResult(booked.tokens, booked.finished)
+
+    def _transfers(self, plan: StepPlan) -> bool:
+        """Whether a step without rows is needed: some are to begin, or have not ended."""
+        return plan.transfers.is_work or (self._pages is not None and self._pages.num_transfers > 0)
 
     def _drain(self) -> None:
         """When no request remains, collects the steps in flight, so that their blocks are free. Not after a failed
         step: an abort that follows it should not raise one more error."""
-        while self.pipeline and not self.requests and not self.pipeline.is_lost:
+        while self.pipeline and not self.requests and self.pipeline.lost is None:
             self._record(self.pipeline.collect(self.requests))
 
     def _check_patience(self, now: float) -> None:
@@ -371,7 +378,7 @@ class Engine:
     def close(self) -> None:
         """With no unfinished requests, waits for pages that are being saved, up to the store's timeout."""
         try:
-            pages = None if self.requests or self.pipeline.is_lost else self._pages
+            pages = None if self.requests or self.pipeline.lost is not None else self._pages
             while pages is not None and pages.num_transfers:
                 self.step()
         except Exception as error:  # a worker that is gone saves nothing, and is to be closed all the same

@@ -13,8 +13,7 @@ not (`RunsStages`), and the scheduler plans other requests.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,25 +70,16 @@ class Pipeline:
     def __init__(self, scheduler: Scheduler, kv: KVManager, planner: Planner, executor: Executor, depth: int):
         self.scheduler, self.kv = scheduler, kv
         self.planner, self.executor, self.depth = planner, executor, depth
+        self.overlaps = depth > 1  # whether a step may be planned and submitted before the one before it is collected
         self._ahead = scheduler if self.overlaps and isinstance(scheduler, PlansAhead) else None
         self._reuse = kv if self.overlaps and isinstance(kv, DefersReuse) else None
         self._running: deque[_Running] = deque()  # oldest first
         self._has_sampled = False  # in any step so far
-        self._lost: BaseException | None = None  # the error of a step that others were planned on
+        self.lost: BaseException | None = None  # the error of a step that others were planned on; `step` raises then
 
     def __len__(self) -> int:
         """Running steps."""
         return len(self._running)
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether a step may be planned and submitted before the one before it is collected."""
-        return self.depth > 1
-
-    @property
-    def is_lost(self) -> bool:
-        """A step failed on which others may have been planned: `step` and `collect` raise."""
-        return self._lost is not None
 
     def step(self, plan: StepPlan, requests: Mapping[str, Request]) -> Booked | None:
         """Submits a plan, unless it is empty while a step runs. Then books the oldest step, if the
@@ -97,45 +87,49 @@ class Pipeline:
 
         RuntimeError if a step failed before on which others may have been planned.
         """
-        with self._watched():
+        if self.lost is not None:
+            self.raise_lost()
+        try:
             # With nothing to plan, the oldest step is collected; with none, a step without rows asks for transfers.
             is_submitted = bool(plan.rows or plan.preempted or plan.transfers.is_work or not self._running)
             if is_submitted:
                 self._submit(plan, requests)
-            is_due, booked = len(self) == self.depth or not is_submitted, None
+            is_due, booked = len(self._running) == self.depth or not is_submitted, None
             if is_due and self.overlaps:  # before the new step's masks: it may be the step before, whose tokens decide
                 booked = self._collect(requests)  # what grammars allow, and those tokens are booked before `advance`
-            if is_submitted:
+            if is_submitted and self._running[-1].step.takes_masks:
                 self._finish(self._running[-1])
             if is_due and not self.overlaps:
                 booked = self._collect(requests)
             if self._ahead is not None and is_submitted:
                 self._ahead.advance(plan)
             return booked
+        except BaseException as error:
+            self._failed(error)
+            raise
 
     def collect(self, requests: Mapping[str, Request]) -> Booked:
         """Waits for the oldest step that runs, and books it. Errors as of `step`."""
-        with self._watched():
-            return self._collect(requests)
-
-    def raise_if_lost(self) -> None:
-        if self._lost is not None:
-            raise RuntimeError(
-                "a step on which others were planned failed or was interrupted, so what the cache holds is unknown: "
-                "make a new engine (with overlap='off' a step whose model failed can be tried again)"
-            ) from self._lost
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        self.raise_if_lost()
+        if self.lost is not None:
+            self.raise_lost()
         try:
-            yield
-        except BaseException as error:  # also Ctrl-C: the step that was waited for is in no list any more
-            self._lost = error if self.overlaps else None
-            if not self.overlaps:
-                self._running.clear()  # a step that did not get its masks is given up
-            self.planner.close_all()  # so that a step that is tried again opens every slot
+            return self._collect(requests)
+        except BaseException as error:
+            self._failed(error)
             raise
+
+    def raise_lost(self) -> None:
+        raise RuntimeError(
+            "a step on which others were planned failed or was interrupted, so what the cache holds is unknown: "
+            "make a new engine (with overlap='off' a step whose model failed can be tried again)"
+        ) from self.lost
+
+    def _failed(self, error: BaseException) -> None:
+        """Also after Ctrl-C: the step that was waited for is in no list any more."""
+        self.lost = error if self.overlaps else None
+        if not self.overlaps:
+            self._running.clear()  # a step that did not get its masks is given up
+        self.planner.close_all()  # so that a step that is tried again opens every slot
 
     def _submit(self, plan: StepPlan, requests: Mapping[str, Request]) -> None:
         of_rows = {row.request_id: requests[row.request_id] for row in plan.rows}
@@ -146,8 +140,6 @@ class Pipeline:
 
     def _finish(self, running: _Running) -> None:
         """Sends the masks that a step waits for. A request that has ended by now has no use for its own."""
-        if not running.step.takes_masks:
-            return
         masks: list[bytes | None] = []
         for row, request in zip(running.plan.rows, running.requests.values(), strict=True):
             mask = None

@@ -180,11 +180,12 @@ class LocalExecutor:
             self._check_drafts(step)
             host.arrays.update(draft_arrays(host))
         parameters = self._parameters(host)
-        key = self._graph_for(host, None if step.takes_masks else parameters)
+        key = None if self.graphs is None else self._graph_for(host, None if step.takes_masks else parameters)
         if key is not None:
             out, tensors, ran = self._replay(host, key)
             return Forward(host, parameters, key, out, tensors), ran
-        scored, pooled = add_scored(host, self.slots), add_pooled(host, self.slots)
+        scored = add_scored(host, self.slots) if self.slots.scored else None
+        pooled = add_pooled(host, self.slots) if self.slots.pooled else None
         out, tensors, pools = self._compute(host, pooled)
         scores = None
         if scored is not None:
@@ -209,7 +210,7 @@ class LocalExecutor:
                 parameters = replace(parameters, allowed=allowed)
             found, verified = self._launch(out, parameters, tensors, host)
         elif host.sampling:
-            found, verified = self._ask(masked(out, allowed), tensors, host)
+            found, verified = self._ask(out if allowed is None else masked(out, allowed), tensors, host)
         accepted = None if verified is None else verified.accepted
         self.slots.advance(tensors, accepted)
         rows = [host.order[place] for place in host.sampling]
@@ -246,7 +247,8 @@ class LocalExecutor:
         """The logits that are needed; the arrays on the device; what is pooled."""
         self.stats.eager_steps += 1
         tensors = to_device(host.arrays, self.model.device)
-        self._draft(host, tensors)
+        if host.drafts:
+            self._draft(host, tensors)
         batch = self._batch(host, tensors)
         if pooled is None:
             return self.model(batch, self.kv_cache, self.attention), tensors, None
@@ -255,13 +257,12 @@ class LocalExecutor:
         return self.model.logits(of_sampling(hidden, pooled)), tensors, pools
 
     def _draft(self, host: HostBatch, tensors: dict[str, Tensor]) -> None:
-        """Puts the drafts of the step's rows, if there are any, behind their known tokens."""
-        if host.drafts:
-            if not host.given:
-                assert self.proposer is not None
-                vocab = self.model.config.vocab_size
-                tensors["draft.tokens"] = propose(self.proposer, self.slots, tensors, max(host.drafts), vocab)
-            put_drafts(self.slots, tensors)
+        """Puts the drafts of the step's rows behind their known tokens."""
+        if not host.given:
+            assert self.proposer is not None
+            vocab = self.model.config.vocab_size
+            tensors["draft.tokens"] = propose(self.proposer, self.slots, tensors, max(host.drafts), vocab)
+        put_drafts(self.slots, tensors)
 
     def _batch(self, host: HostBatch, tensors: Mapping[str, Tensor]) -> Batch:
         found = self.slots.look_up(tensors, max(host.context_lens))
@@ -287,7 +288,8 @@ class LocalExecutor:
         if penalties is not None and host.drafts:
             penalties = replace(penalties, guessed=guessed_before(penalties, host, tensors))
             parameters = replace(parameters, penalties=penalties)
-        found = self.sampler.launch(logits, parameters, self._of_sampler(tensors, parameters, len(logits)))
+        on_device = self._of_sampler(tensors, parameters, len(logits)) if self.sampler.captures else None
+        found = self.sampler.launch(logits, parameters, on_device)
         self.slots.put(tensors, found.tokens)
         verified = verify(found.tokens, tensors, max(host.drafts)) if host.drafts else None
         if penalties is not None:
@@ -322,12 +324,9 @@ class LocalExecutor:
 
     def _of_sampler(
         self, tensors: Mapping[str, Tensor], parameters: Parameters | None = None, num: int | None = None
-    ) -> dict[str, Tensor] | None:
+    ) -> dict[str, Tensor]:
         """What a sampler that `captures` chooses by, of the first `num` logits. How many tokens a request has is looked
         up: the host may not have it yet. parameters: where a replay gave logits, whose graph does not take columns."""
-        assert isinstance(self.sampler, TorchSampler)
-        if not self.sampler.captures:
-            return None
         if "sampling.seed" in tensors:
             found = {name: tensors[f"sampling.{name}"] for name in COLUMNS}
         else:
@@ -388,8 +387,9 @@ class LocalExecutor:
         return self.graphs.run(key, host_arrays)
 
     def _graph_for(self, host: HostBatch, parameters: Parameters | None) -> GraphKey | None:
-        if self.graphs is None or self.model.watched:
+        if self.model.watched:
             return None
+        assert self.graphs is not None
         samples = parameters is not None and not parameters.needs_logits
         return self.graphs.key(host, samples and isinstance(self.sampler, TorchSampler) and self.sampler.captures)
 

@@ -221,4 +221,4 @@ class Slots:
         params = tuple(self.host[slot].sampling for slot in slots)
         arrays = {name: of_slot[slots] for name, of_slot in self.sampling.items()}
         arrays["position"] = np.array(lengths)
-        return Parameters(params, arrays, self.counts.of(slots, params))
+        return Parameters(params, arrays, self.counts.of(slots, params) if self.counts.places else None)

@@ -57,6 +57,7 @@ class KVManager:
         self._evicted: list[BlockId] = []
         self._in_flight: list[int] = []  # steps that were submitted and not collected
         self._releasing: list[_Releasing] = []
+        self._has_forked = False  # before the first fork, a block that is written has one holder
 
     @property
     def num_available(self) -> int:
@@ -106,7 +107,8 @@ class KVManager:
                 self._let_go(table, _surely_computed(request) - window + 1)
             if end > held:
                 missing += end - held
-            if first < held and self.pool.ref_count(table[first]) > 1:  # another request reads the block to be written
+            # Whether another request reads the block to be written.
+            if self._has_forked and first < held and self.pool.ref_count(table[first]) > 1:
                 shared.append(table)
         if not missing and not shared:
             return True
@@ -161,6 +163,7 @@ class KVManager:
         self._release(blocks)
 
     def fork(self, parent: Request, child: Request) -> None:
+        self._has_forked = True
         self.commit(parent)  # so that both hold the same indexed path
         blocks = self.blocks_for(child.num_computed_tokens)
         child.block_tables = [table[:blocks] for table in parent.block_tables]

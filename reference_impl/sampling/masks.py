@@ -20,9 +20,9 @@ class Allowed:
     masks: Sequence[bytes]
 
 
-def masked(scores: Tensor, allowed: Allowed | None) -> Tensor:
+def masked(scores: Tensor, allowed: Allowed) -> Tensor:
     """scores [num_rows, vocab_size], with -inf for what is not allowed; a new tensor where there is a mask."""
-    if allowed is None or not allowed.rows:
+    if not allowed.rows:
         return scores
     bits = np.frombuffer(bytearray().join(allowed.masks), np.uint8).reshape(len(allowed.rows), -1)
     t = to_device({"rows": np.array(allowed.rows), "bits": bits}, scores.device)

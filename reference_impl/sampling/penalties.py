@@ -45,39 +45,37 @@ class TokenCounts:
         self.device = device
         self.seen = torch.empty(0, 0, dtype=torch.bool, device=device)  # [places, vocab_size]
         self.written = torch.empty(0, 0, dtype=torch.int32, device=device)
-        self._places: dict[int, int] = {}  # by slot
+        self.places: dict[int, int] = {}  # by slot, of requests with penalties
         self._free: list[int] = []
         self._uncounted: list[tuple[int, Sequence[int], int]] = []  # (place, tokens, of them prompt)
         self._emptied: set[int] = set()  # places whose counts are an earlier request's
 
     def open(self, slot: int, tokens: Sequence[int], num_prompt_tokens: int) -> None:
         self.close(slot)
-        place = self._free.pop() if self._free else len(self._places)
-        self._places[slot] = place
+        place = self._free.pop() if self._free else len(self.places)
+        self.places[slot] = place
         self._emptied.add(place)
         self._uncounted.append((place, tokens, num_prompt_tokens))
 
     def close(self, slot: int) -> None:
-        if slot in self._places:
-            place = self._places.pop(slot)
+        if slot in self.places:
+            place = self.places.pop(slot)
             self._free.append(place)
             self._uncounted = [new for new in self._uncounted if new[0] != place]
 
     def append(self, slot: int, tokens: Sequence[int]) -> None:
         """Output that the worker did not sample."""
-        if slot in self._places:
-            self._uncounted.append((self._places[slot], tokens, 0))
+        if slot in self.places:
+            self._uncounted.append((self.places[slot], tokens, 0))
 
     def of(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> Penalties | None:
-        """None: no request has penalties."""
-        if not self._places:
-            return None
+        """None: none of these requests has penalties."""
         found = [(row, slot, p) for row, (slot, p) in enumerate(zip(slots, params, strict=True)) if has_penalties(p)]
         if not found:
             return None
         arrays: Arrays = {
             "rows": np.array([row for row, _, _ in found]),
-            "places": np.array([self._places[slot] for _, slot, _ in found]),
+            "places": np.array([self.places[slot] for _, slot, _ in found]),
             "repetition": np.array([p.repetition_penalty for _, _, p in found]),
             "presence": np.array([p.presence_penalty for _, _, p in found]),
             "frequency": np.array([p.frequency_penalty for _, _, p in found]),
@@ -100,7 +98,7 @@ class TokenCounts:
         self._emptied, self._uncounted = set(), []
 
     def _grow(self, vocab_size: int) -> None:
-        needed = len(self._places) + len(self._free)
+        needed = len(self.places) + len(self._free)
         places, tokens = self.seen.shape
         if needed > places or vocab_size > tokens:
             seen, written = self.seen, self.written
@@ -127,14 +125,12 @@ class TokenCounts:
         self.written.view(-1).scatter_add_(0, at, output)  # whole numbers: their sum is the same in any order
 
 
-def penalised(logits: Tensor, penalties: Penalties | None) -> Tensor:
-    """A new tensor, in float32 at least, where there are penalties. logits [rows, vocab_size].
+def penalised(logits: Tensor, penalties: Penalties) -> Tensor:
+    """A new tensor, in float32 at least. logits [rows, vocab_size].
 
     Divided (multiplied, if negative) by the repetition penalty where a token was seen; then less the presence penalty
     where it was written, and less the frequency penalty as often as it was.
     """
-    if penalties is None:
-        return logits
     counts = penalties.counts
     counts.catch_up(logits.shape[1])
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)

@@ -79,7 +79,9 @@ class TorchSampler:
         """on_device: parameters.arrays as tensors, if they are there already."""
         if on_device is None and self.captures:
             on_device = to_device(parameters.arrays, logits.device)
-        scores = masked(penalised(logits, parameters.penalties), parameters.allowed)
+        scores = logits if parameters.penalties is None else penalised(logits, parameters.penalties)
+        if parameters.allowed is not None:
+            scores = masked(scores, parameters.allowed)
         return launched(logits, self.choose(scores, parameters, on_device), parameters.params)
 
     def choose(self, scores: Tensor, parameters: Parameters | None, on_device: Mapping[str, Tensor] | None) -> Tensor:
@@ -131,7 +133,8 @@ def launched(logits: Tensor, tokens: Tensor, params: Sequence[SamplingParams]) -
 
 def apply_penalties(logits: Tensor, requests: Sequence[Asking]) -> Tensor:
     """Repetition (CTRL, Keskar et al. 2019), presence and frequency penalties; a new tensor where any is set."""
-    return penalised(logits, read(requests, logits.device).penalties)
+    penalties = read(requests, logits.device).penalties
+    return logits if penalties is None else penalised(logits, penalties)
 
 
 def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

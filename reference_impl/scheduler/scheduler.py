@@ -157,7 +157,8 @@ class Scheduler:
                 drafts = self._propose(request, num_drafts)
                 num_drafts = len(drafts)
             self._continue(request, num_tokens, num_drafts, step, drafts)
-        self._let_in(step)
+        if self.waiting:
+            self._let_in(step)
         if not step.waits:
             self._wait_ends = None
         self._step_id += 1
@@ -173,7 +174,7 @@ class Scheduler:
         """How many of the budget's tokens, and of these how many drafts, each running request gets, in rank order: so
         a request that lacks blocks preempts one that ranks after it and is not yet in this step, or itself."""
         work, num_decoding, staged = [], 0, self.num_stages > 1
-        most_decoding = self._decoding_share()
+        most_decoding = self._decoding_share() if staged else len(self.running)
         for request in self.running:
             in_flight = request.num_in_flight
             # Its token is not there yet, or is its last one, whatever is sampled, if all drafts are right.
@@ -203,7 +204,7 @@ class Scheduler:
         return shares
 
     def _decoding_share(self) -> int:
-        """How many requests may decode in this step: all; with stages, an equal share per stage.
+        """How many requests may decode in this step, with stages: an equal share per stage.
 
         Of R that run, in flight or not, it is R/S, rounded up in some steps and down in others, so that any S steps in
         a row have room for all R, and no stage idles; but at least one."""

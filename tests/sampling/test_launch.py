@@ -80,7 +80,8 @@ def test_counts_that_grow_are_those_of_the_whole_text(seed: int, num: int, data:
     penalties = counts.of(slots, params)
     logits = logits_of(seed, num, torch.float64)
     for at in range(max(map(len, (r.tokens for r in requests)))):
-        penalised(logits, penalties)  # as in the step that samples it
+        if penalties is not None:
+            penalised(logits, penalties)  # as in the step that samples it
         for row, (request, known) in enumerate(zip(requests, told, strict=True)):
             if penalties is None or known + at >= len(request.tokens) or row not in penalties.arrays["rows"]:
                 continue
@@ -92,7 +93,8 @@ def test_counts_that_grow_are_those_of_the_whole_text(seed: int, num: int, data:
                 assert one is not None
                 counts.add(one, torch.tensor([token]), [False])
                 counts.add(one, torch.tensor([0]), [True])  # held: nothing is added
-    assert torch.equal(penalised(logits, penalties), plainly_penalised(logits, requests))
+    found = logits if penalties is None else penalised(logits, penalties)
+    assert torch.equal(found, plainly_penalised(logits, requests))
 
 
 def test_log_probabilities_are_those_of_each_row_alone() -> None:
