@@ -114,7 +114,7 @@ def random_model() -> Callable[..., Decoder]:
 
         from reference_impl.config import parse_model_config
         from reference_impl.layers.backend import choose_kernels
-        from reference_impl.models.decoder import Decoder
+        from reference_impl.models.fused_decoder import decoder_class
         from reference_impl.models.loader import destinations
 
         device, kernels = torch.device(changes.pop("device", "cpu")), changes.pop("kernels", "auto")
@@ -125,7 +125,7 @@ def random_model() -> Callable[..., Decoder]:
         }  # fmt: skip
         torch_dtype = getattr(torch, dtype)
         chosen = choose_kernels(kernels, device, torch_dtype)
-        model = Decoder(parse_model_config(raw), torch_dtype, device, kernels=chosen)
+        model = decoder_class(chosen)(parse_model_config(raw), torch_dtype, device, kernels=chosen)
         random = torch.Generator().manual_seed(0)
         for (shape, _), store in destinations(model).values():
             norm = len(shape) == 1

@@ -1144,11 +1144,10 @@ print("\nA layer of the engine; look for the order of add and norm:")
 print(inspect.getsource(DecoderLayer.forward))
 
 # %% [markdown] name="errata-order"
-# **"All-reduce, LayerNorm, add: in this order."** (E05.12) Look at the source above. In a Llama nothing stands between the
-# output projection `self.o`, whose result `to_residual` adds to the stream or hands on as `added`, and `of_norm`, which
-# adds what is still to be added and normalises the sum. So with tensor parallelism the order is all-reduce, **add, norm**.
-# Gemma 2 and 3 normalise what a layer puts out *before* the add, too (`attention_output_norm`); there it is all-reduce,
-# norm, add. Fuse in the order of the model at hand.
+# **"All-reduce, LayerNorm, add: in this order."** (E05.12) Look at the source above. In a Llama the result `h` of the
+# output projection `self.o` is added to the stream `x` at once, and then `norm` is taken of the sum, with `mlp_norm`. So
+# with tensor parallelism the order is all-reduce, **add, norm**. Gemma 2 and 3 normalise what a layer puts out *before*
+# the add, too (`attention_output_norm`); there it is all-reduce, norm, add. Fuse in the order of the model at hand.
 #
 # **A figure under the wrong caption.** (E05.15) A popular page shows norm, conversion and linear with "three round trips",
 # and under it "3x for fused all-reduce + norm". These are different operations. And three kernels in a row have two

@@ -51,7 +51,7 @@ class Fusion:
             return self.kernels.rms_norm(x, weight, self.eps), x
         return self.kernels.add_rms_norm(added, x, weight, self.eps)
 
-    def of_norm(
+    def norm_then_linear(
         self,
         product: Product,
         linear: Linear,
@@ -71,7 +71,7 @@ class Fusion:
             return _fused(linear, h, gate=gate), x
         return self.kernels.gates[gate](linear(h)), x
 
-    def to_residual(
+    def add_linear(
         self, product: Product, linear: Linear, h: Tensor, x: Tensor, weight: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """(x, the linear layer of h); or (their sum, None). weight: of the norm of what is added, or None."""

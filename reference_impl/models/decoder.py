@@ -14,15 +14,12 @@ from torch import Tensor, nn
 from reference_impl.config import ModelConfig
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, LinearMethod
 from reference_impl.kernels import reference
-from reference_impl.layers.attention import scales_of
-from reference_impl.layers.backend import Kernels, choose_kernels, writes_and_attends
-from reference_impl.layers.fusion import Fusion
+from reference_impl.layers.backend import Kernels, choose_kernels
 from reference_impl.layers.linear import Linear, Methods, methods_of
 from reference_impl.layers.linear_methods import choose_head, choose_method
 from reference_impl.layers.mlp import GatedMLP
 from reference_impl.layers.rotary import RotaryTable
 from reference_impl.models.moe import MixtureOfExperts, experts_prefix
-from reference_impl.models.tuning import seconds_on_gpu, tune
 
 
 class DecoderLayer(nn.Module):
@@ -36,15 +33,10 @@ class DecoderLayer(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         kernels: Kernels,
-        fusion: Fusion,
     ):
         super().__init__()
-        self.config, self.index, self.kernels, self.fusion = config, index, kernels, fusion
-        c, heads, kv = (
-            config,
-            config.num_heads * config.head_dim,
-            config.num_kv_heads * config.head_dim,
-        )
+        self.config, self.index, self.kernels = config, index, kernels
+        c, heads, kv = config, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         qkv, o = (f"model.layers.{index}.self_attn.{name}" for name in ("qkv_proj", "o_proj"))
         self.qkv = Linear(methods(qkv), c.hidden_size, {"q_proj": heads, "k_proj": kv, "v_proj": kv}, c.qkv_bias, qkv)
         self.o = Linear(methods(o), heads, {"o_proj": c.hidden_size}, c.o_bias, o)
@@ -66,58 +58,38 @@ class DecoderLayer(nn.Module):
         self.qk_norm = norm(c.num_heads + c.num_kv_heads, c.head_dim) if c.qk_norm else None
 
     def forward(
-        self,
-        x: Tensor,
-        added: Tensor | None,
-        cos: Tensor,
-        sin: Tensor,
-        attention: AttentionBackend,
-        kv_cache: KVCache,
-        batch: Batch,
-    ) -> tuple[Tensor, Tensor | None]:
-        """The residual stream comes and goes as `fusion` says: x, and what is still to be added."""
-        c, fusion = self.config, self.fusion
-        qkv, x = fusion.of_norm("qkv", self.qkv, x, added, self.input_norm)
-        qkv = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        h = self._attend(qkv, cos, sin, attention, kv_cache, batch).flatten(1)
-        x, added = fusion.to_residual("o", self.o, h, x, self.attention_output_norm)
-        if isinstance(self.mlp, GatedMLP):
-            h, x = fusion.of_norm("gate_up", self.mlp.gate_up, x, added, self.mlp_norm, self.mlp.activation)
-            return fusion.to_residual("down", self.mlp.down, h, x, self.mlp_output_norm)
-        h, x = fusion.norm(x, added, self.mlp_norm)
-        y, norm = self.mlp(h), self.mlp_output_norm
-        return x, y if norm is None else self.kernels.rms_norm(y, norm, c.norm_eps)
+        self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
+    ) -> Tensor:
+        """x [num_tokens, hidden_size], the residual stream -> the same shape. cos, sin [num_tokens, 1, head_dim]."""
+        norm, eps = self.kernels.rms_norm, self.config.norm_eps
+        h = self.o(self.attend(self.qkv(norm(x, self.input_norm, eps)), cos, sin, attention, kv_cache, batch))
+        x = x + (h if self.attention_output_norm is None else norm(h, self.attention_output_norm, eps))
+        h = self.mlp(norm(x, self.mlp_norm, eps))
+        return x + (h if self.mlp_output_norm is None else norm(h, self.mlp_output_norm, eps))
 
-    def _attend(
+    def attend(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
-        """QK-norm, rotary embedding, cache, attention, of qkv [num_tokens, heads of q, k and v, head_dim]."""
+        """QK-norm, rotary embedding, cache, attention: qkv [num_tokens, width of q, k and v] -> [num_tokens, of q]."""
         c = self.config
-        if fused := writes_and_attends(self.kernels, attention):  # all but the attention itself is one kernel
-            rotate_and_write, attend = fused
-            q, k, v = qkv.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
-            key_scale, value_scale = scales_of(kv_cache, self.index)
-            q_norm, k_norm = (None, None) if self.qk_norm is None else (self.qk_norm[0], self.qk_norm[-1])
-            q = rotate_and_write(
-                q, k, v, batch.positions, cos, sin, *kv_cache.layer(self.index),
-                batch.groups[batch.group_of_layer[self.index]].slot_mapping, q_norm, k_norm, c.norm_eps,
-                key_scale=key_scale, value_scale=value_scale,
-            )  # fmt: skip
-            return attend(q, self.index, kv_cache, batch)
+        qkv = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = qkv[:, : -c.num_kv_heads], qkv[:, -c.num_kv_heads :]
         if self.qk_norm is not None:
             qk = (self.kernels.rms_norm(qk, None, c.norm_eps) * self.qk_norm).to(qk.dtype)
         qk = reference.rotate(qk, cos, sin)
-        return attention.forward(qk[:, : c.num_heads], qk[:, c.num_heads :], v, self.index, kv_cache, batch)
+        q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
+        return attention.forward(q, k, v, self.index, kv_cache, batch).flatten(1)
 
 
 class Decoder(nn.Module):
     """Embedding, layers, final norm, and logits for the tokens that need them.
 
     linear_method: of all linear layers, or a function from a layer's name (see `Linear`) to its method; it is also
-    asked for "lm_head" (see `choose_head`). Experts that are stacked for Triton's kernel have none.
+    asked for "lm_head" (see `choose_head`). Experts that are stacked for Triton's kernel have none. kernels: of the
+    small operations; with Triton's, `FusedDecoder` (fused_decoder.py) takes fewer launches.
     """
 
+    layer_class: type[DecoderLayer] = DecoderLayer
     watched = False  # see models/watching.py: each product then by itself, and no CUDA graphs
 
     def __init__(
@@ -135,13 +107,11 @@ class Decoder(nn.Module):
         if linear_method is None:
             linear_method = choose_method("none", dtype, device, self.kernels)
         methods = methods_of(linear_method)
-        self.fusion = Fusion(self.kernels, config.norm_eps)
-        self._times: dict[int, dict[str, dict[str, float]]] = {}  # of ways to compute a step of so many tokens
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         # Rounded to the model's dtype, as Gemma was trained.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, i, methods, dtype, device, self.kernels, self.fusion) for i in range(config.num_layers)
+            self.layer_class(config, i, methods, dtype, device, self.kernels) for i in range(config.num_layers)
         )
         self.norm = torch.empty(config.hidden_size, dtype=norm_dtype(config, dtype), device=device)
         self.lm_head = None if config.tied_embeddings else torch.empty_like(self.embedding)
@@ -160,23 +130,18 @@ class Decoder(nn.Module):
 
     def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         """[num_sampling_rows, hidden_size], of the tokens at batch.logits_indices, after the last norm."""
-        c = self.config
         x = self.embedding[batch.input_ids]
-        if c.embedding_scale != 1:
+        if self.config.embedding_scale != 1:
             x = x * self.embedding_scale
-        # A kernel that rotates and writes looks a position's cosine up itself.
-        positions = None if writes_and_attends(self.kernels, attention) else batch.positions
-        full = self.rotary.at(positions)
-        windowed = full if self.window_rotary is self.rotary else self.window_rotary.at(positions)
+        full = self.rotary.at(batch.positions)
+        windowed = full if self.window_rotary is self.rotary else self.window_rotary.at(batch.positions)
         attention.plan(batch)
-        added = None
-        for layer, window in zip(self.layers, c.layer_windows, strict=True):
+        for layer, window in zip(self.layers, self.config.layer_windows, strict=True):
             cos, sin = full if window is None else windowed
-            x, added = layer(x, added, cos, sin, attention, kv_cache, batch)
-        last = batch.logits_indices
-        if len(last) < len(x):  # else all tokens, in their order
-            x, added = x[last], None if added is None else added[last]
-        return self.fusion.norm(x, added, self.norm)[0]
+            x = layer(x, cos, sin, attention, kv_cache, batch)
+        if len(batch.logits_indices) < len(x):  # else all tokens, in their order
+            x = x[batch.logits_indices]
+        return self.kernels.rms_norm(x, self.norm, self.config.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden_size], after the last norm -> [n, vocab_size]."""
@@ -184,21 +149,12 @@ class Decoder(nn.Module):
         cap = self.config.final_softcap
         return logits if cap is None else reference.soft_cap(logits, cap)
 
-    @torch.inference_mode()
     def tune(self, num_tokens: int) -> None:
-        """On a GPU: measures which products are one launch with their neighbours in steps of so many tokens, and keeps
-        to it. To be called before a CUDA graph of such a step is captured; takes some ten milliseconds."""
-        can = any(self.fusion.can(linear, num_tokens) for linear in self.linears())
-        if can and self.device.type == "cuda" and num_tokens not in self._times:
-            self._times[num_tokens] = tune(self, num_tokens, seconds_on_gpu)
+        """Called before a CUDA graph of a step of so many tokens is captured. There is nothing to choose here."""
 
     def choices(self) -> dict[int, dict[str, Any]]:
-        """{number of tokens: what `tune` chose, and the microseconds of each way}."""
-        chosen = self.fusion.chosen
-        return {n: {"fused": sorted(chosen[n]), "microseconds": times} for n, times in sorted(self._times.items())}
-
-    def decoder_layers(self) -> list[DecoderLayer]:
-        return [layer for layer in self.layers if isinstance(layer, DecoderLayer)]
+        """{number of tokens: what `tune` chose}."""
+        return {}
 
     def linears(self) -> list[Linear]:
         """The linear layers, in order; an untied lm_head is not one of them."""

@@ -22,6 +22,7 @@ from reference_impl.layers.linear import FLOATS, Linear, Methods
 from reference_impl.layers.linear_methods import Quantizations, choose_methods
 from reference_impl.memory import check_free, free_bytes
 from reference_impl.models.decoder import Decoder, DecoderLayer
+from reference_impl.models.fused_decoder import decoder_class
 from reference_impl.models.moe import MixtureOfExperts, StackedExperts, expert_layers
 
 
@@ -78,7 +79,7 @@ def build_model(
         linear_method = choose_methods(quantization, dtype, device, chosen)
     elif quantization != "none":
         raise ValueError(f"expected quantization or linear_method, got both ({quantization!r}): leave one out")
-    model = Decoder(config, dtype, device, max_position, linear_method, chosen)
+    model = decoder_class(chosen)(config, dtype, device, max_position, linear_method, chosen)
     if device.type == "cpu":  # pages are committed when written, and then the system kills a process
         what = f"{model.num_parameters():,} weights"
         remedy = "use a smaller model, dtype='bfloat16', or quantization"

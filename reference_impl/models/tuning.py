@@ -11,7 +11,6 @@ import functools
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,9 +18,7 @@ from torch import Tensor
 from reference_impl.layers.fusion import Fusion, Product
 from reference_impl.layers.linear import Linear
 from reference_impl.layers.mlp import GatedMLP
-
-if TYPE_CHECKING:
-    from reference_impl.models.decoder import Decoder, DecoderLayer
+from reference_impl.models.decoder import DecoderLayer
 
 LAYERS = 16  # over which a way is timed
 REPEATS = 7
@@ -31,26 +28,27 @@ Way = frozenset[Product]  # which of a pair are fused
 Timer = Callable[[Mapping[Way, Callable[[], object]]], Mapping[Way, float]]
 
 
-def tune(model: Decoder, num_tokens: int, seconds_of: Timer) -> dict[str, dict[str, float]]:
-    """Makes model.fusion.chosen[num_tokens] what is fastest. {pair: {what of it is fused: microseconds of a layer}}."""
+def tune(fusion: Fusion, layers: Sequence[DecoderLayer], x: Tensor, seconds_of: Timer) -> dict[str, dict[str, float]]:
+    """Makes fusion.chosen[num_tokens] what is fastest. {pair: {what of it is fused: microseconds of a layer}}.
+
+    x [num_tokens, hidden_size]: any numbers.
+    """
     found: dict[str, dict[str, float]] = {}
     best = Way()
     for pair in PAIRS:
-        layers = [layer for layer in model.decoder_layers() if pair[0] == "o" or isinstance(layer.mlp, GatedMLP)]
-        layers = layers[:LAYERS]
-        if not layers:  # no down, where every layer has experts
+        timed = [layer for layer in layers if pair[0] == "o" or isinstance(layer.mlp, GatedMLP)][:LAYERS]
+        if not timed:  # no down, where every layer has experts
             continue
-        widths = (_first(pair, layers[0]).in_features, model.config.hidden_size)
-        h, x = (torch.randn(num_tokens, n, dtype=model.dtype, device=model.device) for n in widths)
+        h = torch.randn(len(x), _first(pair, timed[0]).in_features, dtype=x.dtype, device=x.device)
         ways = {
-            Way(way): functools.partial(_compute, model.fusion, pair, Way(way), layers, h, x)
+            Way(way): functools.partial(_compute, fusion, pair, Way(way), timed, h, x)
             for n in range(len(pair) + 1)
             for way in itertools.combinations(pair, n)
         }
         seconds = seconds_of(ways)
-        best |= min(seconds.items(), key=lambda timed: timed[1])[0]
-        found[_name(pair)] = {_name(way): s / len(layers) * 1e6 for way, s in seconds.items()}
-    model.fusion.chosen[num_tokens] = best
+        best |= min(seconds.items(), key=lambda of_way: of_way[1])[0]
+        found[_name(pair)] = {_name(way): s / len(timed) * 1e6 for way, s in seconds.items()}
+    fusion.chosen[len(x)] = best
     return found
 
 
@@ -68,17 +66,17 @@ def _first(pair: tuple[Product, Product], layer: DecoderLayer) -> Linear:
 def _compute(
     fusion: Fusion, pair: tuple[Product, Product], way: Way, layers: Sequence[DecoderLayer], h: Tensor, x: Tensor
 ) -> None:
-    """The pair in each layer, with that of it fused which is in `way`, as DecoderLayer.forward does it."""
+    """The pair in each layer, with that of it fused which is in `way`, as FusedLayer.compute does it."""
     fusion.chosen[len(x)] = way
     for layer in layers:
         first, mlp = _first(pair, layer), layer.mlp
         if pair[0] == "down":
-            y, added = fusion.to_residual("down", first, h, x, layer.mlp_output_norm)
-            fusion.of_norm("qkv", layer.qkv, y, added, layer.input_norm)
+            y, added = fusion.add_linear("down", first, h, x, layer.mlp_output_norm)
+            fusion.norm_then_linear("qkv", layer.qkv, y, added, layer.input_norm)
             continue
-        y, added = fusion.to_residual("o", first, h, x, layer.attention_output_norm)
+        y, added = fusion.add_linear("o", first, h, x, layer.attention_output_norm)
         if isinstance(mlp, GatedMLP):
-            fusion.of_norm("gate_up", mlp.gate_up, y, added, layer.mlp_norm, mlp.activation)
+            fusion.norm_then_linear("gate_up", mlp.gate_up, y, added, layer.mlp_norm, mlp.activation)
         else:
             fusion.norm(y, added, layer.mlp_norm)
 

@@ -16,6 +16,7 @@ from torch.profiler import record_function
 from reference_impl.engine import Engine
 from reference_impl.executor.local import LocalExecutor
 from reference_impl.layers.linear import Linear
+from reference_impl.models.fused_decoder import FusedDecoder
 
 PREFIX = "inferlab: "
 
@@ -33,6 +34,7 @@ def products(model: Any) -> dict[str, list[Linear]]:
 def labelled(engine: Engine) -> Iterator[None]:
     """Labels on an engine's parts, taken off at the end."""
     model, executor = engine.model, engine.executor
+    fusion = model.fusion if isinstance(model, FusedDecoder) else None
     sampler = executor.sampler if isinstance(executor, LocalExecutor) else None
     with contextlib.ExitStack() as stack:
         for label, linears in products(model).items():
@@ -42,9 +44,10 @@ def labelled(engine: Engine) -> Iterator[None]:
             (engine.attention, "plan", "attention plan"),
             (engine.attention, "forward", "attention"),
             (engine.attention, "attend", "attention"),
-            (model.fusion, "norm", "norm"),
-            (model.fusion, "of_norm", None),
-            (model.fusion, "to_residual", None),
+            *([(model.kernels, "rms_norm", "norm")] if fusion is None else []),
+            (fusion, "norm", "norm"),
+            (fusion, "norm_then_linear", None),
+            (fusion, "add_linear", None),
             (model, "head", "lm_head"),
             (model, "forward", "model"),
             # A function is replaced; an object stays itself, for the executor asks it what it can do.

@@ -31,7 +31,7 @@ from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.backend import triton_kernels
 from reference_impl.layers.triton_attention import TritonAttention
 from reference_impl.layers.triton_linear import TritonFp8, TritonInt4
-from reference_impl.models.decoder import Decoder
+from reference_impl.models.fused_decoder import FusedDecoder
 from reference_impl.models.shapes import config_of_shape
 
 meta, bf16, described = torch.device("meta"), torch.bfloat16, launch.described
@@ -58,7 +58,7 @@ def empty(*size, dtype=torch.int32):
 
 def launches(shape, rows, weights):
     config = config_of_shape(shape)
-    model = Decoder(config, bf16, meta, 2048, METHODS[weights](), kernels=triton_kernels())
+    model = FusedDecoder(config, bf16, meta, 2048, METHODS[weights](), kernels=triton_kernels())
     for linear in model.linears() if weights in SCALES else ():
         linear.params["scales"] = SCALES[weights](linear)
     tokens, lens = empty(rows, dtype=torch.int64), empty(rows)
@@ -74,7 +74,7 @@ def launches(shape, rows, weights):
         attention.plan(batch)
         with Operations():
             for layer in model.layers:
-                x, added = layer(x, added, *model.rotary.at(None), attention, cache, batch)
+                x, added = layer.compute(model.fusion, x, added, *model.rotary.at(None), attention, cache, batch)
     return sum(count.values()) / config.num_layers
 
 launch.prepare(meta)

@@ -203,7 +203,7 @@ EARLIER = code("earlier", "add_rms_norm = window = 1")
         "The loop above has `window`.",
         "Add a line to `TILES` above.",
         "The cell above counts `window`.",
-        "Below, `to_residual` is counted.",
+        "Below, `mlp_norm` is counted.",
     ],
 )
 def test_a_name_that_does_not_stand_above_is_found(text: str) -> None:
@@ -213,7 +213,7 @@ def test_a_name_that_does_not_stand_above_is_found(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "Look at the source above. Between `self.o` and `of_norm` stands nothing; `to_residual` adds.",
+        "Look at the source above. Between `self.o` and `x + ` stands nothing; `mlp_norm` follows.",
         "`window` is set above.",
         "The cell below prints `found`.",
         "Flat below the ridge, `add_rms_norm` above.",
@@ -310,9 +310,9 @@ def changed(path: str, cell_id: str, old: str, new: str) -> dict[str, Any]:
 
 def test_faults_that_the_chapters_had_would_be_found_today() -> None:
     kernels = "05_flash_attention/b_kernels.ipynb"
-    above = changed(kernels, "errata-order", "`of_norm`", "`add_rms_norm`")
+    above = changed(kernels, "errata-order", "`mlp_norm`", "`add_rms_norm`")
     assert misplaced_names(above) == ["errata-order: add_rms_norm"]
-    wrong = changed(kernels, "errata-order", "`of_norm`", "`norm_and_add`")
+    wrong = changed(kernels, "errata-order", "`mlp_norm`", "`norm_and_add`")
     assert unknown_names(wrong, foreign) == ["errata-order: norm_and_add"]
     number = changed("05_flash_attention/a_attention.ipynb", "question", "8,192 tokens", "8,129 tokens")
     assert unproven_numbers(number) == {"question": ["8,129"]}

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from grader.quiz import load_quiz
 from reference_impl.layers.fusion import Fusion
 from reference_impl.models.decoder import DecoderLayer
+from reference_impl.models.fused_decoder import FusedLayer
 from reference_impl.theory import collectives, fusion
 from reference_impl.theory.hardware import device
 from reference_impl.theory.occupancy import SMS, occupancy
@@ -257,7 +258,11 @@ def test_e05_12_add_norm_and_conversion_move_7_bytes_per_value_instead_of_13() -
     assert per_value == pytest.approx([6, 4, 3], abs=0.01)
     assert chain.fused_bytes / (tokens * hidden) == pytest.approx(7, abs=0.01)
     source = inspect.getsource(DecoderLayer.forward)
-    assert source.index('to_residual("o"') < source.index("attention_output_norm") < source.index('of_norm("gate_up"')
+    plain = ("self.o(", "x = x + ", "attention_output_norm", "self.mlp_norm")
+    assert [*plain] == sorted(plain, key=source.index)
+    source = inspect.getsource(FusedLayer.compute)
+    fused = ('add_linear("o"', "attention_output_norm", 'norm_then_linear("gate_up"')
+    assert [*fused] == sorted(fused, key=source.index)
     added = inspect.getsource(Fusion.norm)
     assert "add_rms_norm(added, x, weight" in added, "the sum is normed, and needed again"
 

@@ -18,9 +18,9 @@ if not torch.cuda.is_available():
 
 from reference_impl.kernels import fused_linear, gates, rms_norm
 from reference_impl.kernels.launch import launch
-from reference_impl.layers.fusion import PRODUCTS
+from reference_impl.layers.backend import TORCH
+from reference_impl.layers.fusion import PRODUCTS, Fusion
 from reference_impl.layers.triton_linear import TritonLinear
-from reference_impl.models.decoder import Decoder
 from reference_impl.models.tuning import tune
 from reference_impl.theory.model_shapes import MODELS
 from tests.models.conftest import our_logits  # noqa: F401
@@ -104,7 +104,7 @@ def test_few_tokens_are_fused_and_many_are_not(random_model, our_logits, launche
 
 
 def test_what_was_measured_holds_for_fewer_tokens_too(random_model) -> None:
-    fusion = Decoder(random_model("float32").config, torch.float32, torch.device("cpu")).fusion
+    fusion = Fusion(TORCH, 1e-6)
     fusion.chosen = {4: frozenset(), 16: frozenset(["o"])}
     assert [fusion.products(n) for n in (1, 4, 5, 16)] == [frozenset()] * 2 + [frozenset(["o"])] * 2
     assert fusion.products(17) == PRODUCTS
@@ -136,7 +136,7 @@ def test_the_way_that_takes_least_is_chosen(sign, chosen, random_model, launched
             seconds[way] = sign * sum(launched.values()) / 1e6
         return seconds
 
-    found = tune(model, 5, launches)
+    found = tune(model.fusion, model.fused_layers(), torch.randn(5, 32, device=DEVICE), launches)
     assert model.fusion.chosen == {5: chosen}
     expected = {
         "gate_up + o": {"none": 4, "o": 4, "gate_up": 3, "gate_up + o": 2},
@@ -181,7 +181,7 @@ from reference_impl.kv.groups import kv_specs
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.backend import triton_kernels
 from reference_impl.layers.triton_attention import TritonAttention
-from reference_impl.models.decoder import Decoder
+from reference_impl.models.fused_decoder import FusedDecoder
 from reference_impl.models.shapes import config_of_shape
 
 calls, operations, described = [], [], launch.described
@@ -203,7 +203,7 @@ def empty(*size, dtype=torch.int32):
 
 def step(shape, rows):
     config = config_of_shape(shape)
-    model = Decoder(config, bf16, meta, 2048, kernels=triton_kernels())
+    model = FusedDecoder(config, bf16, meta, 2048, kernels=triton_kernels())
     tokens, lens = empty(rows, dtype=torch.int64), empty(rows)
     batch = Batch(
         tokens, tokens, empty(rows + 1), lens, tokens, ("r",) * rows, (1,) * rows, (1024,) * rows, rows, 16,
@@ -216,7 +216,7 @@ def step(shape, rows):
         attention.plan(batch)
         with Operations():
             for layer in model.layers:
-                x, added = layer(x, added, *model.rotary.at(None), attention, cache, batch)
+                x, added = layer.compute(model.fusion, x, added, *model.rotary.at(None), attention, cache, batch)
     return shape, rows, calls, operations
 
 launch.prepare(meta)
