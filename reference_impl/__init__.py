@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from reference_impl.config import EngineConfig, course_model
-    from reference_impl.engine import Engine, Parts
+    from reference_impl.engine import Engine
     from reference_impl.interfaces import SamplingParams
     from reference_impl.llm import LLM, RequestOutput
     from reference_impl.models.loader import load_model
+    from reference_impl.parts import Parts
 
 _HOMES = {
     "LLM": "llm",
     "RequestOutput": "llm",
     "Engine": "engine",
-    "Parts": "engine",
+    "Parts": "parts",
     "EngineConfig": "config",
     "course_model": "config",
     "SamplingParams": "interfaces",

@@ -5,9 +5,9 @@ What computes is imported where it is made: a simulated GPU brings its own, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.executor.process import fingerprint
@@ -37,25 +37,58 @@ from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager as BlockTables
 from reference_impl.kv.radix_index import RadixIndex
 from reference_impl.kv.stored import StoredKVManager
-from reference_impl.kv_store.budget import bits_per_value_and_scale, num_blocks_for
+from reference_impl.kv_store.budget import (
+    bits_per_value_and_scale,
+    check_memory,
+    num_blocks_for,
+    num_host_blocks_for,
+)
 from reference_impl.kv_store.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
+from reference_impl.parts import Parts, WallClock, part
+from reference_impl.pipeline import depth_for, stages_for
 from reference_impl.planner import Planner
 from reference_impl.scheduler.scheduler import Scheduler as ContinuousBatching
+from reference_impl.trace import Trace
 
 if TYPE_CHECKING:
     import torch
 
-    from reference_impl.engine import Engine, Parts
     from reference_impl.executor.local import LocalExecutor
     from reference_impl.kv_store.cache import PagedKVCache
     from reference_impl.models.decoder import Decoder
 
-T = TypeVar("T")
 
+class Assembly:
+    """An engine's parts: those of `parts`, and the defaults for all others, made in the order in which they need each
+    other. ValueError or ConfigError where parts and options contradict each other.
 
-def part(given: T | None, make: Callable[[], T]) -> T:
-    """Not `given or make()`: a part of length 0, an empty index, is false."""
-    return make() if given is None else given
+    depth: how many steps may be in flight.
+    """
+
+    def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
+        check_parts(parts)
+        check_drafts(config, parts)
+        self.model, self.config = model, config
+        self.max_model_len = max_model_len(model, config)
+        check_scales(config, parts.kv_cache, parts.attention)
+        self.kv_specs = make_kv_specs(self)
+        self.clock, self.trace = part(parts.clock, WallClock), part(parts.trace, Trace)
+        self.attention = part(parts.attention, lambda: make_attention(self))
+        self.num_blocks = size_cache(self, parts)
+        self.num_host_blocks = num_host_blocks_for(config, self.kv_specs)
+        if parts.kv_cache is None:  # asked before there are lists as long
+            check_memory(self.num_blocks, self.num_host_blocks, self.kv_specs[0], model.device)
+        self.block_pool = part(parts.block_pool, lambda: BlockCounts(self.num_blocks))
+        check_pool(self.block_pool, self.num_blocks)
+        self.kv = part(parts.kv_manager, lambda: make_kv_manager(self, parts))
+        check_blocks(self.kv, self.num_blocks)
+        self.kv_cache = part(parts.kv_cache, lambda: make_cache(self))
+        self.executor = part(parts.executor, lambda: make_executor(self, parts))
+        stages = stages_for(config.overlap, self.kv, self.executor)
+        self.scheduler = part(parts.scheduler, lambda: make_scheduler(self, parts, stages))
+        # A host proposer reads tokens that would not be known; between stages they are, of requests that are planned.
+        overlap = config.overlap if parts.host_proposer is None or stages > 1 else "off"
+        self.depth = depth_for(overlap, model.device.type, self.scheduler, self.kv, self.executor)
 
 
 # (a part, the part that uses it): the second, if custom, was made without the first.
@@ -120,36 +153,36 @@ def check_page_store(store: PageStore | LayeredPageStore) -> None:
         raise ConfigError(f"{given}: expected timeout in seconds, a finite number of at least 0, got {timeout!r}")
 
 
-def make_kv_manager(engine: Engine, parts: Parts) -> KVManager:
+def make_kv_manager(made: Assembly, parts: Parts) -> KVManager:
     """ConfigError if there is a page store and no prefix cache."""
-    config, specs, pool = engine.config, engine.kv_specs, engine.block_pool
+    config, specs, pool = made.config, made.kv_specs, made.block_pool
     index = make_prefix_index(config, specs) if parts.prefix_index is None else parts.prefix_index
-    host_pool = BlockCounts(engine.num_host_blocks) if engine.num_host_blocks else None
+    host_pool = BlockCounts(made.num_host_blocks) if made.num_host_blocks else None
     if parts.page_store is None:
         return BlockTables(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
     check_page_store(parts.page_store)
     if index is None:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
         raise ConfigError(f"Parts.page_store fills the prefix cache, and {why}: leave the store out")
-    model = fingerprint(engine.model.config, engine.model.dtype)
+    model = fingerprint(made.model.config, made.model.dtype)
     # Pages of another model or format have other keys. By layer: the order of a page's bytes.
     root = f"by layer {model} {config.kv_dtype} {specs!r}".encode()
     return StoredKVManager(pool, config.block_size, index, parts.page_store, root, host_pool)
 
 
-def make_kv_specs(engine: Engine) -> tuple[KVSpec, ...]:
-    c = engine.model.config
+def make_kv_specs(made: Assembly) -> tuple[KVSpec, ...]:
+    c = made.model.config
     # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
-    windows = [w if w is not None and w < engine.max_model_len else None for w in c.layer_windows]
-    value, scale = bits_per_value_and_scale(engine.config, engine.model.dtype)
-    size = engine.config.block_size
+    windows = [w if w is not None and w < made.max_model_len else None for w in c.layer_windows]
+    value, scale = bits_per_value_and_scale(made.config, made.model.dtype)
+    size = made.config.block_size
     return kv_specs(windows, c.num_kv_heads, c.head_dim, size, bits_per_value=value, bits_per_scale=scale)
 
 
-def make_scheduler(engine: Engine, parts: Parts, num_stages: int) -> Scheduler:
-    c = engine.config
+def make_scheduler(made: Assembly, parts: Parts, num_stages: int) -> Scheduler:
+    c = made.config
     return ContinuousBatching(
-        engine.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
+        made.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
         parts.host_proposer, num_stages,
     )  # fmt: skip
 
@@ -209,36 +242,36 @@ def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: Atte
         )
 
 
-def size_cache(engine: Engine, parts: Parts) -> int:
+def size_cache(made: Assembly, parts: Parts) -> int:
     """KV blocks. A device with its own memory is measured, unless the config sets the size, or a custom part keeps the
     tensors."""
-    config, specs = engine.config, engine.kv_specs
+    config, specs = made.config, made.kv_specs
     asked = config.num_blocks is not None or config.kv_cache_bytes is not None
     if asked or parts.kv_cache is not None or parts.executor is not None:
         return num_blocks_for(config, specs)
-    memory = device_memory(engine.model.device)
+    memory = device_memory(made.model.device)
     if memory is None:
         return num_blocks_for(config, specs)
     room = memory.total // specs[0].bytes_per_block * config.block_size // len(specs)
-    steps = worst_steps(config, specs, engine.max_model_len, engine.model.config.vocab_size, room)
-    sampler = part(parts.sampler, lambda: make_sampler(engine))
-    measured = memory.measure([partial(run_alone, engine, sampler, *step) for step in steps])
-    graphs = config.graphs != "off" and why_not_graphs(engine) is None
-    return profiled_blocks(measured, config, specs, engine.max_model_len, graphs)
+    steps = worst_steps(config, specs, made.max_model_len, made.model.config.vocab_size, room)
+    sampler = part(parts.sampler, lambda: make_sampler(made))
+    measured = memory.measure([partial(run_alone, made, sampler, *step) for step in steps])
+    graphs = config.graphs != "off" and why_not_graphs(made) is None
+    return profiled_blocks(measured, config, specs, made.max_model_len, graphs)
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
     return CudaMemory(device) if device.type == "cuda" else None
 
 
-def run_alone(engine: Engine, sampler: Sampler, plan: StepPlan, requests: Mapping[str, Request]) -> None:
+def run_alone(made: Assembly, sampler: Sampler, plan: StepPlan, requests: Mapping[str, Request]) -> None:
     """One step with a cache of one block."""
-    executor = _worker(engine, new_cache(engine, 1, 0), sampler)
-    executor.collect(executor.submit(Planner(engine.config.block_size).step(plan, requests)))
+    executor = _worker(made, new_cache(made, 1, 0), sampler)
+    executor.collect(executor.submit(Planner(made.config.block_size).step(plan, requests)))
 
 
 def _worker(
-    engine: Engine,
+    made: Assembly,
     cache: KVCache,
     sampler: Sampler,
     proposer: Proposer | None = None,
@@ -247,71 +280,71 @@ def _worker(
     from reference_impl.executor.local import LocalExecutor
 
     return LocalExecutor(
-        engine.model, cache, engine.attention, engine.kv_specs, engine.clock, sampler,
-        max_num_seqs=engine.config.max_num_seqs, max_len=engine.max_model_len, proposer=proposer,
+        made.model, cache, made.attention, made.kv_specs, made.clock, sampler,
+        max_num_seqs=made.config.max_num_seqs, max_len=made.max_model_len, proposer=proposer,
         page_store=store,
     )  # fmt: skip
 
 
-def make_cache(engine: Engine) -> KVCache:
-    return new_cache(engine, engine.num_blocks, engine.num_host_blocks)
+def make_cache(made: Assembly) -> KVCache:
+    return new_cache(made, made.num_blocks, made.num_host_blocks)
 
 
-def new_cache(engine: Engine, num_blocks: int, num_host_blocks: int) -> PagedKVCache:
+def new_cache(made: Assembly, num_blocks: int, num_host_blocks: int) -> PagedKVCache:
     import torch
 
     from reference_impl.kv_store.cache import PagedKVCache
 
-    dtype = torch.float8_e4m3fn if engine.config.kv_dtype == "fp8" else engine.model.dtype
-    return PagedKVCache(engine.kv_specs, num_blocks, dtype, engine.model.device, num_host_blocks)
+    dtype = torch.float8_e4m3fn if made.config.kv_dtype == "fp8" else made.model.dtype
+    return PagedKVCache(made.kv_specs, num_blocks, dtype, made.model.device, num_host_blocks)
 
 
-def make_attention(engine: Engine) -> AttentionBackend:
-    c = engine.model.config
-    if computes_with_triton(engine):
+def make_attention(made: Assembly) -> AttentionBackend:
+    c = made.model.config
+    if computes_with_triton(made):
         from reference_impl.layers.triton_attention import TritonAttention
 
         return TritonAttention(c.attention_scale, c.attention_softcap)
     from reference_impl.layers.attention import TorchAttention
 
-    return TorchAttention(c.attention_scale, engine.model.dtype, c.attention_softcap)
+    return TorchAttention(c.attention_scale, made.model.dtype, c.attention_softcap)
 
 
-def make_executor(engine: Engine, parts: Parts) -> Executor:
-    sampler = part(parts.sampler, lambda: make_sampler(engine))
-    executor = _worker(engine, engine.kv_cache, sampler, parts.proposer, parts.page_store)
-    reason = why_not_graphs(engine)
-    if reason is None and engine.config.graphs != "off":
+def make_executor(made: Assembly, parts: Parts) -> Executor:
+    sampler = part(parts.sampler, lambda: make_sampler(made))
+    executor = _worker(made, made.kv_cache, sampler, parts.proposer, parts.page_store)
+    reason = why_not_graphs(made)
+    if reason is None and made.config.graphs != "off":
         from reference_impl.executor.graphs import CudaRecorder
 
-        recorder = CudaRecorder(engine.model.device, engine.config.dependent_launches == "on")
-        executor.use_graphs(recorder, engine.config.max_num_seqs, engine.max_model_len, engine.config.num_drafts)
-    elif reason is not None and engine.config.graphs == "on":
+        recorder = CudaRecorder(made.model.device, made.config.dependent_launches == "on")
+        executor.use_graphs(recorder, made.config.max_num_seqs, made.max_model_len, made.config.num_drafts)
+    elif reason is not None and made.config.graphs == "on":
         raise ValueError(f"graphs='on' cannot be: {reason}. Use graphs='off', or 'auto'")
-    elif engine.config.dependent_launches == "on":
+    elif made.config.dependent_launches == "on":
         why = "graphs are off" if reason is None else reason
         raise ValueError(f"dependent_launches='on' is for CUDA graphs: {why}. Use dependent_launches='off'")
     return executor
 
 
-def why_not_graphs(engine: Engine) -> str | None:
+def why_not_graphs(made: Assembly) -> str | None:
     """None: CUDA graphs are possible."""
     from reference_impl.layers.backend import writes_and_attends
 
-    if engine.model.device.type != "cuda":
-        return f"the model is on {engine.model.device}, and only a GPU has them"
-    if writes_and_attends(engine.model.kernels, engine.attention) is None:
+    if made.model.device.type != "cuda":
+        return f"the model is on {made.model.device}, and only a GPU has them"
+    if writes_and_attends(made.model.kernels, made.attention) is None:
         return (
             "rows that pad a batch must not be written to the cache, which only our fused kernel takes care of: it "
             "needs attention='triton' and a model with kernels='triton'"
         )
-    if not takes_bounds(engine.attention):
-        return f"{type(engine.attention).__name__} reads lengths on the host, which a replay does not change"
+    if not takes_bounds(made.attention):
+        return f"{type(made.attention).__name__} reads lengths on the host, which a replay does not change"
     return None
 
 
-def make_sampler(engine: Engine) -> Sampler:
-    if computes_with_triton(engine):
+def make_sampler(made: Assembly) -> Sampler:
+    if computes_with_triton(made):
         from reference_impl.sampling.triton_sampler import sample_with_triton
 
         return sample_with_triton
@@ -320,9 +353,9 @@ def make_sampler(engine: Engine) -> Sampler:
     return sample
 
 
-def computes_with_triton(engine: Engine) -> bool:
+def computes_with_triton(made: Assembly) -> bool:
     """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
     from reference_impl.layers.backend import choose_backend
 
-    model = engine.model
-    return choose_backend(engine.config.attention, model.device, model.dtype) == "triton"
+    model = made.model
+    return choose_backend(made.config.attention, model.device, model.dtype) == "triton"

@@ -14,7 +14,6 @@ import dataclasses
 import math
 import operator
 import os
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,86 +21,30 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from reference_impl import trace as events
 from reference_impl.config import EngineConfig
-from reference_impl.default_parts import (
-    check_blocks,
-    check_drafts,
-    check_parts,
-    check_pool,
-    check_scales,
-    make_attention,
-    make_cache,
-    make_executor,
-    make_kv_manager,
-    make_kv_specs,
-    make_scheduler,
-    max_model_len,
-    part,
-    size_cache,
-)
+from reference_impl.default_parts import Assembly
 from reference_impl.interfaces import (
-    AttentionBackend,
     BlockId,
-    BlockPool,
     CapturesGraphs,
-    Clock,
-    Executor,
     FetchesPages,
     Grammar,
-    HostProposer,
-    KVCache,
-    KVManager,
     KVSpec,
-    LayeredPageStore,
-    PageStore,
-    Policy,
     Pooling,
-    PrefixIndex,
-    Proposer,
     Request,
     RequestState,
-    Sampler,
     SamplingParams,
-    Scheduler,
     StepPlan,
     TakesMasks,
     Transfers,
     WaitsOnPurpose,
 )
-from reference_impl.kv.block_pool import BlockPool as DefaultBlockPool
 from reference_impl.kv.cache_key import prefix_key
 from reference_impl.kv.groups import longest_sequence
-from reference_impl.kv_store.budget import check_memory, num_host_blocks_for
-from reference_impl.pipeline import Booked, Pipeline, depth_for, stages_for
+from reference_impl.parts import Parts
+from reference_impl.pipeline import Booked, Pipeline
 from reference_impl.planner import Planner
 
 if TYPE_CHECKING:
     from reference_impl.models.decoder import Decoder
-
-
-class WallClock:
-    """Seconds since an arbitrary moment; never goes back."""
-
-    now = staticmethod(time.perf_counter)
-
-
-@dataclass
-class Parts:
-    """What to use instead of the engine's own; None keeps the default."""
-
-    block_pool: BlockPool | None = None
-    prefix_index: PrefixIndex | None = None
-    kv_manager: KVManager | None = None
-    policy: Policy | None = None
-    scheduler: Scheduler | None = None
-    kv_cache: KVCache | None = None
-    attention: AttentionBackend | None = None
-    sampler: Sampler | None = None
-    proposer: Proposer | None = None
-    host_proposer: HostProposer | None = None
-    page_store: PageStore | LayeredPageStore | None = None
-    executor: Executor | None = None
-    clock: Clock | None = None
-    trace: events.Trace | None = None
 
 
 @dataclass(frozen=True)
@@ -127,37 +70,18 @@ class Engine:
         config: EngineConfig | None = None,
         parts: Parts | None = None,
     ):
-        config, parts = config or EngineConfig(), parts or Parts()
-        check_parts(parts)
-        check_drafts(config, parts)
-        self.model, self.config = model, config
-        self.max_model_len = max_model_len(model, config)
-        check_scales(config, parts.kv_cache, parts.attention)
-        self.kv_specs = make_kv_specs(self)
-        self.clock = part(parts.clock, WallClock)
-        self.attention = part(parts.attention, lambda: make_attention(self))
-        self.num_blocks = size_cache(self, parts)
-        self.num_host_blocks = num_host_blocks_for(config, self.kv_specs)
-        if parts.kv_cache is None:  # asked before there are lists as long
-            check_memory(self.num_blocks, self.num_host_blocks, self.kv_spec, model.device)
-        self.block_pool = part(parts.block_pool, lambda: DefaultBlockPool(self.num_blocks))
-        check_pool(self.block_pool, self.num_blocks)
-        self.kv = part(parts.kv_manager, lambda: make_kv_manager(self, parts))
-        self._pages = self.kv if isinstance(self.kv, FetchesPages) else None
-        check_blocks(self.kv, self.num_blocks)
-        self.kv_cache = part(parts.kv_cache, lambda: make_cache(self))
-        self.executor = part(parts.executor, lambda: make_executor(self, parts))
-        stages = stages_for(config.overlap, self.kv, self.executor)
-        self.scheduler = part(parts.scheduler, lambda: make_scheduler(self, parts, stages))
+        made = Assembly(model, config or EngineConfig(), parts or Parts())
+        self.model, self.config, self.max_model_len = model, made.config, made.max_model_len
+        self.kv_specs, self.num_blocks, self.num_host_blocks = made.kv_specs, made.num_blocks, made.num_host_blocks
+        self.scheduler, self.block_pool, self.kv = made.scheduler, made.block_pool, made.kv
+        self.executor, self.attention, self.kv_cache = made.executor, made.attention, made.kv_cache
+        self.clock, self.trace = made.clock, made.trace
+        self.planner = Planner(made.config.block_size)
+        self.pipeline = Pipeline(self.scheduler, self.kv, self.planner, self.executor, made.depth)
         self.requests: dict[str, Request] = {}  # those not finished
         self.pins: list[Pin] = []
-        self.trace = part(parts.trace, events.Trace)
+        self._pages = self.kv if isinstance(self.kv, FetchesPages) else None
         self._num_added = self._num_forked = 0
-        self.planner = Planner(config.block_size)
-        # A host proposer reads tokens that would not be known; between stages they are, of requests that are planned.
-        overlap = config.overlap if parts.host_proposer is None or stages > 1 else "off"
-        depth = depth_for(overlap, model.device.type, self.scheduler, self.kv, self.executor)
-        self.pipeline = Pipeline(self.scheduler, self.kv, self.planner, self.executor, depth)
 
     @property
     def kv_spec(self) -> KVSpec:

@@ -19,7 +19,7 @@ import torch
 from reference_impl.beam import Beam, beam_search
 from reference_impl.config import EngineConfig, ModelConfig, read_model_config
 from reference_impl.detokenizer import TextStream
-from reference_impl.engine import Engine, Parts, StepResult
+from reference_impl.engine import Engine, StepResult
 from reference_impl.interfaces import Pooling, Request, SamplingParams, TokenLogprobs
 from reference_impl.layers.linear_methods import Quantizations
 from reference_impl.layers.processor import cpu_has_bf16, use_no_more_threads_than_cores
@@ -27,6 +27,7 @@ from reference_impl.memory import give_back
 from reference_impl.metrics import RequestMetrics
 from reference_impl.models.loader import load_model
 from reference_impl.models.shapes import Shape, config_of_shape, dummy_model
+from reference_impl.parts import Parts
 from reference_impl.prompts import Prompt, PromptEncoder
 
 Worker = Literal["here", "process"]

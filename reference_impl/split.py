@@ -10,10 +10,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.executor.process import Facts, WorkerProcess, fingerprint
 from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.model_config import read_model_config
+from reference_impl.parts import Parts
 
 if TYPE_CHECKING:
     from reference_impl.layers.linear_methods import Quantizations

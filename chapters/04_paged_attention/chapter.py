@@ -20,7 +20,7 @@ from chapters.widgets.block_table import draw, snapshot
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
 from reference_impl.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.engine import Parts
+from reference_impl.parts import Parts
 from reference_impl.executor.simulated import END, SimulatedGPU, weightless
 from reference_impl.interfaces import KVSpec
 from reference_impl.kernels import reference

@@ -28,7 +28,7 @@ if not torch.cuda.is_available():
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.engine import Parts
+from reference_impl.parts import Parts
 from reference_impl.kernels import reference
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.layers.backend import choose_backend

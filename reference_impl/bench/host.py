@@ -18,9 +18,10 @@ from torch import Tensor
 
 from reference_impl.bench import harness
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.executor.simulated import hollow_model
 from reference_impl.interfaces import Batch, SamplingParams, Step, Transfers
+from reference_impl.parts import Parts
 
 VOCAB_SIZE, BLOCK_SIZE, STEPS = 512, 16, 60
 # (requests, tokens of each, penalties)

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.executor.simulated import END, SimulatedGPU, weightless
 from reference_impl.interfaces import KVManager, Policy, SamplingParams, Scheduler, WaitsOnPurpose
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager as PagedKVManager
+from reference_impl.parts import Parts
 from reference_impl.simulation.cost import Roofline
 from reference_impl.theory.deployment import Deployment
 from reference_impl.trace import Trace

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reference_impl.engine import Parts
 from reference_impl.interfaces import SamplingParams
+from reference_impl.parts import Parts
 from reference_impl.serving.metrics import WatchedTrace
 from reference_impl.serving.questions import Questions
 from reference_impl.serving.runner import Message

@@ -10,10 +10,11 @@ from reference_impl.baselines.dynamic_batching import DynamicBatching
 from reference_impl.baselines.orca_batching import OrcaBatching
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager
+from reference_impl.parts import Parts
 
 
 class StepClock:

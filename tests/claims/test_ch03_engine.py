@@ -19,10 +19,11 @@ from reference_impl.baselines.orca_batching import OrcaBatching
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.bench.simulation import Arrival, poisson, simulate
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import KVManager, SamplingParams, Scheduler, StepPlan
 from reference_impl.metrics import percentile
 from reference_impl.models.decoder import Decoder
+from reference_impl.parts import Parts
 from reference_impl.scheduler.policy import FirstCome, ShortestFirst
 from reference_impl.scheduler.scheduler import Scheduler as EngineScheduler
 from reference_impl.theory import latency

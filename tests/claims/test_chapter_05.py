@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference_impl import Engine, EngineConfig, SamplingParams
 from reference_impl.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.engine import Parts
 from reference_impl.kernels import reference
 from reference_impl.layers.attention import TorchAttention
+from reference_impl.parts import Parts
 from reference_impl.theory import attention_traffic, kv_cache, roofline
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model

@@ -15,10 +15,11 @@ import torch
 
 from reference_impl.config import EngineConfig
 from reference_impl.default_parts import make_executor
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import Batch, Executor, Masks, Opened, Request, SamplingParams, Step, StepRow, Transfers
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.models.decoder import Decoder
+from reference_impl.parts import Parts
 
 
 class TappedModel:

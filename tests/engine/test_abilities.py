@@ -13,7 +13,7 @@ from reference_impl.baselines.dynamic_batching import DynamicBatching
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.default_parts import why_not_graphs
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import (
     CapturesGraphs,
     DefersReuse,
@@ -27,6 +27,7 @@ from reference_impl.interfaces import (
 )
 from reference_impl.layers.attention import scales_of
 from reference_impl.layers.linear import FusedMethod, UnquantizedLinear
+from reference_impl.parts import Parts
 from reference_impl.simulation.cost import BoundedCost, SummedCost
 from tests.executor.dense import DenseAttention, dense_engine, dense_model
 

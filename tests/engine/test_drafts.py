@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from reference_impl.config import EngineConfig, course_model
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, Row, Sampled, SamplingParams, StepPlan
 from reference_impl.llm import LLM
 from reference_impl.models.loader import load_model
+from reference_impl.parts import Parts
 from reference_impl.planner import Planner
 from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.scheduler import Scheduler

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from reference_impl.config import EngineConfig, course_model
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.executor.process import WorkerError
 from reference_impl.executor.simulated import SimulatedGPU, hollow_model
 from reference_impl.interfaces import Asking, Masks, Request, Rewound, Sampled, SamplingParams
+from reference_impl.parts import Parts
 from reference_impl.sampling.masks import Allowed, masked
 from reference_impl.sampling.sampler import sample
 from reference_impl.simulation.cost import CalibratedCost

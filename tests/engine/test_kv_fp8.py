@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from reference_impl.config import ConfigError, EngineConfig, course_model
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import BlockPair, KVSpec, SamplingParams, Transfers
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.models.loader import load_model
+from reference_impl.parts import Parts
 from tests.engine.conftest import make_late
 
 FP8, CPU = torch.float8_e4m3fn, torch.device("cpu")

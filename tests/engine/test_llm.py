@@ -300,9 +300,9 @@ def test_a_folder_without_a_tokenizer_takes_ids_and_refuses_text(folder: Path, t
 
 def test_samples_are_found_also_where_the_scheduler_takes_them_as_requests_of_their_own() -> None:
     from reference_impl.baselines.static_batching import StaticBatching
-    from reference_impl.engine import Parts
     from reference_impl.kv.block_pool import BlockPool
     from reference_impl.kv.manager import KVManager
+    from reference_impl.parts import Parts
 
     pool = BlockPool(64)
     kv = KVManager(pool, 16)

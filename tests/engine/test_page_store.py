@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from reference_impl.config import ConfigError, EngineConfig, course_model
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import BlockPair, Request, RequestState, SamplingParams, StepPlan, TransferEnd, Transfers
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.hash_index import HashIndex
@@ -24,6 +24,7 @@ from reference_impl.kv.stored import StoredKVManager
 from reference_impl.kv_store.folder import FolderStore
 from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import load_model
+from reference_impl.parts import Parts
 from reference_impl.split import split_engine
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore
 

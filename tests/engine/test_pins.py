@@ -10,8 +10,9 @@ import pytest
 
 from reference_impl.beam import beam_search
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, SamplingParams
+from reference_impl.parts import Parts
 from reference_impl.scheduler.policy import FirstCome
 
 ONE = SamplingParams(max_tokens=1, temperature=0)

@@ -10,9 +10,10 @@ import torch
 
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.config import EngineConfig, course_model
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.llm import LLM
+from reference_impl.parts import Parts
 from reference_impl.split import split_engine
 from tests.engine.conftest import FakeStore
 from tests.engine.test_prompt_logprobs import Ones

@@ -12,9 +12,10 @@ import torch
 
 from reference_impl.beam import beam_search
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts, StepResult
+from reference_impl.engine import Engine, StepResult
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.decoder import Decoder
+from reference_impl.parts import Parts
 from reference_impl.scheduler.policy import ByPriority, FairShare, FirstCome, ShortestFirst
 
 PROMPT = random.Random(3).choices(range(61), k=21)

@@ -18,10 +18,11 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import Grammar, Pooling, Request, SamplingParams
 from reference_impl.kv.groups import kv_specs
 from reference_impl.models.decoder import Decoder
+from reference_impl.parts import Parts
 from reference_impl.scheduler.policy import ByPriority, FirstCome, ShortestFirst
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, HostOracle, check_references
 

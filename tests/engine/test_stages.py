@@ -14,10 +14,11 @@ import pytest
 
 from reference_impl.beam import beam_search
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import PlansStages, RequestState, RunsStages, SamplingParams
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager
+from reference_impl.parts import Parts
 from reference_impl.scheduler.policy import ByPriority
 from reference_impl.scheduler.scheduler import Scheduler
 from tests.engine.conftest import HostOracle, StagedExecutor, check_references, staged

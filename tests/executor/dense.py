@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import Batch, KVCache
 from reference_impl.kernels import reference
 from reference_impl.layers.backend import TORCH
+from reference_impl.layers.fusion import Fusion
 from reference_impl.models.decoder import Decoder
+from reference_impl.models.fused_decoder import FusedDecoder, FusedLayer
+from reference_impl.parts import Parts
 from reference_impl.sampling.sampler import Parameters, TorchSampler
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -82,14 +85,18 @@ class TwinSampler(TorchSampler):
         return reference.sample_tokens(scores, *(on_device[name] for name in names))
 
 
-def dense_model(model: Decoder) -> Decoder:
-    """The same weights."""
-    model = copy.copy(model)
-    model._modules = {**model._modules, "layers": copy.deepcopy(model.layers)}
-    model.kernels = replace(TORCH, rotate_and_write=rotate_and_write)
-    for layer in model.layers:
-        layer.kernels = model.kernels
-    return model
+def dense_model(model: Decoder) -> FusedDecoder:
+    """The same weights, in the class that asks kernels to rotate and write."""
+    dense = copy.copy(model)
+    dense.__class__ = FusedDecoder
+    dense._modules = {**model._modules, "layers": copy.deepcopy(model.layers)}
+    dense.kernels = replace(TORCH, rotate_and_write=rotate_and_write)
+    dense.fusion = Fusion(dense.kernels, model.config.norm_eps)
+    dense._times = {}
+    for layer in dense.layers:
+        layer.__class__ = FusedLayer
+        layer.kernels = dense.kernels
+    return dense
 
 
 def dense_engine(model: Decoder, sampler: TorchSampler | None = None, **options: Any) -> Engine:

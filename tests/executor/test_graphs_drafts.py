@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.executor import graphs as graphs_module
 from reference_impl.executor.graphs import Graphs
 from reference_impl.executor.local import LocalExecutor
 from reference_impl.interfaces import Opened, SamplingParams
+from reference_impl.parts import Parts
 from reference_impl.sampling.sampler import TorchSampler
 from tests.executor.dense import DEVICE, DenseAttention, TwinSampler, dense_engine, dense_model
 from tests.executor.tape import recorder

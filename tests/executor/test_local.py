@@ -14,8 +14,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, Row, Sampled, SamplingParams, Step, StepOutput, StepPlan
+from reference_impl.parts import Parts
 from reference_impl.planner import Planner, output_of
 from reference_impl.sampling.sampler import sample
 from tests.executor.dense import DEVICE, dense_engine, dense_model

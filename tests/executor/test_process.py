@@ -18,12 +18,13 @@ import pytest
 import torch
 
 from reference_impl.config import EngineConfig, course_model
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.executor import process
 from reference_impl.executor.process import Facts, WorkerError, WorkerProcess
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.models.loader import load_model
+from reference_impl.parts import Parts
 from reference_impl.split import load_worker, split_engine
 
 FOLDER = course_model("draft")
@@ -215,7 +216,7 @@ def test_parts_that_plan_are_used(expected) -> None:
 
 
 PROPOSES_THE_LAST = """
-from reference_impl.engine import Parts
+from reference_impl.parts import Parts
 
 class Last:
     def opened(self, slot): ...

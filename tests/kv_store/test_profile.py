@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_iter
 
 from reference_impl import default_parts
 from reference_impl.config import ConfigError, EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import KVSpec, SamplingParams
 from reference_impl.kv_store.budget import KV_CACHE_BYTES
 from reference_impl.kv_store.profile import HUNGRY, Measured, bytes_for_cache, profiled_blocks, worst_steps
+from reference_impl.parts import Parts
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, bits_per_value=32)
 BLOCK = SPEC.bytes_per_block

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from reference_impl import LLM, course_model
-from reference_impl.engine import Parts
+from reference_impl.parts import Parts
 from reference_impl.prompts import PromptEncoder
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.metrics import WatchedTrace

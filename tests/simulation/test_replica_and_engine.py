@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.executor.simulated import SimulatedGPU, hollow_model
 from reference_impl.interfaces import SamplingParams
 from reference_impl.models.decoder import Decoder
+from reference_impl.parts import Parts
 from reference_impl.simulation import CalibratedCost, Replica
 from reference_impl.simulation.comparison import by_step, real_steps, same_plans, simulated_steps
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.executor.simulated import SimulatedGPU, hollow_model
 from reference_impl.interfaces import SamplingParams
+from reference_impl.parts import Parts
 
 
 class PerToken:

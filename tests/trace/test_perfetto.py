@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Parts
+from reference_impl.engine import Engine
 from reference_impl.interfaces import BlockPair, Row, SamplingParams, Transfers
+from reference_impl.parts import Parts
 from reference_impl.perfetto import to_perfetto, write_perfetto
 from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
 
