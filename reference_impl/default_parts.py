@@ -7,19 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.executor.process import fingerprint
 from reference_impl.interfaces import (
     AttentionBackend,
     BlockPool,
+    Clock,
     Executor,
+    HostProposer,
     KVCache,
     KVManager,
     KVSpec,
     LayeredPageStore,
     PageStore,
+    Policy,
     PrefixIndex,
     Proposer,
     ReadsScales,
@@ -66,6 +69,7 @@ class Assembly:
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
+        check_members(parts)
         check_parts(parts)
         check_drafts(config, parts)
         self.model, self.config = model, config
@@ -96,6 +100,36 @@ _BELONGS = (
     ("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"), ("proposer", "executor"),
     ("page_store", "kv_manager"), ("host_proposer", "scheduler"),
 )  # fmt: skip
+
+
+_PROTOCOLS: dict[str, Any] = {
+    "block_pool": BlockPool, "prefix_index": PrefixIndex, "kv_manager": KVManager, "policy": Policy,
+    "scheduler": Scheduler, "kv_cache": KVCache, "attention": AttentionBackend, "sampler": Sampler,
+    "proposer": Proposer, "host_proposer": HostProposer, "executor": Executor, "clock": Clock,
+}  # fmt: skip
+
+
+_OF_THE_WORKER = ("kv_cache", "attention")  # another executor has its own, and may give what stands for them
+_ON_REQUEST = ("pin", "unpin")  # only `Engine.pin` calls them; lab 04's manager had none for long
+
+
+def check_members(parts: Parts) -> None:
+    """ConfigError where a part lacks what the engine calls, or is a class and no object of it."""
+    for name, protocol in _PROTOCOLS.items():
+        given = getattr(parts, name)
+        if given is None or (parts.executor is not None and name in _OF_THE_WORKER):
+            continue
+        if isinstance(given, type):
+            raise ConfigError(f"Parts.{name}, {given.__name__}, is a class: expected an object of it")
+        members = {*vars(protocol), *protocol.__annotations__}
+        public = [m for m in members if not m.startswith("_") or m in ("__len__", "__call__")]
+        missing = sorted(m for m in public if m not in _ON_REQUEST and not hasattr(given, m))
+        if missing:
+            raise ConfigError(
+                f"Parts.{name}, {type(given).__name__}, has no {', '.join(missing)}: the engine calls them, see "
+                f"{protocol.__name__} in reference_impl/interfaces. If it is a cell of an older lab notebook, "
+                "`inferlab learn --update` lays the lab's present version beside yours; take the cell from there"
+            )
 
 
 def check_parts(parts: Parts) -> None:

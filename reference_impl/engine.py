@@ -211,8 +211,12 @@ class Engine:
     def pin(self, prefix: Sequence[int], cache_salt: str | None = None) -> Pin:
         """Keeps what is cached of a prefix (its full blocks) from being evicted, until `unpin`.
 
-        ValueError if an unfinished request could then never fit.
+        ValueError if an unfinished request could then never fit, or if the KV manager has no pins.
         """
+        if not hasattr(self.kv, "pin"):
+            raise ValueError(
+                f"pin: {type(self.kv).__name__} has no pin and unpin, see KVManager in interfaces/planning.py"
+            )
         blocks = self.kv.pin(prefix, prefix_key(None, cache_salt))
         self.pins.append(pin := Pin(tuple(blocks), len(blocks) * self.config.block_size))
         longest = max((request.max_total_tokens for request in self.requests.values()), default=0)

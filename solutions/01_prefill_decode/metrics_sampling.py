@@ -28,7 +28,6 @@ import torch
 
 # %% nbgrader={"grade_id": "tools"}
 # Given: what the checks use. You may read it; it is not yours to change.
-import functools
 
 from grader.checks import rng, seed
 
@@ -978,23 +977,18 @@ for settings in ((0, 0, 1.0), (0, 2, 0.5), (1e-5, 0, 1.0), (1.0, 1, 1.0), (1.0, 
     check_rows(logits.clone(), torch.tensor([0.3, 0.9, 0.5]), settings, [1, 0, 2])
 print("temperature 0, top-k 1 and a tiny top-p all choose the largest logit of each row")
 ### BEGIN HIDDEN TESTS
-from reference_impl.interfaces import SamplingParams
-from reference_impl.sampling import sampler as engine_sampler
+from reference_impl.lab_parts import engine_probabilities
 
 draw_numbers = rng("check_sample")
 for _ in range(5):
     rows, vocab = 12, random_int(8, 40, draw_numbers)
     temperature, top_k = 0.4 + random_seconds(1.5, draw_numbers), random_int(3, vocab, draw_numbers)
     top_p = 0.5 + random_seconds(0.5, draw_numbers)
-    params = [
-        SamplingParams(temperature=temperature, top_k=top_k, top_p=p)
-        for p in (top_p - 1e-4, top_p, top_p + 1e-4)
-        if p <= 1
-    ]
+    near = [p for p in (top_p - 1e-4, top_p, top_p + 1e-4) if p <= 1]
     logits, u, expected = [], [], []
     while len(logits) < rows:
         row = 3 * torch.randn(1, vocab, generator=draw_numbers)
-        less, exact, *more = engine_sampler.probabilities(row.double().repeat(len(params), 1), params)
+        less, exact, *more = (engine_probabilities(row.double(), temperature, top_k, p)[0] for p in near)
         token = int(exact.multinomial(1, generator=draw_numbers))
         if exact[token] < 0.01 or any(not torch.equal(less > 0, other > 0) for other in (exact, *more)):
             continue  # too close to an edge: rounding would decide
@@ -1006,7 +1000,7 @@ for _ in range(5):
 logits = 2 * torch.randn(1, 10, generator=draw_numbers)
 u = torch.rand(5_000, generator=draw_numbers)
 shares = shares_of(sample(logits.repeat(len(u), 1), u, 1.3, 0, 1.0), 10)
-exact = engine_sampler.probabilities(logits.double(), [SamplingParams(temperature=1.3)])[0]
+exact = engine_probabilities(logits.double(), 1.3)[0]
 distance = float((shares - exact).abs().sum() / 2)  # total variation; about 0.02 by chance
 assert distance < 0.05, f"5000 random draws: expected shares {exact.tolist()}, saw {shares.tolist()}"
 ### END HIDDEN TESTS
@@ -1014,10 +1008,10 @@ assert distance < 0.05, f"5000 random draws: expected shares {exact.tolist()}, s
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 11. Inside the engine: your sampler
 #
-# The engine asks a *sampler* for the next token of each request: a callable `(logits, requests)`. The cell below is one
-# that uses your `sample`. It looks up each request's temperature, top-k and top-p, and calls you once for all rows that
-# have the same. u is the engine's own: computed from the request's seed and the number of its tokens, so that a
-# text depends neither on who shares its batch nor on when it runs.
+# The engine asks a *sampler* for the next token of each request: a callable `(logits, requests)`. `SamplerBySettings` is
+# one that looks up each request's temperature, top-k and top-p, and asks once for all rows that have the same; the cell
+# below answers with your `sample`. u is the engine's own: computed from the request's seed and the number of its
+# tokens, so that a text depends neither on who shares its batch nor on when it runs.
 #
 # The engine's scheduler, model and cache stay as they are. Your token is what the model goes on with. The text must be
 # that of the engine's own sampler, token for token. One exception: if u lies so close to the edge between two tokens
@@ -1025,39 +1019,21 @@ assert distance < 0.05, f"5000 random draws: expected shares {exact.tolist()}, s
 
 
 # %% nbgrader={"grade_id": "engine_sampler"}
-class YourSampler:
-    """A Sampler over your `sample`; compares each token with the engine's and says which part differs."""
-
-    def __call__(self, logits, requests):
-        from reference_impl.interfaces import Sampled
-        from reference_impl.sampling import philox, sampler
-
-        expected = sampler.sample(logits, requests)
-        u = torch.from_numpy(philox.uniform([r.seed for r in requests], 0, [r.num_tokens for r in requests]))
-        rows_with = {}  # (temperature, top_k, top_p) -> rows
-        for row, request in enumerate(requests):
-            params = request.sampling
-            rows_with.setdefault((params.temperature, params.top_k, params.top_p), []).append(row)
-        tokens = list(expected.tokens)
-        for settings, rows in rows_with.items():
-            seen = sample(logits[rows].clone(), u[rows].clone(), *settings)
-            assert_tensor("sample", seen, (len(rows),), torch.int64)
-            for row, token in zip(rows, seen.tolist(), strict=True):
-                if token == tokens[row] or token in possible_tokens(logits[row], float(u[row]), settings):
-                    continue
-                wrong = first_wrong_part(logits[row : row + 1].clone(), u[row : row + 1].clone(), settings)
-                raise AssertionError(f"temperature, top-k, top-p {settings}, u {float(u[row]):.6f}: the engine "
-                                     f"chooses token {tokens[row]}, sample chose {token}: {wrong}")  # fmt: skip
-        return Sampled(tokens, expected.logprobs)
+from reference_impl.lab_parts import LabEngine, SamplerBySettings, course_llm, engine_draw, engine_probabilities
 
 
-def engine_probabilities(logits, temperature, top_k=0, top_p=1.0):
-    """The engine's own, [rows, vocab]."""
-    from reference_impl import SamplingParams
-    from reference_impl.sampling import sampler
-
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=min(1.0, top_p))
-    return sampler.probabilities(logits, [params] * len(logits))
+def your_tokens(asked):
+    """What your `sample` chooses for rows with the same settings, each compared with the engine's token."""
+    logits, u, settings = asked.logits, asked.u, asked.settings
+    seen = sample(logits.clone(), u.clone(), *settings)
+    assert_tensor("sample", seen, (len(u),), torch.int64)
+    for row, (token, own) in enumerate(zip(seen.tolist(), asked.expected, strict=True)):
+        if token == own or token in possible_tokens(logits[row], float(u[row]), settings):
+            continue
+        wrong = first_wrong_part(logits[row : row + 1], u[row : row + 1], settings)
+        raise AssertionError(f"temperature, top-k, top-p {settings}, u {float(u[row]):.6f}: the engine "
+                             f"chooses token {own}, sample chose {token}: {wrong}")  # fmt: skip
+    return asked.expected  # yours, too, unless u is at an edge
 
 
 def possible_tokens(logits, u, settings):
@@ -1084,42 +1060,25 @@ def first_wrong_part(logits, u, settings):
     ):
         if tuple(seen.shape) != tuple(expected.shape) or not bool(((seen - expected).abs() < 1e-3).all()):
             return f"{name} gives other probabilities than the engine"
-    if int(draw(kept.clone(), u)[0]) != int(engine_sampler_draw(kept, u)[0]):
+    if int(draw(kept.clone(), u)[0]) != int(engine_draw(kept, u)[0]):
         return "the probabilities are right, draw chooses another token"
     return "the four parts are right, sample puts them together in another way"
 
 
-def engine_sampler_draw(probs, u):
-    from reference_impl.sampling import sampler
-
-    return sampler.draw(probs, u)
-
-
-@functools.cache
-def course_llm():
-    from reference_impl import LLM, course_model
-
-    torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
-    return LLM(course_model("target"), dtype="float32", device="cpu", num_blocks=32)
-
-
 def write(prompt, settings, sampler, num_tokens):
     """Token ids that the engine writes after each prompt. settings: per prompt (temperature, top_k, top_p, seed)."""
-    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
-
-    engine = Engine(course_llm().engine.model, EngineConfig(num_blocks=64), Parts(sampler=sampler))
-    requests = []
+    engine = LabEngine(course_llm(), {"num_blocks": 64}, sampler=sampler)
     for temperature, top_k, top_p, number in settings:
-        params = SamplingParams(num_tokens, temperature, top_k, top_p, seed=number, ignore_eos=True)
-        requests.append(engine.add(course_llm().encode(prompt), params))
-    while engine.has_work():
-        engine.step()
-    return [request.output_tokens for request in requests]
+        params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": number}
+        engine.add(course_llm().encode(prompt), num_tokens, **params)
+    return list(engine.run().values())
 
 
 def check_written(prompt, settings, num_tokens):
     """Writes with your sampler and without, and compares; returns the texts."""
-    seen, expected = (write(prompt, settings, sampler, num_tokens) for sampler in (YourSampler(), None))
+    seen, expected = (
+        write(prompt, settings, sampler, num_tokens) for sampler in (SamplerBySettings(your_tokens), None)
+    )
     for one, own, setting in zip(seen, expected, settings, strict=True):
         assert one == own, f"temperature, top-k, top-p, seed {setting}: the engine writes {own}, with yours {one}"
     return [course_llm().tokenizer.decode(tokens) for tokens in seen]
@@ -1144,65 +1103,30 @@ check_written("class Reader:\n    def read(self):\n", settings, 4)
 # %% [markdown] nbgrader={"grade_id": "text_engine_metrics"}
 # ## 12. Inside the engine: your metrics
 #
-# The engine keeps a trace of what it did, step by step. The cell below turns such a trace into the events of part 1.
-# The check runs a small load in which requests queue, one is aborted in the queue and one has a single token. It runs
-# on a clock that moves whenever somebody looks at it, and compares your `metrics` with the engine's.
+# The engine keeps a trace of what it did, step by step. `events_of` turns such a trace into the events of part 1. The
+# check runs a small load in which requests queue, one is aborted in the queue and one has a single token. It runs on a
+# clock that goes on whenever it is read, and compares your `metrics` with the engine's.
 
 
 # %% nbgrader={"grade_id": "engine_events"}
-def events_of(trace):
-    """The events (time, kind, request_id) of an engine's trace."""
-    from reference_impl.trace import RequestArrived, RequestFinished
-
-    events, waiting = [], set()
-    for event in trace.events:
-        if isinstance(event, RequestArrived):
-            waiting.add(event.request_id)
-            events.append((event.time, "arrived", event.request_id))
-        elif isinstance(event, RequestFinished):
-            events.append((event.time, "aborted" if event.reason == "abort" else "finished", event.request_id))
-        else:  # a step
-            waiting.update(event.preempted)
-            for row in event.rows:
-                if row.request_id in waiting:
-                    waiting.remove(row.request_id)
-                    events.append((event.started_at, "scheduled", row.request_id))
-            events += [(event.finished_at, "token", row.request_id) for row in event.rows if row.samples]
-    return sorted(events, key=lambda event: event[0])
-
-
-class MovingClock:
-    """Each look at it finds it some milliseconds later: a run on it is the same every time."""
-
-    def __init__(self, start):
-        self.time, self.looks = start, 0
-
-    def now(self):
-        self.looks += 1
-        self.time += 0.001 * (1 + self.looks * self.looks % 101)
-        return self.time
+from reference_impl.lab_parts import MovingClock, events_of
 
 
 def run_load(prompts, settings, num_tokens, sampler=None, clock=None):
     """Serves prompts two at a time, the third and later ones arriving while it runs; the last is aborted in the queue.
 
-    settings: per prompt (temperature, top_k, top_p, seed). Returns the engine and the requests.
+    settings: per prompt (temperature, top_k, top_p, seed). Returns the engine, whose trace says what was done.
     """
-    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
-
-    config = EngineConfig(num_blocks=64, max_num_seqs=2)
-    engine = Engine(course_llm().engine.model, config, Parts(sampler=sampler, clock=clock))
-    requests = []
+    engine = LabEngine(course_llm(), {"num_blocks": 64, "max_num_seqs": 2}, sampler=sampler, clock=clock)
     for i, (prompt, n) in enumerate(zip(prompts, num_tokens, strict=True)):
         temperature, top_k, top_p, number = settings[i]
-        params = SamplingParams(n, temperature, top_k, top_p, seed=number, ignore_eos=True)
-        requests.append(engine.add(course_llm().encode(prompt), params, request_id=f"request-{i}"))
+        params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": number}
+        engine.add(course_llm().encode(prompt), n, f"request-{i}", **params)
         if i > 0:
             engine.step()
-    engine.abort(requests[-1].id)
-    while engine.has_work():
-        engine.step()
-    return engine, requests
+    engine.abort(f"request-{len(prompts) - 1}")
+    engine.run()
+    return engine
 
 
 # %% nbgrader={"grade_id": "check_engine_metrics", "grade": true, "points": 1}
@@ -1210,7 +1134,7 @@ def run_load(prompts, settings, num_tokens, sampler=None, clock=None):
 # hint: the message names the request and the number that differs; make the check of that part pass first.
 def check_run(num_tokens, start):
     prompts, greedy = ["x = "] * len(num_tokens), [(0, 0, 1.0, 0)] * len(num_tokens)
-    engine, _ = run_load(prompts, greedy, num_tokens, clock=MovingClock(start))
+    engine = run_load(prompts, greedy, num_tokens, clock=MovingClock(start))
     seen, own = metrics(events_of(engine.trace)), engine.trace.workload()
     assert isinstance(seen, dict), f"expected a dict, saw {type(seen).__name__}"
     assert set(seen) == {"requests", "load"}, f"expected the keys requests and load, saw {sorted(map(str, seen))}"
@@ -1253,7 +1177,7 @@ check_run(num_tokens, start=100 + random_seconds(900, draw_numbers))
 # Now on the real clock: your sampler chooses every token, your metrics read the trace. Two requests run at a time, so
 # the later ones wait; the last is aborted while it waits. Look at how much of each TTFT is queue, and at how few
 # requests meet an objective of 50 ms. Change temperatures and seeds and run it again. The seconds belong to this
-# machine and are not checked; they include the engine's own sampler, which `YourSampler` asks in every step to compare.
+# machine and are not checked; they include the engine's own sampler, which `SamplerBySettings` asks in every step, to compare.
 # The model is a small one trained for this course on Python code: it has the form of code and little sense.
 
 # %% nbgrader={"grade_id": "report"} inferlab={"where": "notebook"}
@@ -1273,10 +1197,11 @@ settings = [
     (1.1, 0, 0.9, 11),
     (1, 0, 1.0, 12),
 ]
-engine, requests = run_load(prompts, settings, [32, 24, 24, 16, 16, 16], sampler=YourSampler())
+engine = run_load(prompts, settings, [32, 24, 24, 16, 16, 16], sampler=SamplerBySettings(your_tokens))
 result = metrics(events_of(engine.trace))
-for request in requests[:-1]:
-    print(f"--- temperature {request.sampling.temperature}\n{course_llm().tokenizer.decode(request.tokens)}")
+for prompt, (temperature, *_), tokens in zip(prompts, settings, engine.outputs.values(), strict=True):
+    if tokens:
+        print(f"--- temperature {temperature}\n{prompt}{course_llm().tokenizer.decode(tokens)}")
 
 
 def milliseconds(value):

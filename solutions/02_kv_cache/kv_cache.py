@@ -22,7 +22,6 @@ import torch
 
 # %% nbgrader={"grade_id": "tools"}
 # Given: what the checks use. You may read it; it is not yours to change.
-import functools
 import hashlib
 
 from grader.checks import rng, seed
@@ -1015,57 +1014,44 @@ print("\n" + drills.check(drill, drill.questions[0].key, given=1.0).message)
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 9. Inside the engine
 #
-# The engine asks an *attention backend* for attention over a batch of ragged rows. The cell below is one that uses
-# your work: one `KVCache` per request and layer, and `attention_step` with your `attend` for every row. Each cache has
-# room for exactly prompt + output - 1 tokens. The engine's scheduler, model and sampler stay as they are; prompts are
-# cut into chunks, and two requests of unequal length run together.
+# The engine asks an *attention backend* for attention over a batch of ragged rows. `AttentionByRequest` is one that asks
+# for each request by itself, and the cell below answers with your work: one `KVCache` per request and layer, and
+# `attention_step` with your `attend`. Each cache has room for exactly prompt + output - 1 tokens. The engine's
+# scheduler, model and sampler stay as they are; prompts are cut into chunks, and two requests of unequal length run
+# together.
 #
-# The backend also asks the engine's own attention, to tell you at the first difference which property failed. Your
-# output is what the model goes on with. The tokens must be those that the engine generates by itself.
+# With each question comes what the engine's own attention answers, to tell you at the first difference which property
+# failed. Your output is what the model goes on with. The tokens must be those that the engine generates by itself.
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
-class YourAttention:
-    """An AttentionBackend over your pieces. own: the engine's; max_len: room in the caches, by request id."""
+from reference_impl.lab_parts import AttentionByRequest, LabEngine, course_llm
 
-    def __init__(self, own, max_len):
-        self.own = own
+
+class YourAttention:
+    """Attention of one request at a time over your pieces. max_len: room in the caches, by request id."""
+
+    def __init__(self, max_len):
         self.max_len = max_len
         self.caches = {}  # (request id, layer) -> your KVCache
         self.lengths = {}  # (request id, layer) -> tokens it must hold
 
-    def plan(self, batch):
-        self.own.plan(batch)
-
-    def forward(self, q, k, v, layer, kv_cache, batch):
-        expected = self.own.forward(q, k, v, layer, kv_cache, batch)
-        out = torch.empty_like(q)
-        for row, request_id in enumerate(batch.request_ids):
-            first, end = int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1])
-            num_tokens = batch.context_lens[row]
-            if num_tokens == end - first:  # the request begins
-                self.caches[request_id, layer] = KVCache(k.shape[1], k.shape[2], self.max_len[request_id])
-            cache = self.caches[request_id, layer]
-            self.lengths[request_id, layer] = num_tokens
-            seen = attention_step(cache, attend, q[first:end].clone(), k[first:end].clone(), v[first:end].clone())
-            off = difference(seen, expected[first:end])
-            if off > 1e-4:
-                keys, values = _engine_context(kv_cache, layer, batch, row)
-                raise AssertionError(f"request {request_id}, layer {layer}, {end - first} new of {num_tokens} tokens: "
-                                     + _first_failing(cache, keys, values, off))  # fmt: skip
-            out[first:end] = seen
-        return out
-
-
-def _engine_context(kv_cache, layer, batch, row):
-    """The keys and values that the engine itself has for a row, in order."""
-    position = torch.arange(batch.context_lens[row])
-    block = batch.block_table[row].long()[position // batch.block_size]
-    keys, values = kv_cache.layer(layer)
-    return keys[block, position % batch.block_size], values[block, position % batch.block_size]
+    def __call__(self, asked):
+        of, num_new = (asked.request_id, asked.layer), len(asked.q)
+        if asked.num_before == 0:  # the request begins
+            self.caches[of] = KVCache(asked.k.shape[1], asked.k.shape[2], self.max_len[asked.request_id])
+        self.lengths[of] = asked.num_tokens
+        seen = attention_step(self.caches[of], attend, asked.q, asked.k, asked.v)
+        off = difference(seen, asked.expected)
+        assert off <= 1e-4, (
+            f"request {asked.request_id}, layer {asked.layer}, {num_new} new of {asked.num_tokens} tokens: "
+            + _first_failing(self.caches[of], asked.keys, asked.values, off)
+        )
+        return seen
 
 
 def _first_failing(cache, keys, values, off):
+    """keys, values: those that the engine itself has for the request, in order."""
     if len(cache) != len(keys):
         return f"append or len() is wrong: the cache must hold {len(keys)} tokens, len() says {len(cache)}"
     seen_keys, seen_values = cache.view()
@@ -1074,33 +1060,22 @@ def _first_failing(cache, keys, values, off):
     return f"the cache is right, attention_step or attend is not: the output is off by {off:.2g}"
 
 
-@functools.cache
-def course_llm():
-    from reference_impl import LLM, course_model
-
-    torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
-    return LLM(course_model("target"), dtype="float32", device="cpu", num_blocks=32)
-
-
 def serve(prompts, num_new_tokens, attention=None, max_num_batched_tokens=16):
     """Greedy output of the course model for prompts of token ids, all in one engine, in chunks."""
-    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
-
     # A prompt that finds its beginning in the engine's prefix cache would skip tokens that your cache has never seen.
-    config = EngineConfig(num_blocks=64, max_num_batched_tokens=max_num_batched_tokens, prefix_cache="off")
-    engine = Engine(course_llm().engine.model, config, Parts(attention=attention))
-    sampling = SamplingParams(max_tokens=num_new_tokens, temperature=0, ignore_eos=True)
-    requests = [engine.add(prompt, sampling, request_id=str(i)) for i, prompt in enumerate(prompts)]
-    while engine.has_work():
-        engine.step()
-    return [request.output_tokens for request in requests]
+    options = {"num_blocks": 64, "max_num_batched_tokens": max_num_batched_tokens, "prefix_cache": "off"}
+    engine = LabEngine(course_llm(), options, attention=attention)
+    for prompt in prompts:
+        engine.add(prompt, num_new_tokens)
+    return list(engine.run().values())
 
 
 def check_served(prompts, num_new_tokens, max_num_batched_tokens):
     """Serves with your pieces and without, and compares; returns the tokens."""
     max_len = {str(i): len(prompt) + num_new_tokens - 1 for i, prompt in enumerate(prompts)}
-    yours = YourAttention(course_llm().engine.attention, max_len)
-    seen = serve(prompts, num_new_tokens, yours, max_num_batched_tokens)
+    yours = YourAttention(max_len)
+    attention = AttentionByRequest(course_llm().engine.attention, yours)
+    seen = serve(prompts, num_new_tokens, attention, max_num_batched_tokens)
     expected = serve(prompts, num_new_tokens, None, max_num_batched_tokens)
     assert seen == expected, f"the engine generates {expected}, with your pieces it generated {seen}"
     for (request_id, layer), cache in yours.caches.items():

@@ -1180,17 +1180,19 @@ for _ in range(8):
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 9. Inside the engine
 #
-# The engine asks a *scheduler* for the plan of every step. The cell below is one that uses yours: it tells you ids and
+# The engine asks a *scheduler* for the plan of every step. `scheduler_parts` makes one of yours: it tells you ids and
 # counts, and does with your answer what an engine does, which is to keep block tables, token ids and the reasons to
 # stop. Model, attention, cache and sampler are the engine's own.
 #
 # Whatever you schedule, the text must be what each prompt gives by itself. That holds because a row's numbers do not
-# depend on its neighbours, nor on where a prompt is cut, nor on whether its tokens are computed a second time. The
-# ledger reads along and names the first promise that is broken; how many steps it took is counted in the engine's
-# trace.
+# depend on its neighbours, nor on where a prompt is cut, nor on whether its tokens are computed a second time. In the
+# cell below the ledger reads along and names the first promise that is broken; how many steps it took is counted in
+# the engine's trace.
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
+from reference_impl.lab_parts import LabEngine, course_llm, scheduler_parts
+
 PROVED_BY = {
     "limits": "check_limits", "chunks": "check_missing", "decodes": "check_decodes", "memory": "check_memory",
     "turn": "check_turn", "idle": "check_turn", "preemption": "check_preemption", "recompute": "check_return",
@@ -1198,95 +1200,32 @@ PROVED_BY = {
 }  # fmt: skip
 
 
-class YourScheduler:
-    """The engine's Scheduler over yours. kv: the engine's KV manager; config: its EngineConfig."""
+class Judged:
+    """Your scheduler, and the ledger that reads along. limits: max_num_seqs, max_num_batched_tokens."""
 
-    def __init__(self, kv, config):
-        limits = config.max_num_seqs, config.max_num_batched_tokens
-        self.kv, self.requests, self.step_id = kv, {}, 0
-        self.yours = Scheduler(*limits, config.block_size, 0.0)
-        self.ledger = Ledger(config.num_blocks, config.block_size, *limits)
+    def __init__(self, num_blocks, block_size, limits):
+        self.yours = Scheduler(*limits, block_size, 0.0)
+        self.ledger = Ledger(num_blocks, block_size, *limits)
 
-    def add(self, request):
-        info = {"id": request.id, "num_tokens": request.num_tokens, "arrival": request.arrival, "priority": 0}
-        self.requests[request.id] = request
+    def add(self, info):
         self.ledger.add(info)
         self.yours.add(info)
 
-    def fork(self, parent, child):
-        raise ValueError("beam search needs the engine's own scheduler")
-
     def abort(self, request_id):
-        self.leave(request_id, "abort")
         self.ledger.live.pop(request_id)
         self.yours.abort(request_id)
 
-    def has_work(self):
-        return bool(self.requests)
-
-    @property
-    def num_running(self):
-        return sum(sequence.running for sequence in self.ledger.live.values())
-
-    @property
-    def num_waiting(self):
-        return len(self.ledger.live) - self.num_running
-
-    def schedule(self, now):
-        from reference_impl.interfaces import RequestState, Row, StepPlan
-
-        plan, preempted = asked(self.yours, now, self.kv.num_available)
+    def schedule(self, now, free_blocks):
+        plan, preempted = asked(self.yours, now, free_blocks)
         rows = self.ledger.judge(now, plan, preempted)
         broken = [(promise, text) for promise, text in self.ledger.faults if promise in PROVED_BY]
         assert not broken, f"{broken[0][1]} ({PROVED_BY[broken[0][0]]} proves this)"
-        for name in preempted:
-            self.kv.free(self.requests[name])
-            self.requests[name].num_computed_tokens, self.requests[name].state = 0, RequestState.WAITING
-        admitted = [name for name in rows if self.requests[name].state is RequestState.WAITING]
-        for name in sorted(rows, key=admitted.__contains__):  # who runs takes blocks first
-            request = self.requests[name]
-            whole = request.num_tokens, self.ledger.budget
-            fits = self.kv.admit(request, *whole) if name in admitted else self.kv.reserve(request, rows[name])
-            assert fits, f"the engine has no blocks for {name}"
-            request.state = RequestState.RUNNING
-        self.step_id += 1
-        ready = []
-        for name, n in rows.items():
-            start, known = self.requests[name].num_computed_tokens, self.requests[name].num_tokens
-            ready.append(Row(name, start, n, samples=start + n == known))
-        entered = tuple((name, 0) for name in admitted)
-        return StepPlan(self.step_id, tuple(ready), tuple(preempted), self.kv.take_transfers(), entered)
+        return rows, preempted
 
-    def update(self, plan, output):
-        report, finished = {}, []
-        for row in plan.rows:
-            request = self.requests.get(row.request_id)
-            if request:
-                request.num_computed_tokens += row.num_tokens
-                if row.samples:
-                    request.tokens += output.tokens[request.id]
-                over = row.samples and len(request.output_tokens) >= request.sampling.max_tokens
-                report[request.id] = (row.num_tokens, int(row.samples), over)
-                self.ledger.ran(request.id, *report[request.id])
-                finished += [self.leave(request.id, "length")] if over else []
+    def update(self, report):
+        for request_id, done in report.items():
+            self.ledger.ran(request_id, *done)
         self.yours.update(report)
-        return finished
-
-    def leave(self, request_id, reason):
-        from reference_impl.interfaces import RequestState
-
-        request = self.requests.pop(request_id)
-        self.kv.free(request)
-        request.state, request.finish_reason = RequestState.FINISHED, reason
-        return request
-
-
-@functools.cache
-def course_llm():
-    from reference_impl import LLM, course_model
-
-    torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
-    return LLM(course_model("target"), dtype="float32", device="cpu", num_blocks=32)
 
 
 def serve(prompts, num_new_tokens, yours, hang_up=None, **limits):
@@ -1294,24 +1233,16 @@ def serve(prompts, num_new_tokens, yours, hang_up=None, **limits):
 
     Returns the outputs and the engine's trace.
     """
-    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
-    from reference_impl.kv.block_pool import BlockPool
-    from reference_impl.kv.manager import KVManager
-
-    config = EngineConfig(prefix_cache="off", **limits)
-    parts = Parts(block_pool=BlockPool(config.num_blocks))
+    parts = {}
     if yours:
-        parts.kv_manager = KVManager(parts.block_pool, config.block_size)
-        parts.scheduler = YourScheduler(parts.kv_manager, config)
-    engine = Engine(course_llm().engine.model, config, parts)
-    sampling = SamplingParams(max_tokens=num_new_tokens, temperature=0, ignore_eos=True)
-    requests = [engine.add(prompt, sampling, request_id=str(i)) for i, prompt in enumerate(prompts)]
-    while engine.has_work():
-        if (number := (hang_up or {}).get(len(engine.trace.steps()))) is not None and str(number) in engine.requests:
-            engine.abort(str(number))
-        engine.step()
-        assert len(engine.trace.steps()) < 1000, "1000 steps, and the requests are still not finished"
-    return [request.output_tokens for request in requests], engine.trace
+        sizes = limits["num_blocks"], limits["block_size"]
+        judged = Judged(*sizes, (limits["max_num_seqs"], limits["max_num_batched_tokens"]))
+        parts = scheduler_parts(judged, *sizes)
+    engine = LabEngine(course_llm(), {"prefix_cache": "off", **limits}, **parts)
+    for prompt in prompts:
+        engine.add(prompt, num_new_tokens)
+    outputs = engine.run({step: str(number) for step, number in (hang_up or {}).items()})
+    return list(outputs.values()), engine.trace
 
 
 def check_served(prompts, num_new_tokens, hang_up=None, **limits):
@@ -1359,7 +1290,7 @@ check_served(prompts, 9, hang_up, num_blocks=num_blocks, max_num_batched_tokens=
 # The same prompts one after another, and together under your scheduler. The ratio of steps is exact. The ratio of
 # seconds belongs to this model and machine, so it is printed and never checked: a step with eight rows takes longer
 # than a step with one, and how much longer depends on what limits it. The last line is the host's work: the share of
-# the time that passed inside `schedule` and `update`, yours and the adapter's. The shorter a step is on the device, the
+# the time that passed inside `schedule` and `update`, yours and the ledger's. The shorter a step is on the device, the
 # larger this share becomes; that is why engines for fast devices plan the next step while the last one still runs.
 
 # %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
@@ -1380,8 +1311,8 @@ def timed(function, spent):
 prompts = [course_llm().encode(f"def function_{i}(path):\n    return ") for i in range(8)]
 limits = {"block_size": 16, "num_blocks": 64, "max_num_batched_tokens": 64}
 serve(prompts[:1], 2, False, max_num_seqs=1, **limits)  # warm up
-spent, schedule, update = [], YourScheduler.schedule, YourScheduler.update
-YourScheduler.schedule, YourScheduler.update = timed(schedule, spent), timed(update, spent)
+spent, schedule, update = [], Judged.schedule, Judged.update
+Judged.schedule, Judged.update = timed(schedule, spent), timed(update, spent)
 seconds, steps, outputs = [], [], []
 for yours, places in ((False, 1), (True, 8)):
     started = time.perf_counter()
@@ -1389,7 +1320,7 @@ for yours, places in ((False, 1), (True, 8)):
     seconds.append(time.perf_counter() - started)
     steps.append(len(trace.steps()))
     outputs.append(tokens)
-YourScheduler.schedule, YourScheduler.update = schedule, update
+Judged.schedule, Judged.update = schedule, update
 print(f"one at a time: {steps[0]} steps, {seconds[0]:.2f} s; together: {steps[1]} steps, {seconds[1]:.2f} s")
 print(f"{steps[0] / steps[1]:.1f}x fewer steps, {seconds[0] / seconds[1]:.1f}x less time, "
       f"{'same tokens' if outputs[0] == outputs[1] else 'tokens differ (a near tie, or a bug)'}")  # fmt: skip

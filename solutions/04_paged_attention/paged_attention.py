@@ -31,7 +31,6 @@ import torch
 
 # %% nbgrader={"grade_id": "tools"}
 # Given: what the checks use. You may read it; it is not yours to change.
-import functools
 
 from grader.checks import rng
 
@@ -1000,15 +999,19 @@ for _ in range(3):
 # First your pool alone: the engine asks for `Parts(block_pool=...)` and puts its own KV manager, prefix cache and
 # scheduler on top. There is too little memory for all requests at once, so some are thrown out and come back.
 #
-# Then all pieces. `YourBlocks` is a small KV manager over your pool, `append_slots` and `fork`; three answers to
-# one prompt share its blocks, and copy when they part. `YourAttention` finds slots with `slot_mapping` and computes with
-# `paged_attention`, a chunk of a prompt as rows over one table. The engine's memory is NaN where nobody wrote.
+# Then all pieces. `BlocksByTable` is a small KV manager over your pool, `append_slots` and `fork`; three answers to one
+# prompt share its blocks, and copy when they part. `AttentionByTable` asks for slots, which are your `slot_mapping`'s,
+# and for attention, which your `paged_attention` computes, a chunk of a prompt as rows over one table. The engine's
+# memory is NaN where nobody wrote.
 #
 # Each cell compares at every call and tells you at the first difference which property failed. The tokens must be
 # those that the engine generates by itself.
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
+from reference_impl.lab_parts import AttentionByTable, BlocksByTable, LabEngine, course_llm
+
+
 class YourPool:
     """Your BlockPool as the engine sees it, and a second count beside it that names what goes wrong first.
 
@@ -1061,109 +1064,53 @@ class YourPool:
             self.counts[block] += change
 
 
-class YourBlocks:
-    """A KV manager over your pieces: block tables that grow, are shared, and are copied when written."""
+def your_blocks(num_blocks, block_size):
+    """A KV manager over your pool, append_slots and fork, each answer compared."""
+    pool = YourPool(num_blocks)
 
-    def __init__(self, num_blocks, block_size):
-        self.pool = YourPool(num_blocks)
-        self.block_size = block_size
-        self.copies = []
-        self.num_copies = self.num_forks = 0
+    def append(table, start, num_new, copy):
+        copied, first, end = [], start // block_size, blocks_for(start + num_new, block_size)
+        shared = first < len(table) and pool.counts[table[first]] > 1
 
-    @property
-    def num_available(self):
-        return self.pool.num_free
+        def copy_block(src, dst):
+            copied.append((src, dst))
+            copy(int(src), int(dst))
 
-    def admit(self, request, num_tokens, budget):
-        request.num_computed_tokens = request.num_cached_tokens = 0
-        return self.reserve(request, num_tokens)
-
-    def reserve(self, request, num_tokens):
-        before, start = list(request.block_table), request.num_computed_tokens
-        first, end = start // self.block_size, blocks_for(start + num_tokens, self.block_size)
-        shared = first < len(before) and self.pool.counts[before[first]] > 1
-        free, num_copies = self.pool.counts.count(0), len(self.copies)
-        if max(0, end - len(before)) + shared > free:
-            return False
-        table, slots = appended(self.pool, before, start, num_tokens, self.block_size, self.copy)
-        right = len(table) == max(end, len(before)) and slots == slots_behind(
-            table, range(start, start + num_tokens), self.block_size
+        grown, slots = appended(pool, table, start, num_new, block_size, copy_block)
+        right = len(grown) == max(end, len(table)) and slots == slots_behind(
+            grown, range(start, start + num_new), block_size
         )
-        assert right, f"append_slots: {start} tokens in {before}, {num_tokens} more: saw {table} and slots {slots}"
-        copied = len(self.copies) - num_copies
-        assert copied == shared, f"append_slots: expected {int(shared)} copies, saw {copied}"
-        assert self.pool.counts[table[first]] == 1, (
-            f"append_slots: block {table[first]} is written and has other holders"
+        assert right, f"append_slots: {start} tokens in {table}, {num_new} more: saw {grown} and slots {slots}"
+        assert len(copied) == shared, f"append_slots: expected {int(shared)} copies, saw {len(copied)}"
+        alone = pool.counts[grown[first]] == 1
+        assert alone, f"append_slots: block {grown[first]} is written and has other holders"
+        return grown
+
+    def share(table, num_tokens):
+        shared = [int(block) for block in fork(pool, table, num_tokens, block_size)]
+        expected = table[: blocks_for(num_tokens, block_size)]
+        right = shared == expected and all(pool.counts[block] > 1 for block in shared)
+        assert right, (
+            f"fork: {num_tokens} tokens of {table} are in {expected}, shared with a reference each; saw {shared}"
         )
-        request.block_tables = [table]
-        return True
+        return shared
 
-    def copy(self, src, dst):
-        self.num_copies += 1
-        self.copies.append((int(src), int(dst)))
-
-    def fork(self, parent, child):
-        table, tokens = list(parent.block_table), child.num_computed_tokens
-        shared = [int(block) for block in fork(self.pool, table, tokens, self.block_size)]
-        expected = table[: blocks_for(tokens, self.block_size)]
-        right = shared == expected and all(self.pool.counts[block] > 1 for block in shared)
-        assert right, f"fork: {tokens} tokens of {table} are in {expected}, shared with a reference each; saw {shared}"
-        child.block_tables = [shared]
-        self.num_forks += 1
-
-    def free(self, request):
-        self.pool.decref(request.block_table)
-        request.block_tables = [[]]
-
-    def take_transfers(self):
-        from reference_impl.interfaces import BlockPair, Transfers
-
-        copies, self.copies = self.copies, []
-        return Transfers(copies=tuple(BlockPair(*pair) for pair in copies))
-
-    def commit(self, request):
-        """There is no prefix cache."""
-
-    def swap_out(self, request):
-        return False  # there is no host memory: the scheduler drops the blocks
+    return BlocksByTable(pool, block_size, append, share)
 
 
-class YourAttention:
-    """An AttentionBackend over your slot_mapping and paged_attention. own: the engine's, which also stores k and v."""
-
-    def __init__(self, own):
-        self.own = own
-
-    def plan(self, batch):
-        self.own.plan(batch)
-        first = 0
-        for row, num_new in enumerate(batch.query_lens):
-            table, positions = batch.block_table[row].clone(), batch.positions[first : first + num_new].clone()
-            slots, expected = (
-                slot_mapping(table, positions, batch.block_size),
-                batch.slot_mapping[first : first + num_new],
-            )
-            right = torch.equal(slots, expected)
-            assert right, f"slot_mapping of {positions.tolist()} in {table.tolist()}: expected {expected}, saw {slots}"
-            first += num_new
-
-    def forward(self, q, k, v, layer, kv_cache, batch):
-        expected = self.own.forward(q, k, v, layer, kv_cache, batch)
-        keys, values = kv_cache.layer(layer)
-        tables = batch.block_table.repeat_interleave(torch.tensor(batch.query_lens), dim=0)  # a row for each token
-        seen = paged_attention(q.clone(), keys.clone(), values.clone(), tables, (batch.positions + 1).int())
-        off = difference(seen, expected)
-        how = f"is off by {off:.2g}" if off < math.inf else f"is not finite, or its shape is not {tuple(q.shape)}"
-        assert off < 1e-4, f"paged_attention, layer {layer}, lengths {batch.context_lens}: the output {how}"
-        return seen
+def check_your_slots(table, positions, block_size, expected):
+    slots = slot_mapping(table, positions, block_size)
+    right = torch.equal(slots, expected)
+    assert right, f"slot_mapping of {positions.tolist()} in {table.tolist()}: expected {expected}, saw {slots}"
 
 
-@functools.cache
-def course_llm():
-    from reference_impl import LLM, course_model
-
-    torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
-    return LLM(course_model("target"), dtype="float32", device="cpu", num_blocks=32)
+def your_attention(asked):
+    """What your paged_attention answers to a step's queries in a layer; a chunk of a prompt is rows over one table."""
+    seen = paged_attention(asked.q, asked.key_cache, asked.value_cache, asked.block_tables, asked.seq_lens)
+    off = difference(seen, asked.expected)
+    how = f"is off by {off:.2g}" if off < math.inf else f"is not finite, or its shape is not {tuple(asked.q.shape)}"
+    assert off < 1e-4, f"paged_attention, layer {asked.layer}, lengths {asked.context_lens}: the output {how}"
+    return seen
 
 
 def serve(prompts, samples, num_new_tokens, num_blocks, block_size, parts=None):
@@ -1171,25 +1118,11 @@ def serve(prompts, samples, num_new_tokens, num_blocks, block_size, parts=None):
 
     Memory that nobody wrote is NaN.
     """
-    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
-
-    config = EngineConfig(num_blocks=num_blocks, block_size=block_size, max_num_batched_tokens=12)
-    engine = Engine(course_llm().engine.model, config, Parts(**(parts or {})))
-    for layer in range(engine.model.config.num_layers):
-        for cache in engine.kv_cache.layer(layer):
-            cache.fill_(math.nan)
-    sampling = {"max_tokens": num_new_tokens, "ignore_eos": True}
-    requests, steps = [], 0
+    options = {"num_blocks": num_blocks, "block_size": block_size, "max_num_batched_tokens": 12}
+    engine = LabEngine(course_llm(), options, unwritten=math.nan, **(parts or {}))
     for i, (prompt, n) in enumerate(zip(prompts, samples, strict=True)):
-        choice = {"temperature": 0.0} if n == 1 else {"temperature": 1.0, "n": n, "seed": i}
-        request = engine.add(prompt, SamplingParams(**sampling, **choice), request_id=str(i))
-        requests += [request, *request.children]
-    while engine.has_work():
-        engine.step()
-        steps += 1
-        assert steps < 500, "the engine does not come to an end"
-    thrown_out = sum(len(step.preempted) for step in engine.trace.steps())
-    return {request.id: request.output_tokens for request in requests}, thrown_out
+        engine.add(prompt, num_new_tokens, **({} if n == 1 else {"temperature": 1.0, "n": n, "seed": i}))
+    return engine.run(max_steps=500), engine.num_preemptions
 
 
 # %% nbgrader={"grade_id": "check_engine_pool", "grade": true, "points": 1}
@@ -1221,8 +1154,9 @@ check_pool_serves([*prompts, prompts[0]], 6, num_blocks=random_int(8, 10, draw),
 # hint: the message names the first property that failed; make that part's own checks pass first.
 def check_served(prompts, samples, num_new_tokens, num_blocks, block_size):
     """Serves with your pieces and without, and compares; returns the tokens by request."""
-    blocks = YourBlocks(num_blocks, block_size)
-    parts = {"block_pool": blocks.pool, "kv_manager": blocks, "attention": YourAttention(course_llm().engine.attention)}
+    blocks = your_blocks(num_blocks, block_size)
+    attention = AttentionByTable(course_llm().engine.attention, check_your_slots, your_attention)
+    parts = {"block_pool": blocks.pool, "kv_manager": blocks, "attention": attention}
     seen, _ = serve(prompts, samples, num_new_tokens, num_blocks, block_size, parts)
     expected, _ = serve(prompts, samples, num_new_tokens, num_blocks, block_size)
     print(f"prompts of {[len(p) for p in prompts]} tokens, samples {samples}, blocks of {block_size}: "

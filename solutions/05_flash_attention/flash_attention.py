@@ -137,7 +137,6 @@ if importlib.util.find_spec("triton") is not None:
 
 # %% nbgrader={"grade_id": "tools"}
 # Given: what the checks use. You may read it; it is not yours to change.
-import functools
 from collections import Counter
 
 from grader.checks import rng
@@ -935,92 +934,64 @@ print(report(attention))
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 6. Inside the engine
 #
-# `YourSplits` is the engine's attention made of your pieces: it gathers a request's keys and values from the paged
-# cache, cuts them into splits, calls `attention` for each split and `merge_splits` for all. Every request of a step gets
-# as many splits as the longest needs, so some are empty: that is what a GPU does, whose grid is one for all. The `first`
-# of a split is the query's position minus the split's first key, and may be negative.
+# `AttentionByRequest` gathers each request's keys and values from the paged cache, and `YourSplits` answers with your
+# pieces: it cuts them into splits, calls `attention` for each split and `merge_splits` for all. Every request of a step
+# gets as many splits as the longest needs, so some are empty: that is what a GPU does, whose grid is one for all. The
+# `first` of a split is the query's position minus the split's first key, and may be negative.
 #
 # It compares at every call and tells you at the first difference which part failed. The tokens must be those that the
 # engine generates by itself.
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
-class YourSplits:
-    """An AttentionBackend over your attention and merge_splits. own: the engine's, which also stores k and v."""
+from reference_impl.lab_parts import AttentionByRequest, LabEngine, course_llm
 
-    def __init__(self, own, split):
-        self.own, self.split = own, split
+
+class YourSplits:
+    """Attention of one request at a time: your attention of each split, compared, then your merge_splits."""
+
+    def __init__(self, split):
+        self.split = split
         self.num_calls = self.num_empty = 0
 
-    def plan(self, batch):
-        self.own.plan(batch)
-
-    def forward(self, q, k, v, layer, kv_cache, batch):
-        expected = self.own.forward(q, k, v, layer, kv_cache, batch)
-        keys, values = (cache.flatten(0, 1) for cache in kv_cache.layer(layer))  # [slots, num_kv_heads, head_dim]
-        num_splits = tiles_for(max(batch.context_lens), self.split)
-        rows, begin = [], 0
-        for row, (num_new, context) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
-            position = torch.arange(context)
-            blocks = batch.block_table[row].long()[position // batch.block_size]
-            slots = blocks * batch.block_size + position % batch.block_size
-            mine = q[begin : begin + num_new]
-            rows.append(self.row(mine, keys[slots], values[slots], context - num_new, num_splits))
-            begin += num_new
-        seen = torch.cat(rows)
-        off = difference(seen, expected.double())
-        assert off < 1e-4, f"merged splits, layer {layer}, lengths {batch.context_lens}: o is off by {off:.2g}"
-        return seen
-
-    def row(self, q, keys, values, first, num_splits):
-        """One request: its splits, each compared, then merged."""
+    def __call__(self, asked):
         means, lse = [], []
-        for begin in range(0, num_splits * self.split, self.split):
-            part = [t[begin : begin + self.split].contiguous() for t in (keys, values)]
-            answer = attention(q.contiguous(), *part, first - begin)
-            o, seen = pair_of(answer, "attention", q.shape)
-            self.num_calls += 1
-            self.num_empty += len(part[0]) == 0
-            expected = whole(q, *part, first - begin)
-            off = max(difference(o, expected[0]), difference(seen, expected[1]))
-            assert off < 1e-4, (
-                f"attention of {len(q)} queries from position {first - begin}, {len(part[0])} keys: off by {off:.2g}"
-            )
+        for begin in range(0, tiles_for(asked.longest, self.split) * self.split, self.split):
+            part = [t[begin : begin + self.split].contiguous() for t in (asked.keys, asked.values)]
+            o, seen = self.one(asked.q, *part, asked.num_before - begin)
             means.append(o.masked_fill((seen == -math.inf).T[..., None], math.nan))  # anything, where there is no key
             lse.append(seen)
-        return merged(torch.stack(means), torch.stack(lse))[0]
+        seen = merged(torch.stack(means), torch.stack(lse))[0]
+        off = difference(seen, asked.expected.double())
+        lengths = f"{len(asked.q)} queries, {asked.num_tokens} keys"
+        assert off < 1e-4, f"merged splits, layer {asked.layer}, {lengths}: o is off by {off:.2g}"
+        return seen
 
-
-@functools.cache
-def course_llm():
-    from reference_impl import LLM, course_model
-
-    torch.set_num_threads(1)
-    return LLM(course_model("draft"), dtype="float32", device="cpu", num_blocks=32)
+    def one(self, q, keys, values, first):
+        o, seen = pair_of(attention(q, keys, values, first), "attention", q.shape)
+        self.num_calls += 1
+        self.num_empty += len(keys) == 0
+        expected = whole(q, keys, values, first)
+        off = max(difference(o, expected[0]), difference(seen, expected[1]))
+        assert off < 1e-4, f"attention of {len(q)} queries from position {first}, {len(keys)} keys: off by {off:.2g}"
+        return o, seen
 
 
 def serve(prompts, num_new_tokens, attention_backend=None):
     """Tokens that the smaller course model generates, by request."""
-    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
-
-    config = EngineConfig(num_blocks=32, block_size=4, max_num_batched_tokens=16)
-    parts = Parts(attention=attention_backend) if attention_backend else Parts()
-    engine = Engine(course_llm().engine.model, config, parts)
-    sampling = SamplingParams(max_tokens=num_new_tokens, ignore_eos=True, temperature=0.0)
-    requests, steps = [engine.add(prompt, sampling, request_id=str(i)) for i, prompt in enumerate(prompts)], 0
-    while engine.has_work():
-        engine.step()
-        steps += 1
-        assert steps < 50, "the engine does not come to an end"
-    return {request.id: request.output_tokens for request in requests}
+    options = {"num_blocks": 32, "block_size": 4, "max_num_batched_tokens": 16}
+    engine = LabEngine(course_llm("draft"), options, attention=attention_backend)
+    for prompt in prompts:
+        engine.add(prompt, num_new_tokens)
+    return engine.run(max_steps=50)
 
 
 # %% nbgrader={"grade_id": "check_engine", "grade": true, "points": 2}
 # property: with your attention and merge, the engine generates the tokens that it generates with its own.
 # hint: the message names the part that failed first; make that part's own checks pass first.
 def check_served(prompts, num_new_tokens, split):
-    yours = YourSplits(course_llm().engine.attention, split)
-    seen = serve(prompts, num_new_tokens, yours)
+    yours = YourSplits(split)
+    seen = serve(prompts, num_new_tokens, AttentionByRequest(course_llm("draft").engine.attention, yours))
     expected = serve(prompts, num_new_tokens)
     print(f"prompts of {[len(p) for p in prompts]} tokens, splits of {split}: {yours.num_calls} calls of attention, "
           f"{yours.num_empty} of them without a key")  # fmt: skip
@@ -1029,9 +1000,9 @@ def check_served(prompts, num_new_tokens, split):
 
 
 texts = ["def add(a, b):\n", "import"]
-prompts = [course_llm().encode(text) for text in texts]
+prompts = [course_llm("draft").encode(text) for text in texts]
 for text, tokens in zip(texts, check_served(prompts, 2, split=5).values(), strict=True):
-    print(repr(text), "->", repr(course_llm().tokenizer.decode(tokens)))
+    print(repr(text), "->", repr(course_llm("draft").tokenizer.decode(tokens)))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_engine")
 prompts = [torch.randint(100, 4000, (n,), generator=draw).tolist() for n in (random_int(9, 12, draw), 3)]

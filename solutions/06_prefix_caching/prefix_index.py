@@ -1011,6 +1011,9 @@ for _ in range(4):
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
+from reference_impl.lab_parts import LabEngine, course_llm
+
+
 class Watched:
     """Your index as the engine's PrefixIndex. A ledger says what each block holds; every answer is compared with it."""
 
@@ -1061,32 +1064,15 @@ class Watched:
         return self.holds.get(block) == prefix
 
 
-@functools.cache
-def course_llm():
-    from reference_impl import LLM, course_model
-
-    torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
-    return LLM(course_model("draft"), dtype="float32", device="cpu", num_blocks=32)
-
-
 def serve(waves, num_blocks, index=None):
     """Greedy output and computed tokens of each request (prompt, salt). A wave begins when the one before is done."""
-    from reference_impl import Engine, EngineConfig, Parts, SamplingParams
-
-    config = EngineConfig(block_size=16, num_blocks=num_blocks, prefix_cache="off")
-    engine = Engine(course_llm().engine.model, config, Parts(prefix_index=index))
-    sampling = SamplingParams(max_tokens=2, temperature=0, ignore_eos=True)
-    requests = []
+    options = {"block_size": 16, "num_blocks": num_blocks, "prefix_cache": "off"}
+    engine = LabEngine(course_llm("draft"), options, prefix_index=index)
     for wave in waves:
         for prompt, salt in wave:
-            requests.append(engine.add(prompt, sampling, request_id=str(len(requests)), cache_salt=salt))
-        while engine.has_work():
-            engine.step()
-    computed = dict.fromkeys((request.id for request in requests), 0)
-    for step in engine.trace.steps():
-        for row in step.rows:
-            computed[row.request_id] += row.num_tokens
-    return [request.output_tokens for request in requests], list(computed.values())
+            engine.add(prompt, 2, cache_salt=salt)
+        engine.run()
+    return list(engine.outputs.values()), list(engine.num_computed().values())
 
 
 def shared_tokens(waves):
@@ -1148,9 +1134,9 @@ QUESTIONS = (
 # %% nbgrader={"grade_id": "check_engine_hash", "grade": true, "points": 1}
 # property: with your HashIndex the engine gives the same text and computes every shared full block once.
 # hint: the message names the method that gave the first wrong answer; make that part's own checks pass first.
-system = course_llm().encode(SYSTEM)[:64]
+system = course_llm("draft").encode(SYSTEM)[:64]
 print("a system prompt of", len(system), "tokens")
-check_served(HashIndex(16, block_hash), system, [course_llm().encode(text) for text in QUESTIONS])
+check_served(HashIndex(16, block_hash), system, [course_llm("draft").encode(text) for text in QUESTIONS])
 ### BEGIN HIDDEN TESTS
 draw = rng("check_engine")
 questions = [random_tokens(random_int(20, 30, draw), draw) for _ in range(3)]
@@ -1161,9 +1147,9 @@ check_served(HashIndex(16, block_hash), random_tokens(64, draw), questions)
 # %% nbgrader={"grade_id": "check_engine_radix", "grade": true, "points": 1}
 # property: with your RadixIndex the engine gives the same text and computes every shared full block once.
 # hint: the message names the method that gave the first wrong answer; make that part's own checks pass first.
-system = course_llm().encode(SYSTEM)[:64]
+system = course_llm("draft").encode(SYSTEM)[:64]
 print("a system prompt of", len(system), "tokens")
-check_served(RadixIndex(16), system, [course_llm().encode(text) for text in QUESTIONS])
+check_served(RadixIndex(16), system, [course_llm("draft").encode(text) for text in QUESTIONS])
 ### BEGIN HIDDEN TESTS
 draw = rng("check_engine")
 questions = [random_tokens(random_int(20, 30, draw), draw) for _ in range(3)]
@@ -1179,19 +1165,17 @@ check_served(RadixIndex(16), random_tokens(64, draw), questions)
 # not reading it.
 
 # %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
-from reference_impl import Engine, EngineConfig, Parts, SamplingParams
-
-long_prompt = (course_llm().encode(SYSTEM) * 20)[:960]
+encode = course_llm("draft").encode
+long_prompt = (encode(SYSTEM) * 20)[:960]
 serve([[(long_prompt, None)]], num_blocks=128)  # not timed: the first pass of this length is slower
+options = {"block_size": 16, "num_blocks": 128, "prefix_cache": "off"}
 for name, index in (("without a cache", None), ("with your RadixIndex", RadixIndex(16))):
-    config = EngineConfig(block_size=16, num_blocks=128, prefix_cache="off")
-    engine = Engine(course_llm().engine.model, config, Parts(prefix_index=index))
+    engine = LabEngine(course_llm("draft"), options, prefix_index=index)
     for i, end in enumerate(QUESTIONS[:2]):
-        engine.add(long_prompt + course_llm().encode(end), SamplingParams(max_tokens=1), request_id=str(i))
-        while engine.has_work():
-            engine.step()
-        computed = sum(row.num_tokens for step in engine.trace.steps() for row in step.rows if row.request_id == str(i))
+        engine.add(long_prompt + encode(end), max_tokens=1)
+        engine.run()
         ttft = engine.trace.metrics(str(i)).ttft
+        computed = engine.num_computed()[str(i)]
         print(f"{name}, request {i}: {computed} tokens computed, first token after {ttft:.3f} s")
 
 # %% [markdown] nbgrader={"grade_id": "extensions"}

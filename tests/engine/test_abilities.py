@@ -148,3 +148,44 @@ def test_graphs_need_attention_that_takes_bounds_of_lengths(
     engine.attention = ReadsLengthsOnTheHost(1.0)
     assert "ReadsLengthsOnTheHost reads lengths on the host" in str(why_not_graphs(engine))
     assert not takes_bounds(PlainAttention(engine.attention))
+
+
+class OlderScheduler:
+    """As a lab's notebook of last year might have it."""
+
+    num_waiting = num_running = 0
+
+    def add(self, request: Any) -> None: ...
+    def schedule(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            {"scheduler": OlderScheduler()},
+            r"Parts\.scheduler, OlderScheduler, has no abort, fork, has_work, update: the engine calls them, "
+            r"see Scheduler in reference_impl/interfaces\. If it is a cell of an older lab notebook, `inferlab learn",
+        ),
+        ({"attention": print}, r"Parts\.attention, builtin_function_or_method, has no forward, plan"),
+        ({"prefix_index": []}, r"Parts\.prefix_index, list, has no evict, match"),
+        ({"sampler": 3}, r"Parts\.sampler, int, has no __call__"),
+        ({"policy": SimpleNamespace(rank=print, finished=print)}, r"Parts\.policy, SimpleNamespace, has no preemptive"),
+        ({"clock": SimpleNamespace}, r"Parts\.clock, SimpleNamespace, is a class: expected an object of it"),
+    ],
+)
+def test_a_part_that_lacks_what_is_called_is_refused_by_name(random_model: Callable, parts: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Engine(random_model(), CONFIG, Parts(**parts))
+
+
+def test_a_manager_without_pins_serves_and_says_so_when_one_is_asked_for(random_model: Callable) -> None:
+    engine = Engine(random_model(), CONFIG)
+    plain = PlainKV(engine.kv)
+    del plain.pin, plain.unpin
+    engine = Engine(random_model(), CONFIG, Parts(block_pool=engine.block_pool, kv_manager=plain))
+    engine.add([1, 2, 3], SamplingParams(max_tokens=2))
+    while engine.has_work():
+        engine.step()
+    with pytest.raises(ValueError, match="pin: PlainKV has no pin and unpin, see KVManager"):
+        engine.pin([1, 2, 3, 4])
