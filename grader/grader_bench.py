@@ -96,8 +96,8 @@ def _python(module: str, name: str) -> list[str]:
 
 def _make_course(course: Path, submissions: int) -> str:
     """A course in which so many submissions are taken in; returns the lab's slug."""
+    from grader.course import new_course, open_course
     from grader.courses import grading
-    from grader.courses.course import new_course, open_course
     from grader.study.workspace import data_root
     from grader.submissions.collect import collect
 

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from grader.courses.course import CourseError, open_course
+from grader.course import CourseError, open_course
 
 console = Console()
 SHOWN = 20  # names in a list; the rest is counted
@@ -69,7 +69,8 @@ def roster(
     course: CourseOption = Path(),
 ) -> None:
     """Import the course's students: names, addresses, and what an LMS calls them. May be repeated."""
-    from grader.submissions.roster import load_roster, register, save_roster
+    from grader.courses.recorder import register
+    from grader.submissions.roster import load_roster, save_roster
     from grader.submissions.roster_file import import_roster
 
     try:

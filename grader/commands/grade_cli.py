@@ -11,7 +11,7 @@ from rich.console import Console
 from grader.commands.collect_cli import collect, roster
 from grader.commands.results_cli import app as results_app
 from grader.commands.run_cli import replay, run
-from grader.courses.course import SECRET_FILE, CourseError, new_course, open_course
+from grader.course import SECRET_FILE, CourseError, new_course, open_course
 
 app = typer.Typer(
     name="grade", help="For instructors: release labs, collect, grade, give feedback.", no_args_is_help=True

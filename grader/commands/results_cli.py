@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from grader.courses.course import CourseError, open_course
+from grader.course import CourseError, open_course
 from grader.results.shown_text import shown_line
 
 if TYPE_CHECKING:

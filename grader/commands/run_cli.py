@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from grader.courses.course import CourseError, open_course
+from grader.course import CourseError, open_course
 from grader.results.result import Result
 
 console = Console()

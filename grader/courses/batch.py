@@ -7,7 +7,6 @@ what is missing. Two runs in one course exclude each other.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grader.courses.course import CourseError, course_secret
+from grader.course import CourseError, course_lock, course_secret
 from grader.examination.worker import (
     Job,
     Setup,
@@ -29,6 +28,7 @@ from grader.examination.worker import (
 )
 from grader.results.result import Result, result_from_json
 from grader.study.workspace_files import sweep
+from grader.submissions.collect import take_in
 
 if TYPE_CHECKING:
     from grader.courses.recorder import Recorder
@@ -49,28 +49,10 @@ class Plan:
     outdated: list[str] = field(default_factory=list)
 
 
-@contextlib.contextmanager
-def course_lock(root: Path) -> Iterator[None]:
-    """While this lasts, no other process grades in this course. Raises CourseError when one does."""
-    (root / "results").mkdir(exist_ok=True)
-    with (root / "results" / ".lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            who = file.read().strip() or "unknown"
-            raise CourseError(f"another grading runs in this course (process {who}); wait until it has ended") from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
-
-
 def plan(root: Path, slug: str, students: Iterable[str], again: bool = False) -> Plan:
     """Sort the submissions into what is to be done with them; all are examined with `again`."""
     from grader.courses.nbgrader_hooks import load_result, read_intake
     from grader.courses.recorder import Journal, in_gradebook
-    from grader.submissions.collect import take_in
 
     found, journal, version = Plan(), Journal(root, slug), lab_setup(root, slug).lab_version
     recorded = in_gradebook(root, slug)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from grader.courses.course import CourseError, course_secret, is_private, master_secret
+from grader.course import CourseError, course_secret, is_private, master_secret
 from grader.courses.leaks import Hidden, Leak, notebook_leaks, text_leaks
 from grader.labs.lab import load_lab
 from grader.study.workspace import RELEASED

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from typing import Any
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.examination.worker import Setup, WorkerError, check_worker, close_servers
 
 CONNECT_SECONDS = 20.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from grader.courses.course import course_secret, is_private
+from grader.course import course_secret, is_private
 from grader.labs.convention import Option, draw, load_conventions
 
 LIST_HEAD = """\

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from grader.courses.course import CourseError
+from grader.course import CourseError, course_lock
 from grader.courses.late import gradebook, read_policy, write_policy
 from grader.submissions.receipt import write_safely
 from grader.submissions.roster import load_roster, save_roster
@@ -71,8 +71,6 @@ def to_forget(everything: Sequence[Kept], students: Iterable[str], older_than: i
 
 def forget(root: Path, chosen: Sequence[Kept]) -> None:
     """Delete it: first the files, then the rows, so that what a kill leaves is found again and named again."""
-    from grader.courses.batch import course_lock
-
     with course_lock(root):
         _forget(root, chosen)
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from grader.course import CourseError
 from grader.courses.batch import grade_students, plan, record_students
-from grader.courses.course import CourseError, nbgrader_config, nbgrader_errors
+from grader.courses.course import nbgrader_config, nbgrader_errors
 from grader.courses.drawn import drawn, list_drawn
 from grader.courses.misconceptions import write_misconceptions
 from grader.labs.convention import private_notebook

@@ -17,8 +17,10 @@ from typing import Any
 
 import yaml
 
-from grader.courses.course import CourseError, nbgrader_config
+from grader.course import CourseError
+from grader.courses.course import nbgrader_config
 from grader.labs.release import course_directory
+from grader.submissions.receipt import read_history
 
 FORM = "YYYY-MM-DD HH:MM ZONE, such as 2027-03-01 23:59 Europe/Berlin"
 HEADER = """\
@@ -184,8 +186,6 @@ def settle(root: Path, slug: str) -> list[Late]:
 
 def without_time(root: Path, slug: str, found: Iterable[Late]) -> list[str]:
     """Students whose submission has no time, with what the LMS said of it: a zip of Canvas or Moodle holds no times."""
-    from grader.submissions.receipt import read_history
-
     lines = []
     for one in found:
         if one.submitted is None:

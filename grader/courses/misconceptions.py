@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.labs.lab import LabError, comment_text
 from grader.results.result import Result
 

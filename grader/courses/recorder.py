@@ -23,9 +23,11 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from grader.courses.course import CourseError, nbgrader_config
+from grader.course import CourseError
+from grader.courses.course import nbgrader_config
 from grader.courses.nbgrader_hooks import load_result, result_path
 from grader.labs.release import course_directory
+from grader.submissions.roster import Roster
 
 BUSY_MS = 60_000  # that the writer waits while a formgrader writes to the same SQLite file
 _OPENS = (
@@ -241,3 +243,13 @@ def _database_errors() -> Iterator[None]:
 def _cannot_write(error: BaseException) -> CourseError:
     said = str(getattr(error, "orig", None) or error).split("\n")[0]
     return CourseError(f"the gradebook cannot be used: {said}. No result is lost: see to it, then run again")
+
+
+def register(root: Path, roster: Roster) -> None:
+    """Bring the students' names and addresses into nbgrader's gradebook."""
+    with Gradebook(course_directory(nbgrader_config(root), "*").db_url) as book:
+        for student in roster.students.values():
+            book.update_or_create_student(
+                student.id, first_name=student.first_name or None, last_name=student.last_name or None,
+                email=student.email or None, lms_user_id=student.ids.get("canvas_id") or student.ids.get("id_number"),
+            )  # fmt: skip

@@ -15,13 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from grader.courses.course import (
-    CONFIG_NAME,
-    CourseError,
-    nbgrader_config,
-    nbgrader_errors,
-    open_course,
-)
+from grader.course import CONFIG_NAME, CourseError, open_course
+from grader.courses.course import nbgrader_config, nbgrader_errors
 from grader.courses.scores import results, scores
 from grader.labs.release import course_directory, quiet_log
 from grader.results.result import Result

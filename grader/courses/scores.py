@@ -9,13 +9,11 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.results.result import Result
-
-if TYPE_CHECKING:
-    from grader.submissions.roster import Roster
+from grader.submissions.receipt import read_history
+from grader.submissions.roster import Roster, load_roster
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,6 @@ def scores(root: Path, slug: str) -> list[Score]:
     from nbgrader.api import MissingEntry
 
     from grader.courses.late import gradebook, settle, submissions_of
-    from grader.submissions.roster import load_roster
 
     settle(root, slug)  # a score changed by hand changes what being late costs
     roster = load_roster(root)
@@ -88,8 +85,6 @@ def known_ids(root: Path, slug: str, student: str, roster: Roster) -> dict[str, 
 
     `participant` is one number: Moodle's for this lab, from the download, or the roster's where it has only one.
     """
-    from grader.submissions.receipt import read_history
-
     entry = roster.students.get(student)
     ids = dict(entry.ids) if entry else {}
     if len(ids.get("participant", "").split()) > 1:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from grader.courses.course import CourseError, course_secret
+from grader.course import CourseError, course_secret
 from grader.courses.scores import Score
 from grader.results.result import CheckResult, Result
 from grader.results.shown_text import shown, shown_line

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from grader.courses.course import CourseError
+from grader.course import CourseError, course_lock
 from grader.examination.intake import Refused
 from grader.examination.notebook_file import read_cells
 from grader.labs.lab import Lab
@@ -53,8 +53,6 @@ def collect(root: Path, lab_slug: str, source: Path, form: str = "auto") -> Coll
         raise CourseError(f"{lab_slug} is not released in this course; first: inferlab grade release {lab_slug}")
     roster = load_roster(root)
     others = [path.name for path in (root / "labs").iterdir()]
-    from grader.courses.batch import course_lock
-
     with opened(source) as entries, course_lock(root):
         download = understand(entries, form, lab_slug, release_path.name, others)
         if download.form == "exchange":

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.examination.notebook_file import MAX_BYTES, Refused, too_large
 
 MAX_ENTRIES = 200_000  # of a folder or zip that an instructor collects

@@ -28,7 +28,7 @@ from typing import Any
 
 import yaml
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.examination.notebook_file import Refused
 from grader.submissions.handed_in import Entry, without_outer_folder
 

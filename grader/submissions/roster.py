@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.submissions.receipt import write_safely
 
 FILE = "roster.json"
@@ -123,21 +123,6 @@ def safe_id(text: str) -> str:
 def with_hash(plain: str, text: str) -> str:
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{plain or 'student'}-{digest}" if not _RESERVED.match(plain) else f"student-{plain}-{digest}"
-
-
-def register(root: Path, roster: Roster) -> None:
-    """Bring the students' names and addresses into nbgrader's gradebook."""
-    from nbgrader.api import Gradebook
-
-    from grader.courses.course import nbgrader_config
-    from grader.labs.release import course_directory
-
-    with Gradebook(course_directory(nbgrader_config(root), "*").db_url) as book:
-        for student in roster.students.values():
-            book.update_or_create_student(
-                student.id, first_name=student.first_name or None, last_name=student.last_name or None,
-                email=student.email or None, lms_user_id=student.ids.get("canvas_id") or student.ids.get("id_number"),
-            )  # fmt: skip
 
 
 def _keys(student: Student) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.submissions.roster import Roster, Student, safe_id
 
 COLUMNS = {

@@ -243,7 +243,7 @@ def test_a_failure_of_nbgrader_in_one_submission_concerns_no_other(
 
 
 def test_only_one_run_at_a_time_in_a_course(course: Path) -> None:
-    from grader.courses.batch import course_lock
+    from grader.course import course_lock
 
     with course_lock(course):
         said = inferlab("run", "01", "--course", str(course), ok=False)

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from grader.course import CourseError, course_secret, master_secret
 from grader.courses.bundle import make_bundle
-from grader.courses.course import CourseError, course_secret, master_secret
 from grader.courses.leaks import Hidden, notebook_leaks, squeezed, text_leaks, visible_and_hidden
 from grader.labs.lab import Lab, lab_from_notebook, load_lab
 from tests.examples import examples

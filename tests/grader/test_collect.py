@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.submissions.collect import Collected, collect
 from grader.submissions.roster import Roster, Student, save_roster
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from grader.courses.course import new_course
+from grader.course import new_course
 
 
 def inferlab(*arguments: str | Path, ok: bool = True) -> str:

@@ -14,7 +14,7 @@ import nbformat
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.submissions.collect import collect, take_in
 from tests.examples import examples
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from grader.courses.course import SECRET_FILE, CourseError, course_secret, is_private, new_course
+from grader.course import SECRET_FILE, CourseError, course_secret, is_private, new_course
 from grader.labs.lab import load_lab
 from grader.study.workspace import data_root
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.submissions.handed_in import Entry
 from grader.submissions.lms import Download, understand
 

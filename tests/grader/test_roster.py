@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.submissions.receipt import STUDENT_ID
 from grader.submissions.roster import Roster, load_roster, safe_id, save_roster
 from grader.submissions.roster_file import Imported, import_roster

@@ -11,7 +11,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ 
 for path in ("@CHECKOUT@", "@COURSE@", "@COURSE@/solutions/01_toy", "/learner", "/learner/side", "."):
     sys.path.append(path)
 got = []
-for name in ("grader", "grader.courses.course", "reference_impl.models", "solutions", "toy", "tests", "labs", "nbgrader"):
+for name in ("grader", "grader.course", "reference_impl.models", "solutions", "toy", "tests", "labs", "nbgrader"):
     try:
         got.append(importlib.import_module(name))
     except ImportError:

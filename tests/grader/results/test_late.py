@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grader.courses.course import CourseError
+from grader.course import CourseError
 from grader.courses.late import Policy, add_days, days_late, parse_when, read_policy, write_policy
 from grader.courses.scores import scores
 
