@@ -243,7 +243,8 @@ def max_model_len(model: Decoder, config: EngineConfig) -> int:
     limit = min(model.config.max_position, model.rotary.cos.shape[0])
     length = config.max_model_len or limit
     if length > limit:
-        raise ConfigError(f"max_model_len {length} is above the model's {limit} positions")
+        where = f"the model's {limit} positions{model.config.reason_for_limit}"
+        raise ConfigError(f"max_model_len {length} is above {where}")
     return length
 
 

@@ -7,6 +7,7 @@ embedding and dtype are read, those of `transformers` 4 and 5; a field that is l
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,11 +20,15 @@ class RopeConfig:
     """Rotary embedding: base frequency, and how long contexts rescale it."""
 
     theta: float = 10_000.0
-    kind: str = "default"  # default | linear | llama3
+    kind: str = "default"  # default | linear | llama3 | longrope
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    # What only Phi-3 does.
+    partial: float = 1.0  # share of each head that is rotated
+    short_factors: tuple[float, ...] = ()  # longrope: what each frequency is divided by, up to original_max_position
+    attention_factor: float = 1.0  # longrope: of cosines and sines
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,23 @@ class ModelConfig:
     window_rope: RopeConfig | None = None  # of the layers with a window, where it is another one
     embedding_scale: float = 1.0
     norm_plus_one: bool = False  # norms multiply by 1 + weight
-    output_norms: bool = False  # what attention and MLP give is normalised before it is added
+    output_norms: bool = False  # what attention and MLP give is normalised before it is added (OLMo-2, too)
+    # What only OLMo-2 does.
+    input_norms: bool = True  # what attention and MLP get is normalised
+    wide_qk_norm: bool = False  # QK-norm over all heads together; then qk_norm, over each by itself, is False
+    # What only Phi-3 does.
+    stacked_weights: bool = False  # the checkpoint has q, k and v in one matrix, and gate and up in another
+
+    @property
+    def reason_for_limit(self) -> str:
+        """Why max_position is less than config.json says, for an error that names it; "" if it is not."""
+        if self.rope.kind != "longrope":
+            return ""
+        return (
+            f": beyond original_max_position_embeddings = {self.rope.original_max_position} its LongRoPE has other "
+            "frequencies, with which all keys would have to be computed again, and that is not supported. Use "
+            f"max_model_len={self.max_position} or less"
+        )
 
 
 @dataclass(frozen=True)
@@ -84,6 +105,10 @@ class _Family:
     window: int | None = None
     attention_bias: bool = False  # whether the config's field is heeded
     gemma: int = 0  # generation
+    input_norms: bool = True  # as in ModelConfig, and the next
+    output_norms: bool = False
+    wide_qk_norm: bool = False
+    stacked_weights: bool = False
 
 
 _FAMILIES = {
@@ -94,8 +119,14 @@ _FAMILIES = {
     "Qwen3ForCausalLM": _Family("qwen3", 32_768, num_kv_heads=32, head_dim=128, window=4096, attention_bias=True),
     "Qwen3MoeForCausalLM": _Family("qwen3_moe", 32_768, num_kv_heads=4, window=4096, attention_bias=True),
     "GemmaForCausalLM": _Family("gemma", 8192, 16, 256, attention_bias=True, gemma=1),
-    "Gemma2ForCausalLM": _Family("gemma2", 8192, 4, 256, window=4096, attention_bias=True, gemma=2),
-    "Gemma3ForCausalLM": _Family("gemma3_text", 131_072, 4, 256, window=4096, attention_bias=True, gemma=3),
+    "Gemma2ForCausalLM": _Family("gemma2", 8192, 4, 256, window=4096, attention_bias=True, gemma=2, output_norms=True),
+    "Gemma3ForCausalLM": _Family(
+        "gemma3_text", 131_072, 4, 256, window=4096, attention_bias=True, gemma=3, output_norms=True
+    ),
+    "Olmo2ForCausalLM": _Family(
+        "olmo2", 2048, norm_eps=1e-5, attention_bias=True, input_norms=False, output_norms=True, wide_qk_norm=True
+    ),
+    "Phi3ForCausalLM": _Family("phi3", 4096, norm_eps=1e-5, stacked_weights=True),
 }
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -139,8 +170,11 @@ def parse_model_config(
     hidden, layers = get.integer("hidden_size"), get.integer("num_hidden_layers")
     heads, kv_heads, head_dim = _heads(get, family, hidden)
     _refuse_unsupported(get, family)
-    rope, window_rope = _ropes(get, family)
+    rope, window_rope = _ropes(get, family, head_dim)
     attention_bias = get.boolean("attention_bias") and family.attention_bias
+    max_position = get.integer("max_position_embeddings", family.max_position)
+    if rope.kind == "longrope":  # what goes beyond is refused when it is asked for (models/loader.py)
+        max_position = min(max_position, rope.original_max_position)
     dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in _DTYPES:
         raise get.error("dtype", f"one of {', '.join(_DTYPES)}", dtype)
@@ -154,7 +188,7 @@ def parse_model_config(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_position=get.integer("max_position_embeddings", family.max_position),
+        max_position=max_position,
         norm_eps=get.number("rms_norm_eps", family.norm_eps),
         rope=rope,
         tied_embeddings=get.boolean("tie_word_embeddings", default=bool(family.gemma)),
@@ -174,7 +208,10 @@ def parse_model_config(
         window_rope=window_rope,
         embedding_scale=hidden**0.5 if family.gemma else 1.0,
         norm_plus_one=bool(family.gemma),
-        output_norms=family.gemma >= 2,
+        output_norms=family.output_norms,
+        input_norms=family.input_norms,
+        wide_qk_norm=family.wide_qk_norm,
+        stacked_weights=family.stacked_weights,
     )
 
 
@@ -219,7 +256,7 @@ def _activation(get: Reader, family: _Family) -> Literal["silu", "gelu_tanh"]:
 
 def _layer_windows(get: Reader, family: _Family, num_layers: int) -> tuple[int | None, ...]:
     """Which layers have the sliding window; each family says it in another way."""
-    if family.model_type in ("llama", "gemma"):
+    if family.model_type in ("llama", "gemma", "olmo2"):
         return (None,) * num_layers
     window = get.optional_integer("sliding_window", family.window)
     if family.model_type.startswith("qwen") and not get.boolean("use_sliding_window"):
@@ -239,7 +276,7 @@ def _layer_windows(get: Reader, family: _Family, num_layers: int) -> tuple[int |
         if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in allowed for kind in kinds):
             raise get.error("layer_types", f"a list of {num_layers} times {_FULL} or {_SLIDING}", kinds)
         given = [kind == _SLIDING for kind in kinds]
-        if family.model_type in ("mistral", "mixtral", "qwen3_moe") and given != sliding:
+        if family.model_type in ("mistral", "mixtral", "qwen3_moe", "phi3") and given != sliding:
             # transformers ignores the field there, other engines do not.
             raise get.error("layer_types", f"{_SLIDING if window else _FULL} in every layer, or no such field", kinds)
         sliding = given
@@ -250,7 +287,7 @@ def _layer_windows(get: Reader, family: _Family, num_layers: int) -> tuple[int |
     return tuple(window if slides else None for slides in sliding)
 
 
-def _ropes(get: Reader, family: _Family) -> tuple[RopeConfig, RopeConfig | None]:
+def _ropes(get: Reader, family: _Family, head_dim: int) -> tuple[RopeConfig, RopeConfig | None]:
     """(all layers', None), or for Gemma 3 (that of full layers, that of layers with a window).
 
     Both spellings: rope_theta + rope_scaling (type or rope_type), and rope_parameters.
@@ -262,7 +299,10 @@ def _ropes(get: Reader, family: _Family) -> tuple[RopeConfig, RopeConfig | None]
     if family.gemma != 3:
         if any(isinstance(value, dict) for value in rope.values()):
             raise get.error(name, "one set for all layers (per-layer sets are not supported here)", rope)
-        return _rope(get, rope, get.raw.get("rope_theta", family.rope_theta)), None
+        theta = get.raw.get("rope_theta", family.rope_theta)
+        if family.model_type == "phi3":
+            return _phi3_rope(get, rope, theta, head_dim), None
+        return _rope(get, rope, theta), None
     if name == "rope_scaling":  # the older spelling scales the full layers only
         rope = {_FULL: rope}
     if not set(rope) <= {_FULL, _SLIDING} or not all(isinstance(value, dict | None) for value in rope.values()):
@@ -293,6 +333,37 @@ def _rope(get: Reader, rope: dict[str, Any], theta: float) -> RopeConfig:
     raise get.error("rope type", "default, linear or llama3 (others are not supported)", kind)
 
 
+def _phi3_rope(get: Reader, rope: dict[str, Any], theta: float, head_dim: int) -> RopeConfig:
+    """Phi-3 may rotate a part of each head only, and has LongRoPE (Ding et al. 2024), which it once called su."""
+    given = {name: value for name, value in rope.items() if value is not None}
+    partial = given.get("partial_rotary_factor", get.raw.get("partial_rotary_factor"))
+    partial = 1.0 if partial is None else get.number("partial_rotary_factor", partial, {})
+    rotated = int(head_dim * partial)
+    if partial > 1 or rotated % 2 or rotated == 0:
+        raise get.error("partial_rotary_factor", f"a share of head_dim = {head_dim} that is an even number", partial)
+    theta, kind = get.number("rope_theta", theta, given), given.get("rope_type") or given.get("type") or "default"
+    if kind == "default":
+        return RopeConfig(theta, partial=partial)
+    if kind not in ("longrope", "su"):
+        raise get.error("rope type", "default or longrope (Phi-3 has no others)", kind)
+    factors = given.get("short_factor")
+    if not isinstance(factors, list) or len(factors) != rotated // 2:
+        raise get.error("short_factor", f"a list of {rotated // 2} numbers, one for each frequency", factors)
+    original = get.integer("original_max_position_embeddings", 4096)
+    # How much longer contexts may become. Attention then gets sharper, in short contexts too (transformers'
+    # modeling_rope_utils.py); the default is LongRoPE's.
+    factor = get.number("factor", get.integer("max_position_embeddings", 4096) / original, given)
+    sharper = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 < original else 1.0
+    return RopeConfig(
+        theta,
+        "longrope",
+        original_max_position=original,
+        partial=partial,
+        short_factors=tuple(get.number("short_factor", value, {}) for value in factors),
+        attention_factor=get.number("attention_factor", sharper, given),
+    )
+
+
 def _experts(get: Reader, family: _Family, num_layers: int) -> ExpertsConfig | None:
     if family.model_type == "mixtral":
         default, per_token, size = 8, get.integer("num_experts_per_tok", 2), get.integer("intermediate_size")
@@ -317,5 +388,7 @@ def _refuse_unsupported(get: Reader, family: _Family) -> None:
         raise get.error("quantization_config", expected, quantization)
     if family.gemma:
         get.refuse("use_bidirectional_attention", (False,), "false (attention is causal here)")
+    if family.model_type == "phi3":
+        get.refuse("attention_bias", (False,), "false or no such field (Phi-3's linear layers have no biases)")
     if family.gemma == 3:  # transformers reads the field and does not apply it
         get.refuse("attn_logit_softcapping", (), "null (Gemma 3 caps no attention scores)")

@@ -1147,7 +1147,8 @@ print(inspect.getsource(DecoderLayer.forward))
 # **"All-reduce, LayerNorm, add: in this order."** (E05.12) Look at the source above. In a Llama the result `h` of the
 # output projection `self.o` is added to the stream `x` at once, and then `norm` is taken of the sum, with `mlp_norm`. So
 # with tensor parallelism the order is all-reduce, **add, norm**. Gemma 2 and 3 normalise what a layer puts out *before*
-# the add, too (`attention_output_norm`); there it is all-reduce, norm, add. Fuse in the order of the model at hand.
+# the add, too (`attention_output_norm`; a Llama has none, and `norm` gives back what it gets); there it is all-reduce,
+# norm, add. So it is in OLMo-2, which has no other norms. Fuse in the order of the model at hand.
 #
 # **A figure under the wrong caption.** (E05.15) A popular page shows norm, conversion and linear with "three round trips",
 # and under it "3x for fused all-reduce + norm". These are different operations. And three kernels in a row have two

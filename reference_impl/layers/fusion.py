@@ -45,8 +45,11 @@ class Fusion:
         measured = [n for n in self.chosen if n >= num_tokens]
         return self.chosen[min(measured)] if measured else PRODUCTS
 
-    def norm(self, x: Tensor, added: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm of the sum, the sum)."""
+    def norm(self, x: Tensor, added: Tensor | None, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(norm of the sum, the sum). weight None: there is no norm, so the sum twice."""
+        if weight is None:
+            x = x if added is None else x + added
+            return x, x
         if added is None:
             return self.kernels.rms_norm(x, weight, self.eps), x
         return self.kernels.add_rms_norm(added, x, weight, self.eps)
@@ -57,12 +60,12 @@ class Fusion:
         linear: Linear,
         x: Tensor,
         added: Tensor | None,
-        weight: Tensor,
+        weight: Tensor | None,
         gate: Activation | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(gate of the linear layer of the norm of the sum, the sum)."""
         fuses = self.fuses(product, linear, len(x))
-        if fuses and added is None and x.dtype is not torch.float16:
+        if fuses and added is None and weight is not None and x.dtype is not torch.float16:
             return _fused(linear, x, norm=weight, eps=self.eps, gate=gate), x
         h, x = self.norm(x, added, weight)
         if gate is None:

@@ -12,7 +12,8 @@ from reference_impl.layers.linear import Linear, Methods
 class GatedMLP(nn.Module):
     """x [rows, hidden_size] -> the same shape.
 
-    names: of gate, up and down in the checkpoint. prefix: what stands there before them, such as "model.layers.3.mlp.".
+    names: of gate, up and down in the checkpoint, or of gate over up in one matrix, and of down. prefix: what stands
+    there before them, such as "model.layers.3.mlp.".
     """
 
     def __init__(
@@ -22,13 +23,13 @@ class GatedMLP(nn.Module):
         intermediate_size: int,
         activation: Activation,
         bias: bool = False,
-        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj"),
         kernels: Kernels = TORCH,
         prefix: str = "",
     ):
         super().__init__()
-        gate, up, down = names
-        parts = {gate: intermediate_size, up: intermediate_size}
+        *inputs, down = names
+        parts = dict.fromkeys(inputs, 2 * intermediate_size // len(inputs))
         first, second = f"{prefix}gate_up_proj", f"{prefix}down_proj"
         self.gate_up = Linear(methods(first), hidden_size, parts, bias, first)
         self.down = Linear(methods(second), intermediate_size, {down: hidden_size}, bias, second)

@@ -1,4 +1,4 @@
-"""The decoder that Llama, Mistral, Qwen and Gemma share; what differs is read from the config.
+"""The decoder that Llama, Mistral, Qwen, Gemma, OLMo-2 and Phi-3 share; what differs is read from the config.
 
 One forward pass over a ragged batch: all tokens of all requests side by side, [num_tokens, hidden_size].
 Only attention knows that they belong to different sequences.
@@ -19,11 +19,15 @@ from reference_impl.layers.linear import Linear, Methods, methods_of
 from reference_impl.layers.linear_methods import choose_head, choose_method
 from reference_impl.layers.mlp import GatedMLP
 from reference_impl.layers.rotary import RotaryTable
+from reference_impl.models import olmo2, phi3
 from reference_impl.models.moe import MixtureOfExperts, experts_prefix
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); some families normalise what is added, too."""
+    """x + attention(norm(x)), then x + mlp(norm(x)).
+
+    Gemma 2 and 3 normalise what is added, too, and OLMo-2 that alone. A norm that a family lacks has None for a weight.
+    """
 
     def __init__(
         self,
@@ -38,7 +42,8 @@ class DecoderLayer(nn.Module):
         self.config, self.index, self.kernels = config, index, kernels
         c, heads, kv = config, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         qkv, o = (f"model.layers.{index}.self_attn.{name}" for name in ("qkv_proj", "o_proj"))
-        self.qkv = Linear(methods(qkv), c.hidden_size, {"q_proj": heads, "k_proj": kv, "v_proj": kv}, c.qkv_bias, qkv)
+        parts = phi3.qkv_parts(c) if c.stacked_weights else {"q_proj": heads, "k_proj": kv, "v_proj": kv}
+        self.qkv = Linear(methods(qkv), c.hidden_size, parts, c.qkv_bias, qkv)
         self.o = Linear(methods(o), heads, {"o_proj": c.hidden_size}, c.o_bias, o)
         self.mlp: nn.Module
         if c.experts is not None and index in c.experts.layers:
@@ -46,39 +51,55 @@ class DecoderLayer(nn.Module):
             self.mlp = MixtureOfExperts(c, c.experts, methods, router, kernels, experts_prefix(c, index))
         else:
             sizes, prefix = (c.hidden_size, c.intermediate_size), f"model.layers.{index}.mlp."
-            self.mlp = GatedMLP(methods, *sizes, c.activation, c.mlp_bias, kernels=kernels, prefix=prefix)
+            names = phi3.GATE_UP_DOWN if c.stacked_weights else ("gate_proj", "up_proj", "down_proj")
+            self.mlp = GatedMLP(methods, *sizes, c.activation, c.mlp_bias, names, kernels, prefix)
 
-        def norm(*shape: int) -> Tensor:
-            return torch.empty(*shape, dtype=norm_dtype(c, dtype), device=device)
+        def weight(exists: bool, *shape: int) -> Tensor | None:
+            return torch.empty(*shape, dtype=norm_dtype(c, dtype), device=device) if exists else None
 
-        self.input_norm, self.mlp_norm = norm(c.hidden_size), norm(c.hidden_size)
-        self.attention_output_norm = norm(c.hidden_size) if c.output_norms else None
-        self.mlp_output_norm = norm(c.hidden_size) if c.output_norms else None
+        self.input_norm, self.mlp_norm = (weight(c.input_norms, c.hidden_size) for _ in range(2))
+        self.attention_output_norm, self.mlp_output_norm = (weight(c.output_norms, c.hidden_size) for _ in range(2))
         # Query and key heads are normalised together; row h is the weight of head h.
-        self.qk_norm = norm(c.num_heads + c.num_kv_heads, c.head_dim) if c.qk_norm else None
+        self.qk_norm = weight(c.qk_norm, c.num_heads + c.num_kv_heads, c.head_dim)
+        # OLMo-2's, of all query heads and of all key heads; and the order in which Phi-3's heads are rotated.
+        self.wide_q_norm, self.wide_k_norm = weight(c.wide_qk_norm, heads), weight(c.wide_qk_norm, kv)
+        self.order = phi3.rotated_first(c, device)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
         """x [num_tokens, hidden_size], the residual stream -> the same shape. cos, sin [num_tokens, 1, head_dim]."""
-        norm, eps = self.kernels.rms_norm, self.config.norm_eps
-        h = self.o(self.attend(self.qkv(norm(x, self.input_norm, eps)), cos, sin, attention, kv_cache, batch))
-        x = x + (h if self.attention_output_norm is None else norm(h, self.attention_output_norm, eps))
-        h = self.mlp(norm(x, self.mlp_norm, eps))
-        return x + (h if self.mlp_output_norm is None else norm(h, self.mlp_output_norm, eps))
+        norm = self.norm
+        h = self.o(self.attend(self.qkv(norm(x, self.input_norm)), cos, sin, attention, kv_cache, batch))
+        x = x + norm(h, self.attention_output_norm)
+        h = self.mlp(norm(x, self.mlp_norm))
+        return x + norm(h, self.mlp_output_norm)
+
+    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """RMSNorm; without a weight x itself, since the family has no norm there."""
+        return x if weight is None else self.kernels.rms_norm(x, weight, self.config.norm_eps)
 
     def attend(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
         """QK-norm, rotary embedding, cache, attention: qkv [num_tokens, width of q, k and v] -> [num_tokens, of q]."""
         c = self.config
-        qkv = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        qk, v = qkv[:, : -c.num_kv_heads], qkv[:, -c.num_kv_heads :]
+        qk, v = self.heads(qkv)
         if self.qk_norm is not None:
             qk = (self.kernels.rms_norm(qk, None, c.norm_eps) * self.qk_norm).to(qk.dtype)
         qk = reference.rotate(qk, cos, sin)
         q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
         return attention.forward(q, k, v, self.index, kv_cache, batch).flatten(1)
+
+    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
+        """(heads of q, then of k; heads of v), each [num_tokens, heads, head_dim]."""
+        c = self.config
+        if self.wide_q_norm is not None and self.wide_k_norm is not None:
+            norms = self.wide_q_norm, self.wide_k_norm
+            qkv = olmo2.normalise_across_heads(qkv, *norms, c.norm_eps, self.kernels.rms_norm)
+        qkv = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        qk, v = qkv[:, : -c.num_kv_heads], qkv[:, -c.num_kv_heads :]
+        return qk if self.order is None else qk.index_select(-1, self.order), v
 
 
 class Decoder(nn.Module):
@@ -166,7 +187,8 @@ class Decoder(nn.Module):
         count = self.embedding.numel() + self.norm.numel() + (0 if self.lm_head is None else self.lm_head.numel())
         count += sum(linear.num_parameters() for linear in self.linears())
         count += sum(module.num_parameters() for module in self.modules() if isinstance(module, MixtureOfExperts))
-        norms = (4 if c.output_norms else 2) * c.hidden_size + 2 * c.head_dim * c.qk_norm
+        norms = 2 * (c.input_norms + c.output_norms) * c.hidden_size + 2 * c.head_dim * c.qk_norm
+        norms += (c.num_heads + c.num_kv_heads) * c.head_dim * c.wide_qk_norm
         return count + c.num_layers * norms
 
     def num_bytes(self) -> int:

@@ -54,8 +54,8 @@ class FusedLayer(DecoderLayer):
         if fused is None:
             return super().attend(qkv, cos, sin, attention, kv_cache, batch)
         c, (rotate_and_write, attend) = self.config, fused
-        heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        q, k, v = heads.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
+        qk, v = self.heads(qkv)
+        q, k = qk.split((c.num_heads, c.num_kv_heads), dim=1)
         key_scale, value_scale = scales_of(kv_cache, self.index)
         q_norm, k_norm = (None, None) if self.qk_norm is None else (self.qk_norm[0], self.qk_norm[-1])
         q = rotate_and_write(

@@ -72,7 +72,8 @@ def build_model(
     """
     device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
     if max_position is not None and max_position > config.max_position:  # tables of that length would come first
-        raise ConfigError(f"max_model_len {max_position} is above the model's {config.max_position} positions")
+        where = f"the model's {config.max_position} positions{config.reason_for_limit}"
+        raise ConfigError(f"max_model_len {max_position} is above {where}")
     chosen = choose_kernels(kernels, device, dtype)
     _check_experts(config, chosen, quantization, linear_method)
     if linear_method is None:
@@ -157,18 +158,19 @@ def destinations(model: Decoder) -> dict[str, Destination]:
 
 
 def _norms(layer: DecoderLayer) -> dict[str, Tensor]:
-    """Checkpoint name -> norm. In families with four, post_attention_layernorm is another one than with two."""
-    names = {"input_layernorm": layer.input_norm}
-    if layer.attention_output_norm is None or layer.mlp_output_norm is None:
-        names["post_attention_layernorm"] = layer.mlp_norm
-    else:
-        names["post_attention_layernorm"] = layer.attention_output_norm
-        names["pre_feedforward_layernorm"] = layer.mlp_norm
-        names["post_feedforward_layernorm"] = layer.mlp_output_norm
+    """Checkpoint name -> norm. Where outputs are normalised, post_attention_layernorm is another one than elsewhere."""
+    outputs, q_norm, k_norm = layer.config.output_norms, layer.wide_q_norm, layer.wide_k_norm
     if layer.qk_norm is not None:  # one weight for all query heads, one for all key heads
-        heads = layer.config.num_heads
-        names["self_attn.q_norm"], names["self_attn.k_norm"] = layer.qk_norm[:heads], layer.qk_norm[heads:]
-    return names
+        q_norm, k_norm = layer.qk_norm.split((layer.config.num_heads, layer.config.num_kv_heads))
+    names = {
+        "input_layernorm": layer.input_norm,
+        "post_attention_layernorm": layer.attention_output_norm if outputs else layer.mlp_norm,
+        "pre_feedforward_layernorm": layer.mlp_norm if outputs else None,
+        "post_feedforward_layernorm": layer.mlp_output_norm,
+        "self_attn.q_norm": q_norm,
+        "self_attn.k_norm": k_norm,
+    }
+    return {name: weight for name, weight in names.items() if weight is not None}
 
 
 def _parts(linear: Linear) -> dict[str, Destination]:

@@ -139,8 +139,9 @@ class ModelShape:
 def from_config(config: Mapping[str, Any], name: str | None = None) -> ModelShape:
     """ModelShape of a Hugging Face `config.json` given as a dict.
 
-    Reads llama, mistral, qwen2, qwen3, gemma, falcon, deepseek_v2, deepseek_v3 and qwen3_next. Anything that would
-    change the size of the cache and is not modelled (another family, a sliding window) is refused, never ignored.
+    Reads llama, mistral, qwen2, qwen3, gemma, olmo2, phi3, falcon, deepseek_v2, deepseek_v3 and qwen3_next. Anything
+    that would change the size of the cache and is not modelled (another family, a sliding window) is refused, never
+    ignored.
     """
     family = _require(config, "model_type", str, "the family name, such as 'llama'")
     if family not in _READERS:
@@ -309,7 +310,7 @@ def _refuse_sliding_window(config: Mapping[str, Any]) -> None:
 
 
 _READERS = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), _read_dense),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "phi3"), _read_dense),
     "falcon": _read_falcon,
     "deepseek_v2": _read_deepseek,
     "deepseek_v3": _read_deepseek,

@@ -41,6 +41,22 @@ GEMMA3_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 
+# Other frequencies beyond 160 positions, which are more than the tests use.
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.5, 4.0],
+    "long_factor": [1.0, 2.0, 5.0, 40.0],
+    "original_max_position_embeddings": 160,
+}
+LONGROPE_PARTIAL = {
+    **LONGROPE,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.3, 3.0],
+    "long_factor": [2.0, 9.0, 40.0],
+}
+
 # name -> (family, what differs from SMALL)
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2_mha": ("Llama", {"num_key_value_heads": 6}),
@@ -119,6 +135,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [3],
             "use_sliding_window": True,
             "sliding_window": 24,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo2_mha_bias_tied": (
+        "Olmo2",
+        {"num_key_value_heads": 6, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "olmo2_llama3_rope": ("Olmo2", {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 1}),
+    "phi3": ("Phi3", {}),
+    "phi3_mha_tied": ("Phi3", {"num_key_value_heads": 6, "tie_word_embeddings": True}),
+    "phi3_window": ("Phi3", {"sliding_window": 24}),
+    "phi3_partial": ("Phi3", {"rope_parameters": PARTIAL_ROPE}),
+    "phi3_longrope": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 160}),
+    "phi3_all": (
+        "Phi3",
+        {
+            "rope_parameters": LONGROPE_PARTIAL,
+            "original_max_position_embeddings": 160,
+            "sliding_window": 24,
+            "tie_word_embeddings": True,
         },
     ),
 }

@@ -26,6 +26,9 @@ GEMMA = {"architectures": ["GemmaForCausalLM"], "head_dim": 8}
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], "head_dim": 8}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 8}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
+OLMO2 = {"architectures": ["Olmo2ForCausalLM"]}
+PHI3 = {"architectures": ["Phi3ForCausalLM"]}
+LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 SLIDES, FULL = "sliding_attention", "full_attention"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -109,6 +112,33 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**QWEN_MOE, "mlp_only_layers": [True]}, "mlp_only_layers", "[True]"),
     ({**QWEN_MOE, "moe_intermediate_size": 0}, "moe_intermediate_size", "0"),
     ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 1}, "num_experts_per_tok", "2"),
+    ({**OLMO2, "hidden_act": "gelu"}, "hidden_act", "gelu"),
+    ({**OLMO2, "attention_bias": "yes"}, "attention_bias", "'yes'"),
+    ({**OLMO2, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type", "yarn"),
+    ({**OLMO2, "rope_scaling": LONGROPE}, "rope type", "longrope"),
+    ({**OLMO2, "partial_rotary_factor": 0.5}, "partial_rotary_factor", "0.5"),
+    ({"architectures": ["OlmoForCausalLM"]}, "architectures", "OlmoForCausalLM"),
+    ({"architectures": ["Olmo3ForCausalLM"]}, "architectures", "Olmo3ForCausalLM"),
+    ({**PHI3, "hidden_act": "gelu_new"}, "hidden_act", "gelu_new"),
+    ({**PHI3, "attention_bias": True}, "attention_bias", "True"),
+    ({**PHI3, "sliding_window": 0}, "sliding_window", "0"),
+    ({**PHI3, "sliding_window": 64, "layer_types": [SLIDES, FULL]}, "layer_types", "full_attention"),
+    ({**PHI3, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope type", "yarn"),
+    ({**PHI3, "rope_scaling": {"type": "linear", "factor": 4.0}}, "rope type", "linear"),
+    ({**PHI3, "rope_scaling": {**LONGROPE, "short_factor": None}}, "short_factor", "None"),
+    ({**PHI3, "rope_scaling": {**LONGROPE, "short_factor": [1.0] * 3}}, "short_factor", "[1.0, 1.0, 1.0]"),
+    ({**PHI3, "rope_scaling": {**LONGROPE, "short_factor": [1.0, "2", 1, 1]}}, "short_factor", "'2'"),
+    ({**PHI3, "rope_scaling": {**LONGROPE, "attention_factor": 0}}, "attention_factor", "0"),
+    (
+        {**PHI3, "rope_scaling": LONGROPE, "original_max_position_embeddings": 0},
+        "original_max_position_embeddings",
+        "0",
+    ),
+    ({**PHI3, "partial_rotary_factor": 0.4}, "partial_rotary_factor", "0.4"),
+    ({**PHI3, "partial_rotary_factor": 1.5}, "partial_rotary_factor", "1.5"),
+    ({**PHI3, "rope_parameters": {"partial_rotary_factor": "half"}}, "partial_rotary_factor", "half"),
+    ({"architectures": ["PhimoeForCausalLM"]}, "architectures", "PhimoeForCausalLM"),
+    ({"architectures": ["Phi3SmallForCausalLM"]}, "architectures", "Phi3SmallForCausalLM"),
 ]
 
 

@@ -46,7 +46,8 @@ def mixed(name: str) -> Quantization:
     return kinds.get(name.rpartition(".")[2], "int4")
 
 
-def test_every_layer_is_asked_for_once_by_its_name(save) -> None:
+@pytest.mark.parametrize("variant", ["llama_biases", "phi3"])  # Phi-3's checkpoint has these names itself
+def test_every_layer_is_asked_for_once_by_its_name(variant: str, save) -> None:
     asked: list[str] = []
 
     def plain(name: str) -> LinearMethod:
@@ -54,7 +55,7 @@ def test_every_layer_is_asked_for_once_by_its_name(save) -> None:
         return UnquantizedLinear(torch.float32, CPU)
 
     names = [f"model.layers.{i}.{name}" for i in range(3) for name in LAYER]
-    model = load_model(save("llama_biases")[1], linear_method=plain)
+    model = load_model(save(variant)[1], linear_method=plain)
     assert asked == [*names, "lm_head"]
     assert [linear.name for linear in model.linears()] == names
 

@@ -42,14 +42,21 @@ class ExactRotary(nn.Module):
         super().__init__()
         self.rope, self.dim = config.rope_parameters, getattr(config, "head_dim", None)
         self.dim = self.dim or config.hidden_size // config.num_attention_heads
+        self.longest = config.max_position_embeddings
 
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rope = self.rope if layer_type is None else self.rope[layer_type]
-        frequency = [stretched(rope["rope_theta"] ** (-i / self.dim), rope) for i in range(0, self.dim, 2)]
+        dim, grown = round(self.dim * rope.get("partial_rotary_factor", 1)), 1.0
+        frequency = [stretched(rope["rope_theta"] ** (-i / dim), rope) for i in range(0, dim, 2)]
+        if rope["rope_type"] == "longrope":
+            trained = rope["original_max_position_embeddings"]
+            factors = rope["long_factor" if position_ids.max() >= trained else "short_factor"]
+            frequency = [f / by for f, by in zip(frequency, factors, strict=True)]
+            grown = math.sqrt(1 + math.log(self.longest / trained) / math.log(trained))
         angle = position_ids[..., None].double() * torch.tensor(frequency, dtype=torch.float64).repeat(2)
-        return angle.cos(), angle.sin()
+        return grown * angle.cos(), grown * angle.sin()
 
 
 class ExactRouter(nn.Module):
@@ -75,7 +82,7 @@ def exact_attention(module, query, key, value, attention_mask, scaling, softcap=
 
 def stretched(frequency: float, rope: dict[str, Any]) -> float:
     """One frequency after rope scaling, from the description of Llama 3.1 and of position interpolation."""
-    if rope["rope_type"] == "default":
+    if rope["rope_type"] in ("default", "longrope"):  # longrope has a factor for each frequency
         return frequency
     if rope["rope_type"] == "linear":
         return frequency / rope["factor"]
@@ -130,7 +137,9 @@ def test_the_model_counts_the_parameters_that_transformers_counts(variant, save)
     assert load_model(folder).num_parameters() == sum(p.numel() for p in theirs.parameters())
 
 
-@pytest.mark.parametrize("name", ["llama3_rope_tied", "llama_biases", "qwen2", "qwen3_bias_tied", "gemma3", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["llama3_rope_tied", "llama_biases", "qwen2", "qwen3_bias_tied", "gemma3", "mixtral", "olmo2", "phi3"]
+)
 def test_several_shards_hold_the_same_model(name, save, their_logits, our_logits):
     theirs, folder = save(name, shard_size="40KB")
     assert len(weight_files(folder)) >= 3
@@ -157,7 +166,9 @@ OLD_ROPE["llama3, both"]["rope_scaling"] = {**OLD_ROPE["llama3, both"]["rope_sca
 
 
 @pytest.mark.parametrize("rope", OLD_ROPE)
-@pytest.mark.parametrize("name", ["llama2_mha", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2"])
+@pytest.mark.parametrize(
+    "name", ["llama2_mha", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "gemma2", "olmo2"]
+)
 def test_both_spellings_of_rope_and_dtype_read_the_same(name, rope, save, edit, their_logits, our_logits):
     _, folder = save(name)
     edit(folder, rope_parameters=..., **OLD_ROPE[rope], torch_dtype="float32", dtype=...)
@@ -179,8 +190,8 @@ OPTIONAL = (
     "decoder_sparse_step mlp_only_layers num_experts num_local_experts num_experts_per_tok moe_intermediate_size"
 )
 FIRST_OF_FAMILY = (
-    "llama2_mha mistral mixtral qwen2 qwen3 qwen3_moe gemma_untied_bias gemma2_uncapped gemma3_capped".split()
-)
+    "llama2_mha mistral mixtral qwen2 qwen3 qwen3_moe gemma_untied_bias gemma2_uncapped gemma3_capped olmo2 phi3"
+).split()
 
 
 @pytest.mark.parametrize("name", FIRST_OF_FAMILY)
@@ -221,7 +232,7 @@ def windows_of(theirs: Any) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-@pytest.mark.parametrize("name", ["llama2_mha", "mistral", "qwen2"])
+@pytest.mark.parametrize("name", ["llama2_mha", "mistral", "qwen2", "olmo2", "phi3"])
 def test_null_key_value_heads_mean_as_many_as_query_heads(name, save, edit):
     _, folder = save(name)
     edit(folder, num_key_value_heads=None)
@@ -238,7 +249,7 @@ def reload(folder: Path, dtype: torch.dtype) -> Any:
     ).eval()
 
 
-@pytest.mark.parametrize("name", ["llama3_rope_tied", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["llama3_rope_tied", "qwen2", "qwen3", "olmo2", "phi3_longrope"])
 def test_a_bfloat16_checkpoint_is_read_into_float32_without_loss(name, save, their_logits, our_logits):
     _, folder = save(name, torch.bfloat16)
     assert read_model_config(folder).dtype == "bfloat16"
@@ -279,7 +290,9 @@ def test_each_sequence_of_a_ragged_batch_has_its_own_logits(variant, save, their
         assert worst(found, their_logits(theirs, ids)) <= FP32
 
 
-WINDOWED = "mistral_window qwen2_window qwen3_window gemma2 gemma3 mixtral_window_tied qwen3_moe_mixed".split()
+WINDOWED = (
+    "mistral_window qwen2_window qwen3_window gemma2 gemma3 mixtral_window_tied qwen3_moe_mixed phi3_window"
+).split()
 
 
 @pytest.mark.parametrize("name", WINDOWED)

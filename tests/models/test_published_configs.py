@@ -41,6 +41,29 @@ QWEN3_30B_A3B: dict[str, Any] = {
     "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_sliding_window": False,
     "vocab_size": 151936,
 }  # fmt: skip
+OLMO2_7B: dict[str, Any] = {
+    "architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu",
+    "hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 4096, "model_type": "olmo2",
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-6,
+    "rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False, "torch_dtype": "float32",
+    "vocab_size": 100352,
+}  # fmt: skip
+PHI3_MINI_4K: dict[str, Any] = {
+    "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 3072,
+    "intermediate_size": 8192, "max_position_embeddings": 4096, "model_type": "phi3", "num_attention_heads": 32,
+    "num_hidden_layers": 32, "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+    "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "vocab_size": 32064,
+}  # fmt: skip
+# Its 48 factors each are left out: what they are does not matter here.
+PHI4_MINI: dict[str, Any] = {
+    "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "hidden_act": "silu", "hidden_size": 3072,
+    "intermediate_size": 8192, "max_position_embeddings": 131072, "model_type": "phi3", "num_attention_heads": 24,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "original_max_position_embeddings": 4096,
+    "partial_rotary_factor": 0.75, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 262144,
+    "rope_scaling": {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+    "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 200064,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -50,6 +73,9 @@ QWEN3_30B_A3B: dict[str, Any] = {
         (GEMMA3_1B, 999_885_952),
         (MIXTRAL_8X7B, 46_702_792_704),
         (QWEN3_30B_A3B, 30_532_122_624),
+        (OLMO2_7B, 7_298_617_344),
+        (PHI3_MINI_4K, 3_821_079_552),
+        (PHI4_MINI, 3_836_021_760),
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else "",
 )
@@ -71,3 +97,12 @@ def test_gemma_windows_and_ropes_are_read_from_published_configs() -> None:
     assert gemma3.tied_embeddings
     assert parse_model_config(MIXTRAL_8X7B).layer_windows == (None,) * 32
     assert parse_model_config(QWEN3_30B_A3B).layer_windows == (None,) * 48
+
+
+def test_phi_windows_and_ropes_are_read_from_published_configs() -> None:
+    phi3, phi4 = parse_model_config(PHI3_MINI_4K), parse_model_config(PHI4_MINI)
+    assert phi3.layer_windows == (2047,) * 32
+    assert (phi3.rope.kind, phi3.rope.partial, phi3.max_position) == ("default", 1.0, 4096)
+    assert (phi4.rope.kind, phi4.rope.partial, phi4.head_dim) == ("longrope", 0.75, 128)
+    assert phi4.max_position == 4096, "beyond it, the long factors would begin"
+    assert phi4.rope.attention_factor == pytest.approx(1.190238, abs=1e-6)  # sqrt(1 + 5 / 12): 32 times as long as 2^12

@@ -41,6 +41,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": TINY | {"architectures": ["MixtralForCausalLM"], "num_local_experts": 4},
     "gemma2": TINY | {"architectures": ["Gemma2ForCausalLM"], "head_dim": 8},
     "qwen2, biases": TINY | {"architectures": ["Qwen2ForCausalLM"]},
+    "olmo2": TINY | {"architectures": ["Olmo2ForCausalLM"]},
+    "phi3": TINY | {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5},
 }  # fmt: skip
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
 

@@ -82,7 +82,7 @@ def theirs_shows(theirs: Any, sequences: list[list[int]]) -> Largest:
         if hasattr(module, "experts") and hasattr(module, "gate"):
             prefix = name.replace("mlp", "block_sparse_moe") if "Mixtral" in type(theirs).__name__ else name
             show = partial(experts_shown, module, prefix, largest)
-        elif last in ("q_proj", "o_proj", "gate_proj", "down_proj"):
+        elif last in ("q_proj", "o_proj", "gate_proj", "down_proj", "qkv_proj", "gate_up_proj"):
 
             def show(x: Tensor, name: str = f"{where}.{STACKED.get(last, last)}") -> None:
                 largest(name, x.flatten(0, -2))
@@ -106,7 +106,7 @@ def check(found: Largest, expected: Largest) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
-@pytest.mark.parametrize("variant", ["llama_biases", "gemma2", "qwen3_moe_mixed", "mixtral"])
+@pytest.mark.parametrize("variant", ["llama_biases", "gemma2", "qwen3_moe_mixed", "mixtral", "olmo2", "phi3_partial"])
 def test_what_is_shown_is_what_transformers_gives_each_layer(variant: str, kernels: Any, save) -> None:
     """Prompts in chunks, together, then decoding; with our kernels, products are fused and experts stacked."""
     theirs, folder = save(variant)

@@ -1,0 +1,41 @@
+"""Phi-3 (Abdin et al. 2024; transformers' models/phi3/modeling_phi3.py), Phi-4: a Llama, stored and rotated otherwise.
+
+Its checkpoint has q, k and v in one matrix, and gate and up in another, with the rows in the order in which `Linear`
+stacks those of other families: so they are taken as they are.
+
+LongRoPE (Ding et al. 2024) divides each rotary frequency by a factor of its own. There are two sets of factors: the
+short ones for texts of up to original_max_position_embeddings tokens, the long ones for all others. When a text grows
+beyond, all its keys and values have to be computed again, with the other set, and it can share no prefix with shorter
+texts. This engine computes a token once, so it serves texts up to there and refuses to go beyond
+(`ModelConfig.reason_for_limit`). To choose one set for good, by the longest text allowed, would give other numbers than
+`transformers` has.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reference_impl.config import ModelConfig
+
+GATE_UP_DOWN = ("gate_up_proj", "down_proj")
+
+
+def qkv_parts(config: ModelConfig) -> dict[str, int]:
+    """{name in the checkpoint: its rows}: those of q, then of k, then of v."""
+    return {"qkv_proj": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim}
+
+
+def rotated_first(config: ModelConfig, device: torch.device) -> Tensor | None:
+    """The order of a head's values in which whole heads can be rotated, [head_dim]; None: they are in it.
+
+    A rotation turns pairs, value i with value i + head_dim / 2. Where Phi-3 rotates only the first n values of a head,
+    value i goes with i + n / 2. So both halves get their share of them, and then of the values that stay as they are,
+    whose angle is 0 in `RotaryTable`: of 8 values with n = 4, 0 1 4 5 and 2 3 6 7. Queries and keys are reordered
+    alike, so their products are the same, whatever rotates them and writes them to the cache.
+    """
+    rotated = int(config.head_dim * config.rope.partial)
+    if rotated == config.head_dim:
+        return None
+    first, still = torch.arange(rotated).chunk(2), torch.arange(rotated, config.head_dim).chunk(2)
+    return torch.cat((first[0], still[0], first[1], still[1])).to(device)
