@@ -69,8 +69,8 @@ class Assembly:
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
-        check_members(parts)
         check_parts(parts)
+        check_members(parts)
         check_drafts(config, parts)
         self.model, self.config = model, config
         self.max_model_len = max_model_len(model, config)

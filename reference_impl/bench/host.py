@@ -43,6 +43,11 @@ class _Hollow:
     def transfer(self, transfers: Transfers) -> None:
         pass
 
+    def unused(self, *_: Any) -> Any:
+        raise AssertionError("a model without layers writes, reads and attends to nothing")
+
+    write = layer = plan = forward = unused
+
 
 def measure(rows: int, length: int, penalties: bool, steps: int = STEPS) -> dict[str, float]:
     """Microseconds of a step and of its parts, and the bytes of its message; medians over `steps` steps."""

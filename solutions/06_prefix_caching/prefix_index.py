@@ -1001,7 +1001,7 @@ for _ in range(4):
 # ## 8. Inside the engine
 #
 # The engine's KV manager asks a *prefix index* when a request is let in, hands it the blocks whose tokens are computed,
-# and lets it evict when no block is free. The cells below put your index there, `Parts(prefix_index=...)`. The manager
+# and lets it evict when no block is free. The cells below put your index there, as `prefix_index`. The manager
 # makes the keys, from adapter and salt, counts the references, and recomputes at least the last token of a prompt. The
 # scheduler, the model and the sampler stay as they are.
 #

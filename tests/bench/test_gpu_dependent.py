@@ -12,7 +12,6 @@ import torch
 from reference_impl.bench import gpu_dependent
 from reference_impl.bench.gpu_engines import DEPENDENT, TINY, Bench
 from reference_impl.llm import LLM
-from reference_impl.models import decoder
 
 
 @pytest.fixture
@@ -75,22 +74,20 @@ def test_both_engines_compute_the_same_launches(monkeypatch) -> None:
     """The engines that are compared measure nothing, so that neither rounds where the other does not."""
     made: list[LLM] = []
 
+    def measured(num_tokens: int) -> None:
+        raise AssertionError("measured")
+
     def small(**options: Any) -> LLM:
         made.append(LLM(shape=TINY["qwen3-0.6b"], dummy_weights=True, dtype="float32", num_blocks=16))
+        monkeypatch.setattr(made[-1].engine.model, "tune", measured)
         return made[-1]
-
-    def measured(model: Any, num_tokens: int, seconds_of: Any) -> None:
-        raise AssertionError("measured")
 
     def turns(engines: dict[str, LLM], *numbers: int) -> dict[str, list[float]]:
         for llm in engines.values():
-            monkeypatch.setattr(llm.engine.model.fusion, "can", lambda linear, num_tokens: True)
-            monkeypatch.setattr(llm.engine.model, "device", torch.device("cuda"))
             llm.engine.model.tune(1)
         return {name: [] for name in engines}
 
     monkeypatch.setattr(gpu_dependent, "LLM", small)
-    monkeypatch.setattr(decoder, "tune", measured)
     monkeypatch.setattr(gpu_dependent, "in_turns", turns)
     gpu_dependent.main()
     assert len(made) == 2

@@ -14,6 +14,7 @@ from reference_impl.interfaces import Request, RequestState, Sampled, SamplingPa
 from reference_impl.kv.radix_index import RadixIndex
 from reference_impl.parts import Parts
 from reference_impl.scheduler.scheduler import Scheduler
+from tests.engine.conftest import OwnCache
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0)
 
@@ -188,7 +189,7 @@ def test_a_part_that_is_empty_is_a_part(random_model: Callable) -> None:
 
 def test_a_cache_of_your_own_is_not_measured_against_this_machines_memory(random_model: Callable) -> None:
     config = EngineConfig(num_blocks=10**5, block_size=2**14)
-    engine = Engine(random_model("float32"), config, Parts(kv_cache=object()))  # type: ignore
+    engine = Engine(random_model("float32"), config, Parts(kv_cache=OwnCache()))
     assert engine.num_blocks == 10**5
     with pytest.raises(ConfigError, match="100,000 KV blocks of 4,194,304 bytes need"):
         Engine(random_model("float32"), config)

@@ -26,7 +26,7 @@ from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import load_model
 from reference_impl.parts import Parts
 from reference_impl.split import split_engine
-from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore
+from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, OwnCache
 
 PROMPT = list(range(1, 24))  # 5 full blocks of 4, and 3 tokens
 GREEDY = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -289,7 +289,7 @@ def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -
     with pytest.raises(ValueError, match="page_store is for the engine's own kv_manager"):
         engine_with(model, store, kv_manager=KVManager(BlockPool(24), 4))
     with pytest.raises(TypeError, match="read_pages, write_page and num_layers.*OwnCache has not"):
-        engine_with(model, store, kv_cache=type("OwnCache", (), {})())
+        engine_with(model, store, kv_cache=OwnCache())
     without = Engine(model, CONFIG)
     manager = StoredKVManager(without.block_pool, 4, HashIndex(4), filled(model), b"")
     engine = Engine(model, CONFIG, Parts(block_pool=without.block_pool, kv_manager=manager))

@@ -19,6 +19,7 @@ from reference_impl.interfaces import KVSpec, SamplingParams
 from reference_impl.kv_store.budget import KV_CACHE_BYTES
 from reference_impl.kv_store.profile import HUNGRY, Measured, bytes_for_cache, profiled_blocks, worst_steps
 from reference_impl.parts import Parts
+from tests.engine.conftest import OwnCache
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, bits_per_value=32)
 BLOCK = SPEC.bytes_per_block
@@ -195,7 +196,7 @@ def test_what_is_asked_for_is_not_measured(random_model, monkeypatch) -> None:
 
 def test_who_brings_the_tensors_gets_the_blocks_of_256_mib(random_model, monkeypatch) -> None:
     monkeypatch.setattr(default_parts, "device_memory", lambda device: CountedMemory(1))
-    engine = Engine(random_model("float32"), EngineConfig(), Parts(kv_cache=object()))  # type: ignore[arg-type]
+    engine = Engine(random_model("float32"), EngineConfig(), Parts(kv_cache=OwnCache()))
     assert engine.num_blocks == KV_CACHE_BYTES // engine.kv_spec.bytes_per_block
 
 
