@@ -152,8 +152,8 @@ def test_longrope_is_served_up_to_where_other_frequencies_begin(save, their_logi
 def test_longrope_beyond_that_is_refused_and_the_error_says_why(save) -> None:
     folder = save("phi3_longrope")[1]
     why = (
-        r"max_model_len 161 is above the model's 160 positions: its LongRoPE has other frequencies beyond "
-        r"original_max_position_embeddings = 160, .* not supported\. Use max_model_len=160 or less"
+        r"max_model_len 161 is above the model's 160 positions: beyond original_max_position_embeddings = 160 its "
+        r"LongRoPE has other frequencies, .* not supported\. Use max_model_len=160 or less"
     )
     with pytest.raises(ConfigError, match=why):
         load_model(folder, max_position=161)
