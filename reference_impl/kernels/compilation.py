@@ -71,7 +71,7 @@ def compile_for(launch: Launch, architecture: Architecture) -> Any:
 
 
 def resources(launch: Launch, architecture: Architecture) -> Resources:
-    """Compiles and reads. Shared memory may exceed the GPU's: then the driver would refuse the launch.""" 
+    """Compiles and reads. Shared memory may exceed the GPU's: then the driver would refuse the launch."""
     compiled = compile_for(launch, architecture)
     if architecture.target.backend == "hip":
         return _of_amd(compiled.asm["amdgcn"], compiled.metadata.shared)

@@ -1,4 +1,4 @@
-"""What a prefix cache saves: tokens found again, prefill that is left, and what a provider's price list makes of it.
+"""What a prefix cache saves: cached tokens, the prefill that remains, and its price on a provider's list.
 
 An engine that shares whole blocks finds a multiple of its block size, and never the whole prompt: the last token's
 logits are needed. block_size 1 is a tree cut at every token. Everything is elementwise over NumPy arrays.
