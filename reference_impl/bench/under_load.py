@@ -1,8 +1,8 @@
-"""What waiting does when the load grows: the engine on a simulated GPU, recorded beside what a formula of queues needs.
+"""How waiting grows with the load: the engine on a simulated GPU, recorded beside what a formula of queues needs.
 
     python -m reference_impl.bench.under_load       # records again: results/under_load.json
 
-Llama-3-8B on one H100 by formula, prompts of 1,000 tokens, outputs of 100 in the mean. A p99 takes thousands of
+Llama-3-8B on one H100 by formula, prompts of 1,000 tokens, outputs of 100 on average. A p99 takes thousands of
 requests and a picture that follows a slider has 0.2 s: so the points are recorded, `short_run` makes one anew, and
 tests/bench/test_under_load.py makes some of them again and compares.
 """
