@@ -1,4 +1,4 @@
-"""What the workloads measure: the tables of datasets/traces/README.md."""
+"""Measured figures of the workloads: the tables of datasets/traces/README.md."""
 
 from __future__ import annotations
 
