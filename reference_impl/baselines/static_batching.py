@@ -15,7 +15,7 @@ from reference_impl.interfaces import KVManager, Request, Row, StepOutput, StepP
 
 
 class StaticBatching(WholeRequests):
-    """Batches of up to max_num_seqs rows (fewer where blocks run out). Requests are handed over when their batch ends.
+    """Batches of up to max_num_seqs rows (fewer where blocks run out). Requests are returned when their batch ends.
 
     The third cost is really paid: a row that has ended computes its last position again, at what a decoding row of
     its length costs, and nothing is sampled. The fourth is only counted: the engine's prompts are ragged.
