@@ -23,7 +23,7 @@ class Recorder:
             self._reviews.record(question.key, verdict, seed=question.seed, seconds=seconds)
         except ReviewError as error:
             if not self._failed:
-                self._screen.warn(f"{error}. The quiz goes on without being remembered.")
+                self._screen.warn(f"{error}. The quiz continues without recording answers.")
             self._failed = True
 
 

@@ -117,7 +117,7 @@ def _bring(relative: str, content: bytes, result: Prepared, state: _State, updat
         if reason := in_the_way(result.home, relative):
             result.blocked[relative] = reason
             return
-        # The names that are taken, or gone, were free, or there, a moment ago: an editor or another process saves.
+        # A name that is now taken was free a moment ago, or one that is gone was there: another process is saving.
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             _bring_once(relative, content, result, state, update)
             return
@@ -214,7 +214,7 @@ def _write_state(folder: Path, state: _State) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Two `inferlab learn` take turns. Where one hangs, or files cannot be locked, the other goes on after a while:
+    """Two `inferlab learn` take turns. Where one hangs, or files cannot be locked, the other continues after a while:
     no file is lost then, but a version may come twice.
     """
     import fcntl

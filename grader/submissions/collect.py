@@ -107,7 +107,7 @@ def take_in(root: Path, lab_slug: str, student: str) -> None:
     ours = {name, "intake.json", "timestamp.txt", SECRET}
     if all(path.name in ours and path.is_file() and not path.is_symlink() for path in folder.iterdir()):
         record, history = read_record(folder), read_history(root, lab_slug, student)
-        # What is true is in received/, where nothing comes but from us; a submission may bring an intake.json.
+        # Only received/ counts, because intake alone writes there; a submission may bring an intake.json of its own.
         whole = (
             record and record == read_record(root / "received" / student / lab_slug) and _holds(folder / name, record)
         )
