@@ -137,7 +137,7 @@ def _ratio(formula: float, engine: float) -> str:
 
 
 def under_load(lines: Mapping[Key, Line], short_run: ShortRun, alone: Mapping[str, float]) -> View:
-    """Choose seats, arrivals, outputs and a load; see what waiting comes to, and which formula is near.
+    """Choose seats, arrivals, outputs and a load; see how long requests wait, and which formula is near.
 
     lines, short_run, alone: those of `reference_impl.bench.under_load`. The short run is made while you watch.
     """
