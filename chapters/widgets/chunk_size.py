@@ -38,12 +38,12 @@ class Reading:
 
     @property
     def ttft(self) -> float:
-        """Of the long prompt, without a queue: all steps."""
+        """Seconds to the long prompt's first token, without a queue: all steps."""
         return sum(self.steps)
 
     @property
     def longest_gap(self) -> float:
-        """Of the requests that decode beside it: the longest step."""
+        """Longest gap of the requests that decode beside it: the longest step."""
         return max(self.steps)
 
 

@@ -125,7 +125,7 @@ def _links(manager: KVManager) -> tuple[LinkView, ...]:
 
 
 def draw(snapshots: Sequence[Snapshot], step: int = 1, number: str = "block") -> Shown:
-    """The tree above, the chain below; step counts from 1; number: what stands in a block (a key of NUMBERS)."""
+    """The tree above, the chain below; step counts from 1; number: what is written into a block (a key of NUMBERS)."""
     if not snapshots:
         fig = figure(6, 1)
         return show(fig, "No snapshot was taken, so there is no tree to show.")

@@ -111,7 +111,7 @@ def draw(
 def _curves(
     line: Line, servers: int, of: str, statistic: str, alone: float
 ) -> dict[str, Callable[[float], float]]:  # fmt: skip
-    """By name, seconds over the share of the capacity."""
+    """Formulas by name: seconds over the share of the capacity."""
     if of == "tpot":
         return {"a server as fast as when idle": lambda share: alone}
 

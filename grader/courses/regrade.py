@@ -65,7 +65,7 @@ def regrade(
 
 
 def check_counts(changes: list[Change]) -> dict[str, tuple[int, int]]:
-    """By check: how many students gained it, how many lost it; without those that no student gained or lost."""
+    """Per check: how many students gained it and how many lost it; without checks that no student gained or lost."""
     counts: dict[str, tuple[int, int]] = {}
     for change in changes:
         for name, before, after in change.checks:

@@ -1,4 +1,4 @@
-"""How nbgrader makes the notebook that learners get: its folders, and what stands in place of a solution.
+"""How nbgrader makes the notebook that learners get: its folders, and what replaces a solution.
 
 The same for the public labs of the repository and for every course; a course adds its own, see `grader/courses`.
 """

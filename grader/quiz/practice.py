@@ -13,7 +13,7 @@ from grader.quiz.screen import Left, Screen, Skipped
 
 
 class Recorder:
-    """Writes answers to the log. Where that fails, says so once and lets the quiz go on."""
+    """Writes answers to the log. Where that fails, says so once and lets the quiz continue."""
 
     def __init__(self, screen: Screen, reviews: Reviews):
         self._screen, self._reviews, self._failed = screen, reviews, False

@@ -1,6 +1,6 @@
 """The learner's workspace: copies of chapters and labs, which belong to the learner.
 
-`prepare` copies what is missing. A new version of the course, when asked for, replaces what the learner has not written
+`prepare` copies what is missing. A new version of the course, on request, replaces what the learner has not written
 in, and goes beside what they have, as NAME.new.ipynb. Nothing a learner saved is ever without a name:
 
 - Not touched: replaced.
@@ -82,7 +82,7 @@ class Prepared:
 
 @dataclass
 class _State:
-    """By path: every version the course has had here, and the content hash of the newest one the learner was given."""
+    """Per path: every version the course has had here, and the content hash of the newest one the learner was given."""
 
     ours: dict[str, list[Version]] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)

@@ -4,7 +4,7 @@ Offline inference over padded rectangles, as with `transformers.generate` and Fa
 
 1. A request that arrives while a batch runs waits for the longest output in it.
 2. A batch that is not full waits to be filled (`stream_is_open`).
-3. A row that has its last token keeps its seat and its memory, and goes on computing: a rectangle has no holes.
+3. A row that has its last token keeps its seat and its memory, and continues to compute: a rectangle has no holes.
 4. Prompts are padded to the longest.
 """
 

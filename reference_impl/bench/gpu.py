@@ -28,7 +28,7 @@ from reference_impl.bench.gpu_engines import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM = 60.0  # seconds
-AGAIN = 3  # exit status of a process after which another one goes on
+AGAIN = 3  # exit status of a process that another one has to continue
 
 
 def markdown(result: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The least bytes and operations of a step of this very model and cache, and the shortest time they take.
+"""The least bytes and operations of a step of the engine's own model and cache, and the shortest time they take.
 
 A decoding step reads each weight once, except the rows of the embedding that no token looks up, and each request's keys
 and values: bytes over the bandwidth of a large copy, measured in the same run. Counted from what is in memory, so

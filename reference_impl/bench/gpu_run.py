@@ -26,7 +26,7 @@ from reference_impl.bench.kernel_work import Place
 LIMIT_ROWS = ("copy bandwidth", "matrix products, 16 bits", "matrix products, FP8", "launch gap in a graph")
 GRAPH_KERNELS = 1000
 PATIENCE = 3  # a case is stopped after this many times its expected seconds
-BEYOND = 20.0  # seconds past the deadline that a case may go on for
+BEYOND = 20.0  # seconds for which a case may run on past the deadline
 GRACE = 15.0  # seconds after which a process that does not stop is killed
 
 

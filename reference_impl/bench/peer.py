@@ -31,7 +31,7 @@ class Transformers:
 
     @torch.inference_mode()
     def padded(self, prompts: Sequence[list[int]], new_tokens: Sequence[int], cache: str) -> list[list[int]]:
-        """One batch, padded on the left, that goes on until its longest output is done; the surplus is cut off."""
+        """One batch, padded on the left, that runs until its longest output is done; the surplus is cut off."""
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])

@@ -115,7 +115,7 @@ def short_run(seats: str, arrivals: str, outputs: str, rate: float, seed: int) -
 
 
 def statistic(values: Floats, name: str) -> float:
-    """One of STATISTICS; a lone token has no TPOT and does not count."""
+    """One of STATISTICS; a request of one token has no TPOT and does not count."""
     values = values[~np.isnan(values)]
     return float(values.mean() if name == "mean" else np.percentile(values, float(name[1:])))
 
@@ -156,7 +156,7 @@ def line(seats: str, arrivals: str, outputs: str) -> Line:
 
 @lru_cache(maxsize=1)
 def recorded() -> dict[tuple[str, str, str], Line]:
-    """By seats, arrivals and outputs."""
+    """The recorded lines by (seats, arrivals, outputs)."""
     raw = json.loads(RECORD.read_text("utf-8"))
     return {
         tuple(name.split(" | ")): Line(**(found | {"points": tuple(Point(**p) for p in found["points"])}))

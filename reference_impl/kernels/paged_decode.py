@@ -253,7 +253,7 @@ def tile_of(
 
 
 def splits_of(num_kv_heads: int, gpu: Architecture) -> tuple[int, int]:
-    """How many splits a short context has, and a long one, so that a lone row gives every multiprocessor one or two."""
+    """How many splits a short context has, and a long one, so that one row gives every multiprocessor one or two."""
     return max(gpu.multiprocessors // num_kv_heads, 1), max(2 * gpu.multiprocessors // num_kv_heads, 1)
 
 

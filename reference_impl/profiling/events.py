@@ -45,7 +45,7 @@ class Call:
 
     @property
     def numbers(self) -> int:
-        """In the largest input."""
+        """How many numbers the largest input has."""
         return max((numbers for numbers, _ in self.tensors), default=0)
 
 

@@ -304,7 +304,7 @@ class _Server:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def status_page(self) -> HTMLResponse:
-        """A page that shows requests, blocks and hits, and looks again every second; it asks for the key, if any."""
+        """A page that shows requests, blocks and hits, refreshed every second; it asks the user for a key, if any."""
         return HTMLResponse((Path(__file__).parent / "status.html").read_text("utf-8"))
 
     async def status(self, ttft: Objective = 0.5, tpot: Objective = 0.05, last: Last = 200) -> dict[str, Any]:

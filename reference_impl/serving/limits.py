@@ -22,7 +22,7 @@ from reference_impl.serving import answers
 
 OTHER_FILES = 128  # descriptors that are not for connections: libraries, weights, the trace
 PIPELINED = 8  # requests of a client that are read before their turn
-FULL = "this server has as many connections as it can have: try again in a moment"
+FULL = "this server has no room for another connection: try again in a moment"
 
 
 def _descriptors() -> int:
@@ -186,7 +186,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Any:
-    """HTTP/1.0 has no chunks: an answer whose length is not declared goes on until the connection is closed.
+    """HTTP/1.0 has no chunks: an answer whose length is not declared ends when the connection is closed.
 
     uvicorn sends chunks to all clients, and requires a declared length of an answer without them.
     """

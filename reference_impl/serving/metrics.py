@@ -125,7 +125,7 @@ class Counts:
 
 
 class EngineGauges(Collector):
-    """How things stand at the moment of the scrape."""
+    """The engine's state at the moment of the scrape."""
 
     def __init__(self, engine: Engine):
         self.engine = engine

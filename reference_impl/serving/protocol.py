@@ -164,7 +164,7 @@ class _Sampling(BaseModel):
 
 
 def _texts_or_token_ids(prompt: Any, most: int) -> Any:
-    """A text, token ids, or at most so many of either, unchanged."""
+    """A text, token ids, or at most `most` of either, unchanged."""
 
     def one(value: Any) -> Any:
         """A text, or token ids; None where it is neither."""

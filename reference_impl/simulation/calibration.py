@@ -1,4 +1,4 @@
-"""From measured steps to a cost model, with its error on steps it has not seen."""
+"""From measured steps to a cost model, with its error on steps that were not fitted."""
 
 from __future__ import annotations
 

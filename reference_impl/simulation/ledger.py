@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class Result:
-    """Many requests together; per request in the order in which they finished. Seconds; tpot is NaN for a lone token.
+    """Many requests together; per request in the order in which they finished. Seconds; tpot is NaN for a single token.
 
     began, ended: first arrival and last end. busy_seconds: of all steps; request_steps: rows of all steps.
     waiting_seconds, running_seconds: of all requests, counted step by step as the scheduler saw its queue.

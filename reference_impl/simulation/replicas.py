@@ -145,7 +145,7 @@ class _Worker:
             yield self.replicas.pop(next(iter(self.replicas))).result()
 
     def _advance(self) -> None:
-        """The replica that is furthest behind runs for a second; so that fewer requests have to be held."""
+        """The replica that is furthest behind runs for a second, so that fewer requests have to be held."""
         behind = min(self.replicas.values(), key=lambda replica: replica.next_time)
         if behind.next_time == math.inf:
             raise ValueError(f"{self.num_held:,} requests wait for others, and none of those is under way")

@@ -218,7 +218,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 "MI300X", "AMD Instinct MI300X 192GB OAM", "2023-12", _tera(**_MI300X), 5300e9, 192 * GB,
                 Chip(304, 2.1e9, 128, 512 * KiB, 64 * KiB, 32 * MiB), "Infinity Fabric (MI300X)", "PCIe 5 x16",
                 "AMD Instinct MI300X data sheet and CDNA 3 white paper", _twice(*_TENSOR, "fp8", **_MI300X),
-                "FP8 is the FNUZ encoding. L2 is 4 MiB in each of 8 dies; 256 MB of Infinity Cache stand behind it.",
+                "FP8 is the FNUZ encoding. L2 is 4 MiB in each of 8 dies; behind it are 256 MB of Infinity Cache.",
             ),
             Device(
                 "B200", "NVIDIA B200 180GB (HGX/DGX)", "2024-03", _tera(**_B200), 8000e9, 180 * GB,

@@ -69,7 +69,7 @@ def _next(ready: list[Waiting], now: int, sessions: Sessions) -> Session:
 
 
 def _turns_before(spec: Workload, rate: float) -> int:
-    """Of WARM_UP mean lives."""
+    """The number of turns in WARM_UP mean lives of a session."""
     if not spec.has_sessions or spec.think is None or spec.answer_seconds_per_token is None:
         return 0
     pause = spec.think.mean() + spec.output.mean() * spec.answer_seconds_per_token.seconds

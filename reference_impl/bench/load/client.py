@@ -28,7 +28,7 @@ LONGEST_RETRY = 60.0  # seconds; a longer Retry-After counts as this
 class Outcome:
     """Times are seconds on one clock. token_times: when each chunk with tokens arrived; of several tokens, one time.
 
-    num_output_tokens: what the server's usage says, or where it says nothing the number of chunks with tokens.
+    num_output_tokens: from the server's usage, or without usage the number of chunks with tokens.
     """
 
     id: str
@@ -198,7 +198,7 @@ class _Failed(Exception):
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Of a Retry-After in whole seconds; one that gives a date counts as absent."""
+    """The seconds of a Retry-After in whole seconds; one that gives a date counts as absent."""
     return min(float(retry_after), LONGEST_RETRY) if retry_after is not None and retry_after.isdecimal() else 0.0
 
 

@@ -58,7 +58,7 @@ class Load:
 
     @property
     def loop(self) -> str:
-        """In words."""
+        """The kind of loop, in words."""
         if self.is_closed:
             return f"closed loop, {self.concurrency} users" + (
                 f", {self.think:g} s between requests" if self.think else ""
@@ -68,7 +68,7 @@ class Load:
         return f"{self.arrivals or 'its own'} arrivals, {rate}{limit}"
 
     def requests(self) -> Cut:
-        """Of the workload, without end where it has none. ValueError where it cannot be had like this."""
+        """The workload's requests, endless if it is. ValueError where the workload has no such rate or arrivals."""
         arrivals = closed_loop(self.concurrency, self.think) if self.is_closed and self.concurrency else self.arrivals
         stream = workload(self.workload, seed=self.seed, rate=self.rate, arrivals=arrivals)
         return Cut(stream, self.max_prompt, self.max_output)
