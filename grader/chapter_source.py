@@ -42,7 +42,7 @@ def chapter_notebook(path: Path, install_url: str | None = None) -> dict[str, An
 
 
 def cell_names(path: Path) -> list[str]:
-    """The names of the cells of a percent file, in order; what `PART.py#name` may point at."""
+    """The names of the cells of a percent file, in order; the names that `PART.py#name` may point at."""
     return [cell["id"] for cell in chapter_notebook(path, install_url="inferlab")["cells"]]
 
 

@@ -1,4 +1,4 @@
-"""What a lab's check cells import: randomness that a learner cannot foresee when graded, and can repeat otherwise.
+"""What a lab's check cells import: randomness that a learner cannot foresee in grading, and can repeat otherwise.
 
 For several roles: `with roles(4) as ranks:` and `together([...])`, see `grader.examination.roles`.
 

@@ -4,7 +4,7 @@
     received/STUDENT/LAB/  as handed in   autograded/  feedback/  results/LAB/STUDENT.json   gradebook.db
 
 `nbgrader_config.py` in the folder holds the same configuration, so nbgrader's own commands and its formgrader work too.
-`course_secret.json` is what the course's secrets derive from: the numbers in its checks, the conventions of a private
+The course's secrets derive from `course_secret.json`: the numbers in its checks, the conventions of a private
 course, the pseudonyms of an anonymous export.
 """
 
@@ -122,7 +122,7 @@ def new_course(folder: Path, seed: str | None = None) -> None:
 
 
 def _stretched(seed: str) -> bytes:
-    """32 bytes from a seed, slowly, so that trying all short seeds takes long."""
+    """32 bytes from a seed, computed slowly, so that trying all short seeds takes long."""
     text = unicodedata.normalize("NFC", seed.strip())
     if not text:
         raise CourseError("the seed is empty; it is a text that nobody can guess, such as four random words")

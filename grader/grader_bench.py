@@ -95,7 +95,7 @@ def _python(module: str, name: str) -> list[str]:
 
 
 def _make_course(course: Path, submissions: int) -> str:
-    """A course in which so many submissions are taken in; returns the lab's slug."""
+    """A course with this many submissions taken in; returns the lab's slug."""
     from grader.course import new_course, open_course
     from grader.courses import grading
     from grader.study.workspace import data_root
@@ -167,7 +167,7 @@ def _timed(command: list[str], folder: Path) -> tuple[float, int]:
 
 
 class _Peak:
-    """Samples the memory of a process and all it started: proportional set size, so shared pages count once."""
+    """Samples the memory of a process and of all that it started: proportional set size, so shared pages count once."""
 
     def __init__(self, pid: int):
         self.bytes = 0

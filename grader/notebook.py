@@ -45,7 +45,7 @@ def executed_cells() -> list[str]:
 
 
 def other_checks(lab: Lab, history: Sequence[str]) -> int:
-    """How many of the executed cells are checks, and none of this lab: edited, or those of another course's release."""
+    """How many executed cells are checks that are not this lab's: edited, or those of another course's release."""
     ours = {split_hidden(cell.source)[0].strip() for cell in lab.of_kind("check")}
     return len({source.strip() for source in history if comment_text(source, "property")} - ours)
 
@@ -60,7 +60,7 @@ def which_lab(labs: Sequence[Lab], history: Sequence[str]) -> Lab:
 
 
 def submission_from_history(lab: Lab, history: Sequence[str]) -> Submission:
-    """What the executed cells say as a submission: the lab's own cells are dropped, other cells are added ones."""
+    """The executed cells as a submission: the lab's own cells are dropped, other cells are added ones."""
     submission = Submission()
     released = {split_hidden(cell.source)[0].strip() for cell in lab.cells if cell.kind != "solution"}
     place: str | None = None

@@ -27,8 +27,9 @@ class Stay:
 
 
 def stays(trace: Trace) -> list[Stay]:
-    """Who sat where. A request takes the lowest free seat with its first row, and leaves it when it has finished or is
-    preempted; a row that samples nothing although its tokens are computed is in vain (a static batch's padding)."""
+    """Which request held which seat, and when. A request takes the lowest free seat with its first row, and leaves it
+    when it has finished or is preempted; a row that samples nothing although its tokens are computed is in vain (a
+    static batch's padding)."""
     steps = trace.steps()
     finished = {e.request_id: e.time for e in trace.events if isinstance(e, RequestFinished)}
     seated: dict[str, tuple[int, int]] = {}  # request -> seat, first step

@@ -44,7 +44,7 @@ class Snapshot:
         return [name for name, table in self.tables.items() if block in table]
 
     def filled(self, block: int) -> int:
-        """Slots of the block that hold a key and a value, of whoever has computed most of it."""
+        """Slots of the block that hold a key and a value, of the holder that has computed most of it."""
         size = self.block_size
         found = [self.computed[name] - self.tables[name].index(block) * size for name in self.holders(block)]
         return max(0, min(size, max(found))) if found else (size if self.references[block] else 0)
@@ -53,7 +53,7 @@ class Snapshot:
 def snapshot(engine: Engine) -> Snapshot:
     """The engine's block tables and reference counts now, between two steps."""
     steps = engine.trace.steps()
-    pool = copy.deepcopy(engine.block_pool)  # so that it can be asked for all that it has
+    pool = copy.deepcopy(engine.block_pool)  # so that all its free blocks can be allocated
     return Snapshot(
         step=len(steps),
         block_size=engine.config.block_size,

@@ -1,4 +1,4 @@
-"""The chunk-size explorer: a long prompt's TTFT against the gaps of those who decode, over `theory.deployment`."""
+"""The chunk-size explorer: a long prompt's TTFT against the gaps of decoding requests, over `theory.deployment`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONTEXT, MFU, MBU = 1000, 0.5, 0.8
 
 @dataclass(frozen=True)
 class Reading:
-    """What reading one prompt under a budget comes to. steps: the seconds of each step; chunk: prompt tokens in one."""
+    """Prefill of one prompt under a budget. steps: the seconds of each step; chunk: prompt tokens in one."""
 
     budget: int
     chunk: int
@@ -38,12 +38,12 @@ class Reading:
 
     @property
     def ttft(self) -> float:
-        """Of the long prompt, without a queue: all steps."""
+        """Seconds to the long prompt's first token, without a queue: all steps."""
         return sum(self.steps)
 
     @property
     def longest_gap(self) -> float:
-        """Of those who decode beside it: the longest step."""
+        """Longest gap of the requests that decode beside it: the longest step."""
         return max(self.steps)
 
 
@@ -55,7 +55,7 @@ def deployment(machine: str) -> Deployment:
 
 @lru_cache(maxsize=256)
 def reading(machine: str, prompt: int, decodes: int, budget: int) -> Reading | None:
-    """Decodes first, then a chunk, until the prompt is read; None where the decodes leave no room for a chunk."""
+    """Decodes first, then a chunk, until the prompt is computed; None where the decodes leave no room for a chunk."""
     where = deployment(machine)
     chunk = min(prompt, budget - decodes)
     if chunk < 1:
@@ -85,7 +85,7 @@ def draw(machine: str, prompt: int, decodes: int, budget: int) -> Shown:
     alone = where.tpot(CONTEXT, decodes) if decodes else 0.0
     free = int(latency.flat_prefill_tokens(where.device, mfu=MFU) / MBU)
     steps = f"{len(chosen.steps)} step{'s' if len(chosen.steps) > 1 else ''}"
-    gap = f"longest gap {format_seconds(chosen.longest_gap)}" if decodes else "nobody decodes"
+    gap = f"longest gap {format_seconds(chosen.longest_gap)}" if decodes else "no request decodes"
     text = (
         f"{load}; budget {budget:,}: {steps} with up to {chosen.chunk:,} prompt tokens, TTFT "
         f"{format_seconds(chosen.ttft)}, {gap}"

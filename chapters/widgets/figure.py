@@ -26,7 +26,7 @@ GREY, INK = "#B8B8B8", "#333333"
 
 
 def figure(width: float = 7.0, height: float = 3.0) -> Figure:
-    """An empty figure of width x height inches. It belongs to nobody: pyplot's global state is not used."""
+    """An empty figure of width x height inches. pyplot's global state is not used."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -126,6 +126,6 @@ def _by_keyboard(control: Widget) -> Widget:
 
 
 def live(widget: Widget, html: str, text: str) -> dict[str, Any]:
-    """A widget for front ends that have them, HTML for those that have not, text for a terminal."""
+    """A widget for front ends that have widgets, HTML for those that have none, text for a terminal."""
     model = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     return {"application/vnd.jupyter.widget-view+json": model, "text/html": html, "text/plain": text}

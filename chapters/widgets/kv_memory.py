@@ -1,4 +1,4 @@
-"""The KV-memory calculator: what weights and cache take of a machine, over `reference_impl.theory.kv_cache`."""
+"""The KV-memory calculator: how much of a machine weights and cache take, over `reference_impl.theory.kv_cache`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from reference_impl.theory.units import format_seconds
 
 @dataclass(frozen=True)
 class Objective:
-    """What a use asks for, in seconds; None: nothing. why: where the numbers come from. Examples, not laws."""
+    """The objectives of a use, in seconds; None: no objective. why: the reason for the numbers. Examples, not laws."""
 
     ttft: float | None
     tpot: float | None
@@ -163,7 +163,7 @@ def latency_budget(
 ) -> View:
     """Choose a deployment, a request and a use; see whether its objectives hold, and what would help.
 
-    prompt and output are rounded to powers of two. Times are floors at the MFU and MBU you grant.
+    prompt and output are rounded to powers of two. Times are floors at the MFU and MBU you assume.
     """
     wide, layout = {"description_width": "130px"}, {"width": "480px"}
     dense = [name for name, shape in sorted(MODELS.items()) if shape.active_params is None]

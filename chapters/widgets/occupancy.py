@@ -1,4 +1,4 @@
-"""The occupancy explorer: what a compiled kernel takes of an SM, and which resource runs out first.
+"""The occupancy explorer: what a compiled kernel uses of an SM, and which resource runs out first.
 
 Lines come from the compile table (reference_impl/kernels/compiled.json), the arithmetic from `theory.occupancy`.
 """
@@ -24,7 +24,7 @@ RESOURCES = ("registers", "shared memory", "warps", "blocks")
 
 @cache
 def table() -> dict[str, dict[str, Any]]:
-    """The compile table: "kernel, architecture" -> what the compiler said. Dependent launches are left out."""
+    """The compile table: "kernel, architecture" -> what the compiler reported. Dependent launches are left out."""
     lines: dict[str, dict[str, Any]] = json.loads(TABLE.read_text("utf-8"))
     return {name: line for name, line in lines.items() if not name.endswith(", dependent")}
 
@@ -35,7 +35,7 @@ def kernels() -> list[str]:
 
 
 def taken(kernel: str, gpu: str, fewer_registers: int = 0, shared_percent: int = 100) -> dict[str, int] | None:
-    """What a block of the kernel takes, changed as asked; None where the table has no such line."""
+    """What a block of the kernel uses, with the given changes; None where the table has no such line."""
     line = table().get(f"{kernel}, {gpu}")
     if line is None:
         return None
@@ -81,13 +81,13 @@ def describe(kernel: str, takes: dict[str, int], it: Occupancy) -> list[str]:
 
 
 def _draw_limits(ax: Any, it: Occupancy) -> None:
-    """A bar per resource; one that it does not take has none."""
+    """A bar per resource that the kernel uses."""
     for y, name in enumerate(reversed(RESOURCES)):
         if name not in it.limits:
             ax.text(0.5, y, "not used", va="center", fontsize=8, color=INK)
             continue
         warps, binds = it.limits[name] * it.warps_per_block, name in it.binding
-        shown = min(warps, 1.25 * it.sm.max_warps)  # what is far beyond the SM's own limit says nothing more
+        shown = min(warps, 1.25 * it.sm.max_warps)  # a bar far beyond the SM's own limit would say nothing more
         ax.barh(y, shown, color=ORANGE if binds else SKY, hatch="//" if binds else "", edgecolor="white")
         text = f"{warps} (binds)" if binds else f"{warps}"
         ax.text(shown + 0.01 * it.sm.max_warps, y, text, va="center", fontsize=8, color=INK)

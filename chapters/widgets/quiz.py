@@ -175,7 +175,7 @@ def quiz(questions: Sequence[Question]) -> QuizView:
 
 
 # JupyterLab takes arrow keys and letters for itself unless a field of text has the focus, and radio buttons and menus
-# need them: without a mouse nobody could choose. Boxes work with Tab and Space, fields of text with every key.
+# need them: without a mouse one could not choose. Boxes work with Tab and Space, fields of text with every key.
 
 
 def _boxes(question: Question) -> list[Checkbox]:

@@ -1,7 +1,7 @@
 """The prefix cache at work: the real radix tree, and the same blocks as a chain of hashes, step by step.
 
-A snapshot is taken from KV managers while an engine runs; drawing reads the snapshot only. What goes next is not
-guessed: a copy of the index is asked to evict everything that it may.
+A snapshot is taken from KV managers while an engine runs; drawing reads the snapshot only. The order of eviction is not
+guessed: a copy of the index evicts everything that it may.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
 from reference_impl.kv.radix_index import Node, RadixIndex
 
-NUMBERS = {"block": "number of the block", "holders": "requests that hold it", "eviction": "place in the queue to go"}
+NUMBERS = {"block": "number of the block", "holders": "requests that hold it", "eviction": "place in line for eviction"}
 COLUMNS = 8  # links of the chain beside each other
 GAP = 0.14  # before a node's first block, in widths of a block
 
@@ -86,7 +86,7 @@ def _ids(tokens: Sequence[int]) -> str:
 
 
 def _seen(manager: KVManager) -> Callable[[int], BlockView]:
-    """A look at each block. A copy of the index is emptied to learn the order in which blocks would go."""
+    """A look at each block. A copy of the index is emptied to learn the order in which blocks would be evicted."""
     index = copy.deepcopy(manager.index)
     assert index is not None
     order = index.evict(len(index), lambda block: manager.pool.ref_count(block) == 1)
@@ -125,7 +125,7 @@ def _links(manager: KVManager) -> tuple[LinkView, ...]:
 
 
 def draw(snapshots: Sequence[Snapshot], step: int = 1, number: str = "block") -> Shown:
-    """The tree above, the chain below; step counts from 1; number: what stands in a block (a key of NUMBERS)."""
+    """The tree above, the chain below; step counts from 1; number: what is written into a block (a key of NUMBERS)."""
     if not snapshots:
         fig = figure(6, 1)
         return show(fig, "No snapshot was taken, so there is no tree to show.")
@@ -147,7 +147,7 @@ def draw(snapshots: Sequence[Snapshot], step: int = 1, number: str = "block") ->
     fig.text(0.01, (0.2 + low) / height, "the same blocks in the hash index: digest (parent's digest)", fontsize=8)
     handles = [
         Patch(facecolor=ORANGE, hatch="//", edgecolor="white", label="held by a request"),
-        Patch(facecolor=SKY, edgecolor="white", label="cached, nobody holds it"),
+        Patch(facecolor=SKY, edgecolor="white", label="cached, held by no request"),
         Patch(facecolor=SKY, edgecolor=RED, linewidth=2, label="goes next"),
     ]
     fig.legend(handles=handles, loc="upper right", bbox_to_anchor=(1, 1), ncols=3, fontsize=8,
@@ -158,7 +158,7 @@ def draw(snapshots: Sequence[Snapshot], step: int = 1, number: str = "block") ->
 
 
 def _rows(nodes: Sequence[NodeView]) -> dict[int, int]:
-    """A row for each node: the first child goes on in its parent's row, each other one starts a new row."""
+    """A row for each node: the first child continues its parent's row, each other one starts a new row."""
     rows: dict[int, int] = {}
     last, continued = -1, set[int]()
     for i, node in enumerate(nodes):
@@ -247,7 +247,7 @@ def _in_words(now: Snapshot, step: int, steps: int) -> str:
 
 
 def radix_tree(snapshots: Sequence[Snapshot], step: int = 1) -> View:
-    """Step through a prefix cache: nodes and their blocks, who holds them, and what would go first.
+    """Step through a prefix cache: nodes and their blocks, which requests hold them, and what would be evicted first.
 
     step: where to begin, from 1; it is the one that is seen without a front end.
     """

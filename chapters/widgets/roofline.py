@@ -44,7 +44,7 @@ class Placed:
     needed: float
     usable: float
     precision: str
-    note: str  # empty, or what is drawn instead of what was asked for
+    note: str  # empty, or what is drawn instead of the chosen format
 
 
 def several(one: Device, count: int) -> Device:
@@ -58,7 +58,7 @@ def several(one: Device, count: int) -> Device:
 
 
 def runs_as(one: Device, precision: str) -> tuple[str, str]:
-    """(precision whose peak counts, a sentence where that is another than the one asked for)."""
+    """(precision whose peak counts, a sentence where that is not the requested one)."""
     if precision in one.dense_flops:
         return precision, ""
     other = next(name for name in RUNS_AS[precision] if name in one.dense_flops)

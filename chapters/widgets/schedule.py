@@ -1,4 +1,4 @@
-"""The schedule of a trace: who computes, waits or is preempted, above the rows and tokens of every step."""
+"""The schedule of a trace: which requests compute, wait or are preempted, above the rows and tokens of every step."""
 
 from __future__ import annotations
 

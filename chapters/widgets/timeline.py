@@ -1,4 +1,4 @@
-"""The request timeline: who was waiting, reading its prompt, decoding or preempted, drawn from an engine's trace."""
+"""The request timeline: when each request waited, was prefilled, decoded or was preempted, from a trace."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def segments(trace: Trace, by: str = "step") -> list[Segment]:
     """The trace as segments. by: "step" (every step as wide as the next) or "seconds" (from the first arrival).
 
     prefill: tokens of the prompt, the first time. recompute: tokens that were computed before a preemption.
-    idle: holds its blocks, but the step's budget went to others.
+    idle: holds its blocks, but the step's budget went to other requests.
     """
     if by not in ("step", "seconds"):
         raise ValueError(f'by: expected "step" or "seconds", got {by!r}')
@@ -92,7 +92,7 @@ def _of_one(
         if row is None:
             passed_over = True
             continue
-        # Between two steps in a row lies a little host time: nobody was passed over, so that is not idle.
+        # Between two steps in a row lies a little host time: no request was passed over, so that is not idle.
         if start > at and (state != "idle" or passed_over):
             found.append(Segment(request_id, state, at, start))
         passed_over = False

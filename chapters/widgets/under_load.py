@@ -111,7 +111,7 @@ def draw(
 def _curves(
     line: Line, servers: int, of: str, statistic: str, alone: float
 ) -> dict[str, Callable[[float], float]]:  # fmt: skip
-    """By name, seconds over the share of the capacity."""
+    """Formulas by name: seconds over the share of the capacity."""
     if of == "tpot":
         return {"a server as fast as when idle": lambda share: alone}
 
@@ -137,7 +137,7 @@ def _ratio(formula: float, engine: float) -> str:
 
 
 def under_load(lines: Mapping[Key, Line], short_run: ShortRun, alone: Mapping[str, float]) -> View:
-    """Choose seats, arrivals, outputs and a load; see what waiting comes to, and which formula is near.
+    """Choose seats, arrivals, outputs and a load; see how long requests wait, and which formula is near.
 
     lines, short_run, alone: those of `reference_impl.bench.under_load`. The short run is made while you watch.
     """

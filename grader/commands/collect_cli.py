@@ -24,7 +24,7 @@ def collect(
     form: Annotated[
         str,
         typer.Option(
-            "--format", help="canvas, moodle, blackboard, gradescope, exchange or folders; found out if not given."
+            "--format", help="canvas, moodle, blackboard, gradescope, exchange or folders; detected if not given."
         ),
     ] = "auto",
 ) -> None:
@@ -43,7 +43,7 @@ def collect(
             console.print(f"{one.student}: refused: {one.refused}", style="yellow", markup=False, highlight=False)
         for note in one.notes:
             console.print(f"{one.student}: {note}", markup=False, highlight=False)
-    _list("ignored, nobody's files", [str(path) for path in done.ignored])
+    _list("ignored, files of no student", [str(path) for path in done.ignored])
     for time_from in sorted({one.time_from for one in done.received if one.time}):
         times = sorted(one.time[:16].replace("T", " ") for one in done.received if one.time_from == time_from)
         console.print(f"handed in from {times[0]} to {times[-1]} UTC, by {time_from}", markup=False, highlight=False)

@@ -121,7 +121,7 @@ def _print_report(found: Report) -> None:
     _list("Flags, for you to look at; students do not see them", [f"{who}: {flag}" for who, flag in found.flags])
     _list("Slow", [f"{student}: {seconds:.1f} s" for student, seconds in found.slow[:10]])
     _list("Late", [_late_line(one) for one in found.late])
-    _list("Nobody knows when these were handed in; not penalised", list(found.without_time))
+    _list("Without a time of handing in; not penalised", list(found.without_time))
     if found.similar and (found.similar.pairs or found.similar.known):
         alike = [f"{len(cluster)} alike: {_some(cluster)}" for cluster in found.similar.clusters[:20]]
         alike += [f"{pair.left} and {pair.right}: {pair.share:.0%} in common" for pair in found.similar.known[:20]]
@@ -154,9 +154,9 @@ def regrade(
     lab: LabArgument,
     course: CourseOption = Path(),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would change and record nothing.")] = False,
-    workers: Annotated[int | None, typer.Option(help="As of `run`.", min=1)] = None,
-    executor: Annotated[str, typer.Option(help="As of `run`.")] = "",
-    insecure: Annotated[bool, typer.Option("--insecure", help="As of `run`.")] = False,
+    workers: Annotated[int | None, typer.Option(help="As for `run`.", min=1)] = None,
+    executor: Annotated[str, typer.Option(help="As for `run`.")] = "",
+    insecure: Annotated[bool, typer.Option("--insecure", help="As for `run`.")] = False,
 ) -> None:
     """After a test was fixed and the lab released again: grade all again, and show old against new.
 
@@ -271,7 +271,7 @@ def late(
     console.print(f"Due: {policy.due.get(slug, 'never')}. A day costs {policy.per_day:.0%} of the points, at most "
                   f"{policy.maximum:.0%}; {policy.grace_minutes:g} minutes of grace.", markup=False)  # fmt: skip
     _list("Late", [_late_line(one) for one in found if one.days])
-    _list("Nobody knows when these were handed in; not penalised", without_time(root, slug, found))
+    _list("Without a time of handing in; not penalised", without_time(root, slug, found))
 
 
 def _late_line(one: Late) -> str:
@@ -335,7 +335,7 @@ def _write(files: dict[str, str], output: Path | None, form: str) -> None:
 def forget(
     student: Annotated[list[str] | None, typer.Option(help="A student's id; may be repeated.")] = None,
     older_than: Annotated[
-        int | None, typer.Option(help="Students who handed nothing in for so many days.", min=0)
+        int | None, typer.Option(help="Students who handed nothing in for this many days.", min=0)
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Really delete. Without it, only say what would go.")] = False,
     course: CourseOption = Path(),

@@ -35,7 +35,7 @@ def run(
 ) -> None:
     """Grade what is new or changed, several submissions at once, each isolated from this machine and from the others.
 
-    It can be stopped or killed at any moment: the same command goes on where it was.
+    It can be stopped or killed at any moment: the same command continues where it stopped.
     """
     from grader.courses import grading
     from grader.courses.batch import grade_students, plan, record_students
@@ -90,7 +90,7 @@ def replay(student: Annotated[str, typer.Argument(help="The student's id.")], la
 
 @contextlib.contextmanager
 def _shown(total: int, slug: str) -> Iterator[Callable[[int, Result], None]]:
-    """How a result is shown: a bar on a terminal, with a line for what a person should see; else a line for each."""
+    """How a result is shown: a bar on a terminal, with a line for what a person should see; elsewhere a line each."""
     if not console.is_terminal:
         yield lambda number, result: console.print(_line(number, total, result), markup=False, soft_wrap=True)
         return

@@ -1,7 +1,7 @@
 """A lab's waiting submissions over many workers: results/LAB/STUDENT.json for each, and one writer to the gradebook.
 
-Whatever is killed, and whenever: a result is a whole file or none, a recording is one transaction, and a new run does
-what is missing. Two runs in one course exclude each other.
+A kill at any moment does no harm: a result is a whole file or none, a recording is one transaction, and the next run
+does what is missing. Two runs in one course exclude each other.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def plan(root: Path, slug: str, students: Iterable[str], again: bool = False) ->
         try:
             take_in(root, slug, student)  # what came by another way than `collect`, such as nbgrader's exchange
         except OSError:
-            found.examine.append(student)  # which fails, for this one only, and a person will look
+            found.examine.append(student)  # this fails, for this student only, and a person will look
             continue
         try:
             result = load_result(root, slug, student)

@@ -73,7 +73,7 @@ def make_bundle(root: Path, slugs: Sequence[str], target: Path) -> list[str]:
     hidden = _hidden(root, None)
     found += text_leaks(files["README.md"].decode(), "README.md", hidden)
     content = _zip(files)
-    with zipfile.ZipFile(io.BytesIO(content)) as written:  # what was meant is what is in it
+    with zipfile.ZipFile(io.BytesIO(content)) as written:  # check what was really written
         if {name: written.read(name) for name in written.namelist()} != files:
             found.append(Leak(target.name, "does not hold what it should"))
     refuse(found, f"{target} was not written")

@@ -37,7 +37,7 @@ def nbgrader_config(root: Path) -> Any:
     nbgrader.api.get_alembic_version = _gradebook_version
     c = _our_config(root)
     if (root / CONFIG_NAME).exists() and not _in_config_file.get():
-        token = _in_config_file.set(True)  # the file itself asks for our part
+        token = _in_config_file.set(True)  # the file itself calls this for our part
         try:
             c.merge(PyFileConfigLoader(CONFIG_NAME, str(root)).load_config())
         except Exception as error:

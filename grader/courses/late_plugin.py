@@ -1,4 +1,4 @@
-"""Where the course's late policy enters nbgrader: its plugin for late penalties, asked when a submission is graded."""
+"""Where the course's late policy enters nbgrader: its plugin for late penalties, called when a submission is graded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Where our examiner and our feedback page enter nbgrader: a preprocessor for autograding and an exporter for feedback.
 
-nbgrader's own Execute runs tests inside the learner's process and takes silence for success. `ExaminerStep` stands in
-its place, and writes into every check's cell what nbgrader's own scoring reads: a number of points, never stderr.
+nbgrader's own Execute runs tests inside the learner's process and takes silence for success. `ExaminerStep` replaces
+it, and writes into every check's cell what nbgrader's own scoring reads: a number of points, never stderr.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _OPENS = (
 
 
 class RecordingFailed(RuntimeError):
-    """nbgrader could not record one submission; the others are not concerned."""
+    """nbgrader could not record one submission; the others are not affected."""
 
 
 class _Held(Session):
@@ -242,7 +242,7 @@ def _database_errors() -> Iterator[None]:
 
 def _cannot_write(error: BaseException) -> CourseError:
     said = str(getattr(error, "orig", None) or error).split("\n")[0]
-    return CourseError(f"the gradebook cannot be used: {said}. No result is lost: see to it, then run again")
+    return CourseError(f"the gradebook cannot be used: {said}. No result is lost: repair it, then run again")
 
 
 def register(root: Path, roster: Roster) -> None:

@@ -65,7 +65,7 @@ def regrade(
 
 
 def check_counts(changes: list[Change]) -> dict[str, tuple[int, int]]:
-    """By check: how many students gained it, how many lost it; without those that no student gained or lost."""
+    """Per check: how many students gained it and how many lost it; without checks that no student gained or lost."""
     counts: dict[str, tuple[int, int]] = {}
     for change in changes:
         for name, before, after in change.checks:
@@ -121,12 +121,12 @@ def _copy(root: Path, slug: str) -> Iterator[Path]:
         for path in (path for folder in ("received", "submitted") for path in (root / folder).glob(f"*/{slug}")):
             shutil.copytree(path, copy / path.relative_to(root), symlinks=True)
         copy = open_course(copy)
-        with (copy / CONFIG_NAME).open("a", encoding="utf-8") as file:  # the last word, whatever gradebook it names
+        with (copy / CONFIG_NAME).open("a", encoding="utf-8") as file:  # at the end, to override any gradebook it names
             file.write(f"\nc.CourseDirectory.db_url = {f'sqlite:///{copy}/gradebook.db'!r}\n")
         config = nbgrader_config(copy)
         directory = course_directory(config, slug)
         if str(copy) not in directory.db_url:
-            raise CourseError(f"a dry run needs a gradebook of its own, and {CONFIG_NAME} insists on another")
+            raise CourseError(f"a dry run needs a gradebook of its own, and {CONFIG_NAME} keeps another one")
         converter = GenerateAssignment(coursedir=directory, config=config, log=quiet_log())
         with nbgrader_errors(f"prepare {slug}"):
             converter.start()

@@ -25,7 +25,7 @@ class Score:
     last_name: str
     email: str
     max_score: float
-    ids: dict[str, str] = field(default_factory=dict)  # what an LMS knows the student by, as in roster.py
+    ids: dict[str, str] = field(default_factory=dict)  # the student's ids in an LMS, by kind, as in roster.py
     score: float | None = None
     late_penalty: float = 0.0
     submitted: datetime | None = None

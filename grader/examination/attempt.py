@@ -65,7 +65,7 @@ class Attempt:
         with _launching:
             self.process.end()
         # The cells' functions and their globals refer to each other: without this a model that a lab loads stays in
-        # memory until the garbage collector comes by, which counts objects and not bytes.
+        # memory until the garbage collector runs, which counts objects and not bytes.
         self.namespace.clear()
         return clean(self.process.output())
 

@@ -1,7 +1,7 @@
 """What a person should look at in a submission's source: a static reading of its cells, for the instructor only.
 
 A flag never changes points. It names what honest work on a lab has no use for: the course's own machinery, the
-interpreter's insides, other processes, replaced functions of a library. What a sandbox stops is not its business.
+interpreter's insides, other processes, replaced functions of a library. What a sandbox stops is not flagged.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def flags(lab: Lab, submission: Submission) -> list[str]:
 
 
 def _kernel_cells(lab: Lab, submission: Submission) -> list[str]:
-    """Answered cells in which the lab has a Triton kernel. That one is used cannot be seen from outside."""
+    """Answered cells in which the lab has a Triton kernel. Whether one is used cannot be seen from outside."""
     answers = {name for name, text in submission.answers.items() if not _is_stub(text)}
     return [
         cell.grade_id for cell in lab.of_kind("solution") if "@triton.jit" in cell.source and cell.grade_id in answers

@@ -10,7 +10,7 @@ from grader.learner_side.peer import LAB_MODULE
 
 
 class Reference:
-    """The reference's graded names as attributes, made when first asked for. Only a solution notebook has them."""
+    """The reference's graded names as attributes, made on first use. Only a solution notebook has them."""
 
     def __init__(self, lab: Lab):
         self._lab = lab

@@ -157,11 +157,11 @@ class Group:
     running: int
     waiting: list[Wait] = field(default_factory=list)
     errors: list[tuple[bool, bool, int, BaseException]] = field(default_factory=list)
-    doomed: bool = False  # one deadlock there was
+    doomed: bool = False  # after a deadlock
     stopped: bool = False
 
     def wait(self) -> None:
-        """Until all calls have ended, or one with what is not an Exception: then the others need not end."""
+        """Waits until all calls have ended, or one with what is no Exception: the others need not end then."""
         with changed:
             while self.running and all(isinstance(error, Exception) for *_, error in self.errors):
                 changed.wait()

@@ -75,7 +75,7 @@ def explain(error: BaseException, cell: Cell) -> tuple[str, str]:
 
 
 def own_lines(trace: str) -> str:
-    """Of a traceback's text, the part from the learner's first own cell on: what is above is the call's machinery."""
+    """A traceback's text from the learner's first own cell on: what is above it is the call's machinery."""
     start = trace.find('  File "<cell ')
     return trace[start:].rstrip() if start >= 0 else ""
 

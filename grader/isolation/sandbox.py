@@ -154,7 +154,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 def diagnosis(said: str) -> str:
     """Cause and remedy, from what bubblewrap or the warm process printed before it ended."""
-    flat = " ".join(said.split())[-400:] or "it ended without a word"
+    flat = " ".join(said.split())[-400:] or "it ended without a message"
     if _setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" and os.geteuid():
         remedy = (
             "AppArmor keeps ordinary users from making namespaces (Ubuntu 24.04 and later). Install its profile for "

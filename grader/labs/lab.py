@@ -147,7 +147,7 @@ def _kind(cell_type: str, meta: dict[str, Any]) -> Kind:
 
 
 def comment_text(source: str, key: str) -> str:
-    """The text of `# key: ...` among the comment lines a cell starts with; it may go on in lines indented further."""
+    """The text of `# key: ...` among the comment lines a cell starts with; continued in lines indented further."""
     text: list[str] = []
     for line in source.split("\n"):
         if not line.startswith("#"):

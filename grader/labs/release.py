@@ -1,4 +1,4 @@
-"""How nbgrader makes the notebook that learners get: its folders, and what stands in place of a solution.
+"""How nbgrader makes the notebook that learners get: its folders, and what replaces a solution.
 
 The same for the public labs of the repository and for every course; a course adds its own, see `grader/courses`.
 """
@@ -18,7 +18,7 @@ def release_config(root: Path) -> Any:
 
     c = Config()
     c.CourseDirectory.root = str(root)
-    # Empty, as nbgrader leaves it, it is a course that no gradebook has: PostgreSQL minds, SQLite does not.
+    # Empty, as nbgrader leaves it, it names a course that no gradebook has: PostgreSQL refuses that, SQLite does not.
     c.CourseDirectory.course_id = "default_course"
     c.CourseDirectory.source_directory = "solutions"
     c.CourseDirectory.release_directory = "labs"

@@ -71,7 +71,7 @@ class Packer:
     """Turns the values of one message into header nodes and chunks.
 
     Tensors that share a storage share a chunk, so aliasing survives; a chunk covers only the bytes its tensors span.
-    `export(obj)` is asked for the node of any object that is not data, and may raise `CannotCross`.
+    `export(obj)` returns the node of any object that is not data, and may raise `CannotCross`.
     """
 
     def __init__(self, export: Callable[[Any], Node], dataclasses_by_name: dict[str, type]):
@@ -198,7 +198,7 @@ class Packer:
             seen = _seen(view.numel(), self._nodes[index])
             is_bool = any(node["dtype"] == "bool" for node in self._nodes[index])
             live[self._chunk_of[index]] = Live(view, is_bool, seen)
-            # What lies between the elements of a view is not the other side's business.
+            # The bytes between the elements of a view are not shown to the other side.
             chunks[self._chunk_of[index]] = (view if seen is None else view * seen).numpy().data
         return chunks, live
 

@@ -210,7 +210,7 @@ def _more_memory_than(limit: int, pids: list[str]) -> bool:
     if sum(resident.values()) <= limit:
         return False
     # That counts a page once for each process that has it, and forks share most of theirs. The kernel's proportional
-    # figure is dearer, and a process may hide it from us: then all it has counts.
+    # figure costs more, and a process may hide it from us: then all its pages count.
     for pid in resident:
         for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith("Pss:"):

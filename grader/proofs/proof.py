@@ -66,7 +66,7 @@ class Outcome:
 
     @property
     def failed(self) -> set[str]:
-        """By the examiner, or directly where it did not go through the examiner."""
+        """Checks failed in the examiner, or directly for a case that did not go through the examiner."""
         return {check for check, status in (self.proxied or self.direct).items() if status != "passed"}
 
 
@@ -234,7 +234,7 @@ def kill_matrix(lab: Lab, outcomes: list[Outcome]) -> str:
 def run_directly(lab: Lab, submission: Submission, secret: bytes) -> dict[str, str]:
     """Status per check with the names bound directly, in one namespace, in forks of this process.
 
-    A check that kills or hangs its process is `crashed` or `timed out`; the rest goes on in another fork.
+    A check that kills or hangs its process is `crashed` or `timed out`; the rest runs in another fork.
     """
     checks = [cell.grade_id for cell in lab.of_kind("check")]
     statuses: dict[str, str] = {}

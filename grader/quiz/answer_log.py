@@ -32,7 +32,7 @@ class ReviewError(RuntimeError):
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer of the learner. seed: of the draw, so that the very question can be made again; seconds: taken."""
+    """One answer of the learner. seed: of the draw, so that the same question can be made again; seconds: taken."""
 
     key: str  # chapter's folder / item id
     time: datetime  # UTC

@@ -13,7 +13,7 @@ from grader.quiz.screen import Left, Screen, Skipped
 
 
 class Recorder:
-    """Writes answers to the log. Where that fails, says so once and lets the quiz go on."""
+    """Writes answers to the log. Where that fails, says so once and lets the quiz continue."""
 
     def __init__(self, screen: Screen, reviews: Reviews):
         self._screen, self._reviews, self._failed = screen, reviews, False
@@ -23,7 +23,7 @@ class Recorder:
             self._reviews.record(question.key, verdict, seed=question.seed, seconds=seconds)
         except ReviewError as error:
             if not self._failed:
-                self._screen.warn(f"{error}. The quiz goes on without being remembered.")
+                self._screen.warn(f"{error}. The quiz continues without recording answers.")
             self._failed = True
 
 

@@ -18,7 +18,7 @@ from grader.quiz.answer_log import Answer, Grade, ReviewError, append_answer, lo
 __all__ = ["Answer", "ReviewError", "Reviews", "grade", "record_answer", "utc_now"]
 
 # No fuzz: the same log gives the same dates everywhere. No steps of minutes: they are for a player that repeats an item
-# until it sits, and here the answer has just been shown. So every interval is a day or more.
+# until it is learned, and here the answer has just been shown. So every interval is a day or more.
 _SCHEDULER = Scheduler(enable_fuzzing=False, learning_steps=(), relearning_steps=())
 
 # Intervals are whole days to the second: a learner who studies at eight today would find nothing due at seven tomorrow.
@@ -26,7 +26,7 @@ _EARLY = timedelta(hours=8)
 
 # wrong   Again: the item was not recalled.
 # partly  Hard: FSRS counts Hard as recalled, with effort. Half of the points and more is that; less is guessing.
-# right   Good. Never Easy: how long an answer took says how long the sum was, not how well the idea sits.
+# right   Good. Never Easy: how long an answer took says how long the sum was, not how well the idea is known.
 _RATINGS = {"wrong": Rating.Again, "partly": Rating.Hard, "right": Rating.Good}
 _PARTLY = 0.5
 

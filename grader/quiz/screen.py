@@ -139,7 +139,7 @@ class Screen:
             self.say(verdict.message)
 
     def listed(self, lead: str, lines: Sequence[str]) -> None:
-        """Lines under each other, the first behind `lead`."""
+        """Lines under each other, the first after `lead`."""
         for line in lines:
             self.say(line, lead=lead)
             lead = " " * len(lead)

@@ -1,6 +1,6 @@
 """Grades in the forms that other systems read: plain CSV, Canvas, Moodle, Gradescope; also without names.
 
-Everything comes from the gradebook: manual changes and late penalties are in it. Where a form was read:
+Everything comes from the gradebook: manual changes and late penalties are in it. Sources of the forms:
 - Canvas: lib/gradebook_importer.rb of instructure/canvas-lms. The header begins with Student, ID, SIS User ID,
   SIS Login ID, Section; a student is found by ID, else by SIS User ID, else by SIS Login ID, else by name; the row
   whose first cell contains "Points Possible" sets a new assignment's points; a column named "Title (1234)" goes to

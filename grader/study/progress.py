@@ -3,7 +3,7 @@
 read       Code cells of a part that were run: an execution count in the saved notebook of the workspace, in the version
            laid beside it by an update (NAME.new.ipynb) or in the one put aside (NAME.old.ipynb). A cell is the same if
            its id is, or its text. The first cell, which installs the course elsewhere, does not count.
-predicted  Of the predictions that a chapter asks for, those made; and how near: the factor between guess and answer.
+predicted  How many of the chapter's predictions were made; and how near: the factor between guess and answer.
 quiz       Of a chapter's items, those answered at least once; right: at the last time; due: for review now.
 solved     Points of the best `inferlab lab check`, and of the last.
 """

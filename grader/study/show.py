@@ -15,7 +15,7 @@ MAX_LINES = 24  # of one message; the end of a traceback is what says what happe
 def show_result(console: Console, result: Result, lab: str, in_notebook: bool = False) -> None:
     """Print what passed, what was seen, the hints, and what to do next. lab: as the learner names it on commands.
 
-    What was seen is there to find a fault with: while one is left, only checks that failed show it. Checks of what is
+    What was seen helps to find a fault: while one is left, only checks that failed show it. Checks of what is
     not written yet share one line.
     """
     title = f"{result.lab}: {result.earned:g} of {result.points:g} points"

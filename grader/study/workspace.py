@@ -1,6 +1,6 @@
 """The learner's workspace: copies of chapters and labs, which belong to the learner.
 
-`prepare` copies what is missing. A new version of the course, when asked for, replaces what the learner has not written
+`prepare` copies what is missing. A new version of the course, on request, replaces what the learner has not written
 in, and goes beside what they have, as NAME.new.ipynb. Nothing a learner saved is ever without a name:
 
 - Not touched: replaced.
@@ -82,7 +82,7 @@ class Prepared:
 
 @dataclass
 class _State:
-    """By path: every version the course has had here, and the content hash of the newest one the learner was given."""
+    """Per path: every version the course has had here, and the content hash of the newest one the learner was given."""
 
     ours: dict[str, list[Version]] = field(default_factory=dict)
     given: dict[str, str] = field(default_factory=dict)
@@ -117,7 +117,7 @@ def _bring(relative: str, content: bytes, result: Prepared, state: _State, updat
         if reason := in_the_way(result.home, relative):
             result.blocked[relative] = reason
             return
-        # The names that are taken, or gone, were free, or there, a moment ago: an editor or another process saves.
+        # A name that is now taken was free a moment ago, or one that is gone was there: another process is saving.
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             _bring_once(relative, content, result, state, update)
             return
@@ -214,7 +214,7 @@ def _write_state(folder: Path, state: _State) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Two `inferlab learn` take turns. Where one hangs, or files cannot be locked, the other goes on after a while:
+    """Two `inferlab learn` take turns. Where one hangs, or files cannot be locked, the other continues after a while:
     no file is lost then, but a version may come twice.
     """
     import fcntl

@@ -87,7 +87,7 @@ def place(path: Path, content: bytes) -> None:
 def replace(path: Path, content: bytes, is_ours: Callable[[bytes], bool]) -> Path | None:
     """Puts `content` at `path` and what was there aside; returns where, or None where it was ours and is gone.
 
-    What was there is looked at only once nothing can save over it any more. Raises FileNotFoundError where it has gone,
+    What was there is read only when nothing can save over it any more. Raises FileNotFoundError where it has gone,
     and FileExistsError where a file of that name was saved meanwhile: then that file stays, and the other aside.
     """
     with _written(path.parent, content) as temporary:

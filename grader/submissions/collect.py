@@ -107,7 +107,7 @@ def take_in(root: Path, lab_slug: str, student: str) -> None:
     ours = {name, "intake.json", "timestamp.txt", SECRET}
     if all(path.name in ours and path.is_file() and not path.is_symlink() for path in folder.iterdir()):
         record, history = read_record(folder), read_history(root, lab_slug, student)
-        # What is true is in received/, where nothing comes but from us; a submission may bring an intake.json.
+        # Only received/ counts, because intake alone writes there; a submission may bring an intake.json of its own.
         whole = (
             record and record == read_record(root / "received" / student / lab_slug) and _holds(folder / name, record)
         )
@@ -239,7 +239,7 @@ def choose(files: Sequence[tuple[str, Entry]], lab: Lab, inside: str = "") -> Ch
     """The one of a student's files (name as the student gave it, file) that is this lab's; `inside`: of which zip.
 
     In this order: the lab's folder and name, its name, its name in other letters, a copy of it ("NAME (1)", "NAME-1",
-    "NAME-Copy1", "Copy of NAME"), its name with .txt or .json behind it, any notebook, a zip. Of equals the one in
+    "NAME-Copy1", "Copy of NAME"), its name with .txt or .json after it, any notebook, a zip. Of equals the one in
     fewer folders, then the highest number of a copy, then the newest. Several notebooks of other names are opened, and
     the one that holds cells of the lab counts.
     """

@@ -5,7 +5,7 @@ canvas: Canvas' own source, `lib/content_zipper.rb`: NAME_LATE_USERID_FILEID_FIL
   sortable name without what is no letter, digit or `_`; with anonymous grading it is missing and USERID is `anon_`
   and five letters. LATE only where it is. A second file of one name gets `-1` before its ending (`attachment.rb`).
 moodle: Moodle's own source, `mod/assign/classes/downloader.php`: folders `Name_PARTICIPANT_assignsubmission_file`
-  (until Moodle 3 with a `_` at the end), or flat, with `_FILENAME` behind it. PARTICIPANT is another number in every
+  (until Moodle 3 with a `_` at the end), or flat, with `_FILENAME` after it. PARTICIPANT is another number in every
   assignment (`assign_user_mapping`), `Participant_7` with blind marking, and a group's number for groups.
 blackboard: nbgrader's documentation of zip_collect, and several public tools that read such zips:
   TITLE_USERNAME_attempt_YEAR-MONTH-DAY-HOUR-MINUTE-SECOND_FILENAME, flat, with a .txt for each attempt.

@@ -1,4 +1,4 @@
-"""Dynamic batching: static batches that wait for company, but not for long (as the batchers of model servers do)."""
+"""Dynamic batching: static batches that wait for more requests, but not for long (as batchers of model servers do)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from reference_impl.interfaces import KVManager, StepPlan
 class DynamicBatching(StaticBatching):
     """A batch starts when it is full or when its oldest request has waited `window` seconds.
 
-    That bounds what a lonely request waits for others to come, and nothing else: once started, a batch is static.
+    That bounds how long a single request waits for others, and nothing else: once started, a batch is static.
     While only the window keeps requests waiting, a plan is empty and `next_event` says until when.
     """
 

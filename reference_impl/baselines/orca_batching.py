@@ -1,7 +1,7 @@
 """Continuous batching as it began: Orca's iteration-level scheduling (Yu et al., OSDI 2022).
 
 Requests join and leave the batch before every step, so none waits for another's output to end. What came later is
-not here: prompts are not cut into chunks, so a step with a long prompt holds up every request that decodes, and
+missing: prompts are not cut into chunks, so a step with a long prompt holds up every request that decodes, and
 memory is reserved for the longest output, so fewer run than would fit.
 """
 

@@ -4,7 +4,7 @@ Offline inference over padded rectangles, as with `transformers.generate` and Fa
 
 1. A request that arrives while a batch runs waits for the longest output in it.
 2. A batch that is not full waits to be filled (`stream_is_open`).
-3. A row that has its last token keeps its seat and its memory, and goes on computing: a rectangle has no holes.
+3. A row that has its last token keeps its seat and its memory, and continues to compute: a rectangle has no holes.
 4. Prompts are padded to the longest.
 """
 
@@ -15,7 +15,7 @@ from reference_impl.interfaces import KVManager, Request, Row, StepOutput, StepP
 
 
 class StaticBatching(WholeRequests):
-    """Batches of up to max_num_seqs rows (fewer where blocks run out). Requests are handed over when their batch ends.
+    """Batches of up to max_num_seqs rows (fewer where blocks run out). Requests are returned when their batch ends.
 
     The third cost is really paid: a row that has ended computes its last position again, at what a decoding row of
     its length costs, and nothing is sampled. The fourth is only counted: the engine's prompts are ragged.

@@ -12,7 +12,7 @@ from reference_impl.interfaces import KVManager, Request, RequestState, Row, Ste
 
 
 class WholeRequests:
-    """The bookkeeping; when a request may enter and leave is up to the scheduler that builds on it.
+    """The bookkeeping; the scheduler that builds on it decides when a request may enter and leave.
 
     max_num_seqs: rows in a batch. The memory reserved is that of the longest output: max_total_tokens - 1 slots (the
     last token is never read), in the engine's paged cache. What contiguous reservation wastes beyond that is counted
@@ -69,7 +69,7 @@ class WholeRequests:
             if not self.kv.admit(request, longest, budget=longest):
                 if not self.running:
                     raise RuntimeError(
-                        f"request {request.id!r} may need {longest} tokens of KV cache, and alone it does not get them "
+                        f"request {request.id!r} may need {longest} tokens of KV cache, and alone it cannot get them "
                         f"({self.kv.num_available} blocks are free): lower its max_tokens or give the cache more blocks"
                     )
                 break
@@ -84,7 +84,7 @@ class WholeRequests:
         return StepPlan(self._step_id, tuple(rows), transfers=self.kv.take_transfers(), admitted=admitted)
 
     def _row(self, request: Request) -> Row:
-        """All that the request misses: its prompt, or one token."""
+        """All tokens that the request has yet to compute: its prompt, or one token."""
         num_tokens = request.num_missing_tokens
         if not self.kv.reserve(request, num_tokens):
             raise RuntimeError(f"request {request.id!r} has no block, although all its memory was reserved")

@@ -1,7 +1,7 @@
 """Continuous against static, dynamic and Orca-style batching: the same engine, model and kernels, another scheduler.
 
-The workload is published here, because the ratio is its child: outputs whose lengths differ make static batching wait
-for the longest, outputs of equal length do not. Requests come in one burst, so nothing here measures waiting for
+The workload is published here, because the ratio depends on it: with outputs of different lengths static batching waits
+for the longest, with equal lengths it does not. Requests come in one burst, so nothing here measures waiting for
 arrivals.
 """
 

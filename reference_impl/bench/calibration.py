@@ -1,4 +1,4 @@
-"""A cost of steps as they are measured on this machine, and the simulator with that cost beside the real engine.
+"""A cost of steps, fitted to steps measured on this machine, and the simulator with that cost beside the real engine.
 
 The commands `calibrate` and `compare` of simulator.py. The files that are written carry a stamp (harness.py).
 """
@@ -33,7 +33,7 @@ def _shapes(decoder: Decoder, steps: int) -> list[Shape]:
 
 
 def _fit(decoder: Decoder, rounds: list[list[Measured]], stamp: dict[str, Any]) -> CalibratedCost:
-    """rounds: of each the same shapes."""
+    """rounds: each measured the same shapes."""
     least = [Measured(same[0].shape, min(m.seconds for m in same)) for same in zip(*rounds, strict=True)]
     c = decoder.config
     bytes_per_token = 2 * c.num_layers * c.num_kv_heads * c.head_dim * decoder.dtype.itemsize
@@ -52,7 +52,7 @@ def run_calibrate(args: argparse.Namespace) -> None:
 
 
 def run_compare(args: argparse.Namespace) -> None:
-    """Calibrates, and runs engine and simulator side by side; by turns, so that all see the machine in one state."""
+    """Calibrates, and runs engine and simulator side by side; in turns, so that all find the machine in one state."""
     decoder, stamp = _decoder(), harness.stamp()
     shapes = _shapes(decoder, args.steps)
     cases: dict[str, tuple[list[ByStep], EngineConfig]] = {}
@@ -81,7 +81,7 @@ def run_compare(args: argparse.Namespace) -> None:
 
 
 def _requests(name: str, args: argparse.Namespace) -> list[WorkloadRequest]:
-    """rate: a recorded trace has its own."""
+    """At RATE; a recorded trace keeps its own."""
     rate = None if name.endswith(".jsonl") else RATE
     requests = list(workload(name, rate=rate, num_requests=args.num))
     return requests if args.whole else shrunk(requests, *CUT)

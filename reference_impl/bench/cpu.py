@@ -5,10 +5,10 @@ stream of a larger model in 16, 8 and 4 bits (cpu_quantized.py).
 Same weights, dtype, threads and greedy tokens per request; `transformers` in padded batches (peer.py) at the better
 of its dynamic and static cache, and with its continuous batching. A padded batch runs until its longest output is
 done, so with outputs of different lengths most of the ratio comes from the scheduler; with equal ones, from the step.
-Texts are compared: where they part (bf16 only), the two tokens must be a near-tie in both.
+Texts are compared: where they diverge (bf16 only), the two tokens must be a near-tie in both.
 
 With its default rounds it should take at most about eight minutes on two cores. So continuous batching,
-the slowest, is run with 16 requests only, and a CPU that does not multiply bf16 is spared 64 requests in it.
+the slowest, is run with 16 requests only, and 64 requests run in bf16 only on a CPU that multiplies bf16.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ragged_prompts(llm: LLM, count: int) -> list[list[int]]:
 
 
 def ragged_outputs(count: int) -> list[int]:
-    """Tokens that each of count requests asks for: 8 to 120, evenly spread, mean 64, in a shuffled order."""
+    """Output tokens of each of count requests: 8 to 120, evenly spread, mean 64, in a shuffled order."""
     lengths = [8 + 112 * i // (count - 1) for i in range(count)]
     random.Random(0).shuffle(lengths)
     return lengths
@@ -101,7 +101,7 @@ def _compare(
         texts["continuous"] = peer.continuous(prompts, new_tokens)
 
     candidates: dict[str, Callable[[], object]] = {"ours": ours, **{c: partial(padded, c) for c in CACHES}}
-    if len(set(new_tokens)) > 1 and len(prompts) <= 16:  # with equal outputs there is little for it to win
+    if len(set(new_tokens)) > 1 and len(prompts) <= 16:  # with equal outputs it has little to gain
         candidates["continuous"] = continuous
     more = 4 if len(prompts) == 1 else 1  # rounds of half a second: a machine's speed may change between two of them
     seconds = harness.interleave(candidates, more * rounds)
@@ -131,7 +131,7 @@ def import_seconds(rounds: int) -> dict[str, Any]:
 
 def peak_memory_mb() -> float:
     """Peak resident memory of a process that loads the course model and generates 64 tokens."""
-    # On Linux ru_maxrss of a new program begins at the peak of the process that started it; VmHWM begins at nothing.
+    # On Linux ru_maxrss of a new program begins at the peak of the process that started it; VmHWM begins at zero.
     code = (
         "import pathlib, resource; from reference_impl import LLM, SamplingParams, course_model;"
         "LLM(course_model('target')).generate('import os', SamplingParams(max_tokens=64, temperature=0));"
@@ -174,7 +174,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _own_rows(result: dict[str, Any]) -> list[str]:
-    """The same engine with another scheduler, or without its prefix cache."""
+    """The engine compared with itself under another scheduler, or without its prefix cache."""
     lines = ["", "| on the same engine | median | range |", "|---|---|---|"]
     b = result["batching"]
     for kind, case in b["workloads"].items():

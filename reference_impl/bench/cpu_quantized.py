@@ -1,9 +1,9 @@
 """One stream of a model with the shape of SmolLM-135M and random weights: bfloat16, int8 and int4 of ours against
 `transformers` in bfloat16, with either of its caches.
 
-Texts are verified: in bfloat16 they are those of `transformers`, or part at a near-tie. Quantized ones cannot be equal.
-There each token has to be the first choice, or a near-tie with it, of a float32 model whose weights are those that the
-codes stand for; so what is timed computes the right thing, whatever the rounding does to a random model's taste.
+Texts are verified: in bfloat16 they are those of `transformers`, or diverge at a near-tie. Quantized ones cannot be
+equal. There each token has to be the first choice, or a near-tie with it, of a float32 model with the dequantized
+weights; so what is timed computes the right thing, however rounding changes the choices of a random model.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def weight_bytes(model: Decoder) -> int:
 
 @torch.inference_mode()
 def check_choices(folder: Path, model: Decoder, text: list[int]) -> float:
-    """How far behind the first choice of the dequantized model a token is at most, as a share of the largest logit.
+    """How far a token's logit is below the first choice's in the dequantized model at most, as a share of the largest.
     RuntimeError if that is no near-tie."""
     c, cpu, method = model.config, torch.device("cpu"), model.linears()[0].method
     assert isinstance(method, Quantized)

@@ -1,9 +1,9 @@
 """`python -m reference_impl.bench gpu`: where the engine stands on this GPU, against its limits, peers and the goals.
 
 From the source tree, on a machine with torch, triton, numpy and transformers, with nothing installed. Kernels are
-compiled ahead on all cores (gpu_warm.py), the limits of the machine are measured, then each case of gpu_cases.py. What
-fails becomes a line that says so, and the others go on, in a fresh process where the GPU is lost or does not answer;
-what the time does not reach is named. The results are written after every line, so that a kill loses nothing.
+compiled ahead on all cores (gpu_warm.py), the limits of the machine are measured, then each case of gpu_cases.py. A
+case that fails becomes a line with its error, and the others continue, in a fresh process if the GPU is lost or hangs;
+cases for which no time is left are named. The results are written after every line, so that a kill loses nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from reference_impl.bench.gpu_engines import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM = 60.0  # seconds
-AGAIN = 3  # exit status of a process after which another one goes on
+AGAIN = 3  # exit status of a process that another one has to continue
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true", help="everything tiny, on any machine; nothing is saved")
     parser.add_argument("--kernels", action="store_true", help="in the time that is left, all of `bench kernels`, too")
     parser.add_argument(
-        "--warm", type=float, default=WARM, help="seconds, of these, for compiling ahead on all cores; 0: nothing is"
+        "--warm", type=float, default=WARM, help="seconds of these for compiling ahead on all cores; 0: compile nothing"
     )
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # of a process that does the work
     parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: everything that ran is right. 1: something failed. 2: this machine lacks what it takes."""
+    """0: everything that ran is right. 1: something failed. 2: this machine lacks what the bench needs."""
     words = list(sys.argv[2:] if arguments is None else arguments)
     options = parser().parse_args(words)
     if not [case for case in CASES if options.only in case.name]:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.until is not None:
         return work(options)
     until = time.monotonic() + options.seconds
-    # A part must not stand in for the whole.
+    # A part must not replace the whole.
     saved = not (options.dry_run or options.no_save or options.only)
     with tempfile.TemporaryDirectory() as folder:
         out = options.out or (harness.RESULTS / "gpu.json" if saved else Path(folder) / "gpu.json")
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif out.parent != Path(folder):
             result = json.loads(out.read_text("utf-8"))
             out.with_suffix(".md").write_text(markdown(result) + "\n", "utf-8")
-            if not result["complete"]:  # otherwise the process that came through has printed it
+            if not result["complete"]:  # otherwise the process that finished has printed it
                 print(f"\n{markdown(result)}")
             print(f"wrote {out}")
     return status
@@ -119,14 +119,14 @@ def _python(module: str, *words: str) -> list[str]:
 
 
 def compile_ahead(seconds: float) -> None:
-    """In processes of their own: what goes wrong there is said there, and does no harm here."""
+    """In separate processes: they print their own errors, which do no harm here."""
     command = _python("reference_impl.bench.gpu_warm", "--seconds", str(seconds))
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(command, cwd=ROOT, check=False, timeout=seconds + 15)
 
 
 def supervise(command: Sequence[str], out: Path, poll: float = 0.2) -> int:
-    """Starts processes, each behind where the one before was lost, until one comes through."""
+    """Starts a process, and another after the case in which it was lost, and so on, until one finishes."""
     out.unlink(missing_ok=True)
     resume: list[str] = []
     while True:
@@ -156,7 +156,7 @@ def supervise(command: Sequence[str], out: Path, poll: float = 0.2) -> int:
 
 
 def _watch(child: subprocess.Popen[bytes], out: Path, poll: float) -> str:
-    """Waits for the child, and says how it ended. Kills it where its case should have ended long ago."""
+    """Waits for the child, and says how it ended. Kills it when its case should have ended long ago."""
     while child.poll() is None:
         time.sleep(poll)
         if out.exists():
@@ -165,7 +165,7 @@ def _watch(child: subprocess.Popen[bytes], out: Path, poll: float) -> str:
             if until is not None and time.monotonic() > until and not result["complete"]:
                 child.kill()
                 child.wait()
-                return "did not answer any more and was killed"
+                return "stopped answering and was killed"
     return f"ended with status {child.returncode}"
 
 

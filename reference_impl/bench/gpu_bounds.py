@@ -1,4 +1,4 @@
-"""The least bytes and operations of a step of this very model and cache, and the shortest time they take.
+"""The least bytes and operations of a step of the engine's own model and cache, and the shortest time they take.
 
 A decoding step reads each weight once, except the rows of the embedding that no token looks up, and each request's keys
 and values: bytes over the bandwidth of a large copy, measured in the same run. Counted from what is in memory, so
@@ -32,10 +32,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Work:
-    """What one model asks of a machine. Bytes and counts per step or token.
+    """The work of one model. Bytes and counts per step or token.
 
-    shared: bytes of weights that every step reads. expert: of one expert; experts, chosen: of them in each of
-    `expert_layers`, and how many a token takes. params: that one token meets, lm_head apart (`head`).
+    shared: bytes of weights that every step reads. expert: bytes of one expert; experts, chosen: experts in each of
+    `expert_layers`, and those that a token uses. params: those that one token uses, without lm_head (`head`).
     kv: bytes of one token's keys and values, all layers. pair: FLOP of attention for a query and a key, all layers.
     """
 
@@ -50,20 +50,20 @@ class Work:
     expert_layers: int = 0
 
     def weights(self, tokens: int) -> float:
-        """Bytes that a step of so many tokens reads: with experts, those chosen, if all are equally likely."""
+        """Bytes of weights that a step of `tokens` tokens reads; of experts the expected number, if equally likely."""
         if not self.experts:
             return self.shared
         met = self.experts * (1 - (1 - self.chosen / self.experts) ** tokens)
         return self.shared + self.expert_layers * met * self.expert
 
     def decode_seconds(self, contexts: Sequence[float], limits: Limits) -> float:
-        """Of one step in which requests with these numbers of tokens get one more each."""
+        """Seconds of one step in which requests with these numbers of tokens get one more each."""
         n = len(contexts)
         moved = self.weights(n) + self.kv * sum(contexts)
         return limits.seconds(moved, n * 2 * (self.params + self.head) + self.pair * sum(contexts))
 
     def prefill_flops(self, prompt: int) -> float:
-        """Of one prompt in an engine: the output matrix only for its last token."""
+        """FLOP of one prompt in an engine: the output matrix only for its last token."""
         return 2.0 * self.params * prompt + 2.0 * self.head + self.pair * prompt * (prompt + 1) / 2
 
     def workload_seconds(self, prompts: Sequence[int], outputs: Sequence[int], limits: Limits) -> float:

@@ -1,4 +1,4 @@
-"""What the GPU bench measures, in the order of what matters most: the last are left out when the time is up."""
+"""What the GPU bench measures, the most important first: when the time is up, the last cases are left out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BATCH = "256 requests of nano-vllm, qwen3-0.6b {}"
 
 @dataclass(frozen=True)
 class Case:
-    """rows: the metrics that `run` gives, one after another. seconds: what it takes, with
-    its kernels compiled ahead (a guess until a GPU was seen); with less left it does not begin.
+    """rows: the metrics that `run` gives, one after another. seconds: how long it takes, with its kernels compiled
+    ahead (an estimate, until a GPU has been measured); with less time left it does not begin.
 
     fresh: it begins with an empty GPU.
     """
@@ -66,7 +66,7 @@ CASES = [
     _prefill("8k", 1, 8128),
     _prefill("2 x 8k", 2, 8128),
     _sweep("qwen3-0.6b", 20),
-    # After the peers: a profiler leaves something attached, which slows down what launches many kernels.
+    # After the peers: a profiler stays attached in part, which slows down cases that launch many kernels.
     Case("GPU idle", decode.IDLE_ROWS, 15, decode.idle),
     _sweep("llama-3-8b", 30),
     Case("kernels", gpu_kernels.ROWS, 20, gpu_kernels.kernels_with_goals),
@@ -87,6 +87,6 @@ GOALS: dict[str, tuple[float, float | None, str]] = {
 
 
 def with_goal(row: Row) -> Row:
-    """Also where nothing was measured, so that what is missing shows."""
+    """The row with its goal, also where nothing was measured, so that missing figures show."""
     goal, stretch, unit = GOALS.get(row.metric, (row.goal, row.stretch, row.unit))
     return replace(row, goal=goal, stretch=stretch, unit=unit, less_is_better=row.less_is_better or unit == "%")

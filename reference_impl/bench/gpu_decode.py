@@ -1,6 +1,6 @@
-"""Decoding on the GPU bench: one stream, a sweep of batch sizes, experts, and how long the GPU has nothing to do.
+"""Decoding on the GPU bench: one stream, a sweep of batch sizes, experts, and how long the GPU is idle.
 
-Timed by the host's clock, from the moment at which a step's tokens are there to the same moment some steps later: what
+Timed by the host's clock, from the moment a step's tokens are there to the same moment some steps later: what
 a user sees, with whatever the host and the GPU do at the same time.
 """
 
@@ -23,7 +23,7 @@ from reference_impl.interfaces import SamplingParams
 from reference_impl.llm import LLM, Generation
 
 IDLE_ROWS = ("GPU idle, qwen3-0.6b, B 256", "GPU waits for the host, same", "work of the host per step, same")
-LONG_GAP = 5e-6  # seconds: longer than what lies between two kernels of one graph
+LONG_GAP = 5e-6  # seconds: longer than any gap between two kernels of one graph
 
 
 @dataclass(frozen=True)
@@ -125,16 +125,16 @@ def check_profile(busy: float, wall: float) -> None:
     if busy > 1.1 * wall:
         raise RuntimeError(
             f"kernels run for {1e6 * busy:.0f} µs of a step in the profile, and a step without it takes "
-            f"{1e6 * wall:.0f} µs at most: the profile is not to be believed"
+            f"{1e6 * wall:.0f} µs at most: the profile cannot be right"
         )
 
 
 def idle(bench: Bench, shape: str = "qwen3-0.6b") -> Iterator[Row]:
-    """Steps of 256 requests, first by the clock, then under torch's profiler, which says when a kernel ran.
+    """Steps of 256 requests, first by the clock, then under torch's profiler, which records when a kernel runs.
 
     idle = 1 - (time in which a kernel runs, per step, from the profile) / (a step by the clock, without the profiler).
-    It waits for the host for what is left of that without the short gaps, which lie between a graph's kernels. With
-    dependent launches there are none: a kernel that waits for the one before has begun.
+    "Waits for the host" is the same without the short gaps, which lie between a graph's kernels. With dependent
+    launches there are none: a kernel that waits for the one before has begun.
     """
     size, steps = bench.pick(256, 4), bench.pick(16, 2)
     llm = bench.llm(shape)

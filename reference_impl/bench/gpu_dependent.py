@@ -1,7 +1,7 @@
 """Do dependent launches pay on this GPU? A chain of real steps with and without, in a separate process: a chain that
 hangs, or breaks the GPU's state, costs that process and nothing else.
 
-What it finds decides whether the engines of the GPU bench use them.
+The result decides whether the engines of the GPU bench use them.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def main() -> None:
 
 
 def all_that_can_be_fused(llm: LLM) -> None:
-    """Nothing is measured: of two ways that take about as long, two engines may choose differently. Each rounds
-    elsewhere, and near-ties would give other tokens, for which the launches are not to blame."""
+    """Fuses everything without measuring: of two ways that take about as long, two engines may choose differently.
+    Each way rounds differently, and near-ties would give other tokens, which are not the fault of the launches."""
     llm.engine.model.tune = lambda num_tokens: None  # type: ignore[method-assign]
 
 
 def in_turns(engines: dict[str, LLM], prompt_tokens: int, new_tokens: int, turns: int) -> dict[str, list[float]]:
-    """Seconds per token of each engine in each turn, after a first one that captures. RuntimeError where the greedy
+    """Seconds per token of each engine in each turn, after a first turn that captures. RuntimeError where the greedy
     tokens are not the same."""
     prompt = [[(7 * i) % 10_000 for i in range(prompt_tokens)]]
     sampling = SamplingParams(max_tokens=new_tokens, temperature=0, ignore_eos=True)

@@ -31,19 +31,19 @@ TINY: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 # Tokens that the cache has room for, and requests in a step: the 256 requests of the workload all at once; a batch of
-# 256 with 512 tokens and some more. An engine with quantized weights is asked for one stream.
+# 256 with 512 tokens and some more. An engine with quantized weights serves one stream.
 ROOM = {"qwen3-0.6b": (290_000, 256), "llama-3-8b": (256 * 640, 256), "qwen3-30b-a3b": (64 * 640, 64)}
 DEPENDENT = "dependent launches"  # among the configurations: whether engines use them
-BLOCK_SIZE = 64  # tokens in a KV block on the GPU; the engine's own default, 16, is for reading
+BLOCK_SIZE = 64  # tokens in a KV block on the GPU; the engine's own default, 16, is for readability
 
 
 class OutOfTime(Exception):
-    """What was asked for does not fit in the time that is left."""
+    """There is not enough time left for this."""
 
 
 @dataclass
 class Bench:
-    """Where and how long; the limits of this machine, once they are measured; and the engines made so far.
+    """Device and time; the limits of this machine, once they are measured; and the engines made so far.
 
     tiny: a dry run, on any machine. rounds: runs or windows of each figure. deadline: of the whole, on time.monotonic.
     """
@@ -57,14 +57,14 @@ class Bench:
     raw_limits: dict[str, float] = field(default_factory=dict)
     configurations: dict[str, Any] = field(default_factory=dict)
     _engines: dict[str, LLM] = field(default_factory=dict)
-    _short_lived: set[str] = field(default_factory=set)  # what no other case will ask for
+    _short_lived: set[str] = field(default_factory=set)  # engines that no other case needs
 
     def limit(self, count: Callable[[Limits], float]) -> float | None:
-        """count(limits of this machine); None where they could not be measured: what was reached is worth having."""
+        """count(limits of this machine); None where they could not be measured: figures without a limit still count."""
         return None if self.limits is None else count(self.limits)
 
     def know(self, raw: dict[str, float]) -> None:
-        """Takes the limits, as `kernels.limits` gives them, or nothing."""
+        """Sets the limits from the result of `kernels.limits`; {} leaves them unknown."""
         self.raw_limits = raw
         if raw:
             self.limits = Limits(raw["copy"], raw["16 bits"], raw["fp8"])
@@ -77,12 +77,12 @@ class Bench:
         return self.deadline - time.monotonic()
 
     def need(self, seconds: float) -> None:
-        """OutOfTime unless so many seconds are left. A dry run takes no time to speak of."""
+        """OutOfTime unless so many seconds are left. A dry run needs only that the deadline has not passed."""
         if self.left < self.pick(seconds, 0):
             raise OutOfTime(f"left out: needs about {seconds:.0f} s, {max(0.0, self.left):.0f} s are left")
 
     def llm(self, shape: str, folder: Path | None = None, **options: Any) -> LLM:
-        """The engine of this shape and these options, made when first asked for: with random weights, or a folder's."""
+        """The engine of this shape and these options, made on first use: with random weights, or a folder's."""
         tokens, seats = self.pick((4096, 1) if "quantization" in options else ROOM[shape], (4096, 8))
         block_size = self.pick(BLOCK_SIZE, 16)
         options = {
@@ -98,7 +98,7 @@ class Bench:
             began = time.monotonic()
             llm = LLM(folder, **options) if folder else LLM(shape=what, dummy_weights=True, **options)
             self._engines[key] = llm
-            # As a server does (serving/worker.py): the collector then looks at what requests leave, not at the model.
+            # As a server does (serving/worker.py): the garbage collector then scans what requests leave, not the model.
             gc.collect()
             gc.freeze()
             self._describe(key, options, llm, time.monotonic() - began)
@@ -114,8 +114,8 @@ class Bench:
         return work_of(llm.engine)
 
     def release(self, everything: bool = True) -> None:
-        """Ends engines and gives their memory back; if not everything, those that only one case asks for."""
-        self.wait()  # a graph that runs must not be let go
+        """Ends engines and gives their memory back; if not everything, only those that a single case needs."""
+        self.wait()  # a graph must not be freed while it runs
         going = list(self._engines) if everything else list(self._short_lived)
         if not going:
             return

@@ -18,14 +18,14 @@ ROWS = tuple(NAME.format(case.name) for case in KERNELS)
 
 
 def kernels_with_goals(bench: Bench) -> Iterator[Row]:
-    """One after another, as long as there is time. A dry run proves two."""
+    """One after another, as long as there is time. A dry run checks two."""
     timer = kernels.OnCpu() if bench.tiny else kernels.OnGpu(15)
     place = Place(bench.device, bench.pick(bench.dtype, torch.float16), bench.tiny)
     for case in KERNELS:
         if bench.left < 5 or (bench.tiny and case not in KERNELS[:2]):
             yield row_of(case.name, {"left_out": "left out: `bench kernels` has them all"})
             continue
-        # So little time that no peer is compiled: `bench kernels` has them.
+        # So short a time that no peer is compiled: `bench kernels` has them.
         result = kernels.run([case], place, timer, min(bench.left, 15.0), limit=bench.raw_limits)
         yield row_of(case.name, result["cases"][case.name])
 

@@ -1,7 +1,7 @@
 """`transformers` beside us on one GPU: the same weights, the same prompts, as many tokens; in turns, in one run.
 
 The weights are random, drawn by `transformers` for the shape of Qwen3-0.6B, saved, and loaded by both. Greedy tokens
-are compared: where they part, the two tokens must be a near-tie. Without FlashAttention, `transformers` runs its
+are compared: where they diverge, the two tokens must be a near-tie. Without FlashAttention, `transformers` runs its
 continuous batching on paged SDPA, about five times slower than its path through FlashAttention-3.
 """
 
@@ -46,10 +46,10 @@ class Peer:
         torch.manual_seed(0)
         with bench.device:
             transformers.Qwen3ForCausalLM(config).to(bench.dtype).save_pretrained(folder)
-        # Loaded, it keeps its rotary frequencies in float32, as all others do; .to() above rounded them, too.
+        # A loaded model keeps its rotary frequencies in float32, as all others do; .to() above rounded them, too.
         loaded = transformers.Qwen3ForCausalLM.from_pretrained(folder, dtype=bench.dtype)
         self.model = loaded.to(bench.device).eval()
-        # Its own stopping would make the work unequal.
+        # Stopping at an end token would make the work unequal.
         self.model.generation_config.eos_token_id = None
 
     @torch.inference_mode()
@@ -157,7 +157,7 @@ def compared(
     for name in said.keys() - {"ours"}:
         try:
             same[name] = agreement(peer, prompts, said["ours"], said[name])  # type: ignore[arg-type]
-        except RuntimeError as error:  # the times are measured, and worth having
+        except RuntimeError as error:  # the times are measured, and worth keeping
             wrong.append(f"{name}: {error}"[:300])
     rates = {name: [total / s for s in taken] for name, taken in seconds.items() if taken}
     others = {name: statistics.median(values) for name, values in rates.items() if name != "ours"}

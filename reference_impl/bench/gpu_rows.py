@@ -11,7 +11,7 @@ COLUMNS = "| metric | ours | best peer | limit | % of limit | goal |\n|---|---|-
 
 @dataclass(frozen=True)
 class Row:
-    """ours: median, min, max and runs, in `unit`. limit: what no program exceeds by the limits measured in this run.
+    """ours: median, min, max and runs, in `unit`. limit: the most of any program, by the limits measured in this run.
 
     peer: its name, and what it reached in the same unit and work. goal, stretch: the project's aims, in the unit; or in
     percent of the limit where goal_unit says so. problem: why there is no figure: an error, or the time was up; or what
@@ -79,7 +79,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines of Markdown: what is to be known of a figure, where the table does not say it."""
+    """Lines of Markdown: what a reader must know of a figure beyond the table."""
     for row in rows:
         said = [row.problem] * (row.ours is not None) + [row.note] * (not row.goal_unit)
         if any(said):

@@ -1,7 +1,7 @@
 """Runs the cases of the GPU bench, one after another, and writes what is known after every line.
 
-It runs in a separate process (`gpu.py` starts it), as a GPU can be left in a state in which nothing works any more,
-or a kernel may never end. Then the next process goes on behind the case that did that.
+It runs in a separate process (`gpu.py` starts it), because a case can leave the GPU in a state in which nothing works
+any more, or a kernel may never end. Then the next process continues after that case.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from reference_impl.bench.kernel_work import Place
 
 LIMIT_ROWS = ("copy bandwidth", "matrix products, 16 bits", "matrix products, FP8", "launch gap in a graph")
 GRAPH_KERNELS = 1000
-PATIENCE = 3  # times what a case should take, then it is stopped
-BEYOND = 20.0  # seconds past the deadline that a case may go on for
+PATIENCE = 3  # a case is stopped after this many times its expected seconds
+BEYOND = 20.0  # seconds for which a case may run on past the deadline
 GRACE = 15.0  # seconds after which a process that does not stop is killed
 
 
@@ -46,7 +46,7 @@ def begin(tiny: bool) -> dict[str, Any]:
 def run(bench: Bench, cases: Sequence[Case], out: Path | None, result: dict[str, Any] | None = None) -> dict[str, Any]:
     """Every case in its turn; the rows in the order of the cases, each measured, failed or left out.
 
-    result: of the process before, lost in a case. LostGPU where another process has to go on.
+    result: of the process before, lost in a case. LostGPU where another process has to continue.
     """
     result, parent = begin(bench.tiny) if result is None else result, os.getppid()
     bench.configurations = result["configurations"]
@@ -80,7 +80,7 @@ def run(bench: Bench, cases: Sequence[Case], out: Path | None, result: dict[str,
             bench.record()
             result["limits"] = bench.raw_limits
             result["seconds"][case.name] = time.monotonic() - started
-            # One that failed may hold an engine in any state.
+            # A failed case may hold an engine in any state.
             lost = not _released(bench, everything=bool(missing))
         for metric in missing:
             add(Row(metric, problem=problem))
@@ -93,7 +93,7 @@ def run(bench: Bench, cases: Sequence[Case], out: Path | None, result: dict[str,
 
 
 def _measure(bench: Bench, case: Case, allowed: float, missing: list[str], add: Any) -> str:
-    """Takes what is measured from `missing`; says why the others are not. No traceback, and no engine, outlives it."""
+    """Removes what is measured from `missing`; says why the rest is not. No traceback, and no engine, outlives it."""
     try:
         bench.need(case.seconds)
         if case.fresh:
@@ -130,7 +130,7 @@ def at_most(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)  # not ours: pytest-timeout's
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # of the caller: pytest-timeout's
         signal.signal(signal.SIGALRM, handler)
 
 
@@ -151,7 +151,7 @@ def limits(bench: Bench) -> Iterator[Row]:
 
 
 def launch_gap(bench: Bench) -> list[float]:
-    """Seconds from the start of one kernel that does nothing to speak of to the next, in a graph of many."""
+    """Seconds from the start of one kernel that does almost nothing to the next, in a graph of many."""
     x = torch.zeros(1, device=bench.device)
     if bench.device.type != "cuda":
         seconds = harness.interleave({"one": lambda: x.add_(1)}, 3)["one"]

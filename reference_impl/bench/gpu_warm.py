@@ -1,8 +1,8 @@
 """`python -m reference_impl.bench.gpu_warm`: compiles what the tests and the bench on a GPU launch, on all cores.
 
-Triton compiles a kernel where it is launched first: a second or two on one core, for some two hundred of them. It keeps
+Triton compiles a kernel at its first launch: a second or two on one core, for some two hundred of them. It keeps
 them on disk. So before tests and bench begin, their work is done once in processes side by side, with models of two
-layers. What fails here is named and does no harm: it fails again where it is measured.
+layers. A failure here is named and does no harm: it occurs again where it is measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENGINES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("qwen3-0.6b", {"kv_dtype": "fp8"}, (8,)),
 ]
 WORKERS = 14  # at most: each has a context of the driver's and some gigabytes of the GPU
-PROMPTS = (1000, 100, 3)  # tokens: all that is chosen by the number of tokens is met
+PROMPTS = (1000, 100, 3)  # tokens: they cover every choice made by the number of tokens
 Job = tuple[Any, ...]  # ("engine", shape, options, rows) or ("kernel", name of a case)
 
 
@@ -53,7 +53,7 @@ def jobs(tiny: bool = False) -> list[Job]:
 
 
 def run(job: Job, tiny: bool) -> str:
-    """Does the work of a job. What went wrong, or nothing."""
+    """Does the work of a job. Returns what went wrong, or ""."""
     try:
         if job[0] == "kernel":
             [case] = [case for case in CASES if case.name == job[1]]
@@ -87,7 +87,7 @@ def _engine(shape: str, options: dict[str, Any], rows: int, tiny: bool) -> None:
 
 
 def warm(todo: Sequence[Job], workers: int, seconds: float, tiny: bool = False) -> list[str]:
-    """Runs the jobs, as far as the time goes; says what went wrong. A process that dies takes its job along."""
+    """Runs jobs while there is time; returns what went wrong. A process that dies loses its job."""
     deadline, problems, done = time.monotonic() + seconds, list[str](), 0
     # A new process: one that has used the GPU must not be forked.
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
@@ -106,7 +106,7 @@ def _run(given: tuple[Job, bool]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0, whatever fails here. 2: this machine lacks what it takes."""
+    """0, whatever fails here. 2: this machine lacks what the bench needs."""
     parser = argparse.ArgumentParser(prog="python -m reference_impl.bench.gpu_warm", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--workers", type=int, default=min(WORKERS, os.cpu_count() or 1))

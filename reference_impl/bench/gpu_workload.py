@@ -74,7 +74,7 @@ def timed(bench: Bench, llm: LLM, prompts: list[list[int]], sampling: list[Sampl
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list[float]]:
-    """Seconds of each run of Python's garbage collector meanwhile: the host does nothing else then."""
+    """Seconds of each run of Python's garbage collector meanwhile: the host does nothing else during one."""
     seconds, began = list[float](), [0.0]
 
     def note(phase: str, info: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""How every claim of speed is measured here: the same work, in one run, interleaved, as ratios, stamped."""
+"""How every claim of speed is measured here: the same work, in one run, interleaved, as ratios, with a stamp."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 def interleave(candidates: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each candidate in each round. One round runs all of them, so noise hits all alike.
 
-    The first round warms up and is thrown away; the order turns from round to round.
+    The first round warms up and is discarded; the order rotates from round to round.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     names = list(candidates)
@@ -43,7 +43,7 @@ def ratio(slower: list[float], faster: list[float]) -> dict[str, float]:
 
 
 def stamp() -> dict[str, Any]:
-    """Where and when: without it a figure says nothing."""
+    """Where and when: without them a figure means nothing."""
     import torch
 
     versions = {}
@@ -67,7 +67,7 @@ def stamp() -> dict[str, Any]:
 
 
 def _instructions() -> str:
-    """What decides products on a CPU: the widest vectors that torch uses, and whether 16 bits are multiplied."""
+    """What decides the speed of products on a CPU: the widest vectors that torch uses, and native products of bf16."""
     import torch
 
     found = [torch.backends.cpu.get_cpu_capability()]
@@ -76,7 +76,7 @@ def _instructions() -> str:
 
 
 def gpu_state() -> dict[str, Any]:
-    """Driver, clocks, power and memory as nvidia-smi tells them; {} where there is none."""
+    """Driver, clocks, power and memory as nvidia-smi reports them; {} where there is none."""
     names = (
         "driver_version",
         "clocks.sm",
@@ -109,7 +109,7 @@ def write(file: Path, result: dict[str, Any]) -> Path:
 
 
 def _commit() -> str:
-    """INFERLAB_COMMIT says it for a copy of the sources without git's own files."""
+    """INFERLAB_COMMIT names it for a copy of the sources without git's own files."""
     here = Path(__file__).parent
     try:
         head = subprocess.run(

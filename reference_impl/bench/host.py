@@ -1,7 +1,7 @@
 """What the host does in a step, around a model that computes nothing: schedule, plan the message, lay out the batch,
-sample greedily from logits that lie there, book.
+sample greedily from logits that are already there, update the requests.
 
-Processor seconds of this process, so that others on the machine do not count; per step the median. In all steps
+Processor seconds of this process, so that other work on the machine does not count; per step the median. In all steps
 all requests decode. Beside them the size of a step's message, pickled.
 """
 

@@ -17,7 +17,7 @@ BLOCK_SIZE = 16
 
 
 def prefill(place: Place, length: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128, **options: Any) -> Work:
-    """One prompt, causal. The proof takes its first and its last queries."""
+    """One prompt, causal. The check takes its first and its last queries."""
     from reference_impl.kernels.flash_attention import flash_attention
 
     length, heads, kv_heads, head_dim = place.pick((length, heads, kv_heads, head_dim), (70, 4, 2, 16))
@@ -46,7 +46,7 @@ def decode(
     place: Place, rows: int, context: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128,
     cache: torch.dtype | None = None,
 ) -> Work:  # fmt: skip
-    """One query per row. cache: of 8 bits, with a scale per slot and head. The proof takes three of the rows."""
+    """One query per row. cache: of 8 bits, with a scale per slot and head. The check takes three of the rows."""
     from reference_impl.kernels.paged_decode import paged_decode
 
     rows, context, heads, kv_heads, head_dim = place.pick(

@@ -15,7 +15,7 @@ from reference_impl.bench.kernel_work import Place, Work
 
 @dataclass(frozen=True)
 class Goal:
-    """From the project's list of goals. unit: "% of limit", "TFLOP/s", or "x PEER": so many times as fast as that."""
+    """From the project's list of goals. unit: "% of limit", "TFLOP/s", or "x PEER": times as fast as that peer."""
 
     value: float
     unit: str
@@ -31,7 +31,7 @@ class Case:
 BY_TRAFFIC = Goal(90, "% of limit")
 INT8, FP8 = torch.int8, torch.float8_e4m3fn
 
-# Attention: 32 heads, 8 KV heads of 128, as in Llama 3 8B. Products: its down projection [4096 x 14336], turned over.
+# Attention: 32 heads, 8 KV heads of 128, as in Llama 3 8B. Products: its down projection [4096 x 14336], transposed.
 CASES = [
     Case("decode, B 64, context 4k", lambda p: attention.decode(p, 64, 4096), Goal(85, "% of limit")),
     Case("decode, B 1, context 32k", lambda p: attention.decode(p, 1, 32768), Goal(60, "% of limit")),

@@ -11,7 +11,7 @@ from torch import Tensor
 from reference_impl.bench.kernel_work import Peer, Place, Work, bytes_of
 from reference_impl.kernels import reference
 
-PROVEN = 128  # outputs of a product that the proof computes
+PROVEN = 128  # outputs of a product that the check computes
 
 
 def _sizes(place: Place, tokens: int, in_features: int, out_features: int) -> tuple[int, int, int]:
@@ -149,7 +149,7 @@ def eight_bits(place: Place, tokens: int, in_features: int, out_features: int) -
 
 
 def fp8(place: Place, tokens: int, in_features: int, out_features: int) -> Work:
-    """The product alone, of codes that exist; cuBLAS in 16 bits gets the numbers that they stand for."""
+    """The product alone, of given codes; cuBLAS in 16 bits gets the dequantized numbers."""
     from reference_impl.kernels.gemm_fp8 import gemm_fp8
 
     tokens, in_features, out_features = _sizes(place, tokens, in_features, out_features)

@@ -20,7 +20,7 @@ def _torch(function: Callable[[], Any]) -> dict[str, Peer]:
 
 
 def norm(place: Place, rows: int, size: int) -> Work:
-    """add_rms_norm; the proof takes some rows of the normalised and of the sum."""
+    """add_rms_norm; the check takes some rows of the normalised and of the sum."""
     from reference_impl.kernels.rms_norm import add_rms_norm
 
     rows, size = place.pick((rows, size), (5, 80))
@@ -54,7 +54,7 @@ def gate(place: Place, rows: int, size: int) -> Work:
 
 
 def rotary(place: Place, tokens: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128) -> Work:
-    """rotate_and_write with QK-norm, as in Qwen3; the proof looks at q and at what lies in the cache."""
+    """rotate_and_write with QK-norm, as in Qwen3; the check compares q and the contents of the cache."""
     from reference_impl.kernels.rotate_and_write import rotate_and_write
 
     tokens, heads, kv_heads, head_dim = place.pick((tokens, heads, kv_heads, head_dim), (7, 4, 2, 16))
@@ -105,7 +105,7 @@ def rotary(place: Place, tokens: int, heads: int = 32, kv_heads: int = 8, head_d
 
 
 def sampling(place: Place, rows: int, vocab_size: int, top_k: int = 0, top_p: float = 1.0) -> Work:
-    """Every row drawn at temperature 0.8. The twin sorts; the kernel chooses its very tokens."""
+    """Every row drawn at temperature 0.8. The twin sorts; the kernel chooses exactly its tokens."""
     from reference_impl.kernels.sample_tokens import sample_tokens
 
     rows, vocab_size = place.pick((rows, vocab_size), (3, 300))

@@ -38,9 +38,10 @@ class Peer:
 
 @dataclass
 class Work:
-    """ours: the kernel. part: of its result, what `expected` computes with plain torch from tensors given to `cast`.
+    """ours: the kernel. part: takes from its result what `expected` computes with plain torch from tensors given to
+    `cast`.
 
-    moved: bytes that must be read and written once; flops: in which precision. cold: flush the L2 before each run, as
+    moved: bytes that must be read and written once; precision: that of `flops`. cold: flush the L2 before each run, as
     between two layers of a decoding step. A peer's result is compared with ours in `part`, too.
     """
 

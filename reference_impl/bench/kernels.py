@@ -1,9 +1,9 @@
 """`python -m reference_impl.bench kernels`: every kernel against the limit of this GPU and against torch's own.
 
 From the source tree, on a machine with torch, triton, numpy and nothing else. First the limits are measured: how fast
-memory is copied, and how fast matrices multiply. Then each case (kernel_cases.py): the kernel's result is proven by the
-error rule, or it is not timed; then kernel and peers run in turns, each run behind a pause on the GPU in which the host
-gets ahead, between two events of the GPU: what is measured is the GPU's time, without Python's.
+memory is copied, and how fast matrices multiply. Then each case (kernel_cases.py): the kernel's result is checked by
+the error rule, or it is not timed; then kernel and peers run in turns, between two GPU events and after a pause on the
+GPU during which the host gets ahead: what is measured is the GPU's time, without Python's.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OnGpu:
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 if cold:
-                    # Read behind the write: of dirty lines the run would have to rid the cache first.
+                    # Read after the write: otherwise the run would have to write dirty lines back first.
                     self.flushed.zero_().view(torch.int32).amax()
                 torch.cuda._sleep(PAUSE)
                 start.record()
@@ -59,7 +59,7 @@ class OnGpu:
 
 
 class OnCpu:
-    """For the dry run: everything once, with the clock on the wall. The figures mean nothing."""
+    """For the dry run: everything once, by wall-clock time. The figures mean nothing."""
 
     late: frozenset[str] = frozenset()
 
@@ -102,7 +102,7 @@ def limits(place: Any, timer: Timer) -> dict[str, float]:
 def run(
     cases: Sequence[Any], place: Any, timer: Timer, seconds: float, limit: dict[str, float] | None = None
 ) -> dict[str, Any]:
-    """Everything, until the time is up; then the rest is named as left out. limit: if they are known already."""
+    """All cases, until the time is up; the rest is named as left out. limit: the limits, if they are known already."""
     deadline = time.monotonic() + seconds
     result: dict[str, Any] = {
         "stamp": harness.stamp(), "dry_run": place.tiny, "dtype": str(place.dtype).removeprefix("torch."),
@@ -166,7 +166,7 @@ def measure(case: Any, place: Any, timer: Timer, limit: dict[str, float], deadli
 
 
 def _reached(goal: Any, entry: dict[str, Any], others: dict[str, float]) -> float | None:
-    """Where we are, in the goal's unit; None if the peer that it names did not run."""
+    """What was reached, in the goal's unit; None if the peer that it names did not run."""
     if goal.unit == "% of limit":
         return float(entry["percent_of_limit"])
     if goal.unit == "TFLOP/s":
@@ -226,7 +226,7 @@ def notes(result: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: every case ran and is right. 1: one is not. 2: this machine lacks what it takes."""
+    """0: every case ran and is right. 1: one is not. 2: this machine lacks what the bench needs."""
     parser = argparse.ArgumentParser(prog="python -m reference_impl.bench kernels", description=__doc__)
     parser.add_argument("--dry-run", action="store_true", help="every case once, tiny, in Triton's interpreter")
     parser.add_argument("--only", default="", help="cases whose name contains this; nothing is saved")
@@ -262,6 +262,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(HEADER)
     result = run(cases, place, timer, options.seconds)
     print(notes(result))
-    if not (options.dry_run or options.no_save or options.only):  # a part must not stand in for the whole
+    if not (options.dry_run or options.no_save or options.only):  # a part must not replace the whole
         print(f"wrote {harness.save('kernels', result)}")
     return int(any("error" in entry for entry in result["cases"].values()))

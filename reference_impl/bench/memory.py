@@ -1,4 +1,4 @@
-"""Memory of a process and its children together, looked at while they work. Linux: /proc/PID/smaps_rollup.
+"""Memory of a process and its children together, sampled while they work. Linux: /proc/PID/smaps_rollup.
 
 RSS counts a page once for every process that has it, so a sum of RSS counts shared libraries several times. PSS divides
 a page by the number of processes that have it: its sum is what the machine would get back.
@@ -17,7 +17,7 @@ ROLLUP = "/proc/{pid}/smaps_rollup"
 
 
 class PeakMemory:
-    """`with PeakMemory() as memory: ...`, then memory.report(). seconds: between looks; what is shorter is missed."""
+    """`with PeakMemory() as memory: ...`, then memory.report(). seconds: between samples; shorter peaks are missed."""
 
     def __init__(self, seconds: float = 0.25):
         self._seconds, self._stop = seconds, threading.Event()
@@ -70,7 +70,7 @@ class PeakMemory:
 
 
 def memory_of(pid: int) -> dict[str, int]:
-    """PSS and RSS of a process in bytes; a process that is no more than an entry in the table has none."""
+    """PSS and RSS of a process in bytes; a zombie, only an entry in the process table, has none."""
     lines = Path(ROLLUP.format(pid=pid)).read_text().splitlines()[1:]
     values = {line.partition(":")[0]: int(line.split()[1]) << 10 for line in lines}
     return {field: values.get(field, 0) for field in FIELDS}

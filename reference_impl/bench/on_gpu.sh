@@ -3,7 +3,7 @@
 # that need it, then the bench. Ten minutes.
 #   bash reference_impl/bench/on_gpu.sh [options of `bench gpu`]
 # OUT: where results, tables and logs go; PYTHON: which interpreter; LIMIT: seconds for everything; WARM: for compiling
-# ahead, 0: nothing is; TESTS: for the tests.
+# ahead, 0: compile nothing; TESTS: for the tests.
 # INFERLAB_COMMIT: what the results are stamped with where the sources came without git.
 set -uo pipefail
 cd "$(dirname "$0")/../.."

@@ -11,12 +11,12 @@ import torch
 from reference_impl.config import course_model
 
 CACHES = ("dynamic", "static")
-NEAR_TIE = 0.03  # how far apart two logits may be, as a share of the largest, to be exchanged by rounding
+NEAR_TIE = 0.03  # how far apart two logits may be, as a share of the largest, for rounding to swap them
 
 
 class Transformers:
-    """A model in `transformers`, greedy: the course model, or that in `folder`. Every request gets exactly the tokens
-    it asks for."""
+    """A model in `transformers`, greedy: the course model, or that in `folder`. Every request gets exactly the number
+    of tokens it asks for."""
 
     def __init__(self, dtype: str, folder: str | Path | None = None):
         try:
@@ -26,12 +26,12 @@ class Transformers:
         transformers.logging.set_verbosity_error()
         folder = str(folder or course_model("target"))
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
-        # Its own stopping would make the work unequal.
+        # Stopping at an end token would make the work unequal.
         self.model.generation_config.eos_token_id = None
 
     @torch.inference_mode()
     def padded(self, prompts: Sequence[list[int]], new_tokens: Sequence[int], cache: str) -> list[list[int]]:
-        """One batch, padded on the left, that goes on until its longest output is done; the surplus is cut off."""
+        """One batch, padded on the left, that runs until its longest output is done; the surplus is cut off."""
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
@@ -80,7 +80,7 @@ class Transformers:
 def agreement(
     peer: Transformers, prompts: list[list[int]], ours: list[list[int]], theirs: list[list[int]]
 ) -> dict[str, Any]:
-    """Rows that are equal; where a row parts, how far apart the two tokens' logits are. RuntimeError if far."""
+    """Rows that are equal; where a row diverges, how far apart the two tokens' logits are. RuntimeError if far."""
     equal, gaps = 0, []
     for prompt, a, b in zip(prompts, ours, theirs, strict=True):
         if a == b:
@@ -91,5 +91,5 @@ def agreement(
         gap = float((logits[a[i]] - logits[b[i]]).abs() / logits.abs().max())
         gaps.append(gap)
         if gap > NEAR_TIE:
-            raise RuntimeError(f"texts part at token {i} with a relative logit gap of {gap:.3f}: not a near-tie")
+            raise RuntimeError(f"texts diverge at token {i} with a relative logit gap of {gap:.3f}: not a near-tie")
     return {"rows_equal": equal, "rows": len(prompts), "largest_gap_where_rows_part": max(gaps, default=0.0)}

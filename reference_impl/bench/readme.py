@@ -1,7 +1,7 @@
 """`python -m reference_impl.bench readme [--check]`: README's results, written from the newest files in `results/`.
 
-What stands between the markers is written here and nowhere else: no figure of speed gets in that was not measured, each
-with its machine, its versions and its date; and where there is no result, that is what it says.
+The part between the markers is written here and nowhere else: every figure of speed in it was measured, and has its
+machine, its versions and its date; where there is no result, the text says so.
 """
 
 from __future__ import annotations

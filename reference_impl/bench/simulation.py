@@ -66,13 +66,13 @@ def simulate(
             _add(engine, gpu, coming.popleft(), lengths)
         before = gpu.time
         engine.step()
-        if gpu.time == before:  # a scheduler that waits for company
+        if gpu.time == before:  # a scheduler that waits for more requests
             gpu.time = _next_event(engine, coming, before)
     return engine.trace
 
 
 def _add(engine: Engine, gpu: SimulatedGPU, a: Arrival, lengths: dict[str, int]) -> None:
-    """Stamped with the second in which it came, not when the loop looks again."""
+    """Stamped with its own arrival, not with the time at which the loop looks again."""
     gpu.time, now = a.second, gpu.time
     stop = () if a.max_tokens is None else (END,)
     sampling = SamplingParams(max_tokens=a.max_tokens or a.output, ignore_eos=True, stop_token_ids=stop)

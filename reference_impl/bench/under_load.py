@@ -1,8 +1,8 @@
-"""What waiting does when the load grows: the engine on a simulated GPU, recorded beside what a formula of queues needs.
+"""How waiting grows with the load: the engine on a simulated GPU, recorded beside what a formula of queues needs.
 
     python -m reference_impl.bench.under_load       # records again: results/under_load.json
 
-Llama-3-8B on one H100 by formula, prompts of 1,000 tokens, outputs of 100 in the mean. A p99 takes thousands of
+Llama-3-8B on one H100 by formula, prompts of 1,000 tokens, outputs of 100 on average. A p99 takes thousands of
 requests and a picture that follows a slider has 0.2 s: so the points are recorded, `short_run` makes one anew, and
 tests/bench/test_under_load.py makes some of them again and compares.
 """
@@ -115,7 +115,7 @@ def short_run(seats: str, arrivals: str, outputs: str, rate: float, seed: int) -
 
 
 def statistic(values: Floats, name: str) -> float:
-    """One of STATISTICS; a lone token has no TPOT and does not count."""
+    """One of STATISTICS; a request of one token has no TPOT and does not count."""
     values = values[~np.isnan(values)]
     return float(values.mean() if name == "mean" else np.percentile(values, float(name[1:])))
 
@@ -156,7 +156,7 @@ def line(seats: str, arrivals: str, outputs: str) -> Line:
 
 @lru_cache(maxsize=1)
 def recorded() -> dict[tuple[str, str, str], Line]:
-    """By seats, arrivals and outputs."""
+    """The recorded lines by (seats, arrivals, outputs)."""
     raw = json.loads(RECORD.read_text("utf-8"))
     return {
         tuple(name.split(" | ")): Line(**(found | {"points": tuple(Point(**p) for p in found["points"])}))

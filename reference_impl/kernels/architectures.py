@@ -1,4 +1,4 @@
-"""The GPUs that kernels are compiled for, and what a thread block may take of them.
+"""The GPUs that kernels are compiled for, and the resources that a thread block may use.
 
 Shared memory per block: NVIDIA CUDA C++ Programming Guide, table "Technical specifications per compute capability"
 (opt-in maximum); AMD CDNA 3: 64 KiB of local data share per compute unit.
@@ -13,9 +13,9 @@ from triton.backends.compiler import GPUTarget
 
 @dataclass(frozen=True)
 class Architecture:
-    """name: as Triton says it. has_matrix: whether Triton uses its matrix units (not those of Turing); has_bf16,
-    has_fp8: whether they multiply these. shared_bytes: that a thread block may have. multiprocessors: of the largest
-    GPU of this kind.
+    """name: Triton's name for it. has_matrix: whether Triton uses its matrix units (not those of Turing); has_bf16,
+    has_fp8: whether they multiply these. shared_bytes: the most that a thread block may have. multiprocessors: those
+    of the largest GPU of this kind.
     """
 
     name: str

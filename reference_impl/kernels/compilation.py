@@ -1,7 +1,7 @@
-"""Compiling a kernel for a GPU that is not here, and reading from the machine code what it will take of it.
+"""Compile a kernel for a GPU that this machine lacks, and read its use of registers and memory off the machine code.
 
 Triton compiles on any machine, in a process without TRITON_INTERPRET. NVIDIA: registers and spills as `cuobjdump` of
-Triton's wheel reports them, instructions as its `nvdisasm` prints them. AMD: the assembly's own notes.
+Triton's wheel reports them, instructions as its `nvdisasm` prints them. AMD: the metadata in the assembly.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def compile_for(launch: Launch, architecture: Architecture) -> Any:
 
 
 def resources(launch: Launch, architecture: Architecture) -> Resources:
-    """Compiles and reads. Shared memory may be too much: then the driver would refuse to launch it."""
+    """Compiles and reads. Shared memory may exceed the GPU's: then the driver would refuse the launch."""
     compiled = compile_for(launch, architecture)
     if architecture.target.backend == "hip":
         return _of_amd(compiled.asm["amdgcn"], compiled.metadata.shared)
@@ -101,7 +101,7 @@ def _matrix(mnemonics: list[str]) -> dict[str, int]:
 def _found(pattern: str, text: str) -> str:
     match = re.search(pattern, text)
     if match is None:
-        raise RuntimeError(f"expected {pattern} in what the disassembler said, which begins: {text[:200]!r}")
+        raise RuntimeError(f"expected {pattern} in the disassembler's output, which begins: {text[:200]!r}")
     return match[1]
 
 

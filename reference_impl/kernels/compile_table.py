@@ -1,10 +1,10 @@
-"""What a kernel takes of each GPU: `python -m reference_impl.kernels.compile_table [--update | --all | --share S]`.
+"""What a kernel uses of each GPU: `python -m reference_impl.kernels.compile_table [--update | --all | --share S]`.
 
 The table is `compiled.json`. A line is a launch (which kernel, types, constants, tile) on an architecture, under a key
-that changes with anything that could change its machine code. Without options the command compiles nothing: it says
-whether each line's key is the present one and its figures are in order. --share compiles a random part again and
-compares, --all everything; --update compiles what has changed and writes the table. Another version of Triton makes
-other machine code: what it compiles is judged by itself, not by a line that this version did not make.
+that changes with anything that could change its machine code. Without options the command compiles nothing: it checks
+that each line's key is up to date and that its figures fit the GPU. --share compiles a random part again and compares,
+--all everything; --update compiles what has changed and writes the table. Another version of Triton makes other machine
+code: what it compiles is judged by its own figures, and not compared with a line that this version did not make.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Line:
 
 
 def lines() -> Iterator[Line]:
-    """Every launch on every architecture that has the types for it, and the same as a dependent launch where there are
-    such; fp16 where there is no bf16.
+    """Every launch on every architecture that has the types for it, and again as a dependent launch where the
+    architecture has these; fp16 where there is no bf16.
 
-    Where Triton does not use the matrix units, kernels that multiply matrices spill thousands of bytes: there the twins
-    serve, and these kernels are not compiled.
+    Where Triton does not use the matrix units, kernels that multiply matrices spill thousands of bytes: the twins in
+    torch are used there, and these kernels are not compiled.
     """
     for architecture in ARCHITECTURES.values():
         dtype = torch.bfloat16 if architecture.has_bf16 else torch.float16
@@ -59,7 +59,7 @@ def lines() -> Iterator[Line]:
                     if launch.multiplies and not architecture.has_matrix:
                         continue
                     if dependent and not launch.constants.get("PDL"):
-                        continue  # is the same
+                        continue  # the same machine code
                     how = ", dependent" * dependent
                     yield Line(f"{name}: {launch.name}, {architecture.name}{how}", launch, architecture)
 
@@ -70,7 +70,7 @@ def compiled(line: Line) -> dict[str, Any]:
 
 
 def problems(line: Line, entry: Mapping[str, Any] | None) -> list[str]:
-    """What is wrong with a line of the table; empty where nothing is."""
+    """What is wrong with a line of the table; empty if nothing is."""
     if entry is None:
         return ["is not in the table: run with --update"]
     found = Resources(**{field.name: entry[field.name] for field in dataclasses.fields(Resources)})

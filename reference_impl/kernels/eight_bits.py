@@ -1,7 +1,7 @@
 """Numbers in 8 bits, int8 or float8_e4m3fn, with one scale for several: value = code x scale.
 
-The largest magnitude becomes the largest code. What lies under 2^-64 everywhere gets the scale of 2^-64, so that zeros
-stay zeros and nothing divides by zero.
+The largest magnitude becomes the largest code. A largest magnitude below 2^-64 counts as 2^-64, so that zeros stay
+zeros and nothing is divided by zero.
 """
 
 import triton

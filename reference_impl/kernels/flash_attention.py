@@ -59,7 +59,7 @@ def _row_of(query_start_loc, num_rows, tile, BLOCK_M: tl.constexpr):
     return low
 
 
-# Rows of several queries begin anywhere in a step's arrays: each alignment would have code of its own to be compiled.
+# Rows of several queries begin anywhere in a step's arrays: each alignment would need a compilation of its own.
 @triton.jit(do_not_specialize=["num_rows", "stride_table"], do_not_specialize_on_alignment=["block_table", "seq_lens"])
 def _flash_attention(
     q, keys, values, out,
@@ -189,9 +189,9 @@ def flash_attention(
     ancestors: Tensor | None = None,
     skip_threshold: float = 0.0,
 ) -> Tensor:
-    """Twin of `reference.flash_attention`; there are shapes and meanings.
+    """Twin of `reference.flash_attention`, which documents shapes and meanings.
 
-    skip_threshold: 0 is exact. Raises TypeError, ValueError for what the kernel cannot compute here.
+    skip_threshold: 0 is exact. Raises TypeError or ValueError for what the kernel cannot compute.
     """
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = keys.shape

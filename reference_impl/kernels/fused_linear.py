@@ -1,19 +1,19 @@
-"""A linear layer for few tokens with what stands around it, in one launch: y = residual + gate(norm(x) W^T + b).
+"""A linear layer for few tokens, fused with its neighbours in one launch: y = residual + gate(norm(x) W^T + b).
 
 Each of norm, gate and residual may be left out. A decoding step is a chain of small kernels, with a gap of about a
 microsecond before each; and what one of them writes, the next reads. So the neighbours move into the product:
 (1) RMSNorm before it. The factor 1 / sqrt(mean(x^2) + eps) is the same all along a token's row, so it multiplies the
-sums at the end; on its way along `in` a program adds up the squares as well. What it multiplies is x times the norm's
-weight. Every program does this again for itself: for few tokens x is small.
-(2) The gate after it. A tile's rows are half of `gate` and half of `up`, of the same outputs: one product, and the
-program holds what silu(gate) up needs.
+sums at the end; as it walks along `in`, a program adds up the squares as well. What it multiplies is x times the norm's
+weight. Every program repeats this for itself: for few tokens x is small.
+(2) The gate after it. Half of a tile's rows are of `gate` and half of `up`, for the same outputs: one product gives the
+program all that silu(gate) up needs.
 (3) The residual after it: the sum is rounded once.
-The product itself is that of `gemm` for few tokens, W x^T in tiles with splits along `in`; there both are explained. A
+The product itself is that of `gemm` for few tokens, W x^T in tiles with splits along `in`; where both are explained. A
 split's squares are added up like its sums. A weight of 8 bits becomes one of 16 in registers, and its scales, one per
 row, multiply the sums: half the bytes, with x in 16 bits and no kernel to quantize it.
 
 FLOPs: 2 tokens in rows, rows = out, or 2 out with a gate. Bytes: 2 in rows, or in rows with 8 bits, and 2 tokens (in +
-out), and 2 tokens out for the residual: memory decides.
+out), and 2 tokens out for the residual: memory-bound.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reference_impl.kernels.gemm_w8a16 import numbers_of_int8
 from reference_impl.kernels.launch import architecture, launch, tickets_of, wait_for_previous
 from reference_impl.kernels.reference import Activation
 
-# Of each width for x the largest first, as `choose` wants them.
+# For each block_m the largest first: the order that `choose` expects.
 TILES = (
     Tile(64, 128, 64, 8, 4),
     Tile(64, 64, 64, 4, 4),
@@ -182,9 +182,9 @@ def fused_linear(
     residual: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Twin of `reference.fused_linear`; there are shapes and meanings. Up to FEW_TOKENS tokens.
+    """Twin of `reference.fused_linear`, which documents shapes and meanings. Up to FEW_TOKENS tokens.
 
-    tile: if not the one that `choose` says; it holds up to block_m tokens.
+    tile: by default the one that `choose` returns; it holds up to block_m tokens.
     """
     check_operands(x, weight, x.shape[1], bias)
     if (weight.element_size() == 1) != (weight_scale is not None) or (

@@ -4,7 +4,7 @@ The loop is that of `gemm_w4a16`, where packing and numbers are explained, with 
 what happens to the sums is that of `fused_linear`. A step along `in` is a group.
 
 FLOPs: 2 tokens in rows. Bytes: in rows / 2, 2 in rows / group for scales, 2 tokens (in + out): a quarter of 16 bits, so
-what lies between two kernels weighs four times as much.
+the gaps between kernels weigh four times as much.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ def fused_linear_w4a16(
     residual: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Twin of `reference.fused_linear_w4a16`; there are shapes and meanings. x in 16 bits, groups of 32, 64 or 128; up
-    to FEW_TOKENS tokens.
+    """Twin of `reference.fused_linear_w4a16`, which documents shapes and meanings. x in 16 bits, groups of 32, 64 or
+    128; up to FEW_TOKENS tokens.
 
-    tile: if not the one that `choose` says; its step along `in` becomes a group, and it holds up to block_m tokens.
+    tile: by default the one `choose` returns; its step along `in` becomes a group, and it holds up to block_m tokens.
     """
     (num_tokens, in_features), num_rows, group_size = x.shape, len(packed), x.shape[1] // len(scales)
     check_four_bits(x, packed, scales, group_size, bias)

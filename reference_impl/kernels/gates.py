@@ -1,11 +1,11 @@
 """The gates of gated MLPs: SwiGLU and GeGLU (Shazeer 2020), and SwiGLU with the result in FP8.
 
-x = (gate, up) in one row -> act(gate) x up: 2 n values are read and n written, of b bytes each 3 b n; as two kernels
-(activation, product) 5 b n. FP8: 2 b + 1 bytes per value, 3 b + b + 1 if a kernel of its own quantizes. About 10 FLOPs
-per value: memory decides.
+x = (gate, up) in one row -> act(gate) x up: 2 n values are read and n written, 3 b n bytes with b bytes per value; as
+two kernels (activation, product) 5 b n. FP8: 2 b + 1 bytes per value, 3 b + b + 1 if a separate kernel quantizes. About
+10 FLOPs per value: memory-bound.
 
-Each value stands for itself, so a row is cut into tiles. In FP8 a row shares a scale, so one program does the row, the
-first tile (of 16,384) in registers; what a longer row has more is read again, from the L2.
+Values are independent, so a row is cut into tiles. In FP8 a row shares a scale, so one program does the row, the first
+tile (of 16,384) in registers; the part of a longer row beyond it is read again, from the L2.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _act_and_mul_fp8(x, codes, scale, stride_x, N: tl.constexpr, BLOCK: tl.const
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
-    """Twin of `reference.silu_and_mul`; there are shapes and meanings."""
+    """Twin of `reference.silu_and_mul`, which documents shapes and meanings."""
     return _gate(x, gelu=False)
 
 

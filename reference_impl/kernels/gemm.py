@@ -1,17 +1,17 @@
 """A linear layer's product: y = x W^T + b, with x [tokens, in] and W [out, in] as checkpoints store it.
 
 A program owns a tile of y, BLOCK_M tokens by BLOCK_N outputs, and walks along `in` in steps of BLOCK_K (Goto and van de
-Geijn 2008; tiles in groups for the L2 as in Triton's matrix multiplication tutorial). Two turns for few tokens:
+Geijn 2008; tiles in groups for the L2 as in Triton's matrix multiplication tutorial). Two ideas for few tokens:
 (1) matrix instructions have a large side (64 on Hopper) and a small one (8 and up). For up to 64 tokens the tile is
 computed as W x^T, so that the weight is the large side and the tokens the small one (SWAPPED).
 (2) Split-K: where tiles would leave multiprocessors idle, `in` is cut into splits, each a program of its own. A split
-writes its partial sums and takes a ticket; the one that comes last adds them up, in the order of the splits. So the sum
+writes its partial sums and takes a ticket; the last one to finish adds them up, in the order of the splits. So the sum
 is the same in every run, and no second kernel is launched.
-A caller may name the tile (`tile=`), as the compile table and the tests do for each of them; else `choose` does.
+A caller may name the tile (`tile=`), as the compile table and the tests do for each of them; otherwise `choose` does.
 
 FLOPs: 2 tokens in out. Bytes: 2 (in out + tokens in + tokens out) in 16 bits. FLOPs per byte are about the number of
-tokens, as long as that is small beside in and out: on an H200 (790 TFLOP/s, 4.3 TB/s) memory decides up to 184 tokens,
-then arithmetic.
+tokens, as long as that is small compared with in and out: on an H200 (790 TFLOP/s, 4.3 TB/s) memory-bound up to 184
+tokens, then compute-bound.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ FEW_TOKENS = 64  # up to here the tile is computed as W x^T
 
 @dataclass(frozen=True)
 class Tile:
-    """Of y: block_m tokens, block_n outputs; block_k: inputs per step. num_stages: steps whose operands are under way.
+    """Of y: block_m tokens, block_n outputs; block_k: inputs per step. num_stages: steps whose operands are in flight.
 
-    x_bytes, weight_bytes: of an element in memory.
+    x_bytes, weight_bytes: bytes of an element in memory.
     """
 
     block_m: int
@@ -47,7 +47,7 @@ class Tile:
 
     @property
     def may_split(self) -> bool:
-        """Large tiles have no registers left for the code that adds splits up."""
+        """Large tiles have no registers left for the code that adds up splits."""
         return self.block_m * self.block_n <= 128 * 128
 
     @property
@@ -60,20 +60,20 @@ class Tile:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
     def shared_bytes(self, gpu: Architecture) -> int:
-        """Before Hopper, operands are in registers by the time they are multiplied: that takes one buffer fewer."""
+        """Before Hopper, operands are in registers when they are multiplied, so one buffer fewer is needed."""
         step = self.block_k * (self.block_m * self.x_bytes + self.block_n * self.weight_bytes)
         return int(step) * (self.num_stages if gpu.is_large else self.num_stages - 1)
 
     def fits(self, gpu: Architecture) -> bool:
-        """Whether there is shared memory enough, and registers: before Hopper, sums share them with the operands."""
-        sums = self.block_m * self.block_n // (self.num_warps * gpu.target.warp_size)  # of a thread
+        """Whether there are enough shared memory and registers: before Hopper, sums share them with the operands."""
+        sums = self.block_m * self.block_n // (self.num_warps * gpu.target.warp_size)  # per thread
         return self.shared_bytes(gpu) <= gpu.shared_bytes and sums <= (128 if gpu.is_large else 64)
 
     def count(self, num_tokens: int, out_features: int) -> int:
         return -(-num_tokens // self.block_m) * -(-out_features // self.block_n)
 
 
-# From large to small. The large ones read operands seldom, the small ones leave no multiprocessor idle.
+# From large to small. The large ones read operands less often, the small ones leave no multiprocessor idle.
 TILES = (
     Tile(128, 256, 64, 8, 4),
     Tile(128, 128, 64, 8, 4),
@@ -89,12 +89,12 @@ TILES = (
 FLOAT32_TILE = Tile(32, 32, 32, 4, 1, 4, 4)  # without matrix units: more would spill
 
 
-# Tile and grid are asked for at every launch; on the host triton.cdiv, made for kernels, takes a microsecond.
+# Every launch needs tile and grid, so both are cached. triton.cdiv, made for kernels, takes a microsecond on the host.
 @lru_cache(1 << 14)
 def choose(tiles: tuple[Tile, ...], num_tokens: int, out_features: int, gpu: Architecture) -> Tile:
-    """A function of shapes alone: of the tiles (from large to small) that fit the GPU, those with the fewest places
-    that hold all tokens, or with the most; of these the first that gives every multiprocessor one (few tokens: every
-    second, as splits do the rest), else the last.
+    """Depends on shapes alone. Of the tiles (from large to small) that fit the GPU, those with the smallest block_m
+    that holds all tokens, or else the largest; of these the first that gives every multiprocessor a tile (for few
+    tokens every second one, as splits do the rest), else the last.
     """
     tiles = tuple(tile for tile in tiles if tile.fits(gpu))
     needed = min(num_tokens, max(tile.block_m for tile in tiles))
@@ -108,7 +108,7 @@ def choose(tiles: tuple[Tile, ...], num_tokens: int, out_features: int, gpu: Arc
 def grid_of(tile: Tile, num_tokens: int, out_features: int, in_features: int, gpu: Architecture) -> tuple[int, int]:
     """(tiles, splits): the fewest splits that give all multiprocessors about the same number of steps.
 
-    For few tokens at least three blocks on two of them: while one waits for memory, another computes.
+    For few tokens at least three blocks for two of them: while one waits for memory, another computes.
     """
     num_tiles, steps = tile.count(num_tokens, out_features), -(-in_features // tile.block_k)
     few = tile.block_m <= FEW_TOKENS
@@ -208,7 +208,7 @@ def _gemm(
 
 
 def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, tile: Tile | None = None) -> Tensor:
-    """Twin of `reference.gemm`; there are shapes and meanings. tile: if not the one that `choose` says."""
+    """Twin of `reference.gemm`, which documents shapes and meanings. tile: by default the one `choose` returns."""
     check_operands(x, weight, x.shape[1], bias)
     (num_tokens, in_features), out_features = x.shape, len(weight)
     if tile is None:
@@ -243,7 +243,7 @@ def check_operands(x: Tensor, weight: Tensor, row: int, bias: Tensor | None = No
 def room_for(grid: tuple[int, int], out: Tensor) -> tuple[Tensor, Tensor]:
     """(partial, tickets): the splits' sums [splits, tokens, out] float32, and how many splits of each tile are done.
 
-    They are those of `launch.tickets_of`, with what is said there of streams and graphs.
+    The tickets are those of `launch.tickets_of`: its conditions for streams and graphs hold.
     """
     splits = grid[1] if grid[1] > 1 else 0
     return out.new_empty((splits, *out.shape), dtype=torch.float32), tickets_of(out.device)

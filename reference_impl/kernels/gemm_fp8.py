@@ -6,8 +6,8 @@ becomes 448, the largest e4m3; then the codes. Bytes per row: 2 in are read, in 
 multiplies the sums. Hopper's unit keeps about 14 bits of a running sum (DeepSeek-V3 2024, 3.3.2): the sums of PROMOTED
 inputs at a time are added up in float32 outside of it.
 
-FLOPs: 2 tokens in out. Bytes: in out + tokens (in + 2 out). On an H200 (1580 TFLOP/s in FP8, 4.3 TB/s) memory decides
-up to 184 tokens, then arithmetic: in both regimes at best twice as fast as 16 bits.
+FLOPs: 2 tokens in out. Bytes: in out + tokens (in + 2 out). On an H200 (1580 TFLOP/s in FP8, 4.3 TB/s) memory-bound up
+to 184 tokens, then compute-bound: in both regimes at best twice as fast as 16 bits.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ TILES = (
 
 
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Twin of `reference.quantize_rows_fp8`; there are shapes and meanings."""
+    """Twin of `reference.quantize_rows_fp8`, which documents shapes and meanings."""
     num_tokens, in_features = x.shape
     if x.stride(1) != 1:
         raise ValueError(f"expected rows that are contiguous, got strides {x.stride()}")
@@ -122,7 +122,7 @@ def gemm_fp8(
     *,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Twin of `reference.gemm_fp8`; there are shapes and meanings. tile: if not the one that `choose` says."""
+    """Twin of `reference.gemm_fp8`, which documents shapes and meanings. tile: by default the one `choose` returns."""
     (num_tokens, in_features), out_features = codes.shape, len(weight)
     check_operands(codes, weight, in_features)
     if scale.shape != (num_tokens,) or weight_scale.shape != (out_features,):

@@ -1,18 +1,18 @@
 """A linear layer with a weight of 4 bits: y = x W^T, W = (code - zero) x scale, in groups of 32, 64 or 128 along `in`.
 
 As Marlin (Frantar et al. 2024) and gpt-fast: codes come from memory, become 16-bit numbers in registers, and go to the
-matrix units. Three turns:
+matrix units. Three ideas:
 (1) A group's first half lies in the low nibbles, its second half in the high ones: two products with the two halves of
 x, and nothing to interleave. A step along `in` is a group.
 (2) A code becomes a number without a conversion: 0x6400 | code is the fp16 number 1024 + code, 0x4300 | code the bf16
-number 128 + code. Taking off 1024 + zero is exact; then the scale multiplies a group's sums, not each weight. Integer
-instructions per weight decide here: the bits of the other nibble are set, not cleared, which is one instruction less.
+number 128 + code. Subtracting 1024 + zero is exact; then the scale multiplies a group's sums, not each weight. Integer
+instructions per weight set the pace here: the bits of the other nibble are set, not cleared, which saves one.
 (3) The tile is computed as W x^T: weights then go from registers into the matrix instruction, and few tokens are its
-small side. Weights are read once: the L2 may drop them first.
+small side. Weights are read once: the L2 may evict them first.
 
 FLOPs: 2 tokens in out. Bytes: in out / 2 + 2 in out / group for scales + 2 tokens (in + out); 4.1 bits per weight at
-group 128, so at best 3.9 times as fast as 16 bits. On an H200 memory decides up to 47 tokens, then arithmetic; from
-184 tokens on 16 bits are as fast.
+group 128, so at best 3.9 times as fast as 16 bits. On an H200 memory-bound up to 47 tokens, then compute-bound; from
+184 tokens on, 16 bits are as fast.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def gemm_w4a16(
     *,
     tile: Tile | None = None,
 ) -> Tensor:
-    """Twin of `reference.gemm_w4a16`; there are shapes and meanings. x in 16 bits; groups of 32, 64 or 128.
+    """Twin of `reference.gemm_w4a16`, which documents shapes and meanings. x in 16 bits; groups of 32, 64 or 128.
 
-    tile: if not the one that `choose` says; its step along `in` becomes a group.
+    tile: by default the one that `choose` returns; its step along `in` becomes a group.
     """
     (num_tokens, in_features), out_features = x.shape, len(packed)
     check_four_bits(x, packed, scales, group_size)
@@ -126,7 +126,7 @@ def gemm_w4a16(
 
 
 def check_four_bits(x: Tensor, packed: Tensor, scales: Tensor, group_size: int, bias: Tensor | None = None) -> None:
-    """Raises ValueError unless the operands fit each other, and the kernels can compute them."""
+    """Raises ValueError unless the operands fit together and the kernels can compute them."""
     in_features = x.shape[1]
     if group_size not in (32, 64, 128) or in_features % group_size or x.element_size() != 2:
         raise ValueError(

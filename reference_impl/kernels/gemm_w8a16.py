@@ -2,10 +2,10 @@
 
 As `gemm_w4a16`, where it is explained: weights become 16-bit numbers in registers without the slow conversion, the tile
 is computed as W x^T, the scale multiplies sums. With one scale per output it does so once, at the end; with groups
-after each step, which then must not reach over the border of a group.
+after each step, which then must not cross the border of a group.
 
-FLOPs: 2 tokens in out. Bytes: in out + 2 tokens (in + out): at best twice as fast as 16 bits. On an H200 memory decides
-up to 92 tokens, then arithmetic.
+FLOPs: 2 tokens in out. Bytes: in out + 2 tokens (in + out): at best twice as fast as 16 bits. On an H200 memory-bound
+up to 92 tokens, then compute-bound.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ TILES = (
 
 
 def gemm_w8a16(x: Tensor, weight: Tensor, scales: Tensor, *, tile: Tile | None = None) -> Tensor:
-    """Twin of `reference.gemm_w8a16`; there are shapes and meanings. x in 16 bits; groups of a multiple of 32.
+    """Twin of `reference.gemm_w8a16`, which documents shapes and meanings. x in 16 bits; groups of a multiple of 32.
 
-    tile: if not the one that `choose` says. Where groups are shorter than its steps, these become shorter, too.
+    tile: by default the one `choose` returns. Where groups are shorter than its steps, the steps become shorter, too.
     """
     (num_tokens, in_features), out_features, num_groups = x.shape, len(weight), len(scales)
     check_operands(x, weight, in_features)

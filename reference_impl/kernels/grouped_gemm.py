@@ -1,7 +1,7 @@
 """Rows times the weights of the expert that each row was sent to: a mixture of experts' matrix products in one launch.
 
-Rows lie sorted by expert. A program owns BLOCK_M rows of one expert and BLOCK_N of its outputs; which expert, it finds
-on the device from expert_offsets, so that the host waits for nothing and a CUDA graph holds for any routing. Expert e's
+Rows are sorted by expert. A program owns BLOCK_M rows of one expert and BLOCK_N of its outputs; it finds its expert on
+the device, from expert_offsets, so that the host never waits and a CUDA graph is valid for any routing. Expert e's
 tiles begin at e + expert_offsets[e] // BLOCK_M: the grid is bounded by tokens / BLOCK_M + experts, and a program
 without rows returns at once (grouped GEMM as in MegaBlocks, Gale et al. 2022; the mapping is that of our flash
 attention). GROUP_M tiles of rows share each tile of weights before the next is read, so both come from the L2.
@@ -9,7 +9,7 @@ attention). GROUP_M tiles of rows share each tile of weights before the next is 
 FLOPs: 2 x tokens x in x out. Bytes: the weights of each expert that has rows once, and (in + out) values per token.
 With few rows per expert (decoding) the weights' bytes decide: the tile then has 16 rows, and everything lies
 transposed, outputs along the first axis, so that the few rows are the small side of the matrix instruction (N = 16).
-With many, the FLOPs decide. BLOCK_M changes nothing in the order in which a row's sum is taken.
+With many, the FLOPs decide. BLOCK_M does not change the order in which a row is summed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _grouped_gemm(
 
 
 def grouped_gemm(x: Tensor, weights: Tensor, expert_offsets: Tensor) -> Tensor:
-    """Twin of `reference.grouped_gemm`; there are shapes and meanings."""
+    """Twin of `reference.grouped_gemm`, which documents shapes and meanings."""
     num_tokens, in_features = x.shape
     num_experts, out_features, _ = weights.shape
     if x.stride(1) != 1 or weights.shape[2] != in_features:
@@ -85,7 +85,7 @@ def grouped_gemm(x: Tensor, weights: Tensor, expert_offsets: Tensor) -> Tensor:
 
 
 def tile_of(rows_per_expert: float, element_size: int, gpu: Architecture) -> tuple[dict[str, int], dict[str, int]]:
-    """Tile and options. Three sizes by the mean number of rows: graphs of a few batch sizes need a few kernels."""
+    """Tile and options. Three sizes by the mean number of rows: graphs of a few batch sizes need only a few kernels."""
     if element_size == 4:
         return {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 32}, {"num_warps": 4, "num_stages": 1}
     if rows_per_expert <= 16:

@@ -1,4 +1,4 @@
-"""Launching a kernel, or writing down what would be launched.
+"""Launch a kernel, or record what would be launched.
 
 Every kernel's host function launches through `launch`. Inside `recording(architecture)` nothing runs: the same host
 function, called with tensors on torch's "meta" device, says which machine code a GPU would need. So the compile table
@@ -6,7 +6,7 @@ holds what is launched, by construction.
 
 Dependent launches (Hopper and later, "programmatic dependent launch" in the CUDA C++ Programming Guide): inside
 `dependent_launches()` a kernel begins while the one before it is still running, and waits (`wait_for_previous`) before
-it touches any memory. So the time between two kernels is hidden, and nothing else changes.
+it touches any memory. This hides the time between two kernels and changes nothing else.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ TICKETS = 1 << 16
 class Launch:
     """What decides a kernel's machine code.
 
-    types: of the arguments that it gets when it runs, as Triton says them ("*bf16", "i32"). constants: of the others.
-    aligned: pointers, and integers divisible by 16. options: num_warps, num_stages.
+    types: those of its run-time arguments, in Triton's notation ("*bf16", "i32"). constants: all other arguments, with
+    their values. aligned: pointers, and integers divisible by 16. options: num_warps, num_stages.
     """
 
     kernel: Any
@@ -53,7 +53,7 @@ class Launch:
 
     @property
     def multiplies(self) -> bool:
-        """Whether it multiplies matrices, and so should use the units made for that."""
+        """Whether it multiplies matrices, and so should use the matrix units."""
         return "tl.dot" in self.kernel.src
 
 
@@ -69,7 +69,7 @@ _dependent: ContextVar[bool] = ContextVar("dependent", default=False)
 
 @contextmanager
 def recording(architecture: Architecture) -> Iterator[list[Launch]]:
-    """The launches that happen inside, in order; none is carried out."""
+    """The launches that happen inside, in order; none of them runs."""
     launches: list[Launch] = []
     token = _recording.set(_Recording(architecture, launches))
     try:
@@ -80,9 +80,9 @@ def recording(architecture: Architecture) -> Iterator[list[Launch]]:
 
 @contextmanager
 def dependent_launches(wanted: bool = True) -> Iterator[None]:
-    """Whether kernels launched inside by this thread, those that declare PDL, begin before the kernel before them ends.
+    """Whether kernels that declare PDL, launched inside by this thread, begin before the kernel before them ends.
 
-    Raises ValueError if they should where they cannot: before Hopper, on AMD, in the interpreter.
+    Raises ValueError if this is wanted where it is impossible: before Hopper, on AMD, in the interpreter.
     """
     if wanted and (is_interpreted() or not architecture().has_dependent_launch):
         raise ValueError("expected an NVIDIA GPU of Hopper or later for dependent launches: leave them off here")
@@ -106,13 +106,13 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 def prepare(device: torch.device | str) -> None:
-    """What kernels need on this GPU that must not be made while a CUDA graph is captured."""
+    """Allocates what kernels need on this GPU and what must not be allocated while a CUDA graph is captured."""
     tickets_of(torch.empty(0, device=device).device)
 
 
 @functools.cache
 def tickets_of(device: torch.device) -> Tensor:
-    """[TICKETS] int32, of kernels in which the last program of several to end does what is left; device has an index.
+    """[TICKETS] int32, for kernels whose last program to finish combines the results; device has an index.
 
     Tickets are zero between launches. All launches on a GPU share them: two must not run side by side in two streams.
     Raises RuntimeError if a CUDA graph is being captured and there are none yet.
@@ -130,7 +130,7 @@ def is_interpreted() -> bool:
 def architecture() -> Architecture:
     """The GPU for which a host function chooses tiles: the current one. Under the interpreter, an H100.
 
-    Raises ValueError for a GPU that is not in the table; the nearest older one of its kind would do.
+    Raises ValueError for a GPU that is not in the table; the entry of the nearest older one of its kind would fit it.
     """
     recorder = _recording.get()
     if recorder is not None:
@@ -150,8 +150,8 @@ def architecture() -> Architecture:
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, options: Mapping[str, int], **constants: Any) -> None:
     """kernel[grid](*arguments, **constants, **options), and PDL for a kernel that declares it.
 
-    Raises TypeError for float64, and for bfloat16 under the interpreter, which would compute with its bits as with
-    integers and say nothing; ValueError for tensors that are not on a GPU otherwise.
+    Raises TypeError for float64, and for bfloat16 under the interpreter, which would silently compute with its bits as
+    integers; ValueError for tensors that are not on a GPU otherwise.
     """
     if "PDL" in kernel.arg_names:
         constants["PDL"] = dependent = _dependent.get()
@@ -185,7 +185,7 @@ def _check(tensor: Tensor) -> None:
 def described(
     kernel: Any, arguments: tuple[Any, ...], constants: Mapping[str, Any], options: Mapping[str, int]
 ) -> Launch:
-    """As Triton's own launcher would specialize: None and 1 become constants, what is divisible by 16 is marked."""
+    """Specialized as by Triton's own launcher: None and 1 become constants, multiples of 16 are marked."""
     types: dict[str, str] = {}
     fixed, aligned = dict(constants), []
     for parameter, value in zip(kernel.params, arguments, strict=False):

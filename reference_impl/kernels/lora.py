@@ -5,10 +5,10 @@ Sheng et al. 2023): shrink to `rank` values, expand and add. Tokens lie in any o
 tokens and a share of the adapters that occur there: the n-th of them belongs to lane n % LANES. It multiplies the
 whole tile by that adapter's matrix and keeps the rows of the adapter's own tokens. So a run of one adapter's tokens (a
 prompt) costs one product per tile, tokens that all differ (decoding) are spread over the lanes, and an adapter's matrix
-is read once per tile in which it occurs. Every value is written by one program: no atomics, no order that varies.
+is read once per tile in which it occurs. Every value is written by one program: no atomics, and no order that varies.
 
 FLOPs: 2 x tokens x rank x (in + out). Bytes, of values: tokens x (in + 2 out) for x and for the output read and
-written, rank x (in + out) for each adapter and tile; while decoding, the latter decides.
+written, rank x (in + out) for each adapter and tile; while decoding, the latter dominates.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _lora_expand(
 
 
 def lora_shrink(x: Tensor, a: Tensor, adapter_index: Tensor, scale: float = 1.0) -> Tensor:
-    """Twin of `reference.lora_shrink`; there are shapes and meanings."""
+    """Twin of `reference.lora_shrink`, which documents shapes and meanings."""
     num_tokens, in_features = x.shape
     rank = a.shape[1]
     if x.stride(1) != 1 or a.stride(2) != 1 or a.shape[2] != in_features:
@@ -112,7 +112,7 @@ def lora_shrink(x: Tensor, a: Tensor, adapter_index: Tensor, scale: float = 1.0)
 
 
 def lora_expand(h: Tensor, b: Tensor, adapter_index: Tensor, out: Tensor) -> Tensor:
-    """Twin of `reference.lora_expand`; there are shapes and meanings."""
+    """Twin of `reference.lora_expand`, which documents shapes and meanings."""
     num_tokens, rank = h.shape
     out_features = b.shape[1]
     if h.stride(1) != 1 or b.stride(2) != 1 or out.stride(1) != 1 or out.shape != (num_tokens, out_features):
@@ -136,7 +136,7 @@ def _seen(*tensors: Tensor) -> str:
 def shrink_tile_of(
     num_tokens: int, rank: int, element_size: int, gpu: Architecture
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Decoding: ranks by 16, so that more programs read. Prompts: all ranks at once, so that x is read once."""
+    """Decoding: 16 ranks a program, so that more programs read. Prompts: up to 64 a program, so that x is read once."""
     decodes = num_tokens <= MAX_DECODE_TOKENS
     if element_size == 4:
         return {"BLOCK_M": 16, "BLOCK_R": 16, "BLOCK_K": 64}, {"num_warps": 4, "num_stages": 1}

@@ -1,8 +1,8 @@
 """What a GPU would make of a kernel that a learner wrote in a notebook: `report(attention)`, lab 05.
 
 The lab's notebook runs kernels in Triton's interpreter, and a process that does cannot compile. So the source of the
+The lab's notebook runs kernels in Triton's interpreter, and a process that does so cannot compile. So the source of the
 notebook's cell is written to a file, and `python -m reference_impl.kernels.own_kernel FILE` runs it in a child process
-without the interpreter and with a cache of its own. There `kernel[grid](...)` only writes down what it was called with.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SECONDS = 240.0  # a kernel that spills much takes minutes to assemble
 
 
 def report(function: Callable[..., Any]) -> str:
-    """A text: per head_dim, launch and GPU what the kernel takes; on CUDA, the time beside SDPA's, too.
+    """A text: what the kernel uses, per head_dim, launch and GPU; on CUDA also its time, beside SDPA's.
 
-    function: attention(q, k, v, first) of lab 05, defined in a notebook's cell. Cells that it uses come along. What
-    goes wrong in the child process is in the text.
+    function: attention(q, k, v, first) of lab 05, defined in a notebook's cell. Cells that it uses are included. Errors
+    in the child process are part of the text.
     """
     with tempfile.TemporaryDirectory(prefix="own-kernel-") as folder:
         file = Path(folder, "notebook_cells.py")
@@ -89,7 +89,7 @@ def _codes(code: Any) -> Iterator[Any]:
 
 @contextmanager
 def written_down() -> Iterator[list[Any]]:
-    """Launches of any jitted kernel inside, as `launch.Launch`; none is carried out."""
+    """Launches of any jitted kernel inside, as `launch.Launch`; none of them runs."""
     from triton.runtime.jit import JITFunction
 
     from reference_impl.kernels.launch import described
@@ -155,7 +155,7 @@ def timed_lines(attention: Callable[..., Any]) -> Iterator[str]:
         off = (attention(q, k, v, 0)[0].float() - sdpa()[0].transpose(0, 1).float()).abs().max()
         own = do_bench(lambda q=q, k=k, v=v: attention(q, k, v, 0), return_mode="median")
         theirs = do_bench(sdpa, return_mode="median")
-        flops = 2 * TOKENS * TOKENS * head_dim * HEADS  # 4 n^2 d per head, half of it hidden
+        flops = 2 * TOKENS * TOKENS * head_dim * HEADS  # 4 n^2 d per head, half of it masked
         yield (
             f"{gpu}, {TOKENS} tokens, {HEADS}/{KV_HEADS} heads of {head_dim}, float16: yours {own:.3f} ms "
             f"({flops / own / 1e9:.0f} TFLOP/s), SDPA {theirs:.3f} ms; outputs differ by up to {off:.1e}"

@@ -1,20 +1,20 @@
 """Attention of one query per row over the paged cache: decoding, in one launch.
 
 One query reads the whole context, 2 x head_dim values per key and KV head for 4 x head_dim x (heads of the group)
-FLOPs: memory decides. So (1) the query heads of a group share one read of the keys: they stand where FlashAttention has
-several queries; (2) a long context is cut into splits (Flash-Decoding, Dao et al. 2023), so that one row fills the GPU,
-too. Of the programs of a row and KV head the one that comes last merges the splits: programs take tickets for that,
-as in gemm.py.
+FLOPs: memory-bound. So (1) the query heads of a group share one read of the keys: they take the place of
+FlashAttention's several queries; (2) a long context is cut into splits (Flash-Decoding, Dao et al. 2023), so that even
+a single row fills the GPU. Of the programs of a row and KV head, the last one to finish merges the splits: it is found
+by tickets, as in gemm.py.
 
-Of split s, m_s is the largest score, t_s the sum of 2^(score - m_s), and a_s that of 2^(score - m_s) x value. The whole
-is sum_s 2^(m_s - m) a_s / sum_s 2^(m_s - m) t_s, with m the largest m_s: no power overflows.
+For split s, m_s is the largest score, t_s the sum of 2^(score - m_s), and a_s that of 2^(score - m_s) x value. The
+whole is sum_s 2^(m_s - m) a_s / sum_s 2^(m_s - m) t_s, with m the largest m_s: no power overflows.
 With a cache of 8 bits, a weight is multiplied by its value's scale before it is rounded for the matrix unit. In float16
 small products would be lost: there m_s is the largest score + log2(scale), so that the largest of them is 1.
 
 Where splits begin follows from the row's own context, so a row's result does not depend on its neighbours. Which
-program computes which splits changes nothing in the result, so it follows from the shape of the batch, see `grid_of`.
+program computes which splits does not affect the result, so it follows from the shape of the batch, see `grid_of`.
 Bytes per row: 2 x context x kv_heads x head_dim values are read. A split writes heads x (head_dim + 2) x 4 bytes more,
-and they are read once from the L2: of 16 bits, four heads in a group, splits of 256 keys, 1.6 % of what is read.
+which are read once, from the L2: with 16 bits, four heads in a group, splits of 256 keys, 1.6 % of what is read.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def paged_decode(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> Tensor:
-    """Twin of `reference.paged_decode`; there are shapes and meanings.
+    """Twin of `reference.paged_decode`, which documents shapes and meanings.
 
     For a CUDA graph: the grid follows from shapes and max_seq_len, so max_seq_len is then a bound for all replays.
     """
@@ -238,33 +238,33 @@ def paged_decode(
 def tile_of(
     head_dim: int, group: int, element_size: int, quantized: bool, gpu: Architecture
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Tile and options; they depend on nothing that changes from step to step."""
+    """Tile and options, from what stays the same in all steps."""
     block_h, block_d = max(16, triton.next_power_of_2(group)), max(16, triton.next_power_of_2(head_dim))
-    # Scores and sums of many heads, or long keys and values of 8 bits while they become 16: with 64 keys at a time they
-    # would spill in 8 warps, too, and many with 32 in 4 (on AMD, where fewer warps have more registers each, in 8).
+    # Crowded: the scores and sums of many heads, or long keys and values of 8 bits while they become 16. With 64 keys
+    # at a time they spill even in 8 warps; many spill with 32 in 4 (on AMD, where a warp has more registers, in 8).
     crowded = block_h * max(block_d, 64) >= 64 * 128 or (quantized and block_d > 128)
     small = crowded or element_size == 4 or (block_d > 128 and gpu.shared_bytes < 96 * 1024)
     tile = {"BLOCK_H": block_h, "BLOCK_D": block_d, "BLOCK_N": 32 if small else 64}
     amd = gpu.target.backend == "hip"
     stages = 1 if element_size == 4 or (crowded and amd) else 3 if gpu.is_large else 2
-    # On Blackwell, accumulators of tensor memory pass through registers: of four warps they would be too many.
+    # On Blackwell, accumulators of tensor memory pass through registers, and four warps would have too few of them.
     eight = gpu.name == "sm_100" or (crowded and not amd)
     return tile, {"num_warps": 8 if eight else 4, "num_stages": stages}
 
 
 def splits_of(num_kv_heads: int, gpu: Architecture) -> tuple[int, int]:
-    """How many splits a short context has, and a long one, so that a lone row gives every multiprocessor one or two."""
+    """How many splits a short context has, and a long one, so that one row gives every multiprocessor one or two."""
     return max(gpu.multiprocessors // num_kv_heads, 1), max(2 * gpu.multiprocessors // num_kv_heads, 1)
 
 
 def most_splits(keys: int, block_n: int, short: int, long: int) -> int:
-    """Of all contexts of up to so many keys, as `tiles_of_split` cuts them."""
+    """The largest number of splits of a context of up to `keys` keys, as `tiles_of_split` cuts it."""
     return max(min(-(-keys // block_n), short), min(-(-keys // SPLIT), long), 1)
 
 
 def grid_of(num_rows: int, num_kv_heads: int, max_splits: int, gpu: Architecture) -> tuple[int, int, int]:
-    """(KV heads, rows, programs of each row and KV head): 24 or more programs per multiprocessor, if there are splits.
+    """(KV heads, rows, programs of each row and KV head): 24 or more programs per multiprocessor, if splits suffice.
 
-    Bounded, because with one long row among many short ones most programs have no split: they load a number and end.
+    Bounded, because with one long row among many short ones most programs have no split, load one number, and end.
     """
     return num_kv_heads, num_rows, min(max_splits, -(-24 * gpu.multiprocessors // (num_rows * num_kv_heads)))

@@ -1,10 +1,10 @@
 """RMSNorm, alone or with the residual added and the result in FP8 (Zhang and Sennrich 2019).
 
 y = x / sqrt(mean(x^2) + eps) x weight, one program per row. The first tile stays in registers, and rows of up to 16,384
-values have no other: then each value is read and written once. What a longer row has more is read again, from the L2.
+values have no other: each value is read and written once. The part of a longer row beyond it is read again (L2).
 
-Bytes per value of a row in b bytes each: norm 2 b; with the residual 4 b, two kernels for that 5 b; FP8 takes b - 1
-less, and saves the read and the write of a kernel that quantizes. About 5 FLOPs per value: memory decides.
+Bytes per value of a row in b bytes each: norm 2 b; with the residual 4 b, as two kernels 5 b; FP8 takes b - 1 less, and
+saves the read and the write of a kernel that quantizes. About 5 FLOPs per value: memory-bound.
 The weight is read by every row and stays in the L2.
 """
 
@@ -77,7 +77,7 @@ def _rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Twin of `reference.rms_norm`; there are shapes and meanings."""
+    """Twin of `reference.rms_norm`, which documents shapes and meanings."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     _normalize(x, None, weight, eps, out)
     return out

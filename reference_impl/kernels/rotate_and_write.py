@@ -5,8 +5,8 @@ A program has one token and a few heads, of q, or of k and v. It reads a head as
 the cache at the token's slot. In a cache of 8 bits every head of a slot has a scale of its own.
 
 Bytes per token, of b bytes per value: (heads + 2 kv_heads) x head_dim x b are read and as many written (to the cache at
-its own width). As separate kernels (norm, rotation, write) q and k go back and forth up to twice more. Cosines and
-sines, head_dim x 4 bytes per token, stay in the L2. About 10 FLOPs per value: memory decides.
+its own width). As separate kernels (norm, rotation, write) q and k are read and written up to twice more. Cosines and
+sines, head_dim x 4 bytes per token, stay in the L2. About 10 FLOPs per value: memory-bound.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def rotate_and_write(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> Tensor:
-    """Twin of `reference.rotate_and_write`; there are shapes and meanings."""
+    """Twin of `reference.rotate_and_write`, which documents shapes and meanings."""
     num_tokens, heads, head_dim = q.shape
     _, block_size, kv_heads, _ = keys.shape
     if keys.stride() != values.stride() or any(t.stride(-1) != 1 for t in (q, k, v, keys, cos, sin)):

@@ -1,6 +1,6 @@
 """One token per row of logits: temperature, top-k, top-p, min-p, one draw by inverse transform, without a sort.
 
-A program has a row and walks over it several times; nothing else is written than the token.
+A program owns a row and walks over it several times; it writes nothing but the token.
 1. Largest logit. A score is the distance from it, over the temperature. Temperature 0 ends here.
 2. Top-k: the smallest distance up to which there are k tokens. The bits of a float that is not negative, read as a
    whole number, have its order; so the distance is found digit by digit, four bits per pass, by counting the tokens
@@ -12,9 +12,9 @@ Mass is a whole number of 2^-40, computed in float32 by steps that round the sam
 sums are exact in any order, and the kernel chooses its twin's token, always. u is Philox 4x32-10 (Salmon et al. 2011).
 
 Passes: 1 if greedy; at most 3 without top-k and top-p; 8 more for top-k and 9 for top-p. A pass reads vocab_size x b
-bytes, 304 KB of 151,936 tokens in bf16, that lie in the L2 after the first while the rows fit there together. The
+bytes, 304 KB for 151,936 tokens in bf16; after the first pass they come from the L2, if all rows fit there. The
 passes for a mass take about 30 float operations and some 64-bit additions per token, those of step 3 only for tiles
-that hold a token whose digits are right so far. A lone row has one multiprocessor: its passes take longer.
+with a token whose digits are right so far. A single row has only one multiprocessor, so its passes take longer.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def sample_tokens(
     sample_index: Tensor,
     position: Tensor,
 ) -> Tensor:
-    """Twin of `reference.sample_tokens`, the same token by token; there are shapes and meanings."""
+    """Twin of `reference.sample_tokens`, equal token by token, which documents shapes and meanings."""
     rows, vocab_size = logits.shape
     parameters = (temperature, top_k, top_p, min_p, seed, sample_index, position)
     if any(p.shape != (rows,) or not p.is_contiguous() for p in parameters) or logits.stride(1) != 1:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: torch's profiler around it, what it found against the theory, a file for Perfetto."""
+"""Where the time of a step goes: torch's profiler around it, its result against the theory, a file for Perfetto."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(
     """
     import os
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch begins: its profiler talks on stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before torch begins: its profiler writes to stderr
     import json
 
     from rich.console import Console
@@ -38,7 +38,7 @@ def run(
     if phase not in get_args(Phase):
         raise ValueError(f"--phase: expected {' or '.join(get_args(Phase))}, got {phase!r}")
     if options.get("worker", "here") != "here":
-        raise ValueError(f"--worker {options['worker']}: what is profiled computes in this process, leave it out")
+        raise ValueError(f"--worker {options['worker']}: only this process can be profiled, leave it out")
     budget = max(2048, batch * context) if phase == "prefill" else 2048
     length = context + num_tokens(batch, context, steps, budget)
     # Three times: overlapped, a step is planned while one runs, and the one before it gives its blocks back.

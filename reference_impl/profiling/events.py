@@ -1,6 +1,6 @@
 """What torch's profiler recorded, read from its Chrome trace: operators with their own time, kernels, labels.
 
-Only this file has operators, kernels and what launched them. Times are seconds.
+Only that file links kernels to the operators that launched them. Times are seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Call:
     """One operator or kernel. seconds: its own time, without that of operators that it called.
 
     label: of the innermost part of the model that it ran for. step: the number of the step, None outside of one.
-    dims: shapes of its inputs, itemsizes: bytes of a number in each; 0 for what is no tensor, or not known.
+    dims: shapes of its inputs, itemsizes: bytes of a number in each; 0 for what is no tensor, or unknown.
     hands_on: another operator, which it called, works on as many numbers.
     """
 
@@ -45,7 +45,7 @@ class Call:
 
     @property
     def numbers(self) -> int:
-        """In the largest input."""
+        """How many numbers the largest input has."""
         return max((numbers for numbers, _ in self.tensors), default=0)
 
 
@@ -64,7 +64,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Recorded:
-    """calls: in the steps. steps: (start, end) of each. smallest: seconds of an operator that does next to nothing.
+    """calls: in the steps. steps: (start, end) of each. smallest: seconds of an operator that does almost nothing.
 
     busy: seconds in which the device computed: on a CPU the sum of all calls, on a GPU without counting twice what
     overlaps.
@@ -185,7 +185,7 @@ def _inputs(dims: Sequence[Any], kinds: Sequence[str]) -> tuple[tuple[tuple[int,
 
 
 def _kernel(event: dict[str, Any], launch: Call | None) -> Call:
-    """A GPU's kernel or copy; what launched it says for which part of the model."""
+    """A GPU's kernel or copy; its launch says for which part of the model."""
     start, end = event["ts"] * 1e-6, (event["ts"] + event["dur"]) * 1e-6
     label, step = (None, None) if launch is None else (launch.label, launch.step)
     return Call(short_name(event["name"]), start, end, end - start, label, step)

@@ -1,7 +1,7 @@
-"""An entry of a profile in words: what it is in the model, what the theory asks of it, and what its time goes to.
+"""An entry of a profile in words: what it is in the model, its work by the theory, and what its time goes to.
 
 Three limits of this machine, measured in the same run: bytes / bandwidth, FLOPs / rate, and calls x the time of an
-operator that does next to nothing. The largest of them governs; the share reached is that limit / the time it took.
+operator that does almost nothing. The largest of them governs; the share reached is that limit / the time it took.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Per step. flops and bytes None: the theory of this profile does not know them."""
+    """Per step. flops and bytes None: the theory here has no count for them."""
 
     what: str
     calls: float
@@ -80,7 +80,7 @@ class Explanation:
 
     @property
     def share(self) -> float | None:
-        """Of the limit that is reached; above 1 where the data lay in a cache."""
+        """Share of the limit that is reached; above 1 where the data were in a cache."""
         return None if self.limit is None or not self.seconds else self.limit / self.seconds
 
 
@@ -139,7 +139,7 @@ def _work(entry: Entry, kind: str, calls: float, num_steps: int, work: Mapping[s
         return work["attention"]
     place = label or "step"
     if kind == "caller":
-        return Work(0.0, 0.0, round(calls), f"calls other operators ({place}): its own time is the way to them")
+        return Work(0.0, 0.0, round(calls), f"calls other operators ({place}): its own time is that of the calls")
     if kind == "view":
         return Work(0.0, 0.0, round(calls), f"makes room, or a view of what is there ({place}): no number moves")
     if kind == "gather":

@@ -1,4 +1,4 @@
-"""Names for what the parts of a model do, seen by torch's profiler; put on from outside while a `with` lasts.
+"""Names for what the parts of a model do, as torch's profiler shows them; put on from outside while a `with` lasts.
 
 A label begins with "inferlab: " and a word: qkv, o, gate_up, down (products), attention, norm, lm_head, sampler,
 schedule, update, submit, collect, step. What is replayed from a CUDA graph carries none: Python does not run then.
@@ -50,7 +50,7 @@ def labelled(engine: Engine) -> Iterator[None]:
             (fusion, "add_linear", None),
             (model, "head", "lm_head"),
             (model, "forward", "model"),
-            # A function is replaced; an object stays itself, for the executor asks it what it can do.
+            # A function is replaced; an object stays, because the executor checks what it can do.
             *((sampler, name, "sampler") for name in ("launch", "choose")),
             (executor if inspect.isfunction(sampler) else None, "sampler", "sampler"),
             (engine.planner, "step", "plan"),

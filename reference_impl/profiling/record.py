@@ -1,4 +1,4 @@
-"""Brings an engine into a state, and runs torch's profiler around some of its steps."""
+"""Brings an engine into the state to profile, and runs torch's profiler around some of its steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Profile:
 
 
 def record(engine: Engine, phase: Phase, batch: int, context: int, steps: int) -> Profile:
-    """Profiles `steps` steps in which `batch` requests decode behind `context` tokens, or bring that many new ones.
+    """Profiles `steps` steps in which `batch` requests decode after `context` tokens, or prefill that many.
 
     ValueError where that many do not fit into a step or into the cache.
     """
@@ -59,10 +59,10 @@ def record(engine: Engine, phase: Phase, batch: int, context: int, steps: int) -
         load.step()
     plain = [_plain_step(load) for _ in range(steps)]
     brackets = []
-    # One session in a process: what CUPTI of CUDA 13.0 tells of a second one is wrong, or nothing.
+    # One session in a process: CUPTI of CUDA 13.0 reports a second one wrongly, or not at all.
     with profile(activities=activities, record_shapes=True) as profiler:
         smallest_operators(engine.model.device)
-        for _ in range(WARM_STEPS):  # a profiler that has just begun holds the first one up
+        for _ in range(WARM_STEPS):  # a profiler that has just begun delays the first one
             load.step()
         _wait(engine)
         first = len(engine.trace.steps())
@@ -101,7 +101,7 @@ def _plain_step(load: _Load) -> float:
 
 
 class _Load:
-    """The requests that keep an engine in the state asked for."""
+    """The requests that keep an engine in the state to profile."""
 
     def __init__(self, engine: Engine, phase: Phase, batch: int, context: int, tokens: int):
         self.engine, self.phase, self.batch, self.context, self.tokens = engine, phase, batch, context, tokens
@@ -119,7 +119,7 @@ class _Load:
             self.engine.add(prompt, sampling)
 
     def prepare(self) -> None:
-        """Before a step: new prompts, if prompts are what is profiled."""
+        """Before a step: new prompts, if prefill is profiled."""
         if self.phase == "prefill":
             self._add(1)
 
@@ -151,7 +151,7 @@ def _exported(profiler: profile) -> dict[str, Any]:
 def measure(device: torch.device, dtype: torch.dtype) -> Machine:
     """Bandwidth of a copy and rate of a product of this dtype; `smallest` is measured under the profiler.
 
-    Limits are what this machine can: the best of some runs. A CPU without arithmetic of a 16-bit dtype can compute in
+    Limits are the best of this machine in several runs. A CPU without arithmetic of a 16-bit dtype can compute in
     float32, and is far slower in torch's own product of that dtype: the faster of both counts.
     """
     gpu = device.type == "cuda"
@@ -168,7 +168,7 @@ def measure(device: torch.device, dtype: torch.dtype) -> Machine:
 
 
 def _seconds(run: Callable[[], Any], device: torch.device, rounds: int = 7) -> float:
-    """The shortest of some runs, after one more."""
+    """The shortest of several runs, after one to warm up."""
     run()
     return min(_timed(run, device) for _ in range(rounds))
 

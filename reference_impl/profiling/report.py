@@ -29,7 +29,7 @@ def explained(engine: Engine, profile: Profile, top: int = TOP) -> list[tuple[st
 
 
 def show(engine: Engine, profile: Profile, phase: Phase, batch: int, context: int, console: Console) -> None:
-    """Prints where a step's time goes: on a GPU in the mean, on a CPU, which does other things too, in the fastest."""
+    """Prints where a step's time goes: on a GPU on average, on a CPU, which does other things too, at the fastest."""
     device, machine = engine.model.device, profile.machine
     gpu, steps = device.type == "cuda", len(profile.recorded.steps)
     busy, step = profile.recorded.busy / steps, profile.step_seconds

@@ -2,7 +2,7 @@
 
 A product of n rows with a matrix [K, N]: 2 n K N FLOPs; the matrix as it is stored, and the rows in and out.
 Attention of a row whose queries see s_1, s_2, ... positions: 4 x heads x head_dim x (s_1 + s_2 + ...) FLOPs; the keys
-and values of what the row sees, read once, those of its new tokens, written, and the queries in and the results out.
+and values of what the row sees are read once, those of its new tokens written; the queries go in, the results out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reference_impl.profiling.labels import products
 
 @dataclass(frozen=True)
 class Work:
-    """Of one step. calls: how many times the part occurs in it."""
+    """Work of one part in one step. calls: how many times the part occurs in it."""
 
     flops: float
     bytes: float
@@ -29,7 +29,7 @@ class Work:
 
 
 def step_work(model: Any, steps: Sequence[Sequence[Row]], kv_itemsize: float) -> dict[str, Work]:
-    """{label: its work in the mean of the steps}; each step is given by its rows. Experts are left out: how much of
+    """{label: its work per step, on average}; each step is given by its rows. Experts are left out: how much of
     their weights a step reads depends on which ones its tokens choose."""
     c, size, count = model.config, model.dtype.itemsize, len(steps)
     tokens = sum(row.num_tokens for rows in steps for row in rows) / count
@@ -86,5 +86,5 @@ def _attention(c: Any, steps: Sequence[Sequence[Row]], size: int, kv_itemsize: f
 
 
 def _stored(params: Mapping[str, Tensor]) -> float:
-    """Bytes; a tensor in oneDNN's layout does not say them itself."""
+    """Bytes; a tensor in oneDNN's layout does not report them itself."""
     return sum(t.numel() * t.itemsize for t in params.values() if isinstance(t, Tensor))

@@ -190,7 +190,7 @@ class ChatShape(Shape):
 
 
 class TokenText:
-    """What a single token stands for. A token may be a part of a character: its text shows the bytes as \\xNN."""
+    """The text of a single token. A token may be a part of a character: its text shows the bytes as \\xNN."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer

@@ -4,8 +4,8 @@
 the body comes too slowly, is too long, is not JSON · 421 the name of another host · 422 bad JSON or a wrong field, with
 its place · 429 too many unfinished requests, with Retry-After · 503 the engine has failed or shuts down.
 
-Where there are API keys, what names requests needs one too; /health, /ready, /metrics and the page, which is empty
-without what it asks for, do not.
+With API keys, every path that names requests needs one, too; /health, /ready, /metrics and the page, which is empty
+without the data that it fetches, do not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from reference_impl.serving.refusals import HANDLERS, REFUSALS, Refused, refusal
 from reference_impl.serving.runner import Overloaded, Runner, Stream, Unavailable
 
 RETRY_SECONDS = 1
-# Where there are API keys: how the paths begin that need one.
+# With API keys: the beginnings of the paths that need one.
 NEED_A_KEY = ("/v1/", "/requests/", "/status.json", "/tokenize", "/detokenize")
 Objective = Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds")]
 Last = Annotated[int, Query(ge=1, le=LAST, description="finished requests")]
@@ -80,7 +80,7 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
         summary="An LLM inference engine to look into",
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # it would lead to whatever host the client named
+        redirect_slashes=False,  # it would lead to any host that the client names
     )
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes, refuse=refusal, stop=server.stop_strangers)
     for kind, handler in HANDLERS:
@@ -135,12 +135,12 @@ class _Server:
         self.tokens = TokenText(self.engine.prompts.tokenizer)
 
     def stop_strangers(self, request: Request) -> Response | None:
-        """Without a valid key and host, the request body is not read. The description says which routes need a
+        """Without a valid key and host, the request body is not read. The OpenAPI description says which routes need a
         key."""
         host, own = request.headers.get("host", "localhost"), self.config.only_host
         if own is not None and not is_addressed_to(own, host):
             message = f"expected the header Host: an IP address, localhost or {own}, got {host!r}"
-            return refusal(421, f"{message}. Without API keys there is no other name: give --api-key, and any will do")
+            return refusal(421, f"{message}. Without API keys no other name is served: with --api-key any name is")
         if not self.config.api_keys or not request.url.path.startswith(NEED_A_KEY):
             return None
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -304,7 +304,7 @@ class _Server:
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def status_page(self) -> HTMLResponse:
-        """A page that shows requests, blocks and hits, and looks again every second; it asks for the key, if any."""
+        """A page that shows requests, blocks and hits, refreshed every second; it asks the user for a key, if any."""
         return HTMLResponse((Path(__file__).parent / "status.html").read_text("utf-8"))
 
     async def status(self, ttft: Objective = 0.5, tpot: Objective = 0.05, last: Last = 200) -> dict[str, Any]:
@@ -328,14 +328,14 @@ class _Server:
 
 
 def _said_to_be_json(request: Request) -> None:
-    """What a browser sends as anything else, any page could make it send to this server."""
+    """Any page can make a browser send other content types to this server."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refused(415, f"expected the header Content-Type: application/json, got {kind or 'none'}")
 
 
 def _check_characters(text: str, place: str) -> None:
-    r"""JSON can say half a character ("\ud83d"); no tokenizer can."""
+    r"""JSON can hold half a character ("\ud83d"); no tokenizer can encode it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -344,7 +344,7 @@ def _check_characters(text: str, place: str) -> None:
 
 
 def _bound_tokens(schema: Any, vocabulary: int, longest: int) -> None:
-    """Token ids are those that this model has, and as many as fit; the classes know of no model."""
+    """Token ids are those that this model has, and as many as fit; the classes of protocol.py depend on no model."""
     if isinstance(schema, dict):
         if schema.get("title") == TOKEN_ID:
             schema.pop("exclusiveMaximum", None)

@@ -1,4 +1,4 @@
-"""One HTTP answer, which ends when the client goes; and what is looked at before a request's body is read."""
+"""One HTTP answer, which ends when the client goes; and what is checked before a request's body is read."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Answer(Response):
             await asyncio.wait((work, watch), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
-        except OSError:  # it went while we wrote
+        except OSError:  # the client left while we wrote
             pass
         finally:
             self._finally()
@@ -59,7 +59,7 @@ EVENTS: Message = {
 class BodyLimit:
     """ASGI middleware: reads the whole body first, refuses one that is too long. One that does not come: see limits.py.
 
-    stop: looks at a request before its body is read; the answer that it gives, if any, is the last word.
+    stop: called with a request before its body is read; if it returns an answer, that is sent.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class BodyLimit:
 def is_addressed_to(own: str, host: str) -> bool:
     """Whether a Host header names this machine: by an IP address, as localhost, or as `own`.
 
-    Against DNS rebinding: to a browser, a page whose name turns into 127.0.0.1 is of one origin with what listens there
+    Against DNS rebinding: to a browser, a page whose name turns into 127.0.0.1 has the origin of what listens there
     and may read it. Such a page has a name of its own; it cannot have an address or the name localhost.
     """
     try:

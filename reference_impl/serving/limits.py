@@ -1,7 +1,7 @@
 """What a connection is given before there is a whole request, and after: time, bytes, and a place.
 
 uvicorn waits for ever for a client that connects and sends nothing, half a header, or a byte now and then, and for one
-that does not take its answer; and each of them holds a file descriptor. Here every wait for a client has an end:
+that does not read its answer; and each of them holds a file descriptor. Here every wait for a client has an end:
 
     connected, or answered --headers--> a request --body--> read: the answer takes the time it takes, but a client that
     does not read it is left after `write` seconds. With too many open, the one that has waited longest makes room.
@@ -22,7 +22,7 @@ from reference_impl.serving import answers
 
 OTHER_FILES = 128  # descriptors that are not for connections: libraries, weights, the trace
 PIPELINED = 8  # requests of a client that are read before their turn
-FULL = "this server has as many connections as it can have: try again in a moment"
+FULL = "this server has no room for another connection: try again in a moment"
 
 
 def _descriptors() -> int:
@@ -32,7 +32,7 @@ def _descriptors() -> int:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """headers, body, write: seconds until a request's headers, and then its body, have come; without reading.
+    """headers, body: seconds until a request's headers, and then its body, have come; write: seconds without reading.
 
     head_bytes: that may come without completing a header block or adding to a body. connections: open at once;
     default: what the process's limit of open files leaves, at most 4096.
@@ -51,7 +51,7 @@ class ConnectionLimits:
 
 
 class _Parser(httptools.HttpRequestParser):
-    """httptools reads no body behind an offer of another protocol, as Java's client makes one with its first request
+    """httptools reads no body after an offer of another protocol, such as Java's client makes with its first request
     (`Upgrade: h2c`). A server may ignore the offer: the request is read again without it."""
 
     def __init__(self, protocol: LimitedProtocol):
@@ -169,7 +169,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(seconds, self.end, 408, f"the {owed} did not come within {seconds:g} s")
 
     def end(self, status: int, message: str, tell: bool = False) -> None:
-        """Lets go of the client, and says why if it has begun to ask (or with `tell`) and nothing was answered yet."""
+        """Ends the connection, with the reason if a request has begun (or with `tell`) and nothing was answered yet."""
         self._forget()
         if self.transport.get_write_buffer_size():  # `close` would wait until the client reads, for ever
             self.transport.abort()
@@ -186,7 +186,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def _without_chunks(app: Any, cycle: RequestResponseCycle) -> Any:
-    """HTTP/1.0 knows no chunks: an answer whose length is not declared goes on until the connection is closed.
+    """HTTP/1.0 has no chunks: an answer whose length is not declared ends when the connection is closed.
 
     uvicorn sends chunks to all clients, and requires a declared length of an answer without them.
     """

@@ -18,7 +18,7 @@ _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.
 _LATENCY = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
 
 
-LAST = 500  # finished requests of which percentiles can be asked
+LAST = 500  # finished requests whose percentiles can be queried
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class Counts:
         self.generation_tokens = counter("generation_tokens", "Tokens generated")
         self.queries = counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
         self.hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache")
-        self.evictions = counter("prefix_cache_evictions", "Blocks that the prefix cache forgot")
-        self.preemptions = counter("num_preemptions", "Requests that had to give their blocks back")
+        self.evictions = counter("prefix_cache_evictions", "Blocks evicted from the prefix cache")
+        self.preemptions = counter("num_preemptions", "Preemptions: a request loses its blocks")
         self.steps = counter("engine_steps", "Forward passes")
         self.finished = counter("request_success", "Requests that ended, by reason", "finished_reason")
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _TTFT)
@@ -72,7 +72,7 @@ class Counts:
         self.latency = histogram("e2e_request_latency_seconds", "Arrival to last token", _LATENCY)
         self.queue = histogram("request_queue_time_seconds", "Arrival to the first step that computes it", _TTFT)
         self._prompts: dict[str, int] = {}  # lengths, of the unfinished
-        self._waiting: set[str] = set()  # unfinished requests that were never let in
+        self._waiting: set[str] = set()  # unfinished requests that were never admitted
 
     def count(self, event: Event) -> None:
         if isinstance(event, StepDone):
@@ -83,7 +83,7 @@ class Counts:
             if event.transfers.evicted:
                 self.evictions.inc(len(event.transfers.evicted))
             for request_id, cached in event.admitted:
-                if request_id in self._waiting:  # let in for the first time
+                if request_id in self._waiting:  # admitted for the first time
                     self._waiting.remove(request_id)
                     self.queries.inc(self._prompts[request_id])
                     self.hits.inc(cached)
@@ -125,7 +125,7 @@ class Counts:
 
 
 class EngineGauges(Collector):
-    """How things stand at the moment of the scrape."""
+    """The engine's state at the moment of the scrape."""
 
     def __init__(self, engine: Engine):
         self.engine = engine

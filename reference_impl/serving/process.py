@@ -3,8 +3,8 @@
 The event loop needs some 40 us for every token that it sends to a client. In one process with the engine, whose steps
 are Python too, that time is taken from the steps: only one thread of a process runs Python.
 
-The event loop never waits for the socket, its commands queue up. The engine does: where the event loop does not read
-for so long that the socket is full, the engine stands still until it reads again, and nothing grows. When the event
+The event loop never waits for the socket: its commands queue up. The engine does: when the event loop has not read for
+so long that the socket is full, the engine stands still until it reads again, and nothing grows. When the event
 loop's process ends, however it ends, the kernel closes the socket, and the engine's process ends, in mid-step.
 """
 
@@ -55,7 +55,7 @@ def _exactly(connection: socket.socket, length: int) -> bytearray:
 class EngineProcess:
     """Starts a process in which `make()` loads an LLM; `make` is pickled, so it is a function of a module.
 
-    prompts: what makes tokens here, of the same model. Raises ValueError for what `make` refuses, ChildProcessError
+    prompts: makes tokens here, for the same model. Raises ValueError for what `make` refuses, ChildProcessError
     where the process ends before it is ready.
     """
 
@@ -88,7 +88,7 @@ class EngineProcess:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # it has ended
         except Exception:
-            logger.exception("what the engine's process says is not understood; it is ended")
+            logger.exception("a message of the engine's process cannot be read; the process is ended")
             self._process.kill()
         how = await asyncio.to_thread(self._wait)
         if not self._ending:
@@ -111,7 +111,7 @@ class EngineProcess:
         self._writer.close()
 
     def _wait(self) -> str:
-        """For the end of the process, after that of the socket; how it ended."""
+        """Waits for the end of the process, after that of the socket; returns how it ended."""
         return f"the engine's process {how_it_ended(self._process)}"
 
 

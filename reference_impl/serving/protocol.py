@@ -37,7 +37,7 @@ TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31, title=TOKEN_ID)]
 MAX_PROMPTS, MAX_STOP, MAX_STOP_CHARACTERS = 64, 16, 1000
 MAX_MESSAGES, MAX_PARTS, MAX_FIELDS, MAX_INPUTS = 10_000, 1000, 100, 2048
 
-# What OpenAI's clients may send and this server cannot do. A value that asks for nothing is let through.
+# What OpenAI's clients may send and this server cannot do. A value that changes nothing is accepted.
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "best_of": (None,), "echo": (None, False), "logit_bias": (None, {}), "suffix": (None, ""),
     "tools": (None, []), "tool_choice": (None, "none", "auto"), "parallel_tool_calls": (None, False, True),
@@ -84,7 +84,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra=_null_is_the_default)
 
     include_usage: StrictBool = False
-    include_obfuscation: StrictBool = False  # taken, and nothing is added
+    include_obfuscation: StrictBool = False  # accepted, and nothing is added
 
     _nulls = model_validator(mode="before")(_without_nulls)
 
@@ -164,7 +164,7 @@ class _Sampling(BaseModel):
 
 
 def _texts_or_token_ids(prompt: Any, most: int) -> Any:
-    """A text, token ids, or at most so many of either, unchanged."""
+    """A text, token ids, or at most `most` of either, unchanged."""
 
     def one(value: Any) -> Any:
         """A text, or token ids; None where it is neither."""
@@ -264,7 +264,7 @@ class Message(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_what_says_nothing(cls, data: Any) -> Any:
-        """An answer comes back as a message of the next request, with the fields it does not use."""
+        """An answer comes back as a message of the next request, with its unused fields."""
         if not isinstance(data, dict):
             return data
         empty = ("tool_calls", "annotations")

@@ -1,4 +1,4 @@
-"""What the event loop may ask of the engine, by name. Answered beside the engine, between two steps: so all numbers
+"""What the event loop may ask of the engine, by name. Answered where the engine runs, between two steps: so all numbers
 of an answer are of one moment, and only the answer, which is small, is sent."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Questions:
         self._trace.counts.registry.register(EngineGauges(engine))
 
     def answer(self, name: str, arguments: tuple[Any, ...]) -> tuple[Any, str | None]:
-        """An answer, or why there is none. A question that goes wrong does not end the engine."""
+        """An answer, or why there is none. A failing question does not end the engine."""
         try:
             return getattr(self, name)(*arguments), None
         except (ValueError, OSError) as error:

@@ -45,7 +45,7 @@ async def _refused(request: Request, error: Refused) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    if error.status_code == 400:  # FastAPI's one word for a body that json cannot read
+    if error.status_code == 400:  # what FastAPI raises for a body that json cannot read
         cause = error.__cause__
         why = "brackets too deep" if isinstance(cause, RecursionError) else str(cause)
         return refusal(422, f"body: not JSON: {why}", param="body")

@@ -1,4 +1,4 @@
-"""The engine as the event loop sees it: requests go there, streams come back, and nothing here waits for a step.
+"""The engine as the event loop sees it: requests go to it, streams come back, and nothing here waits for a step.
 
 The engine runs elsewhere, in a process of its own (process.py) or in a thread (worker.py). Commands go to it in order,
 and it runs them between two steps; what a step gave comes back as one message, whatever the number of streams:
@@ -31,7 +31,7 @@ class Overloaded(Exception):
 
 
 class Unavailable(Exception):
-    """The engine takes no more requests: it is shutting down, or it has failed."""
+    """The engine accepts no more requests: it is shutting down, or it has failed."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Usage:
 
 
 class Prompts(Protocol):
-    """Makes tokens of what clients send. An LLM does; so does what is left of it without the engine."""
+    """Makes tokens of what clients send: an LLM, or its tokenizer alone, without the engine."""
 
     tokenizer: Tokenizer | None
 
@@ -90,7 +90,7 @@ class EngineHost(Protocol):
         ...
 
     async def end(self, seconds: float) -> None:
-        """Waits that long for the step that runs."""
+        """Waits at most this long for the running step."""
         ...
 
 
@@ -197,7 +197,7 @@ class Runner:
         self.num_unfinished += count
         try:
             await self._command("start", stream.number, request_id, prompts, sampling, options)
-        except BaseException:  # also when the client goes while it waits
+        except BaseException:  # also when the client leaves while it waits
             self.close_stream(stream)
             raise
         return stream

@@ -1,4 +1,4 @@
-"""Starts the server, and ends it: new requests are refused, those that run get some seconds to finish."""
+"""Starts the server, and ends it: new requests are refused, running ones get some seconds to finish."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ModelServer:
         self._server.should_exit = True
 
     def serve(self) -> None:
-        """Says where it is, and runs."""
+        """Prints its address, and runs."""
         print(f"{self.url}/v1 serves; {self.url}/status shows what the engine does; Ctrl-C ends it", flush=True)
         self.run()
 

@@ -38,8 +38,8 @@ def load(model: Path, dtype: str | None = None, **engine_options: Any) -> LLM:
 
 
 def freeze() -> None:
-    """What there is by now stays for the life of the process: the garbage collector need not go through it again and
-    again, which takes a tenth of a second each time."""
+    """What exists now stays for the life of the process: the garbage collector need not scan it again and again, which
+    takes a tenth of a second each time."""
     gc.collect()
     gc.freeze()
 
@@ -70,7 +70,7 @@ class _Sample:
 
 
 class Worker:
-    """Runs an LLM's engine. It alone touches it."""
+    """Runs an LLM's engine, which nothing else uses."""
 
     def __init__(self, llm: LLM, commands: Commands, report: Callable[[Message], None]):
         self.llm, self._commands, self._report = llm, commands, report
@@ -88,13 +88,13 @@ class Worker:
             logger.exception("a step has failed")
             self._failed = True
             self._report(("failed", f"{type(error).__name__}: {error}"))
-            while self._obey():  # what it has done can still be asked
+            while self._obey():  # questions about past steps are still answered
                 pass
         finally:
             self.llm.engine.close()
 
     def _obey(self) -> bool:
-        """What was asked for meanwhile; waits for something where there is nothing to compute. False: the end."""
+        """Runs the commands that have come; waits for one where there is nothing to compute. False: the end."""
         while True:
             try:
                 command = self._commands.get(block=self._failed or not self.llm.engine.has_work())
@@ -118,7 +118,7 @@ class Worker:
         sampling: SamplingParams,
         options: dict[str, Any],
     ) -> str | None:
-        """Why the engine refuses, if it does; what was started then is left when the stream is closed."""
+        """Why the engine refuses, if it does; what was started before is aborted when the stream is closed."""
         if self._failed:
             return "the engine has failed"
         firsts = self._streams[number] = []

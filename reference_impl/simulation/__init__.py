@@ -1,4 +1,4 @@
-"""The same engine without a model: what a load does to it, on hardware that is elsewhere or only thought of.
+"""The same engine without a model: how it behaves under a load, on hardware that is elsewhere or hypothetical.
 
     result = simulate(workload("chat", rate=4.0, num_requests=1000), Deployment(...))
     results = simulate_replicas(stream, replicas=100, cost=CalibratedCost.load(file), processes=2)

@@ -1,4 +1,4 @@
-"""From measured steps to a cost model, with its error on steps it has not seen."""
+"""From measured steps to a cost model, with its error on steps that were not fitted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fit(
         raise ValueError(f"expected at least 24 measured steps for 7 coefficients and an error, got {len(measured)}")
     inputs = np.array([features(m.shape.new_tokens, m.shape.past_tokens) for m in measured], dtype=float)
     seconds = np.array([m.seconds for m in measured])
-    # The kinds of shapes take turns by three (see random_shapes): a held-out block of three has one of each.
+    # The four kinds of shapes alternate (see random_shapes): four held-out blocks of three have each kind thrice.
     held_out = np.arange(len(measured)) // 3 % 3 == 2
     coefficients = least_relative_squares(inputs[~held_out], seconds[~held_out])
     error = relative_error(inputs[held_out] @ coefficients, seconds[held_out])

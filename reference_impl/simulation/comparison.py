@@ -72,7 +72,7 @@ def serve(engine: Engine, arrivals: Sequence[ByStep], tokens: Any, on_clock: boo
     """Serves the arrivals to the end. tokens: makes the prompt of a request. on_clock: seconds are the engine's own
     (its clock is virtual); otherwise those that `Engine.step` takes.
 
-    A request that follows another arrives before the first step after that one's last; pauses have no steps.
+    A request that follows another arrives before the first step after that one's last; pauses take no steps.
     """
     coming = [(a.step, i, a.request) for i, a in enumerate(arrivals) if a.request.after is None]
     followers: dict[str, list[WorkloadRequest]] = {}
@@ -104,7 +104,7 @@ def serve(engine: Engine, arrivals: Sequence[ByStep], tokens: Any, on_clock: boo
 
 
 def simulated_steps(arrivals: Sequence[ByStep], cost: StepCost, config: EngineConfig, longest: int) -> list[Step]:
-    """longest: positions of the model that is left out."""
+    """longest: positions of the model that the cost replaces."""
     gpu, nothing = SimulatedGPU(cost, block_size=config.block_size), object()
     parts = Parts(executor=gpu, clock=gpu, kv_cache=nothing, attention=nothing)  # type: ignore[arg-type]
     engine = Engine(hollow_model(VOCAB_SIZE, longest, cost.bytes_per_token), config, parts)
@@ -132,7 +132,7 @@ def same_plans(a: Sequence[Step], b: Sequence[Step]) -> int | None:
 def compare(simulated: Sequence[Step], runs: Sequence[Sequence[Step]]) -> dict[str, Any]:
     """One simulated run beside several real ones of the same arrivals. RuntimeError if their plans differ.
 
-    Of each step the least of its runs is compared with the prediction: it is the same step, disturbed least.
+    Of each step, the shortest of its runs is compared with the prediction: the same step, with the least disturbance.
     """
     for number, run in enumerate(runs):
         if (step := same_plans(simulated, run)) is not None:
@@ -149,7 +149,7 @@ def compare(simulated: Sequence[Step], runs: Sequence[Sequence[Step]]) -> dict[s
         "seconds": {"simulated": float(predicted.sum()), "real": float(measured.sum())},
         "error_of_a_step": relative_error(predicted, measured),
     }
-    if len(runs) > 1:  # what no prediction can do better than
+    if len(runs) > 1:  # the error below which no prediction can fall
         found["two_runs_of_the_real_engine"] = relative_error(*(np.array([s.seconds for s in run]) for run in runs[:2]))
     if decodes.any():
         found["error_of_a_step_of_decodes"] = relative_error(predicted[decodes], measured[decodes])

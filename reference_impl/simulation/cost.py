@@ -86,7 +86,7 @@ class CalibratedCost:
 
         constant + decode * D + decode_past * (tokens D rows have in the cache)
                  + chunk * C + chunk_token * (tokens of C rows) + chunk_past * (tokens they have in the cache)
-                 + chunk_pair * (pairs of a token and one that it sees)
+                 + chunk_pair * (pairs of a token and one that it attends to)
     D: rows of one token; C: rows of more, chunks of prompts.
 
     error: |predicted - measured| / measured on steps that the fit did not see. longest: tokens of a sequence in the
@@ -133,7 +133,7 @@ class CalibratedCost:
 
 
 def features(new_tokens: Sequence[int], past_tokens: Sequence[int]) -> tuple[int, ...]:
-    """What CalibratedCost multiplies with its coefficients, in their order."""
+    """What CalibratedCost multiplies by its coefficients, in their order."""
     decodes = decode_past = chunks = tokens = past = pairs = 0
     for n, p in zip(new_tokens, past_tokens, strict=True):
         if n == 1:
@@ -150,8 +150,8 @@ def features(new_tokens: Sequence[int], past_tokens: Sequence[int]) -> tuple[int
 def least_relative_squares(inputs: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Coefficients >= 0 that make the sum of ((inputs @ coefficients - seconds) / seconds)^2 small.
 
-    Relative, because a step of 5 ms matters as much as one of 100. Nothing takes negative time, so what comes out
-    negative is left out and the rest fitted again; this is simple, and not always the best fit under that condition.
+    Relative, because a step of 5 ms matters as much as one of 100. No part takes negative time, so negative
+    coefficients are dropped and the rest fitted again; simple, and not always the best fit under that condition.
     """
     inputs = inputs / seconds[:, None]
     kept = list(range(inputs.shape[1]))

@@ -22,11 +22,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass
 class Result:
-    """Many requests together; per request in the order in which they finished. Seconds; tpot is NaN for a lone token.
+    """Many requests together; per request in the order in which they finished. Seconds; tpot is NaN for a single token.
 
     began, ended: first arrival and last end. busy_seconds: of all steps; request_steps: rows of all steps.
     waiting_seconds, running_seconds: of all requests, counted step by step as the scheduler saw its queue.
-    refused: too long for the engine ever to serve; the other figures know nothing of them.
+    refused: too long for the engine ever to serve; no other figure includes them.
     """
 
     arrival: Floats = field(default_factory=lambda: np.empty(0))
@@ -62,7 +62,7 @@ class Result:
 
     @property
     def hit_rate(self) -> float:
-        """Share of the prompt tokens that the prefix cache had when their request was let in first."""
+        """Share of the prompt tokens that the prefix cache had when their request was first admitted."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
@@ -85,7 +85,7 @@ class Result:
         return (self.ttft <= ttft) & (np.isnan(self.tpot) | (self.tpot <= tpot))
 
     def percentiles(self, percents: Iterable[float] = (50, 90, 99)) -> dict[str, list[float]]:
-        """Of each latency, linear between order statistics. Empty lists where there is nothing."""
+        """Percentiles of each latency, linear between order statistics. Empty lists where there is nothing."""
         percents, found = list(percents), {}
         for name in ("queue", "ttft", "tpot", "latency"):
             values = getattr(self, name)
@@ -121,12 +121,12 @@ class _Open:
 
 
 class Ledger(Trace):
-    """Pass it as `Parts(trace=...)`. It keeps no events: what asks for steps or token times finds none."""
+    """Pass it as `Parts(trace=...)`. It keeps no events, so steps and token times cannot be read from it."""
 
     def __init__(self) -> None:
         super().__init__()
         self._open: dict[str, _Open] = {}
-        self._tokenless: set[str] = set()  # let in, and without a token yet
+        self._tokenless: set[str] = set()  # admitted, and without a token yet
         self._per_request = {name: array("d") for name in _PER_REQUEST}
         self._total = Result()
         self.last_step: StepDone | None = None
@@ -152,7 +152,7 @@ class Ledger(Trace):
         self._total.refused += 1
 
     def result(self) -> Result:
-        """Of the requests that have finished."""
+        """The figures of all requests that have finished."""
         for name, values in self._per_request.items():
             setattr(self._total, name, np.array(values))
         return self._total

@@ -1,7 +1,7 @@
 """How long steps of the real engine take on this machine: random batches of decodes and chunks of prompts.
 
-The whole of `Engine.step` is timed: scheduling, building the batch, the model, sampling, booking. To have 32 requests
-with 1,000 tokens behind them nothing is computed: the steps that read their prompts are answered by a stand-in, and
+The whole of `Engine.step` is timed: scheduling, building the batch, the model, sampling, updating the requests. For 32
+requests with 1,000 cached tokens each, nothing is computed first: a stand-in answers the steps of their prefill, and
 only the measured steps reach the model. What the cache then holds is meaningless, and no slower or faster to read.
 
 Seconds are processor seconds of the thread that runs the engine, so the machine need not be idle; torch may then have
@@ -29,7 +29,7 @@ from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts, WallClock
 from reference_impl.staging import to_device
 
-now = time.thread_time  # seconds of this thread on a core: other processes that want the core do not count
+now = time.thread_time  # seconds of this thread on a core: the time of other processes on it does not count
 NUM_STEPS = 3  # of each batch and round; a decode grows by a token from step to step
 
 
@@ -50,7 +50,7 @@ class Measured:
 
 
 class _Skipping:
-    """The engine's own worker, which computes only when asked to; otherwise every row gets a token at no cost."""
+    """The engine's own worker, which computes only when told to; otherwise every row gets a token at no cost."""
 
     def __init__(self) -> None:
         self.real: LocalExecutor | None = None
@@ -82,7 +82,7 @@ class _Skipping:
 def random_shapes(
     count: int, seed: int, longest: int, max_rows: int, max_tokens: int, cache_tokens: int
 ) -> list[Shape]:
-    """Decode batches, lone chunks, chunks beside decodes, and several prompts together, a quarter each; sizes spread
+    """Decode batches, single chunks, chunks beside decodes, and several prompts together, a quarter each; sizes spread
     evenly over their logarithms.
 
     longest: tokens of a request. max_tokens: computed in a step. cache_tokens: of all requests of a step together.
@@ -116,8 +116,8 @@ def random_shapes(
 def measure(
     model: Decoder, shapes: Sequence[Shape], config: EngineConfig | None = None, rounds: int = 3
 ) -> list[Measured]:
-    """Every shape in every round, so that what disturbs the machine hits all alike; per shape the least, which was
-    disturbed least. RuntimeError where torch has several threads."""
+    """Every shape in every round, so that disturbances hit all alike; of each shape the least time, which was disturbed
+    least. RuntimeError where torch has several threads."""
     one_thread()
     config = config or EngineConfig()
     most = max(config.max_num_seqs, *(len(shape.new_tokens) for shape in shapes))

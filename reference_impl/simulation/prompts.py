@@ -1,4 +1,4 @@
-"""Prompts for a model that is not there: tokens that are equal exactly where the pages of two requests are.
+"""Prompts for an absent model: tokens that are equal exactly where the pages of two requests are.
 
 `workloads.tokens_of` does this for a real vocabulary. Here a token may be any integer, so that a page is one number
 repeated, which costs a hundredth. A prefix cache finds the same blocks with either.
@@ -19,7 +19,7 @@ _PAGE = 1 << 61  # pages above, tails between it and 16, what every request writ
 
 
 class Prompts:
-    """Makes prompts for one engine. The tokens behind the last full page are unique."""
+    """Makes prompts for one engine. The tokens after the last full page are unique."""
 
     def __init__(self) -> None:
         self._num_tails = 16
@@ -38,10 +38,10 @@ class Prompts:
 
 
 class PromptIndex(HashIndex):
-    """The engine's prefix cache, with names in place of digests: of these tokens nothing has to be hashed.
+    """The engine's prefix cache, with names in place of digests: these tokens need not be hashed.
 
-    A page stands for everything before it, a tail is one request's, and behind either every request writes WORD. So the
-    last token that is no WORD, and where the block ends, say all that the block and those before it hold.
+    A page identifies everything before it, a tail belongs to one request, and after either every request writes WORD.
+    So the last token other than WORD, and where the block ends, identify the contents of the block and of those before.
     """
 
     def digests(self, tokens: Sequence[int], key: bytes) -> Iterator[Any]:

@@ -39,7 +39,7 @@ class Replica:
     """cost: a StepCost or a Deployment; one that is a SummedCost lets it leap. config.num_blocks None: what a
     Deployment has room for beside its weights, or else what config.kv_cache_bytes (None: 256 MiB) pays for.
     host_seconds: added to every step. ended: called with the id of every request that finishes, and when. acceptance,
-    draft_seconds: of the guesses that config.num_drafts has verified, see `SimulatedGPU`; such a replica does not leap.
+    draft_seconds: of drafts, if config.num_drafts > 0, see `SimulatedGPU`; such a replica does not leap.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Replica:
         if arrival < self._began:
             raise ValueError(
                 f"request {request.id!r} arrives at {arrival:.6f} s, and the replica has run to {self._began:.6f} s: a "
-                "stream must be in order of arrival, and name who follows another before that one has ended"
+                "stream must be in order of arrival, a follower offered before the request that it follows has ended"
             )
         heapq.heappush(self._coming, (arrival, self._num_offered, request))
         self._num_offered += 1
@@ -113,8 +113,8 @@ class Replica:
         return self.ledger.result()
 
     def _add(self, request: WorkloadRequest, arrival: float) -> None:
-        """Stamped with the second in which it came, not when the engine looks again."""
-        if request.num_prompt_tokens >= self._longest:  # the engine would not take it
+        """Stamped with its own arrival, not with the time at which the engine looks again."""
+        if request.num_prompt_tokens >= self._longest:  # the engine would refuse it
             self.ledger.refuse()
             if self._ended is not None:
                 self._ended(request.id, self.gpu.time)
@@ -138,8 +138,8 @@ class Replica:
                 self._leap(self._decode_seconds, until)
 
     def _changed_no_seat(self) -> bool:
-        """Was the last step one of decodes alone, and none admitted although there were tokens left? Then none will be
-        admitted in the next: it has the same rows and no block more."""
+        """Whether the last step had decodes only, and admitted none although there were tokens left. Then the next will
+        admit none: it has the same rows and no more blocks."""
         last = self.ledger.last_step
         return (
             last is not None
@@ -150,8 +150,8 @@ class Replica:
         )
 
     def _leap(self, decode_seconds: Callable[[int, int], float], until: float) -> None:
-        """All steps that begin before `until`, less the one in which a request ends, and while free blocks last: to
-        take one from the prefix cache is a decision."""
+        """All steps that begin before `until`, and before the one in which a request ends, while free blocks last:
+        taking one from the prefix cache is a decision."""
         running, gpu = self._scheduler.running, self.gpu
         num_rows = len(running)
         if not 0 < num_rows <= self._scheduler.max_num_batched_tokens:

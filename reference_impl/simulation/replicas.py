@@ -30,10 +30,10 @@ from reference_impl.theory.deployment import Deployment
 from reference_impl.workloads.recent import Recent
 from reference_impl.workloads.request import WorkloadRequest
 
-CHUNK = 256  # requests that travel together
+CHUNK = 256  # requests sent together
 HELD = 20_000  # of a closed loop: requests that wait for another, in one worker, before its replicas move on
 READ_ON = 10  # times HELD: how far a worker reads on for the follower of a request that has ended
-HOMES = 200_000  # of how many requests the router remembers where they went, for their followers
+HOMES = 200_000  # the last requests whose replica the router remembers, for their followers
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def simulate_replicas(
 ) -> list[Result]:
     """Serves the stream to its end; one result per replica (`Result.fold` makes them one).
 
-    requests: in order of arrival; one that follows another comes behind it, and before the moment at which it may go.
-    router: of ROUTERS, or makes one for a number of replicas. Processes are spawned: a script that asks for more than
+    requests: in order of arrival; one that follows another comes after it, and before the time at which it is sent.
+    router: of ROUTERS, or makes one for a number of replicas. Processes are spawned: a script that uses more than
     one needs `if __name__ == "__main__"`.
     """
     if replicas < 1 or processes < 1:
@@ -109,7 +109,7 @@ def _routed(
 
 
 class _Worker:
-    """A share of the replicas, and the requests that are theirs, in the order of the stream.
+    """A share of the replicas, and their requests in the order of the stream.
 
     A replica runs up to an arrival when it gets it, and until the end when the stream has ended. Of a closed loop the
     stream does not say when to run: the worker reads on until it holds many that wait for others, and then runs the
@@ -141,11 +141,11 @@ class _Worker:
             self._run(replica, math.inf)
         if self.followers:
             raise ValueError(f"requests follow others that never come: {', '.join(sorted(self.followers)[:5])} ...")
-        while self.replicas:  # drop those that have answered
+        while self.replicas:  # drop those whose result is out
             yield self.replicas.pop(next(iter(self.replicas))).result()
 
     def _advance(self) -> None:
-        """The replica that is furthest behind runs for a second; then there is less to hold."""
+        """The replica that is furthest behind runs for a second, so that fewer requests have to be held."""
         behind = min(self.replicas.values(), key=lambda replica: replica.next_time)
         if behind.next_time == math.inf:
             raise ValueError(f"{self.num_held:,} requests wait for others, and none of those is under way")
@@ -232,7 +232,7 @@ def _send(pipe: multiprocessing.connection.Connection, chunk: Any) -> None:
     try:
         pipe.send(chunk)
     except (BrokenPipeError, ConnectionResetError):
-        _receive(pipe)  # says why it went
+        _receive(pipe)  # raises what ended it
         raise
 
 
@@ -240,7 +240,7 @@ def _receive(pipe: multiprocessing.connection.Connection) -> Result:
     try:
         answer = pipe.recv()
     except (EOFError, ConnectionResetError):
-        raise RuntimeError("a worker of the simulation died without a word") from None
+        raise RuntimeError("a worker of the simulation died without an error message") from None
     if isinstance(answer, Result):
         return answer
     kind, text, where = answer

@@ -16,7 +16,7 @@ from reference_impl.workloads.request import PAGE_TOKENS, WorkloadRequest
 
 Router = Callable[[WorkloadRequest], int]
 RECENT = 30.0  # seconds that count as a replica's load
-COMPUTED = 5  # weight of a prompt token that must be computed; one that is there takes room and weighs 1
+COMPUTED = 5  # weight of a prompt token that must be computed; a cached one takes room and weighs 1
 BOUND = 1.25  # times the mean load: above it a replica gets no request for the sake of a prefix
 PAGES = 1 << 18  # that the prefix router remembers, and at most twice as many: 16.8 million tokens
 
@@ -43,8 +43,8 @@ def least_tokens(replicas: int) -> Router:
 def prefix(replicas: int) -> Router:
     """Where the longest beginning of the prompt was sent last, or else where the least load is.
 
-    Load: prompt tokens of the last RECENT seconds, those that had to be computed COMPUTED times, as far as the router
-    knows. (If those that are there weighed nothing, one replica would get ever more of them and forget.) A replica that
+    Load: prompt tokens of the last RECENT seconds; those that had to be computed, as far as the router knows, count
+    COMPUTED times. (If cached ones weighed nothing, one replica would get ever more of them and evict.) A replica that
     would come above BOUND times the mean is passed over, as in consistent hashing with bounded loads (Mirrokni,
     Thorup and Zadimoghaddam, SODA 2018): a popular prefix then gets a second home.
     """

@@ -1,12 +1,12 @@
 """Closed-form calculators: bytes, operations, seconds. NumPy and the standard library only; imports no other part.
 
-units          decimal and binary sizes kept apart, rates that refuse to be mixed
+units          decimal and binary sizes kept apart, rates that cannot be mixed up
 model_shapes   what a model's config says about its size, and a table of known models
 hardware       what a data sheet says about a device, dated; its memory hierarchy
 links          bytes per second between devices, hosts and nodes, in one direction
 kv_cache       bytes of keys and values, memory budgets, how much context fits
 latency        operation counts with and without a cache, time bounds from compute and bandwidth
-roofline       arithmetic intensity of matrices, attention and whole steps; where work lands on a device
+roofline       arithmetic intensity of matrices, attention and whole steps; which of a device's limits binds
 attention_traffic  values that attention moves over a whole prompt, unfused and tiled
 collectives    alpha-beta cost of communication, tensor parallelism
 queueing       waiting against load: Little's law and queues with a closed form

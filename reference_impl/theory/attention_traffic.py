@@ -41,7 +41,7 @@ def flash1_values(n: Number, d: Number, sram_values: Number) -> Number:
 def flash2_values(n: Number, d: Number, tile_rows: Number) -> Number:
     """FlashAttention-2, queries in the outer loop: each tile of Q reads all of K and V, 2 n^2 d / rows + 2 n d.
 
-    An upper figure: tiles that run at the same time find K and V in the L2 cache, and the floor is 4 n d.
+    An upper bound: tiles that run at the same time find K and V in the L2 cache, and the floor is 4 n d.
     """
     return 2 * n**2 * d / tile_rows + 2 * n * d
 
@@ -109,22 +109,22 @@ def flash1_key_rows(d: int, sram_values: int) -> int:
 
 
 def wave_share(programs: Number, slots: Number) -> Number:
-    """Share of the chip that works, on average, while `programs` equal programs run on `slots` places: the last wave of
-    ceil(programs / slots) may be part empty."""
+    """Mean share of the chip that works while `programs` equal programs run on `slots` places: the last wave of
+    ceil(programs / slots) may be partly empty."""
     return programs / (tiles_of(programs, slots) * slots)
 
 
 def exp_share(d: Number, flops_per_clock: Number, exps_per_clock: Number = 16) -> Number:
     """Clocks of an SM for the exponentials of attention, per clock of its matrix products: each score is one exp and
-    4 d FLOP. 16: what an SM's special-function units do a clock, from A100 to B200 (Zadouri et al. 2026)."""
+    4 d FLOP. 16: those of an SM's special-function units per clock, from A100 to B200 (Zadouri et al. 2026)."""
     return flops_per_clock / (4 * d * exps_per_clock)
 
 
 def pipelined_seconds(tiles: Number, load: Number, compute: Number, stages: int = 2) -> Number:
-    """Of one program: with one stage a tile is loaded, then used; with more the next load runs beside the arithmetic.
+    """Seconds of a program: with one stage a tile is loaded, then used; with more, loads run beside the arithmetic.
 
     tiles * (load + compute), or load + (tiles - 1) * max(load, compute) + compute. More than two stages help only where
-    loads vary, which this does not have.
+    loads vary, which is not modelled here.
     """
     if stages < 2:
         return tiles * (load + compute)
@@ -135,15 +135,15 @@ def pipelined_seconds(tiles: Number, load: Number, compute: Number, stages: int 
 
 
 def cascade_keys(rows: Number, shared: Number, own: Number, cascade: bool) -> Number:
-    """Keys that one step of `rows` decoding requests reads, all with the same prefix of `shared` keys and `own` more.
+    """Keys that one step of `rows` decoding requests reads. All share a prefix of `shared` keys; each has `own` more.
 
-    Each reads everything for itself, or (cascade) the prefix is read once for all and merged with each one's own.
+    Each request reads all its keys; with cascade, the prefix is read once for all and merged with each one's own part.
     """
     return (shared if cascade else rows * shared) + rows * own
 
 
 def split_overhead(split: Number, group: Number, d: Number, kv_bytes: Number = 2) -> Number:
-    """Bytes that a split of `split` keys moves beside its keys and values, as a share of those.
+    """Bytes that a split of `split` keys moves in addition to its keys and values, as a share of these.
 
     Mean and log-sum-exp of `group` heads, fp32, written and read: 8 * group * (d + 1) / (2 * split * d * kv_bytes).
     """
@@ -159,5 +159,5 @@ def skip_speedup(skipped: Number) -> Number:
 
 
 def skip_share(speedup: Number) -> Number:
-    """The share of tiles that must be skipped for this speed-up of attention, 2 (1 - 1 / speedup); at most 2 times."""
+    """The share of tiles that must be skipped for this speed-up of attention (at most 2), 2 (1 - 1 / speedup)."""
     return 2 * (1 - 1 / speedup)

@@ -1,4 +1,4 @@
-"""What communication between devices costs: the alpha-beta model, and what tensor parallelism makes of it.
+"""What communication between devices costs: the alpha-beta model, and what it costs under tensor parallelism.
 
     time of a message = alpha + bytes / bandwidth
 alpha: seconds of latency per step. bandwidth: byte/s of one device in one direction (half of what vendors print).
@@ -83,9 +83,9 @@ def tensor_parallel_seconds(
 def best_tensor_parallel_degree(
     num_bytes: float, bandwidth: float, layers: int, all_reduce: Callable[[int], float], degrees: Sequence[int]
 ) -> int:
-    """The degree, of those that can be built, with the lowest floor for one stream.
+    """The degree, among the possible ones, with the lowest floor for one stream.
 
-    all_reduce: seconds of one all-reduce over so many devices, for example
+    all_reduce: seconds of one all-reduce over a given number of devices, for example
     `lambda n: ring_all_reduce(all_reduce_message(1, hidden_size), n, 2e-6, 450e9)`.
     """
     return min(

@@ -1,4 +1,4 @@
-"""Money: what a token costs, what a fleet saves, and the throughput that a deployment can have at all.
+"""Money: what a token costs, what a fleet saves, and the throughput that a deployment can reach at all.
 
 A price needs a deployment that exists: weights that fit, a batch whose caches fit, a step fast enough (erratum E16.1).
 Prices are inputs; none is stored here, because they change by the month.
@@ -25,7 +25,7 @@ def dollars_per_million_tokens(
     """Price of 10^6 tokens: devices * $/h / (tokens/s * 3600 * utilization) * 10^6.
 
     dollars_per_hour: of one device. tokens_per_second: of the whole deployment at full load; utilization: the share of
-    the paid time in which it has that load. State whether input tokens count.
+    the paid time at which it runs at that load. State whether input tokens count.
     """
     return num_devices * dollars_per_hour / (tokens_per_second * 3600 * utilization) * 1e6
 
@@ -53,7 +53,7 @@ class Throughput:
     """The most output tokens/s of a deployment, and what keeps it from being higher.
 
     bound: 'capacity' (no room for one more sequence), 'compute' (no room, and the step is compute-bound already),
-    'objective' (one more sequence would miss the TPOT asked for).
+    'objective' (one more sequence would miss the required TPOT).
     """
 
     batch: int
@@ -79,8 +79,8 @@ def max_throughput(
 ) -> Throughput:
     """Decode throughput at a mean `context`, by the roofline over all devices together, communication left out.
 
-    The batch is what the caches leave room for, or less where `tpot` (seconds) asks for faster steps. Throughput grows
-    with the batch as long as it fits, so capacity, not bandwidth alone, decides it (erratum E16.2).
+    The batch is the largest whose caches fit, or a smaller one where `tpot` (seconds) requires faster steps. Throughput
+    grows with the batch as long as it fits, so capacity, not bandwidth alone, decides it (erratum E16.2).
     Raises ValueError where the weights do not fit, no sequence does, or no batch meets tpot.
     """
     read = float(weight_bytes(shape) if weights is None else weights)
@@ -102,7 +102,7 @@ def max_throughput(
 
     batch = room
     if tpot is not None:
-        # The largest batch of which neither the operations nor the bytes take longer than tpot.
+        # The largest batch whose operations and bytes each take no longer than tpot.
         by_compute = tpot * num_devices * device.peak(precision) / flops
         by_bandwidth = (tpot * num_devices * device.bandwidth - read) / per_sequence
         batch = min(room, int(np.floor(min(by_compute, by_bandwidth) * (1 + 1e-12))))

@@ -3,8 +3,8 @@
     step = max(FLOP / (mfu * peaks), bytes / (mbu * bandwidths)) + communication
 FLOP count logits for every token, as the usual 2 * params * tokens does; an engine needs fewer, see
 `latency.engine_pass_flops`. Tensor parallelism divides FLOP and bytes by the number of devices and adds 2 * layers
-all-reduces. Host work, launches and sampling are left out, so a real engine is slower; mfu and mbu are the shares of
-the peaks that you grant it.
+all-reduces. Host work, launches and sampling are left out, so a real engine is slower; mfu and mbu are the assumed
+shares of the peaks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from reference_impl.theory.units import Number
 
 @dataclass(frozen=True)
 class Deployment:
-    """What runs on what. Raises ValueError where the weights do not fit, KeyError for a precision the device lacks.
+    """A model on devices. Raises ValueError where the weights do not fit, KeyError for a precision the device lacks.
 
     weight_bits: as stored; precision: what the matrices compute in; kv_bytes: per cached value. alpha: seconds of
     latency of one message between devices.
@@ -91,7 +91,7 @@ class Deployment:
         return self.step_seconds(np.ones(batch), np.full(batch, context_tokens - 1.0))
 
     def longest_prompt(self, seconds: float) -> int:
-        """Longest prompt whose prefill alone takes at most `seconds`; 0 where not even one token does.
+        """Longest prompt whose prefill alone takes at most `seconds`; 0 if even one token takes longer.
 
         Not limited by the model's context or by memory.
         """
@@ -133,7 +133,7 @@ class RequestTime:
 def request_time(
     deployment: Deployment, prompt_tokens: int, output_tokens: int, queue: float = 0.0, batch: int = 1
 ) -> RequestTime:
-    """A request that waits `queue` seconds, then is prefilled alone and decodes among `batch` like it.
+    """A request that waits `queue` seconds, is prefilled alone, and decodes in a batch of `batch` such requests.
 
     The step time is taken at the middle of the output; it grows linearly, so its mean is exact as long as one bound
     holds throughout. Raises ValueError where `batch` such requests do not fit beside the weights.

@@ -53,7 +53,7 @@ class Drill:
         return (
             f"Model: {s.layers} layers, hidden size {s.hidden_size}, {s.num_heads} query heads, "
             f"{s.num_kv_heads} KV heads, head dim {s.head_dim}, {s.num_params / 1e9:.2f} billion parameters, of which "
-            f"each token meets {s.linear_params / 1e9:.2f} billion, 2 bytes per value.\n"
+            f"each token uses {s.linear_params / 1e9:.2f} billion, 2 bytes per value.\n"
             f"Machine: {self.num_devices} x {self.device.sku}, each {self.device.peak() / 1e12:.0f} TFLOP/s dense, "
             f"{self.device.bandwidth / 1e12:.2f} TB/s, {self.device.capacity / GB:.0f} GB.\n"
             f"Workload: prompts of {self.prompt_tokens} tokens, contexts of {self.context_tokens} tokens."

@@ -22,7 +22,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Chain:
-    """kernels in order; sizes: bytes of every tensor; kept: what is needed after the chain."""
+    """kernels in order; sizes: bytes of every tensor; kept: tensors that are needed after the chain."""
 
     kernels: tuple[Kernel, ...]
     sizes: Mapping[str, Number]
@@ -36,7 +36,7 @@ class Chain:
 
     @property
     def fused(self) -> Kernel:
-        """One kernel: reads what the chain gets, writes what is kept."""
+        """The chain as one kernel: reads the chain's inputs, writes what is kept."""
         made = {name for kernel in self.kernels for name in kernel.writes}
         given = dict.fromkeys(name for kernel in self.kernels for name in kernel.reads if name not in made)
         return Kernel("fused", tuple(given), self.kept)
@@ -65,7 +65,7 @@ def in_a_row(num_kernels: int, num_bytes: Number) -> Chain:
 
 
 def add_norm_quantize(tokens: Number, hidden: Number, value_bytes: Number = 2) -> Chain:
-    """What stands before a matrix product in FP8: residual add, RMSNorm, conversion with one fp32 scale per token.
+    """What precedes a matrix product in FP8: residual add, RMSNorm, conversion with one fp32 scale per token.
 
     The sum is the residual stream: the next add needs it, so it is kept (erratum E05.12).
     """
@@ -89,7 +89,7 @@ def add_norm(tokens: Number, hidden: Number, value_bytes: Number = 2) -> Chain:
 
 
 def gate_quantize(tokens: Number, intermediate: Number, value_bytes: Number = 2) -> Chain:
-    """What stands before the MLP's second product: silu(gate), times up, conversion to FP8."""
+    """What precedes the MLP's second product: silu(gate), times up, conversion to FP8."""
     values = tokens * intermediate * value_bytes
     return Chain(
         (
@@ -121,7 +121,7 @@ def rotate_and_write(
 
 
 def all_reduce_add_norm(tokens: Number, hidden: Number, value_bytes: Number = 2) -> Chain:
-    """Behind a tensor-parallel layer, in one GPU's memory: partial sums reduced, residual added, normed.
+    """What follows a tensor-parallel layer, in one GPU's memory: partial sums reduced, residual added, normed.
 
     What crosses the links is the same either way and is not counted here.
     """
@@ -139,9 +139,9 @@ def all_reduce_add_norm(tokens: Number, hidden: Number, value_bytes: Number = 2)
 
 
 def finish(durations: Sequence[float], launch: float, gap: float = 0.0) -> float:
-    """Seconds until a stream of kernels is done: kernel i is issued after i + 1 launches and starts behind i - 1.
+    """Seconds until a stream of kernels is done: kernel i is issued after i + 1 launches and follows kernel i - 1.
 
-    launch: of the host, for one kernel; gap: between the end of a kernel and the start of the next, on the GPU. A CUDA
+    launch: the host's, per kernel; gap: between the end of a kernel and the start of the next, on the GPU. A CUDA
     graph is one launch for all: finish(durations, 0, gap) plus that launch.
     """
     end = -gap

@@ -1,6 +1,6 @@
 """Devices as their data sheets describe them, with SKU and date: peaks, memory, link, and the sizes on the chip.
 
-Peaks are dense. Vendors print the doubled figure for 2:4 sparsity first; it stands apart in `sparse_flops`, because no
+Peaks are dense. Vendors print the doubled figure for 2:4 sparsity first; it is apart, in `sparse_flops`, because no
 LLM in this course uses it. Capacities are the decimal figures of the data sheet; drivers report MiB.
 On-chip bandwidths are products of documented widths and the clock, so they are limits, not measurements.
 """
@@ -55,7 +55,7 @@ class Chip:
 class Device:
     """One SKU. Peaks by precision in FLOP/s (integers: operations/s), `bandwidth` in byte/s, `capacity` in bytes.
 
-    link: name in `theory.links` of what joins devices of a node; host_link: what joins device and host.
+    link: name in `theory.links` of the link between devices of a node; host_link: of that between device and host.
     """
 
     name: str
@@ -88,7 +88,7 @@ class Device:
         return LINKS[self.link or self.host_link].per_direction
 
     def peak(self, precision: str = "bf16", sparse: bool = False) -> float:
-        """Peak in FLOP/s, dense unless asked; names the precisions the device has when it lacks the one asked for."""
+        """Peak in FLOP/s, dense by default. The KeyError for a precision that the device lacks names those it has."""
         peaks = self.sparse_flops if sparse else self.dense_flops
         if precision not in peaks:
             raise KeyError(
@@ -218,7 +218,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 "MI300X", "AMD Instinct MI300X 192GB OAM", "2023-12", _tera(**_MI300X), 5300e9, 192 * GB,
                 Chip(304, 2.1e9, 128, 512 * KiB, 64 * KiB, 32 * MiB), "Infinity Fabric (MI300X)", "PCIe 5 x16",
                 "AMD Instinct MI300X data sheet and CDNA 3 white paper", _twice(*_TENSOR, "fp8", **_MI300X),
-                "FP8 is the FNUZ encoding. L2 is 4 MiB in each of 8 dies; 256 MB of Infinity Cache stand behind it.",
+                "FP8 is the FNUZ encoding. L2 is 4 MiB in each of 8 dies; behind it are 256 MB of Infinity Cache.",
             ),
             Device(
                 "B200", "NVIDIA B200 180GB (HGX/DGX)", "2024-03", _tera(**_B200), 8000e9, 180 * GB,

@@ -162,7 +162,7 @@ def activation_bytes(shape: ModelShape, tokens_in_step: Number, bytes_per_value:
 
 
 def logits_bytes(vocab_size: Number, positions: Number, bytes_per_value: Number = 4) -> Number:
-    """Bytes of fp32 logits: one row per position that is asked for (one per sequence is enough to sample)."""
+    """Bytes of fp32 logits: one row per requested position (one per sequence is enough to sample)."""
     return vocab_size * positions * bytes_per_value
 
 

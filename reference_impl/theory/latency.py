@@ -2,7 +2,7 @@
 
 Two kinds of work per forward pass, which grow differently (errata E02.1, E02.2, E02.13):
     linear     every new token passes every matrix once:      2 * params FLOP per token
-    attention  every new token meets itself and all before it: 4 * heads * head_dim * layers FLOP per (query, key) pair
+    attention  each new token attends to itself and all before: 4 * heads * head_dim * layers FLOP per (query, key) pair
                (latent attention: see `flops_per_pair`)
 Generating T tokens from a prompt of S tokens takes T forward passes, with a cache or without. The token sampled last is
 never fed back, so pass number i (from 0) sees S + i tokens, and a cache holds S + T - 1 at the end.
@@ -24,7 +24,7 @@ from reference_impl.theory.units import Number, format_bytes
 
 
 def causal_pairs(query_tokens: Number, past_tokens: Number = 0) -> Number:
-    """(query, key) pairs of one causal pass, q * past + q * (q + 1) / 2: a query meets itself and all before it."""
+    """(query, key) pairs of one causal pass, q * past + q * (q + 1) / 2: a query attends to itself and all before."""
     return query_tokens * past_tokens + query_tokens * (query_tokens + 1) // 2
 
 
@@ -45,7 +45,7 @@ def uncached_attention_pairs(prompt_tokens: Number, new_tokens: Number) -> Numbe
 
 
 def cached_attention_pairs(prompt_tokens: Number, new_tokens: Number) -> Number:
-    """Causal pairs with a cache: each of the S+T-1 positions meets itself and those before once."""
+    """Causal pairs with a cache: each of the S+T-1 positions attends to itself and all before it, once."""
     return causal_pairs(cached_linear_tokens(prompt_tokens, new_tokens))
 
 
@@ -70,9 +70,9 @@ def attention_flops(pairs: Number, layers: Number, num_heads: Number, head_dim: 
 def flops_per_pair(shape: ModelShape) -> tuple[int, int]:
     """FLOP of attention, all layers and heads, per pair with another new token and per pair with a cached one.
 
-    Both are 2 * (head_dim + v_head_dim) a head and layer. Latent attention meets the cache in its absorbed form: every
-    head takes the latent and rotary key for the score and the latent for the output, 2 * (2 * kv_lora_rank + rope_dim);
-    more FLOP than rebuilt keys and values, and no bytes but the latent's (DeepSeek-V2, arXiv 2405.04434).
+    Both are 2 * (head_dim + v_head_dim) a head and layer. Latent attention reads the cache in its absorbed form: every
+    head uses the latent and rotary key for the score and the latent for the output, 2 * (2 * kv_lora_rank + rope_dim);
+    more FLOP than with rebuilt keys and values, and no bytes but the latent's (DeepSeek-V2, arXiv 2405.04434).
     """
     heads = 2 * shape.kv_layers * shape.num_heads
     new = heads * (shape.head_dim + shape.value_dim)
@@ -112,7 +112,7 @@ def engine_pass_flops(shape: ModelShape, query_tokens: Number, past_tokens: Numb
 
 
 def _wide(count: Number) -> Number:
-    """Integer arrays as floats: 64 bits wrap silently in products that Python's own integers hold."""
+    """Integer arrays as floats: products that fit Python's integers would overflow 64 bits silently."""
     return count.astype(float) if isinstance(count, np.ndarray | np.generic) else count
 
 
@@ -173,7 +173,7 @@ def decode_seconds(
 ) -> Number:
     """Bound for one decode step of `batch` sequences: weights once, plus each sequence's own cache and fixed state.
 
-    A mixture of experts reads only the experts its tokens chose: pass those bytes as `weights`.
+    A mixture of experts reads only the experts that its tokens are routed to: pass those bytes as `weights`.
     """
     cache = cache_traffic(shape, 1, context_tokens - 1, bytes_per_value)
     flops = 1.0 * decode_flops(shape, context_tokens)
@@ -205,7 +205,7 @@ def generation_cost(
     if prompt_tokens < 1 or new_tokens < 1:
         raise ValueError(
             f"expected at least one prompt token and one new token, got {prompt_tokens} and {new_tokens}; "
-            "the first pass needs something to read"
+            "the first pass needs at least one token"
         )
     length = np.arange(prompt_tokens, prompt_tokens + new_tokens, dtype=np.float64)  # context of each pass
     query = length if not cached else np.where(length == prompt_tokens, length, 1.0)

@@ -127,7 +127,7 @@ class ModelShape:
 
     @property
     def linear_params(self) -> int:
-        """Parameters one token meets: active_params, or all matrices but the input embedding (a look-up).
+        """Parameters that one token uses: active_params, or all matrices but the input embedding (a look-up).
 
         Publishers count the input embedding among the active ones: 1 % of Mixtral's, 2.5 % of DeepSeek-V3's.
         """
@@ -177,7 +177,7 @@ def _read_dense(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def _read_falcon(config: Mapping[str, Any], name: str) -> ModelShape:
-    """Falcon-7B says num_kv_heads = 71 and caches one head: in its old layer, multi_query decides (erratum E09.2)."""
+    """Falcon-7B's config has num_kv_heads = 71, but one head is cached: multi_query decides (erratum E09.2)."""
     hidden = _size(config, "hidden_size")
     heads = _size(config, "num_attention_heads", config.get("n_head"))
     if bool(config.get("new_decoder_architecture", False)):
@@ -266,7 +266,7 @@ def delta_net_state_bytes(
 ) -> int:
     """Bytes one gated DeltaNet layer keeps per sequence: value_heads matrices [key_dim, value_dim] in fp32, plus the
     last conv_kernel - 1 inputs of a short convolution over q, k and v in 2 bytes (Yang et al. 2024, arXiv 2412.06464).
-    Engines differ in the precision of the matrices; fp32 is the careful choice."""
+    Engines differ in the precision of the matrices; fp32 is the conservative choice."""
     recurrent = value_heads * key_dim * value_dim * state_bytes
     convolution = (2 * key_heads * key_dim + value_heads * value_dim) * (conv_kernel - 1) * 2
     return recurrent + convolution
@@ -293,7 +293,7 @@ def _size(config: Mapping[str, Any], field: str, default: Any = None) -> int:
 
 
 def _refuse_sliding_window(config: Mapping[str, Any]) -> None:
-    # Qwen configs name a window and switch it off (off is their default); Mistral-7B-v0.1 has no switch and means it.
+    # Qwen configs name a window and switch it off (the default); Mistral-7B-v0.1 has no switch, and its window holds.
     window = config.get("sliding_window")
     used_by_default = config["model_type"] not in ("qwen2", "qwen3")
     if window is not None and config.get("use_sliding_window", used_by_default):

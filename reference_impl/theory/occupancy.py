@@ -1,4 +1,4 @@
-"""How many warps a streaming multiprocessor (SM) holds at once: what a kernel takes against what an SM has.
+"""How many warps a streaming multiprocessor (SM) holds at once: what a kernel uses against what an SM has.
 
 Source: NVIDIA's `cuda_occupancy.h` (CUDA 13.0), with the CUDA C++ Programming Guide's table of technical specifications
 per compute capability for the limits; AMD: LLVM's AMDGPU backend and the CDNA 3 ISA document. Shared memory is assumed
@@ -17,8 +17,9 @@ from reference_impl.theory.units import KiB
 class SM:
     """What one SM (a compute unit on AMD) has. Registers are 32 bits wide and belong to warps, shared bytes to blocks.
 
-    register_unit: registers are handed to a warp in multiples of this many. shared_reserved: bytes of each block that
-    the system keeps. max_lone_warps: blocks where a block is one warp; AMD needs no barrier for those.
+    register_unit: registers are allocated to a warp in multiples of this. shared_reserved: bytes that the system
+    reserves per block. max_lone_warps: the limit instead of max_blocks for blocks of one warp, which need no barrier on
+    AMD.
     """
 
     name: str
@@ -60,8 +61,8 @@ SMS: Mapping[str, SM] = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Blocks of a kernel that one SM holds. limits: as many as each resource alone would allow; none of what it does
-    not take.
+    """Blocks of a kernel that one SM holds. limits: the blocks that each resource alone would allow; resources that the
+    kernel does not use are left out.
     """
 
     sm: SM
@@ -137,5 +138,5 @@ def wave_efficiency(num_blocks: int, num_sms: int, blocks_per_sm: int) -> float:
 
 
 def bytes_in_flight(bandwidth: float, latency: float) -> float:
-    """Bytes that must be asked for and not yet there, to keep memory busy: bandwidth x latency (Little's law)."""
+    """Bytes that must be requested and not yet delivered, to keep memory busy: bandwidth x latency (Little's law)."""
     return bandwidth * latency

@@ -1,10 +1,10 @@
-"""Online softmax (Milakov and Gimelshein 2018), written down tile by tile, with the weighted mean of values that
-FlashAttention (Dao et al. 2022) carries along. float64, for few queries: it is there to be looked at.
+"""Online softmax (Milakov and Gimelshein 2018), recorded tile by tile, with the weighted mean of values that
+FlashAttention (Dao et al. 2022) carries along. float64, and few queries: its steps are meant to be displayed.
 
 After tiles 1 ... t, over all keys j seen so far:
     m = max_j s_j      l = sum_j exp(s_j - m)      acc = sum_j exp(s_j - m) v_j
-A larger maximum turns up: every term gets the factor exp(old m - new m), so l and acc get it as a whole. Nothing is
-approximated, and acc / l at the end is softmax(s) v.
+When a larger maximum turns up, every term is multiplied by exp(old m - new m), and so l and acc as a whole are, too.
+Nothing is approximated, and acc / l at the end is softmax(s) v.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a prefix cache saves: tokens found again, prefill that is left, and what a provider's price list makes of it.
+"""What a prefix cache saves: cached tokens, the prefill that remains, and its price on a provider's list.
 
 An engine that shares whole blocks finds a multiple of its block size, and never the whole prompt: the last token's
 logits are needed. block_size 1 is a tree cut at every token. Everything is elementwise over NumPy arrays.
@@ -26,9 +26,9 @@ def conversation_tokens(system: Number, message: Number, answer: Number, turns: 
 
 
 def conversation_floor(system: Number, message: Number, answer: Number, turns: Number) -> Number:
-    """Of these, the fewest that can be computed: everything once; answers were computed when they were generated.
+    """The fewest of these that must be computed: all once, except answers, which were computed when generated.
 
-    All but the last token of each answer: it was sampled, and never fed back (see `latency.cached_linear_tokens`).
+    Of each answer the last token is left: it was sampled, and never fed back (see `latency.cached_linear_tokens`).
     """
     return system + turns * message + np.where(answer > 0, turns - 1, 0)
 

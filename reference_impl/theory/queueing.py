@@ -52,7 +52,7 @@ def mg1_wait_seconds(service_seconds: Number, rho: Number, scv: Number = 1.0) ->
 
 
 def waiting_probability(arrival_rate: float, service_seconds: float, servers: int = 1) -> float:
-    """Share of the requests that find all servers of an M/M/c queue taken (Erlang C); rho for one server."""
+    """Share of the requests that find all servers of an M/M/c queue busy (Erlang C); rho for one server."""
     if servers < 1:
         raise ValueError(f"expected at least one server, got {servers}")
     load = arrival_rate * service_seconds
@@ -84,7 +84,7 @@ def ggc_wait_seconds(
 def wait_percentile(mean_seconds: float, probability: float, percent: float) -> float:
     """Wait that `percent` of the requests stay below, if `probability` of them wait, and those exponentially long.
 
-    Exact for M/M/c; near full load about right for any queue.
+    Exact for M/M/c; near full load a good approximation for any queue.
     """
     if not probability > 1 - percent / 100:
         return 0.0

@@ -53,7 +53,7 @@ def decode_attention_intensity(shape: ModelShape, bytes_per_value: Number = 2) -
     """FLOP/byte of one new query over its own cache, whatever batch and context.
 
     MHA, GQA, MQA: 2 * num_heads / num_kv_heads / bytes_per_value, the group size at 2 bytes. Latent attention in its
-    absorbed form: every head meets the same latent and rotary key for the scores and the latent again for the output.
+    absorbed form: every head uses the same latent and rotary key for the scores and the latent again for the output.
     """
     if shape.kv_lora_rank is not None and shape.rope_dim is not None:
         cached = shape.kv_lora_rank + shape.rope_dim
@@ -75,7 +75,7 @@ def step_bytes(
 ) -> Number:
     """Bytes moved in one step: the weights once, and per sequence its own cache, read and extended.
 
-    Activations are left out. `weights` None reads all of them; a mixture of experts reads those that its tokens chose.
+    Activations are left out. `weights` None reads all of them; a mixture of experts reads those of the chosen experts.
     """
     read = weight_bytes(shape) if weights is None else weights
     return read + batch * cache_traffic(shape, new_tokens, past_tokens, kv_bytes)
@@ -141,7 +141,7 @@ def activation_traffic(shape: ModelShape, bytes_per_value: Number = 2) -> Number
 
 @dataclass(frozen=True)
 class Ledger:
-    """Bytes of device memory moved per generated token. What a lever lowers is one of these terms."""
+    """Bytes of device memory moved per generated token. Every way to lower them lowers one of these terms."""
 
     weights: Number  # shared by the batch: weight bytes / batch
     cache_read: Number  # its own context, and the fixed state of a hybrid

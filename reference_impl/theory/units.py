@@ -1,4 +1,4 @@
-"""Units: decimal and binary bytes kept apart, and rates that refuse to be mixed.
+"""Units: decimal and binary bytes kept apart, and rates that cannot be mixed up.
 
 Data sheets and bandwidths are decimal (1 GB = 10^9 bytes). Allocators and drivers report binary (1 GiB = 2^30 bytes).
 The difference is 7.4 % at this scale, which is larger than many of the effects the course measures.
@@ -87,8 +87,8 @@ class _Quantity:
             return type(self)(self.value / other)  # type: ignore[call-arg]
         if isinstance(other, _Quantity):
             raise UnitError(
-                f"expected the same unit on both sides of '/', got {self.unit} and {other.unit}: no ratio of the two "
-                "says how far one is ahead of the other without an arithmetic intensity in FLOP/byte. "
+                f"expected the same unit on both sides of '/', got {self.unit} and {other.unit}: the two can be "
+                "compared only at an arithmetic intensity in FLOP/byte. "
                 "Use ridge_point(compute, bandwidth) for the intensity at which both limits meet, "
                 "or bandwidth * FlopPerByte(intensity) for the FLOP/s that a bandwidth can feed."
             )

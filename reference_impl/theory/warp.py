@@ -14,7 +14,7 @@ WARP, BANKS, BANK_BYTES, SECTOR_BYTES = 32, 32, 4, 32
 
 
 def bank_passes(words: Iterable[int]) -> int:
-    """Passes of one request to shared memory; words: index of the 4-byte word that each thread asks for.
+    """Passes of one request to shared memory; words: index of the 4-byte word that each thread reads.
 
     The same word for many threads is one word: it is broadcast.
     """
@@ -25,7 +25,7 @@ def bank_passes(words: Iterable[int]) -> int:
 
 
 def strided_bank_passes(stride: int) -> int:
-    """Thread i asks for word i * stride, as in a column of a row-major tile that is `stride` words wide."""
+    """Thread i reads word i * stride, as in a column of a row-major tile that is `stride` words wide."""
     return bank_passes(i * stride for i in range(WARP))
 
 
@@ -35,12 +35,12 @@ def sectors(addresses: Iterable[int], size: int = 4) -> int:
 
 
 def strided_sectors(stride: int, size: int = 4) -> int:
-    """Thread i asks for `size` bytes at i * stride values."""
+    """Thread i reads `size` bytes at i * stride values."""
     return sectors((i * stride * size for i in range(WARP)), size)
 
 
 def useful_share(stride: int, size: int = 4) -> float:
-    """Bytes asked for over bytes moved, for such a request."""
+    """Bytes requested over bytes moved, for such a request."""
     return WARP * size / (strided_sectors(stride, size) * SECTOR_BYTES)
 
 

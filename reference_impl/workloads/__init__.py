@@ -51,7 +51,7 @@ def workload(
     seed: other users of the same service: what tenants and documents share stays the same. rate: requests per second,
     in place of the workload's own. num_requests: None does not end. arrivals: "poisson", "bursty", "diurnal",
     "closed_loop", or what the functions of these names return.
-    A .jsonl file is what it is: seed, rate and arrivals do not apply. ValueError, WorkloadError: at the call, except
+    A .jsonl file is read as it is: seed, rate and arrivals do not apply. ValueError, WorkloadError: at the call, except
     for the lines of a .jsonl file, which are checked as they are read.
     """
     if num_requests is not None and num_requests < 0:

@@ -1,4 +1,4 @@
-"""When requests come. Open processes have a rate and do not look at the server; a closed loop waits for its answers.
+"""When requests come. Open processes have a rate, whatever the server does; a closed loop waits for its answers.
 
 Open times are whole microseconds from the start of the stream, generated BLOCK at a time and never kept.
 """
@@ -37,7 +37,7 @@ class Open(Process):
 
     @abstractmethod
     def microseconds(self, rng: np.random.Generator) -> Iterator[int]:
-        """Times of arrival without end, never falling."""
+        """Times of arrival without end, never decreasing."""
 
 
 class Poisson(Open):
@@ -74,7 +74,7 @@ class Bursty(Open):
 class Diurnal(Open):
     """Poisson with rate(t) = rate * (1 + amplitude * sin(2 pi (t / period + phase))), drawn by thinning.
 
-    Lewis and Shedler (1979): candidates come at the highest rate, and one at t stays with probability
+    Lewis and Shedler (1979): candidates come at the highest rate, and one at t is kept with probability
     rate(t) / highest. rate: the mean over a period of `period` seconds. phase: part of a period; at 0 the stream
     starts at the mean and rises, at 0.75 at the lowest.
     """

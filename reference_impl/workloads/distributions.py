@@ -52,7 +52,7 @@ def standard_gamma(rng: np.random.Generator, shape: float, num: int) -> Floats:
 
 
 class Documented(BaseModel):
-    """A number of a workload says where it comes from: a published figure (source) or our choice (because)."""
+    """A number of a workload gives its origin: a published figure (source) or our choice (because)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

@@ -69,7 +69,7 @@ def tokens_of(request: WorkloadRequest, vocab_size: int, low: int = 3) -> list[i
     """Prompt tokens in [low, vocab_size), num_prompt_tokens of them, the same on every machine and in every process.
 
     Two requests share the first k * PAGE_TOKENS tokens iff their first k pages are equal (two pages that differ would
-    agree by accident with probability (vocab_size - low)^-64). The tail behind the last full page is the request's own:
+    agree by accident with probability (vocab_size - low)^-64). The tail after the last full page is the request's own:
     a cache with blocks smaller than a page finds no more than the pages say.
     low: the first id that is not special; 3 is the course tokenizer's. Where special tokens stand at the end of the
     vocabulary, give the id of the first of them as vocab_size.

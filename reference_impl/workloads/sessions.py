@@ -21,7 +21,7 @@ BLOCK = 1024
 
 
 class Draws:
-    """Values of one field, one after another, from a random stream of its own: another field moves nothing here."""
+    """Values of one field, one after another, from a random stream of its own: other fields do not affect it."""
 
     def __init__(self, sample: Callable[[np.random.Generator, int], list[int]], name: str, field: str, seed: int):
         self._sample = sample

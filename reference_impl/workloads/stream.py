@@ -1,4 +1,4 @@
-"""Sessions meet arrivals: the stream of requests. It keeps the sessions under way, and nothing of those that ended."""
+"""The stream of requests, from sessions and arrivals. It keeps the sessions under way, and none that has ended."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _next(ready: list[Waiting], now: int, sessions: Sessions) -> Session:
 
 
 def _turns_before(spec: Workload, rate: float) -> int:
-    """Of WARM_UP mean lives."""
+    """The number of turns in WARM_UP mean lives of a session."""
     if not spec.has_sessions or spec.think is None or spec.answer_seconds_per_token is None:
         return 0
     pause = spec.think.mean() + spec.output.mean() * spec.answer_seconds_per_token.seconds
@@ -98,7 +98,7 @@ def _under_way(spec: Workload, rate: float, per_token: float, seed: int) -> Iter
 
 
 def closed_stream(spec: Workload, process: ClosedLoop, seed: int) -> Iterator[WorkloadRequest]:
-    """Requests without end of num_users users, in turns in the stream: one request of each, then the next.
+    """An endless stream of the requests of num_users users, in turn: one request of each, then the next.
 
     Each says after which request of its user it comes; a user whose session is over begins another after a pause. Users
     are not equally fast, so a reader holds back what the faster ones have yet to send: it grows with the square root of

@@ -1,4 +1,4 @@
-"""What the workloads measure: the tables of datasets/traces/README.md."""
+"""Measured figures of the workloads: the tables of datasets/traces/README.md."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_REQUESTS, NUM_DRAWS = 20_000, 100_000
 
 @dataclass(frozen=True)
 class Measured:
-    """Of a stream. prompt, output: mean, p50, p99 tokens. cv: of the gaps between arrivals.
+    """Figures of a stream. prompt, output: mean, p50, p99 tokens. cv: of the gaps between arrivals.
 
     shared: part of the prompt tokens that lie in pages which an earlier request had too (a cache that forgets nothing).
     """

@@ -225,7 +225,7 @@ def test_after_a_crash_a_hang_and_a_lost_gpu_another_process_goes_on(tmp_path: P
     result = json.loads(out.read_text())
     assert [(row["metric"], row["problem"]) for row in result["rows"][len(gpu_run.LIMIT_ROWS) :]] == [
         ("before the crash", ""), ("crash", "the process that measured it ended with status -11"),
-        ("before the hang", ""), ("hang", "the process that measured it did not answer any more and was killed"),
+        ("before the hang", ""), ("hang", "the process that measured it stopped answering and was killed"),
         ("lost", "RuntimeError: CUDA error: an illegal memory access was encountered"),
         ("before the end", ""), ("end", "the process that measured it ended with status 1"), ("sound", ""),
     ]  # fmt: skip
@@ -373,7 +373,9 @@ def test_without_limits_what_was_reached_is_still_told() -> None:
 
 def test_a_profile_that_is_busier_than_its_steps_is_not_believed() -> None:
     gpu_decode.check_profile(1.09e-3, 1e-3)
-    with pytest.raises(RuntimeError, match="1200 µs of a step in the profile, and .* 1000 µs at most: the profile is"):
+    with pytest.raises(
+        RuntimeError, match="1200 µs of a step in the profile, and .* 1000 µs at most: the profile cannot be right"
+    ):
         gpu_decode.check_profile(1.2e-3, 1e-3)
 
 

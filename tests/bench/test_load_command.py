@@ -72,7 +72,8 @@ def test_a_server_that_knows_no_stream_options_is_not_asked_for_usage():
 
 
 @pytest.mark.parametrize(
-    ("status", "words"), [(401, "a first small request failed: HTTP 401"), (404, "takes no form of request")]
+    ("status", "words"),
+    [(401, "a first small request failed: HTTP 401"), (404, "accepts none of the known forms of request")],
 )
 def test_a_server_that_takes_nothing_is_an_error(status: int, words: str):
     async def script(call: Call) -> None:

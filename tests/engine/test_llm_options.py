@@ -101,5 +101,5 @@ def test_the_worker_may_be_a_process_of_its_own() -> None:
         LLM(course_model("draft"), worker="there", **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="loads its model from a folder"):
         LLM(shape="qwen3-0.6b", dummy_weights=True, worker="process", num_blocks=60)
-    with pytest.raises(ValueError, match="--worker process: what is profiled computes in this process"):
+    with pytest.raises(ValueError, match="--worker process: only this process can be profiled"):
         profiling.run(None, "decode", 1, 16, 1, None, shape="qwen3-0.6b", worker="process")

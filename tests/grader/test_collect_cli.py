@@ -59,7 +59,7 @@ def test_a_collect_says_what_it_found_and_what_is_missing(course: Path, release_
     assert "late by the LMS (1): ada" in said
     assert "not in the roster, taken in (1): 99 (strangersam)" in said
     assert "nothing handed in (1): grace" in said
-    assert "ignored, nobody's files (1): index.html" in said
+    assert "ignored, files of no student (1): index.html" in said
     assert "3 submissions taken in, 1 of them refused, 0 unchanged (format: canvas)" in said
     assert "\x1b" not in said
     assert "3 unchanged" in inferlab("collect", "01", path, "--course", course, "--format", "canvas")

@@ -21,14 +21,14 @@ from reference_impl.workloads import PAGE_TOKENS, WorkloadRequest, tokens_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 DONE = b"[DONE]"
-LONGEST_RETRY = 60.0  # seconds; a server that asks for more is waited for this long only
+LONGEST_RETRY = 60.0  # seconds; a longer Retry-After counts as this
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Times are seconds on one clock. token_times: when each chunk with tokens arrived; of several tokens, one time.
 
-    num_output_tokens: what the server's usage says, or where it says nothing the number of chunks with tokens.
+    num_output_tokens: from the server's usage, or without usage the number of chunks with tokens.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Outcome:
     has_done: bool = True  # the stream ended with [DONE]
     error: str | None = None  # its kind
     detail: str = ""
-    retry_after: float = 0.0  # seconds that the server asked for with its refusal
+    retry_after: float = 0.0  # seconds, from the server's Retry-After
 
     def metrics(self, since: float) -> RequestMetrics:
         """Latencies from `since` (planned or sent). A failed request has none, so that it meets no objective.
@@ -61,11 +61,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Form:
-    """How requests are put to this server, since not every one takes everything."""
+    """The form of requests that a server accepts: not every server accepts every field."""
 
     chat: bool = False  # /v1/chat/completions, text only
     token_ids: bool = True  # prompts as token ids; else as single letters with spaces between them
-    ignore_eos: bool = True  # vLLM's addition: the output has the asked length whatever the model says
+    ignore_eos: bool = True  # vLLM's addition: the output has the requested length whatever the model generates
     usage: bool = True  # stream_options: the server is to count the tokens
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ class Form:
 
 
 class Cut:
-    """The requests, the longer ones cut to so many tokens. An iterator: to be read once.
+    """The requests, the longer ones cut to these numbers of tokens. An iterator: it can be read once.
 
     cut, with_images: the ids of those that were cut, and of those with images.
     """
@@ -106,8 +106,8 @@ class Cut:
 class Client:
     """Sends requests of a workload. vocab_size: token ids are below it. timeout: seconds for a whole request.
 
-    salt: 64 bits that every prompt depends on. With another one no prompt begins like before, and within the load
-    they share what they shared: a second run must not find the first one's prompts in the server's prefix cache.
+    salt: 64 bits that every prompt depends on. With another salt no prompt begins as before, and within the load they
+    share as much as before: a second run must not find the first one's prompts in the server's prefix cache.
     """
 
     http: httpx.AsyncClient
@@ -185,7 +185,7 @@ class Client:
                     answer.take(data, arrived)
                 if answer.done_at is not None:
                     break
-            # The end of the body, so that the connection can be used again; if it does not come, do not wait.
+            # Read to the end of the body, so that the connection can be used again; if it does not come, do not wait.
             with contextlib.suppress(TimeoutError, httpx.NetworkError, httpx.RemoteProtocolError):
                 async with asyncio.timeout(1.0):
                     async for _ in pieces:
@@ -198,7 +198,7 @@ class _Failed(Exception):
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Of a Retry-After in whole seconds; one that names a date is not understood."""
+    """The seconds of a Retry-After in whole seconds; one that gives a date counts as absent."""
     return min(float(retry_after), LONGEST_RETRY) if retry_after is not None and retry_after.isdecimal() else 0.0
 
 
@@ -218,7 +218,7 @@ class _Answer:
     """What has arrived of an answer so far."""
 
     times: list[float] = field(default_factory=list)
-    end: float | None = None  # when a chunk came that ends the answer and has no text
+    end: float | None = None  # arrival of a chunk that ends the answer and has no text
     num_output_tokens: int | None = None
     num_prompt_tokens: int | None = None
     done_at: float | None = None
@@ -251,9 +251,9 @@ class _Answer:
             self.num_prompt_tokens = int(usage["prompt_tokens"]) if "prompt_tokens" in usage else None
 
     def _choice(self, choice: dict[str, Any], arrived: float) -> None:
-        """A chunk without text has a token too: one that has given no whole character yet, or a special one.
+        """A chunk without text has a token too: one that does not complete a character, or a special one.
 
-        Not so the chunk that opens a chat, and perhaps not the one that ends an answer: see `tokens`.
+        The chunk that opens a chat has none, and the one that ends an answer may have none: see `tokens`.
         """
         delta = choice.get("delta") or {}
         self.finished |= choice.get("finish_reason") is not None
@@ -271,7 +271,7 @@ class _Answer:
         return tuple(times), len(times) if self.num_output_tokens is None else self.num_output_tokens
 
     def verdict(self) -> tuple[str | None, str]:
-        """Of an answer whose body came to its end: what is wrong with it, and in which way."""
+        """What is wrong with an answer whose body has ended: the kind of failure (or None), and details."""
         times, _ = self.tokens()
         if self.done_at is None and not self.finished:
             return "ended without [DONE]", f"nor a finish_reason, after {len(times)} chunks with tokens"

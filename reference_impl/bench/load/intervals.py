@@ -1,6 +1,6 @@
-"""How far off a figure may be that was measured on n requests. Both intervals take the requests as independent.
+"""How far off a figure measured on n requests may be. Both intervals treat the requests as independent.
 
-They are not quite: a request in a queue waits together with its neighbours. So the intervals are too narrow near
+They are not: requests in a queue wait together. So the intervals are too narrow near
 saturation, the more so the shorter the run; repeat the run with other seeds to see by how much.
 """
 

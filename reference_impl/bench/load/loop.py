@@ -1,6 +1,6 @@
-"""When to send. An open workload says when, and its requests are sent then whatever comes back; in a closed one each
-request comes after another, and a user who waits sends nothing: a slow server gets fewer requests, and its worst
-moments are seen by few of them.
+"""When to send. An open workload says when, and its requests are sent then, whatever comes back; in a closed one each
+request follows another, and a waiting user sends nothing: a slow server gets fewer requests, and few of them fall into
+its worst moments.
 
 Times are those of the event loop's clock.
 """
@@ -33,15 +33,15 @@ async def send_all(
     max_in_flight: int | None = None,
     under_way: dict[str, float] | None = None,
 ) -> None:
-    """Sends the first num_requests whose time comes; `note` gets each outcome when it is there.
+    """Sends the first num_requests whose time comes; `note` is called with each outcome when it is there.
 
     Planned is `arrival` seconds after the start, and not before the request it comes after has ended, however it ended,
     and the user has thought; a refused user waits as long as the server asked for, if that is longer. A workload
     without end is read only as far as it is needed.
-    max_in_flight: more than so many wait in the client for their turn, first come first served. Planned stays what it
-    was, so that this wait counts.
-    under_way: holds at every moment the requests whose time has come and that have not ended, and when it came. Where
-    this is cancelled, those are left in it, and `note` is not called for them.
+    max_in_flight: further requests wait in the client, first come first served. Their planned time stays as it was, so
+    that this wait counts.
+    under_way: holds at every moment the requests whose time has come and that have not ended, with that time. After a
+    cancellation the unfinished ones are left in it, and `note` is not called for them.
     ValueError where an id comes twice, or a request comes after one that is not before it.
     """
     await _Loop(num_requests, sender, note, max_in_flight, {} if under_way is None else under_way).run(requests)

@@ -1,4 +1,4 @@
-"""Before a load: the connections, which model there is, and what form of request the server takes."""
+"""Before a load: the connections, which model there is, and which form of request the server accepts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ServerError(Exception):
 def connect(api_key: str | None = None) -> httpx.AsyncClient:
     """As many connections as there are requests, and no proxy: a pool that is full would queue in the client."""
     return httpx.AsyncClient(
-        # Idle connections are let go before a server does (uvicorn: after 5 s), or a request could run into that.
+        # Idle connections are closed before the server closes them (uvicorn: after 5 s) under a new request.
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
         timeout=None,
         trust_env=False,
@@ -43,7 +43,7 @@ async def first_model(http: httpx.AsyncClient, base_url: str) -> str:
 
 
 async def choose_form(client: Client, forms: list[Form]) -> list[str]:
-    """Sets client.form to the first that the server takes; returns what it said to those it refused.
+    """Sets client.form to the first that the server accepts; returns its answers to those it refused.
 
     Refused is an answer 400, 404, 415 or 422. ServerError for any other failure, and where all are refused.
     """
@@ -60,7 +60,7 @@ async def choose_form(client: Client, forms: list[Form]) -> list[str]:
             raise ServerError(_hinted(what, outcome.error))
         answers.add(f"{outcome.error}: {outcome.detail}")
         refused.append(f"{form}: {outcome.error}: {outcome.detail}")
-    what = "the server takes no form of request that is known here"
+    what = "the server accepts none of the known forms of request"
     if len(answers) > 1:
         raise ServerError(f"{what}:\n" + "\n".join(refused))
     raise ServerError(_hinted(f"{what}; its answer to each is {answers.pop()}", outcome.error))
@@ -79,6 +79,6 @@ def _hinted(what: str, kind: str | None) -> str:
 
 
 def forms(chat: bool, text: bool) -> list[Form]:
-    """From the most telling to what the plainest server takes."""
+    """From the most telling to one that the plainest server accepts."""
     every = [Form(chat, ids, eos, usage) for usage in (True, False) for eos in (True, False) for ids in (True, False)]
     return [form for form in every if not (form.token_ids and (chat or text))]

@@ -1,4 +1,4 @@
-"""A whole load: ask the server what it takes, warm it up, send, collect."""
+"""A whole load: probe what the server accepts, warm it up, send, collect."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Load:
 
     @property
     def loop(self) -> str:
-        """In words."""
+        """The kind of loop, in words."""
         if self.is_closed:
             return f"closed loop, {self.concurrency} users" + (
                 f", {self.think:g} s between requests" if self.think else ""
@@ -68,7 +68,7 @@ class Load:
         return f"{self.arrivals or 'its own'} arrivals, {rate}{limit}"
 
     def requests(self) -> Cut:
-        """Of the workload, without end where it has none. ValueError where it cannot be had like this."""
+        """The workload's requests, endless if it is. ValueError where the workload has no such rate or arrivals."""
         arrivals = closed_loop(self.concurrency, self.think) if self.is_closed and self.concurrency else self.arrivals
         stream = workload(self.workload, seed=self.seed, rate=self.rate, arrivals=arrivals)
         return Cut(stream, self.max_prompt, self.max_output)
@@ -76,7 +76,7 @@ class Load:
     def run(self, note: Callable[[Outcome], None], api_key: str | None = None) -> dict[str, Any]:
         """Sends everything; `note` gets each outcome that counts. Returns how the load was made.
 
-        Ctrl-C ends it: what has come until then counts, and `stopped` says how many requests were under way and for how
+        Ctrl-C ends it: outcomes until then count, and `stopped` says how many requests were under way and for how
         long the first of them had been. KeyboardInterrupt where nothing was sent yet that counts.
         ServerError where the server cannot be used, ValueError where the workload cannot be sent.
         """
@@ -90,7 +90,7 @@ class Load:
 
     async def _run(self, note: Callable[[Outcome], None], api_key: str | None) -> dict[str, Any]:
         about, requests = stamp(), self.requests()
-        # A stream may take long to its first request: it is read before the clock starts.
+        # A stream may take long until its first request: it is read before the clock starts.
         head = list(islice(requests, max(1, self.num_warmup)))
         num_cut = num_with_images = 0
         under_way: dict[str, float] = {}
@@ -129,7 +129,7 @@ class Load:
         }  # fmt: skip
 
     async def _warm_up(self, client: Client, requests: Sequence[WorkloadRequest]) -> int:
-        """The first requests of the load with other prompts, so that nothing of the load's is in a prefix cache.
+        """The first requests of the load with other prompts, so that none of the load's is in a prefix cache.
 
         Returns how many failed. ServerError where all did.
         """
@@ -146,7 +146,7 @@ class Load:
 
 
 def watched(load: Load, api_key: str | None, console: Console) -> tuple[list[Outcome], dict[str, Any]]:
-    """Runs the load under a line that says how far it is."""
+    """Runs the load under a line that shows its progress."""
     outcomes: list[Outcome] = []
     failed = 0
     with console.status("warming up") as status:
@@ -161,7 +161,7 @@ def watched(load: Load, api_key: str | None, console: Console) -> tuple[list[Out
 
 
 def stamp() -> dict[str, Any]:
-    """Where and when; of the client's machine. Of the server's nothing is known here."""
+    """Date, machine and versions of the client; nothing is known of the server's."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cores": os.cpu_count(),

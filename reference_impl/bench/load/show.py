@@ -29,7 +29,7 @@ def show(result: Report, console: Console) -> None:
         partial = (
             f"partial     stopped after {result.num_requests} of {stopped['of']} requests; {stopped['under_way']} were "
             f"under way, the first of them for {stopped['longest_seconds']:.1f} s, and are in no figure, planned rate "
-            "included: who waits long is missing, so latencies are too low"
+            "included: the longest waits are missing, so latencies are too low"
         )
         console.print(escape(partial), style="yellow", highlight=False)
     lines = [
@@ -60,7 +60,7 @@ def remarks(result: Report) -> list[str]:
     if setup["num_with_images"]:
         found.append(
             f"{setup['num_with_images']} requests have images: of them only the number of tokens was sent, as part of "
-            "the prompt. No picture was, so the server had none to encode"
+            "the prompt. No picture was sent, so the server encoded none"
         )
     if setup["loop"].startswith("closed"):
         found.append("in a closed loop users wait for the server: these latencies say nothing about a fixed rate")

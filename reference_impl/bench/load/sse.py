@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-MAX_EVENT_BYTES = 16 * 2**20  # what no chunk of an answer has; without a bound a bad server would fill the memory
+MAX_EVENT_BYTES = 16 * 2**20  # far more than a chunk of an answer; without a bound a bad server could fill the memory
 
 
 class EventStream:

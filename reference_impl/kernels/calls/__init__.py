@@ -1,4 +1,4 @@
-"""What the compile table holds: calls of every host function, by a name that says what is special about each."""
+"""What the compile table holds: calls of every host function, each under a name that says what is special about it."""
 
 from reference_impl.kernels.calls import attention, experts, fused_linear, linear, rows, sampling
 from reference_impl.kernels.calls.meta import Call

@@ -1,4 +1,4 @@
-"""Linear layers with their neighbours as a Llama of 8 billion parameters calls them for few tokens."""
+"""Linear layers fused with their neighbours, as a Llama of 8 billion parameters calls them for few tokens."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ CALLS: dict[str, Call] = {
     for tile in tiles
     for name, call in calls.items()
 }
-# What else may be asked, in the smallest tile.
+# The other options, in the smallest tile.
 CALLS |= {
     f"fused_linear, {name}": in_tile(fused_linear.TILES[-1], call)
     for name, call in {

@@ -49,7 +49,7 @@ CALLS: dict[str, Call] = {
     )
     for tile in tiles
 }
-# What else may be asked of the 4 and 8 bits: in the largest tile and the smallest.
+# The other options of the products with 4 and 8 bits: in the largest tile and the smallest.
 CALLS |= {
     name_in_tile("gemm_w4a16", tile, ", zeros"): in_tile(tile, partial(_gemm_w4a16, with_zeros=True))
     for group_size in (32, 128)

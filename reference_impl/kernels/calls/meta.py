@@ -19,7 +19,7 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def in_tile(tile: Tile, call: Callable[[Tile, torch.dtype], Any]) -> Call:
-    """The call with this tile; on an architecture that has no room for it, nothing."""
+    """The call with this tile; launches nothing on an architecture where the tile does not fit."""
     return lambda dtype: call(tile, dtype) if tile.fits(architecture()) else None
 
 

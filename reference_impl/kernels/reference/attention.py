@@ -38,12 +38,12 @@ def attention_one_row(
     """Queries of one sequence over its context, causal. The last key is that of the last query.
 
     q [query_len, num_heads, head_dim], key and value [seq_len, num_kv_heads, head_dim] -> like q.
-    With a window, keys that no query sees may be left out in front.
+    With a window, leading keys that no query sees may be left out.
     """
     query_len, num_heads, head_dim = q.shape
     seq_len, num_kv_heads, _ = key.shape
     if window is not None and window >= seq_len:
-        window = None  # it hides nothing
+        window = None  # it masks nothing
     k, v = (
         key.transpose(0, 1)[None],
         value.transpose(0, 1)[None],
@@ -76,7 +76,7 @@ def attention_decode_rows(
 
     q [rows, num_heads, head_dim]; slots [rows, max_seq_len], where the padding repeats a slot of the same row:
     a slot never written may hold NaN, and 0 x NaN is NaN. mask [rows, 1, 1, max_seq_len]: 0, or -inf for padding.
-    workspace [2, rows * max_seq_len or more, num_kv_heads, head_dim], like q: is written over with the gathered
+    workspace [2, rows * max_seq_len or more, num_kv_heads, head_dim], like q: is overwritten with the gathered
     context. keys, values and their scales as in `flash_attention`.
     """
     rows, num_heads, head_dim = q.shape
@@ -86,7 +86,7 @@ def attention_decode_rows(
         stored(cache, flat, scales, room[: len(flat)]).view(rows, -1, num_kv_heads, head_dim).transpose(1, 2)
         for cache, scales, room in zip((keys, values), (key_scale, value_scale), workspace, strict=True)
     )  # [rows, num_kv_heads, max_seq_len, head_dim]
-    # The query heads of a group read the same keys, so they can stand where several queries would.
+    # The query heads of a group read the same keys, so they can take the place of several queries.
     grouped = q.view(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     return _attend(grouped, k, v, mask, scale, softcap).view(rows, num_heads, head_dim)
 
@@ -95,7 +95,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, 
     """softmax(cap(q k^T x scale) + mask) v, where a softcap is given (Gemma 2).
 
     q [rows, num_heads, n, head_dim], k and v [rows, num_kv_heads, seq_len, head_dim]; mask bool, or 0 and -inf.
-    torch's fused attention knows no soft cap, so that case is written out, and not in less than float32.
+    torch's fused attention has no soft cap, so that case is written out, in float32 or wider.
     """
     if softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
@@ -127,9 +127,9 @@ def flash_attention(
 
     q [num_tokens, num_heads, head_dim]; keys and values [num_blocks, block_size, num_kv_heads, head_dim];
     block_table [num_rows, max_blocks] int32; query_start_loc [num_rows + 1] and seq_lens [num_rows] int32.
-    key_scale, value_scale [num_blocks, block_size, num_kv_heads] float32: by what a stored key or value is multiplied
-    (a cache of 8 bits). ancestors [num_tokens] int64: a tree of at most 64 drafts; of the row's own tokens those that a
-    query sees, bit i for the i-th, itself included. skip_threshold: what the kernel may leave out; here nothing is.
+    key_scale, value_scale [num_blocks, block_size, num_kv_heads] float32: factors of the stored keys and values (a
+    cache of 8 bits). ancestors [num_tokens] int64: a tree of at most 64 drafts; bit i is set if the query sees the i-th
+    of its row's own tokens, itself included. skip_threshold: what the kernel may leave out; nothing is left out here.
     A row with seq_len 0 only pads the batch: its queries give zeros.
     """
     out = torch.empty_like(q)
@@ -168,7 +168,7 @@ def paged_decode(
 ) -> Tensor:
     """One query per row, q [num_rows, num_heads, head_dim]; the rest as in `flash_attention`.
 
-    max_seq_len: of seq_lens, known to the host. A row with seq_len 0 only pads the batch: it gives zeros.
+    max_seq_len: a bound of seq_lens on the host. A row with seq_len 0 only pads the batch: it gives zeros.
     """
     start = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
     real = seq_lens > 0
@@ -182,7 +182,7 @@ def paged_decode(
 
 
 def merge_splits(means: Tensor, lse: Tensor) -> Tensor:
-    """Attention over a context from that over its parts: means [splits, ..., head_dim], lse [splits, ...] -> [...,
+    """Attention over a context, merged from its parts: means [splits, ..., head_dim], lse [splits, ...] -> [...,
     head_dim]. lse: log2 of the sum of 2^score (base 2 throughout); -inf for an empty part, whose mean is not read.
     """
     weight = torch.exp2(lse - lse.amax(0).nan_to_num(neginf=0.0))
@@ -190,7 +190,7 @@ def merge_splits(means: Tensor, lse: Tensor) -> Tensor:
 
 
 def tree_mask(ancestors: Tensor, seq_len: int, window: int | None = None) -> Tensor:
-    """[len(ancestors), seq_len] bool: a draft sees the context, and of the drafts those whose bit it has."""
+    """[len(ancestors), seq_len] bool: a draft sees the context, and those drafts whose bit is set in its mask."""
     num_drafts = len(ancestors)
     drafts = (ancestors[:, None] >> torch.arange(num_drafts, device=ancestors.device)) & 1
     mask = causal_mask(num_drafts, seq_len, ancestors.device, window)
@@ -199,14 +199,14 @@ def tree_mask(ancestors: Tensor, seq_len: int, window: int | None = None) -> Ten
 
 
 def stored(cache: Tensor, slots: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:
-    """What lies in these slots: fills and returns out [len(slots), num_kv_heads, head_dim], in its dtype.
+    """Reads these slots: fills and returns out [len(slots), num_kv_heads, head_dim], in its dtype.
 
     cache and scale as in `flash_attention`; out is like the cache where there is no scale.
     """
     if scale is None:
         return torch.index_select(cache.flatten(0, 1), 0, slots, out=out)
-    # As bytes: torch has no index_select of float8 everywhere. Codes of 8 bits are numbers of every dtype of `out`, so
-    # that the product alone is rounded.
+    # As bytes: torch has no index_select of float8 everywhere. Codes of 8 bits are exact in every dtype of `out`, so
+    # only the product is rounded.
     codes = cache.view(torch.uint8).flatten(0, 1).index_select(0, slots).view(cache.dtype)
     size = cache.shape[1]
     return out.copy_(codes).mul_(scale[slots // size, slots % size][..., None])

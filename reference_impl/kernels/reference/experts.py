@@ -14,8 +14,8 @@ def grouped_gemm(x: Tensor, weights: Tensor, expert_offsets: Tensor) -> Tensor:
     """Row t of expert e gives weights[e] x[t]: x [tokens, in], weights [experts, out, in] -> [tokens, out].
 
     Expert e owns rows [expert_offsets[e], expert_offsets[e + 1]), perhaps none; expert_offsets [experts + 1] int32,
-    from 0, never falling. Rows from expert_offsets[-1] on belong to no expert: they are not computed, and what stands
-    there in the result is arbitrary.
+    starting at 0, never decreasing. Rows from expert_offsets[-1] on belong to no expert: they are not computed, and
+    their values in the result are arbitrary.
     """
     out = x.new_empty(len(x), weights.shape[1])
     for expert, (start, end) in enumerate(itertools.pairwise(expert_offsets.tolist())):
@@ -39,7 +39,7 @@ def lora_expand(h: Tensor, b: Tensor, adapter_index: Tensor, out: Tensor) -> Ten
     """The second half: adds b[adapter] h[t] to out[t], in place, and returns out.
 
     h [tokens, rank], b [adapters, out, rank], adapter_index [tokens] int32, out [tokens, out]: often the columns of one
-    part of a stacked layer. A token without an adapter keeps what it has.
+    part of a stacked layer. The output of a token without an adapter is unchanged.
     """
     for adapter, rows in _segments(adapter_index):
         out[rows] += F.linear(h[rows], b[adapter])

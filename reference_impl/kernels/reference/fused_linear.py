@@ -1,4 +1,4 @@
-"""A linear layer with what stands around it, in plain torch: as one kernel computes it, and rounds."""
+"""A linear layer fused with its neighbours, in plain torch, rounded where the kernel rounds."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def fused_linear(
     has scales, weight_scale [rows] of any float dtype: W = weight x scale of its row.
 
     Two things are rounded to the dtype of x: x times norm, before the product, and the result. All between is float32
-    (or wider): the row's factor 1 / sqrt(mean(x^2) + eps), which multiplies the sums; bias, gate, residual. float16
-    is for an x whose products with the norm's weights lie within its range: they are not divided by the row's size.
+    (or wider): the row's factor 1 / sqrt(mean(x^2) + eps), which multiplies the sums; bias, gate, residual. In float16,
+    the products of x and the norm's weights must lie within its range: they are not yet divided by the row's size.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     h = x

@@ -1,7 +1,7 @@
 """Products of linear layers in plain torch, with weights in 16, 8 and 4 bits.
 
-Throughout: x [tokens, in], weight [out, in] as checkpoints store it, y = x W^T [tokens, out]. Scales of groups lie as
-[in / group size, out]: entry (g, n) belongs to inputs g x group size and on of output n. One group is "per channel".
+Throughout: x [tokens, in], weight [out, in] as checkpoints store it, y = x W^T [tokens, out]. Scales of groups are
+[in / group size, out]: entry (g, n) belongs to output n, inputs g x group size and on. One group is "per channel".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def pack_int4(codes: Tensor, group_size: int = 128) -> Tensor:
     """codes [out, in], integers 0 to 15 -> [out, in / 2] uint8.
 
     Within each group the first half lies in the low nibbles, the second half, in the same order, in the high ones: so
-    a kernel gets two pieces of the row, each in order, with an `and` and a shift.
+    a kernel gets two pieces of the row, each in order, by an `and` and a shift.
     """
     out_features, in_features = codes.shape
     if in_features % group_size or group_size % 2:

@@ -1,4 +1,4 @@
-"""What is computed for each token by itself: norm, rotary embedding, gates, and what is stored of it."""
+"""What is computed for each token by itself: norm, rotary embedding, gates, and the write into the cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in the weight's dtype; given back in that of x."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in the weight's dtype; returned in that of x."""
     if weight is None or weight.dtype is x.dtype:
         return F.rms_norm(x, x.shape[-1:], weight, eps)
     return F.rms_norm(x.to(weight.dtype), x.shape[-1:], weight, eps).to(x.dtype)
@@ -34,13 +34,13 @@ def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor | None, eps: fl
 def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(codes, scale), x about codes x scale: codes like x in int8 or float8_e4m3fn, scale [...] float32.
 
-    The last dimension shares a scale: its largest magnitude becomes the largest code. Under 2^-64 it counts as that,
-    so that nothing divides by zero.
+    The last dimension shares a scale: its largest magnitude becomes the largest code. Below 2^-64 it counts as 2^-64,
+    so that nothing is divided by zero.
     """
     limit = 127.0 if dtype is torch.int8 else torch.finfo(dtype).max
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
     largest = exact.abs().amax(-1, keepdim=True).clamp(min=2.0**-64)
-    scale = largest / torch.full_like(largest, limit)  # by a number, a GPU would multiply with its reciprocal
+    scale = largest / torch.full_like(largest, limit)  # by a number, a GPU would multiply by its reciprocal
     codes = (exact * (1 / scale)).clamp(-limit, limit)  # as the kernels do it; rounding may pass the limit
     return (codes.round() if dtype is torch.int8 else codes).to(dtype), scale[..., 0].float()
 
@@ -72,10 +72,10 @@ def rotate_and_write(
     key_scale: Tensor | None = None,
     value_scale: Tensor | None = None,
 ) -> Tensor:
-    """QK-norm and rotary embedding; k and v go into the cache, q is given back as a new tensor.
+    """QK-norm and rotary embedding; k and v go into the cache, q is returned as a new tensor.
 
     q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]: they may be parts of one
-    projection. positions [num_tokens], also of padding, index cos and sin [max_position, 1, head_dim] (RotaryTable).
+    projection. positions [num_tokens], padding included, index cos and sin [max_position, 1, head_dim] (RotaryTable).
     keys and values [num_blocks, block_size, num_kv_heads, head_dim] are written at slot_mapping [num_tokens]: block x
     block_size + offset, or -1 for a token that only pads the batch and is written nowhere. q_norm, k_norm [head_dim].
 
@@ -97,7 +97,7 @@ def rotate_and_write(
             cache[at] = fresh.to(cache.dtype)
         else:
             codes, scale[at] = to_eight_bits(fresh, cache.dtype)
-            cache.view(torch.uint8)[at] = codes.view(torch.uint8)  # torch cannot index float8 on the left
+            cache.view(torch.uint8)[at] = codes.view(torch.uint8)  # torch cannot assign to an indexed float8
     return q
 
 
@@ -122,5 +122,5 @@ GATES: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu_and_mul, "ge
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap x tanh(x / cap): near 0 it is x, and it never passes the cap (Gemma 2)."""
+    """cap x tanh(x / cap): about x near 0, and never beyond the cap (Gemma 2)."""
     return cap * torch.tanh(x / cap)

@@ -1,7 +1,7 @@
 """Sampling in whole numbers, so that every machine that sees the same logits chooses the same tokens.
 
 Sums of floats depend on their order, and exp on the implementation. Here a token's mass, exp of its score, is a whole
-number of 2^-40, computed by additions and products in float32 whose order is fixed: sums are exact in any order.
+number of units of 2^-40, computed in float32 by sums and products in a fixed order. Sums of masses are exact.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# A word's upper 24 bits decide: portions, also top-p, count in 2^-24.
+# A draw uses the upper 24 bits of a word: portions, top-p included, are counted in units of 2^-24.
 _LOW, _PORTION = 2**32 - 1, 24
 
 
