@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -51,9 +50,3 @@ class Parts:
 def part(given: T | None, make: Callable[[], T]) -> T:
     """Not `given or make()`: a part of length 0, an empty index, is false."""
     return make() if given is None else given
-
-
-class WallClock:
-    """Seconds since an arbitrary moment; never goes back."""
-
-    now = staticmethod(time.perf_counter)

@@ -1,9 +1,8 @@
 """From the scheduler's plan, which names requests, to the step for a worker, which names slots.
 
 A request gets a slot when it is first computed, and keeps it until it ends or loses its blocks. Nothing is sent
-twice: its tokens go over when its slot is opened, less those that it shares with a request
-that it was forked from; its block table as it grows. So a step that only decodes costs the planner one
-comparison per row.
+twice: its tokens go over when its slot is opened, its block table as it grows, and what the worker samples is in the
+slot already. So a step that only decodes costs the planner one comparison per row.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _step_row = partial(tuple.__new__, StepRow)  # as StepRow(*values), in half the 
 
 
 @dataclass
-class _Sent:
+class Sent:
     """What the worker holds for a request with a slot."""
 
     slot: int
@@ -50,7 +49,7 @@ class Planner:
 
     def __init__(self, block_size: int):
         self.block_size = block_size
-        self._sent: dict[str, _Sent] = {}  # by request id
+        self.sent: dict[str, Sent] = {}  # by request id
         self._closed: list[int] = []  # since the last step
         self._free: list[int] = []  # a heap of slots below num_slots
         self.num_slots = 0  # the most ever in use at once
@@ -68,10 +67,9 @@ class Planner:
         rewound: list[Rewound] = []
         tables: list[TableUpdate] = []
         rows: list[StepRow] = []
-        takes_masks = False
         for row in plan.rows:
             name, start, num_tokens, samples, num_drafts, drafts = row
-            request, sent = requests[name], self._sent.get(name)
+            request, sent = requests[name], self.sent.get(name)
             if sent is None or sent.request is not request or sent.num_computed < start:
                 self.close(name)
                 sent = self._open(request, start, plan.step_id, opened)
@@ -80,59 +78,40 @@ class Planner:
             if sent.num_tokens < len(request.tokens):
                 appended.append(Appended(sent.slot, sent.num_tokens, tuple(request.tokens[sent.num_tokens :])))
                 sent.num_tokens = len(request.tokens)
-            end = start + num_tokens
-            # The blocks that were sent are the same objects, so this compares pointers: half a nanosecond each.
-            if sent.tables != request.block_tables:
+            if sent.tables != request.block_tables:  # compares pointers, of the same objects: half a nanosecond each
                 tables += self._changes(sent)
-            last = end
+            last = end = start + num_tokens
             if num_drafts:
                 self.has_drafted, last = True, end + num_drafts
             if end > sent.num_tokens or last > sent.room:
                 self._refuse(sent, row)
             sent.num_computed = last
-            if samples:
-                if request.pooling is not None:
-                    raise ValueError(
-                        f"request {name!r} asks for hidden states (pooling), and its row samples: the scheduler has to "
-                        "plan its rows with samples=False, and end it when its prompt is computed"
-                    )
-                takes_masks = takes_masks or request.grammar is not None
-                if not request.holds:
-                    sent.num_tokens = last + 1
+            if samples and not request.holds:
+                sent.num_tokens = last + 1
             rows.append(_step_row((sent.slot, start, num_tokens, samples, num_drafts, drafts)))
         closed, self._closed = self._closed, []
         return Step(
             plan.step_id, tuple(closed), tuple(opened), tuple(appended), tuple(rewound), tuple(tables), plan.transfers,
-            tuple(rows), takes_masks,
+            tuple(rows),
         )  # fmt: skip
 
-    def _open(self, request: Request, start: int, step_id: int, opened: list[Opened]) -> _Sent:
+    def _open(self, request: Request, start: int, step_id: int, opened: list[Opened]) -> Sent:
         slot = heapq.heappop(self._free) if self._free else self.num_slots
         self.num_slots = max(self.num_slots, slot + 1)
-        sent = _Sent(slot, request, len(request.tokens), start, [[] for _ in request.block_tables], step_id)
-        self._sent[request.id] = sent
-        fork_of = self._parent_of(request, step_id)
-        tokens = request.tokens if fork_of is None else request.tokens[fork_of[1] :]
-        opened.append(
-            Opened(
-                slot, request.id, array("q", tokens), request.num_prompt_tokens, start, request.sampling,
-                request.seed, request.sample_index, request.holds, request.pooling, fork_of,
-            )
-        )  # fmt: skip
+        sent = Sent(slot, request, len(request.tokens), start, [[] for _ in request.block_tables], step_id)
+        self.sent[request.id] = sent
+        opened.append(self.opened(sent))
         return sent
 
-    def _parent_of(self, request: Request, step_id: int) -> tuple[int, int] | None:
-        """As `Opened.fork_of`: of tokens that the worker did not sample."""
-        parent = None if request.parent_id is None else self._sent.get(request.parent_id)
-        if parent is None or parent.opened_in == step_id:
-            return None
-        num_sent = len(parent.request.tokens) if parent.request.holds else parent.request.num_prompt_tokens
-        num_shared = min(request.num_computed_tokens, num_sent, parent.num_tokens)
-        if request.tokens[:num_shared] != parent.request.tokens[:num_shared]:  # a later request of this name
-            return None
-        return (parent.slot, num_shared) if num_shared else None
+    def opened(self, sent: Sent) -> Opened:
+        """The message that gives a request its slot, with all its tokens."""
+        r = sent.request
+        return Opened(
+            sent.slot, r.id, array("q", r.tokens), r.num_prompt_tokens, sent.num_computed, r.sampling, r.seed,
+            r.sample_index, r.holds, r.pooling,
+        )  # fmt: skip
 
-    def _changes(self, sent: _Sent) -> Iterator[TableUpdate]:
+    def _changes(self, sent: Sent) -> Iterator[TableUpdate]:
         """Tables grow, with exceptions: a shared block is copied before it is written, a cached block replaces one
         of the same contents, and blocks behind a window are freed."""
         for group, table in enumerate(sent.request.block_tables):
@@ -146,7 +125,7 @@ class Planner:
                 yield TableUpdate(sent.slot, group, start, tuple(table[start:]))
         sent.room = min(map(len, sent.tables)) * self.block_size
 
-    def _refuse(self, sent: _Sent, row: Row) -> None:
+    def _refuse(self, sent: Sent, row: Row) -> None:
         end = row.start + row.num_tokens
         if (last := end + row.num_drafts) > sent.room:
             raise IndexError(
@@ -159,35 +138,17 @@ class Planner:
             " expected no more than it has, or will have when the step before is over"
         )
 
-    def settle(self, step: Step, reply: Reply, requests: Mapping[str, Request]) -> None:
-        """A step is over: of the drafts that were counted as if they were right, some were not.
-
-        requests: those of the step's rows, by id.
-        """
-        for row, request, new in zip(step.rows, requests.values(), reply.tokens, strict=True):
-            sent = self._sent.get(request.id) if row.num_drafts else None
-            if sent is not None and sent.request is request:
-                wrong = row.num_drafts + 1 - len(new)
-                sent.num_computed -= wrong
-                sent.num_tokens -= wrong
-
     def close(self, request_id: str) -> None:
         """The request ended, or lost its blocks: the next step frees its slot, if it has one."""
-        sent = self._sent.pop(request_id, None)
+        sent = self.sent.pop(request_id, None)
         if sent is not None:
             self._closed.append(sent.slot)
             heapq.heappush(self._free, sent.slot)
 
     def close_all(self) -> None:
-        """After a failed step, of which an unknown part was applied: the next step opens every slot again."""
-        for name in list(self._sent):
+        """After a failed step, of which a part may have been applied: the next step opens every slot again."""
+        for name in list(self.sent):
             self.close(name)
-
-    def skip(self, request: Request, num_tokens: int) -> None:
-        """Tokens were computed, and as many sampled, without a step: the simulator leaps over steps."""
-        sent = self._sent[request.id]
-        sent.num_computed += num_tokens
-        sent.num_tokens += num_tokens
 
 
 def output_of(reply: Reply, rows: Sequence[Row]) -> StepOutput:

@@ -1,55 +1,14 @@
-"""What happened, as typed events; every metric, widget and test reads this one stream.
-
-Times are seconds on the engine's clock. A step is recorded once; per-token times are derived from it.
-"""
+"""What happened, as typed events (`interfaces/events.py`); every metric, widget and test reads this one stream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from reference_impl.interfaces import Row, TransferEnd, Transfers
+from reference_impl.interfaces import Event, RequestArrived, RequestFinished, StepDone
 from reference_impl.metrics import RequestMetrics, WorkloadMetrics
 
-
-@dataclass(frozen=True)
-class RequestArrived:
-    time: float
-    request_id: str
-    num_prompt_tokens: int
-
-
-@dataclass(frozen=True)
-class RequestFinished:
-    time: float
-    request_id: str
-    reason: str  # stop | length | abort
-    num_output_tokens: int
-
-
-@dataclass(frozen=True)
-class StepDone:
-    """One forward pass: what each request computed, which of them got tokens, and what was left."""
-
-    step_id: int
-    started_at: float
-    finished_at: float
-    rows: tuple[Row, ...]
-    preempted: tuple[str, ...]
-    num_waiting: int
-    num_running: int
-    num_free_blocks: int  # available: free ones, and cached ones not in use
-    transfers: Transfers = field(default_factory=Transfers)
-    admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
-    attention: tuple[str, ...] = ()  # what computed it, as the attention backend says: "flash_attention", "sdpa", ...
-    transfers_ended: tuple[TransferEnd, ...] = ()  # of pages, with why if they did not arrive
-    num_sampled: tuple[int, ...] = ()  # of each row; () where drafts were never verified: one where it samples
-    layers_moved: Mapping[int, int] = field(default_factory=dict)  # as of `Reply`
-
-    @property
-    def num_new_tokens(self) -> tuple[int, ...]:
-        """Of each row, how many tokens its request got, with those that a stop string then took back."""
-        return self.num_sampled or tuple(int(row.samples) for row in self.rows)
+__all__ = ["Event", "PrefixCacheUse", "RequestArrived", "RequestFinished", "StepDone", "Trace"]
 
 
 @dataclass(frozen=True)
@@ -64,9 +23,6 @@ class PrefixCacheUse:
     def hit_rate(self) -> float:
         """Share of the prompt tokens that were found; 0 without prompts."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
-
-
-Event = RequestArrived | RequestFinished | StepDone
 
 
 @dataclass
@@ -87,12 +43,25 @@ class Trace:
     def __post_init__(self) -> None:
         if self.keep is not None and self.keep < 1:
             raise ValueError(f"keep: expected None or at least 1 event, got {self.keep}")
-        for event in self.events:
-            self._index(event)
+        given, self.events = self.events, []
+        for event in given:
+            self.add(event)
 
     def add(self, event: Event) -> None:
         self.events.append(event)
-        self._index(event)
+        if isinstance(event, StepDone):
+            for row in event.rows:
+                self._scheduled.setdefault(row.request_id, event.started_at)
+                if row.samples and not event.num_sampled:
+                    self._token_times.setdefault(row.request_id, []).append(event.finished_at)
+            for row, num_new in zip(event.rows, event.num_sampled, strict=False):
+                self._token_times.setdefault(row.request_id, []).extend([event.finished_at] * num_new)
+        elif isinstance(event, RequestArrived):
+            self._arrivals[event.request_id] = event.time
+            self._token_times[event.request_id] = []
+            self._scheduled.pop(event.request_id, None)
+        elif event.request_id in self._token_times:
+            del self._token_times[event.request_id][event.num_output_tokens :]
         if self.keep is not None and len(self.events) >= 2 * self.keep:
             self._forget(len(self.events) - self.keep)
 
@@ -109,21 +78,6 @@ class Trace:
             for index in (self._arrivals, self._scheduled, self._token_times):
                 index.pop(request_id, None)
 
-    def _index(self, event: Event) -> None:
-        if isinstance(event, RequestArrived):
-            self._arrivals[event.request_id] = event.time
-            self._token_times[event.request_id] = []
-            self._scheduled.pop(event.request_id, None)
-        elif isinstance(event, StepDone):
-            for row in event.rows:
-                self._scheduled.setdefault(row.request_id, event.started_at)
-                if row.samples and not event.num_sampled:
-                    self._token_times.setdefault(row.request_id, []).append(event.finished_at)
-            for row, num_new in zip(event.rows, event.num_sampled, strict=False):
-                self._token_times.setdefault(row.request_id, []).extend([event.finished_at] * num_new)
-        elif event.request_id in self._token_times:
-            del self._token_times[event.request_id][event.num_output_tokens :]
-
     def amend(self, request_id: str, reason: str, num_output_tokens: int) -> None:
         """The request's end was booked with the last step, before its text showed that it had ended there already."""
         for at in range(len(self.events) - 1, -1, -1):
@@ -132,7 +86,7 @@ class Trace:
                 return
             if isinstance(event, RequestFinished) and event.request_id == request_id:
                 self.events[at] = replace(event, reason=reason, num_output_tokens=num_output_tokens)
-                self._index(self.events[at])
+                del self._token_times.get(request_id, [])[num_output_tokens:]
 
     def request_ids(self) -> list[str]:
         """Of those that arrived and are not forgotten."""

@@ -322,7 +322,7 @@ class Watching(Engine):
         return result
 
 
-from reference_impl.beam import beam_search
+from reference_impl.annexes.beams.search import beam_search
 
 beams = Watching(model, EngineConfig(num_blocks=60, block_size=16, prefix_cache="off"))
 found = beam_search(beams, text[:100], width=4, max_tokens=32)

@@ -140,7 +140,7 @@ class Bench:
             "bytes_per_step_but_kv": work.weights(1),
             "kv_bytes_per_token": work.kv,
             "num_parameters": llm.engine.model.num_parameters(),
-            "overlaps": llm.engine.pipeline.overlaps,
+            "overlaps": llm.engine.overlaps,
             "graphs": isinstance(executor, LocalExecutor) and executor.graphs is not None,
             "attention": type(llm.engine.attention).__name__,
         }

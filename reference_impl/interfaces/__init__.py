@@ -5,6 +5,7 @@ Imports nothing but the standard library, so that every room can import it. A pa
 
     blocks <- request <- plan, step, batch       the data
     planning, computing                          what every part promises
+    events                                       what the engine reports
     abilities                                    what some parts can do besides
 """
 
@@ -46,6 +47,7 @@ from reference_impl.interfaces.computing import (
     Sampler,
     TensorSpec,
 )
+from reference_impl.interfaces.events import Event, RequestArrived, RequestFinished, StepDone, TakesEvents
 from reference_impl.interfaces.pages import FetchesPages, HoldsPages, LayeredPageStore, PageStore
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
 from reference_impl.interfaces.planning import BlockPool, Clock, HostProposer, KVManager, Policy, PrefixIndex, Scheduler
@@ -73,6 +75,7 @@ __all__ = [
     "CapturesGraphs",
     "Clock",
     "DefersReuse",
+    "Event",
     "Executor",
     "FetchesPages",
     "Grammar",
@@ -102,6 +105,8 @@ __all__ = [
     "ReadsScales",
     "Reply",
     "Request",
+    "RequestArrived",
+    "RequestFinished",
     "RequestState",
     "Rewound",
     "Row",
@@ -111,11 +116,13 @@ __all__ = [
     "SamplingParams",
     "Scheduler",
     "Step",
+    "StepDone",
     "StepOutput",
     "StepPlan",
     "StepRow",
     "TableUpdate",
     "TakesBounds",
+    "TakesEvents",
     "TakesMasks",
     "TensorSpec",
     "TokenLogprobs",

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from reference_impl.clock import WallClock
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.executor.batch import lay_out
@@ -26,7 +27,7 @@ from reference_impl.executor.local import LocalExecutor
 from reference_impl.executor.simulated import WORD
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step
 from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts, WallClock
+from reference_impl.parts import Parts
 from reference_impl.staging import to_device
 
 now = time.thread_time  # seconds of this thread on a core: the time of other processes on it does not count

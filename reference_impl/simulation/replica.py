@@ -184,7 +184,9 @@ class Replica:
                 raise RuntimeError(f"no block for request {request.id!r} although {num_steps} steps were counted out")
             request.num_computed_tokens = end
             request.tokens += [WORD] * num_steps
-            self.engine.planner.skip(request, num_steps)
+            sent = self.engine.planner.sent[request.id]
+            sent.num_computed += num_steps
+            sent.num_tokens += num_steps
         gpu.time = ends[num_steps - 1]
         self._began = ends[num_steps - 2] if num_steps > 1 else started
         self.ledger.leap(num_steps, num_rows, self._scheduler.num_waiting, started, gpu.time)

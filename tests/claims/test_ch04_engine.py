@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from chapters.widgets.block_table import snapshot
 from reference_impl import Engine, EngineConfig, SamplingParams, course_model, load_model
+from reference_impl.annexes.beams.search import beam_search
 from reference_impl.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.beam import beam_search
 from reference_impl.interfaces import Request
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.defaults import make_executor
 from reference_impl.config import EngineConfig
-from reference_impl.default_parts import make_executor
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Batch, Executor, Masks, Opened, Request, SamplingParams, Step, StepRow, Transfers
 from reference_impl.kv.block_pool import BlockPool
@@ -377,9 +377,9 @@ class StagedExecutor(LateExecutor):
 
 def make_late(engine: Engine, seed: int) -> LateExecutor:
     """From now on the engine, made with overlap="on", waits for a slow device."""
-    assert engine.pipeline.overlaps
+    assert engine.overlaps
     late = LateExecutor(engine, seed)
-    engine.executor = engine.pipeline.executor = late
+    engine.executor = late
     return late
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.defaults import why_not_graphs
 from reference_impl.baselines.dynamic_batching import DynamicBatching
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.config import ConfigError, EngineConfig
-from reference_impl.default_parts import why_not_graphs
 from reference_impl.engine import Engine
 from reference_impl.interfaces import (
     CapturesGraphs,

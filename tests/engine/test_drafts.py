@@ -404,7 +404,7 @@ def test_drafts_of_the_host_change_no_text_and_save_steps(right: float, model, p
 
 
 def test_a_worker_in_another_process_verifies_what_the_host_guesses() -> None:
-    from reference_impl.split import split_engine
+    from reference_impl.assembly.split import split_engine
 
     folder, asked = course_model("draft"), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
     plain = Engine(load_model(folder, torch.float32), EngineConfig(num_blocks=20))
@@ -502,7 +502,7 @@ def test_a_proposer_is_told_of_slots_that_close_in_a_step_without_rows(model) ->
     engine.step()
     assert books.open == {0}
     engine.abort("a")
-    engine.pipeline.step(StepPlan(9, ()), engine.requests)
+    engine.executor.collect(engine.executor.submit(engine.planner.step(StepPlan(9, ()), engine.requests)))
     assert books.open == set()
     listed = Parts(proposer=type("Lists", (Books,), {"propose": lambda self, slots, lengths, tokens, k: [[1, 2]]})())
     engine = Engine(model, EngineConfig(num_blocks=8, num_drafts=2), listed)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.split import split_engine
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.executor.process import WorkerError
@@ -19,7 +20,6 @@ from reference_impl.parts import Parts
 from reference_impl.sampling.masks import Allowed, masked
 from reference_impl.sampling.sampler import sample
 from reference_impl.simulation.cost import CalibratedCost
-from reference_impl.split import split_engine
 
 PROMPT = [3, 1, 4, 1, 5]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reference_impl import llm
+from reference_impl.assembly import devices
 from reference_impl.layers.backend import choose_backend
 from reference_impl.llm import LLM, choose_device, choose_dtype
 
@@ -53,7 +53,7 @@ def test_our_kernels_serve_the_gpus_that_they_are_made_for(capability, dtype, ex
 
 @pytest.mark.parametrize(("has_bf16", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_a_cpu_without_bf16_computes_in_float32(has_bf16: bool, expected, monkeypatch) -> None:
-    monkeypatch.setattr(llm, "cpu_has_bf16", lambda: has_bf16)
+    monkeypatch.setattr(devices, "cpu_has_bf16", lambda: has_bf16)
     assert choose_dtype(None, "bfloat16", CPU) is expected
     assert choose_dtype("bfloat16", "bfloat16", CPU) is torch.bfloat16
     tiny = {

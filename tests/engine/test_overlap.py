@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from reference_impl.beam import beam_search
+from reference_impl.annexes.beams.search import beam_search
 from reference_impl.config import ConfigError, EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams
@@ -204,7 +204,7 @@ def test_beams_are_those_of_an_engine_that_waits(make) -> None:
 def test_a_text_with_stop_strings_streams_as_from_an_engine_that_waits() -> None:
     def texts(overlap: str) -> list[Any]:
         llm = LLM(course_model("draft"), dtype="float32", kv_cache_bytes=2**22, overlap=overlap)
-        assert llm.engine.pipeline.overlaps == (overlap == "on")
+        assert llm.engine.overlaps == (overlap == "on")
         prompts = ["def fibonacci(n):\n", "import os\n", "class Reader:\n"]
         params = SamplingParams(max_tokens=24, temperature=0, stop=["\n\n", "return"])
         streamed = "".join(llm.stream(prompts[0], params))
@@ -217,14 +217,14 @@ def test_a_text_with_stop_strings_streams_as_from_an_engine_that_waits() -> None
 
 def test_auto_waits_on_a_cpu_and_on_says_which_part_cannot(random_model: Callable) -> None:
     model = random_model("float64")
-    assert not Engine(model, EngineConfig(num_blocks=4)).pipeline.overlaps
+    assert not Engine(model, EngineConfig(num_blocks=4)).overlaps
 
     def of_a_learner(logits: Any, requests: Any) -> Sampled:
         return sample(logits, requests)
 
     with pytest.raises(ValueError, match=r"overlap='on' needs parts that can do it; these cannot: executor \(max_in_f"):
         Engine(model, EngineConfig(num_blocks=4, overlap="on"), Parts(sampler=of_a_learner))
-    assert not Engine(model, EngineConfig(num_blocks=4), Parts(sampler=of_a_learner)).pipeline.overlaps
+    assert not Engine(model, EngineConfig(num_blocks=4), Parts(sampler=of_a_learner)).overlaps
 
 
 def lose(engine: Engine, error: BaseException) -> None:
@@ -277,7 +277,7 @@ def test_who_aborts_because_a_step_failed_sees_its_error_and_the_engine_is_lost(
     with pytest.raises(RuntimeError, match="failed or was interrupted"):
         engine.add([1, 2, 3], SamplingParams(max_tokens=1))
     with pytest.raises(RuntimeError, match="failed or was interrupted"):
-        engine.pipeline.collect({})
+        engine.step()
 
 
 @pytest.mark.parametrize("seed", [None, 0])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.split import split_engine
 from reference_impl.config import ConfigError, EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import BlockPair, Request, RequestState, SamplingParams, StepPlan, TransferEnd, Transfers
@@ -25,7 +26,6 @@ from reference_impl.kv_store.folder import FolderStore
 from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import load_model
 from reference_impl.parts import Parts
-from reference_impl.split import split_engine
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, OwnCache
 
 PROMPT = list(range(1, 24))  # 5 full blocks of 4, and 3 tokens
@@ -118,7 +118,9 @@ def test_a_plan_with_transfers_and_no_rows_is_carried_out(model) -> None:
     request = ask(engine)
     engine.step()
     source, target = request.block_table[0], next(b for b in range(24) if b not in request.block_table)
-    engine.pipeline.step(StepPlan(99, (), transfers=Transfers(copies=(BlockPair(source, target),))), engine.requests)
+    plan = StepPlan(99, (), transfers=Transfers(copies=(BlockPair(source, target),)))
+    engine.scheduler.schedule = lambda now: plan  # type: ignore[method-assign]
+    engine.step()
     keys = engine.kv_cache.data[:, :, source]
     assert keys.any()
     assert (engine.kv_cache.data[:, :, target] == keys).all()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_impl.beam import beam_search
+from reference_impl.annexes.beams.search import beam_search
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, SamplingParams

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.split import split_engine
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.llm import LLM
 from reference_impl.parts import Parts
-from reference_impl.split import split_engine
 from tests.engine.conftest import FakeStore
 from tests.engine.test_prompt_logprobs import Ones
 
@@ -141,16 +141,15 @@ def test_front_door_and_errors(random_model, pooled_alone) -> None:
 def test_a_scheduler_that_lets_its_rows_sample_is_refused(random_model) -> None:
     model, config = random_model("float64"), EngineConfig(num_blocks=60, prefix_cache="off")
     engine = Engine(model, config)
-    engine.scheduler = engine.pipeline.scheduler = StaticBatching(engine.kv, 4)
+    engine.scheduler = StaticBatching(engine.kv, 4)
     with pytest.raises(ValueError, match="pooling needs the scheduler of scheduler/scheduler.py"):
         engine.add([1, 2], pooling="mean")
     engine = Engine(model, config)
-    engine.add([1, 2], SamplingParams(max_tokens=2), "r")
-    engine.requests["r"].pooling = "mean"  # as for a scheduler without it
+    engine.add([1, 2], request_id="r", pooling="mean")
     give = engine.scheduler._give
 
     def samples(request: Request, *rest: Any) -> None:
-        request.pooling = None
+        request.pooling = None  # as for a scheduler without it
         give(request, *rest)
         request.pooling = "mean"
 

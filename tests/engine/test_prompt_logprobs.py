@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from reference_impl.assembly.split import split_engine
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.llm import LLM
 from reference_impl.parts import Parts
 from reference_impl.scheduler import scheduler
-from reference_impl.split import split_engine
 from tests.engine.conftest import FakeStore, HostOracle
 
 VOCAB = 61

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from reference_impl.beam import beam_search
+from reference_impl.annexes.beams.search import beam_search
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import PlansStages, RequestState, RunsStages, SamplingParams
@@ -88,7 +88,7 @@ def test_the_chunks_of_a_prompt_follow_each_other_through_the_stages(num_stages:
     in_flight = []
     while not request.num_in_flight:
         engine.step()
-        in_flight.append(len(engine.pipeline))
+        in_flight.append(len(engine.in_flight))
     assert max(in_flight) == num_stages - 1, "between two steps; the next one is planned on top of these"
     assert engine.executor.most_in_flight == num_stages  # type: ignore[attr-defined]
     run(engine)
@@ -148,10 +148,10 @@ def test_when_the_last_request_is_aborted_all_steps_in_flight_are_collected(make
     engine.add([*range(1, 24)], greedy(3), "only")
     for _ in range(3):
         engine.step()
-    assert len(engine.pipeline) == 3
+    assert len(engine.in_flight) == 3
     engine.abort("only")
     assert not engine.has_work()
-    assert (len(engine.pipeline), engine.kv.num_available, engine.kv.num_releasing) == (0, 60, 0)
+    assert (len(engine.in_flight), engine.kv.num_available, engine.kv.num_releasing) == (0, 60, 0)
     assert len(engine.trace.steps()) == 3
 
 
@@ -226,7 +226,7 @@ def test_after_a_failed_step_the_engine_says_that_its_state_is_lost(make: Make) 
         engine.add([i, 2, 3], greedy(9), str(i))
     for _ in range(4):
         engine.step()
-    assert len(engine.pipeline) == 2
+    assert len(engine.in_flight) == 2
 
     def fails(ticket: Any) -> Any:
         raise OSError("the device is gone")
@@ -243,7 +243,7 @@ def test_after_a_failed_step_the_engine_says_that_its_state_is_lost(make: Make) 
 
 def test_with_overlap_off_one_step_runs_at_a_time(make: Make) -> None:
     engine = make(3, overlap="off")
-    assert (engine.pipeline.depth, engine.scheduler.num_stages) == (1, 1)  # type: ignore[attr-defined]
+    assert (engine.depth, engine.scheduler.num_stages) == (1, 1)  # type: ignore[attr-defined]
     for i in range(6):
         engine.add([i, 2, 3], greedy(4))
     run(engine)
@@ -257,12 +257,12 @@ def test_parts_that_cannot_have_several_steps_in_flight_are_named(make: Make, ra
     engine = Engine(model, config, parts)
     assert isinstance(engine.executor, RunsStages)
     assert isinstance(engine.scheduler, PlansStages)
-    assert (engine.pipeline.depth, engine.scheduler.num_stages) == (3, 3)
+    assert (engine.depth, engine.scheduler.num_stages) == (3, 3)
     kv = PlainKV(engine.kv)
     with pytest.raises(ValueError, match=r"these cannot: kv_manager \(step_submitted, step_collected\)$"):
         Engine(model, config, replace(parts, kv_manager=kv, block_pool=engine.block_pool))
     auto = Engine(model, replace(config, overlap="auto"), replace(parts, kv_manager=kv, block_pool=engine.block_pool))
-    assert (auto.pipeline.depth, auto.scheduler.num_stages) == (1, 1)  # type: ignore[attr-defined]
+    assert (auto.depth, auto.scheduler.num_stages) == (1, 1)  # type: ignore[attr-defined]
     mine = Scheduler(KVManager(BlockPool(30), 4), 4, 100)
     with pytest.raises(ValueError, match=r"these cannot: scheduler \(advance, num_stages=3\)$"):
         Engine(model, config, replace(parts, scheduler=mine))

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from reference_impl.annexes.beams.search import beam_search
 from reference_impl.baselines.static_batching import StaticBatching
-from reference_impl.beam import beam_search
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Opened, Reply, Request, Row, SamplingParams, Step, StepPlan, TableUpdate
@@ -117,7 +117,7 @@ def run(engine: Engine) -> None:
 
 def mirrored(engine: Engine) -> Mirror:
     mirror = Mirror(engine)
-    engine.executor = engine.pipeline.executor = mirror
+    engine.executor = mirror
     return mirror
 
 
@@ -197,7 +197,7 @@ def test_whoever_is_done_in_a_static_batch_is_told_only_that_it_goes_back_one_to
     model, config = random_model("float64"), EngineConfig(block_size=4, num_blocks=60, max_num_seqs=4)
     alone = Engine(model, config)
     engine = Engine(model, config)
-    engine.scheduler = engine.pipeline.scheduler = StaticBatching(engine.kv, 4)
+    engine.scheduler = StaticBatching(engine.kv, 4)
     mirror = mirrored(engine)
     for each in (alone, engine):
         for i in range(4):

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.split import load_worker, split_engine
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.executor import process
@@ -25,7 +26,6 @@ from reference_impl.interfaces import Reply, Request, SamplingParams, Step, Step
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.models.loader import load_model
 from reference_impl.parts import Parts
-from reference_impl.split import load_worker, split_engine
 
 FOLDER = course_model("draft")
 CONFIG = EngineConfig(
@@ -81,7 +81,7 @@ def split() -> Iterator[Any]:
 def test_the_texts_are_those_of_one_process(expected, split) -> None:
     """With preemption to the host, copies, chunks, penalties, samples and steps that overlap."""
     engine = split()
-    assert engine.pipeline.overlaps
+    assert engine.overlaps
     assert engine.executor.pid != os.getpid()
     found = serve(engine)
     steps = engine.trace.steps()

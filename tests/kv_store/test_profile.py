@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from reference_impl import default_parts
+from reference_impl.assembly import sizes
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import KVSpec, SamplingParams
@@ -130,7 +130,7 @@ def test_the_worst_steps_use_the_whole_budget_and_all_seats_and_everybody_sample
 
 
 def sized(monkeypatch: pytest.MonkeyPatch, model: Any, memory: CountedMemory, **options: Any) -> Engine:
-    monkeypatch.setattr(default_parts, "device_memory", lambda device: memory)
+    monkeypatch.setattr(sizes, "device_memory", lambda device: memory)
     with memory:
         return Engine(model, EngineConfig(**options))
 
@@ -195,13 +195,13 @@ def test_what_is_asked_for_is_not_measured(random_model, monkeypatch) -> None:
 
 
 def test_who_brings_the_tensors_gets_the_blocks_of_256_mib(random_model, monkeypatch) -> None:
-    monkeypatch.setattr(default_parts, "device_memory", lambda device: CountedMemory(1))
+    monkeypatch.setattr(sizes, "device_memory", lambda device: CountedMemory(1))
     engine = Engine(random_model("float32"), EngineConfig(), Parts(kv_cache=OwnCache()))
     assert engine.num_blocks == KV_CACHE_BYTES // engine.kv_spec.bytes_per_block
 
 
 def test_on_a_cpu_nothing_is_measured() -> None:
-    assert default_parts.device_memory(CPU) is None
+    assert sizes.device_memory(CPU) is None
 
 
 @pytest.mark.parametrize("percent", [0, 101, 1.5])

@@ -34,7 +34,7 @@ def serve(num_stages: int, num_requests: int, prompt: int = 8, output: int = 16,
     parts = Parts(executor=gpu, clock=gpu, kv_cache=nothing, attention=nothing)  # type: ignore[arg-type]
     options = {"num_blocks": 400, "prefix_cache": "off"} | options
     engine = Engine(hollow_model(61, 512, 4096), EngineConfig(**options), parts)
-    assert engine.pipeline.depth == num_stages
+    assert engine.depth == num_stages
     requests = [engine.add([1] * prompt, SamplingParams(max_tokens=output, temperature=0)) for _ in range(num_requests)]
     while engine.has_work():
         before = gpu.time

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from reference_impl.engine import Engine, StepResult
+from reference_impl.core_engine import StepResult
 from reference_impl.interfaces import Request, SamplingParams
+
+if TYPE_CHECKING:  # any engine with `fork` and `append` (`engine.py` beside this file), and with pins
+    from reference_impl.assembly.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def _check_room(engine: Engine, longest: int, width: int) -> None:
     seats, blocks = engine.config.max_num_seqs, width * -(-longest // engine.config.block_size) * len(engine.kv_specs)
     if not 1 <= width <= seats:
         raise ValueError(f"width: expected between 1 and max_num_seqs = {seats}, got {width}")
-    room = engine.num_blocks - len({block for pin in engine.pins for block in pin.blocks})
+    room = engine.num_unpinned
     if blocks > room:
         raise ValueError(
             f"{width} beams of up to {longest} tokens may need {blocks} KV blocks; there are {room}: ask for fewer "

@@ -1,0 +1,19 @@
+"""Log-probabilities of a prompt's tokens (SamplingParams.prompt_logprobs) go to their request, as its rows come back.
+
+It extends `Engine.book`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from reference_impl.core_engine import Booked, Engine
+from reference_impl.interfaces import Reply, Request, Step, StepPlan
+
+
+class ScoringEngine(Engine):
+    def book(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> Booked:
+        for at, (start, reports) in reply.prompt_logprobs.items():
+            known = requests[plan.rows[at].request_id].prompt_logprobs
+            known += reports[max(0, len(known) - start) :]  # preempted, it computes its prompt once more
+        return super().book(plan, step, reply, requests)

@@ -1,0 +1,162 @@
+"""Parts that an engine cannot use are refused by name, before anything is made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.interfaces import (
+    AttentionBackend,
+    BlockPool,
+    Clock,
+    Executor,
+    HostProposer,
+    KVCache,
+    KVManager,
+    LayeredPageStore,
+    PageStore,
+    Policy,
+    PrefixIndex,
+    Proposer,
+    ReadsScales,
+    Request,
+    RunsStages,
+    Sampler,
+    Scheduler,
+    has_scales,
+)
+from reference_impl.parts import Parts
+
+# (a part, the part that uses it): the second, if custom, was made without the first.
+_BELONGS = (
+    ("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"), ("proposer", "executor"),
+    ("page_store", "kv_manager"), ("host_proposer", "scheduler"),
+)  # fmt: skip
+
+_PROTOCOLS: dict[str, Any] = {
+    "block_pool": BlockPool, "prefix_index": PrefixIndex, "kv_manager": KVManager, "policy": Policy,
+    "scheduler": Scheduler, "kv_cache": KVCache, "attention": AttentionBackend, "sampler": Sampler,
+    "proposer": Proposer, "host_proposer": HostProposer, "executor": Executor, "clock": Clock,
+}  # fmt: skip
+
+_OF_THE_WORKER = ("kv_cache", "attention")  # another executor has its own, and may give what stands for them
+_ON_REQUEST = ("pin", "unpin")  # only `Engine.pin` calls them; lab 04's manager had none for long
+
+
+def check_parts(parts: Parts) -> None:
+    """ValueError where a part would never be used, because the one that would call it is custom."""
+    for name, owner in _BELONGS:
+        mine = getattr(parts, owner)
+        if getattr(parts, name) is not None and mine is not None:
+            raise ValueError(
+                f"Parts.{name} is for the engine's own {owner}, and Parts.{owner} is given, too: the {name} "
+                f"would never be asked. Hand it to your {type(mine).__name__}, or leave one of the two out"
+            )
+
+
+def check_members(parts: Parts) -> None:
+    """ConfigError where a part lacks what the engine calls, or is a class and no object of it."""
+    for name, protocol in _PROTOCOLS.items():
+        given = getattr(parts, name)
+        if given is None or (parts.executor is not None and name in _OF_THE_WORKER):
+            continue
+        if isinstance(given, type):
+            raise ConfigError(f"Parts.{name}, {given.__name__}, is a class: expected an object of it")
+        members = {*vars(protocol), *protocol.__annotations__}
+        public = [m for m in members if not m.startswith("_") or m in ("__len__", "__call__")]
+        missing = sorted(m for m in public if m not in _ON_REQUEST and not hasattr(given, m))
+        if missing:
+            raise ConfigError(
+                f"Parts.{name}, {type(given).__name__}, has no {', '.join(missing)}: the engine calls them, see "
+                f"{protocol.__name__} in reference_impl/interfaces. If it is a cell of an older lab notebook, "
+                "`inferlab learn --update` lays the lab's present version beside yours; take the cell from there"
+            )
+
+
+def check_drafts(config: EngineConfig, parts: Parts) -> None:
+    """ValueError where drafts would never be made, or never be used."""
+    given = [name for name in ("proposer", "host_proposer") if getattr(parts, name) is not None]
+    if len(given) == 2:
+        raise ValueError(
+            "Parts.proposer and Parts.host_proposer are given: only one can make the drafts, leave one out"
+        )
+    if config.num_drafts and not given and parts.executor is None:
+        raise ValueError(
+            f"num_drafts={config.num_drafts} needs a proposer: pass Parts(proposer=...) or "
+            "Parts(host_proposer=...), or num_drafts=0"
+        )
+    stages = parts.executor.num_stages if isinstance(parts.executor, RunsStages) else 1
+    if parts.host_proposer is not None and config.overlap == "on" and stages == 1:
+        raise ValueError(
+            "Parts.host_proposer reads a request's text, which with overlap='on' is not known when a step is planned: "
+            "use overlap='off' or 'auto', or a proposer of the worker, Parts.proposer"
+        )
+    if config.num_drafts and parts.scheduler is not None:
+        raise ValueError(
+            f"num_drafts={config.num_drafts} is for the engine's own scheduler, and Parts.scheduler is given, too: "
+            f"none would be planned. Hand them to your {type(parts.scheduler).__name__}, or leave one of the two out"
+        )
+    if given and not config.num_drafts and parts.scheduler is None:
+        raise ValueError(
+            f"Parts.{given[0]} is given, and num_drafts is 0: it would never be asked. Say how many, or leave it out"
+        )
+
+
+def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: AttentionBackend | None) -> None:
+    """ConfigError where the cache is to be of 8 bits and a custom part does not apply scales."""
+    if config.kv_dtype != "fp8":
+        return
+    if kv_cache is not None and not has_scales(kv_cache):
+        raise ConfigError(
+            "kv_dtype='fp8' needs a cache with scales(layer), as PagedKVCache has; "
+            f"Parts.kv_cache, {type(kv_cache).__name__}, has none: add it, or use kv_dtype='auto'"
+        )
+    if attention is not None and not (isinstance(attention, ReadsScales) and attention.reads_scales):
+        raise ConfigError(
+            "kv_dtype='fp8' needs an attention backend that multiplies what it reads by the cache's scales(layer) and "
+            f"says so with reads_scales = True; Parts.attention, {type(attention).__name__}, does not: "
+            "change it, or use kv_dtype='auto'"
+        )
+
+
+def check_page_store(store: PageStore | LayeredPageStore) -> None:
+    """ConfigError unless it has the members of a `PageStore`, or of a `LayeredPageStore`."""
+    given = f"Parts.page_store, {store.__name__ if isinstance(store, type) else type(store).__name__}"
+    if isinstance(store, type):
+        raise ConfigError(f"{given}, is a class: expected an object of it")
+    by_layer = hasattr(store, "load_layer") or hasattr(store, "save_layer")
+    names = ("num_stored", "load_layer", "save_layer") if by_layer else ("num_stored", "load", "save")
+    missing = [name for name in names if not callable(getattr(store, name, None))]
+    if missing:
+        raise ConfigError(f"{given}, has no {', '.join(missing)}: a page store needs them, see interfaces/pages.py")
+    timeout = getattr(store, "timeout", None)
+    if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < float("inf"):
+        raise ConfigError(f"{given}: expected timeout in seconds, a finite number of at least 0, got {timeout!r}")
+
+
+def check_pool(pool: BlockPool, num_blocks: int) -> None:
+    """ValueError unless it has as many blocks as the cache."""
+    if pool.num_free != num_blocks:
+        raise ValueError(
+            f"Parts.block_pool has {pool.num_free} free blocks; the KV cache has {num_blocks}: "
+            f"pass num_blocks={pool.num_free}, or a pool of that size"
+        )
+
+
+def check_blocks(kv_manager: KVManager, num_blocks: int) -> None:
+    """ValueError where a custom manager would allocate blocks that the cache does not have."""
+    if kv_manager.num_available > num_blocks:
+        raise ValueError(
+            f"Parts.kv_manager has {kv_manager.num_available} blocks to give; the KV cache has {num_blocks}: "
+            f"pass num_blocks={kv_manager.num_available}, or a manager of that many"
+        )
+
+
+def check_appended(scheduler: Scheduler, request: Request) -> None:
+    """TypeError for a scheduler that was written when a step gave one token per request."""
+    if isinstance(request.tokens[-1], tuple):
+        raise TypeError(
+            f"{type(scheduler).__name__}.update appended {request.tokens[-1]!r} to the tokens of request "
+            f"{request.id!r}: StepOutput.tokens has a tuple for each request, since a step may give several. Write "
+            "request.tokens.extend(output.tokens[request.id]), or reset this lab's notebook to today's version"
+        )

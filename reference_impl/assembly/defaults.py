@@ -1,0 +1,167 @@
+"""The parts that an engine uses where `Parts` names none: chosen once, by the model, its device and the config.
+
+What computes is imported where it is made: a simulated GPU brings its own, and then torch stays out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from reference_impl.assembly.checks import check_page_store
+from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.executor.process import fingerprint
+from reference_impl.interfaces import (
+    AttentionBackend,
+    Executor,
+    KVCache,
+    KVManager,
+    KVSpec,
+    LayeredPageStore,
+    PageStore,
+    PrefixIndex,
+    Proposer,
+    Sampler,
+    Scheduler,
+    takes_bounds,
+)
+from reference_impl.kv.block_pool import BlockPool
+from reference_impl.kv.hash_index import HashIndex
+from reference_impl.kv.manager import KVManager as BlockTables
+from reference_impl.kv.radix_index import RadixIndex
+from reference_impl.kv.stored import StoredKVManager
+from reference_impl.parts import Parts, part
+from reference_impl.scheduler.scheduler import Scheduler as ContinuousBatching
+
+if TYPE_CHECKING:
+    from reference_impl.assembly.made import Made
+    from reference_impl.executor.local import LocalExecutor
+    from reference_impl.kv_store.cache import PagedKVCache
+
+
+def make_kv_manager(made: Made, parts: Parts) -> KVManager:
+    """ConfigError if there is a page store and no prefix cache."""
+    config, specs, pool = made.config, made.kv_specs, made.block_pool
+    index = make_prefix_index(config, specs) if parts.prefix_index is None else parts.prefix_index
+    host_pool = BlockPool(made.num_host_blocks) if made.num_host_blocks else None
+    if parts.page_store is None:
+        return BlockTables(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
+    check_page_store(parts.page_store)
+    if index is None:
+        why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
+        raise ConfigError(f"Parts.page_store fills the prefix cache, and {why}: leave the store out")
+    model = fingerprint(made.model.config, made.model.dtype)
+    # Pages of another model or format have other keys. By layer: the order of a page's bytes.
+    root = f"by layer {model} {config.kv_dtype} {specs!r}".encode()
+    return StoredKVManager(pool, config.block_size, index, parts.page_store, root, host_pool)
+
+
+def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIndex | None:
+    windows = [spec.window for spec in specs if spec.window is not None]
+    if config.prefix_cache == "off" or (config.prefix_cache == "auto" and windows):
+        return None
+    if windows:
+        raise ConfigError(
+            f"prefix_cache {config.prefix_cache!r} is not supported for layers with a sliding window ({windows[0]}): "
+            "they give up the blocks that a later prompt would need. Use prefix_cache='off'"
+        )
+    return RadixIndex(config.block_size) if config.prefix_cache == "radix" else HashIndex(config.block_size)
+
+
+def make_scheduler(made: Made, parts: Parts, num_stages: int) -> Scheduler:
+    c = made.config
+    return ContinuousBatching(
+        made.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
+        parts.host_proposer, num_stages,
+    )  # fmt: skip
+
+
+def make_cache(made: Made) -> KVCache:
+    return new_cache(made, made.num_blocks, made.num_host_blocks)
+
+
+def new_cache(made: Made, num_blocks: int, num_host_blocks: int) -> PagedKVCache:
+    import torch
+
+    from reference_impl.kv_store.cache import PagedKVCache
+
+    dtype = torch.float8_e4m3fn if made.config.kv_dtype == "fp8" else made.model.dtype
+    return PagedKVCache(made.kv_specs, num_blocks, dtype, made.model.device, num_host_blocks)
+
+
+def make_attention(made: Made) -> AttentionBackend:
+    c = made.model.config
+    if computes_with_triton(made):
+        from reference_impl.layers.triton_attention import TritonAttention
+
+        return TritonAttention(c.attention_scale, c.attention_softcap)
+    from reference_impl.layers.attention import TorchAttention
+
+    return TorchAttention(c.attention_scale, made.model.dtype, c.attention_softcap)
+
+
+def make_executor(made: Made, parts: Parts) -> Executor:
+    sampler = part(parts.sampler, lambda: make_sampler(made))
+    executor = new_worker(made, made.kv_cache, sampler, parts.proposer, parts.page_store)
+    reason = why_not_graphs(made)
+    if reason is None and made.config.graphs != "off":
+        from reference_impl.executor.graphs import CudaRecorder
+
+        recorder = CudaRecorder(made.model.device, made.config.dependent_launches == "on")
+        executor.use_graphs(recorder, made.config.max_num_seqs, made.max_model_len, made.config.num_drafts)
+    elif reason is not None and made.config.graphs == "on":
+        raise ValueError(f"graphs='on' cannot be: {reason}. Use graphs='off', or 'auto'")
+    elif made.config.dependent_launches == "on":
+        why = "graphs are off" if reason is None else reason
+        raise ValueError(f"dependent_launches='on' is for CUDA graphs: {why}. Use dependent_launches='off'")
+    return executor
+
+
+def new_worker(
+    made: Made,
+    cache: KVCache,
+    sampler: Sampler,
+    proposer: Proposer | None = None,
+    store: PageStore | LayeredPageStore | None = None,
+) -> LocalExecutor:
+    from reference_impl.executor.local import LocalExecutor
+
+    return LocalExecutor(
+        made.model, cache, made.attention, made.kv_specs, made.clock, sampler,
+        max_num_seqs=made.config.max_num_seqs, max_len=made.max_model_len, proposer=proposer,
+        page_store=store,
+    )  # fmt: skip
+
+
+def why_not_graphs(made: Made) -> str | None:
+    """None: CUDA graphs are possible."""
+    from reference_impl.layers.backend import writes_and_attends
+
+    if made.model.device.type != "cuda":
+        return f"the model is on {made.model.device}, and only a GPU has them"
+    if writes_and_attends(made.model.kernels, made.attention) is None:
+        return (
+            "rows that pad a batch must not be written to the cache, which only our fused kernel takes care of: it "
+            "needs attention='triton' and a model with kernels='triton'"
+        )
+    if not takes_bounds(made.attention):
+        return f"{type(made.attention).__name__} reads lengths on the host, which a replay does not change"
+    return None
+
+
+def make_sampler(made: Made) -> Sampler:
+    if computes_with_triton(made):
+        from reference_impl.sampling.triton_sampler import sample_with_triton
+
+        return sample_with_triton
+    from reference_impl.sampling.sampler import sample
+
+    return sample
+
+
+def computes_with_triton(made: Made) -> bool:
+    """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
+    from reference_impl.layers.backend import choose_backend
+
+    model = made.model
+    return choose_backend(made.config.attention, model.device, model.dtype) == "triton"

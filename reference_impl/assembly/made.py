@@ -1,0 +1,51 @@
+"""An engine's parts, made in the order in which they need each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reference_impl.annexes.overlap.depth import depth_for, stages_for
+from reference_impl.assembly import checks, defaults, sizes
+from reference_impl.clock import WallClock
+from reference_impl.config import EngineConfig
+from reference_impl.kv.block_pool import BlockPool
+from reference_impl.kv_store.budget import check_memory, num_host_blocks_for
+from reference_impl.parts import Parts, part
+from reference_impl.trace import Trace
+
+if TYPE_CHECKING:
+    from reference_impl.models.decoder import Decoder
+
+
+class Made:
+    """An engine's parts: those of `parts`, and the defaults for all others, made in the order in which they need each
+    other. ValueError or ConfigError where parts and options contradict each other.
+
+    depth: how many steps may be in flight.
+    """
+
+    def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
+        checks.check_parts(parts)
+        checks.check_members(parts)
+        checks.check_drafts(config, parts)
+        self.model, self.config = model, config
+        self.max_model_len = sizes.max_model_len(model, config)
+        checks.check_scales(config, parts.kv_cache, parts.attention)
+        self.kv_specs = sizes.make_kv_specs(self)
+        self.clock, self.trace = part(parts.clock, WallClock), part(parts.trace, Trace)
+        self.attention = part(parts.attention, lambda: defaults.make_attention(self))
+        self.num_blocks = sizes.size_cache(self, parts)
+        self.num_host_blocks = num_host_blocks_for(config, self.kv_specs)
+        if parts.kv_cache is None:  # asked before there are lists as long
+            check_memory(self.num_blocks, self.num_host_blocks, self.kv_specs[0], model.device)
+        self.block_pool = part(parts.block_pool, lambda: BlockPool(self.num_blocks))
+        checks.check_pool(self.block_pool, self.num_blocks)
+        self.kv = part(parts.kv_manager, lambda: defaults.make_kv_manager(self, parts))
+        checks.check_blocks(self.kv, self.num_blocks)
+        self.kv_cache = part(parts.kv_cache, lambda: defaults.make_cache(self))
+        self.executor = part(parts.executor, lambda: defaults.make_executor(self, parts))
+        stages = stages_for(config.overlap, self.kv, self.executor)
+        self.scheduler = part(parts.scheduler, lambda: defaults.make_scheduler(self, parts, stages))
+        # A host proposer reads tokens that would not be known; between stages they are, of requests that are planned.
+        overlap = config.overlap if parts.host_proposer is None or stages > 1 else "off"
+        self.depth = depth_for(overlap, model.device.type, self.scheduler, self.kv, self.executor)

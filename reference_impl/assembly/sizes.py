@@ -1,0 +1,68 @@
+"""How much an engine has: positions of a request, blocks of the KV cache and what one holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from reference_impl.annexes.beams.planning import ForkingPlanner
+from reference_impl.assembly.defaults import make_sampler, new_cache, new_worker, why_not_graphs
+from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.interfaces import KVSpec, Request, Sampler, StepPlan
+from reference_impl.kv.groups import kv_specs
+from reference_impl.kv_store.budget import bits_per_value_and_scale, num_blocks_for
+from reference_impl.kv_store.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
+from reference_impl.parts import Parts, part
+
+if TYPE_CHECKING:
+    import torch
+
+    from reference_impl.assembly.made import Made
+    from reference_impl.models.decoder import Decoder
+
+
+def max_model_len(model: Decoder, config: EngineConfig) -> int:
+    limit = min(model.config.max_position, model.rotary.cos.shape[0])
+    length = config.max_model_len or limit
+    if length > limit:
+        where = f"the model's {limit} positions{model.config.reason_for_limit}"
+        raise ConfigError(f"max_model_len {length} is above {where}")
+    return length
+
+
+def make_kv_specs(made: Made) -> tuple[KVSpec, ...]:
+    c = made.model.config
+    # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
+    windows = [w if w is not None and w < made.max_model_len else None for w in c.layer_windows]
+    value, scale = bits_per_value_and_scale(made.config, made.model.dtype)
+    size = made.config.block_size
+    return kv_specs(windows, c.num_kv_heads, c.head_dim, size, bits_per_value=value, bits_per_scale=scale)
+
+
+def size_cache(made: Made, parts: Parts) -> int:
+    """KV blocks. A device with its own memory is measured, unless the config sets the size, or a custom part keeps the
+    tensors."""
+    config, specs = made.config, made.kv_specs
+    asked = config.num_blocks is not None or config.kv_cache_bytes is not None
+    if asked or parts.kv_cache is not None or parts.executor is not None:
+        return num_blocks_for(config, specs)
+    memory = device_memory(made.model.device)
+    if memory is None:
+        return num_blocks_for(config, specs)
+    room = memory.total // specs[0].bytes_per_block * config.block_size // len(specs)
+    steps = worst_steps(config, specs, made.max_model_len, made.model.config.vocab_size, room)
+    sampler = part(parts.sampler, lambda: make_sampler(made))
+    measured = memory.measure([partial(run_alone, made, sampler, *step) for step in steps])
+    graphs = config.graphs != "off" and why_not_graphs(made) is None
+    return profiled_blocks(measured, config, specs, made.max_model_len, graphs)
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    return CudaMemory(device) if device.type == "cuda" else None
+
+
+def run_alone(made: Made, sampler: Sampler, plan: StepPlan, requests: Mapping[str, Request]) -> None:
+    """One step with a cache of one block."""
+    executor = new_worker(made, new_cache(made, 1, 0), sampler)
+    executor.collect(executor.submit(ForkingPlanner(made.config.block_size).step(plan, requests)))

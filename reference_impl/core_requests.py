@@ -1,0 +1,71 @@
+"""From what a user gives to a request, checked once, here. Shapes and ranges of sampling are `SamplingParams`' own."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from reference_impl.interfaces import Request, SamplingParams
+
+# Fields of SamplingParams that ask for what the core does not have: they must keep their defaults.
+NOT_IN_CORE = ("n", "prompt_logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def make_request(
+    request_id: str,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+    most_tokens: int,
+    limits: str,
+    **others: Any,
+) -> Request:
+    """most_tokens: that a request may have, prompt and output; limits: what that follows from. others: more fields.
+
+    ValueError for a prompt that is empty, holds anything but ids of the vocabulary, or leaves no room for a token.
+    """
+    tokens = _checked(prompt, vocab_size)
+    if len(tokens) >= most_tokens:
+        raise ValueError(
+            f"the prompt has {len(tokens)} tokens; at most {most_tokens - 1} and one token of output fit ({limits})"
+        )
+    ends = () if sampling.ignore_eos else eos_token_ids
+    return Request(
+        id=request_id,
+        tokens=tokens,
+        num_prompt_tokens=len(tokens),
+        sampling=sampling,
+        seed=sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(8), "big"),
+        stop_token_ids=frozenset((*sampling.stop_token_ids, *ends)),
+        max_total_tokens=min(len(tokens) + sampling.max_tokens, most_tokens),
+        **others,
+    )
+
+
+def _checked(prompt: Sequence[int], vocab_size: int) -> list[int]:
+    if not prompt:
+        raise ValueError("the prompt is empty: expected at least one token")
+    try:
+        tokens = [operator.index(token) for token in prompt]
+    except TypeError:
+        raise ValueError("the prompt: expected token ids, which are integers") from None
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"prompt token {token} is outside the vocabulary [0, {vocab_size})")
+    return tokens
+
+
+def check_plain(sampling: SamplingParams) -> None:
+    """ValueError where it asks for what only the annexes have."""
+    for field in fields(sampling):
+        value = getattr(sampling, field.name)
+        if field.name in NOT_IN_CORE and value != field.default:
+            raise ValueError(
+                f"SamplingParams.{field.name}: the core engine has only {field.default!r}, got {value!r}: use "
+                "reference_impl.Engine, which has the rest"
+            )

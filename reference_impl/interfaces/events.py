@@ -1,0 +1,62 @@
+"""What an engine reports: one event for each arrival, each step and each end. Every metric is derived from them.
+
+Times are seconds on the engine's clock. A step is recorded once; per-token times are derived from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from reference_impl.interfaces.blocks import TransferEnd, Transfers
+from reference_impl.interfaces.plan import Row
+
+
+@dataclass(frozen=True)
+class RequestArrived:
+    time: float
+    request_id: str
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class RequestFinished:
+    time: float
+    request_id: str
+    reason: str  # stop | length | abort
+    num_output_tokens: int
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """One forward pass: what each request computed, which of them got tokens, and what was left."""
+
+    step_id: int
+    started_at: float
+    finished_at: float
+    rows: tuple[Row, ...]
+    preempted: tuple[str, ...]
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int  # available: free ones, and cached ones not in use
+    transfers: Transfers = field(default_factory=Transfers)
+    admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
+    attention: tuple[str, ...] = ()  # what computed it, as the attention backend says: "flash_attention", "sdpa", ...
+    transfers_ended: tuple[TransferEnd, ...] = ()  # of pages, with why if they did not arrive
+    num_sampled: tuple[int, ...] = ()  # of each row; () where drafts were never verified: one where it samples
+    layers_moved: Mapping[int, int] = field(default_factory=dict)  # as of `Reply`
+
+    @property
+    def num_new_tokens(self) -> tuple[int, ...]:
+        """Of each row, how many tokens its request got, with those that a stop string then took back."""
+        return self.num_sampled or tuple(int(row.samples) for row in self.rows)
+
+
+Event = RequestArrived | RequestFinished | StepDone
+
+
+class TakesEvents(Protocol):
+    """Where an engine reports to."""
+
+    def add(self, event: Event) -> None: ...
