@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.executor.process import fingerprint
 from reference_impl.interfaces import (
@@ -50,7 +51,6 @@ from reference_impl.kv_store.profile import CudaMemory, DeviceMemory, profiled_b
 from reference_impl.parts import Parts, WallClock, part
 from reference_impl.pipeline import depth_for, stages_for
 from reference_impl.planner import Planner
-from reference_impl.scheduler.scheduler import Scheduler as ContinuousBatching
 from reference_impl.trace import Trace
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def make_kv_specs(made: Assembly) -> tuple[KVSpec, ...]:
 
 def make_scheduler(made: Assembly, parts: Parts, num_stages: int) -> Scheduler:
     c = made.config
-    return ContinuousBatching(
+    return continuous_batching(
         made.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
         parts.host_proposer, num_stages,
     )  # fmt: skip

@@ -26,6 +26,7 @@ from reference_impl.interfaces import (
     BlockId,
     CapturesGraphs,
     FetchesPages,
+    ForksRequests,
     Grammar,
     KVSpec,
     Pooling,
@@ -156,6 +157,8 @@ class Engine:
 
         The branch is held too. Use it before `append`, and `append` for the branch that stays. Errors as of `append`.
         """
+        if not isinstance(self.scheduler, ForksRequests):
+            raise ValueError(f"fork: {type(self.scheduler).__name__} has no fork(parent, child), see ForksRequests")
         parent, token = self._held(request_id, token)
         self._num_forked += 1
         child = self._child(parent, parent.sample_index, f"{request_id}+{self._num_forked}")

@@ -12,6 +12,7 @@ from reference_impl.interfaces.abilities import (
     AttendsToCache,
     CapturesGraphs,
     DefersReuse,
+    ForksRequests,
     HasScales,
     NamesKernels,
     NamesTensors,
@@ -48,7 +49,16 @@ from reference_impl.interfaces.computing import (
 )
 from reference_impl.interfaces.pages import FetchesPages, HoldsPages, LayeredPageStore, PageStore
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
-from reference_impl.interfaces.planning import BlockPool, Clock, HostProposer, KVManager, Policy, PrefixIndex, Scheduler
+from reference_impl.interfaces.planning import (
+    BlockPool,
+    Clock,
+    HostProposer,
+    KVManager,
+    Outcome,
+    Policy,
+    PrefixIndex,
+    Scheduler,
+)
 from reference_impl.interfaces.request import (
     Asking,
     Grammar,
@@ -75,6 +85,7 @@ __all__ = [
     "DefersReuse",
     "Executor",
     "FetchesPages",
+    "ForksRequests",
     "Grammar",
     "GroupTables",
     "HasScales",
@@ -90,6 +101,7 @@ __all__ = [
     "NamesKernels",
     "NamesTensors",
     "Opened",
+    "Outcome",
     "Page",
     "PageStore",
     "PageTransfer",
