@@ -29,7 +29,8 @@ from reference_impl.executor.batch import batch_of
 from reference_impl.metrics import percentile
 from reference_impl.perfetto import write_perfetto
 from reference_impl.planner import output_of
-from reference_impl.scheduler.policy import ByPriority, EarliestDeadline, FairShare, FirstCome, ShortestFirst
+from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
+from reference_impl.scheduler.policy import FirstCome
 from reference_impl.scheduler.scheduler import Scheduler
 from reference_impl.theory import latency
 from reference_impl.theory.deployment import Deployment

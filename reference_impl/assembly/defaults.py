@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reference_impl.assembly.checks import check_page_store
+from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.executor.process import fingerprint
 from reference_impl.interfaces import (
@@ -31,7 +32,6 @@ from reference_impl.kv.manager import KVManager as BlockTables
 from reference_impl.kv.radix_index import RadixIndex
 from reference_impl.kv.stored import StoredKVManager
 from reference_impl.parts import Parts, part
-from reference_impl.scheduler.scheduler import Scheduler as ContinuousBatching
 
 if TYPE_CHECKING:
     from reference_impl.assembly.made import Made
@@ -70,7 +70,7 @@ def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIn
 
 def make_scheduler(made: Made, parts: Parts, num_stages: int) -> Scheduler:
     c = made.config
-    return ContinuousBatching(
+    return continuous_batching(
         made.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
         parts.host_proposer, num_stages,
     )  # fmt: skip

@@ -29,14 +29,11 @@ class WholeRequests:
 
     def add(self, request: Request) -> None:
         if request.holds:
-            raise ValueError(f"request {request.id!r}: beam search needs the scheduler of scheduler/scheduler.py")
+            raise ValueError(f"request {request.id!r}: beam search needs the engine's own scheduler")
         if request.pooling is not None:
-            raise ValueError(f"request {request.id!r}: pooling needs the scheduler of scheduler/scheduler.py")
+            raise ValueError(f"request {request.id!r}: pooling needs the engine's own scheduler")
         self.waiting += (request, *request.children)
         request.children = []
-
-    def fork(self, parent: Request, child: Request) -> None:
-        raise ValueError(f"request {child.id!r}: beam search needs the scheduler of scheduler/scheduler.py")
 
     def abort(self, request_id: str) -> None:
         """Frees what the request holds, now; KeyError if there is none of this name."""

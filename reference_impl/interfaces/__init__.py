@@ -13,6 +13,7 @@ from reference_impl.interfaces.abilities import (
     AttendsToCache,
     CapturesGraphs,
     DefersReuse,
+    ForksRequests,
     HasScales,
     NamesKernels,
     NamesTensors,
@@ -50,7 +51,16 @@ from reference_impl.interfaces.computing import (
 from reference_impl.interfaces.events import Event, RequestArrived, RequestFinished, StepDone, TakesEvents
 from reference_impl.interfaces.pages import FetchesPages, HoldsPages, LayeredPageStore, PageStore
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
-from reference_impl.interfaces.planning import BlockPool, Clock, HostProposer, KVManager, Policy, PrefixIndex, Scheduler
+from reference_impl.interfaces.planning import (
+    BlockPool,
+    Clock,
+    HostProposer,
+    KVManager,
+    Outcome,
+    Policy,
+    PrefixIndex,
+    Scheduler,
+)
 from reference_impl.interfaces.request import (
     Asking,
     Grammar,
@@ -78,6 +88,7 @@ __all__ = [
     "Event",
     "Executor",
     "FetchesPages",
+    "ForksRequests",
     "Grammar",
     "GroupTables",
     "HasScales",
@@ -93,6 +104,7 @@ __all__ = [
     "NamesKernels",
     "NamesTensors",
     "Opened",
+    "Outcome",
     "Page",
     "PageStore",
     "PageTransfer",

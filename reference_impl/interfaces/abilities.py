@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 from reference_impl.interfaces.batch import Batch
 from reference_impl.interfaces.computing import AttentionBackend, KVCache, TensorSpec
 from reference_impl.interfaces.plan import StepPlan
+from reference_impl.interfaces.request import Request
 from reference_impl.interfaces.step import Masks
 
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ class PlansAhead(Protocol):
 
     def advance(self, plan: StepPlan) -> None:
         """Commits what a submitted plan computes. Its samples count as in flight until `update` brings them."""
+        ...
+
+
+@runtime_checkable
+class ForksRequests(Protocol):
+    """A scheduler for beam search."""
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Adds a request whose tokens begin like those of another, and which shares what that one has computed."""
         ...
 
 

@@ -126,14 +126,26 @@ class Policy(Protocol):
         ...
 
 
+class Outcome(Protocol):
+    """What becomes of a request's rows, where it is not continued with the tokens that they sample."""
+
+    def samples(self, request: Request) -> bool:
+        """Whether a row that computes the request's last known token samples what follows it."""
+        ...
+
+    def advanced(self, request: Request, samples: bool) -> bool:
+        """A row of it was submitted. Whether `collected` is to be called when that step is over."""
+        ...
+
+    def collected(self, request: Request, output: StepOutput) -> str | None:
+        """Why the request ends, if it does."""
+        ...
+
+
 class Scheduler(Protocol):
     """Decides how many tokens of which request are computed. It never touches a tensor."""
 
     def add(self, request: Request) -> None: ...
-    def fork(self, parent: Request, child: Request) -> None:
-        """Add a request that shares what it has computed with another (beam search)."""
-        ...
-
     def abort(self, request_id: str) -> None: ...
     def schedule(self, now: float) -> StepPlan: ...
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:

@@ -44,9 +44,6 @@ class SchedulerById:
         info = {"num_tokens": request.num_tokens, "arrival": request.arrival, "priority": request.priority}
         self.counting.add({"id": request.id, **info})
 
-    def fork(self, parent: Request, child: Request) -> None:
-        raise ValueError("beam search needs the engine's own scheduler")
-
     def abort(self, request_id: str) -> None:
         self._finish(request_id, "abort")
         self.counting.abort(request_id)

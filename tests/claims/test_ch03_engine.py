@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reference_impl.annexes.policies import ShortestFirst
 from reference_impl.baselines.contiguous_manager import ContiguousKVManager
 from reference_impl.baselines.orca_batching import OrcaBatching
 from reference_impl.baselines.static_batching import StaticBatching
@@ -24,7 +25,7 @@ from reference_impl.interfaces import KVManager, SamplingParams, Scheduler, Step
 from reference_impl.metrics import percentile
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
-from reference_impl.scheduler.policy import FirstCome, ShortestFirst
+from reference_impl.scheduler.policy import FirstCome
 from reference_impl.scheduler.scheduler import Scheduler as EngineScheduler
 from reference_impl.theory import latency
 from reference_impl.theory.deployment import Deployment

@@ -447,10 +447,11 @@ def oracle() -> type[Oracle]:
 
 @pytest.fixture(scope="session")
 def late_engine() -> Callable[..., Engine]:
-    """late_engine(model, seed, **engine options): overlapped on a late device; seed None: it waits for each step."""
+    """late_engine(model, seed, parts, **engine options): overlapped on a late device; seed None: it waits for each
+    step."""
 
-    def make(model: Decoder, seed: int | None, **options: Any) -> Engine:
-        engine = Engine(model, EngineConfig(overlap="off" if seed is None else "on", **options))
+    def make(model: Decoder, seed: int | None, parts: Parts | None = None, **options: Any) -> Engine:
+        engine = Engine(model, EngineConfig(overlap="off" if seed is None else "on", **options), parts)
         if seed is not None:
             make_late(engine, seed)
         return engine

@@ -164,7 +164,7 @@ class OlderScheduler:
     [
         (
             {"scheduler": OlderScheduler()},
-            r"Parts\.scheduler, OlderScheduler, has no abort, fork, has_work, update: the engine calls them, "
+            r"Parts\.scheduler, OlderScheduler, has no abort, has_work, update: the engine calls them, "
             r"see Scheduler in reference_impl/interfaces\. If it is a cell of an older lab notebook, `inferlab learn",
         ),
         ({"attention": print}, r"Parts\.attention, builtin_function_or_method, has no forward, plan"),

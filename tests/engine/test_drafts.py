@@ -368,10 +368,9 @@ def test_blocks_for_drafts_must_be_there(model) -> None:
 
 def test_a_scheduler_that_was_written_for_one_token_per_step_is_told_what_to_write(model) -> None:
     class Older(Scheduler):
-        def _take(self, request: Request, num_drafts: int, output: Any) -> bool:
+        def _append(self, request: Request, num_in_flight: int, output: Any) -> None:
             request.num_in_flight -= 1
             request.tokens.append(output.tokens[request.id])
-            return False
 
     parts = Engine(model, EngineConfig(num_blocks=8))
     engine = Engine(

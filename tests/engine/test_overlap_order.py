@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from reference_impl.annexes.policies import ByPriority
 from reference_impl.engine import Engine
 from reference_impl.interfaces import RequestState, SamplingParams
-from reference_impl.scheduler.policy import ByPriority
+from reference_impl.parts import Parts
 
 Make = Callable[..., Engine]
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -24,9 +25,8 @@ def make(random_model: Callable, late_engine: Callable) -> Make:
     def make(late: bool, model: Any = None, **options: Any) -> Engine:
         """With priorities. late: overlapped; otherwise it waits for each step."""
         model = random_model("float64") if model is None else model
-        engine = late_engine(model, 0 if late else None, **{"block_size": 4} | options)
-        engine.scheduler.policy = ByPriority(aging=0)
-        return engine
+        parts = Parts(policy=ByPriority(aging=0))
+        return late_engine(model, 0 if late else None, parts, **{"block_size": 4} | options)
 
     return make
 

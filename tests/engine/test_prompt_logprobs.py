@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from reference_impl.annexes.scoring import scheduling
 from reference_impl.assembly.split import split_engine
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.llm import LLM
 from reference_impl.parts import Parts
-from reference_impl.scheduler import scheduler
 from tests.engine.conftest import FakeStore, HostOracle
 
 VOCAB = 61
@@ -73,7 +73,7 @@ def test_a_prompt_that_is_cached_is_computed_again_and_found_by_others(random_mo
 
 
 def test_a_long_prompt_is_scored_piece_by_piece(random_model, one_shot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "SCORED_AT_ONCE", 6)
+    monkeypatch.setattr(scheduling, "SCORED_AT_ONCE", 6)
     model = random_model("float64")
     engine = Engine(model, EngineConfig(num_blocks=60))
     both = [engine.add(PROMPTS[0], SamplingParams(max_tokens=2, prompt_logprobs=p)) for p in (1, None)]

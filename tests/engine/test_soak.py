@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, Sampled, SamplingParams
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
 from reference_impl.sampling.sampler import sample
-from reference_impl.scheduler.policy import ByPriority, EarliestDeadline, FairShare, FirstCome, ShortestFirst
+from reference_impl.scheduler.policy import FirstCome
 from reference_impl.trace import Trace
 
 SECONDS = float(os.environ.get("INFERLAB_SOAK_SECONDS", "0"))

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from reference_impl.annexes.beams.search import beam_search
+from reference_impl.annexes.policies import ByPriority
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import PlansStages, RequestState, RunsStages, SamplingParams
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager
 from reference_impl.parts import Parts
-from reference_impl.scheduler.policy import ByPriority
 from reference_impl.scheduler.scheduler import Scheduler
 from tests.engine.conftest import HostOracle, StagedExecutor, check_references, staged
 from tests.engine.test_abilities import PlainKV
@@ -99,8 +99,8 @@ def test_the_chunks_of_a_prompt_follow_each_other_through_the_stages(num_stages:
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_a_request_preempted_with_a_token_in_flight_comes_back_when_that_is_there(preemption: str, make: Make) -> None:
     """Also if there are a seat and blocks at once; and what ranks behind it in the queue does not pass it."""
-    engine = make(4, max_num_seqs=2, prefix_cache="off", preemption=preemption)
-    engine.scheduler.policy = ByPriority(aging=0)  # type: ignore[attr-defined]
+    parts = Parts(policy=ByPriority(aging=0))
+    engine = make(4, None, parts, max_num_seqs=2, prefix_cache="off", preemption=preemption)
     prompts = [[9] * 9, [5] * 9, [7] * 4]
     requests = [engine.add(prompt, greedy(8), priority=1) for prompt in prompts[:2]]
     last = requests[1]
@@ -196,8 +196,8 @@ def test_the_first_in_rank_does_not_wait_until_windows_give_up_no_more_blocks(
     """A window gives up blocks with every step, and with four in flight some are always on their way. If that were
     waited for, those that rank after it would take them, until they have finished."""
     window = random_model("float64", architecture="MistralForCausalLM", sliding_window=6)
-    engine = make(4, window, block_size=1, num_blocks=25, max_num_batched_tokens=12)
-    engine.scheduler.policy = ByPriority(aging=0)
+    parts = Parts(policy=ByPriority(aging=0))
+    engine = make(4, window, parts, block_size=1, num_blocks=25, max_num_batched_tokens=12)
     assert first_to_finish(engine, late_by=30) == ["urgent"]
 
 
@@ -243,7 +243,8 @@ def test_after_a_failed_step_the_engine_says_that_its_state_is_lost(make: Make) 
 
 def test_with_overlap_off_one_step_runs_at_a_time(make: Make) -> None:
     engine = make(3, overlap="off")
-    assert (engine.depth, engine.scheduler.num_stages) == (1, 1)  # type: ignore[attr-defined]
+    assert engine.depth == 1
+    assert not isinstance(engine.scheduler, PlansStages)
     for i in range(6):
         engine.add([i, 2, 3], greedy(4))
     run(engine)
@@ -262,7 +263,8 @@ def test_parts_that_cannot_have_several_steps_in_flight_are_named(make: Make, ra
     with pytest.raises(ValueError, match=r"these cannot: kv_manager \(step_submitted, step_collected\)$"):
         Engine(model, config, replace(parts, kv_manager=kv, block_pool=engine.block_pool))
     auto = Engine(model, replace(config, overlap="auto"), replace(parts, kv_manager=kv, block_pool=engine.block_pool))
-    assert (auto.depth, auto.scheduler.num_stages) == (1, 1)  # type: ignore[attr-defined]
+    assert auto.depth == 1
+    assert not isinstance(auto.scheduler, PlansStages)
     mine = Scheduler(KVManager(BlockPool(30), 4), 4, 100)
     with pytest.raises(ValueError, match=r"these cannot: scheduler \(advance, num_stages=3\)$"):
         Engine(model, config, replace(parts, scheduler=mine))

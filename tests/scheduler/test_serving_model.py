@@ -18,13 +18,14 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.interfaces import NO_BLOCK, Request, RequestState, SamplingParams, StepOutput, StepPlan
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.groups import longest_sequence
 from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
 from reference_impl.kv.radix_index import RadixIndex
-from reference_impl.scheduler.policy import ByPriority, EarliestDeadline, FairShare, FirstCome, ShortestFirst
+from reference_impl.scheduler.policy import FirstCome
 from reference_impl.scheduler.scheduler import Scheduler
 
 END = 7  # the end token of these requests

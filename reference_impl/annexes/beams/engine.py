@@ -12,7 +12,7 @@ import operator
 from typing import Any
 
 from reference_impl.core_engine import Engine
-from reference_impl.interfaces import Request, RequestState
+from reference_impl.interfaces import ForksRequests, Request, RequestState
 
 
 class BranchingEngine(Engine):
@@ -42,6 +42,8 @@ class BranchingEngine(Engine):
 
         The branch is held too. Use it before `append`, and `append` for the branch that stays. Errors as of `append`.
         """
+        if not isinstance(self.scheduler, ForksRequests):
+            raise ValueError(f"fork: {type(self.scheduler).__name__} has no fork(parent, child), see ForksRequests")
         parent, token = self._held(request_id, token)
         self._num_forked += 1
         child = self._child(parent, parent.sample_index, f"{request_id}+{self._num_forked}")

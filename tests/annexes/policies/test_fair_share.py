@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_impl.annexes.policies import FairShare, most_tokens
 from reference_impl.interfaces import Request, RequestState, SamplingParams
-from reference_impl.scheduler.policy import FairShare, most_tokens
 from reference_impl.scheduler.queue import RankedQueue
 
 examples = settings(max_examples=150, deadline=None, derandomize=True, database=None)

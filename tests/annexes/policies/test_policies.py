@@ -12,19 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst, most_tokens
+from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.interfaces import Policy, Request, SamplingParams, StepOutput
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager
-from reference_impl.scheduler.policy import (
-    ByPriority,
-    EarliestDeadline,
-    FairShare,
-    FirstCome,
-    ShortestFirst,
-    most_tokens,
-)
+from reference_impl.scheduler.policy import FirstCome
 from reference_impl.scheduler.queue import RankedQueue
-from reference_impl.scheduler.scheduler import Scheduler
 
 examples = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
@@ -256,7 +250,7 @@ def test_requests_are_let_in_by_rank_and_all_finish(name: str, drawn: Any, seqs:
             finished.append(request.id)
             policy.finished(request)
 
-    scheduler = Scheduler(KVManager(BlockPool(num_blocks), 4), seqs, 16, Watched())
+    scheduler = continuous_batching(KVManager(BlockPool(num_blocks), 4), seqs, 16, Watched())
     coming = list(requests)
     for now in range(sum(most_tokens(request) for request in requests) * 2 + 100):
         while coming and coming[0].arrival <= now:

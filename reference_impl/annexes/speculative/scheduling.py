@@ -1,0 +1,86 @@
+"""Rows that verify drafts (speculative decoding, Leviathan et al. 2023): a request that decodes computes guesses behind
+its token, and keeps those that equal what is sampled in their place.
+
+A row is planned as if all of its guesses were right; `Scheduler.update` appends those that were, and rolls back the
+rest. Guesses take tokens of the budget and blocks, as far as there are some left: no request is preempted for them.
+
+Extends `Scheduler._cut` and `Scheduler._continue`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import Any
+
+from reference_impl.interfaces import HostProposer, Request, RequestState
+from reference_impl.scheduler.open_plan import OpenPlan, Shares
+from reference_impl.scheduler.scheduler import Scheduler
+
+
+class Drafting(Scheduler):
+    """num_drafts: guesses that a decoding row has verified, at most. host_proposer: what makes them; None: the worker's
+    own proposer."""
+
+    def __init__(self, *core: Any, num_drafts: int, host_proposer: HostProposer | None = None, **options: Any):
+        super().__init__(*core, **options)
+        self.num_drafts, self.host_proposer = num_drafts, host_proposer
+
+    def _cut(self, shares: Shares, left: int) -> Shares:
+        """Guesses of requests that rank before a prompt come before its chunk."""
+        cut = []
+        for request, missing in shares:
+            [(_, num_tokens)] = super()._cut([(request, missing)], left)
+            left -= num_tokens if missing > 1 else min(left, self._useful_drafts(request))
+            cut.append((request, num_tokens))
+        return cut
+
+    def _continue(self, shares: Shares, plan: OpenPlan) -> None:
+        num_decoding = sum(request.num_missing_tokens == 1 for request, _ in shares)
+        left = max(0, plan.budget - num_decoding)  # for chunks and drafts, as in `_cut`
+        for request, num_tokens in shares:
+            if request.num_missing_tokens > 1:
+                left -= num_tokens
+            elif num_drafts := min(left, self._useful_drafts(request)):
+                left -= num_drafts
+                if self._continue_with_drafts(request, num_drafts, plan):
+                    continue
+            super()._continue([(request, num_tokens)], plan)
+
+    def _useful_drafts(self, request: Request) -> int:
+        """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
+        are chosen elsewhere, before samples are forked, which share what is known to be computed, and under a grammar,
+        whose masks would depend on the guesses."""
+        if request.holds or request.children or request.grammar is not None:
+            return 0
+        most = min(request.num_prompt_tokens + request.sampling.max_tokens, request.max_total_tokens)
+        return max(0, min(self.num_drafts, most - request.num_tokens - 1))
+
+    def _continue_with_drafts(self, request: Request, num_drafts: int, plan: OpenPlan) -> bool:
+        """False if there are no guesses, or no room for them."""
+        if request.state is not RequestState.RUNNING:  # preempted a moment ago
+            return False
+        drafts: tuple[int, ...] = ()
+        if self.host_proposer is not None:
+            drafts = _propose(self.host_proposer, request, num_drafts)
+            num_drafts = len(drafts)
+        fits = num_drafts and 1 + num_drafts <= plan.budget and self.kv.reserve(request, 1 + num_drafts)
+        if fits:
+            plan.grant(request, 1, num_drafts, drafts)
+        return bool(fits)
+
+
+def _propose(proposer: HostProposer, request: Request, k: int) -> tuple[int, ...]:
+    if request.num_in_flight:  # the text ends in tokens that are not known yet
+        return ()
+    length, expected = len(request.tokens), f"expected at most {k} tokens for request {request.id!r}"
+    name = f"{type(proposer).__name__}.propose"
+    try:
+        drafts = tuple(map(operator.index, itertools.islice(proposer.propose(request, k), k + 1)))
+    except TypeError as error:
+        raise TypeError(f"{name}: {expected}, which are integers: {error}") from error
+    if len(drafts) > k:
+        raise ValueError(f"{name}: {expected}, got more")
+    if len(request.tokens) != length:
+        raise ValueError(f"{name} changed the tokens of request {request.id!r}, which are only to be read")
+    return drafts

@@ -1,0 +1,60 @@
+"""The engine's scheduler: the core's, with the annexes that an engine's options need, and no others. So a step does
+nothing for a feature that is off.
+
+Each annex is a scheduler of its own, the core's with one or two methods extended. Here they are lined up as one class:
+each method's `super()` is that of the next in the line, and the core comes last.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from reference_impl.annexes.admission.worst_case import WorstCaseAdmission
+from reference_impl.annexes.beams.scheduling import Branching
+from reference_impl.annexes.overlap.scheduling import WaitsForBlocks
+from reference_impl.annexes.policies.overtaking import Overtaking
+from reference_impl.annexes.pooling.scheduling import PoolsPrompts
+from reference_impl.annexes.scoring.scheduling import ScoresPrompts
+from reference_impl.annexes.speculative.scheduling import Drafting
+from reference_impl.annexes.stages.scheduling import Staged
+from reference_impl.annexes.swap.scheduling import Swapping
+from reference_impl.annexes.transfer.scheduling import LoadsPages
+from reference_impl.interfaces import DefersReuse, FetchesPages, HostProposer, KVManager, Policy
+from reference_impl.scheduler.policy import FirstCome
+from reference_impl.scheduler.scheduler import Scheduler
+
+
+def continuous_batching(
+    kv: KVManager,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    policy: Policy | None = None,
+    admission: Literal["fill", "worst_case"] = "fill",
+    preemption: Literal["recompute", "swap"] = "recompute",
+    num_drafts: int = 0,
+    host_proposer: HostProposer | None = None,
+    num_stages: int = 1,
+) -> Scheduler:
+    """admission: "fill" admits a request when its known tokens fit, and preempts when blocks run out later;
+    "worst_case" when all it may ever have fits. preemption: "recompute" drops the blocks, "swap" moves them to the host
+    (and drops them where that is full). num_drafts: guesses that a decoding row has verified, as far as budget and
+    blocks allow; host_proposer: what makes them, None: the worker's own proposer. num_stages: of an executor that
+    `RunsStages`, otherwise 1.
+    """
+    policy = FirstCome() if policy is None else policy
+    annexes: list[tuple[type[Scheduler], bool, dict[str, Any]]] = [  # whether it is needed, and its options
+        (LoadsPages, isinstance(kv, FetchesPages), {}),
+        (Overtaking, policy.preemptive, {}),
+        (Staged, num_stages > 1, {"num_stages": num_stages}),
+        (Drafting, num_drafts > 0, {"num_drafts": num_drafts, "host_proposer": host_proposer}),
+        (WaitsForBlocks, isinstance(kv, DefersReuse), {}),
+        (Swapping, preemption == "swap", {}),
+        (WorstCaseAdmission, admission == "worst_case", {}),
+        (Branching, True, {}),  # what one request may ask for costs the others nothing
+        (ScoresPrompts, True, {}),
+        (PoolsPrompts, True, {}),
+    ]
+    needed = [(annex, options) for annex, is_needed, options in annexes if is_needed]
+    line = type("ContinuousBatching", (*(annex for annex, _ in needed), Scheduler), {})
+    options = {name: value for _, options in needed for name, value in options.items()}
+    return line(kv, max_num_seqs, max_num_batched_tokens, policy, **options)
