@@ -337,12 +337,14 @@ def new_cache(made: Assembly, num_blocks: int, num_host_blocks: int) -> PagedKVC
 def make_attention(made: Assembly) -> AttentionBackend:
     c = made.model.config
     if computes_with_triton(made):
-        from reference_impl.layers.triton_attention import TritonAttention
+        from reference_impl.annexes.fusion.attention import TritonAttention
 
         return TritonAttention(c.attention_scale, c.attention_softcap)
+    from reference_impl.annexes.kv_formats.attention import ScaledTorchAttention
     from reference_impl.layers.attention import TorchAttention
 
-    return TorchAttention(c.attention_scale, made.model.dtype, c.attention_softcap)
+    kind = TorchAttention if made.config.kv_dtype == "auto" else ScaledTorchAttention
+    return kind(c.attention_scale, made.model.dtype, c.attention_softcap)
 
 
 def make_executor(made: Assembly, parts: Parts) -> Executor:
@@ -364,11 +366,13 @@ def make_executor(made: Assembly, parts: Parts) -> Executor:
 
 def why_not_graphs(made: Assembly) -> str | None:
     """None: CUDA graphs are possible."""
-    from reference_impl.layers.backend import writes_and_attends
+    from reference_impl.annexes.fusion.decoder import FusedDecoder
+    from reference_impl.annexes.fusion.kernels import writes_and_attends
 
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
-    if writes_and_attends(made.model.kernels, made.attention) is None:
+    model = made.model
+    if not isinstance(model, FusedDecoder) or writes_and_attends(model.kernels, made.attention) is None:
         return (
             "rows that pad a batch must not be written to the cache, which only our fused kernel takes care of: it "
             "needs attention='triton' and a model with kernels='triton'"
@@ -390,7 +394,7 @@ def make_sampler(made: Assembly) -> Sampler:
 
 def computes_with_triton(made: Assembly) -> bool:
     """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
-    from reference_impl.layers.backend import choose_backend
+    from reference_impl.annexes.fusion.kernels import choose_backend
 
     model = made.model
     return choose_backend(made.config.attention, model.device, model.dtype) == "triton"

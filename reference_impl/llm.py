@@ -16,17 +16,18 @@ from typing import Any, Literal, cast
 
 import torch
 
+from reference_impl.annexes.cpu.processor import cpu_has_bf16, use_no_more_threads_than_cores
+from reference_impl.assembly.linear_methods import Quantizations
+from reference_impl.assembly.model import dummy_model, load_model
 from reference_impl.beam import Beam, beam_search
-from reference_impl.config import EngineConfig, ModelConfig, read_model_config
+from reference_impl.config import EngineConfig, ModelConfig
 from reference_impl.detokenizer import TextStream
 from reference_impl.engine import Engine, StepResult
 from reference_impl.interfaces import Pooling, Request, SamplingParams, TokenLogprobs
-from reference_impl.layers.linear_methods import Quantizations
-from reference_impl.layers.processor import cpu_has_bf16, use_no_more_threads_than_cores
 from reference_impl.memory import give_back
 from reference_impl.metrics import RequestMetrics
-from reference_impl.models.loader import load_model
-from reference_impl.models.shapes import Shape, config_of_shape, dummy_model
+from reference_impl.models.config_json import read_model_config
+from reference_impl.models.shapes import Shape, config_of_shape
 from reference_impl.parts import Parts
 from reference_impl.prompts import Prompt, PromptEncoder
 

@@ -23,6 +23,7 @@ from reference_impl.interfaces.abilities import (
     TakesMasks,
     WaitsOnPurpose,
     has_scales,
+    scales_of,
     takes_bounds,
 )
 from reference_impl.interfaces.batch import Batch, GroupTables, Sampled
@@ -123,5 +124,6 @@ __all__ = [
     "Transfers",
     "WaitsOnPurpose",
     "has_scales",
+    "scales_of",
     "takes_bounds",
 ]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reference_impl import llm
-from reference_impl.layers.backend import choose_backend
+from reference_impl.annexes.fusion.kernels import choose_backend
 from reference_impl.llm import LLM, choose_device, choose_dtype
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
