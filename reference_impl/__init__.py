@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from reference_impl.assembly.model import load_model
     from reference_impl.config import EngineConfig, course_model
     from reference_impl.engine import Engine
     from reference_impl.interfaces import SamplingParams
     from reference_impl.llm import LLM, RequestOutput
-    from reference_impl.models.loader import load_model
     from reference_impl.parts import Parts
 
 _HOMES = {
@@ -23,7 +23,7 @@ _HOMES = {
     "EngineConfig": "config",
     "course_model": "config",
     "SamplingParams": "interfaces",
-    "load_model": "models.loader",
+    "load_model": "assembly.model",
 }
 __all__ = [
     "LLM",

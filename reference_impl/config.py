@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from reference_impl.config_reader import ConfigError
-from reference_impl.model_config import ModelConfig, RopeConfig, parse_model_config, read_model_config
+from reference_impl.model_config import ModelConfig, RopeConfig
 
 __all__ = [
     "ConfigError",
@@ -15,8 +15,6 @@ __all__ = [
     "ModelConfig",
     "RopeConfig",
     "course_model",
-    "parse_model_config",
-    "read_model_config",
 ]
 
 

@@ -112,9 +112,8 @@ def random_model() -> Callable[..., Decoder]:
     def make(dtype: str = "float64", **changes: Any) -> Decoder:
         import torch
 
-        from reference_impl.config import parse_model_config
-        from reference_impl.layers.backend import choose_kernels
-        from reference_impl.models.fused_decoder import decoder_class
+        from reference_impl.assembly.model import build_model
+        from reference_impl.models.config_json import parse_model_config
         from reference_impl.models.loader import destinations
 
         device, kernels = torch.device(changes.pop("device", "cpu")), changes.pop("kernels", "auto")
@@ -124,8 +123,7 @@ def random_model() -> Callable[..., Decoder]:
             "head_dim": 8, "max_position_embeddings": 128, "dtype": dtype, **changes,
         }  # fmt: skip
         torch_dtype = getattr(torch, dtype)
-        chosen = choose_kernels(kernels, device, torch_dtype)
-        model = decoder_class(chosen)(parse_model_config(raw), torch_dtype, device, kernels=chosen)
+        model = build_model(parse_model_config(raw), torch_dtype, device, kernels=kernels)
         random = torch.Generator().manual_seed(0)
         for (shape, _), store in destinations(model).values():
             norm = len(shape) == 1

@@ -20,7 +20,7 @@ from reference_impl.executor.batch import build_batch
 from reference_impl.interfaces import KVSpec, Request, Row, StepPlan
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.attention import TorchAttention
-from reference_impl.layers.linear import default_method
+from reference_impl.annexes.cpu.default import default_method
 from reference_impl.theory import kv_cache, latency, model_shapes, roofline
 from reference_impl.theory.hardware import device
 from reference_impl.theory.links import link, transfer_seconds

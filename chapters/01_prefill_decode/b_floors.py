@@ -22,7 +22,7 @@ from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, figu
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
 from reference_impl.executor.batch import build_batch
 from reference_impl.interfaces import Request, Row, StepPlan
-from reference_impl.layers import packed_linear
+from reference_impl.annexes.cpu import packing
 from reference_impl.sampling.sampler import sample
 from reference_impl.theory import collectives, kv_cache, latency, model_shapes, roofline
 from reference_impl.theory.hardware import device
@@ -171,7 +171,7 @@ def packed(x, weight, *rest, out_shape=None, **options):  # the counter does not
     return 2 * int(np.prod(x)) * out_shape[-1]
 
 
-known = {torch.ops.mkldnn._linear_pointwise: packed} if packed_linear.available(torch.float32) else {}
+known = {torch.ops.mkldnn._linear_pointwise: packed} if packing.available(torch.float32) else {}
 products = {torch.ops.aten.mm, torch.ops.aten.addmm, *known}
 
 

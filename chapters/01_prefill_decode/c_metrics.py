@@ -18,7 +18,7 @@ from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, RED, SKY, figure, show, tidy
 from chapters.widgets.latency_budget import USES
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
-from reference_impl.config import parse_model_config
+from reference_impl.models.config_json import parse_model_config
 from reference_impl.interfaces import Reply
 from reference_impl.metrics import RequestMetrics, WorkloadMetrics, percentile
 from reference_impl.theory import kv_cache, latency, queueing

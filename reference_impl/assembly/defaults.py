@@ -92,12 +92,14 @@ def new_cache(made: Made, num_blocks: int, num_host_blocks: int) -> PagedKVCache
 def make_attention(made: Made) -> AttentionBackend:
     c = made.model.config
     if computes_with_triton(made):
-        from reference_impl.layers.triton_attention import TritonAttention
+        from reference_impl.annexes.fusion.attention import TritonAttention
 
         return TritonAttention(c.attention_scale, c.attention_softcap)
+    from reference_impl.annexes.kv_formats.attention import ScaledTorchAttention
     from reference_impl.layers.attention import TorchAttention
 
-    return TorchAttention(c.attention_scale, made.model.dtype, c.attention_softcap)
+    kind = TorchAttention if made.config.kv_dtype == "auto" else ScaledTorchAttention
+    return kind(c.attention_scale, made.model.dtype, c.attention_softcap)
 
 
 def make_executor(made: Made, parts: Parts) -> Executor:
@@ -135,11 +137,13 @@ def new_worker(
 
 def why_not_graphs(made: Made) -> str | None:
     """None: CUDA graphs are possible."""
-    from reference_impl.layers.backend import writes_and_attends
+    from reference_impl.annexes.fusion.decoder import FusedDecoder
+    from reference_impl.annexes.fusion.kernels import writes_and_attends
 
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
-    if writes_and_attends(made.model.kernels, made.attention) is None:
+    model = made.model
+    if not isinstance(model, FusedDecoder) or writes_and_attends(model.kernels, made.attention) is None:
         return (
             "rows that pad a batch must not be written to the cache, which only our fused kernel takes care of: it "
             "needs attention='triton' and a model with kernels='triton'"
@@ -161,7 +165,7 @@ def make_sampler(made: Made) -> Sampler:
 
 def computes_with_triton(made: Made) -> bool:
     """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
-    from reference_impl.layers.backend import choose_backend
+    from reference_impl.annexes.fusion.kernels import choose_backend
 
     model = made.model
     return choose_backend(made.config.attention, model.device, model.dtype) == "triton"

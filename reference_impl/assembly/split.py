@@ -13,11 +13,11 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.config import EngineConfig
 from reference_impl.executor.process import Facts, WorkerProcess, fingerprint
 from reference_impl.interfaces import Executor, FetchesPages
-from reference_impl.model_config import read_model_config
+from reference_impl.models.config_json import read_model_config
 from reference_impl.parts import Parts
 
 if TYPE_CHECKING:
-    from reference_impl.layers.linear_methods import Quantizations
+    from reference_impl.assembly.linear_methods import Quantizations
 
 
 def facts_of(engine: Engine) -> Facts:
@@ -36,8 +36,8 @@ def load_worker(
     """The worker of an engine of its own, with the model in `folder`; whatever plans in that engine is not used."""
     import torch
 
-    from reference_impl.layers.processor import use_no_more_threads_than_cores
-    from reference_impl.models.loader import load_model
+    from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
+    from reference_impl.assembly.model import load_model
 
     parts = Parts() if make_parts is None else make_parts()
     if parts.proposer is None:  # drafts, if there are any, come with the steps

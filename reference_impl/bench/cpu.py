@@ -23,11 +23,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from reference_impl.annexes.cpu.processor import cpu_has_bf16
 from reference_impl.bench import batching, cpu_quantized, harness, host_work, prefix
 from reference_impl.bench.peer import CACHES, Transformers, agreement
 from reference_impl.config import course_model
 from reference_impl.interfaces import SamplingParams
-from reference_impl.layers.processor import cpu_has_bf16
 from reference_impl.llm import LLM
 
 NEW_TOKENS = 64

@@ -18,15 +18,17 @@ from typing import Any
 
 import torch
 
+from reference_impl.annexes.cpu.default import default_method
+from reference_impl.annexes.cpu.packing import HeadCopy
+from reference_impl.assembly.linear_methods import Quantization
+from reference_impl.assembly.model import build_model
 from reference_impl.baselines.no_cache import RecomputeAttention
 from reference_impl.baselines.ragged import ragged_batch
 from reference_impl.bench import harness
 from reference_impl.bench.peer import CACHES, NEAR_TIE, Transformers, agreement
-from reference_impl.config import read_model_config
 from reference_impl.interfaces import SamplingParams
-from reference_impl.layers.linear import HeadCopy, default_method
-from reference_impl.layers.linear_methods import Quantization
 from reference_impl.llm import LLM
+from reference_impl.models.config_json import read_model_config
 from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import destinations, fill, weight_files
 from reference_impl.quantization.cpu import CpuInt4
@@ -111,7 +113,8 @@ def check_choices(folder: Path, model: Decoder, text: list[int]) -> float:
     c, cpu, method = model.config, torch.device("cpu"), model.linears()[0].method
     assert isinstance(method, Quantized)
     exact = Dequantized(method, default_method(torch.float32, cpu))
-    twin = Decoder(read_model_config(folder), torch.float32, cpu, len(PROMPT) + len(text), exact)
+    config = read_model_config(folder)
+    twin = build_model(config, torch.float32, cpu, len(PROMPT) + len(text), linear_method=exact)
     fill(twin, destinations(twin), weight_files(folder))
     for linear in twin.linears():
         linear.method.finish(linear.params)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from reference_impl.bench import harness
 from reference_impl.bench.gpu_engines import BLOCK_SIZE, DEPENDENT, Bench
@@ -68,7 +69,8 @@ def main() -> None:
 def all_that_can_be_fused(llm: LLM) -> None:
     """Fuses everything without measuring: of two ways that take about as long, two engines may choose differently.
     Each way rounds differently, and near-ties would give other tokens, which are not the fault of the launches."""
-    llm.engine.model.tune = lambda num_tokens: None  # type: ignore[method-assign]
+    model: Any = llm.engine.model
+    model.tune = lambda num_tokens: None
 
 
 def in_turns(engines: dict[str, LLM], prompt_tokens: int, new_tokens: int, turns: int) -> dict[str, list[float]]:

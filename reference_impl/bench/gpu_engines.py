@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.bench.gpu_bounds import Limits, Work, work_of
 from reference_impl.executor.local import LocalExecutor
 from reference_impl.llm import LLM
@@ -148,9 +149,9 @@ class Bench:
     def record(self) -> None:
         """What the engines chose to compute with so far, for how many tokens, and how many graphs they replayed."""
         for key, llm in self._engines.items():
-            self.configurations.setdefault(key, {}).update(
-                choices=llm.engine.model.choices(), executor=statistics_of(llm)
-            )
+            model = llm.engine.model
+            choices = model.choices() if isinstance(model, FusedDecoder) else {}
+            self.configurations.setdefault(key, {}).update(choices=choices, executor=statistics_of(llm))
 
 
 def statistics_of(llm: LLM) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class _Hollow:
 
     def __init__(self, rows: int):
         model = hollow_model(VOCAB_SIZE, 16_384, 64)
-        self.config, self.rotary, self.kernels = model.config, model.rotary, None
+        self.config, self.rotary = model.config, model.rotary
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self.logits = torch.randn(rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -382,7 +383,8 @@ class LocalExecutor:
         assert self.graphs is not None
         if key not in self.graphs:
             with self.graphs.recorder.launches():
-                self.model.tune(key.num_tokens)  # measures which kernels suit so many
+                model: Any = self.model  # a FusedDecoder: only its steps are replayed
+                model.tune(key.num_tokens)  # measures which kernels suit so many
             self.stats.graphs_captured += 1
         return self.graphs.run(key, host_arrays)
 

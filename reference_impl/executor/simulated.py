@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from reference_impl.interfaces import Opened, Reply, Step, StepRow
-from reference_impl.model_config import parse_model_config
+from reference_impl.models.config_json import parse_model_config
 from reference_impl.theory.deployment import Deployment
 
 WORD, END = 7, 2  # what a simulated request writes (its sample i: WORD + i), and what ends it

@@ -25,6 +25,7 @@ from reference_impl.interfaces.abilities import (
     TakesMasks,
     WaitsOnPurpose,
     has_scales,
+    scales_of,
     takes_bounds,
 )
 from reference_impl.interfaces.batch import Batch, GroupTables, Sampled
@@ -142,5 +143,6 @@ __all__ = [
     "Transfers",
     "WaitsOnPurpose",
     "has_scales",
+    "scales_of",
     "takes_bounds",
 ]

@@ -126,6 +126,11 @@ def has_scales(kv_cache: KVCache) -> TypeGuard[HasScales]:
     return issubclass(type(kv_cache), HasScales)
 
 
+def scales_of(kv_cache: KVCache, layer: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """(of keys, of values); None where there are none."""
+    return kv_cache.scales(layer) if has_scales(kv_cache) else (None, None)
+
+
 @runtime_checkable
 class ReadsScales(Protocol):
     """An attention backend that says whether it multiplies what it reads by the cache's scales."""

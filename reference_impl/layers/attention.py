@@ -1,4 +1,4 @@
-"""Attention over the paged cache in plain torch: the backend that runs everywhere."""
+"""Attention over the paged cache (Kwon et al. 2023) in plain torch: the backend that runs everywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference_impl.interfaces import Batch, GroupTables, KVCache, has_scales
+from reference_impl.interfaces import Batch, GroupTables, KVCache
 from reference_impl.kernels import reference
 
 MOST_SLOTS = 2**16  # gathered at a time; more only for a single row that sees more
@@ -19,7 +19,7 @@ class LikeRows:
     """Rows of one token that see about equally much, padded to the one that sees most."""
 
     rows: slice
-    slots: Tensor  # [rows, longest]
+    slots: Tensor  # [rows, longest]; the padding repeats a slot of the same row: one never written may hold NaN
     mask: Tensor  # [rows, 1, 1, longest], 0 or -inf
 
 
@@ -38,28 +38,28 @@ class TorchAttention:
     softcap: scores s become softcap x tanh(s / softcap) before the softmax.
     """
 
-    reads_scales = True  # of a cache of 8 bits
-
     def __init__(self, scale: float, dtype: torch.dtype, softcap: float | None = None):
         self.scale, self.dtype, self.softcap = scale, dtype, softcap
         self.ran = {"sdpa" if softcap is None else "unfused"}  # torch's fused attention knows no soft cap
         self._workspace: Tensor | None = None
 
     def plan(self, batch: Batch) -> None:
-        batch.attention_plan = [self._plan(batch, group) for group in batch.groups]
-
-    def _plan(self, batch: Batch, group: GroupTables) -> Plan:
         # A single decoding row needs no padding, so it is treated like any other row.
         num_grouped = batch.num_decode_rows if batch.num_decode_rows > 1 else 0
+        batch.attention_plan = []
+        for group in batch.groups:
+            decode = self._grouped(batch, group, num_grouped) if num_grouped else []
+            others, first = [], num_grouped  # a grouped row has one token
+            for row in range(num_grouped, len(batch.query_lens)):
+                end = first + batch.query_lens[row]
+                others.append((slice(first, end), _row_slots(batch, group, row)))
+                first = end
+            batch.attention_plan.append(Plan(group.window, decode, others))
+
+    def _grouped(self, batch: Batch, group: GroupTables, num_rows: int) -> list[LikeRows]:
         window = group.window
-        seen = [n if window is None else min(n, window) for n in batch.context_lens[:num_grouped]]
-        decode = [self._like_rows(batch, group, rows, seen[rows.start]) for rows in like_lengths(seen)]
-        others, first = [], num_grouped  # a grouped row has one token
-        for row in range(num_grouped, batch.num_rows):
-            end = first + batch.query_lens[row]
-            others.append((slice(first, end), _row_slots(batch, group, row)))
-            first = end
-        return Plan(window, decode, others)
+        seen = [n if window is None else min(n, window) for n in batch.context_lens[:num_rows]]
+        return [self._like_rows(batch, group, rows, seen[rows.start]) for rows in like_lengths(seen)]
 
     def _like_rows(self, batch: Batch, group: GroupTables, rows: slice, longest: int) -> LikeRows:
         seq_lens, table = batch.seq_lens[rows, None], group.block_table[rows].long()
@@ -77,28 +77,35 @@ class TorchAttention:
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
         kv_cache.write(layer, k, v, batch)
-        (keys, values), scales = kv_cache.layer(layer), scales_of(kv_cache, layer)
+        keys, values = kv_cache.layer(layer)
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [num_slots, num_kv_heads, head_dim]
         plan: Plan = batch.attention_plan[batch.group_of_layer[layer]]
         out = torch.empty_like(q)
-        for g in plan.decode:
-            room = self._room(g.slots.numel(), k)
-            out[g.rows] = reference.attention_decode_rows(
-                q[g.rows], keys, values, g.slots, g.mask, self.scale, room, self.softcap, *scales
+        for like in plan.decode:
+            key, value = self.room(like.slots, k)
+            for cache, gathered in ((keys, key), (values, value)):
+                torch.index_select(cache, 0, like.slots.flatten(), out=gathered.flatten(0, 1))
+            out[like.rows] = reference.attention_decode_rows(
+                q[like.rows], key, value, like.mask, self.scale, self.softcap
             )
         for tokens, slots in plan.others:
-            key, value = (_at(cache, slots, s, k) for cache, s in zip((keys, values), scales, strict=True))
-            out[tokens] = reference.attention_one_row(q[tokens], key, value, self.scale, plan.window, self.softcap)
+            out[tokens] = reference.attention_one_row(
+                q[tokens], keys[slots], values[slots], self.scale, plan.window, self.softcap
+            )
         return out
 
-    def _room(self, num_slots: int, key: Tensor) -> Tensor:
-        """[2, at least num_slots, num_kv_heads, head_dim], the same memory in every layer and step.
+    def room(self, slots: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """For the keys and values that lie there, each [*slots.shape, num_kv_heads, head_dim]; the same memory in every
+        layer and step.
 
         Fresh memory of some megabytes costs a page fault per 4 KiB, which took three times as long as the attention.
         It doubles when it grows: contexts get longer by a token a step.
         """
-        if self._workspace is None or self._workspace.shape[1] < num_slots:
-            self._workspace = key.new_empty(2, max(num_slots, min(2 * num_slots, MOST_SLOTS)), *key.shape[1:])
-        return self._workspace
+        needed = slots.numel()
+        if self._workspace is None or self._workspace.shape[1] < needed:
+            self._workspace = like.new_empty(2, max(needed, min(2 * needed, MOST_SLOTS)), *like.shape[1:])
+        key, value = self._workspace[:, :needed].unflatten(1, slots.shape)
+        return key, value
 
 
 def like_lengths(lengths: Sequence[int]) -> list[slice]:
@@ -111,21 +118,6 @@ def like_lengths(lengths: Sequence[int]) -> list[slice]:
         else:
             groups.append(slice(row, row + 1))
     return groups
-
-
-def scales_of(kv_cache: KVCache, layer: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """(of keys, of values); None where there are none."""
-    return kv_cache.scales(layer) if has_scales(kv_cache) else (None, None)
-
-
-def _at(cache: Tensor, slots: Tensor | slice, scale: Tensor | None, like: Tensor) -> Tensor:
-    """What lies there, [slots, num_kv_heads, head_dim]: of a cache of 8 bits, in the dtype of `like`."""
-    if isinstance(slots, slice):
-        if scale is None:
-            return cache.flatten(0, 1)[slots]
-        slots = torch.arange(slots.start, slots.stop, device=cache.device)
-    out = cache if scale is None else like
-    return reference.stored(cache, slots, scale, out.new_empty(len(slots), *cache.shape[2:]))
 
 
 def _row_slots(batch: Batch, group: GroupTables, row: int) -> Tensor | slice:

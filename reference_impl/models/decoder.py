@@ -1,117 +1,137 @@
-"""The decoder that Llama, Mistral, Qwen, Gemma, OLMo-2 and Phi-3 share; what differs is read from the config.
+"""The decoder that Llama, Mistral and Qwen share: embedding, layers, a last norm, logits.
 
-One forward pass over a ragged batch: all tokens of all requests side by side, [num_tokens, hidden_size].
-Only attention knows that they belong to different sequences.
+One forward pass over a ragged batch: the tokens of all requests side by side, [num_tokens, hidden_size]. Only attention
+knows that they belong to different sequences. What Gemma, OLMo-2, Phi-3 and mixtures of experts do differently is in
+subclasses, a file for each family; `decoders.py` has the table.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_impl.config import ModelConfig
-from reference_impl.interfaces import AttentionBackend, Batch, KVCache, LinearMethod
+from reference_impl.interfaces import AttentionBackend, Batch, KVCache
 from reference_impl.kernels import reference
-from reference_impl.layers.backend import Kernels, choose_kernels
-from reference_impl.layers.linear import Linear, Methods, methods_of
-from reference_impl.layers.linear_methods import choose_head, choose_method
-from reference_impl.layers.mlp import GatedMLP
+from reference_impl.layers.linear import Linear, Methods, UnquantizedLinear
 from reference_impl.layers.rotary import RotaryTable
-from reference_impl.models import olmo2, phi3
-from reference_impl.models.moe import MixtureOfExperts, experts_prefix
+from reference_impl.model_config import ModelConfig
+
+Head = Callable[[Tensor, Tensor], Tensor]  # (x, lm_head [vocab_size, hidden_size]) -> logits [len(x), vocab_size]
+
+_FEW = 2048  # numbers; with more than some thousand, twice as many to go through cost more than the calls
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension: `reference.rms_norm`, to rounding.
+
+    On a CPU F.rms_norm is ten operators, and in a step of one request each of them costs more than its arithmetic.
+    Layer norm is one. It subtracts the mean, so it is given (x, -x), whose mean is 0: then its variance is mean(x^2).
+    """
+    if x.device.type != "cpu" or x.numel() > _FEW or (weight is not None and weight.dtype is not x.dtype):
+        return reference.rms_norm(x, weight, eps)
+    shape = (2, x.shape[-1])
+    weights = None if weight is None else weight.expand(shape)
+    return F.layer_norm(torch.stack((x, -x), -2), shape, weights, None, eps)[..., 0, :]
+
+
+def unembed(x: Tensor, lm_head: Tensor) -> Tensor:
+    """A `Head`: x [rows, hidden_size] times lm_head as it is."""
+    return x @ lm_head.T
+
+
+class GatedMLP(nn.Module):
+    """down(activation(gate(x)) * up(x)) (GLU variants, Shazeer 2020): x [rows, hidden_size] -> the same shape.
+
+    prefix: what stands before the names of its tensors in the checkpoint, such as "model.layers.3.mlp.".
+    """
+
+    def __init__(self, config: ModelConfig, intermediate_size: int, methods: Methods, prefix: str, bias: bool = False):
+        super().__init__()
+        first, second, parts = f"{prefix}gate_up_proj", f"{prefix}down_proj", ("gate_proj", "up_proj")
+        self.gate_up = Linear(methods(first), config.hidden_size, dict.fromkeys(parts, intermediate_size), bias, first)
+        self.down = Linear(methods(second), intermediate_size, {"down_proj": config.hidden_size}, bias, second)
+        self.activation = config.activation
+        self._act = _ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(self._act(gate) * up)
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)).
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    Gemma 2 and 3 normalise what is added, too, and OLMo-2 that alone. A norm that a family lacks has None for a weight.
-    """
+    rms_norm = staticmethod(rms_norm)
+    rotary = 0  # which of the decoder's tables rotates its queries and keys
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        index: int,
-        methods: Methods,
-        dtype: torch.dtype,
-        device: torch.device,
-        kernels: Kernels,
-    ):
+    def __init__(self, config: ModelConfig, index: int, methods: Methods, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        self.config, self.index, self.kernels = config, index, kernels
+        self.config, self.index = config, index
         c, heads, kv = config, config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         qkv, o = (f"model.layers.{index}.self_attn.{name}" for name in ("qkv_proj", "o_proj"))
-        parts = phi3.qkv_parts(c) if c.stacked_weights else {"q_proj": heads, "k_proj": kv, "v_proj": kv}
-        self.qkv = Linear(methods(qkv), c.hidden_size, parts, c.qkv_bias, qkv)
+        self.qkv = Linear(methods(qkv), c.hidden_size, {"q_proj": heads, "k_proj": kv, "v_proj": kv}, c.qkv_bias, qkv)
         self.o = Linear(methods(o), heads, {"o_proj": c.hidden_size}, c.o_bias, o)
-        self.mlp: nn.Module
-        if c.experts is not None and index in c.experts.layers:
-            router = torch.empty(c.experts.num_experts, c.hidden_size, dtype=dtype, device=device)
-            self.mlp = MixtureOfExperts(c, c.experts, methods, router, kernels, experts_prefix(c, index))
-        else:
-            sizes, prefix = (c.hidden_size, c.intermediate_size), f"model.layers.{index}.mlp."
-            names = phi3.GATE_UP_DOWN if c.stacked_weights else ("gate_proj", "up_proj", "down_proj")
-            self.mlp = GatedMLP(methods, *sizes, c.activation, c.mlp_bias, names, kernels, prefix)
+        self.mlp = self.make_mlp(methods, dtype, device)
+        new = partial(torch.empty, dtype=dtype, device=device)
+        self.input_norm, self.mlp_norm = new(c.hidden_size), new(c.hidden_size)
+        # Qwen3's, of query and key heads together; row h is the weight of head h.
+        self.qk_norm = new(c.num_heads + c.num_kv_heads, c.head_dim) if c.qk_norm else None
 
-        def weight(exists: bool, *shape: int) -> Tensor | None:
-            return torch.empty(*shape, dtype=norm_dtype(c, dtype), device=device) if exists else None
-
-        self.input_norm, self.mlp_norm = (weight(c.input_norms, c.hidden_size) for _ in range(2))
-        self.attention_output_norm, self.mlp_output_norm = (weight(c.output_norms, c.hidden_size) for _ in range(2))
-        # Query and key heads are normalised together; row h is the weight of head h.
-        self.qk_norm = weight(c.qk_norm, c.num_heads + c.num_kv_heads, c.head_dim)
-        # OLMo-2's, of all query heads and of all key heads; and the order in which Phi-3's heads are rotated.
-        self.wide_q_norm, self.wide_k_norm = weight(c.wide_qk_norm, heads), weight(c.wide_qk_norm, kv)
-        self.order = phi3.rotated_first(c, device)
+    def make_mlp(self, methods: Methods, dtype: torch.dtype, device: torch.device) -> nn.Module:
+        c = self.config
+        return GatedMLP(c, c.intermediate_size, methods, f"model.layers.{self.index}.mlp.", c.mlp_bias)
 
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
         """x [num_tokens, hidden_size], the residual stream -> the same shape. cos, sin [num_tokens, 1, head_dim]."""
-        norm = self.norm
-        h = self.o(self.attend(self.qkv(norm(x, self.input_norm)), cos, sin, attention, kv_cache, batch))
-        x = x + norm(h, self.attention_output_norm)
-        h = self.mlp(norm(x, self.mlp_norm))
-        return x + norm(h, self.mlp_output_norm)
-
-    def norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        """RMSNorm; without a weight x itself, since the family has no norm there."""
-        return x if weight is None else self.kernels.rms_norm(x, weight, self.config.norm_eps)
+        h = self.rms_norm(x, self.input_norm, self.config.norm_eps)
+        h = self.attend(self.qkv(h), cos, sin, attention, kv_cache, batch)
+        x = x + self.o(h)
+        h = self.rms_norm(x, self.mlp_norm, self.config.norm_eps)
+        return x + self.mlp(h)
 
     def attend(
         self, qkv: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
         """QK-norm, rotary embedding, cache, attention: qkv [num_tokens, width of q, k and v] -> [num_tokens, of q]."""
         c = self.config
-        qk, v = self.heads(qkv)
+        heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
         if self.qk_norm is not None:
-            qk = (self.kernels.rms_norm(qk, None, c.norm_eps) * self.qk_norm).to(qk.dtype)
+            qk = (self.rms_norm(qk, None, c.norm_eps) * self.qk_norm).to(qk.dtype)
         qk = reference.rotate(qk, cos, sin)
         q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
         return attention.forward(q, k, v, self.index, kv_cache, batch).flatten(1)
 
-    def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor]:
-        """(heads of q, then of k; heads of v), each [num_tokens, heads, head_dim]."""
-        c = self.config
-        if self.wide_q_norm is not None and self.wide_k_norm is not None:
-            norms = self.wide_q_norm, self.wide_k_norm
-            qkv = olmo2.normalise_across_heads(qkv, *norms, c.norm_eps, self.kernels.rms_norm)
-        qkv = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
-        qk, v = qkv[:, : -c.num_kv_heads], qkv[:, -c.num_kv_heads :]
-        return qk if self.order is None else qk.index_select(-1, self.order), v
+    def norms(self) -> dict[str, Tensor]:
+        """{name in the checkpoint, below "model.layers.3.": weight}."""
+        found = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.mlp_norm}
+        if self.qk_norm is not None:  # the checkpoint has one weight for all query heads, one for all key heads
+            sizes = (self.config.num_heads, self.config.num_kv_heads)
+            found |= zip(("self_attn.q_norm", "self_attn.k_norm"), self.qk_norm.split(sizes), strict=True)
+        return found
+
+    def num_parameters(self) -> int:
+        """A norm that heads share counts once."""
+        linears = sum(module.num_parameters() for module in self.modules() if isinstance(module, Linear))
+        return linears + sum(weight.shape[-1] for weight in self.norms().values())
 
 
 class Decoder(nn.Module):
-    """Embedding, layers, final norm, and logits for the tokens that need them.
-
-    linear_method: of all linear layers, or a function from a layer's name (see `Linear`) to its method; it is also
-    asked for "lm_head" (see `choose_head`). Experts that are stacked for Triton's kernel have none. kernels: of the
-    small operations; with Triton's, `FusedDecoder` (fused_decoder.py) takes fewer launches.
+    """A model, still without weights. methods: from the name of a linear layer (see `Linear`) to its method; None: all
+    are `UnquantizedLinear`. layer: makes one, given what `DecoderLayer` is given.
     """
 
-    layer_class: type[DecoderLayer] = DecoderLayer
-    watched = False  # see models/watching.py: each product then by itself, and no CUDA graphs
+    rms_norm = staticmethod(rms_norm)
 
     def __init__(
         self,
@@ -119,31 +139,20 @@ class Decoder(nn.Module):
         dtype: torch.dtype,
         device: torch.device,
         max_position: int | None = None,
-        linear_method: LinearMethod | Methods | None = None,
-        kernels: Kernels | None = None,
+        methods: Methods | None = None,
+        layer: Callable[..., DecoderLayer] = DecoderLayer,
     ):
         super().__init__()
         self.config, self.dtype, self.device = config, dtype, device
-        self.kernels = kernels or choose_kernels("auto", device, dtype)
-        if linear_method is None:
-            linear_method = choose_method("none", dtype, device, self.kernels)
-        methods = methods_of(linear_method)
+        plain = UnquantizedLinear(dtype, device)
+        methods = methods or (lambda name: plain)
         self.embedding = torch.empty(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        # Rounded to the model's dtype, as Gemma was trained.
-        self.embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype, device=device)
-        self.layers = nn.ModuleList(
-            self.layer_class(config, i, methods, dtype, device, self.kernels) for i in range(config.num_layers)
-        )
-        self.norm = torch.empty(config.hidden_size, dtype=norm_dtype(config, dtype), device=device)
+        self.layers = nn.ModuleList(layer(config, i, methods, dtype, device) for i in range(config.num_layers))
+        self.norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
         self.lm_head = None if config.tied_embeddings else torch.empty_like(self.embedding)
-        self.head = choose_head(methods("lm_head"), config.tied_embeddings, dtype, device)
-        positions = max_position or config.max_position
-        self.rotary = RotaryTable(config.rope, config.head_dim, positions, dtype, device)
-        self.window_rotary = (
-            self.rotary
-            if config.window_rope is None
-            else RotaryTable(config.window_rope, config.head_dim, positions, dtype, device)
-        )
+        self.rotary = RotaryTable(config.rope, config.head_dim, max_position or config.max_position, dtype, device)
+        self.rotaries = [self.rotary]  # see DecoderLayer.rotary
+        self.head: Head = unembed
 
     def forward(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         """Logits [num_sampling_rows, vocab_size] of the tokens at batch.logits_indices."""
@@ -151,53 +160,28 @@ class Decoder(nn.Module):
 
     def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         """[num_sampling_rows, hidden_size], of the tokens at batch.logits_indices, after the last norm."""
-        x = self.embedding[batch.input_ids]
-        if self.config.embedding_scale != 1:
-            x = x * self.embedding_scale
-        full = self.rotary.at(batch.positions)
-        windowed = full if self.window_rotary is self.rotary else self.window_rotary.at(batch.positions)
+        x = self.embed(batch.input_ids)
+        ropes = [table.at(batch.positions) for table in self.rotaries]
         attention.plan(batch)
-        for layer, window in zip(self.layers, self.config.layer_windows, strict=True):
-            cos, sin = full if window is None else windowed
-            x = layer(x, cos, sin, attention, kv_cache, batch)
+        for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
+            x = layer(x, *ropes[layer.rotary], attention, kv_cache, batch)
         if len(batch.logits_indices) < len(x):  # else all tokens, in their order
             x = x[batch.logits_indices]
-        return self.kernels.rms_norm(x, self.norm, self.config.norm_eps)
+        return self.rms_norm(x, self.norm, self.config.norm_eps)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """input_ids [num_tokens] -> [num_tokens, hidden_size]."""
+        return self.embedding[input_ids]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden_size], after the last norm -> [n, vocab_size]."""
-        logits = self.head(hidden, self.embedding if self.lm_head is None else self.lm_head)
-        cap = self.config.final_softcap
-        return logits if cap is None else reference.soft_cap(logits, cap)
-
-    def tune(self, num_tokens: int) -> None:
-        """Called before a CUDA graph of a step of so many tokens is captured. There is nothing to choose here."""
-
-    def choices(self) -> dict[int, dict[str, Any]]:
-        """{number of tokens: what `tune` chose}."""
-        return {}
+        """hidden [rows, hidden_size], after the last norm -> [rows, vocab_size]."""
+        return self.head(hidden, self.embedding if self.lm_head is None else self.lm_head)
 
     def linears(self) -> list[Linear]:
-        """The linear layers, in order; an untied lm_head is not one of them."""
         return [module for module in self.modules() if isinstance(module, Linear)]
 
     def num_parameters(self) -> int:
-        """Parameters in memory; a tied embedding counts once, a norm shared by heads once."""
-        c = self.config
+        """Parameters in memory; a tied embedding counts once."""
         count = self.embedding.numel() + self.norm.numel() + (0 if self.lm_head is None else self.lm_head.numel())
-        count += sum(linear.num_parameters() for linear in self.linears())
-        count += sum(module.num_parameters() for module in self.modules() if isinstance(module, MixtureOfExperts))
-        norms = 2 * (c.input_norms + c.output_norms) * c.hidden_size + 2 * c.head_dim * c.qk_norm
-        norms += (c.num_heads + c.num_kv_heads) * c.head_dim * c.wide_qk_norm
-        return count + c.num_layers * norms
-
-    def num_bytes(self) -> int:
-        """Memory of all weights as they are stored."""
-        linears = self.linears()
-        others = self.num_parameters() - sum(linear.num_parameters() for linear in linears)
-        return others * self.dtype.itemsize + sum(linear.weight_bytes() for linear in linears)
-
-
-def norm_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
-    """1 + w is no number of bfloat16 for a small w, so such norms are kept, and computed, in float32 at least."""
-    return torch.promote_types(dtype, torch.float32) if config.norm_plus_one else dtype
+        return count + sum(module.num_parameters() for module in self.modules() if isinstance(module, DecoderLayer))

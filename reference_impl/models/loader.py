@@ -7,7 +7,7 @@ be known to be harmless. Errors name file, tensor, what was expected and what wa
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -15,15 +15,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from reference_impl.config import ConfigError, ModelConfig, read_model_config
-from reference_impl.interfaces import LinearMethod, TensorSpec
-from reference_impl.layers.backend import Asked, Kernels, choose_kernels
-from reference_impl.layers.linear import FLOATS, Linear, Methods
-from reference_impl.layers.linear_methods import Quantizations, choose_methods
-from reference_impl.memory import check_free, free_bytes
+from reference_impl.interfaces import NamesTensors, TensorSpec
+from reference_impl.layers.linear import Linear
 from reference_impl.models.decoder import Decoder, DecoderLayer
-from reference_impl.models.fused_decoder import decoder_class
-from reference_impl.models.moe import MixtureOfExperts, StackedExperts, expert_layers
+from reference_impl.models.moe import MixtureOfExperts
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that are not quantized
 
 
 class CheckpointError(ValueError):
@@ -31,82 +28,6 @@ class CheckpointError(ValueError):
 
 
 Destination = tuple[TensorSpec, Callable[[Tensor], object]]  # what it must be, and where it goes
-
-
-def load_model(
-    folder: str | Path,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    max_position: int | None = None,
-    kernels: Asked = "auto",
-    quantization: Quantizations = "none",
-    linear_method: LinearMethod | Methods | None = None,
-) -> Decoder:
-    """Reads config and weights. dtype None keeps the checkpoint's own; kernels: see `choose_backend`.
-
-    quantization: how the linear layers' weights are stored; the checkpoint's are quantized as they are read. One for
-    all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
-    linear_method, instead: a method of your own, or a function from a layer's name to one. It may read a checkpoint
-    that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
-    """
-    folder = Path(folder)
-    config = read_model_config(folder, quantized=linear_method is not None)
-    model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
-    fill(model, destinations(model), weight_files(folder))
-    finish(model)
-    return model
-
-
-def build_model(
-    config: ModelConfig,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    max_position: int | None = None,
-    kernels: Asked = "auto",
-    quantization: Quantizations = "none",
-    linear_method: LinearMethod | Methods | None = None,
-) -> Decoder:
-    """A model with memory for its weights, which `destinations` and then `finish` fill. Options: see `load_model`.
-
-    ConfigError if a CPU's machine has less memory than they take.
-    """
-    device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
-    if max_position is not None and max_position > config.max_position:  # tables of that length would come first
-        where = f"the model's {config.max_position} positions{config.reason_for_limit}"
-        raise ConfigError(f"max_model_len {max_position} is above {where}")
-    chosen = choose_kernels(kernels, device, dtype)
-    _check_experts(config, chosen, quantization, linear_method)
-    if linear_method is None:
-        linear_method = choose_methods(quantization, dtype, device, chosen)
-    elif quantization != "none":
-        raise ValueError(f"expected quantization or linear_method, got both ({quantization!r}): leave one out")
-    model = decoder_class(chosen)(config, dtype, device, max_position, linear_method, chosen)
-    if device.type == "cpu":  # pages are committed when written, and then the system kills a process
-        what = f"{model.num_parameters():,} weights"
-        remedy = "use a smaller model, dtype='bfloat16', or quantization"
-        check_free(model.num_bytes(), free_bytes(device), what, "this machine", remedy)
-    return model
-
-
-def _check_experts(
-    config: ModelConfig, kernels: Kernels, quantization: Quantizations, linear_method: LinearMethod | Methods | None
-) -> None:
-    """ValueError where experts would have to be stored in a way that the kernel which multiplies them cannot read."""
-    if config.experts is None or kernels.grouped_gemm is None:
-        return
-    what = "a mixture of experts with Triton's kernels"
-    why = "since the kernel that multiplies experts takes weights in the model's dtype"
-    if linear_method is not None:
-        raise ValueError(f"linear_method for {what}: expected none, {why}: use kernels='torch'")
-    if not callable(quantization):
-        if quantization != "none":
-            raise ValueError(
-                f"quantization={quantization!r} for {what}: expected 'none', {why}: use quantization='none'"
-            )
-        return
-    for name in expert_layers(config):
-        if (kind := quantization(name)) != "none":
-            raise ValueError(f"quantization({name!r}) is {kind!r}, for {what}: expected 'none', {why}")
 
 
 def finish(model: Decoder) -> None:
@@ -142,35 +63,14 @@ def destinations(model: Decoder) -> dict[str, Destination]:
         table["lm_head.weight"] = _whole(model.lm_head)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
-        prefix = f"model.layers.{layer.index}."
-        for name, weight in _norms(layer).items():
-            table[f"{prefix}{name}.weight"] = _norm(weight, plus_one)
+        table |= {f"model.layers.{layer.index}.{n}.weight": _norm(norm, plus_one) for n, norm in layer.norms().items()}
         for linear in layer.modules():
             if isinstance(linear, Linear):
                 table |= _parts(linear)
         if isinstance(layer.mlp, MixtureOfExperts):
             prefix = layer.mlp.prefix
-            table[f"{prefix}gate.weight"] = _whole(layer.mlp.router)
-            if isinstance(layer.mlp.experts, StackedExperts):
-                for name, weight in layer.mlp.experts.parts():
-                    table[f"{prefix}{name}.weight"] = _whole(weight)
+            table |= {f"{prefix}{name}.weight": _whole(weight) for name, weight in layer.mlp.tensors().items()}
     return table
-
-
-def _norms(layer: DecoderLayer) -> dict[str, Tensor]:
-    """Checkpoint name -> norm. Where outputs are normalised, post_attention_layernorm is another one than elsewhere."""
-    outputs, q_norm, k_norm = layer.config.output_norms, layer.wide_q_norm, layer.wide_k_norm
-    if layer.qk_norm is not None:  # one weight for all query heads, one for all key heads
-        q_norm, k_norm = layer.qk_norm.split((layer.config.num_heads, layer.config.num_kv_heads))
-    names = {
-        "input_layernorm": layer.input_norm,
-        "post_attention_layernorm": layer.attention_output_norm if outputs else layer.mlp_norm,
-        "pre_feedforward_layernorm": layer.mlp_norm if outputs else None,
-        "post_feedforward_layernorm": layer.mlp_output_norm,
-        "self_attn.q_norm": q_norm,
-        "self_attn.k_norm": k_norm,
-    }
-    return {name: weight for name, weight in names.items() if weight is not None}
 
 
 def _parts(linear: Linear) -> dict[str, Destination]:
@@ -178,8 +78,34 @@ def _parts(linear: Linear) -> dict[str, Destination]:
     return {
         f"{prefix}.{part}.{name}": (spec, partial(linear.load, part, name))
         for part in linear.parts
-        for name, spec in linear.tensors(part).items()
+        for name, spec in part_tensors(linear, part).items()
     }
+
+
+def part_tensors(linear: Linear, part: str) -> Mapping[str, TensorSpec]:
+    """What a checkpoint has of a part of a linear layer, by the last word of the tensor's name."""
+    rows, method = linear.parts[part], linear.method
+    if isinstance(method, NamesTensors):
+        found = method.tensors(linear.in_features, rows, linear.has_bias)
+        _check_named(found, f"{linear.name}, {part}: {type(method).__name__}.tensors")
+        return found
+    weight = {"weight": TensorSpec((rows, linear.in_features), FLOATS)}
+    return weight | {"bias": TensorSpec((rows,), FLOATS)} if linear.has_bias else weight
+
+
+def _check_named(found: object, where: str) -> None:
+    """TypeError unless a method has named tensors as `NamesTensors` says."""
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{where}: expected {{name: TensorSpec(shape, dtypes)}}, got {found!r}")
+    for name, spec in found.items():
+        right = isinstance(spec, tuple) and len(spec) == 2 and all(isinstance(part, tuple) for part in spec)
+        shape, dtypes = spec if right else ((), ())
+        right = right and all(type(size) is int for size in shape) and all(isinstance(d, torch.dtype) for d in dtypes)
+        if not right or not dtypes or not isinstance(name, str) or not name:
+            raise TypeError(
+                f"{where}: expected {{name: TensorSpec(shape, dtypes)}}, with tuples of numbers and of torch dtypes, "
+                f"got {name!r}: {spec!r}"
+            )
 
 
 def _whole(target: Tensor) -> Destination:

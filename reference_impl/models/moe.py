@@ -9,15 +9,49 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_impl.layers.backend import TORCH, Kernels
 from reference_impl.layers.linear import Methods
-from reference_impl.layers.mlp import GatedMLP
 from reference_impl.model_config import ExpertsConfig, ModelConfig
+from reference_impl.models.decoder import DecoderLayer, GatedMLP
+
+
+class Experts(Protocol):
+    """All experts of a layer."""
+
+    def __call__(self, rows: Tensor, offsets: Tensor) -> Tensor:
+        """rows and offsets as `reference.grouped_gemm` takes them -> as many rows."""
+        ...
+
+    def parts(self) -> dict[str, Tensor]:
+        """{"experts.3.up_proj", as the checkpoint calls it: where that matrix lies} of what stands in no `Linear`."""
+        ...
+
+
+class ExpertsLayer(DecoderLayer):
+    """A layer with experts, if it is one of those that have them, instead of one MLP."""
+
+    def make_mlp(self, methods: Methods, dtype: torch.dtype, device: torch.device) -> nn.Module:
+        c = self.config
+        if c.experts is None or self.index not in c.experts.layers:
+            return super().make_mlp(methods, dtype, device)
+        router = torch.empty(c.experts.num_experts, c.hidden_size, dtype=dtype, device=device)
+        return MixtureOfExperts(c.experts, router, self.make_experts(methods, dtype, device), self.prefix)
+
+    def make_experts(self, methods: Methods, dtype: torch.dtype, device: torch.device) -> Experts:
+        return SeparateExperts(self.config, methods, self.prefix)
+
+    @property
+    def prefix(self) -> str:
+        return experts_prefix(self.config, self.index)
+
+    def num_parameters(self) -> int:
+        own = self.mlp.num_parameters() if isinstance(self.mlp, MixtureOfExperts) else 0
+        return super().num_parameters() + own
 
 
 class MixtureOfExperts(nn.Module):
@@ -26,24 +60,11 @@ class MixtureOfExperts(nn.Module):
     prefix: what stands before the names of its tensors in the checkpoint, such as "model.layers.3.mlp.".
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        experts: ExpertsConfig,
-        methods: Methods,
-        router: Tensor,
-        kernels: Kernels = TORCH,
-        prefix: str = "",
-    ):
+    def __init__(self, config: ExpertsConfig, router: Tensor, experts: Experts, prefix: str):
         super().__init__()
-        self.config, self.prefix = experts, prefix
+        self.config, self.prefix, self.experts = config, prefix, experts
         self.router = router  # [num_experts, hidden_size], never quantized: it is small, and its choices are steps
-        self.experts = (
-            SeparateExperts(config, experts, methods, kernels, prefix)
-            if kernels.grouped_gemm is None
-            else StackedExperts(config, experts, router.dtype, router.device, kernels, prefix)
-        )
-        self._numbers = torch.arange(experts.num_experts + 1, device=router.device)
+        self._numbers = torch.arange(config.num_experts + 1, device=router.device)
 
     def forward(self, x: Tensor) -> Tensor:
         weights, experts = route(F.linear(x, self.router), self.config.experts_per_token, self.config.renormalise)
@@ -56,10 +77,13 @@ class MixtureOfExperts(nn.Module):
         by_token = torch.empty_like(out).index_copy_(0, order, out).view(-1, k, x.shape[1])
         return (by_token * weights[:, :, None]).sum(1).to(x.dtype)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """{name in the checkpoint, below `prefix`: weight} of what stands in no linear layer."""
+        return {"gate": self.router, **self.experts.parts()}
+
     def num_parameters(self) -> int:
         """Those that stand in no linear layer."""
-        stacked = self.experts.num_parameters() if isinstance(self.experts, StackedExperts) else 0
-        return self.router.numel() + stacked
+        return sum(weight.numel() for weight in self.tensors().values())
 
 
 class SeparateExperts(nn.ModuleList):
@@ -68,13 +92,14 @@ class SeparateExperts(nn.ModuleList):
     The host must know how many rows each expert has: on a GPU it would wait for that in every layer.
     """
 
-    def __init__(self, config: ModelConfig, experts: ExpertsConfig, methods: Methods, kernels: Kernels, prefix: str):
-        sizes = config.hidden_size, experts.intermediate_size
-        names = expert_names(config)
-        super().__init__(
-            GatedMLP(methods, *sizes, config.activation, names=names, kernels=kernels, prefix=f"{prefix}experts.{e}.")
-            for e in range(experts.num_experts)
-        )
+    def __init__(self, config: ModelConfig, methods: Methods, prefix: str):
+        assert config.experts is not None
+        size, (gate, up, down) = config.experts.intermediate_size, expert_names(config)
+        super().__init__()
+        for e in range(config.experts.num_experts):
+            expert = GatedMLP(config, size, methods, f"{prefix}experts.{e}.")
+            expert.gate_up.parts, expert.down.parts = {gate: size, up: size}, {down: config.hidden_size}
+            self.append(expert)
 
     def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
         """rows and offsets as `grouped_gemm` takes them -> as many rows."""
@@ -84,49 +109,8 @@ class SeparateExperts(nn.ModuleList):
                 out[start:end] = expert(rows[start:end])
         return out
 
-
-class StackedExperts(nn.Module):
-    """All experts' weights in one tensor for each of two products; a row's expert is found on the device.
-
-    gate_up [num_experts, 2 * intermediate_size, hidden_size], down [num_experts, hidden_size, intermediate_size].
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        experts: ExpertsConfig,
-        dtype: torch.dtype,
-        device: torch.device,
-        kernels: Kernels,
-        prefix: str,
-    ):
-        super().__init__()
-        self.prefix = prefix
-        n, size, hidden = experts.num_experts, experts.intermediate_size, config.hidden_size
-        assert kernels.grouped_gemm is not None
-        self.names, self.gate, self.grouped_gemm = (
-            expert_names(config),
-            kernels.gates[config.activation],
-            kernels.grouped_gemm,
-        )
-        self.gate_up = torch.empty(n, 2 * size, hidden, dtype=dtype, device=device)
-        self.down = torch.empty(n, hidden, size, dtype=dtype, device=device)
-
-    def forward(self, rows: Tensor, offsets: Tensor) -> Tensor:
-        """rows and offsets as `grouped_gemm` takes them -> as many rows."""
-        return self.grouped_gemm(self.gate(self.grouped_gemm(rows, self.gate_up, offsets)), self.down, offsets)
-
-    def parts(self) -> Iterator[tuple[str, Tensor]]:
-        """("experts.number.name" in the checkpoint, where that matrix lies)."""
-        gate, up, down = self.names
-        size = self.down.shape[2]
-        for expert, (gate_up, out) in enumerate(zip(self.gate_up, self.down, strict=True)):
-            where = f"experts.{expert}."
-            yield from ((f"{where}{gate}", gate_up[:size]), (f"{where}{up}", gate_up[size:]))
-            yield f"{where}{down}", out
-
-    def num_parameters(self) -> int:
-        return self.gate_up.numel() + self.down.numel()
+    def parts(self) -> dict[str, Tensor]:
+        return {}
 
 
 def expert_names(config: ModelConfig) -> tuple[str, str, str]:

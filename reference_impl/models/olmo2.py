@@ -2,33 +2,52 @@
 
 Nothing is normalised on its way into attention and MLP; what comes out of them is, before it is added to the residual
 stream: x + norm(attention(x)), then x + norm(mlp(x)). So the products get the stream as it is, and the norms set the
-size of what a layer adds to it: training was steadier. `DecoderLayer` reads that from the config (input_norms and
-output_norms); what is left is here.
+size of what a layer adds to it: training was steadier.
+
+Queries are normalised over all heads together, and keys. Qwen3 and Gemma 3 divide each head by its own size, which our
+kernel does as it rotates (`rotate_and_write`). Here a head that is larger than its neighbours stays so, and no head can
+be normalised before all of them are known: hence a step of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from reference_impl.interfaces import AttentionBackend, Batch, KVCache
+from reference_impl.models.decoder import DecoderLayer
 
-def normalise_across_heads(
-    qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    eps: float,
-    rms_norm: Callable[[Tensor, Tensor | None, float], Tensor],
-) -> Tensor:
-    """RMSNorm of each token's queries, all heads together, and of its keys; the values stay. OLMo-2's QK-norm.
 
-    Qwen3 and Gemma 3 divide each head by its own size, which our kernel does as it rotates (`rotate_and_write`). Here a
-    head that is larger than its neighbours stays so, and no head can be normalised before all of them are known: hence
-    a step of its own.
+class Olmo2Layer(DecoderLayer):
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self.attention_output_norm, self.mlp_output_norm = self.input_norm, self.mlp_norm
+        self.input_norm = self.mlp_norm = None  # type: ignore[assignment]
+        c, new = self.config, self.attention_output_norm.new_empty
+        self.wide_q_norm, self.wide_k_norm = new(c.num_heads * c.head_dim), new(c.num_kv_heads * c.head_dim)
 
-    qkv [num_tokens, width of q, k and v] -> the same shape; q_weight [width of q], k_weight [width of k].
-    """
-    k_start, v_start = len(q_weight), len(q_weight) + len(k_weight)
-    q, k, v = qkv[:, :k_start], qkv[:, k_start:v_start], qkv[:, v_start:]
-    return torch.cat((rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps), v), dim=1)
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
+    ) -> Tensor:
+        norm, eps = self.rms_norm, self.config.norm_eps
+        h = self.attend(self.qkv(x), cos, sin, attention, kv_cache, batch)
+        x = x + norm(self.o(h), self.attention_output_norm, eps)
+        return x + norm(self.mlp(x), self.mlp_output_norm, eps)
+
+    def attend(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
+    ) -> Tensor:
+        sizes, eps = (len(self.wide_q_norm), len(self.wide_k_norm)), self.config.norm_eps
+        q, k, v = qkv.split((*sizes, sizes[1]), dim=1)
+        q, k = self.rms_norm(q, self.wide_q_norm, eps), self.rms_norm(k, self.wide_k_norm, eps)
+        return super().attend(torch.cat((q, k, v), dim=1), cos, sin, attention, kv_cache, batch)
+
+    def norms(self) -> dict[str, Tensor]:
+        return {
+            "post_attention_layernorm": self.attention_output_norm,
+            "post_feedforward_layernorm": self.mlp_output_norm,
+            "self_attn.q_norm": self.wide_q_norm,
+            "self_attn.k_norm": self.wide_k_norm,
+        }

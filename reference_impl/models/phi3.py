@@ -13,17 +13,33 @@ texts. This engine computes a token once, so it serves texts up to there and ref
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from reference_impl.config import ModelConfig
+from reference_impl.interfaces import AttentionBackend, Batch, KVCache
+from reference_impl.model_config import ModelConfig
+from reference_impl.models.decoder import DecoderLayer, GatedMLP
 
-GATE_UP_DOWN = ("gate_up_proj", "down_proj")
 
+class Phi3Layer(DecoderLayer):
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        assert isinstance(self.mlp, GatedMLP)
+        for linear, name in ((self.qkv, "qkv_proj"), (self.mlp.gate_up, "gate_up_proj")):
+            linear.parts = {name: linear.out_features}
+        self.order = rotated_first(self.config, self.input_norm.device)
 
-def qkv_parts(config: ModelConfig) -> dict[str, int]:
-    """{name in the checkpoint: its rows}: those of q, then of k, then of v."""
-    return {"qkv_proj": (config.num_heads + 2 * config.num_kv_heads) * config.head_dim}
+    def attend(
+        self, qkv: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
+    ) -> Tensor:
+        if self.order is not None:
+            c = self.config
+            qk, v = qkv.split(((c.num_heads + c.num_kv_heads) * c.head_dim, c.num_kv_heads * c.head_dim), dim=1)
+            qk = qk.unflatten(1, (-1, c.head_dim)).index_select(-1, self.order)
+            qkv = torch.cat((qk.flatten(1), v), dim=1)
+        return super().attend(qkv, cos, sin, attention, kv_cache, batch)
 
 
 def rotated_first(config: ModelConfig, device: torch.device) -> Tensor | None:

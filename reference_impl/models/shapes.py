@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 
-from reference_impl.config import ModelConfig, parse_model_config
-from reference_impl.layers.backend import Asked
-from reference_impl.layers.linear_methods import Quantizations
+from reference_impl.model_config import ModelConfig
+from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.decoder import Decoder
-from reference_impl.models.loader import build_model, destinations, finish
+from reference_impl.models.loader import destinations, finish
 
 Shape = str | ModelConfig | Mapping[str, Any]
 
@@ -62,22 +61,11 @@ def config_of_shape(shape: Shape) -> ModelConfig:
     return parse_model_config(SHAPES[shape], where=shape)
 
 
-def dummy_model(
-    config: ModelConfig,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    max_position: int | None = None,
-    kernels: Asked = "auto",
-    quantization: Quantizations = "none",
-    seed: int = 0,
-) -> Decoder:
-    """A model with random weights, made where they will lie, one matrix of the checkpoint at a time.
-
-    Weights: see `_deviation`; norms are 1, biases 0. A tensor's numbers depend on its name, the seed, the dtype and the
-    kind of device, not on how weights are stored or multiplied. Other options: see `load_model`.
-    """
-    model = build_model(config, dtype, device, max_position, kernels, quantization)
-    random = torch.Generator(model.device)
+def fill_with_random_numbers(model: Decoder, seed: int = 0) -> None:
+    """Weights made where they will lie, one matrix of the checkpoint at a time: see `_deviation`; norms are 1, biases
+    0. A tensor's numbers depend on its name, the seed, the dtype and the kind of device, not on how weights are stored
+    or multiplied."""
+    config, random = model.config, torch.Generator(model.device)
     for name, ((shape, _), store) in destinations(model).items():
         if len(shape) == 1:
             is_norm = name.endswith("norm.weight")
@@ -87,7 +75,6 @@ def dummy_model(
         values = torch.randn(shape, generator=random, dtype=model.dtype, device=model.device)
         store(values.mul_(_deviation(name, shape[1], config)))
     finish(model)
-    return model
 
 
 def _deviation(name: str, in_features: int, config: ModelConfig) -> float:

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch.profiler import record_function
 
+from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.engine import Engine
 from reference_impl.executor.local import LocalExecutor
 from reference_impl.layers.linear import Linear
-from reference_impl.models.fused_decoder import FusedDecoder
 
 PREFIX = "inferlab: "
 
@@ -44,7 +44,7 @@ def labelled(engine: Engine) -> Iterator[None]:
             (engine.attention, "plan", "attention plan"),
             (engine.attention, "forward", "attention"),
             (engine.attention, "attend", "attention"),
-            *([(model.kernels, "rms_norm", "norm")] if fusion is None else []),
+            *([(part, "rms_norm", "norm") for part in (*model.layers, model)] if fusion is None else []),
             (fusion, "norm", "norm"),
             (fusion, "norm_then_linear", None),
             (fusion, "add_linear", None),

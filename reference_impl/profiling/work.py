@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
+from reference_impl.annexes.cpu.packing import HeadCopy
 from reference_impl.interfaces import Row
-from reference_impl.layers.linear import HeadCopy
 from reference_impl.profiling.labels import products
 
 

@@ -10,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.model import build_model, dummy_model
 from reference_impl.bench import gpu_engines, gpu_workload
 from reference_impl.bench.gpu_bounds import Limits, Work, work_of
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.kernels import reference
 from reference_impl.kv.groups import kv_specs
-from reference_impl.layers.backend import TORCH
-from reference_impl.models.decoder import Decoder
-from reference_impl.models.loader import build_model, destinations
-from reference_impl.models.shapes import SHAPES, config_of_shape, dummy_model
+from reference_impl.models.loader import destinations
+from reference_impl.models.shapes import SHAPES, config_of_shape
 from reference_impl.quantization.methods import Int4
 from reference_impl.theory import kv_cache, latency, model_shapes
 
@@ -75,7 +74,7 @@ def test_four_bit_weights_count_with_a_scale_for_each_group() -> None:
     """Their packing looks at numbers, which a meta tensor has not: so a small model, and Llama by arithmetic."""
     device, dtype = torch.device("cpu"), torch.bfloat16
     method = Int4(dtype, device, reference.gemm_w4a16)
-    model = Decoder(config_of_shape(TINY), dtype, device, 64, method, TORCH)
+    model = build_model(config_of_shape(TINY), dtype, device, 64, "torch", linear_method=method)
     for (shape, _), store in destinations(model).values():
         store(torch.randn(shape, dtype=dtype))
     weights = sum(linear.num_parameters() for linear in model.linears())

@@ -28,16 +28,17 @@ from reference_impl.kernels import gemm_fp8, gemm_w4a16, launch
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kv.groups import kv_specs
 from reference_impl.kv_store.cache import PagedKVCache
-from reference_impl.layers.backend import triton_kernels
-from reference_impl.layers.triton_attention import TritonAttention
-from reference_impl.layers.triton_linear import TritonFp8, TritonInt4
-from reference_impl.models.fused_decoder import FusedDecoder
+from reference_impl.annexes.fusion.kernels import triton_kernels
+from reference_impl.annexes.fusion.attention import TritonAttention
+from reference_impl.annexes.fusion.linear import TritonFp8, TritonInt4, TritonLinear
+from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.models.shapes import config_of_shape
 
 meta, bf16, described = torch.device("meta"), torch.bfloat16, launch.described
 count = Counter()
 METHODS = {
-    "none": lambda: None, "fp8": lambda: TritonFp8(bf16, meta, gemm_fp8.quantize_rows_fp8, gemm_fp8.gemm_fp8),
+    "none": lambda: TritonLinear(bf16, meta),
+    "fp8": lambda: TritonFp8(bf16, meta, gemm_fp8.quantize_rows_fp8, gemm_fp8.gemm_fp8),
     "int4": lambda: TritonInt4(bf16, meta, gemm_w4a16.gemm_w4a16),
 }
 SCALES = {"fp8": lambda linear: empty(linear.out_features, dtype=torch.float32),
@@ -58,7 +59,7 @@ def empty(*size, dtype=torch.int32):
 
 def launches(shape, rows, weights):
     config = config_of_shape(shape)
-    model = FusedDecoder(config, bf16, meta, 2048, METHODS[weights](), kernels=triton_kernels())
+    model = FusedDecoder(config, bf16, meta, 2048, lambda name: METHODS[weights](), kernels=triton_kernels())
     for linear in model.linears() if weights in SCALES else ():
         linear.params["scales"] = SCALES[weights](linear)
     tokens, lens = empty(rows, dtype=torch.int64), empty(rows)

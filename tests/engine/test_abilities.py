@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from reference_impl.annexes.fusion.fusion import FusedMethod
 from reference_impl.assembly.defaults import why_not_graphs
 from reference_impl.baselines.dynamic_batching import DynamicBatching
 from reference_impl.baselines.static_batching import StaticBatching
@@ -23,10 +25,10 @@ from reference_impl.interfaces import (
     SamplingParams,
     WaitsOnPurpose,
     has_scales,
+    scales_of,
     takes_bounds,
 )
-from reference_impl.layers.attention import scales_of
-from reference_impl.layers.linear import FusedMethod, UnquantizedLinear
+from reference_impl.layers.linear import UnquantizedLinear
 from reference_impl.parts import Parts
 from reference_impl.simulation.cost import BoundedCost, SummedCost
 from tests.executor.dense import DenseAttention, dense_engine, dense_model
@@ -78,9 +80,10 @@ def test_the_engines_own_parts_have_the_abilities_that_their_work_needs(random_m
     assert isinstance(engine.kv, DefersReuse)
     assert isinstance(engine.executor, CapturesGraphs)
     assert has_scales(engine.kv_cache)
-    assert isinstance(engine.attention, ReadsScales)
     assert isinstance(engine.attention, NamesKernels)
-    assert engine.attention.reads_scales
+    of_scales = Engine(random_model("float32"), replace(CONFIG, kv_dtype="fp8")).attention
+    assert isinstance(of_scales, ReadsScales)
+    assert of_scales.reads_scales
     assert not isinstance(StaticBatching(engine.kv, 4), PlansAhead | WaitsOnPurpose)
     assert isinstance(DynamicBatching(engine.kv, 4, 0.1), WaitsOnPurpose)
     assert not isinstance(UnquantizedLinear(torch.float32, torch.device("cpu")), FusedMethod)

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.model import load_model
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, Row, Sampled, SamplingParams, StepPlan
 from reference_impl.llm import LLM
-from reference_impl.models.loader import load_model
 from reference_impl.parts import Parts
 from reference_impl.planner import Planner
 from reference_impl.sampling.sampler import sample

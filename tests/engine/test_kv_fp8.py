@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.model import load_model
 from reference_impl.config import ConfigError, EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import BlockPair, KVSpec, SamplingParams, Transfers
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.attention import TorchAttention
-from reference_impl.models.loader import load_model
 from reference_impl.parts import Parts
 from tests.engine.conftest import make_late
 

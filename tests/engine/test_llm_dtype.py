@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from reference_impl.annexes.fusion.kernels import choose_backend
 from reference_impl.assembly import devices
-from reference_impl.layers.backend import choose_backend
 from reference_impl.llm import LLM, choose_device, choose_dtype
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.model import load_model
 from reference_impl.assembly.split import split_engine
 from reference_impl.config import ConfigError, EngineConfig, course_model
 from reference_impl.engine import Engine
@@ -24,7 +25,6 @@ from reference_impl.kv.manager import KVManager
 from reference_impl.kv.stored import StoredKVManager
 from reference_impl.kv_store.folder import FolderStore
 from reference_impl.models.decoder import Decoder
-from reference_impl.models.loader import load_model
 from reference_impl.parts import Parts
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, OwnCache
 

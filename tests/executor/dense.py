@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.fusion.decoder import FusedDecoder, FusedLayer
+from reference_impl.annexes.fusion.fusion import Fusion
+from reference_impl.annexes.fusion.kernels import TORCH
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Batch, KVCache
 from reference_impl.kernels import reference
-from reference_impl.layers.backend import TORCH
-from reference_impl.layers.fusion import Fusion
 from reference_impl.models.decoder import Decoder
-from reference_impl.models.fused_decoder import FusedDecoder, FusedLayer
 from reference_impl.parts import Parts
 from reference_impl.sampling.sampler import Parameters, TorchSampler
 

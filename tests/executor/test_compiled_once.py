@@ -17,7 +17,7 @@ from reference_impl.kernels import launch
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kv.groups import kv_specs
 from reference_impl.kv_store.cache import PagedKVCache
-from reference_impl.layers.triton_attention import TritonAttention
+from reference_impl.annexes.fusion.attention import TritonAttention
 
 class Driver:
     def get_current_target(self): return GPUTarget("cuda", 90, 32)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.model import load_model
 from reference_impl.assembly.split import load_worker, split_engine
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
@@ -24,7 +25,6 @@ from reference_impl.executor import process
 from reference_impl.executor.process import Facts, WorkerError, WorkerProcess
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.models.loader import load_model
 from reference_impl.parts import Parts
 
 FOLDER = course_model("draft")

@@ -23,6 +23,8 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
+from reference_impl.annexes.fusion.attention import TritonAttention
+from reference_impl.annexes.kv_formats.attention import ScaledTorchAttention
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.executor.batch import build_batch
@@ -30,8 +32,6 @@ from reference_impl.interfaces import NO_BLOCK, Batch, KVSpec, Request, Row, Sam
 from reference_impl.kernels import reference
 from reference_impl.kernels.rotate_and_write import rotate_and_write
 from reference_impl.kv_store.cache import PagedKVCache
-from reference_impl.layers.attention import TorchAttention
-from reference_impl.layers.triton_attention import TritonAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FP8 = torch.float8_e4m3fn
@@ -102,7 +102,7 @@ def pages(
 def check_rows(backend: str, rows: Sequence[tuple[int, int]], dtype: torch.dtype, window: int | None,
                cap: float | None, seed: int = 0) -> None:  # fmt: skip
     cache, batch, q, contexts = pages(rows, dtype, window, seed=seed)
-    attention = TorchAttention(SCALE, dtype, cap) if backend == "torch" else TritonAttention(SCALE, cap)
+    attention = ScaledTorchAttention(SCALE, dtype, cap) if backend == "torch" else TritonAttention(SCALE, cap)
     attention.plan(batch)
     new = [contexts[int(r)][:, -n:] for r, n in zip(batch.request_ids, batch.query_lens, strict=True)]
     found = attention.forward(q, *torch.cat(new, dim=1), 0, cache, batch)

@@ -16,12 +16,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
+from reference_impl.annexes.fusion.fusion import PRODUCTS, Fusion
+from reference_impl.annexes.fusion.kernels import TORCH
+from reference_impl.annexes.fusion.linear import TritonLinear
+from reference_impl.annexes.fusion.tuning import tune
 from reference_impl.kernels import fused_linear, gates, rms_norm
 from reference_impl.kernels.launch import launch
-from reference_impl.layers.backend import TORCH
-from reference_impl.layers.fusion import PRODUCTS, Fusion
-from reference_impl.layers.triton_linear import TritonLinear
-from reference_impl.models.tuning import tune
 from reference_impl.theory.model_shapes import MODELS
 from tests.models.conftest import our_logits  # noqa: F401
 
@@ -179,9 +179,9 @@ from reference_impl.kernels import launch
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.kv.groups import kv_specs
 from reference_impl.kv_store.cache import PagedKVCache
-from reference_impl.layers.backend import triton_kernels
-from reference_impl.layers.triton_attention import TritonAttention
-from reference_impl.models.fused_decoder import FusedDecoder
+from reference_impl.annexes.fusion.kernels import triton_kernels
+from reference_impl.annexes.fusion.attention import TritonAttention
+from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.models.shapes import config_of_shape
 
 calls, operations, described = [], [], launch.described
@@ -203,7 +203,7 @@ def empty(*size, dtype=torch.int32):
 
 def step(shape, rows):
     config = config_of_shape(shape)
-    model = FusedDecoder(config, bf16, meta, 2048, kernels=triton_kernels())
+    model = FusedDecoder(config, bf16, meta, 2048, lambda name: TritonLinear(bf16, meta), kernels=triton_kernels())
     tokens, lens = empty(rows, dtype=torch.int64), empty(rows)
     batch = Batch(
         tokens, tokens, empty(rows + 1), lens, tokens, ("r",) * rows, (1,) * rows, (1024,) * rows, rows, 16,

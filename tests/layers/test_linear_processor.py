@@ -10,16 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from reference_impl.annexes.cpu import packing as packed_linear
+from reference_impl.annexes.cpu import processor
+from reference_impl.annexes.cpu.default import default_method
+from reference_impl.annexes.cpu.half import SlowHalfLinear, slow_half_linear
 from reference_impl.interfaces import LinearMethod
-from reference_impl.layers import packed_linear, processor
-from reference_impl.layers.linear import SlowHalfLinear, UnquantizedLinear, default_method, slow_half_linear
+from reference_impl.layers.linear import UnquantizedLinear
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and cgroups are Linux's")
 
 
 def test_a_cpu_that_was_told_to_do_without_bf16_gets_float32() -> None:
     """oneDNN computes bf16 products by other means then, more slowly: the flag alone would still promise it."""
-    code = "from reference_impl.layers.processor import cpu_has_bf16; print(cpu_has_bf16())"
+    code = "from reference_impl.annexes.cpu.processor import cpu_has_bf16; print(cpu_has_bf16())"
     without = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
     assert _python(code, without) == "False"
 
@@ -95,7 +98,7 @@ def test_float32_is_packed_where_that_pays(capability: str, packs: bool, monkeyp
 def test_affinity_counts() -> None:
     code = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); import torch; torch.set_num_threads(3);"
-        "from reference_impl.layers.processor import use_no_more_threads_than_cores as f; f(); "
+        "from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores as f; f(); "
         "print(torch.get_num_threads())"
     )
     unset = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference_impl.layers import norm
+from reference_impl.annexes.fusion.kernels import add_rms_norm
+from reference_impl.models import decoder
+from reference_impl.models.decoder import rms_norm
 
 D = 96
 FILLED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -33,7 +35,7 @@ def test_it_is_what_the_formula_says(dtype: torch.dtype, shape: tuple[int, ...],
     torch.manual_seed(0)
     x = FILLED[filled](torch.randn(shape)).to(dtype)
     for weight in (None, torch.randn(D).to(dtype)):
-        got = norm.rms_norm(x, weight, 1e-6)
+        got = rms_norm(x, weight, 1e-6)
         assert (got.dtype, got.shape) == (dtype, x.shape)
         error = (got.double() - exact(x, weight, 1e-6)).abs()
         # Rounded twice at most, before and after the weight; where sums are of float32, it costs a little besides.
@@ -44,17 +46,17 @@ def test_it_is_what_the_formula_says(dtype: torch.dtype, shape: tuple[int, ...],
 def test_few_and_many_differ_by_rounding_only() -> None:
     torch.manual_seed(1)
     x, residual, weight = torch.randn(64, D), torch.randn(64, D), torch.randn(D)
-    many, total = norm.add_rms_norm(x, residual, weight, 1e-5)
-    assert x.numel() > norm._FEW
+    many, total = add_rms_norm(x, residual, weight, 1e-5)
+    assert x.numel() > decoder._FEW
     for row in range(0, 64, 8):
-        few, sums = norm.add_rms_norm(x[row : row + 3], residual[row : row + 3], weight, 1e-5)
+        few, sums = add_rms_norm(x[row : row + 3], residual[row : row + 3], weight, 1e-5)
         assert torch.equal(sums, total[row : row + 3])
         torch.testing.assert_close(few, many[row : row + 3], rtol=1e-6, atol=1e-7)
 
 
 def test_a_weight_of_float32_keeps_its_precision() -> None:
     x, weight = torch.randn(2, D).bfloat16(), 1 + torch.randn(D) / 1000
-    got = norm.rms_norm(x, weight, 1e-6)
+    got = rms_norm(x, weight, 1e-6)
     assert got.dtype is torch.bfloat16
     assert torch.equal(got, exact(x, weight, 1e-6).float().bfloat16())
 
@@ -62,7 +64,7 @@ def test_a_weight_of_float32_keeps_its_precision() -> None:
 def test_what_comes_out_of_a_few_can_be_multiplied_and_viewed() -> None:
     """It is a view with gaps; products, views by head and in-place operations have to take it."""
     x = torch.randn(3, D)
-    y = norm.rms_norm(x, None, 1e-6)
+    y = rms_norm(x, None, 1e-6)
     assert torch.allclose(y @ torch.eye(D), y)
     assert y.view(3, 4, -1).shape == (3, 4, D // 4)
     y.mul_(2)

@@ -16,17 +16,19 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.config import read_model_config
+from reference_impl.annexes.cpu.default import default_method
+from reference_impl.annexes.cpu.packing import HeadCopy
+from reference_impl.annexes.fusion.kernels import Asked
+from reference_impl.annexes.fusion.linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
+from reference_impl.assembly.linear_methods import Quantization, methods_of
+from reference_impl.assembly.model import build_model, load_model
 from reference_impl.interfaces import LinearMethod, TensorSpec
 from reference_impl.kernels import reference
 from reference_impl.kernels.gemm import FEW_TOKENS
-from reference_impl.layers.backend import Asked
-from reference_impl.layers.linear import HeadCopy, Linear, UnquantizedLinear, default_method, methods_of
-from reference_impl.layers.linear_methods import Quantization
-from reference_impl.layers.triton_linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
+from reference_impl.layers.linear import Linear, UnquantizedLinear
 from reference_impl.llm import LLM
-from reference_impl.models.decoder import Decoder
-from reference_impl.models.loader import destinations, fill, load_model, weight_files
+from reference_impl.models.config_json import read_model_config
+from reference_impl.models.loader import destinations, fill, part_tensors, weight_files
 from reference_impl.quantization.cpu import CpuInt4, CpuInt8
 from reference_impl.quantization.methods import Dequantized, Fp8, Int4, Quantized
 from tests.engine.conftest import one_shot  # noqa: F401
@@ -102,7 +104,7 @@ def test_logits_are_those_of_the_weights_that_each_layers_codes_stand_for(
         method = methods.get(name)
         return Dequantized(method, plain) if isinstance(method, Quantized) else plain
 
-    twin = Decoder(read_model_config(folder), torch.float64, CPU, linear_method=exact)
+    twin = build_model(read_model_config(folder), torch.float64, CPU, linear_method=exact)
     fill(twin, destinations(twin), weight_files(folder))
     for length in (9, FEW_TOKENS + 1):
         found, expected = (one_shot(m, IDS[:length]).cpu() for m in (model, twin))
@@ -232,6 +234,6 @@ def test_what_a_method_names_wrongly_is_refused_with_layer_and_part(named: objec
 
     linear = Linear(Names(torch.float32, torch.device("cpu")), 64, {"q_proj": 64}, name="model.layers.0.qkv_proj")
     with pytest.raises(TypeError, match=r"layers\.0\.qkv_proj, q_proj: Names\.tensors: expected \{name: TensorSpec"):
-        linear.tensors("q_proj")
+        part_tensors(linear, "q_proj")
     with pytest.raises(TypeError, match=r"linear_method\('lm_head'\): .*got the class Names: make one of it"):
         methods_of(lambda name: Names)("lm_head")  # type: ignore[arg-type,return-value]

@@ -16,12 +16,14 @@ if not torch.cuda.is_available():
 
 from safetensors.torch import load_file
 
-from reference_impl.config import ConfigError, EngineConfig, parse_model_config
+from reference_impl.annexes.fusion.attention import TritonAttention
+from reference_impl.annexes.fusion.decoder import FusedDecoder
+from reference_impl.assembly.model import load_model
+from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import SamplingParams
-from reference_impl.layers.triton_attention import TritonAttention
-from reference_impl.models.fused_decoder import FusedDecoder
-from reference_impl.models.loader import CheckpointError, load_model
+from reference_impl.models.config_json import parse_model_config
+from reference_impl.models.loader import CheckpointError
 from tests.engine.conftest import tapped_engine  # noqa: F401
 from tests.models.test_config import GOOD, LONGROPE, PHI3
 from tests.models.test_parity import FP32, IDS, reload, worst

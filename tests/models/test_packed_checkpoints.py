@@ -15,11 +15,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from reference_impl.assembly.model import load_model
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import LinearMethod, NamesTensors, SamplingParams, TensorSpec
-from reference_impl.layers.linear import FLOATS, UnquantizedLinear
-from reference_impl.models.loader import CheckpointError, load_model
+from reference_impl.layers.linear import UnquantizedLinear
+from reference_impl.models.loader import FLOATS, CheckpointError
 from tests.models.test_parity import IDS, worst
 
 GROUP = 16  # inputs that share a scale and a zero point

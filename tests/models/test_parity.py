@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from reference_impl.config import read_model_config
-from reference_impl.models.loader import load_model, weight_files
+from reference_impl.assembly.model import load_model
+from reference_impl.models.config_json import read_model_config
+from reference_impl.models.loader import weight_files
 
 FP32, FP64 = 3e-5, 1e-12  # of the largest logit
 IDS = random.Random(0).choices(range(97), k=150)

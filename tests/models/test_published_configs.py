@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.config import parse_model_config
+from reference_impl.assembly.model import build_model
 from reference_impl.layers.linear import UnquantizedLinear
-from reference_impl.models.decoder import Decoder
+from reference_impl.models.config_json import parse_model_config
 
 GEMMA2_2B: dict[str, Any] = {
     "architectures": ["Gemma2ForCausalLM"], "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
@@ -82,7 +82,7 @@ PHI4_MINI: dict[str, Any] = {
 def test_a_published_model_has_the_parameters_of_its_model_card(raw: dict[str, Any], parameters: int) -> None:
     nowhere, dtype = torch.device("meta"), torch.bfloat16
     config = parse_model_config(raw)
-    model = Decoder(config, dtype, nowhere, max_position=1, linear_method=UnquantizedLinear(dtype, nowhere))
+    model = build_model(config, dtype, nowhere, 1, linear_method=UnquantizedLinear(dtype, nowhere))
     assert model.num_parameters() == parameters
 
 

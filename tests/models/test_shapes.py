@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.model import build_model, dummy_model, num_bytes
 from reference_impl.baselines.contiguous_cache import ContiguousKVCache
 from reference_impl.baselines.ragged import ragged_batch
-from reference_impl.config import ConfigError, parse_model_config
+from reference_impl.config import ConfigError
 from reference_impl.interfaces import SamplingParams
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.llm import LLM
 from reference_impl.models import loader
+from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.decoder import Decoder
-from reference_impl.models.loader import build_model
 from reference_impl.models.moe import SeparateExperts
-from reference_impl.models.shapes import SHAPES, config_of_shape, dummy_model
+from reference_impl.models.shapes import SHAPES, config_of_shape
 from reference_impl.theory.model_shapes import MODELS
 
 # Of the model cards. A tied embedding counts once: 0.6B; with an output projection of its own it would be 0.75B.
@@ -184,7 +185,7 @@ def test_a_length_beyond_the_models_is_refused_before_anything_is_allocated() ->
 
 def test_a_model_for_which_there_is_no_memory_is_refused_before_its_weights_are_made(monkeypatch) -> None:
     """On a CPU memory is promised to anybody; who writes to what is not there is ended without a word."""
-    needed = build_model(config_of_shape(FAMILIES["gemma2"]), torch.float32).num_bytes()
+    needed = num_bytes(build_model(config_of_shape(FAMILIES["gemma2"]), torch.float32))
     monkeypatch.setattr(loader, "free_bytes", lambda device: needed)
     build_model(config_of_shape(FAMILIES["gemma2"]), torch.float32)
     monkeypatch.setattr(loader, "free_bytes", lambda device: needed - 1)
@@ -199,4 +200,4 @@ def test_the_bytes_of_a_model_are_those_of_its_tensors(quantization: Any, bits: 
     model = build_model(config_of_shape(shape), torch.float32, kernels="torch", quantization=quantization)
     linears = 3 * (128 * 32 * (4 + 2 + 2 + 4) + 3 * 128 * 256)
     others = model.num_parameters() - linears
-    assert model.num_bytes() == pytest.approx(linears * bits / 8 + others * 4, rel=0 if bits == 32 else 0.05)
+    assert num_bytes(model) == pytest.approx(linears * bits / 8 + others * 4, rel=0 if bits == 32 else 0.05)

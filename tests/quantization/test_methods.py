@@ -16,12 +16,12 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
+from reference_impl.annexes.fusion.kernels import TORCH, choose_kernels
+from reference_impl.assembly.linear_methods import choose_method
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
 from reference_impl.kernels.gemm import FEW_TOKENS
-from reference_impl.layers.backend import TORCH, choose_kernels
 from reference_impl.layers.linear import Linear
-from reference_impl.layers.linear_methods import choose_method
 from reference_impl.quantization.cpu import CpuInt4, CpuInt8
 from reference_impl.quantization.methods import Fp8, Int4, Int8
 from tests.kernels.paged import DEVICE

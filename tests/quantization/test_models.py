@@ -13,16 +13,19 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
-from reference_impl.config import course_model, read_model_config
+from reference_impl.annexes.cpu.default import default_method
+from reference_impl.annexes.cpu.packing import HeadCopy
+from reference_impl.annexes.fusion.fusion import PRODUCTS
+from reference_impl.annexes.fusion.kernels import Asked
+from reference_impl.assembly.linear_methods import Quantization
+from reference_impl.assembly.model import build_model, load_model
+from reference_impl.config import course_model
 from reference_impl.interfaces import LinearMethod, SamplingParams
 from reference_impl.kernels.gemm import FEW_TOKENS
-from reference_impl.layers.backend import Asked
-from reference_impl.layers.fusion import PRODUCTS
-from reference_impl.layers.linear import HeadCopy, default_method
-from reference_impl.layers.linear_methods import Quantization
 from reference_impl.llm import LLM
+from reference_impl.models.config_json import read_model_config
 from reference_impl.models.decoder import Decoder
-from reference_impl.models.loader import destinations, fill, load_model, weight_files
+from reference_impl.models.loader import destinations, fill, weight_files
 from reference_impl.quantization.cpu import CpuInt4
 from reference_impl.quantization.methods import Dequantized, Quantized
 from tests.engine.conftest import one_shot  # noqa: F401
@@ -97,7 +100,7 @@ def dequantized(folder: Path, method: LinearMethod) -> Decoder:
     cpu = torch.device("cpu")
     assert isinstance(method, Quantized)
     exact = Dequantized(method, default_method(torch.float64, cpu))
-    model = Decoder(read_model_config(folder), torch.float64, cpu, linear_method=exact)
+    model = build_model(read_model_config(folder), torch.float64, cpu, linear_method=exact)
     fill(model, destinations(model), weight_files(folder))
     if isinstance(method, CpuInt4) and model.lm_head is None:
         model.head = HeadCopy(exact)

@@ -5,11 +5,6 @@ from reference_impl.kernels.reference.attention import (
     attention_one_row,
     causal_mask,
     context_slots,
-    flash_attention,
-    merge_splits,
-    paged_decode,
-    stored,
-    tree_mask,
 )
 from reference_impl.kernels.reference.experts import grouped_gemm, lora_expand, lora_shrink
 from reference_impl.kernels.reference.fused_linear import fused_linear, fused_linear_w4a16
@@ -21,6 +16,13 @@ from reference_impl.kernels.reference.linear import (
     pack_int4,
     quantize_rows_fp8,
     unpack_int4,
+)
+from reference_impl.kernels.reference.paged_attention import (
+    flash_attention,
+    merge_splits,
+    paged_decode,
+    stored,
+    tree_mask,
 )
 from reference_impl.kernels.reference.rows import (
     GATES,

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference_impl.interfaces import Batch, KVCache
+from reference_impl.interfaces import Batch, KVCache, scales_of
 from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.paged_decode import paged_decode
-from reference_impl.layers.attention import scales_of
 
 
 @dataclass

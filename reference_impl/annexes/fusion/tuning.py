@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from reference_impl.layers.fusion import Fusion, Product
+from reference_impl.annexes.fusion.fusion import Fusion, Product
+from reference_impl.annexes.fusion.layer import FusedLayer
 from reference_impl.layers.linear import Linear
-from reference_impl.layers.mlp import GatedMLP
-from reference_impl.models.decoder import DecoderLayer
+from reference_impl.models.decoder import DecoderLayer, GatedMLP
 
 LAYERS = 16  # over which a way is timed
 REPEATS = 7
@@ -28,7 +28,7 @@ Way = frozenset[Product]  # which of a pair are fused
 Timer = Callable[[Mapping[Way, Callable[[], object]]], Mapping[Way, float]]
 
 
-def tune(fusion: Fusion, layers: Sequence[DecoderLayer], x: Tensor, seconds_of: Timer) -> dict[str, dict[str, float]]:
+def tune(fusion: Fusion, layers: Sequence[FusedLayer], x: Tensor, seconds_of: Timer) -> dict[str, dict[str, float]]:
     """Makes fusion.chosen[num_tokens] what is fastest. {pair: {what of it is fused: microseconds of a layer}}.
 
     x [num_tokens, hidden_size]: any numbers.
@@ -64,7 +64,7 @@ def _first(pair: tuple[Product, Product], layer: DecoderLayer) -> Linear:
 
 
 def _compute(
-    fusion: Fusion, pair: tuple[Product, Product], way: Way, layers: Sequence[DecoderLayer], h: Tensor, x: Tensor
+    fusion: Fusion, pair: tuple[Product, Product], way: Way, layers: Sequence[FusedLayer], h: Tensor, x: Tensor
 ) -> None:
     """The pair in each layer, with that of it fused which is in `way`, as FusedLayer.compute does it."""
     fusion.chosen[len(x)] = way

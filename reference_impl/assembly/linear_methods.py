@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor
 
+from reference_impl.annexes.cpu.default import default_method
+from reference_impl.annexes.cpu.half import slow_half_linear
+from reference_impl.annexes.cpu.packing import HeadCopy, PackedLinear, pays
+from reference_impl.annexes.fusion.kernels import Kernels
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
-from reference_impl.layers import packed_linear
-from reference_impl.layers.backend import Kernels
-from reference_impl.layers.linear import HeadCopy, Methods, default_method, slow_half_linear
+from reference_impl.layers.linear import Methods
+from reference_impl.models.decoder import Head, unembed
 from reference_impl.quantization.cpu import CpuInt4, CpuInt8
 from reference_impl.quantization.methods import Fp8, Int4, Int8
 
@@ -53,11 +55,8 @@ def choose_methods(
     return lambda name: method_of(kind_of(name))
 
 
-def choose_head(
-    method: LinearMethod, tied: bool, dtype: torch.dtype, device: torch.device
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """(x, lm_head) -> logits, for a model whose linear layers have the method. Where each has its own, it is that of
-    the name "lm_head".
+def choose_head(method: LinearMethod, tied: bool, dtype: torch.dtype, device: torch.device) -> Head:
+    """For a model whose linear layers have the method. Where each has its own, it is that of the name "lm_head".
 
     On a CPU in bfloat16 a copy of lm_head is packed, which halves the time of a product that is a third of a small
     model's step; in float32 it would gain nothing at one row.
@@ -66,17 +65,17 @@ def choose_head(
     """
     if isinstance(method, CpuInt4) and tied:
         return HeadCopy(method)
-    if device.type == "cpu" and dtype is torch.bfloat16 and packed_linear.pays(dtype):
-        return HeadCopy(packed_linear.PackedLinear(dtype))
+    if device.type == "cpu" and dtype is torch.bfloat16 and pays(dtype):
+        return HeadCopy(PackedLinear(dtype))
     if device.type == "cpu" and dtype.itemsize == 2:
         return slow_half_linear
-    return lambda x, lm_head: x @ lm_head.T
+    return unembed
 
 
 def _with_triton(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> LinearMethod:
+    from reference_impl.annexes.fusion.linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
     from reference_impl.kernels import gemm_fp8, gemm_w4a16, gemm_w8a16
     from reference_impl.kernels.launch import architecture
-    from reference_impl.layers.triton_linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
 
     if quantization == "none":
         return TritonLinear(dtype, device)
@@ -96,3 +95,25 @@ def _with_triton(quantization: Quantization, dtype: torch.dtype, device: torch.d
     if quantization == "int4":
         return TritonInt4(dtype, device, gemm_w4a16.gemm_w4a16)
     return TritonInt8(dtype, device, gemm_w8a16.gemm_w8a16)
+
+
+def methods_of(given: LinearMethod | Methods) -> Methods:
+    """One method for all layers, or a function that is asked for each. TypeError for anything else; of what a function
+    gives, it names the layer."""
+    expected = "expected a LinearMethod (create, load, finish, apply)"
+    if isinstance(given, type):
+        raise TypeError(f"linear_method: {expected}, got the class {given.__name__}: make one of it")
+    if isinstance(given, LinearMethod):
+        return lambda name: given
+    if not callable(given):
+        raise TypeError(f"linear_method: {expected}, or a function from a layer's name to one, got {given!r}")
+
+    def ask(name: str) -> LinearMethod:
+        method = given(name)
+        if isinstance(method, type):
+            raise TypeError(f"linear_method({name!r}): {expected}, got the class {method.__name__}: make one of it")
+        if not isinstance(method, LinearMethod):
+            raise TypeError(f"linear_method({name!r}): {expected}, got {method!r}")
+        return method
+
+    return ask

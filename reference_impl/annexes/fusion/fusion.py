@@ -9,17 +9,36 @@ has the same kernels whenever it is captured.
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from typing import Literal, Protocol, TypedDict, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.fusion.kernels import Kernels
+from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels.reference import Activation
-from reference_impl.layers.backend import Kernels
-from reference_impl.layers.linear import Linear, Neighbours
+from reference_impl.layers.linear import Linear
 
 Product = Literal["qkv", "o", "gate_up", "down"]
 PRODUCTS: frozenset[Product] = frozenset(("qkv", "o", "gate_up", "down"))
+
+
+class Neighbours(TypedDict, total=False):
+    """What stands around a product; shapes and dtypes are those of kernels/reference/fused_linear.py."""
+
+    norm: Tensor
+    eps: float  # of the norm
+    gate: Activation | None
+    residual: Tensor
+
+
+@runtime_checkable
+class FusedMethod(LinearMethod, Protocol):
+    """A LinearMethod that computes residual + gate(norm(x) W^T + b) in one launch, of up to few_tokens tokens."""
+
+    few_tokens: int
+
+    def fused(self, params: dict[str, Tensor], x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor: ...
 
 
 class Fusion:
@@ -34,9 +53,17 @@ class Fusion:
     def __init__(self, kernels: Kernels, eps: float):
         self.kernels, self.eps = kernels, eps
         self.chosen: dict[int, frozenset[Product]] = {}
+        self._fused: dict[Linear, FusedMethod | None] = {}
+
+    def method(self, linear: Linear) -> FusedMethod | None:
+        """The layer's method if it is a `FusedMethod`: found out once, which takes longer than a launch."""
+        if linear not in self._fused:
+            self._fused[linear] = linear.method if isinstance(linear.method, FusedMethod) else None
+        return self._fused[linear]
 
     def can(self, linear: Linear, num_tokens: int) -> bool:
-        return linear.fusing is not None and num_tokens <= linear.fusing.few_tokens
+        method = self.method(linear)
+        return method is not None and num_tokens <= method.few_tokens
 
     def fuses(self, product: Product, linear: Linear, num_tokens: int) -> bool:
         return self.can(linear, num_tokens) and product in self.products(num_tokens)
@@ -66,12 +93,12 @@ class Fusion:
         """(gate of the linear layer of the norm of the sum, the sum)."""
         fuses = self.fuses(product, linear, len(x))
         if fuses and added is None and weight is not None and x.dtype is not torch.float16:
-            return _fused(linear, x, norm=weight, eps=self.eps, gate=gate), x
+            return self._run(linear, x, norm=weight, eps=self.eps, gate=gate), x
         h, x = self.norm(x, added, weight)
         if gate is None:
             return linear(h), x
         if fuses:
-            return _fused(linear, h, gate=gate), x
+            return self._run(linear, h, gate=gate), x
         return self.kernels.gates[gate](linear(h)), x
 
     def add_linear(
@@ -79,11 +106,11 @@ class Fusion:
     ) -> tuple[Tensor, Tensor | None]:
         """(x, the linear layer of h); or (their sum, None). weight: of the norm of what is added, or None."""
         if weight is None and self.fuses(product, linear, len(h)):
-            return _fused(linear, h, residual=x), None
+            return self._run(linear, h, residual=x), None
         y = linear(h)
         return x, y if weight is None else self.kernels.rms_norm(y, weight, self.eps)
 
-
-def _fused(linear: Linear, x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor:
-    assert linear.fusing is not None
-    return linear.fusing.fused(linear.params, x, **neighbours)
+    def _run(self, linear: Linear, x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor:
+        method = self.method(linear)
+        assert method is not None
+        return method.fused(linear.params, x, **neighbours)

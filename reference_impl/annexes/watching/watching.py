@@ -10,15 +10,19 @@ is wrapped.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
+from reference_impl.annexes.fusion.decoder import FusedDecoder
+from reference_impl.annexes.fusion.experts import StackedExperts
+from reference_impl.annexes.fusion.fusion import Product
 from reference_impl.layers.linear import Linear
 from reference_impl.models.decoder import Decoder
-from reference_impl.models.moe import StackedExperts
 
+NOTHING_FUSED: dict[int, frozenset[Product]] = {sys.maxsize: frozenset()}  # for steps of any size; see `Fusion`
 Observer = Callable[[str, Tensor], None]  # the linear layer's name (see `Linear`), and x [tokens, in_features]
 
 
@@ -37,12 +41,12 @@ def watching(model: Decoder, observer: Observer) -> Iterator[None]:
     around an engine that was made before: making one may run the model on made-up tokens, to measure memory.
     """
     with ExitStack() as stack:
-        stack.callback(setattr, model, "watched", model.watched)
-        model.watched = True
+        if isinstance(model, FusedDecoder):
+            for part, name, meanwhile in ((model, "watched", True), (model.fusion, "chosen", NOTHING_FUSED)):
+                stack.callback(setattr, part, name, getattr(part, name))
+                setattr(part, name, meanwhile)
         for module in model.modules():
             if isinstance(module, Linear):
-                stack.callback(setattr, module, "fusing", module.fusing)
-                module.fusing = None
                 stack.callback(module.register_forward_pre_hook(_hook(observer)).remove)
             elif isinstance(module, StackedExperts):
                 stack.callback(setattr, module, "grouped_gemm", module.grouped_gemm)

@@ -16,6 +16,7 @@ import functools
 import torch
 from torch import Tensor
 
+from reference_impl.interfaces import LinearMethod
 from reference_impl.layers.by_rows import WeightByRows
 
 _PACKED_FOR_ROWS = 16  # a hint: the layout is good from 1 to some hundred rows
@@ -50,3 +51,25 @@ def available(dtype: torch.dtype) -> bool:
         return bool(torch.equal(method.apply(params, x), x))
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
+
+
+class HeadCopy:
+    """(x [rows, hidden_size], lm_head [vocab_size, hidden_size]) -> logits, from a copy of lm_head that is made at the
+    first call, as the method stores weights. lm_head itself stays: where it is tied, tokens are looked up in it.
+    """
+
+    def __init__(self, method: LinearMethod):
+        self.method = method
+        self.params: dict[str, Tensor] = {}
+
+    def __call__(self, x: Tensor, lm_head: Tensor) -> Tensor:
+        if not self.params:
+            params = self.method.create(lm_head.shape[1], lm_head.shape[0], False)
+            self.method.load(params, "weight", lm_head, 0)
+            self.method.finish(params)
+            self.params = params
+        return self.method.apply(self.params, x)
+
+    def weight_bytes(self) -> int:
+        """Of the copy; 0 before the first call."""
+        return sum(tensor.nbytes for tensor in self.params.values())

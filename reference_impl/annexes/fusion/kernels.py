@@ -15,7 +15,7 @@ from torch import Tensor
 from reference_impl.interfaces import AttendsToCache, AttentionBackend
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference import Activation
-from reference_impl.layers import norm
+from reference_impl.models.decoder import rms_norm
 
 Asked = Literal["auto", "triton", "torch"]
 Backend = Literal["triton", "torch"]
@@ -37,7 +37,13 @@ class Kernels:
     grouped_gemm: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
 
-TORCH = Kernels("torch", norm.rms_norm, norm.add_rms_norm, reference.GATES)
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """As `reference.add_rms_norm`, to rounding."""
+    total = x + residual
+    return rms_norm(total, weight, eps), total
+
+
+TORCH = Kernels("torch", rms_norm, add_rms_norm, reference.GATES)
 
 
 def writes_and_attends(
@@ -59,12 +65,13 @@ def choose_kernels(asked: Asked, device: torch.device, dtype: torch.dtype) -> Ke
 
 def triton_kernels() -> Kernels:
     """Raises ImportError where there is no Triton."""
-    from reference_impl.kernels import gates, grouped_gemm, rms_norm, rotate_and_write
+    from reference_impl.kernels import gates, grouped_gemm, rotate_and_write
+    from reference_impl.kernels import rms_norm as norms
 
     return Kernels(
         "triton",
-        rms_norm.rms_norm,
-        rms_norm.add_rms_norm,
+        norms.rms_norm,
+        norms.add_rms_norm,
         {"silu": gates.silu_and_mul, "gelu_tanh": gates.gelu_tanh_and_mul},
         rotate_and_write.rotate_and_write,
         grouped_gemm.grouped_gemm,

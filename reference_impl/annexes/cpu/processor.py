@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from reference_impl.layers.linear import default_method
+from reference_impl.annexes.cpu.default import default_method
 
 _THREADS_ARE_SET_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 

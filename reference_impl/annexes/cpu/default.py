@@ -1,0 +1,19 @@
+"""Which LinearMethod a plain model gets: by its dtype and its device."""
+
+from __future__ import annotations
+
+import torch
+
+from reference_impl.annexes.cpu.half import SlowHalfLinear
+from reference_impl.annexes.cpu.packing import PackedLinear, pays
+from reference_impl.interfaces import LinearMethod
+from reference_impl.layers.linear import UnquantizedLinear
+
+
+def default_method(dtype: torch.dtype, device: torch.device) -> LinearMethod:
+    """Packed weights on a CPU where they pay, plain ones elsewhere; the numbers agree to rounding."""
+    if device.type == "cpu" and pays(dtype):
+        return PackedLinear(dtype)
+    if device.type == "cpu" and dtype.itemsize == 2:
+        return SlowHalfLinear(dtype)
+    return UnquantizedLinear(dtype, device)

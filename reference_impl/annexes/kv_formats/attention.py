@@ -1,0 +1,45 @@
+"""Torch attention over a cache of 8 bits: a stored number times the scale of its slot and head is the value.
+
+Extends `TorchAttention.forward`: keys and values are multiplied by their scales as they are gathered, and a row whose
+blocks lie side by side is gathered, too, since no view of its codes will do.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reference_impl.interfaces import Batch, KVCache, scales_of
+from reference_impl.kernels import reference
+from reference_impl.layers.attention import Plan, TorchAttention
+
+
+class ScaledTorchAttention(TorchAttention):
+    """`TorchAttention` for a cache with scales; a cache without is read as there."""
+
+    reads_scales = True
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
+        key_scale, value_scale = scales_of(kv_cache, layer)
+        if key_scale is None or value_scale is None:
+            return super().forward(q, k, v, layer, kv_cache, batch)
+        kv_cache.write(layer, k, v, batch)
+        keys, values = kv_cache.layer(layer)
+        stored = ((keys, key_scale), (values, value_scale))
+        plan: Plan = batch.attention_plan[batch.group_of_layer[layer]]
+        out = torch.empty_like(q)
+        for like in plan.decode:
+            key, value = self.room(like.slots, k)
+            for (cache, scale), gathered in zip(stored, (key, value), strict=True):
+                reference.stored(cache, like.slots.flatten(), scale, gathered.flatten(0, 1))
+            out[like.rows] = reference.attention_decode_rows(
+                q[like.rows], key, value, like.mask, self.scale, self.softcap
+            )
+        for tokens, slots in plan.others:
+            if isinstance(slots, slice):
+                slots = torch.arange(slots.start, slots.stop, device=keys.device)
+            key, value = (
+                reference.stored(cache, slots, scale, k.new_empty(len(slots), *k.shape[1:])) for cache, scale in stored
+            )
+            out[tokens] = reference.attention_one_row(q[tokens], key, value, self.scale, plan.window, self.softcap)
+        return out

@@ -1,0 +1,139 @@
+"""A whole model: of its family, with kernels for its device, its linear layers stored and multiplied as was asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from reference_impl.annexes.fusion.decoder import fused
+from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
+from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of
+from reference_impl.config_reader import ConfigError
+from reference_impl.interfaces import LinearMethod
+from reference_impl.layers.linear import Methods
+from reference_impl.memory import check_free, free_bytes
+from reference_impl.model_config import ModelConfig
+from reference_impl.models.config_json import read_model_config
+from reference_impl.models.decoder import Decoder
+from reference_impl.models.decoders import kind_of
+from reference_impl.models.loader import destinations, fill, finish, weight_files
+from reference_impl.models.moe import expert_layers
+from reference_impl.models.shapes import fill_with_random_numbers
+
+
+def load_model(
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    max_position: int | None = None,
+    kernels: Asked = "auto",
+    quantization: Quantizations = "none",
+    linear_method: LinearMethod | Methods | None = None,
+) -> Decoder:
+    """Reads config and weights. dtype None keeps the checkpoint's own; kernels: see `choose_backend`.
+
+    quantization: how the linear layers' weights are stored; the checkpoint's are quantized as they are read. One for
+    all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
+    linear_method, instead: a method of your own, or a function from a layer's name to one. It may read a checkpoint
+    that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
+    """
+    folder = Path(folder)
+    config = read_model_config(folder, quantized=linear_method is not None)
+    model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
+    fill(model, destinations(model), weight_files(folder))
+    finish(model)
+    return model
+
+
+def build_model(
+    config: ModelConfig,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    max_position: int | None = None,
+    kernels: Asked = "auto",
+    quantization: Quantizations = "none",
+    linear_method: LinearMethod | Methods | None = None,
+) -> Decoder:
+    """A model with memory for its weights, which `destinations` and then `finish` fill. Options: see `load_model`.
+
+    ConfigError if a CPU's machine has less memory than they take.
+    """
+    device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
+    if max_position is not None and max_position > config.max_position:  # tables of that length would come first
+        where = f"the model's {config.max_position} positions{config.reason_for_limit}"
+        raise ConfigError(f"max_model_len {max_position} is above {where}")
+    chosen = choose_kernels(kernels, device, dtype)
+    _check_experts(config, chosen, quantization, linear_method)
+    if linear_method is None:
+        linear_method = choose_methods(quantization, dtype, device, chosen)
+    elif quantization != "none":
+        raise ValueError(f"expected quantization or linear_method, got both ({quantization!r}): leave one out")
+    methods = methods_of(linear_method)
+    model = new_model(config, dtype, device, max_position, methods, chosen)
+    model.head = choose_head(methods("lm_head"), config.tied_embeddings, dtype, device)
+    if device.type == "cpu":  # pages are committed when written, and then the system kills a process
+        what = f"{model.num_parameters():,} weights"
+        remedy = "use a smaller model, dtype='bfloat16', or quantization"
+        check_free(num_bytes(model), free_bytes(device), what, "this machine", remedy)
+    return model
+
+
+def new_model(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_position: int | None,
+    methods: Methods | None,
+    kernels: Kernels,
+) -> Decoder:
+    """A decoder of the config's family, fused where the kernels are Triton's."""
+    kind = kind_of(config)
+    if kernels.backend == "triton":
+        decoder, layer = fused(kind)
+        return decoder(config, dtype, device, max_position, methods, layer, kernels)
+    plain, layer_class = kind
+    return plain(config, dtype, device, max_position, methods, layer_class)
+
+
+def dummy_model(
+    config: ModelConfig,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    max_position: int | None = None,
+    kernels: Asked = "auto",
+    quantization: Quantizations = "none",
+    seed: int = 0,
+) -> Decoder:
+    """A model with random weights: see `fill_with_random_numbers`. Other options: see `load_model`."""
+    model = build_model(config, dtype, device, max_position, kernels, quantization)
+    fill_with_random_numbers(model, seed)
+    return model
+
+
+def num_bytes(model: Decoder) -> int:
+    """Memory of all weights as they are stored."""
+    linears = model.linears()
+    others = model.num_parameters() - sum(linear.num_parameters() for linear in linears)
+    return others * model.dtype.itemsize + sum(linear.weight_bytes() for linear in linears)
+
+
+def _check_experts(
+    config: ModelConfig, kernels: Kernels, quantization: Quantizations, linear_method: LinearMethod | Methods | None
+) -> None:
+    """ValueError where experts would have to be stored in a way that the kernel which multiplies them cannot read."""
+    if config.experts is None or kernels.backend != "triton":
+        return
+    what = "a mixture of experts with Triton's kernels"
+    why = "since the kernel that multiplies experts takes weights in the model's dtype"
+    if linear_method is not None:
+        raise ValueError(f"linear_method for {what}: expected none, {why}: use kernels='torch'")
+    if not callable(quantization):
+        if quantization != "none":
+            raise ValueError(
+                f"quantization={quantization!r} for {what}: expected 'none', {why}: use quantization='none'"
+            )
+        return
+    for name in expert_layers(config):
+        if (kind := quantization(name)) != "none":
+            raise ValueError(f"quantization({name!r}) is {kind!r}, for {what}: expected 'none', {why}")
