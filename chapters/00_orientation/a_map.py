@@ -17,6 +17,7 @@ from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED,
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
 from reference_impl.baselines.no_cache import RecomputeAttention
 from reference_impl.baselines.ragged import ragged_batch
+from reference_impl.core_engine import Engine as CoreEngine
 from reference_impl.theory import collectives, cost, kv_cache, latency, roofline
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import MODELS, model
@@ -319,11 +320,11 @@ assert [row.num_tokens for step in steps for row in step.rows] == [len(prompt)] 
 # %% [markdown] name="engine-reading"
 # The two phases stand there: one step with the whole prompt, then steps with one token each. The first step already
 # gives the first output, so 24 outputs take 24 steps. The loop by hand read the whole text again every time; how the
-# engine avoids that is chapter 02. Its own loop is this (`holds` is for beam search, where somebody else chooses the
-# tokens; here nobody does):
+# engine avoids that is chapter 02. The core of its own loop is this: the scheduler plans a step, the planner turns names
+# of requests into places in the worker, the worker computes, and what it sampled goes back to the requests:
 
 # %% name="engine-source"
-print(inspect.getsource(Engine.step))
+print(inspect.getsource(CoreEngine.step))
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain

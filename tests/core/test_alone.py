@@ -1,0 +1,54 @@
+"""The core without the annexes: the package is copied without these folders, and the tests of this folder run on the
+copy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import reference_impl
+
+PACKAGE, TESTS = Path(reference_impl.__file__).parent, Path(__file__).parent
+IS_COPY = "INFERLAB_CORE_COPY"  # in the environment of such a run, which then starts no more
+ANNEXES = sorted(
+    folder.name for folder in PACKAGE.glob("annexes/*") if folder.is_dir() and not folder.name.startswith("__")
+)
+
+pytestmark = pytest.mark.skipif(IS_COPY in os.environ, reason="this run is of a copy")
+
+
+def passes_without(folders: list[str], place: Path) -> None:
+    """Copies package and tests to `place`, removes the folders, and runs the tests there."""
+    package = place / "reference_impl"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+    shutil.copytree(TESTS, place / "tests" / "core", ignore=shutil.ignore_patterns("__pycache__", "test_alone.py"))
+    for folder in folders:
+        shutil.rmtree(package / folder)
+    code = (
+        f"import sys; sys.path.insert(0, {str(place)!r}); import reference_impl, pytest; "
+        f"assert reference_impl.__file__.startswith({str(place)!r}), reference_impl.__file__; "
+        "sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'no:schemathesis', '--import-mode=importlib',"
+        " '-c', 'pytest.ini', 'tests/core']))"
+    )
+    (place / "pytest.ini").write_text("[pytest]\n", "utf-8")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=place, capture_output=True, text=True, timeout=600,
+        env={**os.environ, IS_COPY: "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def test_without_annexes_and_assembly_the_core_is_whole(tmp_path: Path) -> None:
+    passes_without(["annexes", "assembly"], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("annex", ANNEXES)
+def test_without_one_annex_the_core_is_whole(annex: str, tmp_path: Path) -> None:
+    passes_without([f"annexes/{annex}"], tmp_path)

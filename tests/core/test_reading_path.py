@@ -1,0 +1,64 @@
+"""The core can be read alone: how long it is, how long its functions are, what it imports, what a step enters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import reference_impl
+from reference_impl.interfaces import SamplingParams
+from tests.core import reading_path as core
+from tests.core.step_path import entered
+
+PACKAGE = Path(reference_impl.__file__).parent
+
+
+def test_the_core_is_short_enough_to_be_read_in_two_days() -> None:
+    assert sum(core.source(PACKAGE, module).count("\n") for module in core.PATH) <= core.MOST_LINES
+    words = sum(core.source(PACKAGE, f"interfaces/{module}").count("\n") for module in core.WORDS)
+    assert words <= core.MOST_LINES_OF_WORDS
+
+
+@pytest.mark.parametrize("module", core.PATH)
+def test_no_function_of_the_core_is_longer_than_a_screen(module: str) -> None:
+    long = {name for name, lines in core.functions(PACKAGE, module) if lines > core.LONGEST_FUNCTION}
+    assert long <= core.LONGER.get(module, set())
+
+
+@pytest.mark.parametrize("module", core.PATH)
+def test_the_core_imports_no_annex_neither_later_nor_by_a_string(module: str) -> None:
+    rooms = {name.split("/")[0] for name in core.imports(PACKAGE, module)}
+    assert not rooms & {*core.ANNEXES}
+    assert not core.named_annexes(PACKAGE, module)
+
+
+@pytest.mark.parametrize("module", core.PATH)
+def test_the_core_imports_itself_and_the_words(module: str) -> None:
+    others = {name for name in core.imports(PACKAGE, module) if name.split("/")[0] != "interfaces"}
+    assert others <= {*core.PATH, *core.FEATURES}
+
+
+def test_an_import_by_any_way_is_seen(tmp_path: Path) -> None:
+    package = tmp_path / "reference_impl"
+    (package / "annexes").mkdir(parents=True)
+    (package / "annexes" / "__init__.py").touch()
+    (package / "a.py").write_text(
+        '"""Of annexes."""\nfrom reference_impl.annexes.x import y\ndef f():\n    import reference_impl.assembly.z\n'
+        "    from reference_impl import annexes\n    import_module('reference_impl.annexes.w')\n"
+        "if TYPE_CHECKING:\n    from reference_impl.parts import Parts\n"
+    )
+    assert list(core.imports(package, "a")) == ["annexes/x", "assembly/z", "annexes"]
+    assert core.named_annexes(package, "a") == ["reference_impl.annexes.w"]
+
+
+def test_a_decoding_step_of_the_core_enters_few_functions(make_engine) -> None:
+    engine = make_engine(block_size=16)
+    engine.add([1, 2, 3], SamplingParams(max_tokens=9, temperature=0.7, seed=1, ignore_eos=True))
+    engine.step()
+    engine.step()
+    found = entered(engine.step, PACKAGE)
+    assert len(found) <= 82  # the goal: 60 functions in 18 files
+    assert len({file for file, _ in found}) <= 25
+    own = [name for file, name in found if file in ("core_engine.py", "planner.py")]
+    assert own == ["Engine.step", "Planner.step", "Engine.book", "output_of", "Engine.record"]

@@ -1,0 +1,26 @@
+"""How much a reader meets in one decoding step of the whole engine, where no feature is in use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import reference_impl
+from reference_impl import LLM, SamplingParams, course_model
+from tests.core.step_path import entered
+
+# The goal is 60 functions in 18 files. Until it is reached, what is.
+MOST_FUNCTIONS, MOST_FILES = 86, 27
+
+
+def test_a_decoding_step_with_all_annexes_enters_few_functions() -> None:
+    llm = LLM(course_model("target"), dtype="float32", device="cpu", num_blocks=32)
+    prompt, sampling = llm.encode("def fibonacci(n):"), SamplingParams(max_tokens=16, temperature=0.7, seed=1)
+    llm.engine.add(prompt, sampling)
+    for _ in range(3):
+        llm.engine.step()
+    found = entered(llm.engine.step, Path(reference_impl.__file__).parent)
+    assert len(found) <= MOST_FUNCTIONS, found
+    assert len({file for file, _ in found}) <= MOST_FILES
+    rooms = ("assembly/engine.py", "core_engine.py", "planner.py", "trace.py")
+    own = [name for file, name in found if file in rooms or file.startswith("annexes/")]
+    assert own == ["Engine.step", "Planner.step", "output_of", "Engine.record", "Trace.add"]
