@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.sampler import sample
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, Row, Sampled, SamplingParams, StepPlan
@@ -22,7 +23,6 @@ from reference_impl.llm import LLM
 from reference_impl.models.loader import load_model
 from reference_impl.parts import Parts
 from reference_impl.planner import Planner
-from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.scheduler import Scheduler
 from reference_impl.timeline import lives
 from reference_impl.trace import RequestFinished

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.sampler import sample
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, Sampled, SamplingParams
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
-from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.policy import ByPriority, EarliestDeadline, FairShare, FirstCome, ShortestFirst
 from reference_impl.trace import Trace
 

@@ -23,9 +23,9 @@ from torch import Tensor
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
+from reference_impl.assembly.batch import build_batch
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
-from reference_impl.executor.batch import build_batch
 from reference_impl.interfaces import NO_BLOCK, Batch, KVSpec, Request, Row, SamplingParams, StepPlan
 from reference_impl.kernels import reference
 from reference_impl.kernels.rotate_and_write import rotate_and_write

@@ -19,6 +19,7 @@ if not torch.cuda.is_available():
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from reference_impl.assembly.sampler import sample
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import SamplingParams
@@ -28,7 +29,6 @@ from reference_impl.layers.attention import TorchAttention
 from reference_impl.layers.triton_attention import TritonAttention
 from reference_impl.llm import LLM
 from reference_impl.models.loader import load_model
-from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.policy import FirstCome
 from tests.engine.conftest import one_shot, tapped_engine  # noqa: F401
 from tests.engine.test_schedule_invariance import MODELS, Asked, check_workload
