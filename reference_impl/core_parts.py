@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from reference_impl.clock import WallClock
 from reference_impl.core_engine import Engine
-from reference_impl.executor.local import LocalExecutor
+from reference_impl.executor.local import Worker
 from reference_impl.interfaces import KVSpec, PrefixIndex, TakesEvents
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.models.decoder import Decoder
-from reference_impl.sampling.sampler import sample
+from reference_impl.sampling.sampler import TorchSampler
 from reference_impl.scheduler.scheduler import Scheduler
 
 
@@ -41,9 +41,9 @@ def core_engine(
     max_model_len = min(c.max_position, model.rotary.cos.shape[0])
     kv = KVManager(BlockPool(num_blocks), block_size, index=index)
     clock = WallClock()
-    worker = LocalExecutor(
+    worker = Worker(
         model, PagedKVCache([spec], num_blocks, model.dtype, model.device),
-        TorchAttention(c.attention_scale, model.dtype, c.attention_softcap), [spec], clock, sample,
+        TorchAttention(c.attention_scale, model.dtype, c.attention_softcap), [spec], clock, TorchSampler(),
         max_num_seqs=max_num_seqs, max_len=max_model_len,
     )  # fmt: skip
     return Engine(

@@ -16,7 +16,7 @@ import torch
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.executor.batch import build_batch
+from reference_impl.assembly.batch import build_batch
 from reference_impl.interfaces import KVSpec, Request, Row, StepPlan
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.attention import TorchAttention

@@ -22,7 +22,7 @@ from reference_impl.baselines.no_cache import generate_no_cache
 from reference_impl.baselines.orca_batching import OrcaBatching
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.bench.simulation import Arrival, poisson, simulate
-from reference_impl.executor.batch import build_batch
+from reference_impl.assembly.batch import build_batch
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager
 from reference_impl.layers.linear import Linear

@@ -25,7 +25,7 @@ from reference_impl.bench import under_load
 from reference_impl.bench.host_work import scheduler_seconds
 from reference_impl.bench.simulation import Arrival, poisson, simulate
 from reference_impl.detokenizer import TextStream
-from reference_impl.executor.batch import batch_of
+from reference_impl.assembly.batch import batch_of
 from reference_impl.metrics import percentile
 from reference_impl.perfetto import write_perfetto
 from reference_impl.planner import output_of

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from reference_impl.annexes.process.worker import fingerprint
 from reference_impl.assembly.checks import check_page_store
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.config import ConfigError, EngineConfig
-from reference_impl.executor.process import fingerprint
 from reference_impl.interfaces import (
     AttentionBackend,
     Executor,
@@ -35,7 +35,7 @@ from reference_impl.parts import Parts, part
 
 if TYPE_CHECKING:
     from reference_impl.assembly.made import Made
-    from reference_impl.executor.local import LocalExecutor
+    from reference_impl.assembly.worker import LocalExecutor
     from reference_impl.kv_store.cache import PagedKVCache
 
 
@@ -107,7 +107,7 @@ def make_executor(made: Made, parts: Parts) -> Executor:
     executor = new_worker(made, made.kv_cache, sampler, parts.proposer, parts.page_store)
     reason = why_not_graphs(made)
     if reason is None and made.config.graphs != "off":
-        from reference_impl.executor.graphs import CudaRecorder
+        from reference_impl.annexes.graphs.graphs import CudaRecorder
 
         recorder = CudaRecorder(made.model.device, made.config.dependent_launches == "on")
         executor.use_graphs(recorder, made.config.max_num_seqs, made.max_model_len, made.config.num_drafts)
@@ -126,9 +126,9 @@ def new_worker(
     proposer: Proposer | None = None,
     store: PageStore | LayeredPageStore | None = None,
 ) -> LocalExecutor:
-    from reference_impl.executor.local import LocalExecutor
+    from reference_impl.assembly.worker import make_worker
 
-    return LocalExecutor(
+    return make_worker(
         made.model, cache, made.attention, made.kv_specs, made.clock, sampler,
         max_num_seqs=made.config.max_num_seqs, max_len=made.max_model_len, proposer=proposer,
         page_store=store,
@@ -155,10 +155,10 @@ def why_not_graphs(made: Made) -> str | None:
 
 def make_sampler(made: Made) -> Sampler:
     if computes_with_triton(made):
-        from reference_impl.sampling.triton_sampler import sample_with_triton
+        from reference_impl.assembly.triton_sampler import sample_with_triton
 
         return sample_with_triton
-    from reference_impl.sampling.sampler import sample
+    from reference_impl.assembly.sampler import sample
 
     return sample
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from reference_impl.annexes.process.worker import Facts, WorkerProcess, fingerprint
 from reference_impl.assembly.engine import Engine
 from reference_impl.config import EngineConfig
-from reference_impl.executor.process import Facts, WorkerProcess, fingerprint
 from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.models.config_json import read_model_config
 from reference_impl.parts import Parts

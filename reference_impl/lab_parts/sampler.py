@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from reference_impl.assembly.sampler import sample
 from reference_impl.interfaces import Asking, Sampled, SamplingParams
 from reference_impl.sampling import philox, sampler
 
@@ -32,7 +33,7 @@ class SamplerBySettings:
         self.draw = draw
 
     def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
-        own = sampler.sample(logits, requests)
+        own = sample(logits, requests)
         u = torch.from_numpy(philox.uniform([r.seed for r in requests], 0, [r.num_tokens for r in requests]))
         rows_with: dict[Settings, list[int]] = {}
         for row, request in enumerate(requests):

@@ -14,8 +14,8 @@ from typing import Any
 from torch.profiler import record_function
 
 from reference_impl.annexes.fusion.decoder import FusedDecoder
+from reference_impl.assembly.worker import LocalExecutor
 from reference_impl.engine import Engine
-from reference_impl.executor.local import LocalExecutor
 from reference_impl.layers.linear import Linear
 
 PREFIX = "inferlab: "
@@ -51,7 +51,7 @@ def labelled(engine: Engine) -> Iterator[None]:
             (model, "head", "lm_head"),
             (model, "forward", "model"),
             # A function is replaced; an object stays, because the executor checks what it can do.
-            *((sampler, name, "sampler") for name in ("launch", "choose")),
+            *((sampler, name, "sampler") for name in ("columns", "choose")),
             (executor if inspect.isfunction(sampler) else None, "sampler", "sampler"),
             (engine.planner, "step", "plan"),
             (executor, "submit", "submit"),

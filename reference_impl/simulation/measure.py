@@ -19,16 +19,15 @@ from typing import Any
 
 import torch
 
+from reference_impl.assembly.worker import LocalExecutor
 from reference_impl.clock import WallClock
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.executor.batch import lay_out
-from reference_impl.executor.local import LocalExecutor
 from reference_impl.executor.simulated import WORD
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
-from reference_impl.staging import to_device
 
 now = time.thread_time  # seconds of this thread on a core: the time of other processes on it does not count
 NUM_STEPS = 3  # of each batch and round; a decode grows by a token from step to step
@@ -68,7 +67,8 @@ class _Skipping:
         slots.apply(step)
         if step.rows:
             batch = lay_out(step.rows, slots)
-            tensors = to_device(batch.arrays, slots.device)
+            tensors = batch.on(slots.device)
+            tensors |= slots.look_up(tensors, max(batch.context_lens))
             slots.put(tensors, torch.full((len(batch.sampling),), WORD, device=slots.device))
             slots.advance(tensors)
         return Reply(step.step_id, tuple((WORD,) if row.samples else () for row in step.rows), {}, now, now)

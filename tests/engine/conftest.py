@@ -234,10 +234,18 @@ class ShuffledPool(BlockPool):
 
 def poison_free_blocks(engine: Engine) -> None:
     """From now on a block that nobody owns when a step begins to write holds NaN, and host memory likewise."""
-    cache, transfer = engine.kv_cache, engine.kv_cache.transfer
+    cache, transfer, plan = engine.kv_cache, engine.kv_cache.transfer, engine.attention.plan
 
     def transfer_and_poison(transfers: Any) -> None:
         transfer(transfers)
+        poison()
+
+    def poison_and_plan(batch: Batch) -> None:
+        """Most steps move nothing. When attention is planned, nothing of the step is written."""
+        poison()
+        plan(batch)
+
+    def poison() -> None:
         cache.data[:, :, [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]] = torch.nan
         host = engine.kv.host_pool
         if host is not None:
@@ -246,6 +254,7 @@ def poison_free_blocks(engine: Engine) -> None:
     cache.data.fill_(torch.nan)
     cache.host.fill_(torch.nan)
     cache.transfer = transfer_and_poison
+    engine.attention.plan = poison_and_plan
 
 
 class LateExecutor:

@@ -17,13 +17,13 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
+from reference_impl.assembly.sampler import sample
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Pin
 from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams
 from reference_impl.kv.groups import kv_specs
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
-from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.policy import FirstCome
 
 MODELS: dict[str, dict[str, Any]] = {

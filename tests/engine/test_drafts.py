@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.sampler import sample
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, Row, Sampled, SamplingParams, StepPlan
 from reference_impl.llm import LLM
 from reference_impl.parts import Parts
 from reference_impl.planner import Planner
-from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.scheduler import Scheduler
 from reference_impl.timeline import lives
 from reference_impl.trace import RequestFinished

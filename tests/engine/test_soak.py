@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
+from reference_impl.assembly.sampler import sample
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, Sampled, SamplingParams
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
-from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.policy import FirstCome
 from reference_impl.trace import Trace
 

@@ -17,13 +17,14 @@ from torch import Tensor
 from reference_impl.annexes.fusion.decoder import FusedDecoder, FusedLayer
 from reference_impl.annexes.fusion.fusion import Fusion
 from reference_impl.annexes.fusion.kernels import TORCH
+from reference_impl.annexes.triton_sampler.sampler import TritonSampler
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Batch, KVCache
 from reference_impl.kernels import reference
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
-from reference_impl.sampling.sampler import Parameters, TorchSampler
+from reference_impl.sampling.sampler import TorchSampler
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -74,15 +75,12 @@ class DenseAttention:
         return torch.einsum("thp,tphd->thd", weights, values)
 
 
-class TwinSampler(TorchSampler):
+class TwinSampler(TritonSampler):
     """The kernel's twin: tokens from what lies on the device alone."""
 
-    captures = True
-
-    def choose(self, scores: Tensor, parameters: Parameters | None, on_device: Mapping[str, Tensor] | None) -> Tensor:
-        assert on_device is not None
+    def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
         names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "position")
-        return reference.sample_tokens(scores, *(on_device[name] for name in names))
+        return reference.sample_tokens(scores, *(t[name] for name in names))
 
 
 def dense_model(model: Decoder) -> FusedDecoder:

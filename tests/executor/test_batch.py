@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_impl.executor.batch import build_batch
+from reference_impl.assembly.batch import build_batch
 from reference_impl.interfaces import NO_BLOCK, KVSpec, Request, Row, SamplingParams, StepPlan
 from reference_impl.staging import Layout, packed, to_device
 

@@ -14,10 +14,10 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from reference_impl.annexes.graphs import graphs as graphs_module
+from reference_impl.annexes.graphs.graphs import GraphKey, Graphs, longest_bucket, rows_bucket
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
-from reference_impl.executor import graphs as graphs_module
-from reference_impl.executor.graphs import GraphKey, Graphs, longest_bucket, rows_bucket
 from reference_impl.interfaces import Request, Row, SamplingParams, StepPlan
 from reference_impl.planner import Planner
 from reference_impl.serving.worker import load

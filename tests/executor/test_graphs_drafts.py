@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_impl.annexes.graphs import graphs as graphs_module
+from reference_impl.annexes.graphs.graphs import Graphs
+from reference_impl.annexes.speculative.worker import DraftRun
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
-from reference_impl.executor import graphs as graphs_module
-from reference_impl.executor.graphs import Graphs
-from reference_impl.executor.local import LocalExecutor
 from reference_impl.interfaces import Opened, SamplingParams
 from reference_impl.parts import Parts
 from reference_impl.sampling.sampler import TorchSampler
@@ -57,7 +57,7 @@ def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> None:
         raise AssertionError("the host waited for the lengths of the step before")
 
-    monkeypatch.setattr(LocalExecutor, "_from_their_starts", read)
+    monkeypatch.setattr(DraftRun, "_starts", read)
 
 
 def drafting_engine(

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.annexes.process import worker as process
+from reference_impl.annexes.process.worker import Facts, WorkerError, WorkerProcess
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.split import load_worker, split_engine
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
-from reference_impl.executor import process
-from reference_impl.executor.process import Facts, WorkerError, WorkerProcess
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.parts import Parts

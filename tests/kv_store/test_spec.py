@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference_impl.assembly.worker import LocalExecutor
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
-from reference_impl.executor.local import LocalExecutor
 from reference_impl.interfaces import NO_BLOCK, KVSpec, SamplingParams
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.theory import kv_cache

@@ -23,13 +23,13 @@ from reference_impl.annexes.fusion import attention as triton_attention
 from reference_impl.annexes.fusion.attention import TritonAttention
 from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.sampler import sample
 from reference_impl.config import EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import launch, reference
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.llm import LLM
-from reference_impl.sampling.sampler import sample
 from reference_impl.scheduler.policy import FirstCome
 from tests.engine.conftest import one_shot, tapped_engine  # noqa: F401
 from tests.engine.test_schedule_invariance import MODELS, Asked, check_workload

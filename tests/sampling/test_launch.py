@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from reference_impl.annexes.penalties.counts import TokenCounts, has_penalties, penalised
+from reference_impl.annexes.penalties.sampler import apply_penalties
+from reference_impl.assembly.sampler import sample
 from reference_impl.interfaces import Request, SamplingParams
-from reference_impl.sampling.penalties import TokenCounts, has_penalties, penalised
-from reference_impl.sampling.sampler import apply_penalties, read, sample
 
 VOCAB = 40
 PARAMS: list[dict[str, Any]] = [
@@ -116,6 +117,7 @@ def test_log_probabilities_are_those_of_each_row_alone() -> None:
 
 def test_a_large_batch_without_penalties_builds_nothing_for_them() -> None:
     requests = [Request(str(i), [1, 2, 3], 1, SamplingParams(temperature=0), 0, 0.0) for i in range(3)]
-    assert read(requests, torch.device("cpu")).penalties is None
+    counts = TokenCounts(torch.device("cpu"))
+    assert counts.of(range(3), [r.sampling for r in requests]) is None
     logits = logits_of(0, 3, torch.bfloat16)
     assert apply_penalties(logits, requests) is logits

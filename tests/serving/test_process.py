@@ -193,9 +193,7 @@ def test_the_model_may_compute_in_a_third_process_which_is_killed(inferlab: Any,
     running, url, engine = inferlab("--worker", "process", "--dtype", "float32")
     asked = {"prompt": "def add(a, b):", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     expected = serial.generate(asked["prompt"], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0].text
-    (worker,) = [
-        child for child in children(engine) if "executor.process" in Path(f"/proc/{child}/cmdline").read_text()
-    ]
+    (worker,) = [child for child in children(engine) if "annexes.process" in Path(f"/proc/{child}/cmdline").read_text()]
     with httpx.Client(base_url=url, timeout=600) as client:
         assert client.post(COMPLETIONS, json=asked).json()["choices"][0]["text"] == expected
         with client.stream("POST", COMPLETIONS, json=LONG) as answer:

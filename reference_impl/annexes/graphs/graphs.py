@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.executor.batch import HostBatch
-from reference_impl.sampling.sampler import COLUMNS
+from reference_impl.sampling.sampler import SETTINGS
 from reference_impl.staging import Arrays, Layout, packed
 
 SHORTEST = 512  # positions; the buckets of the longest context are its doubles
@@ -160,7 +160,7 @@ class Graphs:
         """None: a step of another kind."""
         rows, longest = len(batch.query_lens), max(batch.context_lens)
         num_tokens = sum(batch.query_lens)
-        decodes = rows == len(batch.sampling) and num_tokens == rows + sum(batch.drafts)
+        decodes = num_tokens == len(batch.sampling)  # each token has logits: one per row, and its drafts
         if not decodes or rows > self.max_rows or longest > self.max_len:
             return None
         bucket = rows_bucket(rows, self.max_rows)
@@ -199,7 +199,10 @@ class Graphs:
         # Its lengths are bounds: no launch may depend on more.
         n, every = key.num_rows, tuple(range(key.num_rows))
         lens = (key.tokens_per_row,) * key.rows + (0,) * (n - key.rows)
-        host = HostBatch({}, (self.padding,) * n, ("",) * n, lens, (key.longest,) * n, every, every)
+        host = HostBatch(
+            {}, (self.padding,) * n, ("",) * n, lens, (key.longest,) * n, every, every,
+            np.zeros(n, np.int64), np.zeros(n, SETTINGS),
+        )  # fmt: skip
         try:
             out, replay = self.recorder.record(lambda: self._output(host, tensors, key))
         except Exception as error:
@@ -235,8 +238,8 @@ def longest_bucket(longest: int, max_len: int) -> int:
     return min(max(SHORTEST, 1 << (longest - 1).bit_length()), max_len)
 
 
-def inert(key: GraphKey, padding: int) -> Arrays:
-    """The inputs of a step all of whose rows pad."""
+def inert(key: GraphKey, padding: int, columns: Arrays | None = None) -> Arrays:
+    """The inputs of a step all of whose rows pad. columns: the sampler's, of a key that samples."""
     rows, tokens = key.num_rows, key.num_tokens
     arrays: Arrays = {
         "slots": np.full(rows, padding),
@@ -249,14 +252,12 @@ def inert(key: GraphKey, padding: int) -> Arrays:
     if key.tokens_per_row > 1:
         arrays["query_start_loc"][:-1], arrays["query_start_loc"][-1] = 0, tokens
         arrays |= {"sampling_slots": np.full(tokens, padding), "sampling_lens": np.zeros(tokens, np.int64)}
-    for name, dtype in COLUMNS.items() if key.samples else ():
-        arrays[f"sampling.{name}"] = np.zeros(tokens, dtype)  # temperature 0: greedy
-    return arrays
+    return arrays | (columns or {})
 
 
-def padded(arrays: Arrays, key: GraphKey, padding: int) -> Arrays:
+def padded(arrays: Arrays, key: GraphKey, padding: int, columns: Arrays | None = None) -> Arrays:
     """A step's arrays in the shapes of the key, behind them rows that are inert."""
-    found = inert(key, padding)
+    found = inert(key, padding, columns)
     for name, room in found.items():
         room[: len(arrays[name])] = arrays[name]
     if key.tokens_per_row > 1:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.interfaces import SamplingParams
+from reference_impl.interfaces import Opened, SamplingParams, Step
 from reference_impl.staging import Arrays, to_device
 
 
@@ -26,12 +26,10 @@ class Penalties:
     """Of the rows that have any, P of them.
 
     arrays: rows, places [P] (in the batch, and in the counts); repetition, presence, frequency [P] float64.
-    guessed: (which of the P rows, token), tokens that count as written for that row alone: drafts before its position.
     """
 
     arrays: Arrays
     counts: TokenCounts
-    guessed: tuple[Tensor, Tensor] | None = None
 
 
 class TokenCounts:
@@ -49,6 +47,18 @@ class TokenCounts:
         self._free: list[int] = []
         self._uncounted: list[tuple[int, Sequence[int], int]] = []  # (place, tokens, of them prompt)
         self._emptied: set[int] = set()  # places whose counts are an earlier request's
+
+    def follow(self, step: Step, opened: Sequence[Opened]) -> None:
+        """As `Slots` does."""
+        for slot in step.closed:
+            self.close(slot)
+        for new in opened:
+            if has_penalties(new.sampling):
+                self.open(new.slot, new.tokens[:], new.num_prompt_tokens)
+            else:
+                self.close(new.slot)
+        for more in step.appended:
+            self.append(more.slot, more.tokens)
 
     def open(self, slot: int, tokens: Sequence[int], num_prompt_tokens: int) -> None:
         self.close(slot)
@@ -125,8 +135,9 @@ class TokenCounts:
         self.written.view(-1).scatter_add_(0, at, output)  # whole numbers: their sum is the same in any order
 
 
-def penalised(logits: Tensor, penalties: Penalties) -> Tensor:
-    """A new tensor, in float32 at least. logits [rows, vocab_size].
+def penalised(logits: Tensor, penalties: Penalties, guessed: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """A new tensor, in float32 at least. logits [rows, vocab_size]. guessed: (which of the P rows, token), tokens that
+    count as written for that row alone: drafts before its position.
 
     Divided (multiplied, if negative) by the repetition penalty where a token was seen; then less the presence penalty
     where it was written, and less the frequency penalty as often as it was.
@@ -140,10 +151,10 @@ def penalised(logits: Tensor, penalties: Penalties) -> Tensor:
         return t[name].to(scores.dtype)[:, None]
 
     seen, count = counts.seen[t["places"]], counts.written[t["places"]].to(scores.dtype)
-    if penalties.guessed is not None:
-        rows, _ = penalties.guessed
-        seen.index_put_(penalties.guessed, torch.ones_like(rows, dtype=torch.bool))
-        count.index_put_(penalties.guessed, torch.ones_like(rows, dtype=count.dtype), accumulate=True)
+    if guessed is not None:
+        rows, _ = guessed
+        seen.index_put_(guessed, torch.ones_like(rows, dtype=torch.bool))
+        count.index_put_(guessed, torch.ones_like(rows, dtype=count.dtype), accumulate=True)
     s, repetition = scores.index_select(0, t["rows"]), column("repetition")
     s = torch.where(seen & (repetition != 1), torch.where(s > 0, s / repetition, s * repetition), s)
     s = torch.where(count > 0, s - (column("presence") + column("frequency") * count), s)

@@ -36,8 +36,6 @@ class Scored:
 def add_scored(host: HostBatch, slots: Slots) -> Scored | None:
     """Adds to the batch's logits_indices, in their order, what is to be scored; None, and nothing changed, if nothing
     is."""
-    if slots.scored.isdisjoint(host.slots):
-        return None
     rows: list[tuple[int, int, int, int]] = []
     of_slots: list[int] = []
     positions: list[int] = []

@@ -33,8 +33,6 @@ class Pooled:
 def add_pooled(host: HostBatch, slots: Slots) -> Pooled | None:
     """Adds to the batch's logits_indices, in their order, the tokens whose hidden states are asked for; None, and
     nothing changed, if none are."""
-    if slots.pooled.isdisjoint(host.slots):
-        return None
     found: list[tuple[int, int, int, int]] = []  # (row of the step, first position, first and last token + 1)
     ends = host.arrays["query_start_loc"][1:].tolist()
     for at, slot in enumerate(host.slots):

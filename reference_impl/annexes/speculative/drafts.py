@@ -17,33 +17,29 @@ from torch import Tensor
 
 from reference_impl.executor.batch import HostBatch
 from reference_impl.executor.slots import Slots
-from reference_impl.interfaces import Proposer
-from reference_impl.sampling.penalties import Penalties
-from reference_impl.staging import Arrays, to_device
+from reference_impl.interfaces import Proposer, Step
+from reference_impl.staging import Arrays
 
 
-def draft_arrays(host: HostBatch) -> Arrays:
+def draft_arrays(batch: HostBatch, step: Step) -> Arrays:
     """What `propose` and `verify` look up by. Of the R rows with drafts, D in all, of a step with F logits:
 
     slots, known, num [R]: the row's slot, its tokens without drafts, its drafts.
     row, nth [D]: which of the R rows, which of its drafts. at [D]: the logits that verify it. tokens [D]: the guesses,
     where the step names them.
     """
-    drafted = [row for row in host.sampling if host.drafts[row]]
-    num = np.array([host.drafts[row] for row in drafted])
-    firsts, end = {}, 0
-    for row in host.sampling:
-        firsts[row] = end
-        end += host.drafts[row] + 1
+    drafted = [row for row, num in enumerate(batch.drafts) if num]
+    num = np.array([batch.drafts[row] for row in drafted])
+    first = np.searchsorted(batch.sampling, drafted)  # of each row's logits
     nth = np.concatenate([np.arange(n) for n in num])
-    given = {"draft.tokens": np.array(host.given, np.int64)} if host.given else {}
-    return given | {
-        "draft.slots": np.array([host.slots[row] for row in drafted]),
-        "draft.known": np.array([host.query_lens[row] for row in drafted]) - num,
+    given = [token for row in drafted for token in step.rows[batch.order[row]].drafts]
+    return ({"draft.tokens": np.array(given, np.int64)} if given else {}) | {
+        "draft.slots": np.array([batch.slots[row] for row in drafted]),
+        "draft.known": np.array([batch.query_lens[row] for row in drafted]) - num,
         "draft.num": num,
         "draft.row": np.repeat(np.arange(len(drafted)), num),
         "draft.nth": nth,
-        "draft.at": np.repeat([firsts[row] for row in drafted], num) + nth,
+        "draft.at": np.repeat(first, num) + nth,
     }
 
 
@@ -93,25 +89,3 @@ def verify(chosen: Tensor, t: Mapping[str, Tensor], k: int) -> Verified:
     kept = torch.ones(len(chosen), dtype=torch.bool, device=chosen.device)
     kept[at + 1] = right[row, nth].bool()
     return Verified(right.sum(dim=1), kept)
-
-
-def guessed_before(penalties: Penalties, host: HostBatch, t: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Of each row with penalties, the guesses before its position: (which of the P rows, token), for `Penalties`."""
-    starts, end = {}, 0  # of each of the F logits: where its row's guesses begin, and how many are before it
-    place = 0
-    for row in host.sampling:
-        for before in range(host.drafts[row] + 1):
-            starts[place] = (end, before)
-            place += 1
-        end += host.drafts[row]
-    pairs = [
-        (p, first + i)
-        for p, flat in enumerate(penalties.arrays["rows"].tolist())
-        for first, before in [starts[flat]]
-        for i in range(before)
-    ]
-    if not pairs:
-        return None
-    rows, of = np.array(pairs).T.copy()
-    found = to_device({"rows": rows, "of": of}, t["draft.tokens"].device)
-    return found["rows"], t["draft.tokens"][found["of"]]

@@ -1,0 +1,102 @@
+"""A worker that verifies guesses: a proposer's of its own, or those that a step's rows name (Leviathan et al. 2023).
+
+Extends `StepRun.stage` (what guesses are looked up by), `compute` (guesses lie behind the known tokens before the model
+runs) and `take` (of the guesses, those are kept that are what was sampled there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from reference_impl.annexes.speculative.drafts import draft_arrays, propose, put_drafts, verify
+from reference_impl.executor.batch import lay_out
+from reference_impl.executor.local import StepRun, Worker
+from reference_impl.interfaces import Opened, Proposer, Step, StepRow, takes_bounds
+from reference_impl.sampling.sampler import TorchSampler
+
+
+class _Told:
+    """A proposer is told of requests as `Slots` follows them."""
+
+    def __init__(self, proposer: Proposer):
+        self.proposer = proposer
+
+    def follow(self, step: Step, opened: Sequence[Opened]) -> None:
+        for slot in step.closed:
+            self.proposer.closed(slot)
+        for new in opened:
+            self.proposer.opened(new)
+
+
+class DraftWorker(Worker):
+    """proposer: whose drafts are verified where a step's rows have any; with one, and a sampler or an attention backend
+    that needs lengths on the host, each step is waited for before the next is submitted."""
+
+    def __init__(self, *args: Any, proposer: Proposer | None = None, **options: Any):
+        super().__init__(*args, **options)
+        self.proposer = proposer
+        on_device = isinstance(self.sampler, TorchSampler) and self.sampler.captures
+        self.reads_starts = proposer is not None and not (on_device and takes_bounds(self.attention))
+        if proposer is not None:
+            self.slots.followers.append(_Told(proposer))
+
+
+class DraftRun(StepRun):
+    worker: DraftWorker
+
+    def stage(self) -> None:
+        w = self.worker
+        if w.reads_starts:
+            starts = self._starts()
+            if starts != [row.start for row in self.step.rows]:
+                rows = zip(self.step.rows, starts, strict=True)
+                self.batch = lay_out([row._replace(start=start) for row, start in rows], w.slots)
+        if self.batch.drafts:
+            self._check()
+            self.batch.arrays.update(draft_arrays(self.batch, self.step))
+        super().stage()
+
+    def _starts(self) -> list[int]:
+        """Where the slots of the step's rows are: how many drafts of the step before were right is known here first."""
+        found: list[int] = self.worker.slots.computed[[row.slot for row in self.step.rows]].tolist()
+        return found
+
+    def _check(self) -> None:
+        rows: Sequence[StepRow] = self.step.rows
+        named = any(row.drafts for row in rows)
+        number, vocab = self.step.step_id, self.worker.model.config.vocab_size
+        if self.worker.proposer is None and not named:
+            raise ValueError(f"step {number} has rows with drafts; this worker has no proposer: see Parts.proposer")
+        for row in rows:
+            if row.num_drafts and not row.samples:
+                raise ValueError(f"step {number}: a row of slot {row.slot} has drafts and does not sample")
+            if named and len(row.drafts) != row.num_drafts:
+                raise ValueError(f"step {number}: a row has {row.num_drafts} drafts and names {len(row.drafts)}")
+            for token in row.drafts:
+                if not 0 <= token < vocab:
+                    name = self.worker.slots.host[row.slot].request_id
+                    raise ValueError(
+                        f"a draft for request {name!r} is token {token}, outside the vocabulary [0, {vocab})"
+                    )
+
+    def compute(self) -> None:
+        w = self.worker
+        if self.batch.drafts:
+            if "draft.tokens" not in self.tensors:
+                assert w.proposer is not None
+                k, vocab = max(self.batch.drafts), w.model.config.vocab_size
+                self.tensors["draft.tokens"] = propose(w.proposer, w.slots, self.tensors, k, vocab)
+            put_drafts(w.slots, self.tensors)
+        super().compute()
+
+    def take(self, tokens: Tensor, kept: Tensor | None = None) -> None:
+        if not self.batch.drafts:
+            return super().take(tokens, kept)
+        t = self.tensors
+        verified = verify(tokens, t, max(self.batch.drafts))
+        # The rows' lengths count all drafts as right.
+        self.worker.slots.computed.index_add_(0, t["draft.slots"], verified.accepted - t["draft.num"])
+        super().take(tokens, verified.kept)

@@ -1,0 +1,35 @@
+"""The sampler with one kernel for temperature, top-k, top-p, min-p and the draw: no sort, and one launch for all rows.
+
+The same distributions and the same random numbers as in `sampling/sampler.py`; there masses are floats, here whole
+numbers, so that a draw within rounding of the edge between two tokens may fall on the other side. Extends
+`TorchSampler.columns` and `choose`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reference_impl.kernels.sample_tokens import sample_tokens
+from reference_impl.sampling.sampler import Settings, TorchSampler
+from reference_impl.staging import Arrays
+
+
+class TritonSampler(TorchSampler):
+    """What is chosen depends on tensors alone, so a CUDA graph can hold the choice."""
+
+    captures = True
+
+    def columns(self, settings: Settings, lengths: NDArray[np.int64]) -> Arrays:
+        """[rows] each; the position is looked up on the device: the host may not have it yet."""
+        with np.errstate(over="ignore"):  # a temperature above float32 is infinite
+            floats = {name: settings[name].astype(np.float32) for name in ("temperature", "top_p", "min_p")}
+        return floats | {name: np.ascontiguousarray(settings[name]) for name in ("top_k", "seed", "sample_index")}
+
+    def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
+        """One token per row of scores [rows, vocab_size], [rows] int64."""
+        names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "position")
+        return sample_tokens(scores, *(t[name] for name in names))

@@ -1,0 +1,94 @@
+"""The worker with all annexes. A step that needs none of them is computed by the core's own run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference_impl.annexes.asked_sampler.worker import AskedRun, AskingWorker
+from reference_impl.annexes.grammars.worker import MaskRun, MaskWorker
+from reference_impl.annexes.graphs.worker import GraphRun, GraphWorker
+from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
+from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
+from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
+from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
+from reference_impl.annexes.transfer.worker import PageWorker
+from reference_impl.assembly.sampler import sample
+from reference_impl.executor.batch import HostBatch
+from reference_impl.executor.local import StepRun
+from reference_impl.interfaces import (
+    AttentionBackend,
+    Clock,
+    KVCache,
+    KVSpec,
+    LayeredPageStore,
+    PageStore,
+    Proposer,
+    Sampler,
+    Step,
+)
+from reference_impl.models.decoder import Decoder
+from reference_impl.sampling.sampler import TorchSampler
+
+
+class FullRun(DraftRun, PenaltyRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedRun):
+    """In this order: guesses are part of the batch; scores are penalised, then masked; a prompt's scores need all
+    logits, which come of hidden states; a graph stands for the forward pass, and maybe for sampling."""
+
+    worker: LocalExecutor
+
+    def needs_logits(self) -> bool:
+        return super().needs_logits() or not self.worker.counts.places.keys().isdisjoint(self.batch.slots)
+
+
+class LocalExecutor(DraftWorker, PenaltyWorker, MaskWorker, ScoreWorker, PoolWorker, GraphWorker, AskingWorker):
+    """One model on one device. sampler: any; one that can be launched (`TorchSampler`) lets steps overlap.
+
+    max_num_seqs: requests that run at a time. max_len: positions of one. proposer: see `DraftWorker`.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        attention: AttentionBackend,
+        kv_specs: Sequence[KVSpec],
+        clock: Clock,
+        sampler: Sampler = sample,
+        *,
+        max_num_seqs: int,
+        max_len: int,
+        proposer: Proposer | None = None,
+        **options: PageStore | LayeredPageStore,
+    ):
+        super().__init__(
+            model, kv_cache, attention, kv_specs, clock, sampler,
+            max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer, **options,
+        )  # fmt: skip
+
+    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
+        if step.transfers.loads or step.transfers.saves:
+            raise ValueError(
+                f"step {step.step_id} loads or saves pages and this worker has no store: see Parts.page_store"
+            )
+        special = self.counts.places or self.scored or self.pooled  # slots of requests that ask for more than tokens
+        asks = not isinstance(self.sampler, TorchSampler)
+        if special or batch.drafts or step.takes_masks or self.graphs is not None or asks or self.reads_starts:
+            return FullRun(self, step, batch, now)
+        self.stats.eager_steps += bool(step.rows)
+        return StepRun(self, step, batch, now)
+
+
+class StoringExecutor(PageWorker, LocalExecutor):
+    """With a page store, too."""
+
+
+def make_worker(
+    model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
+    sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
+    page_store: PageStore | LayeredPageStore | None = None,
+) -> LocalExecutor:  # fmt: skip
+    """page_store: for the loads and saves of a step's transfers. The others as of `LocalExecutor`."""
+    parts = (model, kv_cache, attention, kv_specs, clock, sampler)
+    if page_store is None:
+        return LocalExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer)
+    return StoringExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer, page_store=page_store)
