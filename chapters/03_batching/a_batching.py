@@ -254,11 +254,13 @@ assert len(traces["the engine's own"].steps()) == play(small, 4, "continuous")[0
 print("the same texts, and as many steps as the loop above said")
 
 # %% [markdown] name="engine-source-text"
-# This is the whole decision, taken before every step. There is no "prefill mode" in it: a request has tokens, and
-# misses some of them. Who misses one is decoding.
+# This is the whole decision, taken before every step: what each running request may compute, blocks for it, and then
+# who is let in. There is no "prefill mode" in it: a request has tokens, and misses some of them. Who misses one is
+# decoding.
 
 # %% name="engine-source"
 print(inspect.getsource(Scheduler.schedule))
+print(inspect.getsource(Scheduler._shares))
 
 # %% [markdown] name="ragged-text"
 # ### The ragged batch

@@ -189,10 +189,11 @@ assert toy.free == 5
 #
 # Three short methods of the engine's scheduler: how a running request gets its tokens, how somebody is let in, and what
 # a preempted request keeps. It keeps its tokens and its rank, so nothing it wrote is lost, and it comes back early.
-# (`_let_held_in` is for requests that advance only together, as the beams of a beam search do. You can skip it.)
+# (`_preempt` says whether blocks are free now. An engine that plans a step while the one before still runs may have to
+# wait for them; that is an annex, `reference_impl/annexes/overlap`, and so are preemptive policies and swapping.)
 
 # %% name="engine-source"
-for method in (Scheduler._continue, Scheduler._let_in, Scheduler._preempt):
+for method in (Scheduler._continue, Scheduler._admit, Scheduler._preempt):
     print(inspect.getsource(method))
 
 # %% [markdown] name="engine-run-text"

@@ -86,8 +86,7 @@ class Scheduler:
             length = len(request.tokens) + request.num_in_flight
             if request.num_in_flight and length >= request.max_total_tokens:
                 continue  # its last token is in flight, and is not computed
-            missing = length - request.num_computed_tokens
-            if missing:
+            if missing := length - request.num_computed_tokens:
                 shares.append((request, missing))
                 num_decoding += missing == 1
         return shares if num_decoding == len(shares) else self._cut(shares, max(0, plan.budget - num_decoding))
@@ -106,8 +105,7 @@ class Scheduler:
         return min(request.num_missing_tokens, left)
 
     def _continue(self, shares: Shares, plan: OpenPlan) -> None:
-        """Blocks for these shares, in rank order: a request that lacks some preempts one that ranks after it, to which
-        nothing is granted yet, or itself."""
+        """Blocks for these shares, in rank order; so what is preempted to make room has nothing granted in this plan."""
         for request, share in shares:
             num_tokens = share if share < plan.budget else plan.budget
             while num_tokens and request.state is RequestState.RUNNING:
