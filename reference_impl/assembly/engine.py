@@ -66,8 +66,8 @@ class Engine(
             num_blocks=made.num_blocks, max_model_len=made.max_model_len, clock=made.clock, trace=made.trace,
             planner=ForkingPlanner(made.config.block_size), depth=made.depth,
         )  # fmt: skip
-        # What was needed so far, so that a step tests it once: requests with a grammar, or with hidden states; and of a
-        # scheduler of others, a first token, which shows whether it is of today.
+        # Whether a request so far had a grammar, or asked for hidden states: a step then looks at its rows. Whether the
+        # scheduler appends tokens as it should: of one from Parts it is seen when its first request gets one.
         self._has_grammars = self._has_pooling = False
         self._is_checked = parts.scheduler is None
 

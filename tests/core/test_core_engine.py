@@ -149,7 +149,7 @@ def test_a_prefix_index_is_plugged_in_by_hand_and_saves_what_was_computed(make_e
     assert found == [0, 16, 16]  # of the last one its end is computed again: its logits are needed
 
 
-def test_a_full_cache_forgets_what_nobody_uses(make_engine) -> None:
+def test_a_full_cache_evicts_what_is_not_in_use(make_engine) -> None:
     prompts = [[first, *range(1, 20)] for first in range(30, 40)]
     expected = [serve(make_engine(), [prompt], GREEDY)[0] for prompt in prompts]
     engine = make_engine(index=(index := ExactPrompts(4)), num_blocks=20)
