@@ -9,6 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from reference_impl.annexes.kv_formats.formats import kv_format
+from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.annexes.prefix.radix_index import RadixIndex
+from reference_impl.annexes.sizing.budget import check_memory, num_blocks_for, num_host_blocks_for
+from reference_impl.annexes.sizing.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
+from reference_impl.annexes.windows.groups import kv_specs
+from reference_impl.assembly.kv import kv_manager, stored_kv_manager
+from reference_impl.assembly.kv_cache import bits_per_value_and_scale, kv_cache
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.executor.process import fingerprint
 from reference_impl.interfaces import (
@@ -35,18 +43,6 @@ from reference_impl.interfaces import (
     takes_bounds,
 )
 from reference_impl.kv.block_pool import BlockPool as BlockCounts
-from reference_impl.kv.groups import kv_specs
-from reference_impl.kv.hash_index import HashIndex
-from reference_impl.kv.manager import KVManager as BlockTables
-from reference_impl.kv.radix_index import RadixIndex
-from reference_impl.kv.stored import StoredKVManager
-from reference_impl.kv_store.budget import (
-    bits_per_value_and_scale,
-    check_memory,
-    num_blocks_for,
-    num_host_blocks_for,
-)
-from reference_impl.kv_store.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
 from reference_impl.parts import Parts, WallClock, part
 from reference_impl.pipeline import depth_for, stages_for
 from reference_impl.planner import Planner
@@ -69,6 +65,7 @@ class Assembly:
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
+        kv_format(config.kv_dtype)  # raises ValueError for an unknown name
         check_parts(parts)
         check_members(parts)
         check_drafts(config, parts)
@@ -110,7 +107,6 @@ _PROTOCOLS: dict[str, Any] = {
 
 
 _OF_THE_WORKER = ("kv_cache", "attention")  # another executor has its own, and may give what stands for them
-_ON_REQUEST = ("pin", "unpin")  # only `Engine.pin` calls them; lab 04's manager had none for long
 
 
 def check_members(parts: Parts) -> None:
@@ -123,7 +119,7 @@ def check_members(parts: Parts) -> None:
             raise ConfigError(f"Parts.{name}, {given.__name__}, is a class: expected an object of it")
         members = {*vars(protocol), *protocol.__annotations__}
         public = [m for m in members if not m.startswith("_") or m in ("__len__", "__call__")]
-        missing = sorted(m for m in public if m not in _ON_REQUEST and not hasattr(given, m))
+        missing = sorted(m for m in public if not hasattr(given, m))
         if missing:
             raise ConfigError(
                 f"Parts.{name}, {type(given).__name__}, has no {', '.join(missing)}: the engine calls them, see "
@@ -193,7 +189,7 @@ def make_kv_manager(made: Assembly, parts: Parts) -> KVManager:
     index = make_prefix_index(config, specs) if parts.prefix_index is None else parts.prefix_index
     host_pool = BlockCounts(made.num_host_blocks) if made.num_host_blocks else None
     if parts.page_store is None:
-        return BlockTables(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
+        return kv_manager(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
     check_page_store(parts.page_store)
     if index is None:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
@@ -201,14 +197,14 @@ def make_kv_manager(made: Assembly, parts: Parts) -> KVManager:
     model = fingerprint(made.model.config, made.model.dtype)
     # Pages of another model or format have other keys. By layer: the order of a page's bytes.
     root = f"by layer {model} {config.kv_dtype} {specs!r}".encode()
-    return StoredKVManager(pool, config.block_size, index, parts.page_store, root, host_pool)
+    return stored_kv_manager(pool, config.block_size, index, parts.page_store, root, host_pool)
 
 
 def make_kv_specs(made: Assembly) -> tuple[KVSpec, ...]:
     c = made.model.config
     # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
     windows = [w if w is not None and w < made.max_model_len else None for w in c.layer_windows]
-    value, scale = bits_per_value_and_scale(made.config, made.model.dtype)
+    value, scale = bits_per_value_and_scale(made.config.kv_dtype, made.model.dtype)
     size = made.config.block_size
     return kv_specs(windows, c.num_kv_heads, c.head_dim, size, bits_per_value=value, bits_per_scale=scale)
 
@@ -262,16 +258,17 @@ def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIn
 
 def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: AttentionBackend | None) -> None:
     """ConfigError where the cache is to be of 8 bits and a custom part does not apply scales."""
-    if config.kv_dtype != "fp8":
+    if kv_format(config.kv_dtype) is None:
         return
+    asked = f"kv_dtype={config.kv_dtype!r} needs"
     if kv_cache is not None and not has_scales(kv_cache):
         raise ConfigError(
-            "kv_dtype='fp8' needs a cache with scales(layer), as PagedKVCache has; "
+            f"{asked} a cache with scales(layer), as EightBitKVCache has; "
             f"Parts.kv_cache, {type(kv_cache).__name__}, has none: add it, or use kv_dtype='auto'"
         )
     if attention is not None and not (isinstance(attention, ReadsScales) and attention.reads_scales):
         raise ConfigError(
-            "kv_dtype='fp8' needs an attention backend that multiplies what it reads by the cache's scales(layer) and "
+            f"{asked} an attention backend that multiplies what it reads by the cache's scales(layer) and "
             f"says so with reads_scales = True; Parts.attention, {type(attention).__name__}, does not: "
             "change it, or use kv_dtype='auto'"
         )
@@ -326,12 +323,8 @@ def make_cache(made: Assembly) -> KVCache:
 
 
 def new_cache(made: Assembly, num_blocks: int, num_host_blocks: int) -> PagedKVCache:
-    import torch
-
-    from reference_impl.kv_store.cache import PagedKVCache
-
-    dtype = torch.float8_e4m3fn if made.config.kv_dtype == "fp8" else made.model.dtype
-    return PagedKVCache(made.kv_specs, num_blocks, dtype, made.model.device, num_host_blocks)
+    model = made.model
+    return kv_cache(made.kv_specs, num_blocks, model.dtype, model.device, num_host_blocks, made.config.kv_dtype)
 
 
 def make_attention(made: Assembly) -> AttentionBackend:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 from reference_impl import trace as events
+from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.config import EngineConfig
 from reference_impl.default_parts import Assembly
 from reference_impl.interfaces import (
@@ -28,6 +29,7 @@ from reference_impl.interfaces import (
     FetchesPages,
     Grammar,
     KVSpec,
+    PinsPrefixes,
     Pooling,
     Request,
     RequestState,
@@ -38,7 +40,6 @@ from reference_impl.interfaces import (
     WaitsOnPurpose,
 )
 from reference_impl.kv.cache_key import prefix_key
-from reference_impl.kv.groups import longest_sequence
 from reference_impl.parts import Parts
 from reference_impl.pipeline import Booked, Pipeline
 from reference_impl.planner import Planner
@@ -213,9 +214,9 @@ class Engine:
 
         ValueError if an unfinished request could then never fit, or if the KV manager has no pins.
         """
-        if not hasattr(self.kv, "pin"):
+        if not isinstance(self.kv, PinsPrefixes):
             raise ValueError(
-                f"pin: {type(self.kv).__name__} has no pin and unpin, see KVManager in interfaces/planning.py"
+                f"pin: {type(self.kv).__name__} has no pin and unpin, see PinsPrefixes in interfaces/abilities.py"
             )
         blocks = self.kv.pin(prefix, prefix_key(None, cache_salt))
         self.pins.append(pin := Pin(tuple(blocks), len(blocks) * self.config.block_size))
@@ -233,6 +234,7 @@ class Engine:
         if pin not in self.pins:
             raise ValueError("this pin was taken off already, or is another engine's")
         self.pins.remove(pin)
+        assert isinstance(self.kv, PinsPrefixes)
         self.kv.unpin(pin.blocks)
 
     def step(self) -> StepResult:

@@ -15,10 +15,12 @@ from reference_impl.interfaces.abilities import (
     HasScales,
     NamesKernels,
     NamesTensors,
+    PinsPrefixes,
     PlansAhead,
     PlansStages,
     ReadsScales,
     RunsStages,
+    SwapsOut,
     TakesBounds,
     TakesMasks,
     WaitsOnPurpose,
@@ -46,7 +48,7 @@ from reference_impl.interfaces.computing import (
     Sampler,
     TensorSpec,
 )
-from reference_impl.interfaces.pages import FetchesPages, HoldsPages, LayeredPageStore, PageStore
+from reference_impl.interfaces.pages import FetchesPages, HoldsPages, LayeredPageStore, PageStore, text_of
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
 from reference_impl.interfaces.planning import BlockPool, Clock, HostProposer, KVManager, Policy, PrefixIndex, Scheduler
 from reference_impl.interfaces.request import (
@@ -93,6 +95,7 @@ __all__ = [
     "Page",
     "PageStore",
     "PageTransfer",
+    "PinsPrefixes",
     "PlansAhead",
     "PlansStages",
     "Policy",
@@ -114,6 +117,7 @@ __all__ = [
     "StepOutput",
     "StepPlan",
     "StepRow",
+    "SwapsOut",
     "TableUpdate",
     "TakesBounds",
     "TakesMasks",
@@ -124,4 +128,5 @@ __all__ = [
     "WaitsOnPurpose",
     "has_scales",
     "takes_bounds",
+    "text_of",
 ]

@@ -44,6 +44,7 @@ from reference_impl.interfaces import (
     Row,
     StepOutput,
     StepPlan,
+    SwapsOut,
 )
 from reference_impl.scheduler.policy import FirstCome
 from reference_impl.scheduler.queue import RankedQueue
@@ -97,6 +98,7 @@ class Scheduler:
         self.admission, self.preemption, self.num_drafts = admission, preemption, num_drafts
         self.host_proposer, self.num_stages = host_proposer, num_stages
         self._pages = kv if isinstance(kv, FetchesPages) else None
+        self._host = kv if isinstance(kv, SwapsOut) else None
         self.waiting = RankedQueue()
         self.loading: list[Request] = []  # set aside until their pages are loaded; they hold no seat
         self.running: list[Request] = []  # best rank first
@@ -353,7 +355,7 @@ class Scheduler:
 
     def _preempt(self, request: Request, step: _Step) -> None:
         """It keeps its tokens and its rank, so it is among the first to come back."""
-        if self.preemption == "recompute" or not self.kv.swap_out(request):
+        if self.preemption == "recompute" or self._host is None or not self._host.swap_out(request):
             self.kv.free(request)
             request.num_computed_tokens = request.num_cached_tokens = 0
         request.state = RequestState.WAITING

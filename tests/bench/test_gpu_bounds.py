@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.bench import gpu_engines, gpu_workload
 from reference_impl.bench.gpu_bounds import Limits, Work, work_of
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.kernels import reference
-from reference_impl.kv.groups import kv_specs
 from reference_impl.layers.backend import TORCH
 from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import build_model, destinations

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.kv_cache import kv_cache
 from reference_impl.config import ConfigError, EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import BlockPair, KVSpec, SamplingParams, Transfers
-from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.models.loader import load_model
 from reference_impl.parts import Parts
@@ -21,16 +21,16 @@ FP8, CPU = torch.float8_e4m3fn, torch.device("cpu")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
-def cache(num_blocks: int = 4, num_host_blocks: int = 2) -> PagedKVCache:
+def cache(num_blocks: int = 4, num_host_blocks: int = 2) -> Any:
     """Block b holds b everywhere, and scales of 10 b; host blocks 100 more, scales 1000 more."""
-    made = PagedKVCache(
-        [KVSpec(3, 2, 4, 5, bits_per_value=8, bits_per_scale=32)], num_blocks, FP8, CPU, num_host_blocks
-    )
+    spec = KVSpec(3, 2, 4, 5, bits_per_value=8, bits_per_scale=32)
+    made: Any = kv_cache([spec], num_blocks, torch.float32, CPU, num_host_blocks, "fp8")
     numbers, host = torch.arange(num_blocks), 100 + torch.arange(num_host_blocks)
     made.data.copy_(numbers[:, None, None, None].expand(made.data.shape))
     made.scale.copy_(10 * numbers[:, None, None].expand(made.scale.shape))
-    made.host.view(torch.uint8).copy_(host[:, None, None, None, None, None].expand(made.host.shape))
-    made.host_scale.copy_(10 * host[:, None, None, None, None].expand(made.host_scale.shape))
+    codes, scale = made.host
+    codes.copy_(host[:, None, None, None, None, None].expand(codes.shape))
+    scale.copy_(10 * host[:, None, None, None, None].expand(scale.shape))
     return made
 
 
@@ -47,17 +47,18 @@ def test_scales_are_copied_and_swapped_with_their_blocks() -> None:
     assert blocks(c.data.float(), 2)[:3] == [0, 0, 1]
     assert blocks(c.data.view(torch.uint8), 2)[3] == 101, "as it lay in the host's memory, byte for byte"
     assert blocks(c.scale, 2) == [0, 0, 10, 1010]
-    assert c.host[0].view(FP8).float().unique().tolist() == [2.0]
-    assert blocks(c.host_scale, 0) == [20, 1010]
+    codes, scale = c.host
+    assert codes[0].view(FP8).float().unique().tolist() == [2.0]
+    assert blocks(scale, 0) == [20, 1010]
 
 
 def test_the_price_of_a_block_counts_its_scales() -> None:
     config = EngineConfig(kv_dtype="fp8", kv_cache_bytes=1 << 20)
     spec = KVSpec(num_layers=3, num_kv_heads=2, head_dim=4, block_size=5, bits_per_value=8, bits_per_scale=32)
     assert spec.bytes_per_token == 2 * 3 * 2 * (4 + 4)
-    c = PagedKVCache([spec], 7, FP8, CPU, 2)
+    c: Any = kv_cache([spec], 7, torch.float32, CPU, 2, "fp8")
     assert c.data.nbytes + c.scale.nbytes == 7 * spec.bytes_per_block
-    assert c.host.nbytes + c.host_scale.nbytes == 2 * spec.bytes_per_block
+    assert sum(host.nbytes for host in c.host) == 2 * spec.bytes_per_block
     assert config.kv_dtype == "fp8"
 
 
@@ -91,10 +92,11 @@ def served(engine: Engine, n: int = 1, **sampling: Any) -> list[list[int]]:
         free = [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]
         store.data.view(torch.uint8)[:, :, free] = 0x7F
         store.scale[:, :, free] = torch.nan
-        if engine.kv.host_pool is not None:
-            free = [b for b in range(engine.num_host_blocks) if engine.kv.host_pool.ref_count(b) == 0]
-            store.host.view(torch.uint8)[free] = 0x7F
-            store.host_scale[free] = torch.nan
+        if engine.num_host_blocks:
+            free = [b for b in range(engine.num_host_blocks) if engine.kv.host.pool.ref_count(b) == 0]
+            codes, scale = store.host
+            codes[free] = 0x7F
+            scale[free] = torch.nan
 
     store.transfer = transfer_and_poison
     requests = [

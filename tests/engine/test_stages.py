@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from reference_impl.assembly.kv import kv_manager
 from reference_impl.beam import beam_search
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import PlansStages, RequestState, RunsStages, SamplingParams
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
 from reference_impl.parts import Parts
 from reference_impl.scheduler.policy import ByPriority
 from reference_impl.scheduler.scheduler import Scheduler
@@ -263,7 +263,7 @@ def test_parts_that_cannot_have_several_steps_in_flight_are_named(make: Make, ra
         Engine(model, config, replace(parts, kv_manager=kv, block_pool=engine.block_pool))
     auto = Engine(model, replace(config, overlap="auto"), replace(parts, kv_manager=kv, block_pool=engine.block_pool))
     assert (auto.pipeline.depth, auto.scheduler.num_stages) == (1, 1)  # type: ignore[attr-defined]
-    mine = Scheduler(KVManager(BlockPool(30), 4), 4, 100)
+    mine = Scheduler(kv_manager(BlockPool(30), 4), 4, 100)
     with pytest.raises(ValueError, match=r"these cannot: scheduler \(advance, num_stages=3\)$"):
         Engine(model, config, replace(parts, scheduler=mine))
     mine.num_stages = 2

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
+from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.annexes.prefix.radix_index import RadixIndex
+from reference_impl.assembly.kv import FullKVManager, kv_manager
 from reference_impl.interfaces import NO_BLOCK, PrefixIndex, Request, SamplingParams
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.cache_key import prefix_key
-from reference_impl.kv.hash_index import HashIndex
-from reference_impl.kv.manager import KVManager
-from reference_impl.kv.radix_index import RadixIndex
 
 
 def make_request(name: str, tokens: list[int], groups: int = 1) -> Request:
@@ -20,7 +20,7 @@ def make_request(name: str, tokens: list[int], groups: int = 1) -> Request:
     )
 
 
-def compute(manager: KVManager, request: Request, num_tokens: int) -> None:
+def compute(manager: FullKVManager, request: Request, num_tokens: int) -> None:
     """As a step does."""
     assert manager.reserve(request, num_tokens)
     request.num_computed_tokens += num_tokens
@@ -34,7 +34,7 @@ def index(request: pytest.FixtureRequest) -> PrefixIndex:
 
 def test_an_eviction_takes_what_is_missing_and_no_more(index: PrefixIndex) -> None:
     """In a small cache; in a large one a few more go at once."""
-    manager = KVManager(BlockPool(8), 2, index=index)
+    manager = kv_manager(BlockPool(8), 2, index=index)
     for first in (1, 2):
         request = make_request(str(first), [first] * 6)
         assert manager.admit(request, 6, 6)
@@ -47,7 +47,7 @@ def test_an_eviction_takes_what_is_missing_and_no_more(index: PrefixIndex) -> No
 
 
 def test_what_does_not_fit_evicts_nothing_and_holds_nothing(index: PrefixIndex) -> None:
-    manager = KVManager(BlockPool(6), 2, index=index)
+    manager = kv_manager(BlockPool(6), 2, index=index)
     first = make_request("first", [1] * 4)
     running = make_request("running", [2] * 5)
     for request in (first, running):
@@ -64,7 +64,7 @@ def test_what_does_not_fit_evicts_nothing_and_holds_nothing(index: PrefixIndex) 
 
 
 def test_the_longest_cached_prefix_is_a_hit_up_to_the_last_block_before_the_last_token(index: PrefixIndex) -> None:
-    manager = KVManager(BlockPool(20), 2, index=index)
+    manager = kv_manager(BlockPool(20), 2, index=index)
     first = make_request("first", [1, 2, 3, 4, 5, 6])
     assert manager.admit(first, 6, 6)
     compute(manager, first, 6)
@@ -80,7 +80,7 @@ def test_the_longest_cached_prefix_is_a_hit_up_to_the_last_block_before_the_last
 @pytest.mark.parametrize("windows", [(None,), (4,), (None, 4)])
 def test_who_comes_back_from_the_host_gets_blocks_for_what_is_known_and_windows_for_the_next_chunk(windows) -> None:
     """6 of 20 tokens are computed, in blocks of 2; the next step computes at most 5 of them."""
-    manager = KVManager(BlockPool(40), 2, windows, host_pool=BlockPool(40))
+    manager = kv_manager(BlockPool(40), 2, windows, host_pool=BlockPool(40))
     for num_tokens, in_windows in ((20, 6), (9, 5), (7, 4)):
         request = make_request("a", [1] * num_tokens, len(windows))
         assert manager.admit(request, num_tokens, 6)
@@ -102,7 +102,7 @@ def test_who_comes_back_from_the_host_gets_blocks_for_what_is_known_and_windows_
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_a_window_keeps_the_blocks_that_the_next_query_sees_and_no_others(window: int) -> None:
-    manager = KVManager(BlockPool(20), 3, (window,))
+    manager = kv_manager(BlockPool(20), 3, (window,))
     request = make_request("a", [1] * 40)
     assert manager.admit(request, 40, 4)
     while request.num_computed_tokens < 36:
@@ -114,7 +114,7 @@ def test_a_window_keeps_the_blocks_that_the_next_query_sees_and_no_others(window
 
 
 def test_a_fork_shares_what_is_computed_and_nothing_that_is_reserved() -> None:
-    manager = KVManager(BlockPool(20), 2)
+    manager = kv_manager(BlockPool(20), 2)
     parent, child = make_request("parent", [1] * 5), make_request("child", [1] * 5)
     assert manager.admit(parent, 20, 20)
     parent.num_computed_tokens, child.num_computed_tokens = 5, 4
@@ -141,7 +141,7 @@ def test_two_owners_never_have_one_key() -> None:
 def test_a_fork_that_goes_on_behind_a_shared_block_gets_its_copy_and_all_its_new_blocks(windows) -> None:
     """7 tokens in blocks of 2, of which 3 are shared: of each group a copy of the second block and two more."""
     groups = len(windows)
-    manager = KVManager(BlockPool(5 * groups), 2, windows)
+    manager = kv_manager(BlockPool(5 * groups), 2, windows)
     parent, child = make_request("parent", [1] * 3, groups), make_request("child", [1] * 7, groups)
     assert manager.admit(parent, 3, 9)
     parent.num_computed_tokens = child.num_computed_tokens = 3
@@ -164,7 +164,7 @@ def test_a_fork_that_goes_on_behind_a_shared_block_gets_its_copy_and_all_its_new
 def test_a_fork_holds_the_indexed_blocks_before_those_it_shares(index: PrefixIndex) -> None:
     """The parent computed what somebody else had indexed meanwhile, and has not committed it. If it did so only later,
     the fork would hold an indexed block and not the one before it, which nobody could then evict."""
-    manager = KVManager(BlockPool(6), 2, index=index)
+    manager = kv_manager(BlockPool(6), 2, index=index)
     other, parent, child = (make_request(name, [1, 2, 3, 4, 5]) for name in ("other", "parent", "child"))
     other.tokens = [1, 2, 7]
     assert manager.admit(parent, 5, 9)
@@ -187,7 +187,7 @@ def test_an_index_of_your_own_that_evicts_wrongly_is_found_out(gives: str, messa
         def evict(self, num_blocks, evictable):
             return super().evict(1, evictable) if gives == "fewer" else super().evict(num_blocks, lambda block: True)
 
-    manager = KVManager(BlockPool(8), 2, index=Wrong(2))
+    manager = kv_manager(BlockPool(8), 2, index=Wrong(2))
     idle, running = make_request("idle", [1] * 6), make_request("running", [2] * 4)
     for request in (running, idle):
         assert manager.admit(request, request.num_tokens, 9)
@@ -199,7 +199,7 @@ def test_an_index_of_your_own_that_evicts_wrongly_is_found_out(gives: str, messa
 
 def test_what_is_given_up_while_steps_run_comes_back_when_the_last_of_them_is_collected() -> None:
     pool = BlockPool(6)
-    manager = KVManager(pool, 2)
+    manager = kv_manager(pool, 2)
     first, second, third = (make_request(str(i), [i] * 4) for i in range(3))
     for request in (first, second, third):
         assert manager.admit(request, 4, 4)
@@ -221,7 +221,7 @@ def test_who_finds_no_room_for_the_rest_of_a_cached_prompt_leaves_nothing_that_c
     index: PrefixIndex,
 ) -> None:
     """Also while a step runs: who is told that blocks are coming waits for them."""
-    manager = KVManager(BlockPool(6), 2, index=index)
+    manager = kv_manager(BlockPool(6), 2, index=index)
     first, running = make_request("first", [1] * 4), make_request("running", [2] * 5)
     for request in (first, running):
         assert manager.admit(request, request.num_tokens, 9)
@@ -234,7 +234,7 @@ def test_who_finds_no_room_for_the_rest_of_a_cached_prompt_leaves_nothing_that_c
 
 def test_host_blocks_that_come_back_later_are_no_blocks_to_wait_for() -> None:
     device, host = BlockPool(4), BlockPool(4)
-    manager = KVManager(device, 2, host_pool=host)
+    manager = kv_manager(device, 2, host_pool=host)
     request = make_request("a", [1] * 5)
     assert manager.admit(request, 4, 4)
     compute(manager, request, 4)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_impl.assembly.kv import kv_manager
 from reference_impl.interfaces import Policy, Request, SamplingParams, StepOutput
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
 from reference_impl.scheduler.policy import (
     ByPriority,
     EarliestDeadline,
@@ -256,7 +256,7 @@ def test_requests_are_let_in_by_rank_and_all_finish(name: str, drawn: Any, seqs:
             finished.append(request.id)
             policy.finished(request)
 
-    scheduler = Scheduler(KVManager(BlockPool(num_blocks), 4), seqs, 16, Watched())
+    scheduler = Scheduler(kv_manager(BlockPool(num_blocks), 4), seqs, 16, Watched())
     coming = list(requests)
     for now in range(sum(most_tokens(request) for request in requests) * 2 + 100):
         while coming and coming[0].arrival <= now:

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.assembly.kv import kv_manager
 from reference_impl.interfaces import Request, RequestState, SamplingParams, StepOutput, StepPlan
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.hash_index import HashIndex
-from reference_impl.kv.manager import KVManager
 from reference_impl.scheduler.policy import ByPriority, FirstCome
 from reference_impl.scheduler.scheduler import Scheduler
 
@@ -34,7 +34,7 @@ def output_of(plan: StepPlan, token: int = 1) -> StepOutput:
 
 
 def serve(num_blocks: int, block_size: int, seqs: int, budget: int, *requests: Request) -> Scheduler:
-    scheduler = Scheduler(KVManager(BlockPool(num_blocks), block_size), seqs, budget)
+    scheduler = Scheduler(kv_manager(BlockPool(num_blocks), block_size), seqs, budget)
     for request in requests:
         scheduler.add(request)
     return scheduler
@@ -122,7 +122,7 @@ def test_an_end_token_in_the_prompt_ends_nothing() -> None:
 def test_worst_case_admission_reserves_all_but_the_last_token_which_is_never_read(admission) -> None:
     """5 tokens of prompt and 17 of output: 21 slots in blocks of 4."""
     requests = [make_request(name, 5, 17) for name in "ab"]
-    scheduler = Scheduler(KVManager(BlockPool(11), 4), 2, 100, admission=admission)
+    scheduler = Scheduler(kv_manager(BlockPool(11), 4), 2, 100, admission=admission)
     for request in requests:
         scheduler.add(request)
     plan = scheduler.schedule(0.0)
@@ -162,7 +162,7 @@ def test_an_abort_frees_the_request_wherever_it_is(state: str) -> None:
 def test_a_preempted_request_comes_back_only_when_all_its_tokens_fit() -> None:
     """Let in for one chunk, it would be preempted again by its neighbour's next block, over and over."""
     pool = BlockPool(6)
-    scheduler = Scheduler(KVManager(pool, 4), max_num_seqs=4, max_num_batched_tokens=4)
+    scheduler = Scheduler(kv_manager(pool, 4), max_num_seqs=4, max_num_batched_tokens=4)
     long, late = make_request("0", 4, max_tokens=20), make_request("1", 8, max_tokens=8)
     for request in (long, late):
         scheduler.add(request)
@@ -200,7 +200,7 @@ def test_a_request_that_the_policy_cannot_rank_leaves_nothing_behind(rank: float
                 raise ValueError(f"request {request.id!r}: no rank")
             return rank
 
-    scheduler = Scheduler(KVManager(BlockPool(4), 4), 2, 8, Confused())
+    scheduler = Scheduler(kv_manager(BlockPool(4), 4), 2, 8, Confused())
     with pytest.raises(ValueError, match="request 'a': "):
         scheduler.add(make_request("a", 3, 2))
     assert not scheduler.has_work()
@@ -213,7 +213,7 @@ def test_a_request_that_the_policy_cannot_rank_leaves_nothing_behind(rank: float
 
 
 def swapping(num_blocks: int, block_size: int, *requests: Request, windows=(None,), budget=8) -> Scheduler:
-    kv = KVManager(BlockPool(num_blocks), block_size, windows, host_pool=BlockPool(20))
+    kv = kv_manager(BlockPool(num_blocks), block_size, windows, host_pool=BlockPool(20))
     scheduler = Scheduler(kv, 4, budget, preemption="swap")
     for request in requests:
         request.block_tables = [[] for _ in windows]
@@ -255,7 +255,7 @@ def test_what_a_window_has_left_behind_is_not_brought_back() -> None:
 def test_who_comes_back_from_the_host_is_safe_from_who_goes_there_in_the_same_step() -> None:
     """What goes out is moved before what comes in, so it must not be given host blocks that are still to be read."""
     device, host = BlockPool(4), BlockPool(2)
-    kv = KVManager(device, 2, host_pool=host)
+    kv = kv_manager(device, 2, host_pool=host)
     back, out = make_request("back", 4, 4), make_request("out", 4, 4)
     assert kv.admit(back, 4, 8)
     back.num_computed_tokens = 3
@@ -277,7 +277,7 @@ def test_who_comes_back_from_the_host_is_safe_from_who_goes_there_in_the_same_st
 def test_who_comes_back_from_the_host_and_leaves_in_the_same_step_has_moved_nothing(ends: bool) -> None:
     """Its blocks on the device hold nothing yet: they must be neither read nor found by others."""
     device, host = BlockPool(4), BlockPool(4)
-    kv = KVManager(device, 2, index=HashIndex(2), host_pool=host)
+    kv = kv_manager(device, 2, index=HashIndex(2), host_pool=host)
     request = make_request("a", 5, 4)
     assert kv.admit(request, 5, 8)
     request.num_computed_tokens = 4
@@ -322,7 +322,7 @@ def test_held_requests_that_wait_for_each_other_do_not_wait_behind_others() -> N
 
 
 def test_the_more_urgent_take_seats_from_who_ranks_last_and_no_more_than_they_need() -> None:
-    scheduler = Scheduler(KVManager(BlockPool(30), 4), 3, 100, ByPriority(aging=0))
+    scheduler = Scheduler(kv_manager(BlockPool(30), 4), 3, 100, ByPriority(aging=0))
 
     def add(name: str, priority: int) -> None:
         request = make_request(name, 4, 9)
@@ -346,7 +346,7 @@ def test_the_more_urgent_take_seats_from_who_ranks_last_and_no_more_than_they_ne
 
 def test_a_policy_that_is_not_preemptive_ranks_only_who_waits() -> None:
     policy = ByPriority(aging=0, preemptive=False)
-    scheduler = Scheduler(KVManager(BlockPool(30), 4), 1, 100, policy)
+    scheduler = Scheduler(kv_manager(BlockPool(30), 4), 1, 100, policy)
     for name, priority in (("low", 2), ("middle", 1), ("urgent", 0)):
         request = make_request(name, 4, 2)
         request.priority = priority
@@ -364,7 +364,7 @@ def test_a_policy_that_is_not_preemptive_ranks_only_who_waits() -> None:
 
 
 def test_a_prompt_is_shared_as_soon_as_it_is_computed_and_an_answer_when_it_is_finished() -> None:
-    scheduler = Scheduler(KVManager(BlockPool(30), 2, index=HashIndex(2)), 4, 100)
+    scheduler = Scheduler(kv_manager(BlockPool(30), 2, index=HashIndex(2)), 4, 100)
 
     def cached(name: str, tokens: list[int], max_tokens: int = 1) -> int:
         request = make_request(name, len(tokens), max_tokens)
@@ -408,7 +408,7 @@ def test_the_policy_hears_of_everybody_who_goes_also_of_those_who_are_aborted() 
             self.gone.append(request.id)
 
     policy = Listening()
-    scheduler = Scheduler(KVManager(BlockPool(4), 4), 2, 100, policy)
+    scheduler = Scheduler(kv_manager(BlockPool(4), 4), 2, 100, policy)
     for name in ("ends", "runs", "waits"):
         scheduler.add(make_request(name, 4, 1 if name == "ends" else 9))
     plan = scheduler.schedule(0.0)
@@ -423,7 +423,7 @@ def test_the_policy_hears_of_everybody_who_goes_also_of_those_who_are_aborted() 
 def test_a_prompt_whose_turn_it_is_gets_its_blocks_before_those_that_decode_and_rank_after_it() -> None:
     """A window's blocks come with each chunk. Those that decode are first at the budget: were they first at the blocks,
     too, the one that ranks first would find nobody to throw out but itself, be let in again, and so on."""
-    scheduler = Scheduler(KVManager(BlockPool(25), 1, (6,)), 9, 12, ByPriority(aging=0))
+    scheduler = Scheduler(kv_manager(BlockPool(25), 1, (6,)), 9, 12, ByPriority(aging=0))
     for name, priority, num_prompt in (("long0", 1, 5), ("long1", 1, 5), ("long2", 1, 5), ("urgent", 0, 19)):
         request = make_request(name, num_prompt, 40)
         request.priority = priority
@@ -436,7 +436,7 @@ def test_a_prompt_whose_turn_it_is_gets_its_blocks_before_those_that_decode_and_
 
 
 def test_a_chunk_of_a_prompt_leaves_their_token_to_those_that_decode_also_if_they_rank_after_it() -> None:
-    scheduler = Scheduler(KVManager(BlockPool(30), 4), 4, 8, ByPriority(aging=0))
+    scheduler = Scheduler(kv_manager(BlockPool(30), 4), 4, 8, ByPriority(aging=0))
     for name, priority, num_prompt in (("a", 1, 3), ("b", 1, 3), ("urgent", 0, 30)):
         request = make_request(name, num_prompt, 9)
         request.priority = priority

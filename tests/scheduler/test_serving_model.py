@@ -18,12 +18,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.annexes.prefix.radix_index import RadixIndex
+from reference_impl.annexes.windows.groups import longest_sequence
+from reference_impl.assembly.kv import kv_manager
 from reference_impl.interfaces import NO_BLOCK, Request, RequestState, SamplingParams, StepOutput, StepPlan
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.groups import longest_sequence
-from reference_impl.kv.hash_index import HashIndex
-from reference_impl.kv.manager import KVManager
-from reference_impl.kv.radix_index import RadixIndex
 from reference_impl.scheduler.policy import ByPriority, EarliestDeadline, FairShare, FirstCome, ShortestFirst
 from reference_impl.scheduler.scheduler import Scheduler
 
@@ -97,7 +97,7 @@ class Serving(RuleBasedStateMachine):
         self.pool = BlockPool(self.num_blocks)
         self.host_pool = BlockPool(num_host_blocks) if num_host_blocks else None
         self.index = index(block_size) if index and windows == (None,) else None
-        self.kv = KVManager(self.pool, block_size, windows, self.index, self.host_pool)
+        self.kv = kv_manager(self.pool, block_size, windows, self.index, self.host_pool)
         self.policy = POLICIES[policy]()
         preemption: Any = "swap" if num_host_blocks else "recompute"
         self.scheduler = Scheduler(self.kv, seqs, budget, self.policy, admission, preemption)
@@ -302,7 +302,7 @@ class Serving(RuleBasedStateMachine):
             return
         pins = Counter(block for pin in self.pinned for block in pin)
         owners = Counter(b for r in self.requests.values() for t in r.block_tables for b in t if b != NO_BLOCK)
-        indexed = self.kv._indexed
+        indexed = self.kv.references.indexed
         assert len(indexed) == (0 if self.index is None else len(self.index))
         for block in range(self.num_blocks):
             assert self.pool.ref_count(block) == owners[block] + pins[block] + (block in indexed)
@@ -316,7 +316,7 @@ class Serving(RuleBasedStateMachine):
                 own = [block for block in table if block != NO_BLOCK]
                 assert len(own) == len(set(own)), "a block stands twice in a table"
         if self.host_pool is not None:
-            there = [b for tables in self.kv._on_host.values() for t in tables for b in t if b != NO_BLOCK]
+            there = [b for tables in self.kv.on_host.values() for t in tables for b in t if b != NO_BLOCK]
             assert len(there) == len(set(there)) == self.host_pool.num_blocks - self.host_pool.num_free
 
     @invariant()
@@ -324,7 +324,7 @@ class Serving(RuleBasedStateMachine):
         if not hasattr(self, "requests") or self.index is None:
             return
         for request in self.requests.values():
-            known = [block in self.kv._indexed for block in request.block_table]
+            known = [block in self.kv.references.indexed for block in request.block_table]
             assert known == sorted(known, reverse=True)
 
     @invariant()
