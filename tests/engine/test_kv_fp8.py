@@ -64,12 +64,14 @@ def test_the_price_of_a_block_counts_its_scales() -> None:
 
 def test_the_budget_pays_for_more_blocks(random_model) -> None:
     model, counts = random_model("float32"), {}
-    for kv_dtype in ("auto", "fp8"):
+    for kv_dtype in ("auto", "fp8", "int8"):
         engine = Engine(model, EngineConfig(kv_dtype=kv_dtype, kv_cache_bytes=1 << 20))
-        held = engine.kv_cache.data.nbytes + (engine.kv_cache.scale.nbytes if kv_dtype == "fp8" else 0)
+        held = engine.kv_cache.data.nbytes + (0 if kv_dtype == "auto" else engine.kv_cache.scale.nbytes)
         assert engine.num_blocks * engine.kv_spec.bytes_per_block == held <= 1 << 20
         counts[kv_dtype] = engine.num_blocks
-    assert counts["fp8"] == int(counts["auto"] * 4 * 8 / (8 + 4))  # head_dim 8: 12 bytes a head instead of 32
+    assert (
+        counts["int8"] == counts["fp8"] == int(counts["auto"] * 4 * 8 / (8 + 4))
+    )  # head_dim 8: 12 bytes a head instead of 32
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -178,6 +180,14 @@ def test_samples_that_write_to_a_shared_block_get_a_copy_with_its_scales(random_
     assert any(step.transfers.copies for step in engine.trace.steps())
 
 
+@pytest.mark.parametrize("kv_dtype", ["int4", "float8_e4m3fn", ""])
+def test_a_format_that_is_not_in_the_table_is_refused_by_name(kv_dtype, random_model) -> None:
+    with pytest.raises(ValueError, match=f"kv_dtype: expected one of auto, fp8, int8, got {kv_dtype!r}"):
+        Engine(random_model("float32"), EngineConfig(kv_dtype=kv_dtype))
+    with pytest.raises(ValueError, match="kv_dtype: expected a name, got 8"):
+        EngineConfig(kv_dtype=8)  # type: ignore[arg-type]
+
+
 class OwnCache:
     """A learner's, from before there were scales."""
 
@@ -236,7 +246,8 @@ def log_likelihoods(model: Any, text: list[int], kv_dtype: str) -> torch.Tensor:
     return logits[0].float().log_softmax(-1)[:-1].gather(1, torch.tensor(text[1:])[:, None])[:, 0]
 
 
-def test_the_perplexity_of_the_course_model_hardly_changes() -> None:
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+def test_the_perplexity_of_the_course_model_hardly_changes(kv_dtype) -> None:
     """On a text of its own kind: at most 2 % from the perplexity with a cache in 32 bits."""
     from reference_impl.llm import LLM
 
@@ -248,7 +259,7 @@ def test_the_perplexity_of_the_course_model_hardly_changes() -> None:
         "    def __len__(self):\n        return len(self.items)\n"
     )
     model = load_model(folder, torch.float32)
-    exact, eight = (log_likelihoods(model, text, kv_dtype) for kv_dtype in ("auto", "fp8"))
+    exact, eight = (log_likelihoods(model, text, kv_dtype) for kv_dtype in ("auto", kv_dtype))
     assert len(exact) > 80
     assert not torch.equal(exact, eight), "there was no cache of 8 bits"
     ratio = math.exp(float(exact.mean() - eight.mean()))

@@ -300,7 +300,7 @@ def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -
     collect = broken.executor.collect
     broken.executor.collect = lambda ticket: replace(collect(ticket), transfers=(TransferEnd(7),))
     ask(broken)
-    with pytest.raises(ValueError, match=r"reply to step .* transfers \[7\]; KVManager has begun none"):
+    with pytest.raises(ValueError, match=r"reply to step .* transfers \[7\]; FullKVManager has begun none"):
         broken.step()
 
 
@@ -377,7 +377,7 @@ def test_a_transfer_that_goes_on_is_not_cancelled_and_one_that_stops_is(model, e
 
 def test_a_reply_about_layers_of_a_transfer_that_was_never_begun_is_an_error(model) -> None:
     for store, text in (
-        (None, r"transfers \[7\]; KVManager has begun none"),
+        (None, r"transfers \[7\]; FullKVManager has begun none"),
         (FakeStore(("now",)), "transfer 7 moved"),
     ):
         engine = engine_with(model, store)

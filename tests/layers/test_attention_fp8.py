@@ -2,8 +2,9 @@
 
 The bound, for e4m3. A head's largest magnitude m becomes the code 448, so scale s = m / 448, and x / s is rounded to
 the nearest code: by at most a 16th of it (four significant bits), or half of 2^-9 where codes are finest. So
-|stored x - x| is at most e(x) = max(|x| / 16, s / 1024), and a score (scale x q . k) errs by at most d = scale x sum |q_i| e(k_i). Then each
-softmax weight changes by a factor within exp(-2 D) ... exp(2 D), D the largest d in the row, and the output by at most
+|stored x - x| is at most e(x) = max(|x| / 16, s / 1024), and a score (scale x q . k) errs by at most
+d = scale x sum |q_i| e(k_i). Then each softmax weight changes by a factor within exp(-2 D) ... exp(2 D), D the largest
+d in the row, and the output by at most
 
     (exp(2 D) - 1) x sum p |v|  +  exp(2 D) x sum p e(v)
 
