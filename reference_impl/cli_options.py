@@ -12,6 +12,9 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
+from reference_impl.annexes.kv_formats.formats import FORMATS
+
+_KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.join(FORMATS)}."
 _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
@@ -27,9 +30,7 @@ class EngineOptions:
 
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; default: the checkpoint's.")] = None
     quantization: Annotated[str, typer.Option(help="Weights of the linear layers: none, fp8, int8 or int4.")] = "none"
-    kv_dtype: Annotated[str, typer.Option(help="Keys and values in the cache: auto (the model's dtype) or fp8.")] = (
-        "auto"
-    )
+    kv_dtype: Annotated[str, typer.Option(help=_KV_DTYPE)] = "auto"
     attention: Annotated[str, typer.Option(help=_ATTENTION)] = "auto"
     overlap: Annotated[str, typer.Option(help=_OVERLAP)] = "auto"
     graphs: Annotated[str, typer.Option(help=_GRAPHS)] = "auto"

@@ -24,7 +24,8 @@ class EngineConfig:
 
     block_size: tokens in a KV block. num_blocks: None takes what kv_cache_bytes pays for; only one of the two can be
     given. kv_cache_bytes: None is 256 MiB, but on a GPU what is left of memory_percent of its memory when the largest
-    step has had its share (see kv_store/profile.py), and no more than max_num_seqs sequences of max_model_len need.
+    step has had its share (see annexes/sizing/profile.py), and no more than max_num_seqs sequences of max_model_len
+    need.
     max_num_batched_tokens: the budget of new tokens in one step (long prompts are cut into chunks).
     prefix_cache: "hash" (chain of block hashes), "radix" (tree of tokens), "off", or "auto": hash, except for models
     with sliding windows, which cannot share prefixes.
@@ -32,8 +33,9 @@ class EngineConfig:
     requests that are swapped out.
     num_drafts: how many guesses of Parts.proposer a decoding request has verified in a step.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
-    kv_dtype: of keys and values in the cache: "auto" (the model's own) or "fp8" (e4m3, and a scale for each head of a
-    token). overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
+    kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
+    token), "int8" (the same with integers); checked when an engine is made, see annexes/kv_formats/formats.py.
+    overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
     dependent_launches: there a kernel begins while the one before it ends (Hopper and later).
     """
@@ -51,7 +53,7 @@ class EngineConfig:
     swap_bytes: int = 64 * 1024**2
     num_drafts: int = 0
     attention: Literal["auto", "triton", "torch"] = "auto"
-    kv_dtype: Literal["auto", "fp8"] = "auto"
+    kv_dtype: str = "auto"
     overlap: Literal["auto", "on", "off"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
     dependent_launches: Literal["on", "off"] = "off"
@@ -63,6 +65,9 @@ class EngineConfig:
             if choices := get_args(kind) if get_origin(kind) is Literal else ():
                 if value not in choices:
                     raise ValueError(f"EngineConfig.{name}: expected one of {', '.join(choices)}, got {value!r}")
+            elif kind is str:
+                if not isinstance(value, str):
+                    raise ValueError(f"EngineConfig.{name}: expected a name, got {value!r}")
             elif value is None and name in optional:
                 continue
             elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in may_be_0):

@@ -25,7 +25,7 @@ from reference_impl.executor.simulated import END, SimulatedGPU, weightless
 from reference_impl.interfaces import KVSpec
 from reference_impl.kernels import reference
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.usage import memory_use
+from reference_impl.annexes.sizing.usage import memory_use
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.theory import kv_cache, model_shapes, roofline
 from reference_impl.theory.deployment import Deployment

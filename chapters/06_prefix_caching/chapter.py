@@ -23,9 +23,9 @@ from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_mod
 from reference_impl.interfaces import Request
 from reference_impl.kernels import reference
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.hash_index import HashIndex
+from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
-from reference_impl.kv.radix_index import RadixIndex
+from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.simulation import Result, simulate_replicas
 from reference_impl.theory import latency, model_shapes, prefix_cache
 from reference_impl.theory.deployment import Deployment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -40,7 +41,6 @@ _PROTOCOLS: dict[str, Any] = {
 }  # fmt: skip
 
 _OF_THE_WORKER = ("kv_cache", "attention")  # another executor has its own, and may give what stands for them
-_ON_REQUEST = ("pin", "unpin")  # only `Engine.pin` calls them; lab 04's manager had none for long
 
 
 def check_parts(parts: Parts) -> None:
@@ -64,7 +64,7 @@ def check_members(parts: Parts) -> None:
             raise ConfigError(f"Parts.{name}, {given.__name__}, is a class: expected an object of it")
         members = {*vars(protocol), *protocol.__annotations__}
         public = [m for m in members if not m.startswith("_") or m in ("__len__", "__call__")]
-        missing = sorted(m for m in public if m not in _ON_REQUEST and not hasattr(given, m))
+        missing = sorted(m for m in public if not hasattr(given, m))
         if missing:
             raise ConfigError(
                 f"Parts.{name}, {type(given).__name__}, has no {', '.join(missing)}: the engine calls them, see "
@@ -104,16 +104,17 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
 
 def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: AttentionBackend | None) -> None:
     """ConfigError where the cache is to be of 8 bits and a custom part does not apply scales."""
-    if config.kv_dtype != "fp8":
+    if kv_format(config.kv_dtype) is None:
         return
+    asked = f"kv_dtype={config.kv_dtype!r} needs"
     if kv_cache is not None and not has_scales(kv_cache):
         raise ConfigError(
-            "kv_dtype='fp8' needs a cache with scales(layer), as PagedKVCache has; "
+            f"{asked} a cache with scales(layer), as EightBitKVCache has; "
             f"Parts.kv_cache, {type(kv_cache).__name__}, has none: add it, or use kv_dtype='auto'"
         )
     if attention is not None and not (isinstance(attention, ReadsScales) and attention.reads_scales):
         raise ConfigError(
-            "kv_dtype='fp8' needs an attention backend that multiplies what it reads by the cache's scales(layer) and "
+            f"{asked} an attention backend that multiplies what it reads by the cache's scales(layer) and "
             f"says so with reads_scales = True; Parts.attention, {type(attention).__name__}, does not: "
             "change it, or use kv_dtype='auto'"
         )

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.annexes.process.worker import fingerprint
 from reference_impl.assembly.checks import check_page_store
+from reference_impl.assembly.kv import kv_manager, stored_kv_manager
+from reference_impl.assembly.kv_cache import kv_cache
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.interfaces import (
@@ -27,10 +31,6 @@ from reference_impl.interfaces import (
     takes_bounds,
 )
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.hash_index import HashIndex
-from reference_impl.kv.manager import KVManager as BlockTables
-from reference_impl.kv.radix_index import RadixIndex
-from reference_impl.kv.stored import StoredKVManager
 from reference_impl.parts import Parts, part
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def make_kv_manager(made: Made, parts: Parts) -> KVManager:
     index = make_prefix_index(config, specs) if parts.prefix_index is None else parts.prefix_index
     host_pool = BlockPool(made.num_host_blocks) if made.num_host_blocks else None
     if parts.page_store is None:
-        return BlockTables(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
+        return kv_manager(pool, config.block_size, [spec.window for spec in specs], index, host_pool)
     check_page_store(parts.page_store)
     if index is None:
         why = "it is off" if config.prefix_cache == "off" else "a model with sliding windows has none"
@@ -53,7 +53,7 @@ def make_kv_manager(made: Made, parts: Parts) -> KVManager:
     model = fingerprint(made.model.config, made.model.dtype)
     # Pages of another model or format have other keys. By layer: the order of a page's bytes.
     root = f"by layer {model} {config.kv_dtype} {specs!r}".encode()
-    return StoredKVManager(pool, config.block_size, index, parts.page_store, root, host_pool)
+    return stored_kv_manager(pool, config.block_size, index, parts.page_store, root, host_pool)
 
 
 def make_prefix_index(config: EngineConfig, specs: Sequence[KVSpec]) -> PrefixIndex | None:
@@ -81,12 +81,8 @@ def make_cache(made: Made) -> KVCache:
 
 
 def new_cache(made: Made, num_blocks: int, num_host_blocks: int) -> PagedKVCache:
-    import torch
-
-    from reference_impl.kv_store.cache import PagedKVCache
-
-    dtype = torch.float8_e4m3fn if made.config.kv_dtype == "fp8" else made.model.dtype
-    return PagedKVCache(made.kv_specs, num_blocks, dtype, made.model.device, num_host_blocks)
+    model = made.model
+    return kv_cache(made.kv_specs, num_blocks, model.dtype, model.device, num_host_blocks, made.config.kv_dtype)
 
 
 def make_attention(made: Made) -> AttentionBackend:

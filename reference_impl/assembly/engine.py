@@ -19,6 +19,7 @@ from reference_impl.annexes.pooling.engine import PoolingEngine, check_pooling, 
 from reference_impl.annexes.scoring.engine import ScoringEngine
 from reference_impl.annexes.speculative.engine import DraftingEngine
 from reference_impl.annexes.transfer.engine import TransferringEngine
+from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.assembly.checks import check_appended
 from reference_impl.assembly.made import Made
 from reference_impl.config import EngineConfig
@@ -37,7 +38,6 @@ from reference_impl.interfaces import (
     Transfers,
     WaitsOnPurpose,
 )
-from reference_impl.kv.groups import longest_sequence
 from reference_impl.parts import Parts
 from reference_impl.planner import output_of
 from reference_impl.trace import Trace

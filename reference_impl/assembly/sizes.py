@@ -7,12 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from reference_impl.annexes.beams.planning import ForkingPlanner
+from reference_impl.annexes.sizing.budget import num_blocks_for
+from reference_impl.annexes.sizing.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
+from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.assembly.defaults import make_sampler, new_cache, new_worker, why_not_graphs
+from reference_impl.assembly.kv_cache import bits_per_value_and_scale
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.interfaces import KVSpec, Request, Sampler, StepPlan
-from reference_impl.kv.groups import kv_specs
-from reference_impl.kv_store.budget import bits_per_value_and_scale, num_blocks_for
-from reference_impl.kv_store.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
 from reference_impl.parts import Parts, part
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def make_kv_specs(made: Made) -> tuple[KVSpec, ...]:
     c = made.model.config
     # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
     windows = [w if w is not None and w < made.max_model_len else None for w in c.layer_windows]
-    value, scale = bits_per_value_and_scale(made.config, made.model.dtype)
+    value, scale = bits_per_value_and_scale(made.config.kv_dtype, made.model.dtype)
     size = made.config.block_size
     return kv_specs(windows, c.num_kv_heads, c.head_dim, size, bits_per_value=value, bits_per_scale=scale)
 

@@ -6,10 +6,10 @@ import statistics
 import time
 from typing import Any
 
+from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.bench import harness
 from reference_impl.interfaces import Request, SamplingParams, StepOutput
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
 from reference_impl.scheduler.scheduler import Scheduler
 

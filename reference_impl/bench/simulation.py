@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from reference_impl.assembly.kv import kv_manager
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.executor.simulated import END, SimulatedGPU, weightless
 from reference_impl.interfaces import KVManager, Policy, SamplingParams, Scheduler, WaitsOnPurpose
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager as PagedKVManager
 from reference_impl.parts import Parts
 from reference_impl.simulation.cost import Roofline
 from reference_impl.theory.deployment import Deployment
@@ -55,7 +55,7 @@ def simulate(
     parts = Parts(policy=policy, executor=gpu, clock=gpu, kv_cache=object())  # type: ignore[arg-type]
     if scheduler is not None:
         parts.block_pool = BlockPool(fields["num_blocks"])
-        parts.kv_manager = PagedKVManager(parts.block_pool, config.block_size)
+        parts.kv_manager = kv_manager(parts.block_pool, config.block_size)
         parts.scheduler = scheduler(parts.kv_manager)
     engine = Engine(weightless(deployment), EngineConfig(**fields), parts)
     coming = deque(sorted(arrivals, key=lambda a: a.second))

@@ -17,10 +17,12 @@ from reference_impl.interfaces.abilities import (
     HasScales,
     NamesKernels,
     NamesTensors,
+    PinsPrefixes,
     PlansAhead,
     PlansStages,
     ReadsScales,
     RunsStages,
+    SwapsOut,
     TakesBounds,
     TakesMasks,
     WaitsOnPurpose,
@@ -50,7 +52,7 @@ from reference_impl.interfaces.computing import (
     TensorSpec,
 )
 from reference_impl.interfaces.events import Event, RequestArrived, RequestFinished, StepDone, TakesEvents
-from reference_impl.interfaces.pages import FetchesPages, HoldsPages, LayeredPageStore, PageStore
+from reference_impl.interfaces.pages import FetchesPages, HoldsPages, LayeredPageStore, PageStore, text_of
 from reference_impl.interfaces.plan import Row, StepOutput, StepPlan
 from reference_impl.interfaces.planning import (
     BlockPool,
@@ -109,6 +111,7 @@ __all__ = [
     "Page",
     "PageStore",
     "PageTransfer",
+    "PinsPrefixes",
     "PlansAhead",
     "PlansStages",
     "Policy",
@@ -133,6 +136,7 @@ __all__ = [
     "StepOutput",
     "StepPlan",
     "StepRow",
+    "SwapsOut",
     "TableUpdate",
     "TakesBounds",
     "TakesEvents",
@@ -145,4 +149,5 @@ __all__ = [
     "has_scales",
     "scales_of",
     "takes_bounds",
+    "text_of",
 ]

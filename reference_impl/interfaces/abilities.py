@@ -7,10 +7,11 @@ and a check on the class never does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from reference_impl.interfaces.batch import Batch
+from reference_impl.interfaces.blocks import BlockId
 from reference_impl.interfaces.computing import AttentionBackend, KVCache, TensorSpec
 from reference_impl.interfaces.plan import StepPlan
 from reference_impl.interfaces.request import Request
@@ -65,6 +66,26 @@ class DefersReuse(Protocol):
     def step_collected(self, step_id: int) -> None:
         """Blocks that waited for this step are available again."""
         ...
+
+
+@runtime_checkable
+class SwapsOut(Protocol):
+    """A KV manager with host memory for requests that are preempted: `admit` brings them back."""
+
+    def swap_out(self, request: Request) -> bool:
+        """Move the request's computed blocks to host memory; False (nothing changed) if they do not fit there."""
+        ...
+
+
+@runtime_checkable
+class PinsPrefixes(Protocol):
+    """A KV manager that can keep a cached prefix from being evicted."""
+
+    def pin(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
+        """Hold what is cached of a prefix, so that it is not evicted; returns the blocks."""
+        ...
+
+    def unpin(self, blocks: Sequence[BlockId]) -> None: ...
 
 
 @runtime_checkable

@@ -117,3 +117,11 @@ class LayeredPageStore(_KeepsPages, Protocol):
     def save_layer(self, pages: Mapping[bytes, bytes], layer: int) -> Future[None]:
         """As `PageStore.save`, of one layer. A page of which some layers were never saved is not stored."""
         ...
+
+
+def text_of(error: BaseException) -> str:
+    """Text of a foreign error, whose __str__ may itself raise."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

@@ -58,7 +58,7 @@ class KVManager(Protocol):
     """Gives requests the blocks that their tokens need. A call that fails changes nothing."""
 
     def admit(self, request: Request, num_tokens: int, budget: int) -> bool:
-        """Blocks for tokens [0, num_tokens) of a request that has none: cached ones, swapped-out ones, new ones.
+        """Blocks for tokens [0, num_tokens) of a request that has none: those that hold some of them already, new ones.
         At most `budget` of them are computed in the first step.
 
         Sets num_computed_tokens and num_cached_tokens to what was found. At least the last token stays to be computed.
@@ -78,17 +78,7 @@ class KVManager(Protocol):
         ...
 
     def free(self, request: Request) -> None:
-        """Give all blocks back, on device and host."""
-        ...
-
-    def pin(self, tokens: Sequence[int], key: bytes) -> list[BlockId]:
-        """Hold what is cached of a prefix, so that it is not evicted; returns the blocks."""
-        ...
-
-    def unpin(self, blocks: Sequence[BlockId]) -> None: ...
-
-    def swap_out(self, request: Request) -> bool:
-        """Move the request's computed blocks to host memory; False (nothing changed) if they do not fit there."""
+        """Give all its blocks back."""
         ...
 
     def take_transfers(self) -> Transfers:

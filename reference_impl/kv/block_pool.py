@@ -22,13 +22,9 @@ class BlockPool:
     def __init__(self, num_blocks: int):
         if num_blocks < 1:
             raise ValueError(f"num_blocks: expected at least 1, got {num_blocks}")
-        self.num_blocks = num_blocks
+        self.num_blocks = self.num_free = num_blocks
         self._free = deque(range(num_blocks))
         self._refs = [0] * num_blocks
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
 
     def ref_count(self, block: BlockId) -> int:
         self._check("ref_count", (block,))
@@ -36,8 +32,9 @@ class BlockPool:
 
     def allocate(self, n: int) -> list[BlockId]:
         """n free blocks, each with one reference; OutOfBlocks (and nothing taken) if there are fewer."""
-        if n > len(self._free):
-            raise OutOfBlocks(f"asked for {n} blocks, {len(self._free)} of {self.num_blocks} are free")
+        if n > self.num_free:
+            raise OutOfBlocks(f"asked for {n} blocks, {self.num_free} of {self.num_blocks} are free")
+        self.num_free -= n
         blocks = [self._free.popleft() for _ in range(n)]
         for block in blocks:
             self._refs[block] = 1
@@ -67,6 +64,7 @@ class BlockPool:
             if self._refs[block] == 0:
                 self._free.append(block)
                 freed.append(block)
+        self.num_free += len(freed)
         return freed
 
     def _check(self, what: str, ids: Iterable[BlockId]) -> None:

@@ -105,7 +105,7 @@ class Scheduler:
         return min(request.num_missing_tokens, left)
 
     def _continue(self, shares: Shares, plan: OpenPlan) -> None:
-        """Blocks for these shares, in rank order; so what is preempted to make room has nothing granted in this plan."""
+        """Blocks for these shares, in rank order: a request that is preempted to make room has nothing granted yet."""
         for request, share in shares:
             num_tokens = share if share < plan.budget else plan.budget
             while num_tokens and request.state is RequestState.RUNNING:

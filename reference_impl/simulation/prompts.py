@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any
 
+from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.executor.simulated import WORD
-from reference_impl.kv.hash_index import HashIndex
 from reference_impl.workloads.request import PAGE_TOKENS, WorkloadRequest
 
 VOCAB_SIZE = 1 << 62  # fits the signed 64 bits of a hashed token

@@ -14,11 +14,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from reference_impl.annexes.sizing.budget import KV_CACHE_BYTES
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.executor.simulated import WORD, SimulatedGPU, StepCost, hollow_model
 from reference_impl.interfaces import Policy, Request, SamplingParams
-from reference_impl.kv_store.budget import KV_CACHE_BYTES
 from reference_impl.parts import Parts
 from reference_impl.scheduler.scheduler import Scheduler
 from reference_impl.simulation.cost import BoundedCost, Roofline, SummedCost

@@ -10,16 +10,16 @@ from reference_impl.annexes.admission.worst_case import WorstCaseAdmission
 from reference_impl.annexes.overlap.scheduling import WaitsForBlocks
 from reference_impl.annexes.policies import ByPriority, FairShare
 from reference_impl.annexes.policies.overtaking import Overtaking
+from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.annexes.stages.scheduling import Staged
 from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.annexes.transfer.scheduling import LoadsPages
+from reference_impl.annexes.transfer.stored import StoredKVManager
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.interfaces import ForksRequests, PlansAhead, PlansStages
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
-from reference_impl.kv.stored import StoredKVManager
 from reference_impl.scheduler.scheduler import Scheduler
 from tests.engine.conftest import FakeStore
 from tests.engine.test_abilities import PlainKV

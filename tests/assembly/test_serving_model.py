@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst, SkipJoin
+from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.assembly.scheduler import continuous_batching
-from reference_impl.kv.hash_index import HashIndex
-from reference_impl.kv.radix_index import RadixIndex
 from reference_impl.scheduler.policy import FirstCome
 from reference_impl.scheduler.scheduler import Scheduler
 from tests.scheduler.serving import END, Serving

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_impl.assembly.kv import FullKVManager, kv_manager
 from reference_impl.baselines.dynamic_batching import DynamicBatching
 from reference_impl.baselines.orca_batching import OrcaBatching
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.baselines.whole_requests import WholeRequests
 from reference_impl.interfaces import ForksRequests, Request, RequestState, SamplingParams, StepOutput, StepPlan
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
 
 END = 7
 examples = settings(max_examples=100, deadline=None, derandomize=True, database=None)
@@ -38,8 +38,8 @@ def make_request(name: str, num_prompt: int = 4, max_tokens: int = 4, **fields: 
     )
 
 
-def manager(num_blocks: int = 1000, block_size: int = 4) -> KVManager:
-    return KVManager(BlockPool(num_blocks), block_size)
+def manager(num_blocks: int = 1000, block_size: int = 4) -> FullKVManager:
+    return kv_manager(BlockPool(num_blocks), block_size)
 
 
 def output_of(plan: StepPlan, token: int = 1) -> StepOutput:
@@ -224,7 +224,7 @@ def test_orca_reserves_the_longest_output_and_lets_nobody_overtake() -> None:
 
 # --- all ------------------------------------------------------------------------------------------------------------
 
-SCHEDULERS: dict[str, Callable[[KVManager, int], WholeRequests]] = {
+SCHEDULERS: dict[str, Callable[[FullKVManager, int], WholeRequests]] = {
     "static": StaticBatching,
     "dynamic": lambda kv, seqs: DynamicBatching(kv, seqs, window=3.0),
     "orca": OrcaBatching,
@@ -371,7 +371,7 @@ def test_what_they_cannot_do_is_said(name: str) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_a_window_group_gets_all_its_memory_too_and_gives_back_what_it_has_left_behind(name: str) -> None:
-    kv = KVManager(BlockPool(20), 4, windows=(None, 8))
+    kv = kv_manager(BlockPool(20), 4, windows=(None, 8))
     scheduler = SCHEDULERS[name](kv, 2)
     requests = [make_request(str(i), 4, 17) for i in range(3)]
     for request in requests:

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from reference_impl.interfaces import Batch, GroupTables
 from reference_impl.kernels import gemm_fp8, gemm_w4a16, launch
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.kv.groups import kv_specs
+from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.annexes.fusion.kernels import triton_kernels
 from reference_impl.annexes.fusion.attention import TritonAttention

@@ -247,12 +247,13 @@ def poison_free_blocks(engine: Engine) -> None:
 
     def poison() -> None:
         cache.data[:, :, [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]] = torch.nan
-        host = engine.kv.host_pool
-        if host is not None:
-            cache.host[[b for b in range(engine.num_host_blocks) if host.ref_count(b) == 0]] = torch.nan
+        if engine.num_host_blocks:
+            pool = engine.kv.host.pool
+            cache.host[0][[b for b in range(engine.num_host_blocks) if pool.ref_count(b) == 0]] = torch.nan
 
     cache.data.fill_(torch.nan)
-    cache.host.fill_(torch.nan)
+    if engine.num_host_blocks:
+        cache.host[0].fill_(torch.nan)
     cache.transfer = transfer_and_poison
     engine.attention.plan = poison_and_plan
 
@@ -395,17 +396,20 @@ def make_late(engine: Engine, seed: int) -> LateExecutor:
 def check_references(engine: Engine) -> None:
     """Every reference to a block, on the device and on the host, has its holder."""
     kv, pool = engine.kv, engine.block_pool
-    held, on_host = Counter(kv._indexed), Counter(b for ts in kv._on_host.values() for t in ts for b in t)
+    held, on_host = Counter(kv.references.indexed), Counter[int]()
     for request in engine.requests.values():
         held.update(block for table in request.block_tables for block in table)
     for transfer in getattr(kv, "_transfers", {}).values():
         held.update(transfer.blocks)
-    for released in kv._releasing:
-        (on_host if released.on_host else held).update(released.blocks)
+    for _, blocks in kv.references.releasing:
+        held.update(blocks)
     assert [pool.ref_count(block) for block in range(engine.num_blocks)] == [held[b] for b in range(engine.num_blocks)]
-    if kv.host_pool is not None:
-        blocks = range(engine.num_host_blocks)
-        assert [kv.host_pool.ref_count(block) for block in blocks] == [on_host[block] for block in blocks]
+    if engine.num_host_blocks:
+        on_host.update(b for ts in kv.on_host.values() for t in ts for b in t)
+        for _, blocks in kv.host.releasing:
+            on_host.update(blocks)
+        every = range(engine.num_host_blocks)
+        assert [kv.host.pool.ref_count(block) for block in every] == [on_host[block] for block in every]
 
 
 def staged(model: Decoder, num_stages: int, parts: Parts | None = None, **options: Any) -> Engine:

@@ -20,9 +20,11 @@ from reference_impl.interfaces import (
     CapturesGraphs,
     DefersReuse,
     NamesKernels,
+    PinsPrefixes,
     PlansAhead,
     ReadsScales,
     SamplingParams,
+    SwapsOut,
     WaitsOnPurpose,
     has_scales,
     scales_of,
@@ -40,7 +42,7 @@ class PlainKV:
     """What `KVManager` promises, and nothing more."""
 
     def __init__(self, inner: Any):
-        for name in ("admit", "reserve", "commit", "fork", "free", "pin", "unpin", "swap_out", "take_transfers"):
+        for name in ("admit", "reserve", "commit", "fork", "free", "take_transfers"):
             setattr(self, name, getattr(inner, name))
         self.inner = inner
 
@@ -79,7 +81,11 @@ def test_the_engines_own_parts_have_the_abilities_that_their_work_needs(random_m
     assert not isinstance(engine.scheduler, WaitsOnPurpose)
     assert isinstance(engine.kv, DefersReuse)
     assert isinstance(engine.executor, CapturesGraphs)
-    assert has_scales(engine.kv_cache)
+    assert has_scales(Engine(random_model("float32"), replace(CONFIG, kv_dtype="fp8")).kv_cache)
+    assert not has_scales(engine.kv_cache)
+    assert isinstance(engine.kv, PinsPrefixes)
+    assert not isinstance(engine.kv, SwapsOut)
+    assert isinstance(engine.attention, ReadsScales)
     assert isinstance(engine.attention, NamesKernels)
     of_scales = Engine(random_model("float32"), replace(CONFIG, kv_dtype="fp8")).attention
     assert isinstance(of_scales, ReadsScales)
@@ -185,10 +191,9 @@ def test_a_part_that_lacks_what_is_called_is_refused_by_name(random_model: Calla
 def test_a_manager_without_pins_serves_and_says_so_when_one_is_asked_for(random_model: Callable) -> None:
     engine = Engine(random_model(), CONFIG)
     plain = PlainKV(engine.kv)
-    del plain.pin, plain.unpin
     engine = Engine(random_model(), CONFIG, Parts(block_pool=engine.block_pool, kv_manager=plain))
     engine.add([1, 2, 3], SamplingParams(max_tokens=2))
     while engine.has_work():
         engine.step()
-    with pytest.raises(ValueError, match="pin: PlainKV has no pin and unpin, see KVManager"):
+    with pytest.raises(ValueError, match="pin: PlainKV has no pin and unpin, see PinsPrefixes"):
         engine.pin([1, 2, 3, 4])

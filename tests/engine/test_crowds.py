@@ -17,11 +17,11 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
+from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.assembly.sampler import sample
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine, Pin
 from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams
-from reference_impl.kv.groups import kv_specs
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
 from reference_impl.scheduler.policy import FirstCome
@@ -155,7 +155,7 @@ class Crowd:
             self.engine.unpin(pin)
         assert self.engine.kv.num_available == self.engine.num_blocks
         if self.engine.num_host_blocks:
-            assert self.engine.kv.host_pool.num_free == self.engine.num_host_blocks
+            assert self.engine.kv.host.pool.num_free == self.engine.num_host_blocks
         assert self.engine.requests == self.engine.scheduler._requests == self.engine.scheduler._ranks == {}
         for done in self.engine.trace.steps():
             assert sum(row.num_tokens for row in done.rows) <= self.budget

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.kv_cache import kv_cache
 from reference_impl.assembly.model import load_model
 from reference_impl.config import ConfigError, EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import BlockPair, KVSpec, SamplingParams, Transfers
-from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.parts import Parts
 from tests.engine.conftest import make_late
@@ -21,16 +21,16 @@ FP8, CPU = torch.float8_e4m3fn, torch.device("cpu")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
-def cache(num_blocks: int = 4, num_host_blocks: int = 2) -> PagedKVCache:
+def cache(num_blocks: int = 4, num_host_blocks: int = 2) -> Any:
     """Block b holds b everywhere, and scales of 10 b; host blocks 100 more, scales 1000 more."""
-    made = PagedKVCache(
-        [KVSpec(3, 2, 4, 5, bits_per_value=8, bits_per_scale=32)], num_blocks, FP8, CPU, num_host_blocks
-    )
+    spec = KVSpec(3, 2, 4, 5, bits_per_value=8, bits_per_scale=32)
+    made: Any = kv_cache([spec], num_blocks, torch.float32, CPU, num_host_blocks, "fp8")
     numbers, host = torch.arange(num_blocks), 100 + torch.arange(num_host_blocks)
     made.data.copy_(numbers[:, None, None, None].expand(made.data.shape))
     made.scale.copy_(10 * numbers[:, None, None].expand(made.scale.shape))
-    made.host.view(torch.uint8).copy_(host[:, None, None, None, None, None].expand(made.host.shape))
-    made.host_scale.copy_(10 * host[:, None, None, None, None].expand(made.host_scale.shape))
+    codes, scale = made.host
+    codes.copy_(host[:, None, None, None, None, None].expand(codes.shape))
+    scale.copy_(10 * host[:, None, None, None, None].expand(scale.shape))
     return made
 
 
@@ -47,28 +47,31 @@ def test_scales_are_copied_and_swapped_with_their_blocks() -> None:
     assert blocks(c.data.float(), 2)[:3] == [0, 0, 1]
     assert blocks(c.data.view(torch.uint8), 2)[3] == 101, "as it lay in the host's memory, byte for byte"
     assert blocks(c.scale, 2) == [0, 0, 10, 1010]
-    assert c.host[0].view(FP8).float().unique().tolist() == [2.0]
-    assert blocks(c.host_scale, 0) == [20, 1010]
+    codes, scale = c.host
+    assert codes[0].view(FP8).float().unique().tolist() == [2.0]
+    assert blocks(scale, 0) == [20, 1010]
 
 
 def test_the_price_of_a_block_counts_its_scales() -> None:
     config = EngineConfig(kv_dtype="fp8", kv_cache_bytes=1 << 20)
     spec = KVSpec(num_layers=3, num_kv_heads=2, head_dim=4, block_size=5, bits_per_value=8, bits_per_scale=32)
     assert spec.bytes_per_token == 2 * 3 * 2 * (4 + 4)
-    c = PagedKVCache([spec], 7, FP8, CPU, 2)
+    c: Any = kv_cache([spec], 7, torch.float32, CPU, 2, "fp8")
     assert c.data.nbytes + c.scale.nbytes == 7 * spec.bytes_per_block
-    assert c.host.nbytes + c.host_scale.nbytes == 2 * spec.bytes_per_block
+    assert sum(host.nbytes for host in c.host) == 2 * spec.bytes_per_block
     assert config.kv_dtype == "fp8"
 
 
 def test_the_budget_pays_for_more_blocks(random_model) -> None:
     model, counts = random_model("float32"), {}
-    for kv_dtype in ("auto", "fp8"):
+    for kv_dtype in ("auto", "fp8", "int8"):
         engine = Engine(model, EngineConfig(kv_dtype=kv_dtype, kv_cache_bytes=1 << 20))
-        held = engine.kv_cache.data.nbytes + (engine.kv_cache.scale.nbytes if kv_dtype == "fp8" else 0)
+        held = engine.kv_cache.data.nbytes + (0 if kv_dtype == "auto" else engine.kv_cache.scale.nbytes)
         assert engine.num_blocks * engine.kv_spec.bytes_per_block == held <= 1 << 20
         counts[kv_dtype] = engine.num_blocks
-    assert counts["fp8"] == int(counts["auto"] * 4 * 8 / (8 + 4))  # head_dim 8: 12 bytes a head instead of 32
+    assert (
+        counts["int8"] == counts["fp8"] == int(counts["auto"] * 4 * 8 / (8 + 4))
+    )  # head_dim 8: 12 bytes a head instead of 32
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -91,10 +94,11 @@ def served(engine: Engine, n: int = 1, **sampling: Any) -> list[list[int]]:
         free = [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]
         store.data.view(torch.uint8)[:, :, free] = 0x7F
         store.scale[:, :, free] = torch.nan
-        if engine.kv.host_pool is not None:
-            free = [b for b in range(engine.num_host_blocks) if engine.kv.host_pool.ref_count(b) == 0]
-            store.host.view(torch.uint8)[free] = 0x7F
-            store.host_scale[free] = torch.nan
+        if engine.num_host_blocks:
+            free = [b for b in range(engine.num_host_blocks) if engine.kv.host.pool.ref_count(b) == 0]
+            codes, scale = store.host
+            codes[free] = 0x7F
+            scale[free] = torch.nan
 
     store.transfer = transfer_and_poison
     requests = [
@@ -176,6 +180,14 @@ def test_samples_that_write_to_a_shared_block_get_a_copy_with_its_scales(random_
     assert any(step.transfers.copies for step in engine.trace.steps())
 
 
+@pytest.mark.parametrize("kv_dtype", ["int4", "float8_e4m3fn", ""])
+def test_a_format_that_is_not_in_the_table_is_refused_by_name(kv_dtype, random_model) -> None:
+    with pytest.raises(ValueError, match=f"kv_dtype: expected one of auto, fp8, int8, got {kv_dtype!r}"):
+        Engine(random_model("float32"), EngineConfig(kv_dtype=kv_dtype))
+    with pytest.raises(ValueError, match="kv_dtype: expected a name, got 8"):
+        EngineConfig(kv_dtype=8)  # type: ignore[arg-type]
+
+
 class OwnCache:
     """A learner's, from before there were scales."""
 
@@ -234,7 +246,8 @@ def log_likelihoods(model: Any, text: list[int], kv_dtype: str) -> torch.Tensor:
     return logits[0].float().log_softmax(-1)[:-1].gather(1, torch.tensor(text[1:])[:, None])[:, 0]
 
 
-def test_the_perplexity_of_the_course_model_hardly_changes() -> None:
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+def test_the_perplexity_of_the_course_model_hardly_changes(kv_dtype) -> None:
     """On a text of its own kind: at most 2 % from the perplexity with a cache in 32 bits."""
     from reference_impl.llm import LLM
 
@@ -246,7 +259,7 @@ def test_the_perplexity_of_the_course_model_hardly_changes() -> None:
         "    def __len__(self):\n        return len(self.items)\n"
     )
     model = load_model(folder, torch.float32)
-    exact, eight = (log_likelihoods(model, text, kv_dtype) for kv_dtype in ("auto", "fp8"))
+    exact, eight = (log_likelihoods(model, text, kv_dtype) for kv_dtype in ("auto", kv_dtype))
     assert len(exact) > 80
     assert not torch.equal(exact, eight), "there was no cache of 8 bits"
     ratio = math.exp(float(exact.mean() - eight.mean()))

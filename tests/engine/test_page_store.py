@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.annexes.transfer.folder import FolderStore
+from reference_impl.assembly.kv import stored_kv_manager
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.split import split_engine
 from reference_impl.config import ConfigError, EngineConfig, course_model
 from reference_impl.engine import Engine
 from reference_impl.interfaces import BlockPair, Request, RequestState, SamplingParams, StepPlan, TransferEnd, Transfers
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
-from reference_impl.kv.stored import StoredKVManager
-from reference_impl.kv_store.folder import FolderStore
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, OwnCache
@@ -293,7 +293,7 @@ def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -
     with pytest.raises(TypeError, match="read_pages, write_page and num_layers.*OwnCache has not"):
         engine_with(model, store, kv_cache=OwnCache())
     without = Engine(model, CONFIG)
-    manager = StoredKVManager(without.block_pool, 4, HashIndex(4), filled(model), b"")
+    manager = stored_kv_manager(without.block_pool, 4, HashIndex(4), filled(model), b"")
     engine = Engine(model, CONFIG, Parts(block_pool=without.block_pool, kv_manager=manager))
     ask(engine)
     with pytest.raises(ValueError, match=r"saves pages and this worker has no store: see Parts\.page_store"):
@@ -302,7 +302,7 @@ def test_what_does_not_belong_together_is_refused_by_name(model, random_model) -
     collect = broken.executor.collect
     broken.executor.collect = lambda ticket: replace(collect(ticket), transfers=(TransferEnd(7),))
     ask(broken)
-    with pytest.raises(ValueError, match=r"reply to step .* transfers \[7\]; KVManager has begun none"):
+    with pytest.raises(ValueError, match=r"reply to step .* transfers \[7\]; FullKVManager has begun none"):
         broken.step()
 
 
@@ -379,7 +379,7 @@ def test_a_transfer_that_goes_on_is_not_cancelled_and_one_that_stops_is(model, e
 
 def test_a_reply_about_layers_of_a_transfer_that_was_never_begun_is_an_error(model) -> None:
     for store, text in (
-        (None, r"transfers \[7\]; KVManager has begun none"),
+        (None, r"transfers \[7\]; FullKVManager has begun none"),
         (FakeStore(("now",)), "transfer 7 moved"),
     ):
         engine = engine_with(model, store)

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from reference_impl.annexes.policies import ByPriority, ShortestFirst
+from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Grammar, Pooling, Request, SamplingParams
-from reference_impl.kv.groups import kv_specs
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
 from reference_impl.scheduler.policy import FirstCome

@@ -98,8 +98,8 @@ class Load:
         engine = self.engine
         assert engine.requests == {}
         assert engine.kv.num_available == engine.num_blocks
-        if engine.kv.host_pool is not None:
-            assert engine.kv.host_pool.num_free == engine.num_host_blocks
+        if engine.num_host_blocks:
+            assert engine.kv.host.pool.num_free == engine.num_host_blocks
         assert engine.scheduler._requests == engine.scheduler._ranks == {}
         complete = [s for s in self.samples if not any(r.finish_reason == "abort" for r in s)]
         for samples in self.rng.sample(complete, 3):

@@ -14,11 +14,11 @@ import pytest
 
 from reference_impl.annexes.beams.search import beam_search
 from reference_impl.annexes.policies import ByPriority
+from reference_impl.assembly.kv import kv_manager
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import PlansStages, RequestState, RunsStages, SamplingParams
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
 from reference_impl.parts import Parts
 from reference_impl.scheduler.scheduler import Scheduler
 from tests.engine.conftest import HostOracle, StagedExecutor, check_references, staged
@@ -265,7 +265,7 @@ def test_parts_that_cannot_have_several_steps_in_flight_are_named(make: Make, ra
     auto = Engine(model, replace(config, overlap="auto"), replace(parts, kv_manager=kv, block_pool=engine.block_pool))
     assert auto.depth == 1
     assert not isinstance(auto.scheduler, PlansStages)
-    mine = Scheduler(KVManager(BlockPool(30), 4), 4, 100)
+    mine = Scheduler(kv_manager(BlockPool(30), 4), 4, 100)
     with pytest.raises(ValueError, match=r"these cannot: scheduler \(advance, num_stages=3\)$"):
         Engine(model, config, replace(parts, scheduler=mine))
     mine.num_stages = 2

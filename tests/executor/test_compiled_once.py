@@ -15,7 +15,7 @@ from triton.runtime import driver
 from reference_impl.interfaces import Batch, GroupTables
 from reference_impl.kernels import launch
 from reference_impl.kernels.architectures import ARCHITECTURES
-from reference_impl.kv.groups import kv_specs
+from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.kv_store.cache import PagedKVCache
 from reference_impl.annexes.fusion.attention import TritonAttention
 

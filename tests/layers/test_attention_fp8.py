@@ -1,13 +1,15 @@
-"""Keys and values in 8 bits: the torch backend and our kernels against float64, within what e4m3's rounding allows.
+"""Keys and values in 8 bits: the torch backend and our kernels against float64, within what rounding allows.
 
-The bound. A head's largest magnitude m becomes the code 448, so scale s = m / 448, and x / s is rounded to the nearest
-code: by at most a 16th of it (four significant bits), or half of 2^-9 where codes are finest. So |stored x - x| is at
-most e(x) = max(|x| / 16, s / 1024), and a score (scale x q . k) errs by at most d = scale x sum |q_i| e(k_i). Then each
-softmax weight changes by a factor within exp(-2 D) ... exp(2 D), D the largest d in the row, and the output by at most
+The bound, for e4m3. A head's largest magnitude m becomes the code 448, so scale s = m / 448, and x / s is rounded to
+the nearest code: by at most a 16th of it (four significant bits), or half of 2^-9 where codes are finest. So
+|stored x - x| is at most e(x) = max(|x| / 16, s / 1024), and a score (scale x q . k) errs by at most
+d = scale x sum |q_i| e(k_i). Then each softmax weight changes by a factor within exp(-2 D) ... exp(2 D), D the largest
+d in the row, and the output by at most
 
     (exp(2 D) - 1) x sum p |v|  +  exp(2 D) x sum p e(v)
 
-A soft cap does not enlarge differences (its slope is at most 1).
+A soft cap does not enlarge differences (its slope is at most 1). In int8 the largest code is 127 and all steps are
+equally wide: e(x) = s / 2, whatever x.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ if not torch.cuda.is_available():
 
 from reference_impl.annexes.fusion.attention import TritonAttention
 from reference_impl.annexes.kv_formats.attention import ScaledTorchAttention
+from reference_impl.annexes.kv_formats.eight_bits import EightBitKVCache
 from reference_impl.assembly.batch import build_batch
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import NO_BLOCK, Batch, KVSpec, Request, Row, SamplingParams, StepPlan
 from reference_impl.kernels import reference
 from reference_impl.kernels.rotate_and_write import rotate_and_write
-from reference_impl.kv_store.cache import PagedKVCache
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 FP8 = torch.float8_e4m3fn
@@ -39,16 +41,18 @@ HEADS, KV_HEADS, HEAD_DIM, SCALE = 4, 2, 16, 0.25
 ROWS = [[(1, 1)], [(1, 40)], [(1, 1), (1, 40), (1, 17)], [(5, 18), (1, 33), (9, 9), (1, 2), (1, 16)], [(12, 46)]]
 
 
-def rounding(x: Tensor) -> Tensor:
+def rounding(x: Tensor, codes: torch.dtype = FP8) -> Tensor:
     """By how much a stored number may miss x [..., head_dim]; float32 of the scale errs by far less than 1 % of it."""
+    if codes is torch.int8:
+        return 1.001 * (x.abs().amax(-1, keepdim=True) / 127 / 2).expand(x.shape)
     scale = x.abs().amax(-1, keepdim=True) / 448
     return 1.001 * torch.maximum(x.abs() / 16, scale / 1024)
 
 
 def exact(
-    q: Tensor, k: Tensor, v: Tensor, window: int | None, cap: float | None, stored: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, window: int | None, cap: float | None, codes: torch.dtype = FP8
 ) -> tuple[Tensor, Tensor]:
-    """Attention by the definition, and the bound of its error; stored: which keys come from the cache (all)."""
+    """Attention by the definition, and the bound of its error."""
     out, bound, past = torch.empty_like(q), torch.empty_like(q), len(k) - len(q)
     for i in range(len(q)):
         seen = slice(0 if window is None else max(0, past + i - window + 1), past + i + 1)
@@ -59,22 +63,27 @@ def exact(
                 scores = cap * torch.tanh(scores / cap)
             p = scores.softmax(0)
             out[i, h] = p @ value
-            factor = torch.exp(2 * (rounding(key) @ q[i, h].abs() * SCALE).max())
-            bound[i, h] = (factor - 1) * (p @ value.abs()) + factor * (p @ rounding(value))
+            factor = torch.exp(2 * (rounding(key, codes) @ q[i, h].abs() * SCALE).max())
+            bound[i, h] = (factor - 1) * (p @ value.abs()) + factor * (p @ rounding(value, codes))
     return out, bound
 
 
 def pages(
-    rows: Sequence[tuple[int, int]], dtype: torch.dtype, window: int | None, block_size: int = 4, seed: int = 0
-) -> tuple[PagedKVCache, Batch, Tensor, list[Tensor]]:
+    rows: Sequence[tuple[int, int]],
+    dtype: torch.dtype,
+    window: int | None,
+    block_size: int = 4,
+    seed: int = 0,
+    codes: torch.dtype = FP8,
+) -> tuple[EightBitKVCache, Batch, Tensor, list[Tensor]]:
     """A cache of shuffled blocks, full of NaN where no row may look; the rows' earlier tokens are in it, written by the
     cache itself. Gives with it the batch, the queries, and each row's keys and values [2, context, heads, head_dim]."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     needed = [-(-context // block_size) for _, context in rows]
     ids = chance.sample(range(sum(needed) + 5), sum(needed))
     spec = KVSpec(1, KV_HEADS, HEAD_DIM, block_size, bits_per_value=8, bits_per_scale=32, layers=(0,), window=window)
-    cache = PagedKVCache([spec], sum(needed) + 5, FP8, DEVICE)
-    cache.data.view(torch.uint8).fill_(0x7F)  # NaN
+    cache = EightBitKVCache([spec], sum(needed) + 5, codes, DEVICE)
+    cache.data.view(torch.uint8).fill_(0x7F)  # NaN, or the largest code
     cache.scale.fill_(torch.nan)
     requests, plan, contexts = {}, [], []
     for number, ((query_len, context), blocks) in enumerate(zip(rows, needed, strict=True)):
@@ -100,8 +109,8 @@ def pages(
 
 
 def check_rows(backend: str, rows: Sequence[tuple[int, int]], dtype: torch.dtype, window: int | None,
-               cap: float | None, seed: int = 0) -> None:  # fmt: skip
-    cache, batch, q, contexts = pages(rows, dtype, window, seed=seed)
+               cap: float | None, seed: int = 0, codes: torch.dtype = FP8) -> None:  # fmt: skip
+    cache, batch, q, contexts = pages(rows, dtype, window, seed=seed, codes=codes)
     attention = ScaledTorchAttention(SCALE, dtype, cap) if backend == "torch" else TritonAttention(SCALE, cap)
     attention.plan(batch)
     new = [contexts[int(r)][:, -n:] for r, n in zip(batch.request_ids, batch.query_lens, strict=True)]
@@ -111,7 +120,7 @@ def check_rows(backend: str, rows: Sequence[tuple[int, int]], dtype: torch.dtype
     shares = zip(batch.request_ids, q.split(batch.query_lens), found.split(batch.query_lens), strict=True)
     for name, query, out in shares:
         k, v = contexts[int(name)].double()
-        wanted, bound = exact(query.double(), k, v, window, cap)
+        wanted, bound = exact(query.double(), k, v, window, cap, codes)
         # Beside it, the arithmetic in the model's own dtype: probabilities and products are rounded to it.
         bound = bound + 16 * eps * v.abs().max()
         error = (out.double() - wanted).abs()
@@ -122,37 +131,41 @@ def check_rows(backend: str, rows: Sequence[tuple[int, int]], dtype: torch.dtype
 @pytest.mark.parametrize("window", [None, 7, 16])
 @pytest.mark.parametrize("cap", [None, 0.8])
 @pytest.mark.parametrize("rows", ROWS, ids=str)
-def test_torch_errs_by_no_more_than_the_rounding_of_the_cache(rows, cap, window) -> None:
+@pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
+def test_torch_errs_by_no_more_than_the_rounding_of_the_cache(codes, rows, cap, window) -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        check_rows("torch", rows, dtype, window, cap)
+        check_rows("torch", rows, dtype, window, cap, codes=codes)
 
 
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (7, None), (None, 0.8)])
-def test_our_kernels_err_by_no_more_than_the_rounding_of_the_cache(window, cap) -> None:
+@pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
+def test_our_kernels_err_by_no_more_than_the_rounding_of_the_cache(codes, window, cap) -> None:
     for dtype in (torch.float32, torch.float16):
-        check_rows("triton", ROWS[3], dtype, window, cap)
-        check_rows("triton", ROWS[2], dtype, window, cap)
+        check_rows("triton", ROWS[3], dtype, window, cap, codes=codes)
+        check_rows("triton", ROWS[2], dtype, window, cap, codes=codes)
 
 
-def test_the_bound_says_something() -> None:
+@pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
+def test_the_bound_says_something(codes) -> None:
     """Were scales left out, or keys' and values' mistaken for each other, it would not hold."""
     _, _, q, contexts = pages(ROWS[3], torch.float64, None)
     k, v = contexts[0].double()
-    wanted, bound = exact(q[: ROWS[3][0][0]].double(), k, v, None, None)
+    wanted, bound = exact(q[: ROWS[3][0][0]].double(), k, v, None, None, codes)
     assert (bound < 0.5 * v.abs().amax()).all()
     wrong, _ = exact(q[: ROWS[3][0][0]].double(), k, v * 1.5, None, None)
     assert ((wrong - wanted).abs() > bound).any()
 
 
+@pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_what_is_read_back_is_within_half_a_code_of_what_was_written(dtype) -> None:
-    cache, batch, _, contexts = pages([(9, 30)], dtype, None)
+def test_what_is_read_back_is_within_half_a_code_of_what_was_written(dtype, codes) -> None:
+    cache, batch, _, contexts = pages([(9, 30)], dtype, None, codes=codes)
     cache.write(0, *contexts[0][:, -9:], batch)
     slots = reference.context_slots(batch.block_table[0], 30, 4)
     for which, (pages_of, scale) in enumerate(zip(cache.layer(0), cache.scales(0), strict=True)):
         out = torch.empty(30, KV_HEADS, HEAD_DIM, dtype=torch.float64, device=DEVICE)
         found, x = reference.stored(pages_of, slots, scale, out), contexts[0][which].double()
-        assert ((found - x).abs() <= rounding(x)).all()
+        assert ((found - x).abs() <= rounding(x, codes)).all()
         largest = x.abs().argmax(-1, keepdim=True)
         assert torch.allclose(found.gather(-1, largest), x.gather(-1, largest), rtol=1e-6, atol=0)
 
@@ -176,7 +189,7 @@ def test_the_kernel_and_torch_choose_the_same_codes_and_scales() -> None:
         positions = torch.arange(tokens, device=DEVICE)
         written = []
         for function in (rotate_and_write, reference.rotate_and_write):
-            cache = PagedKVCache(
+            cache = EightBitKVCache(
                 [KVSpec(1, KV_HEADS, HEAD_DIM, 4, bits_per_value=8, bits_per_scale=32)], blocks, FP8, DEVICE
             )
             key_scale, value_scale = cache.scales(0)
@@ -197,10 +210,11 @@ def test_the_kernel_and_torch_choose_the_same_codes_and_scales() -> None:
             assert torch.allclose(ours.scale[:, 0], theirs.scale[:, 0], rtol=1e-6, atol=0)
 
 
-def test_the_cache_itself_writes_what_the_kernel_writes() -> None:
+@pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
+def test_the_cache_itself_writes_what_the_kernel_writes(codes) -> None:
     """Who attends with torch and who attends with Triton has the same cache."""
-    cache, batch, _, contexts = pages([(7, 7), (1, 1)], torch.float32, None)
-    other, _, q, _ = pages([(7, 7), (1, 1)], torch.float32, None)
+    cache, batch, _, contexts = pages([(7, 7), (1, 1)], torch.float32, None, codes=codes)
+    other, _, q, _ = pages([(7, 7), (1, 1)], torch.float32, None, codes=codes)
     kv = torch.cat([contexts[int(r)] for r in batch.request_ids], 1)
     cache.write(0, *kv, batch)
     one, zero = torch.ones(8, 1, HEAD_DIM, device=DEVICE), torch.zeros(8, 1, HEAD_DIM, device=DEVICE)
@@ -213,13 +227,14 @@ def test_the_cache_itself_writes_what_the_kernel_writes() -> None:
     assert torch.equal(cache.scale.nan_to_num(), other.scale.nan_to_num())
 
 
-def test_the_engine_writes_and_reads_with_our_kernels_what_it_does_with_torch(random_model) -> None:
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+def test_the_engine_writes_and_reads_with_our_kernels_what_it_does_with_torch(kv_dtype, random_model) -> None:
     """The decoder's one kernel writes the codes, prompts and decoding read them; the same texts, the same cache."""
     caches, texts = [], []
     for backend in ("torch", "triton"):
         model = random_model("float32", device=DEVICE.type, kernels=backend)
         config = EngineConfig(
-            kv_dtype="fp8", block_size=4, num_blocks=12, attention=backend, overlap="off", prefix_cache="off"
+            kv_dtype=kv_dtype, block_size=4, num_blocks=12, attention=backend, overlap="off", prefix_cache="off"
         )
         engine = Engine(model, config)
         requests = [
@@ -236,5 +251,6 @@ def test_the_engine_writes_and_reads_with_our_kernels_what_it_does_with_torch(ra
     torchs, ours = caches
     assert torch.allclose(ours.scale, torchs.scale, rtol=1e-4, atol=0)
     assert (ours.scale > 0).any(-1).sum() > 2 * 2 * 4 * 2, "blocks with tokens"
-    near = (ours.data.float() - torchs.data.float()).abs() <= torchs.data.float().abs() / 8 + 2.0**-9
+    step = torchs.data.float().abs() / 8 + 2.0**-9 if kv_dtype == "fp8" else 1
+    near = (ours.data.float() - torchs.data.float()).abs() <= step
     assert near.all(), "at most the neighbouring code"

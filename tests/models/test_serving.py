@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.sampler import sample
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, Sampled, SamplingParams
-from reference_impl.kv.groups import longest_sequence
 from reference_impl.models.decoder import Decoder
 from reference_impl.parts import Parts
 

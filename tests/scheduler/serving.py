@@ -16,9 +16,9 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.interfaces import NO_BLOCK, Request, RequestState, SamplingParams, StepOutput, StepPlan
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.groups import longest_sequence
 from reference_impl.kv.manager import KVManager
 from reference_impl.scheduler.policy import FirstCome
 from reference_impl.scheduler.scheduler import Scheduler

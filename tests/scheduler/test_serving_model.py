@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
+from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.interfaces import Request, SamplingParams
-from reference_impl.kv.hash_index import HashIndex
 from tests.scheduler.serving import PlayedMemory, Serving
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from reference_impl.annexes.policies import ByPriority, FairShare, ShortestFirst
+from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.bench.simulation import Arrival
 from reference_impl.bench.simulation import simulate as simulate_trace
 from reference_impl.config import EngineConfig
 from reference_impl.interfaces import Policy
-from reference_impl.kv.hash_index import HashIndex
 from reference_impl.metrics import WorkloadMetrics
 from reference_impl.simulation import CalibratedCost, Replica, Result
 from reference_impl.simulation import replica as replica_module

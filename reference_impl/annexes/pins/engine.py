@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference_impl.core_engine import Engine
-from reference_impl.interfaces import BlockId
+from reference_impl.interfaces import BlockId, PinsPrefixes
 from reference_impl.kv.cache_key import prefix_key
 
 
@@ -37,9 +37,9 @@ class PinningEngine(Engine):
 
         ValueError if an unfinished request could then never fit, or if the KV manager has no pins.
         """
-        if not hasattr(self.kv, "pin"):
+        if not isinstance(self.kv, PinsPrefixes):
             raise ValueError(
-                f"pin: {type(self.kv).__name__} has no pin and unpin, see KVManager in interfaces/planning.py"
+                f"pin: {type(self.kv).__name__} has no pin and unpin, see PinsPrefixes in interfaces/abilities.py"
             )
         blocks = self.kv.pin(prefix, prefix_key(None, cache_salt))
         self.pins.append(pin := Pin(tuple(blocks), len(blocks) * self.block_size))
@@ -57,4 +57,5 @@ class PinningEngine(Engine):
         if pin not in self.pins:
             raise ValueError("this pin was taken off already, or is another engine's")
         self.pins.remove(pin)
+        assert isinstance(self.kv, PinsPrefixes)
         self.kv.unpin(pin.blocks)

@@ -7,11 +7,11 @@ Extends `Scheduler._give_up_blocks`.
 
 from __future__ import annotations
 
-from reference_impl.interfaces import Request
+from reference_impl.interfaces import Request, SwapsOut
 from reference_impl.scheduler.scheduler import Scheduler
 
 
 class Swapping(Scheduler):
     def _give_up_blocks(self, request: Request) -> None:
-        if not self.kv.swap_out(request):
+        if not (isinstance(self.kv, SwapsOut) and self.kv.swap_out(request)):
             super()._give_up_blocks(request)

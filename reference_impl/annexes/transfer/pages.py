@@ -23,8 +23,8 @@ from reference_impl.interfaces import (
     PageTransfer,
     TransferEnd,
     Transfers,
+    text_of,
 )
-from reference_impl.kv.stored import text_of
 
 LONGEST_WAIT = 0.005  # seconds in which a step without rows waits for a transfer to move; the next step waits again
 _CHECKSUM_BYTES = 4

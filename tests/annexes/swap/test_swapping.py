@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from reference_impl.annexes.beams.scheduling import Branching
+from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.interfaces import Request, RequestState
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
 from reference_impl.scheduler.scheduler import Scheduler
 from tests.scheduler.plans import make_request, output_of, shape

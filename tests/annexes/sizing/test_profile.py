@@ -12,12 +12,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from reference_impl.annexes.sizing.budget import KV_CACHE_BYTES
+from reference_impl.annexes.sizing.profile import HUNGRY, Measured, bytes_for_cache, profiled_blocks, worst_steps
 from reference_impl.assembly import sizes
 from reference_impl.config import ConfigError, EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import KVSpec, SamplingParams
-from reference_impl.kv_store.budget import KV_CACHE_BYTES
-from reference_impl.kv_store.profile import HUNGRY, Measured, bytes_for_cache, profiled_blocks, worst_steps
 from reference_impl.parts import Parts
 from tests.engine.conftest import OwnCache
 

@@ -9,6 +9,8 @@ Blocks of a transfer are held until it ends, whatever happens to the request. A 
 them, and the request computes its tokens: each request is fetched for once. Where a running request needs blocks, loads
 are cancelled before another request is preempted. Loaded blocks are not kept for the request that they came for:
 waiting requests could then hold all blocks between them, with room for none.
+
+Extends `KVManager.commit`, `free` and `take_transfers`; the rest is what `FetchesPages` asks for.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import WeakSet
 
+from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.interfaces import (
     BlockId,
     BlockPool,
@@ -31,18 +35,10 @@ from reference_impl.interfaces import (
     Request,
     TransferEnd,
     Transfers,
+    text_of,
 )
 from reference_impl.kv.cache_key import cache_key
-from reference_impl.kv.hash_index import HashIndex
 from reference_impl.kv.manager import KVManager
-
-
-def text_of(error: BaseException) -> str:
-    """Text of a foreign error, whose __str__ may itself raise."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return type(error).__name__
 
 
 def page_keys(tokens: Sequence[int], key: bytes, block_size: int) -> list[bytes]:
@@ -67,22 +63,17 @@ class _Load(_Transfer):
     waiting: set[str] = field(default_factory=set)  # requests that were set aside for it
 
 
-class StoredKVManager(KVManager):
+class FetchingKVManager(KVManager):
     """root: what makes keys of this model and this format of the cache differ from others in the same store.
 
-    Only for models whose layers all see everything, with a prefix index.
+    Only with a prefix index.
     """
 
     def __init__(
-        self,
-        pool: BlockPool,
-        block_size: int,
-        index: PrefixIndex,
-        store: PageStore | LayeredPageStore,
-        root: bytes,
-        host_pool: BlockPool | None = None,
-    ):
-        super().__init__(pool, block_size, (None,), index, host_pool)
+        self, pool: BlockPool, block_size: int, *, index: PrefixIndex, store: PageStore | LayeredPageStore, root: bytes,
+        **rest: Any,
+    ):  # fmt: skip
+        super().__init__(pool, block_size, index=index, **rest)
         self.store, self.root = store, root
         self._transfers: dict[int, _Transfer] = {}  # by id
         self._num_begun = 0
@@ -103,7 +94,8 @@ class StoredKVManager(KVManager):
     # --- from the store -------------------------------------------------------------------------------------------
 
     def fetch(self, request: Request, now: float) -> bool:
-        if request in self._fetched or request.id in self._on_host or request.needs_whole_prompt:
+        # One that waits with computed tokens has them elsewhere: it was swapped out.
+        if request in self._fetched or request.num_computed_tokens or request.needs_whole_prompt:
             return False
         cached = self._match(request)
         start, whole = len(cached), (request.num_tokens - 1) // self.block_size * self.block_size
@@ -119,8 +111,7 @@ class StoredKVManager(KVManager):
         if num_stored <= start:
             self._fetched.add(request)
             return False
-        self._hold(cached)
-        blocks = self._take(num_stored - start)
+        blocks = self.references.take(num_stored - start, shared=cached)
         assert blocks is not None
         self._fetched.add(request)
         load = _Load(
@@ -164,9 +155,9 @@ class StoredKVManager(KVManager):
                 self._cancel(number, transfer)
 
     @property
-    def num_releasing(self) -> int:
-        cancelled = (t for t in self._transfers.values() if t.is_cancelled)
-        return super().num_releasing + sum(len(t.blocks) for t in cancelled)
+    def num_coming(self) -> int:
+        """Blocks of transfers that were cancelled, and have not ended."""
+        return sum(len(t.blocks) for t in self._transfers.values() if t.is_cancelled)
 
     def is_fetching(self, request: Request) -> bool:
         return any(request.id in t.waiting for t in self._transfers.values() if isinstance(t, _Load))
@@ -204,15 +195,12 @@ class StoredKVManager(KVManager):
                 continue
             if isinstance(transfer, _Load) and end.error is None:
                 self._index_loaded(transfer)
-            self._release(transfer.blocks)
+            self.references.release(transfer.blocks)
 
     def _index_loaded(self, load: _Load) -> None:
         assert self.index is not None
-        for block in self.index.insert(load.tokens, load.prefix_key, load.blocks):
-            if block not in self._indexed:
-                self.pool.incref([block])  # the index's own reference
-                self._indexed.add(block)
-                self._kept.add(block)
+        found = self.index.insert(load.tokens, load.prefix_key, load.blocks)
+        self._kept.update(self.references.add_indexed(found))
 
     def free(self, request: Request) -> None:
         for number, transfer in self._transfers.items():
@@ -226,7 +214,7 @@ class StoredKVManager(KVManager):
 
     def commit(self, request: Request) -> None:
         super().commit(request)
-        table = [*itertools.takewhile(lambda block: block in self._indexed, request.block_table)]
+        table = [*itertools.takewhile(lambda block: block in self.references.indexed, request.block_table)]
         if all(block in self._kept for block in table):
             return
         tokens = request.tokens[: len(table) * self.block_size]
@@ -236,16 +224,12 @@ class StoredKVManager(KVManager):
         new = [(key, block) for key, block in behind if block not in self._kept]
         self._kept.update(table)
         if new:
-            self._hold(table)  # with the blocks before the new ones, so that leaf by leaf each can be evicted
+            self.references.hold(table)  # with the blocks before the new ones, so that leaf by leaf each can be evicted
             self._saves.append(self._begin(_Transfer(table), new))
-
-    def _evict(self, num_blocks: int) -> None:
-        before = len(self._evicted)
-        super()._evict(num_blocks)
-        self._kept.difference_update(self._evicted[before:])
 
     def take_transfers(self) -> Transfers:
         within = super().take_transfers()
+        self._kept.difference_update(within.evicted)  # none of them was computed anew since, so none is indexed again
         if not self.num_unsent:
             return within
         loads, saves, cancelled = tuple(self._loads), tuple(self._saves), tuple(self._cancelled)

@@ -17,11 +17,6 @@ KV_CACHE_BYTES = 256 * 2**20  # where EngineConfig does not say, and no device i
 LESS = "ask for less with kv_cache_bytes (or num_blocks, swap_bytes)"
 
 
-def bits_per_value_and_scale(config: EngineConfig, dtype: torch.dtype) -> tuple[int, int]:
-    """Of keys and values in the cache. dtype: the model's. A scale is float32, one for each head of a slot."""
-    return (8, 32) if config.kv_dtype == "fp8" else (8 * dtype.itemsize, 0)
-
-
 def num_blocks_for(config: EngineConfig, specs: Sequence[KVSpec]) -> int:
     """Blocks that the budget pays for. ConfigError with the numbers if it is not one."""
     each = specs[0].bytes_per_block

@@ -15,8 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from reference_impl.annexes.prefix.hash_index import check_insert
 from reference_impl.interfaces import BlockId
-from reference_impl.kv.hash_index import check_insert
 
 BlockTokens = tuple[int, ...]  # [block_size]
 Level = dict[tuple[bytes, BlockTokens], "Node"]  # nodes beside each other, by key and the tokens of their first block

@@ -9,9 +9,9 @@ import struct
 
 import pytest
 
+from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.interfaces import PrefixIndex
-from reference_impl.kv.hash_index import HashIndex
-from reference_impl.kv.radix_index import RadixIndex
 
 
 @pytest.fixture(params=[HashIndex, RadixIndex])

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from reference_impl.kv.hash_index import HashIndex
-from reference_impl.kv.radix_index import RadixIndex
+from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.annexes.prefix.radix_index import RadixIndex
 
 KEYS = (b"", b"a", b"tenant")
 

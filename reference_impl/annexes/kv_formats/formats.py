@@ -1,0 +1,46 @@
+"""Formats of keys and values in the cache other than the model's own dtype: a table, by the names that
+`EngineConfig.kv_dtype` takes.
+
+A new format is a row here and, where none of the present caches can store it, a file beside this one with a subclass of
+`PagedKVCache`: it overrides `write`, and what attention must know besides, such as `scales`. An attention backend
+refuses at its first step what its kernels cannot read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reference_impl.kv_store.cache import PagedKVCache
+
+
+@dataclass(frozen=True)
+class KVFormat:
+    """dtype: torch's name of what is stored. bits_per_scale: beside each head of a slot. cache: the class of the cache;
+    called where tensors are made, since it imports torch."""
+
+    dtype: str
+    bits_per_value: int
+    bits_per_scale: int
+    cache: Callable[[], type[PagedKVCache]]
+
+
+def _eight_bits() -> type[PagedKVCache]:
+    from reference_impl.annexes.kv_formats.eight_bits import EightBitKVCache
+
+    return EightBitKVCache
+
+
+FORMATS = {
+    "fp8": KVFormat("float8_e4m3fn", 8, 32, _eight_bits),  # 4 significant bits, however small a number is
+    "int8": KVFormat("int8", 8, 32, _eight_bits),  # 255 equal steps: finer near a head's largest number
+}
+
+
+def kv_format(kv_dtype: str) -> KVFormat | None:
+    """None for "auto", the model's dtype. ValueError for a name that is not in the table."""
+    if kv_dtype != "auto" and kv_dtype not in FORMATS:
+        raise ValueError(f"EngineConfig.kv_dtype: expected one of {', '.join(('auto', *FORMATS))}, got {kv_dtype!r}")
+    return FORMATS.get(kv_dtype)

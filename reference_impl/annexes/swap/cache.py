@@ -1,0 +1,58 @@
+"""Host memory for the blocks of requests that are swapped out.
+
+Extends `PagedKVCache.transfer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from reference_impl.interfaces import BlockPair, Transfers
+from reference_impl.kv_store.cache import PagedKVCache, block_ids
+
+TRANSFERRED = 32 << 20  # bytes that are gathered on the device at a time, on their way to the host or back
+
+
+class SwappedKVCache(PagedKVCache):
+    """host: for each of `blocks` a tensor in host memory, [num_host_blocks, layers of a group, 2, ...], so that each
+    block is one copy."""
+
+    def __init__(self, *arguments: Any, num_host_blocks: int):
+        super().__init__(*arguments)
+        pinned = self.data.device.type == "cuda"
+        self.host = [
+            torch.zeros((num_host_blocks, *blocks.shape[1:]), dtype=blocks.dtype, pin_memory=pinned)
+            for blocks in self.blocks
+        ]
+
+    def transfer(self, transfers: Transfers) -> None:
+        """To the host first, then copies, then back: a block given up may be written anew in the same step.
+
+        On a GPU nothing waits here: all takes its place in the stream.
+        """
+        self._swap_out(transfers.swap_out)
+        super().transfer(transfers)
+        self._swap_in(transfers.swap_in)
+
+    def _swap_out(self, pairs: Sequence[BlockPair]) -> None:
+        for blocks, host in zip(self.blocks, self.host, strict=True):
+            for piece in _pieces(pairs, host[:1].nbytes):
+                found = blocks.index_select(0, block_ids((pair.src for pair in piece), blocks.device))
+                for pair, block in zip(piece, found, strict=True):
+                    host[pair.dst].copy_(block, non_blocking=True)
+
+    def _swap_in(self, pairs: Sequence[BlockPair]) -> None:
+        for blocks, host in zip(self.blocks, self.host, strict=True):
+            for piece in _pieces(pairs, host[:1].nbytes):
+                found = torch.empty((len(piece), *host.shape[1:]), dtype=host.dtype, device=blocks.device)
+                for pair, block in zip(piece, found, strict=True):
+                    block.copy_(host[pair.src], non_blocking=True)
+                blocks.index_copy_(0, block_ids((pair.dst for pair in piece), blocks.device), found)
+
+
+def _pieces(pairs: Sequence[BlockPair], block_bytes: int) -> Iterator[Sequence[BlockPair]]:
+    size = max(1, TRANSFERRED // block_bytes)
+    return (pairs[start : start + size] for start in range(0, len(pairs), size))

@@ -1,0 +1,45 @@
+"""The engine's KV cache: the core's or one of another format, with the annexes that the engine's options need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from reference_impl.annexes.kv_formats.formats import kv_format
+from reference_impl.interfaces import KVSpec
+
+if TYPE_CHECKING:
+    import torch
+
+    from reference_impl.kv_store.cache import PagedKVCache
+
+
+def bits_per_value_and_scale(kv_dtype: str, dtype: torch.dtype) -> tuple[int, int]:
+    """Of keys and values in the cache. dtype: the model's. A scale is one for each head of a slot."""
+    stored = kv_format(kv_dtype)
+    return (8 * dtype.itemsize, 0) if stored is None else (stored.bits_per_value, stored.bits_per_scale)
+
+
+def kv_cache(
+    specs: Sequence[KVSpec],
+    num_blocks: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_host_blocks: int = 0,
+    kv_dtype: str = "auto",
+) -> PagedKVCache:
+    """dtype: the model's, in which keys and values are stored unless kv_dtype names a format. num_host_blocks: room in
+    host memory for blocks that are swapped out."""
+    import torch
+
+    from reference_impl.annexes.swap.cache import SwappedKVCache
+    from reference_impl.annexes.transfer.cache import PageableKVCache
+    from reference_impl.kv_store.cache import PagedKVCache
+
+    stored = kv_format(kv_dtype)
+    store = PagedKVCache if stored is None else stored.cache()
+    options: dict[str, Any] = {"num_host_blocks": num_host_blocks} if num_host_blocks else {}
+    line = ([SwappedKVCache] if num_host_blocks else []) + [PageableKVCache, store]
+    # The annexes and the cache as one class, in which each method's super() is that of the next in the line.
+    combined: Any = type(store.__name__, tuple(line), {})
+    return combined(specs, num_blocks, dtype if stored is None else getattr(torch, stored.dtype), device, **options)

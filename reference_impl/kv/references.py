@@ -1,0 +1,84 @@
+"""References to blocks: which are free, in use, or cached and in no use, so that they can be evicted.
+
+Every holder of a block has a reference to it: each request, and the prefix index for each block in it. So an indexed
+block with one reference is cached and in no use. A request that holds an indexed block holds all blocks before it, too
+(see `KVManager.commit`), so evicting leaf by leaf can free every block that is in no use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference_impl.interfaces import NO_BLOCK, BlockId, BlockPool, PrefixIndex
+
+
+class BlockReferences:
+    """Counts the references to the blocks of `pool`, and evicts from `index` when too few are free.
+
+    A NO_BLOCK in a block table is a place without a block: holding and releasing pass over it.
+    """
+
+    def __init__(self, pool: BlockPool, index: PrefixIndex | None = None):
+        self.pool, self.index = pool, index
+        self.indexed: set[BlockId] = set()  # to these the index has a reference
+        self.num_evictable = 0  # of these, how many have no other
+        self.evicted: list[BlockId] = []  # since `take_evicted`
+        self._evict_at_once = max(1, pool.num_free // 128)  # looking for the oldest costs more than forgetting a few
+
+    def take(self, num_blocks: int, shared: Sequence[BlockId] = ()) -> list[BlockId] | None:
+        """num_blocks new blocks, and one more reference to each shared one, which is then not evicted.
+
+        None, and nothing evicted or held, if there are too few.
+        """
+        self.hold(shared)
+        short = num_blocks - self.pool.num_free
+        if short > self.num_evictable:
+            self._drop(shared)
+            return None
+        if short > 0:
+            self._evict(max(short, min(self._evict_at_once, self.num_evictable)))
+        return self.pool.allocate(num_blocks)
+
+    def hold(self, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            if block != NO_BLOCK:
+                self.num_evictable -= block in self.indexed and self.pool.ref_count(block) == 1
+                self.pool.incref([block])
+
+    def release(self, blocks: Sequence[BlockId]) -> None:
+        """A holder gives up blocks, which a step may have used."""
+        self._drop(blocks)
+
+    def _drop(self, blocks: Sequence[BlockId]) -> None:
+        for block in blocks:
+            if block != NO_BLOCK:
+                self.pool.decref([block])
+                self.num_evictable += block in self.indexed and self.pool.ref_count(block) == 1
+
+    def add_indexed(self, blocks: Sequence[BlockId]) -> list[BlockId]:
+        """The index has these blocks, each held by a request: its own reference to those that are new in it. Returns
+        these."""
+        new = [block for block in blocks if block not in self.indexed]
+        self.pool.incref(new)
+        self.indexed.update(new)
+        return new
+
+    def take_evicted(self) -> tuple[BlockId, ...]:
+        evicted, self.evicted = tuple(self.evicted), []
+        return evicted
+
+    def _evict(self, num_blocks: int) -> None:
+        assert self.index is not None
+        blocks = self.index.evict(num_blocks, lambda block: self.pool.ref_count(block) == 1)
+        for block in blocks:
+            if block not in self.indexed or self.pool.ref_count(block) != 1:
+                raise RuntimeError(f"PrefixIndex.evict gave block {block}, which is not indexed or is in use")
+            self.indexed.remove(block)
+            self.num_evictable -= 1
+            self.pool.decref([block])
+        self.evicted += blocks
+        if len(blocks) != num_blocks:
+            raise RuntimeError(
+                f"PrefixIndex.evict({num_blocks}) gave {len(blocks)} blocks; {self.num_evictable} more are indexed "
+                "and not in use"
+            )
