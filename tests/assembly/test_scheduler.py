@@ -15,11 +15,10 @@ from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.annexes.stages.scheduling import Staged
 from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.annexes.transfer.scheduling import LoadsPages
-from reference_impl.annexes.transfer.stored import StoredKVManager
+from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.interfaces import ForksRequests, PlansAhead, PlansStages
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
 from reference_impl.scheduler.scheduler import Scheduler
 from tests.engine.conftest import FakeStore
 from tests.engine.test_abilities import PlainKV
@@ -28,7 +27,7 @@ ON_DEMAND = {Drafting, LoadsPages, Overtaking, Staged, Swapping, WaitsForBlocks,
 
 
 def plain() -> Any:
-    return PlainKV(KVManager(BlockPool(9), 4))
+    return PlainKV(kv_manager(BlockPool(9), 4))
 
 
 @pytest.mark.parametrize(
@@ -41,9 +40,9 @@ def plain() -> Any:
         ({"admission": "worst_case"}, {WorstCaseAdmission}),
         ({"preemption": "swap", "num_drafts": 3}, {Swapping, Drafting}),
         ({"num_stages": 2}, {Staged}),
-        ({"kv": KVManager(BlockPool(9), 4)}, {WaitsForBlocks}),
+        ({"kv": kv_manager(BlockPool(9), 4)}, {WaitsForBlocks}),
         (
-            {"kv": StoredKVManager(BlockPool(9), 4, HashIndex(4), FakeStore(("now",)), b"")},
+            {"kv": stored_kv_manager(BlockPool(9), 4, HashIndex(4), FakeStore(("now",)), b"")},
             {WaitsForBlocks, LoadsPages},
         ),
     ],

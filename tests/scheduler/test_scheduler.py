@@ -9,6 +9,7 @@ import pytest
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.interfaces import Request, RequestState
 from reference_impl.kv.block_pool import BlockPool
+from reference_impl.kv.manager import KVManager
 from reference_impl.scheduler.policy import FirstCome
 from reference_impl.scheduler.scheduler import Scheduler
 from tests.scheduler.plans import END, make_request, output_of, serve, shape

@@ -7,9 +7,9 @@ import pytest
 from reference_impl.annexes.beams.scheduling import Branching
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.swap.scheduling import Swapping
+from reference_impl.assembly.kv import kv_manager
 from reference_impl.interfaces import Request, RequestState
 from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
 from reference_impl.scheduler.scheduler import Scheduler
 from tests.scheduler.plans import make_request, output_of, shape
 
@@ -19,7 +19,7 @@ class SwapsAndBranches(Swapping, Branching):
 
 
 def swapping(num_blocks: int, block_size: int, *requests: Request, windows=(None,), budget=8) -> Scheduler:
-    kv = KVManager(BlockPool(num_blocks), block_size, windows, host_pool=BlockPool(20))
+    kv = kv_manager(BlockPool(num_blocks), block_size, windows, host_pool=BlockPool(20))
     scheduler = SwapsAndBranches(kv, 4, budget)
     for request in requests:
         request.block_tables = [[] for _ in windows]
@@ -61,7 +61,7 @@ def test_what_a_window_has_left_behind_is_not_brought_back() -> None:
 def test_who_comes_back_from_the_host_is_safe_from_who_goes_there_in_the_same_step() -> None:
     """What goes out is moved before what comes in, so it must not be given host blocks that are still to be read."""
     device, host = BlockPool(4), BlockPool(2)
-    kv = KVManager(device, 2, host_pool=host)
+    kv = kv_manager(device, 2, host_pool=host)
     back, out = make_request("back", 4, 4), make_request("out", 4, 4)
     assert kv.admit(back, 4, 8)
     back.num_computed_tokens = 3
@@ -83,7 +83,7 @@ def test_who_comes_back_from_the_host_is_safe_from_who_goes_there_in_the_same_st
 def test_who_comes_back_from_the_host_and_leaves_in_the_same_step_has_moved_nothing(ends: bool) -> None:
     """Its blocks on the device hold nothing yet: they must be neither read nor found by others."""
     device, host = BlockPool(4), BlockPool(4)
-    kv = KVManager(device, 2, index=HashIndex(2), host_pool=host)
+    kv = kv_manager(device, 2, index=HashIndex(2), host_pool=host)
     request = make_request("a", 5, 4)
     assert kv.admit(request, 5, 8)
     request.num_computed_tokens = 4
