@@ -15,6 +15,7 @@ import torch
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
+from reference_impl.assembly.sampler import sample
 from reference_impl.sampling import sampler
 from reference_impl.sampling.philox import uniform
 from reference_impl.theory.hardware import device
@@ -35,7 +36,7 @@ class Tap:
 
     def __call__(self, logits, requests):
         self.logits = logits.clone()
-        return sampler.sample(logits, requests)
+        return sample(logits, requests)
 
 
 def logits_after(text):
@@ -272,7 +273,7 @@ class Timed:
         if on_gpu:
             torch.cuda.synchronize()  # the model's own work is still under way
         started = time.perf_counter()
-        result = sampler.sample(logits, requests)  # its last step copies the tokens to the host, so a GPU is awaited
+        result = sample(logits, requests)  # its last step copies the tokens to the host, so a GPU is awaited
         self.seconds.append(time.perf_counter() - started)
         return result
 

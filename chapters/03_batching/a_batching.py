@@ -16,13 +16,13 @@ import torch
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
+from reference_impl.assembly.batch import build_batch
 from reference_impl.baselines.contiguous_manager import ContiguousKVManager
 from reference_impl.baselines.dynamic_batching import DynamicBatching
 from reference_impl.baselines.no_cache import generate_no_cache
 from reference_impl.baselines.orca_batching import OrcaBatching
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.bench.simulation import Arrival, poisson, simulate
-from reference_impl.assembly.batch import build_batch
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager
 from reference_impl.layers.linear import Linear

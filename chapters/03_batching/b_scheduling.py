@@ -19,13 +19,13 @@ from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, INK, ORANGE, RED, figure, show, tidy
 from chapters.widgets.under_load import formula
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
+from reference_impl.assembly.batch import batch_of
 from reference_impl.baselines.orca_batching import OrcaBatching
 from reference_impl.baselines.static_batching import StaticBatching
 from reference_impl.bench import under_load
 from reference_impl.bench.host_work import scheduler_seconds
 from reference_impl.bench.simulation import Arrival, poisson, simulate
 from reference_impl.detokenizer import TextStream
-from reference_impl.assembly.batch import batch_of
 from reference_impl.metrics import percentile
 from reference_impl.perfetto import write_perfetto
 from reference_impl.planner import output_of

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from reference_impl.annexes.penalties.sampler import PenalisingSampler
+from reference_impl.annexes.penalties.sampler import CalledSampler
 
-
-class FullSampler(PenalisingSampler):
-    """A `Sampler`: `sample(logits, requests)`."""
-
-
-sample = FullSampler()
+sample = CalledSampler()

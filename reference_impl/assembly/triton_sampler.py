@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from reference_impl.annexes.penalties.sampler import PenalisingSampler
+from reference_impl.annexes.penalties.sampler import CalledSampler
 from reference_impl.annexes.triton_sampler.sampler import TritonSampler
 
 
-class FullTritonSampler(PenalisingSampler, TritonSampler):
+class CalledTritonSampler(CalledSampler, TritonSampler):
     """A `Sampler`: `sample_with_triton(logits, requests)`."""
 
 
-sample_with_triton = FullTritonSampler()
+sample_with_triton = CalledTritonSampler()

@@ -1,8 +1,7 @@
 """From logits to tokens: temperature, top-k, top-p, min-p, one draw.
 
-Rows are independent: each has its own settings, and its own uniform number from `philox`. A worker that goes on while
-the device computes calls `columns` before the forward pass, whose arrays go to the device with the batch's, and
-`choose` behind it. `TorchSampler()(logits, requests)` does both, and waits.
+Rows are independent: each has its own settings, and its own uniform number from `philox`. Nothing waits for the device:
+a worker copies what `columns` gives with the batch, before the forward pass, and calls `choose` behind it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_impl.interfaces import Asking, Sampled, SamplingParams, TokenLogprobs
+from reference_impl.interfaces import SamplingParams, TokenLogprobs
 from reference_impl.sampling.philox import uniform
 from reference_impl.staging import Arrays, to_device, to_host
 
@@ -58,28 +57,6 @@ class TorchSampler:
             return scores.argmax(dim=-1)
         return draw(distribution(scores, t), t["u"])
 
-    def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
-        """Chooses the next token of each request, and waits for it. logits [len(requests), vocab_size].
-
-        ValueError for penalties: the sampler of `assembly.sampler` has them.
-        """
-        for r in requests:
-            p = r.sampling
-            if p.repetition_penalty != 1 or p.presence_penalty or p.frequency_penalty:
-                raise ValueError(
-                    f"request {r.id!r} has penalties, which {type(self).__name__} leaves out: "
-                    "use reference_impl.assembly.sampler.sample"
-                )
-        return self.sampled(logits, logits, requests)
-
-    def sampled(self, logits: Tensor, scores: Tensor, requests: Sequence[Asking]) -> Sampled:
-        """scores: what the tokens are chosen by; logits: what log-probabilities are reported of."""
-        settings = np.array([settings_of(r.sampling, r.seed, r.sample_index) for r in requests], SETTINGS)
-        lengths = np.array([r.num_tokens for r in requests], np.int64)
-        arrays = {**self.columns(settings, lengths), "position": lengths}
-        tokens = self.choose(scores, to_device(arrays, scores.device))
-        return Sampled(tokens.tolist(), report(logits, tokens, settings["logprobs"])())
-
 
 def report(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Callable[[], list[TokenLogprobs | None]]:
     """Log-probabilities start on their way to the host; the function is called when the device is done.
@@ -111,11 +88,8 @@ def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     Temperature 0 gives all mass to the largest logit (the first, if several are equal).
     """
     settings = np.array([settings_of(p, 0, 0) for p in params], SETTINGS)
-    arrays = {
-        "temperature": settings["temperature"],
-        **TorchSampler().columns(settings, np.zeros(len(params), np.int64)),
-    }
-    return distribution(logits, to_device(arrays, logits.device))
+    columns = TorchSampler().columns(settings, np.zeros(len(params), np.int64))
+    return distribution(logits, to_device({"temperature": settings["temperature"], **columns}, logits.device))
 
 
 def distribution(logits: Tensor, t: Mapping[str, Tensor]) -> Tensor:

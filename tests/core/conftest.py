@@ -11,7 +11,6 @@ import torch
 
 from reference_impl.core_engine import Engine
 from reference_impl.core_parts import core_engine
-from reference_impl.layers.linear import UnquantizedLinear
 from reference_impl.model_config import ModelConfig, RopeConfig
 from reference_impl.models.decoder import Decoder
 
@@ -26,7 +25,7 @@ def small_model() -> Decoder:
         qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False, dtype="float64", eos_token_ids=(0,),
         layer_windows=(None, None), attention_scale=8**-0.5,
     )  # fmt: skip
-    model = Decoder(config, DTYPE, CPU, linear_method=UnquantizedLinear(DTYPE, CPU))
+    model = Decoder(config, DTYPE, CPU)
     random = torch.Generator().manual_seed(0)
 
     def fill(weight: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from reference_impl.annexes.fusion.decoder import FusedDecoder, FusedLayer
 from reference_impl.annexes.fusion.fusion import Fusion
 from reference_impl.annexes.fusion.kernels import TORCH
-from reference_impl.annexes.triton_sampler.sampler import TritonSampler
+from reference_impl.assembly.triton_sampler import CalledTritonSampler
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Batch, KVCache
@@ -75,7 +75,7 @@ class DenseAttention:
         return torch.einsum("thp,tphd->thd", weights, values)
 
 
-class TwinSampler(TritonSampler):
+class TwinSampler(CalledTritonSampler):
     """The kernel's twin: tokens from what lies on the device alone."""
 
     def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from reference_impl.annexes.graphs import graphs as graphs_module
 from reference_impl.annexes.graphs.graphs import Graphs
 from reference_impl.annexes.speculative.worker import DraftRun
+from reference_impl.assembly.sampler import sample
 from reference_impl.config import EngineConfig
 from reference_impl.engine import Engine
 from reference_impl.interfaces import Opened, SamplingParams
 from reference_impl.parts import Parts
-from reference_impl.sampling.sampler import TorchSampler
 from tests.executor.dense import DEVICE, DenseAttention, TwinSampler, dense_engine, dense_model
 from tests.executor.tape import recorder
 from tests.executor.test_graphs import GENERATE, KINDS, VOCAB, asked, serve
@@ -121,8 +121,8 @@ def test_rows_may_have_different_numbers_of_drafts(random_model) -> None:
 def test_what_reads_lengths_on_the_host_still_gets_them(sampler: str, random_model) -> None:
     model = dense_model(random_model("float64", device=DEVICE))
     samplers: dict[str, Any] = {
-        "launched": TorchSampler(), "captures": TwinSampler(),
-        "asked": lambda logits, requests: TorchSampler()(logits, requests),
+        "launched": sample, "captures": TwinSampler(),
+        "asked": lambda logits, requests: sample(logits, requests),
     }  # fmt: skip
     work = [
         {"prompt": [2 + i] * 5, "sampling": SamplingParams(max_tokens=15, seed=i), "arrival": 0, "abort": None}

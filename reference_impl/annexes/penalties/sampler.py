@@ -1,21 +1,32 @@
-"""Penalties for a sampler that is called with logits and requests, and counts each text anew."""
+"""Samplers that are called with logits and requests, and wait: penalties, whose texts are counted anew, and the choice.
+
+Extends `TorchSampler`, or a class beside it, by the call that `interfaces.Sampler` describes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
 from reference_impl.annexes.penalties.counts import TokenCounts, has_penalties, penalised
 from reference_impl.interfaces import Asking, Sampled
-from reference_impl.sampling.sampler import TorchSampler
+from reference_impl.sampling.sampler import SETTINGS, TorchSampler, report, settings_of
+from reference_impl.staging import to_device
 
 
-class PenalisingSampler(TorchSampler):
-    """`TorchSampler`, and any class beside it, that takes requests with penalties. Extends the call."""
+class CalledSampler(TorchSampler):
+    """`TorchSampler`, and a `Sampler`."""
 
     def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled:
-        return self.sampled(logits, apply_penalties(logits, requests), requests)
+        """Chooses the next token of each request. logits [len(requests), vocab_size]."""
+        settings = np.array([settings_of(r.sampling, r.seed, r.sample_index) for r in requests], SETTINGS)
+        lengths = np.array([r.num_tokens for r in requests], np.int64)
+        columns = to_device({**self.columns(settings, lengths), "position": lengths}, logits.device)
+        tokens = self.choose(apply_penalties(logits, requests), columns)
+        logprobs = report(logits, tokens, settings["logprobs"])
+        return Sampled(tokens.tolist(), logprobs())  # waits for the tokens, and for all that was launched before
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[Asking]) -> Tensor:
