@@ -105,7 +105,7 @@ def test_late_work_loses_points_in_the_gradebook_and_in_time_work_does_not(
     assert set(penalties(course).values()) == {0.0}  # no policy, no cost
     said = grade("late", "01", "--per-day", "0.1", "--grace-minutes", "15", *at)
     assert "eve: 2 days" in said  # 2026-03-03 02:00 in Berlin
-    assert "gus" in said.split("Nobody knows")[1]
+    assert "gus" in said.split("Without a time of handing in")[1]
     assert penalties(course) == {student: 1.2 if student == "eve" else 0.0 for student in penalties(course)}
     assert {score.student: score.total for score in scores(course, SLUG)}["eve"] == pytest.approx(3 - 1.2)
 
