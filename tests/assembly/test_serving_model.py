@@ -12,6 +12,7 @@ from hypothesis.stateful import initialize
 from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst, SkipJoin
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
+from reference_impl.assembly.kv import kv_manager
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.scheduler.policy import FirstCome
 from reference_impl.scheduler.scheduler import Scheduler
@@ -48,6 +49,9 @@ class FullyServing(Serving):
         self.serve(
             num_blocks, block_size, seqs, budget, windows, index, num_host_blocks, POLICIES[policy](), admission
         )  # fmt: skip
+
+    def make_kv(self) -> Any:
+        return kv_manager(self.pool, self.block_size, self.windows, self.index, self.host_pool)
 
     def make_scheduler(self) -> Scheduler:
         return continuous_batching(self.kv, self.seqs, self.budget, self.policy, self.admission, self.preemption)

@@ -80,7 +80,7 @@ class Serving(RuleBasedStateMachine):
         self.pool = BlockPool(self.num_blocks)
         self.host_pool = BlockPool(num_host_blocks) if num_host_blocks else None
         self.index = index(block_size) if index and windows == (None,) else None
-        self.kv = KVManager(self.pool, block_size, windows, self.index, self.host_pool)
+        self.kv = self.make_kv()
         self.policy = policy or FirstCome()
         self.scheduler = self.make_scheduler()
         self.memory = PlayedMemory(self.num_blocks, num_host_blocks, block_size)
@@ -91,6 +91,9 @@ class Serving(RuleBasedStateMachine):
         self.beam_blocks = 0  # that the beams may need
         self.now, self.preempted_in_a_row = 0.0, 0
         self.names = map(str, itertools.count())
+
+    def make_kv(self) -> Any:
+        return KVManager(self.pool, self.block_size, self.index)
 
     def make_scheduler(self) -> Scheduler:
         return Scheduler(self.kv, self.seqs, self.budget, self.policy)
