@@ -291,7 +291,7 @@ class Serving(RuleBasedStateMachine):
             return
         pins = Counter(block for pin in self.pinned for block in pin)
         owners = Counter(b for r in self.requests.values() for t in r.block_tables for b in t if b != NO_BLOCK)
-        indexed = self.kv._indexed
+        indexed = self.kv.references.indexed
         assert len(indexed) == (0 if self.index is None else len(self.index))
         for block in range(self.num_blocks):
             assert self.pool.ref_count(block) == owners[block] + pins[block] + (block in indexed)
@@ -305,7 +305,7 @@ class Serving(RuleBasedStateMachine):
                 own = [block for block in table if block != NO_BLOCK]
                 assert len(own) == len(set(own)), "a block stands twice in a table"
         if self.host_pool is not None:
-            there = [b for tables in self.kv._on_host.values() for t in tables for b in t if b != NO_BLOCK]
+            there = [b for tables in self.kv.on_host.values() for t in tables for b in t if b != NO_BLOCK]
             assert len(there) == len(set(there)) == self.host_pool.num_blocks - self.host_pool.num_free
 
     @invariant()
@@ -313,7 +313,7 @@ class Serving(RuleBasedStateMachine):
         if not hasattr(self, "requests") or self.index is None:
             return
         for request in self.requests.values():
-            known = [block in self.kv._indexed for block in request.block_table]
+            known = [block in self.kv.references.indexed for block in request.block_table]
             assert known == sorted(known, reverse=True)
 
     @invariant()
