@@ -17,7 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from reference_impl.annexes.windows.groups import longest_sequence
-from reference_impl.interfaces import NO_BLOCK, Request, RequestState, SamplingParams, StepOutput, StepPlan
+from reference_impl.interfaces import (
+    NO_BLOCK,
+    PinsPrefixes,
+    Request,
+    RequestState,
+    SamplingParams,
+    StepOutput,
+    StepPlan,
+)
 from reference_impl.kv.block_pool import BlockPool
 from reference_impl.kv.manager import KVManager
 from reference_impl.scheduler.policy import FirstCome
@@ -102,7 +110,7 @@ class Serving(RuleBasedStateMachine):
         blocks = self.num_blocks - also_pinned - len({block for pin in self.pinned for block in pin})
         return longest_sequence(blocks, self.block_size, self.windows, self.budget) + 1
 
-    @precondition(lambda self: self.index is not None)
+    @precondition(lambda self: self.index is not None and isinstance(self.kv, PinsPrefixes))
     @rule(shared=st.integers(1, 20), off=st.booleans())
     def pin(self, shared: int, off: bool) -> None:
         """As the engine does: only if everybody still fits."""
