@@ -149,7 +149,7 @@ def engine_row() -> Row:
     """Generates with the course model; the text and its timing, or why that failed."""
     try:
         from reference_impl import LLM, SamplingParams
-        from reference_impl.config import course_model
+        from reference_impl.assembly.config import course_model
 
         llm = LLM(course_model("target"))
         llm.generate(["warm up"], SamplingParams(max_tokens=2, temperature=0.0))

@@ -8,20 +8,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from reference_impl.assembly.config import EngineConfig, course_model
+    from reference_impl.assembly.engine import Engine
+    from reference_impl.assembly.llm import LLM, RequestOutput
     from reference_impl.assembly.model import load_model
-    from reference_impl.config import EngineConfig, course_model
-    from reference_impl.engine import Engine
+    from reference_impl.assembly.parts import Parts
     from reference_impl.interfaces import SamplingParams
-    from reference_impl.llm import LLM, RequestOutput
-    from reference_impl.parts import Parts
 
 _HOMES = {
-    "LLM": "llm",
-    "RequestOutput": "llm",
-    "Engine": "engine",
-    "Parts": "parts",
-    "EngineConfig": "config",
-    "course_model": "config",
+    "LLM": "assembly.llm",
+    "RequestOutput": "assembly.llm",
+    "Engine": "assembly.engine",
+    "Parts": "assembly.parts",
+    "EngineConfig": "assembly.config",
+    "course_model": "assembly.config",
     "SamplingParams": "interfaces",
     "load_model": "assembly.model",
 }

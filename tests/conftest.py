@@ -33,7 +33,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from reference_impl.models.decoder import Decoder
+    from reference_impl.core.decoder import Decoder
     from tests.warm import Warm
 
 # Variables with which a user, a company, a classroom or a desktop changes what programs do. Kept are PYTHONPATH and

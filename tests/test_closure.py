@@ -200,13 +200,13 @@ def names_in(test: str) -> set[str]:
 
 def test_the_block_pools_tests_need_the_pool_and_not_the_server() -> None:
     found = names_in("tests/kv/test_block_pool.py")
-    assert {"reference_impl/kv/block_pool.py", "reference_impl/interfaces/request.py", "tests/conftest.py"} <= found
+    assert {"reference_impl/core/block_pool.py", "reference_impl/interfaces/request.py", "tests/conftest.py"} <= found
     assert not any(name.startswith(("reference_impl/serving", "reference_impl/models", "grader")) for name in found)
 
 
 def test_the_front_doors_tests_need_the_engine_and_the_course_model() -> None:
     found = names_in("tests/engine/test_llm.py")
-    assert {"reference_impl/sampling/sampler.py", "datasets/course_model/target/model.safetensors"} <= found
+    assert {"reference_impl/core/sampler.py", "datasets/course_model/target/model.safetensors"} <= found
     assert not any(name.startswith(("reference_impl/serving", "grader", "solutions")) for name in found)
 
 

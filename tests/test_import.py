@@ -62,13 +62,15 @@ def test_theory_computes_without_torch() -> None:
 
 def test_the_engine_runs_where_triton_and_transformers_are_missing() -> None:
     missing = ("triton", "transformers", "matplotlib", "ipywidgets", "IPython", "pydantic", "scipy")
-    modules = loaded_by("import reference_impl.llm, reference_impl.engine, reference_impl.models.loader", missing)
+    modules = loaded_by(
+        "import reference_impl.assembly.llm, reference_impl.assembly.engine, reference_impl.models.loader", missing
+    )
     assert not modules & set(missing)
     assert {"torch", "tokenizers", "safetensors"} <= modules
 
 
 def test_llm_pulls_in_nothing_heavy_beyond_torch_and_the_file_readers() -> None:
-    added = loaded_by("import reference_impl.llm") - loaded_by("import torch, tokenizers, safetensors")
+    added = loaded_by("import reference_impl.assembly.llm") - loaded_by("import torch, tokenizers, safetensors")
     heavy = {"transformers", "triton", "matplotlib", "ipywidgets", "pydantic", "scipy", "pandas", "jinja2"}
     assert not {name.partition(".")[0] for name in added} & heavy
 

@@ -74,7 +74,7 @@ def test_an_unpacked_wheel_finds_its_chapters_labs_and_model(wheel: Path, names:
         archive.extractall(tmp_path)
     code = (
         "from grader.study.workspace import chapters_root, data_root; from grader.study.manifest import load_course\n"
-        "from reference_impl.config import course_model\n"
+        "from reference_impl.assembly.config import course_model\n"
         "print(chapters_root(), data_root(), len(load_course().chapters), sep='\\n')\n"
         "try: print(course_model('target'))\n"
         "except FileNotFoundError as error: print(error)"

@@ -271,7 +271,7 @@ def here(*changed: str) -> dict[str, Taken]:
 
 
 def test_a_change_of_the_sampler_takes_the_samplers_tests_first() -> None:
-    taken = here("reference_impl/sampling/sampler.py")
+    taken = here("reference_impl/core/sampler.py")
     assert next(iter(taken)).startswith("tests/sampling/")
     assert taken["tests/engine/test_llm.py"].near > 1
     assert "tests/kv/test_block_pool.py" not in taken
@@ -304,7 +304,7 @@ def test_every_lab_and_every_chapter_has_tests_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("changed", "modules"),
     [
-        ("reference_impl/engine.py", []),
+        ("reference_impl/assembly/engine.py", []),
         ("chapters/03_batching/a_batching.py", ["grader.chapter_source"]),
         ("solutions/02_kv_cache/kv_cache.py", ["grader.labs.lab_source"]),
         ("grader/bootstrap.py", ["grader.chapter_source", "grader.labs.lab_source"]),

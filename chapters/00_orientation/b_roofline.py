@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.layers.linear import Linear
+from reference_impl.core.linear import Linear
 from reference_impl.theory import kv_cache, latency, links, model_shapes, roofline
 from reference_impl.theory.hardware import DEVICES, device, hierarchy
 from reference_impl.theory.units import (

@@ -18,8 +18,8 @@ from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, figu
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
 from reference_impl.assembly.batch import build_batch
 from reference_impl.interfaces import KVSpec, Request, Row, StepPlan
-from reference_impl.kv_store.cache import PagedKVCache
-from reference_impl.layers.attention import TorchAttention
+from reference_impl.core.kv_cache import PagedKVCache
+from reference_impl.core.attention import TorchAttention
 from reference_impl.annexes.cpu.default import default_method
 from reference_impl.theory import kv_cache, latency, model_shapes, roofline
 from reference_impl.theory.hardware import device

@@ -20,7 +20,7 @@ from chapters.widgets.latency_budget import USES
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.interfaces import Reply
-from reference_impl.metrics import RequestMetrics, WorkloadMetrics, percentile
+from reference_impl.observe.metrics import RequestMetrics, WorkloadMetrics, percentile
 from reference_impl.theory import kv_cache, latency, queueing
 from reference_impl.theory.deployment import Deployment, request_time
 from reference_impl.theory.hardware import device
@@ -176,7 +176,7 @@ for who in ("ann", "bob", "cyd", "dan"):
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine writes one event per step, and `reference_impl/metrics.py` derives every number from these. All chapters
+# The engine writes one event per step, and `reference_impl/observe/metrics.py` derives every number from these. All chapters
 # use this one module.
 
 # %% name="engine-source"

@@ -16,8 +16,8 @@ from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
 from reference_impl.assembly.sampler import sample
-from reference_impl.sampling import sampler
-from reference_impl.sampling.philox import uniform
+from reference_impl.core import sampler
+from reference_impl.core.philox import uniform
 from reference_impl.theory.hardware import device
 from reference_impl.theory.kv_cache import logits_bytes
 from reference_impl.theory.units import format_bytes, format_seconds

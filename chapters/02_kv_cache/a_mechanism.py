@@ -18,11 +18,15 @@ from torch.overrides import TorchFunctionMode
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache, generate_contiguous_cache
-from reference_impl.baselines.no_cache import generate_no_cache
-from reference_impl.baselines.ragged import ragged_batch
+from reference_impl.annexes.baselines.contiguous_cache import (
+    ContiguousAttention,
+    ContiguousKVCache,
+    generate_contiguous_cache,
+)
+from reference_impl.annexes.baselines.no_cache import generate_no_cache
+from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.kernels import reference
-from reference_impl.layers.linear import Linear
+from reference_impl.core.linear import Linear
 from reference_impl.theory import latency, model_shapes
 from reference_impl.theory.hardware import device
 from reference_impl.theory.units import format_flops, format_seconds

@@ -15,8 +15,8 @@ import torch
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREY, INK, ORANGE, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
-from reference_impl.baselines.ragged import ragged_batch
+from reference_impl.annexes.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
+from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.interfaces import KVSpec
 from reference_impl.theory import drills, kv_cache, model_shapes
 from reference_impl.theory.hardware import device

@@ -17,17 +17,17 @@ from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
 from reference_impl.assembly.batch import build_batch
-from reference_impl.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.baselines.dynamic_batching import DynamicBatching
-from reference_impl.baselines.no_cache import generate_no_cache
-from reference_impl.baselines.orca_batching import OrcaBatching
-from reference_impl.baselines.static_batching import StaticBatching
+from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.annexes.baselines.dynamic_batching import DynamicBatching
+from reference_impl.annexes.baselines.no_cache import generate_no_cache
+from reference_impl.annexes.baselines.orca_batching import OrcaBatching
+from reference_impl.annexes.baselines.static_batching import StaticBatching
 from reference_impl.bench.simulation import Arrival, poisson, simulate
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
-from reference_impl.layers.linear import Linear
-from reference_impl.metrics import percentile
-from reference_impl.scheduler.scheduler import Scheduler
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.kv_manager import KVManager
+from reference_impl.core.linear import Linear
+from reference_impl.observe.metrics import percentile
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.theory import latency
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
@@ -211,7 +211,7 @@ print(
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine takes its scheduler as a part, and three older ones lie in `reference_impl/baselines`: static batching,
+# The engine takes its scheduler as a part, and three older ones lie in `reference_impl/annexes/baselines`: static batching,
 # dynamic batching, and that of Orca (Yu et al., 2022), which brought continuous batching, without chunks of prompts and
 # with memory reserved for the longest output. Same model, same attention, same requests: only the order of work
 # differs. So the texts must be equal, and only the steps differ.

@@ -20,18 +20,18 @@ from chapters.widgets.figure import BLUE, GREEN, INK, ORANGE, RED, figure, show,
 from chapters.widgets.under_load import formula
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
 from reference_impl.assembly.batch import batch_of
-from reference_impl.baselines.orca_batching import OrcaBatching
-from reference_impl.baselines.static_batching import StaticBatching
+from reference_impl.annexes.baselines.orca_batching import OrcaBatching
+from reference_impl.annexes.baselines.static_batching import StaticBatching
 from reference_impl.bench import under_load
 from reference_impl.bench.host_work import scheduler_seconds
 from reference_impl.bench.simulation import Arrival, poisson, simulate
-from reference_impl.detokenizer import TextStream
-from reference_impl.metrics import percentile
-from reference_impl.perfetto import write_perfetto
-from reference_impl.planner import output_of
+from reference_impl.core.detokenizer import TextStream
+from reference_impl.observe.metrics import percentile
+from reference_impl.observe.perfetto import write_perfetto
+from reference_impl.core.planner import output_of
 from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
-from reference_impl.scheduler.policy import FirstCome
-from reference_impl.scheduler.scheduler import Scheduler
+from reference_impl.core.policy import FirstCome
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.theory import latency
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device

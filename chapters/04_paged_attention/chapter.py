@@ -19,14 +19,14 @@ from chapters import widgets
 from chapters.widgets.block_table import draw, snapshot
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.parts import Parts
-from reference_impl.executor.simulated import END, SimulatedGPU, weightless
+from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.assembly.parts import Parts
+from reference_impl.simulation.executor import END, SimulatedGPU, weightless
 from reference_impl.interfaces import KVSpec
 from reference_impl.kernels import reference
-from reference_impl.kv.block_pool import BlockPool
+from reference_impl.core.block_pool import BlockPool
 from reference_impl.annexes.sizing.usage import memory_use
-from reference_impl.layers.attention import TorchAttention
+from reference_impl.core.attention import TorchAttention
 from reference_impl.theory import kv_cache, model_shapes, roofline
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
@@ -852,7 +852,7 @@ for name, (requests_at_once, change) in levers.items():
 # **The paper** is Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP
 # 2023. It found that 20 to 38 % of the KV memory held token states in the systems it compared with, and 96 % in its
 # own. It also reports the price: its attention kernel was 20 to 26 % slower than a contiguous one, and the whole still
-# won. Read its section 4 beside `reference_impl/kv/manager.py`.
+# won. Read its section 4 beside `reference_impl/core/kv_manager.py`.
 #
 # **vLLM** began as that paper's code, and made the idea common property: one open implementation that others could
 # read, measure and copy. Blocks have 16 tokens unless you or the attention backend choose otherwise (`--block-size`).

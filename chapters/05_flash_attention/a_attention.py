@@ -28,9 +28,9 @@ if not torch.cuda.is_available():
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
-from reference_impl.parts import Parts
+from reference_impl.assembly.parts import Parts
 from reference_impl.kernels import reference
-from reference_impl.layers.attention import TorchAttention
+from reference_impl.core.attention import TorchAttention
 from reference_impl.annexes.fusion.kernels import choose_backend
 from reference_impl.theory import attention_traffic as traffic
 from reference_impl.theory import kv_cache, model_shapes, online_softmax, roofline, warp

@@ -35,7 +35,7 @@ from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, SKY,
 from chapters.widgets.occupancy import table
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
 from reference_impl.kernels import reference
-from reference_impl.models.decoder import DecoderLayer
+from reference_impl.core.decoder import DecoderLayer
 from reference_impl.theory import collectives, fusion, kv_cache, model_shapes, roofline, warp
 from reference_impl.theory.hardware import device
 from reference_impl.theory.occupancy import SMS, bytes_in_flight, occupancy, waves

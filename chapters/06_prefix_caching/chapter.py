@@ -22,17 +22,17 @@ from chapters.widgets.radix_tree import snapshot
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
 from reference_impl.interfaces import Request
 from reference_impl.kernels import reference
-from reference_impl.kv.block_pool import BlockPool
+from reference_impl.core.block_pool import BlockPool
 from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.kv.manager import KVManager
+from reference_impl.core.kv_manager import KVManager
 from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.simulation import Result, simulate_replicas
 from reference_impl.theory import latency, model_shapes, prefix_cache
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.units import format_seconds
-from reference_impl.trace import RequestArrived
-from reference_impl.workloads import workload
+from reference_impl.observe.trace import RequestArrived
+from reference_impl.simulation.workloads import workload
 
 torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
 folder = course_model("target")

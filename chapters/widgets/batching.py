@@ -10,7 +10,7 @@ from ipywidgets import Dropdown, IntSlider
 from matplotlib.collections import PolyCollection
 
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, YELLOW, Shown, View, figure, show
-from reference_impl.trace import RequestArrived, RequestFinished, Trace
+from reference_impl.observe.trace import RequestArrived, RequestFinished, Trace
 
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW)
 

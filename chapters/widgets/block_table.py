@@ -18,7 +18,7 @@ from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED,
 from reference_impl.interfaces import NO_BLOCK, BlockPair
 
 if TYPE_CHECKING:  # it would bring torch with it
-    from reference_impl.engine import Engine
+    from reference_impl.assembly.engine import Engine
 
 # What each request looks like, in the order in which they came; names are written into the blocks as well.
 LOOKS = ((BLUE, ""), (ORANGE, "//"), (GREEN, ".."), (SKY, "\\\\"), (YELLOW, "--"), (RED, "++"))

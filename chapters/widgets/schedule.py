@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 from chapters.widgets.figure import BLUE, INK, RED, SKY, Shown, View, figure, show, tidy
 from chapters.widgets.timeline import LOOKS, Segment, segments
-from reference_impl.trace import RequestArrived, StepDone, Trace
+from reference_impl.observe.trace import RequestArrived, StepDone, Trace
 
 
 def step_tokens(trace: Trace) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from chapters.widgets.figure import BLUE, GREY, INK, ORANGE, RED, SKY, Shown, View, figure, show, tidy
 from reference_impl.interfaces import Row
-from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone, Trace
 
 # kind -> (colour, hatch): each can be told from the others without colour
 LOOKS = {

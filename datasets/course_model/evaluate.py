@@ -25,8 +25,8 @@ import corpus  # noqa: E402
 import tasks  # noqa: E402
 
 from reference_impl import LLM, SamplingParams  # noqa: E402
-from reference_impl.baselines.no_cache import RecomputeAttention  # noqa: E402
-from reference_impl.baselines.ragged import ragged_batch  # noqa: E402
+from reference_impl.annexes.baselines.no_cache import RecomputeAttention  # noqa: E402
+from reference_impl.annexes.baselines.ragged import ragged_batch  # noqa: E402
 
 DISTANCES = (16, 64, 128, 256, 512, 900)
 TASKS_EACH = 60

@@ -63,7 +63,7 @@ def packages(launcher: Launcher) -> Row:
             return found
     """
     wanted = ["torch", "numpy", "torch.nn.utils.parametrize", "reference_impl.interfaces"]
-    unwanted = ["reference_impl.engine", "grader", "solutions", "tests", "chapters", "nbgrader", "pytest"]
+    unwanted = ["reference_impl.assembly.engine", "grader", "solutions", "tests", "chapters", "nbgrader", "pytest"]
     with Trial(launcher, source) as trial:
         found = trial.ask("there", wanted + unwanted)
     if found == wanted:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from reference_impl.executor.batch import as_batch, lay_out
-from reference_impl.executor.slots import Slots
+from reference_impl.core.batch import as_batch, lay_out
+from reference_impl.core.planner import Planner
+from reference_impl.core.slots import Slots
 from reference_impl.interfaces import Batch, KVSpec, Request, StepPlan, StepRow
-from reference_impl.planner import Planner
 
 
 def build_batch(

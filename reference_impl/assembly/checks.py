@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from reference_impl.annexes.kv_formats.formats import kv_format
-from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import (
     AttentionBackend,
     BlockPool,
@@ -26,7 +27,6 @@ from reference_impl.interfaces import (
     Scheduler,
     has_scales,
 )
-from reference_impl.parts import Parts
 
 # (a part, the part that uses it): the second, if custom, was made without the first.
 _BELONGS = (

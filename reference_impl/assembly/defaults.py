@@ -12,10 +12,12 @@ from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.annexes.process.worker import fingerprint
 from reference_impl.assembly.checks import check_page_store
+from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.kv_cache import kv_cache
+from reference_impl.assembly.parts import Parts, part
 from reference_impl.assembly.scheduler import continuous_batching
-from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.core.block_pool import BlockPool
 from reference_impl.interfaces import (
     AttentionBackend,
     Executor,
@@ -30,13 +32,11 @@ from reference_impl.interfaces import (
     Scheduler,
     takes_bounds,
 )
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.parts import Parts, part
 
 if TYPE_CHECKING:
     from reference_impl.assembly.made import Made
     from reference_impl.assembly.worker import LocalExecutor
-    from reference_impl.kv_store.cache import PagedKVCache
+    from reference_impl.core.kv_cache import PagedKVCache
 
 
 def make_kv_manager(made: Made, parts: Parts) -> KVManager:
@@ -92,7 +92,7 @@ def make_attention(made: Made) -> AttentionBackend:
 
         return TritonAttention(c.attention_scale, c.attention_softcap)
     from reference_impl.annexes.kv_formats.attention import ScaledTorchAttention
-    from reference_impl.layers.attention import TorchAttention
+    from reference_impl.core.attention import TorchAttention
 
     kind = TorchAttention if made.config.kv_dtype == "auto" else ScaledTorchAttention
     return kind(c.attention_scale, made.model.dtype, c.attention_softcap)

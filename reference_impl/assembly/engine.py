@@ -21,9 +21,11 @@ from reference_impl.annexes.speculative.engine import DraftingEngine
 from reference_impl.annexes.transfer.engine import TransferringEngine
 from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.assembly.checks import check_appended
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.made import Made
-from reference_impl.config import EngineConfig
-from reference_impl.core_engine import Booked, StepResult
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.engine import Booked, StepResult
+from reference_impl.core.planner import output_of
 from reference_impl.interfaces import (
     CapturesGraphs,
     Grammar,
@@ -38,12 +40,10 @@ from reference_impl.interfaces import (
     Transfers,
     WaitsOnPurpose,
 )
-from reference_impl.parts import Parts
-from reference_impl.planner import output_of
-from reference_impl.trace import Trace
+from reference_impl.observe.trace import Trace
 
 if TYPE_CHECKING:
-    from reference_impl.models.decoder import Decoder
+    from reference_impl.core.decoder import Decoder
 
 __all__ = ["Engine", "Pin", "StepResult"]
 

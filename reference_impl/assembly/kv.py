@@ -13,8 +13,8 @@ from reference_impl.annexes.pins.manager import PinningKVManager
 from reference_impl.annexes.swap.manager import SwappingKVManager, Tables
 from reference_impl.annexes.transfer.stored import FetchingKVManager
 from reference_impl.annexes.windows.manager import WindowedKVManager
+from reference_impl.core.kv_manager import surely_computed
 from reference_impl.interfaces import BlockPool, LayeredPageStore, PageStore, PrefixIndex, Request
-from reference_impl.kv.manager import surely_computed
 
 
 class FullKVManager(PinningKVManager, OverlappedKVManager):

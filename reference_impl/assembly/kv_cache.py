@@ -11,7 +11,7 @@ from reference_impl.interfaces import KVSpec
 if TYPE_CHECKING:
     import torch
 
-    from reference_impl.kv_store.cache import PagedKVCache
+    from reference_impl.core.kv_cache import PagedKVCache
 
 
 def bits_per_value_and_scale(kv_dtype: str, dtype: torch.dtype) -> tuple[int, int]:
@@ -34,7 +34,7 @@ def kv_cache(
 
     from reference_impl.annexes.swap.cache import SwappedKVCache
     from reference_impl.annexes.transfer.cache import PageableKVCache
-    from reference_impl.kv_store.cache import PagedKVCache
+    from reference_impl.core.kv_cache import PagedKVCache
 
     stored = kv_format(kv_dtype)
     store = PagedKVCache if stored is None else stored.cache()

@@ -12,12 +12,12 @@ from reference_impl.annexes.cpu.default import default_method
 from reference_impl.annexes.cpu.half import slow_half_linear
 from reference_impl.annexes.cpu.packing import HeadCopy, PackedLinear, pays
 from reference_impl.annexes.fusion.kernels import Kernels
+from reference_impl.core.decoder import Head, unembed
+from reference_impl.core.linear import Methods
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
-from reference_impl.layers.linear import Methods
-from reference_impl.models.decoder import Head, unembed
-from reference_impl.quantization.cpu import CpuInt4, CpuInt8
-from reference_impl.quantization.methods import Fp8, Int4, Int8
+from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8
+from reference_impl.models.quantization.methods import Fp8, Int4, Int8
 
 Quantization = Literal["none", "fp8", "int8", "int4"]
 Quantizations = Quantization | Callable[[str], Quantization]  # of all linear layers, or from a layer's name

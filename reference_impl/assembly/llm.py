@@ -16,24 +16,27 @@ from typing import Any, Literal, cast
 
 import torch
 
-from reference_impl import core_llm
 from reference_impl.annexes.beams.search import Beam, beam_search
 from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
+from reference_impl.annexes.sizing.memory import give_back
+from reference_impl.assembly.config import EngineConfig, ModelConfig
 from reference_impl.assembly.devices import choose_device, choose_dtype
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.interrupts import uninterrupted
 from reference_impl.assembly.linear_methods import Quantizations
 from reference_impl.assembly.model import dummy_model, load_model
-from reference_impl.config import EngineConfig, ModelConfig
-from reference_impl.core_engine import StepResult
-from reference_impl.core_llm import as_list
+from reference_impl.assembly.parts import Parts
+from reference_impl.core import llm as core_llm
+from reference_impl.core.engine import StepResult
+from reference_impl.core.llm import as_list
+from reference_impl.core.prompts import Prompt
 from reference_impl.interfaces import Pooling, Request, SamplingParams, TokenLogprobs
-from reference_impl.memory import give_back
-from reference_impl.metrics import RequestMetrics
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.shapes import Shape, config_of_shape
-from reference_impl.parts import Parts
-from reference_impl.prompts import Prompt
+from reference_impl.observe.metrics import RequestMetrics
+
+__all__ = ["LLM", "Generation", "RequestOutput"]
+
 
 Worker = Literal["here", "process"]
 

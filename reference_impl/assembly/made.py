@@ -8,14 +8,14 @@ from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.annexes.overlap.depth import depth_for, stages_for
 from reference_impl.annexes.sizing.budget import check_memory, num_host_blocks_for
 from reference_impl.assembly import checks, defaults, sizes
-from reference_impl.clock import WallClock
-from reference_impl.config import EngineConfig
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.parts import Parts, part
-from reference_impl.trace import Trace
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.parts import Parts, part
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.clock import WallClock
+from reference_impl.observe.trace import Trace
 
 if TYPE_CHECKING:
-    from reference_impl.models.decoder import Decoder
+    from reference_impl.core.decoder import Decoder
 
 
 class Made:

@@ -8,14 +8,14 @@ import torch
 
 from reference_impl.annexes.fusion.decoder import fused
 from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
+from reference_impl.annexes.sizing.memory import check_free, free_bytes
 from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of
-from reference_impl.config_reader import ConfigError
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.linear import Methods
+from reference_impl.core.model_config import ModelConfig
 from reference_impl.interfaces import LinearMethod
-from reference_impl.layers.linear import Methods
-from reference_impl.memory import check_free, free_bytes
-from reference_impl.model_config import ModelConfig
 from reference_impl.models.config_json import read_model_config
-from reference_impl.models.decoder import Decoder
+from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.decoders import kind_of
 from reference_impl.models.loader import destinations, fill, finish, weight_files
 from reference_impl.models.moe import expert_layers

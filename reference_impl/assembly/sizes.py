@@ -10,17 +10,17 @@ from reference_impl.annexes.beams.planning import ForkingPlanner
 from reference_impl.annexes.sizing.budget import num_blocks_for
 from reference_impl.annexes.sizing.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
 from reference_impl.annexes.windows.groups import kv_specs
+from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.defaults import make_sampler, new_cache, new_worker, why_not_graphs
 from reference_impl.assembly.kv_cache import bits_per_value_and_scale
-from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.assembly.parts import Parts, part
 from reference_impl.interfaces import KVSpec, Request, Sampler, StepPlan
-from reference_impl.parts import Parts, part
 
 if TYPE_CHECKING:
     import torch
 
     from reference_impl.assembly.made import Made
-    from reference_impl.models.decoder import Decoder
+    from reference_impl.core.decoder import Decoder
 
 
 def max_model_len(model: Decoder, config: EngineConfig) -> int:

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.process.worker import Facts, WorkerProcess, fingerprint
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
-from reference_impl.config import EngineConfig
+from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.models.config_json import read_model_config
-from reference_impl.parts import Parts
 
 if TYPE_CHECKING:
     from reference_impl.assembly.linear_methods import Quantizations

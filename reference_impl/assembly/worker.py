@@ -13,8 +13,10 @@ from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.annexes.transfer.worker import PageWorker
 from reference_impl.assembly.sampler import sample
-from reference_impl.executor.batch import HostBatch
-from reference_impl.executor.local import StepRun
+from reference_impl.core.batch import HostBatch
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.worker import StepRun
 from reference_impl.interfaces import (
     AttentionBackend,
     Clock,
@@ -26,8 +28,6 @@ from reference_impl.interfaces import (
     Sampler,
     Step,
 )
-from reference_impl.models.decoder import Decoder
-from reference_impl.sampling.sampler import TorchSampler
 
 
 class FullRun(DraftRun, PenaltyRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedRun):

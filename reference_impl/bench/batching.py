@@ -12,16 +12,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from reference_impl.baselines.orca_batching import OrcaBatching
-from reference_impl.baselines.static_batching import StaticBatching
+from reference_impl.annexes.baselines.orca_batching import OrcaBatching
+from reference_impl.annexes.baselines.static_batching import StaticBatching
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.bench import harness
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.kv_manager import KVManager
 from reference_impl.interfaces import SamplingParams, Scheduler
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
 
 NUM_REQUESTS, MAX_NUM_SEQS, NUM_BLOCKS, SEED = 32, 8, 256, 7
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.llm import LLM
 from reference_impl.bench import harness
-from reference_impl.config import EngineConfig, course_model
-from reference_impl.llm import LLM
-from reference_impl.models.decoder import Decoder
+from reference_impl.core.decoder import Decoder
 from reference_impl.simulation.calibration import fit
 from reference_impl.simulation.comparison import ByStep, Step, by_step, compare, real_steps, shrunk, simulated_steps
 from reference_impl.simulation.cost import COEFFICIENTS, CalibratedCost
 from reference_impl.simulation.measure import Measured, Shape, measure, random_shapes
-from reference_impl.workloads import WorkloadRequest, workload
+from reference_impl.simulation.workloads import WorkloadRequest, workload
 
 MAX_ROWS, MAX_TOKENS, NUM_BLOCKS = 32, 512, 1024  # of a step that is measured
 CONFIG = EngineConfig(max_num_seqs=MAX_ROWS, max_num_batched_tokens=MAX_TOKENS, num_blocks=NUM_BLOCKS)

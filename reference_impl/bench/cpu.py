@@ -24,11 +24,11 @@ from functools import partial
 from typing import Any
 
 from reference_impl.annexes.cpu.processor import cpu_has_bf16
+from reference_impl.assembly.config import course_model
+from reference_impl.assembly.llm import LLM
 from reference_impl.bench import batching, cpu_quantized, harness, host_work, prefix
 from reference_impl.bench.peer import CACHES, Transformers, agreement
-from reference_impl.config import course_model
 from reference_impl.interfaces import SamplingParams
-from reference_impl.llm import LLM
 
 NEW_TOKENS = 64
 PROMPTS = (
@@ -125,7 +125,8 @@ def _python(code: str) -> str:
 
 def import_seconds(rounds: int) -> dict[str, Any]:
     """What importing the engine adds once torch is imported, in fresh interpreters."""
-    code = "import time, torch; t = time.perf_counter(); import reference_impl.llm; print(time.perf_counter() - t)"
+    module = "reference_impl.assembly.llm"
+    code = f"import time, torch; t = time.perf_counter(); import {module}; print(time.perf_counter() - t)"
     return {"beyond_torch": harness.spread([float(_python(code)) for _ in range(rounds)])}
 
 

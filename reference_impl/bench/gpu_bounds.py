@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor, nn
 
-from reference_impl.engine import Engine
-from reference_impl.layers.linear import Linear
+from reference_impl.assembly.engine import Engine
+from reference_impl.core.linear import Linear
 from reference_impl.models.moe import MixtureOfExperts
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from reference_impl.assembly.llm import LLM, Generation
 from reference_impl.bench import harness
 from reference_impl.bench.gpu_engines import Bench, statistics_of
 from reference_impl.bench.gpu_rows import Row
 from reference_impl.interfaces import SamplingParams
-from reference_impl.llm import LLM, Generation
 
 IDLE_ROWS = ("GPU idle, qwen3-0.6b, B 256", "GPU waits for the host, same", "work of the host per step, same")
 LONG_GAP = 5e-6  # seconds: longer than any gap between two kernels of one graph

@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from reference_impl.assembly.llm import LLM
 from reference_impl.bench import harness
 from reference_impl.bench.gpu_engines import BLOCK_SIZE, DEPENDENT, Bench
 from reference_impl.bench.gpu_rows import Row
 from reference_impl.interfaces import SamplingParams
-from reference_impl.llm import LLM
 from reference_impl.models.shapes import SHAPES
 
 ROWS = ("dependent launches, 8 layers as of qwen3-0.6b, one stream",)

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
+from reference_impl.assembly.llm import LLM
 from reference_impl.bench import kernels
 from reference_impl.bench.gpu_engines import BLOCK_SIZE, TINY
 from reference_impl.bench.gpu_predict import FEW_TOKENS
 from reference_impl.bench.kernel_cases import CASES
 from reference_impl.bench.kernel_work import Place
 from reference_impl.interfaces import SamplingParams
-from reference_impl.llm import LLM
 from reference_impl.models.shapes import SHAPES
 
 # (shape, options, requests in a step: each of these has tiles of its own).

@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from reference_impl.assembly.llm import LLM
 from reference_impl.bench import harness
 from reference_impl.bench.gpu_decode import prompts_of
 from reference_impl.bench.gpu_engines import Bench, statistics_of
 from reference_impl.bench.gpu_rows import Row
 from reference_impl.interfaces import SamplingParams
-from reference_impl.llm import LLM
 
 REQUESTS, LONGEST_PROMPT, LONGEST_OUTPUT = 256, 1024, 1024
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.bench import harness
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
-from reference_impl.executor.simulated import hollow_model
 from reference_impl.interfaces import Batch, SamplingParams, Step, Transfers
-from reference_impl.parts import Parts
+from reference_impl.simulation.executor import hollow_model
 
 VOCAB_SIZE, BLOCK_SIZE, STEPS = 512, 16, 60
 # (requests, tokens of each, penalties)

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from reference_impl.assembly.config import course_model
+from reference_impl.assembly.llm import LLM
 from reference_impl.bench import harness
-from reference_impl.config import course_model
 from reference_impl.interfaces import SamplingParams
-from reference_impl.llm import LLM
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.server import ModelServer

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from reference_impl.config import course_model
+from reference_impl.assembly.config import course_model
 
 CACHES = ("dynamic", "static")
 NEAR_TIE = 0.03  # how far apart two logits may be, as a share of the largest, for rounding to swap them

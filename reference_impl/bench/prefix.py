@@ -6,11 +6,11 @@ import random
 import time
 from typing import Any
 
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
 from reference_impl.bench import harness
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import SamplingParams
-from reference_impl.models.decoder import Decoder
 
 SHARED, OWN = 1000, 24
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.kv import kv_manager
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
-from reference_impl.executor.simulated import END, SimulatedGPU, weightless
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.block_pool import BlockPool
 from reference_impl.interfaces import KVManager, Policy, SamplingParams, Scheduler, WaitsOnPurpose
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.parts import Parts
+from reference_impl.observe.trace import Trace
 from reference_impl.simulation.cost import Roofline
+from reference_impl.simulation.executor import END, SimulatedGPU, weightless
 from reference_impl.theory.deployment import Deployment
-from reference_impl.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ import sys
 import time
 from pathlib import Path
 
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.bench import harness
 from reference_impl.bench.memory import PeakMemory
-from reference_impl.config import EngineConfig
 from reference_impl.simulation.ledger import Result
 from reference_impl.simulation.replicas import simulate_replicas
 from reference_impl.simulation.routers import ROUTERS
+from reference_impl.simulation.workloads import workload
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model as model_shape
-from reference_impl.workloads import workload
 
 
 def _calibrate(args: argparse.Namespace) -> None:

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.bench import harness
-from reference_impl.config import EngineConfig
 from reference_impl.simulation import Result, simulate
+from reference_impl.simulation.workloads import PAGE_TOKENS, WorkloadRequest, bursty, poisson
+from reference_impl.simulation.workloads.distributions import Floats, bits
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
-from reference_impl.workloads import PAGE_TOKENS, WorkloadRequest, bursty, poisson
-from reference_impl.workloads.distributions import Floats, bits
 
 RECORD = harness.RESULTS / "under_load.json"
 PROMPT, OUTPUT = 1000, 100

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from reference_impl.config_reader import ConfigError, Reader
-from reference_impl.model_config import ExpertsConfig, ModelConfig
+from reference_impl.core.model_config import ExpertsConfig, ModelConfig
+from reference_impl.models.config_reader import ConfigError, Reader
 from reference_impl.models.config_rope import ropes
 from reference_impl.models.families import FAMILIES, FULL, SLIDING, Family
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reference_impl.config_reader import Reader
-from reference_impl.model_config import RopeConfig
+from reference_impl.core.model_config import RopeConfig
+from reference_impl.models.config_reader import Reader
 from reference_impl.models.families import FULL, SLIDING, Family
 
 

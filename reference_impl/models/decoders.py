@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from reference_impl.model_config import ModelConfig
-from reference_impl.models.decoder import Decoder, DecoderLayer
+from reference_impl.core.decoder import Decoder, DecoderLayer
+from reference_impl.core.model_config import ModelConfig
 from reference_impl.models.gemma import Gemma2Layer, GemmaDecoder, GemmaLayer
 from reference_impl.models.moe import ExpertsLayer
 from reference_impl.models.olmo2 import Olmo2Layer

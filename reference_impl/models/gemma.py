@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.core.decoder import Decoder, DecoderLayer
+from reference_impl.core.rotary import RotaryTable
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache
 from reference_impl.kernels import reference
-from reference_impl.layers.rotary import RotaryTable
-from reference_impl.models.decoder import Decoder, DecoderLayer
 
 
 class GemmaLayer(DecoderLayer):

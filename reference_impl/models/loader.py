@@ -15,9 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from reference_impl.core.decoder import Decoder, DecoderLayer
+from reference_impl.core.linear import Linear
 from reference_impl.interfaces import NamesTensors, TensorSpec
-from reference_impl.layers.linear import Linear
-from reference_impl.models.decoder import Decoder, DecoderLayer
 from reference_impl.models.moe import MixtureOfExperts
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that are not quantized

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from reference_impl.layers.linear import Methods
-from reference_impl.model_config import ExpertsConfig, ModelConfig
-from reference_impl.models.decoder import DecoderLayer, GatedMLP
+from reference_impl.core.decoder import DecoderLayer, GatedMLP
+from reference_impl.core.linear import Methods
+from reference_impl.core.model_config import ExpertsConfig, ModelConfig
 
 
 class Experts(Protocol):

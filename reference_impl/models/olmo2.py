@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.core.decoder import DecoderLayer
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache
-from reference_impl.models.decoder import DecoderLayer
 
 
 class Olmo2Layer(DecoderLayer):

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.core.decoder import DecoderLayer, GatedMLP
+from reference_impl.core.model_config import ModelConfig
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache
-from reference_impl.model_config import ModelConfig
-from reference_impl.models.decoder import DecoderLayer, GatedMLP
 
 
 class Phi3Layer(DecoderLayer):

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from reference_impl.model_config import ModelConfig
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.model_config import ModelConfig
 from reference_impl.models.config_json import parse_model_config
-from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import destinations, finish
 
 Shape = str | ModelConfig | Mapping[str, Any]

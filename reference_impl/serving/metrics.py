@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from reference_impl.engine import Engine
-from reference_impl.metrics import RequestMetrics
-from reference_impl.trace import Event, RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.assembly.engine import Engine
+from reference_impl.observe.metrics import RequestMetrics
+from reference_impl.observe.trace import Event, RequestArrived, RequestFinished, StepDone, Trace
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)

@@ -26,7 +26,7 @@ from reference_impl.annexes.process.worker import end_with_the_other, how_it_end
 from reference_impl.serving.runner import Message, Prompts
 
 if TYPE_CHECKING:
-    from reference_impl.llm import LLM
+    from reference_impl.assembly.llm import LLM
 
 logger = logging.getLogger("inferlab.serving")
 _LENGTH = struct.Struct("!I")  # of the pickled message that follows

@@ -7,8 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from reference_impl.engine import Engine
-from reference_impl.perfetto import write_perfetto
+from reference_impl.assembly.engine import Engine
+from reference_impl.observe.perfetto import write_perfetto
 from reference_impl.serving import status
 from reference_impl.serving.metrics import EngineGauges, WatchedTrace
 

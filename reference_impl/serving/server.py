@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from reference_impl.prompts import PromptEncoder
+from reference_impl.core.prompts import PromptEncoder
 from reference_impl.serving.app import ServerConfig, make_app
 from reference_impl.serving.limits import LimitedProtocol
 from reference_impl.serving.process import EngineProcess

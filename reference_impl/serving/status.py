@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from reference_impl.engine import Engine
-from reference_impl.metrics import WorkloadMetrics
+from reference_impl.assembly.engine import Engine
+from reference_impl.observe.metrics import WorkloadMetrics
+from reference_impl.observe.timeline import Life, Slice, lives_of
+from reference_impl.observe.trace import StepDone, Trace
 from reference_impl.serving.metrics import Finished
-from reference_impl.timeline import Life, Slice, lives_of
-from reference_impl.trace import StepDone, Trace
 
 SECONDS = 10.0  # over which rates are taken
 SHOWN = 200  # requests that run or wait
@@ -53,7 +53,7 @@ def snapshot(engine: Engine, hit_rate: float) -> dict[str, Any]:
 
 
 def finished(last: Sequence[Finished], now: float, ttft: float, tpot: float) -> dict[str, Any]:
-    """Percentiles, attainment and goodput of finished requests, as `reference_impl.metrics` defines them.
+    """Percentiles, attainment and goodput of finished requests, as `reference_impl.observe.metrics` defines them.
 
     last: the latest at the end. ttft, tpot: the objectives, in seconds. An aborted request counts with what it got.
     """

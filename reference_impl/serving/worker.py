@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import SamplingParams
-from reference_impl.parts import Parts
 from reference_impl.serving.metrics import WatchedTrace
 from reference_impl.serving.questions import Questions
 from reference_impl.serving.runner import Message
 
 if TYPE_CHECKING:
-    from reference_impl.llm import LLM, Generation
+    from reference_impl.assembly.llm import LLM, Generation
 
 logger = logging.getLogger("inferlab.serving")
 TRACE_EVENTS = 20_000  # that a server keeps
@@ -28,7 +28,7 @@ TRACE_EVENTS = 20_000  # that a server keeps
 
 def load(model: Path, dtype: str | None = None, **engine_options: Any) -> LLM:
     """An LLM whose trace is counted. ValueError, OSError for what is wrong with the folder or the options."""
-    from reference_impl.llm import LLM  # and with it torch, which the process of the event loop does without
+    from reference_impl.assembly.llm import LLM  # and with it torch, which the process of the event loop does without
 
     llm = LLM(model, dtype=dtype, parts=Parts(trace=WatchedTrace(TRACE_EVENTS)), **engine_options)
     began = time.monotonic()

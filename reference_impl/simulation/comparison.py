@@ -14,16 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
-from reference_impl.executor.simulated import SimulatedGPU, StepCost, hollow_model
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import Row, SamplingParams
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
 from reference_impl.simulation.calibration import relative_error
+from reference_impl.simulation.executor import SimulatedGPU, StepCost, hollow_model
 from reference_impl.simulation.measure import now, one_thread
 from reference_impl.simulation.prompts import VOCAB_SIZE, Prompts
-from reference_impl.workloads import PAGE_TOKENS, WorkloadRequest, tokens_of
+from reference_impl.simulation.workloads import PAGE_TOKENS, WorkloadRequest, tokens_of
 
 FIRST_WORD = 3  # of the course tokenizer; the ids below are special
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from reference_impl.executor.simulated import StepCost
+from reference_impl.simulation.executor import StepCost
 from reference_impl.theory import latency
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.kv_cache import bytes_per_token

@@ -1,7 +1,7 @@
 """What a simulation keeps: four floats for each request, some sums, and no events.
 
 A trace of a million requests is hundreds of millions of rows. The ledger takes the same events, and folds each request
-into its metrics when it finishes. Definitions are those of `reference_impl.metrics`.
+into its metrics when it finishes. Definitions are those of `reference_impl.observe.metrics`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reference_impl.trace import Event, RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.observe.trace import Event, RequestArrived, RequestFinished, StepDone, Trace
 
 Floats = npt.NDArray[np.float64]
 

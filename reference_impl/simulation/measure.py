@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.worker import LocalExecutor
-from reference_impl.clock import WallClock
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
-from reference_impl.executor.batch import lay_out
-from reference_impl.executor.simulated import WORD
+from reference_impl.core.batch import lay_out
+from reference_impl.core.clock import WallClock
+from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
+from reference_impl.simulation.executor import WORD
 
 now = time.thread_time  # seconds of this thread on a core: the time of other processes on it does not count
 NUM_STEPS = 3  # of each batch and round; a decode grows by a token from step to step

@@ -11,8 +11,8 @@ from itertools import chain, repeat
 from typing import Any
 
 from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.executor.simulated import WORD
-from reference_impl.workloads.request import PAGE_TOKENS, WorkloadRequest
+from reference_impl.simulation.executor import WORD
+from reference_impl.simulation.workloads.request import PAGE_TOKENS, WorkloadRequest
 
 VOCAB_SIZE = 1 << 62  # fits the signed 64 bits of a hashed token
 _PAGE = 1 << 61  # pages above, tails between it and 16, what every request writes below

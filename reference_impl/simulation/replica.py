@@ -15,17 +15,17 @@ from functools import lru_cache
 from typing import Any
 
 from reference_impl.annexes.sizing.budget import KV_CACHE_BYTES
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
-from reference_impl.executor.simulated import WORD, SimulatedGPU, StepCost, hollow_model
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Policy, Request, SamplingParams
-from reference_impl.parts import Parts
-from reference_impl.scheduler.scheduler import Scheduler
 from reference_impl.simulation.cost import BoundedCost, Roofline, SummedCost
+from reference_impl.simulation.executor import WORD, SimulatedGPU, StepCost, hollow_model
 from reference_impl.simulation.ledger import Ledger, Result
 from reference_impl.simulation.prompts import VOCAB_SIZE, PromptIndex, Prompts
+from reference_impl.simulation.workloads.request import WorkloadRequest
 from reference_impl.theory.deployment import Deployment
-from reference_impl.workloads.request import WorkloadRequest
 
 LONGEST = 131_072  # tokens of a sequence, where the cost does not say
 

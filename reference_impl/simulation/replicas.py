@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from reference_impl.config import EngineConfig
-from reference_impl.executor.simulated import StepCost
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.interfaces import Policy
 from reference_impl.simulation.cost import Roofline
+from reference_impl.simulation.executor import StepCost
 from reference_impl.simulation.ledger import Result
 from reference_impl.simulation.replica import Replica
 from reference_impl.simulation.routers import ROUTERS, Router
+from reference_impl.simulation.workloads.recent import Recent
+from reference_impl.simulation.workloads.request import WorkloadRequest
 from reference_impl.theory.deployment import Deployment
-from reference_impl.workloads.recent import Recent
-from reference_impl.workloads.request import WorkloadRequest
 
 CHUNK = 256  # requests sent together
 HELD = 20_000  # of a closed loop: requests that wait for another, in one worker, before its replicas move on

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
-from reference_impl.workloads.request import PAGE_TOKENS, WorkloadRequest
+from reference_impl.simulation.workloads.request import PAGE_TOKENS, WorkloadRequest
 
 Router = Callable[[WorkloadRequest], int]
 RECENT = 30.0  # seconds that count as a replica's load

@@ -534,7 +534,7 @@ except ValueError as error:
 else:
     raise AssertionError("goodput([], ...): expected ValueError, it returned")
 ### BEGIN HIDDEN TESTS
-from reference_impl.metrics import RequestMetrics
+from reference_impl.observe.metrics import RequestMetrics
 
 draw_numbers = rng("check_goodput")
 for _ in range(4):
@@ -977,7 +977,7 @@ for settings in ((0, 0, 1.0), (0, 2, 0.5), (1e-5, 0, 1.0), (1.0, 1, 1.0), (1.0, 
     check_rows(logits.clone(), torch.tensor([0.3, 0.9, 0.5]), settings, [1, 0, 2])
 print("temperature 0, top-k 1 and a tiny top-p all choose the largest logit of each row")
 ### BEGIN HIDDEN TESTS
-from reference_impl.lab_parts import engine_probabilities
+from reference_impl.assembly.lab_parts import engine_probabilities
 
 draw_numbers = rng("check_sample")
 for _ in range(5):
@@ -1019,7 +1019,13 @@ assert distance < 0.05, f"5000 random draws: expected shares {exact.tolist()}, s
 
 
 # %% nbgrader={"grade_id": "engine_sampler"}
-from reference_impl.lab_parts import LabEngine, SamplerBySettings, course_llm, engine_draw, engine_probabilities
+from reference_impl.assembly.lab_parts import (
+    LabEngine,
+    SamplerBySettings,
+    course_llm,
+    engine_draw,
+    engine_probabilities,
+)
 
 
 def your_tokens(asked):
@@ -1109,7 +1115,7 @@ check_written("class Reader:\n    def read(self):\n", settings, 4)
 
 
 # %% nbgrader={"grade_id": "engine_events"}
-from reference_impl.lab_parts import MovingClock, events_of
+from reference_impl.assembly.lab_parts import MovingClock, events_of
 
 
 def run_load(prompts, settings, num_tokens, sampler=None, clock=None):
@@ -1227,8 +1233,8 @@ print(f"TTFT and TPOT at most 50 ms: {good['attainment']:.0%} of the requests, {
 # the temperature does to the model's first choice.
 
 # %% nbgrader={"grade_id": "loop"} inferlab={"where": "notebook"}
-from reference_impl.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
-from reference_impl.baselines.ragged import ragged_batch
+from reference_impl.annexes.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
+from reference_impl.annexes.baselines.ragged import ragged_batch
 
 decoder = course_llm().engine.model
 

@@ -1025,7 +1025,7 @@ print("\n" + drills.check(drill, drill.questions[0].key, given=1.0).message)
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
-from reference_impl.lab_parts import AttentionByRequest, LabEngine, course_llm
+from reference_impl.assembly.lab_parts import AttentionByRequest, LabEngine, course_llm
 
 
 class YourAttention:
@@ -1123,8 +1123,8 @@ check_served(prompts, num_new_tokens=4, max_num_batched_tokens=random_int(6, 20,
 # %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
 import time
 
-from reference_impl.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
-from reference_impl.baselines.ragged import ragged_batch
+from reference_impl.annexes.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
+from reference_impl.annexes.baselines.ragged import ragged_batch
 
 
 class CourseModel:

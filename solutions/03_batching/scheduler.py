@@ -1191,7 +1191,7 @@ for _ in range(8):
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
-from reference_impl.lab_parts import LabEngine, course_llm, scheduler_parts
+from reference_impl.assembly.lab_parts import LabEngine, course_llm, scheduler_parts
 
 PROVED_BY = {
     "limits": "check_limits", "chunks": "check_missing", "decodes": "check_decodes", "memory": "check_memory",

@@ -1009,7 +1009,7 @@ for _ in range(3):
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
-from reference_impl.lab_parts import AttentionByTable, BlocksByTable, LabEngine, course_llm
+from reference_impl.assembly.lab_parts import AttentionByTable, BlocksByTable, LabEngine, course_llm
 
 
 class YourPool:

@@ -944,7 +944,7 @@ print(report(attention))
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
-from reference_impl.lab_parts import AttentionByRequest, LabEngine, course_llm
+from reference_impl.assembly.lab_parts import AttentionByRequest, LabEngine, course_llm
 
 
 class YourSplits:

@@ -1011,7 +1011,7 @@ for _ in range(4):
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
-from reference_impl.lab_parts import LabEngine, course_llm
+from reference_impl.assembly.lab_parts import LabEngine, course_llm
 
 
 class Watched:

@@ -8,8 +8,8 @@ import pytest
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.assembly.kv import FullKVManager, kv_manager
+from reference_impl.core.block_pool import BlockPool
 from reference_impl.interfaces import NO_BLOCK, PrefixIndex, Request, SamplingParams
-from reference_impl.kv.block_pool import BlockPool
 
 
 def make_request(name: str, tokens: list[int], groups: int = 1) -> Request:

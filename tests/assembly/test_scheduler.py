@@ -17,9 +17,9 @@ from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.annexes.transfer.scheduling import LoadsPages
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.scheduler import continuous_batching
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import ForksRequests, PlansAhead, PlansStages
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.scheduler.scheduler import Scheduler
 from tests.engine.conftest import FakeStore
 from tests.engine.test_abilities import PlainKV
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.baselines.contiguous_allocator import ContiguousAllocator, MemoryUse
-from reference_impl.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.baselines.orca_batching import OrcaBatching
+from reference_impl.annexes.baselines.contiguous_allocator import ContiguousAllocator, MemoryUse
+from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.annexes.baselines.orca_batching import OrcaBatching
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request, RequestState, SamplingParams, StepOutput
-from reference_impl.scheduler.scheduler import Scheduler
 
 examples = settings(max_examples=200, deadline=None, derandomize=True, database=None)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from reference_impl.assembly.llm import LLM
 from reference_impl.bench import cpu_quantized
-from reference_impl.llm import LLM
 
 SMALL = {"vocab_size": 4096, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip

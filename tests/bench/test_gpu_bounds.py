@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from reference_impl.annexes.windows.groups import kv_specs
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import build_model, dummy_model
 from reference_impl.bench import gpu_engines, gpu_workload
 from reference_impl.bench.gpu_bounds import Limits, Work, work_of
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
 from reference_impl.kernels import reference
 from reference_impl.models.loader import destinations
+from reference_impl.models.quantization.methods import Int4
 from reference_impl.models.shapes import SHAPES, config_of_shape
-from reference_impl.quantization.methods import Int4
 from reference_impl.theory import kv_cache, latency, model_shapes
 
 TINY, EXPERTS = gpu_engines.TINY["llama-3-8b"], gpu_engines.TINY["qwen3-30b-a3b"]

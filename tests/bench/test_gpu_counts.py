@@ -27,7 +27,7 @@ from reference_impl.interfaces import Batch, GroupTables
 from reference_impl.kernels import gemm_fp8, gemm_w4a16, launch
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.annexes.windows.groups import kv_specs
-from reference_impl.kv_store.cache import PagedKVCache
+from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.annexes.fusion.kernels import triton_kernels
 from reference_impl.annexes.fusion.attention import TritonAttention
 from reference_impl.annexes.fusion.linear import TritonFp8, TritonInt4, TritonLinear

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.llm import LLM
 from reference_impl.bench import gpu_dependent
 from reference_impl.bench.gpu_engines import DEPENDENT, TINY, Bench
-from reference_impl.llm import LLM
 
 
 @pytest.fixture

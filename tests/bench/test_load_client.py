@@ -10,7 +10,7 @@ import pytest
 
 from reference_impl.bench.load.client import Client, Cut, Form, Outcome
 from reference_impl.bench.load.probe import connect
-from reference_impl.workloads import PAGE_TOKENS, WorkloadRequest
+from reference_impl.simulation.workloads import PAGE_TOKENS, WorkloadRequest
 
 from .fake_server import Call, FakeServer, Script, broken, cut_off, overload, running
 

@@ -21,7 +21,7 @@ from reference_impl.bench.load.client import Client, Form, Outcome
 from reference_impl.bench.load.probe import ServerError, choose_form, connect, first_model, forms
 from reference_impl.bench.load.run import Load
 from reference_impl.bench.serve import serve
-from reference_impl.workloads import WorkloadRequest, write_jsonl
+from reference_impl.simulation.workloads import WorkloadRequest, write_jsonl
 
 from .fake_server import Call, FakeServer, Script, broken, cut_off, overload, running
 

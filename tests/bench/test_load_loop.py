@@ -16,7 +16,7 @@ from reference_impl.bench.load import loop as loop_module
 from reference_impl.bench.load.client import Client, Outcome
 from reference_impl.bench.load.loop import send_all
 from reference_impl.bench.load.report import Objectives, Report, report
-from reference_impl.workloads import WorkloadRequest
+from reference_impl.simulation.workloads import WorkloadRequest
 
 
 class VirtualTime(asyncio.SelectorEventLoop):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reference_impl.baselines.dynamic_batching import DynamicBatching
+from reference_impl.annexes.baselines.dynamic_batching import DynamicBatching
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.bench.simulation import Arrival, poisson, simulate
-from reference_impl.config import EngineConfig
+from reference_impl.observe.trace import RequestFinished
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
-from reference_impl.trace import RequestFinished
 
 H100 = Deployment(model("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8)
 

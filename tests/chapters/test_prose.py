@@ -170,7 +170,7 @@ def test_a_name_that_exists_nowhere_is_found(text: str) -> None:
     [
         "`add_rms_norm`, `KVManager`, `EngineConfig.max_num_seqs`", "`latency.prefill_seconds` and `torch.compile`",
         "`exp(s_j) / sum_i exp(s_i)` with `d_in`", "`reserved − used`, `return`, `n > 1`, `ceil(L / B)`",
-        "`--attention-backend`", "`reference_impl/kv/manager.py`", "`inferlab serve target --trace load.json`",
+        "`--attention-backend`", "`reference_impl/core/kv_manager.py`", "`inferlab serve target --trace load.json`",
         "`mine` and `my_own.part`", "```\npython -m reference_impl.bench kernels\n```",
     ],
 )  # fmt: skip

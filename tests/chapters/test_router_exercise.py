@@ -11,10 +11,10 @@ import pytest
 
 from grader.chapter_source import chapter_notebook
 from reference_impl.simulation import Result, simulate_replicas
+from reference_impl.simulation.workloads import WorkloadRequest, workload
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
-from reference_impl.workloads import WorkloadRequest, workload
 
 CHAPTER = Path(__file__).parents[2] / "chapters/06_prefix_caching/chapter.py"
 Router = Callable[[int], Callable[[WorkloadRequest], int | None]]

@@ -7,7 +7,7 @@ import pytest
 from chapters.widgets import batching
 from chapters.widgets.batching import Stay, stays
 from reference_impl.interfaces import Row
-from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone, Trace
 
 
 def trace_of(outputs: dict[str, int], seats: int, static: bool) -> Trace:

@@ -7,7 +7,7 @@ import pytest
 from chapters.widgets import schedule
 from chapters.widgets.schedule import step_tokens
 from reference_impl.interfaces import Row
-from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone, Trace
 
 
 def a_trace() -> Trace:

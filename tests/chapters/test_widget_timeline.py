@@ -8,7 +8,7 @@ from matplotlib.collections import PolyCollection
 
 from chapters.widgets.timeline import draw, segments
 from reference_impl.interfaces import Row
-from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone, Trace
 
 
 def a_trace(*steps: tuple[str, ...]) -> Trace:

@@ -14,7 +14,7 @@ from chapters.widgets.figure import View, figure
 from chapters.widgets.predictions import data_folder, predictions, store
 from chapters.widgets.timeline import Segment, segments
 from reference_impl.interfaces import Row
-from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone, Trace
 
 
 @pytest.fixture(autouse=True)

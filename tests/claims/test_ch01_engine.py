@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from reference_impl import Engine, EngineConfig, Parts, SamplingParams
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import KVSpec, Request
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.metrics import RequestMetrics, WorkloadMetrics
-from reference_impl.models.decoder import Decoder
+from reference_impl.observe.metrics import RequestMetrics, WorkloadMetrics
 from reference_impl.theory import latency
 from reference_impl.theory.model_shapes import ModelShape
 from reference_impl.theory.units import KiB

@@ -13,12 +13,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from reference_impl import Engine, EngineConfig, SamplingParams, course_model, load_model
-from reference_impl.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache, generate_contiguous_cache
-from reference_impl.baselines.no_cache import generate_no_cache
-from reference_impl.baselines.ragged import ragged_batch
+from reference_impl.annexes.baselines.contiguous_cache import (
+    ContiguousAttention,
+    ContiguousKVCache,
+    generate_contiguous_cache,
+)
+from reference_impl.annexes.baselines.no_cache import generate_no_cache
+from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.linear import Linear
 from reference_impl.kernels import reference
-from reference_impl.layers.linear import Linear
-from reference_impl.models.decoder import Decoder
 from reference_impl.theory import latency, model_shapes
 
 CPU = torch.device("cpu")

@@ -14,24 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.annexes.baselines.orca_batching import OrcaBatching
+from reference_impl.annexes.baselines.static_batching import StaticBatching
 from reference_impl.annexes.policies import ShortestFirst
-from reference_impl.baselines.contiguous_manager import ContiguousKVManager
-from reference_impl.baselines.orca_batching import OrcaBatching
-from reference_impl.baselines.static_batching import StaticBatching
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.bench.simulation import Arrival, poisson, simulate
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.policy import FirstCome
+from reference_impl.core.scheduler import Scheduler as EngineScheduler
 from reference_impl.interfaces import KVManager, SamplingParams, Scheduler, StepPlan
-from reference_impl.metrics import percentile
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
-from reference_impl.scheduler.policy import FirstCome
-from reference_impl.scheduler.scheduler import Scheduler as EngineScheduler
+from reference_impl.observe.metrics import percentile
+from reference_impl.observe.trace import Trace
 from reference_impl.theory import latency
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
-from reference_impl.trace import Trace
 
 H100 = Deployment(model("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8)
 Make = Callable[[KVManager], Scheduler] | None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.bench.simulation import Arrival, poisson, simulate
-from reference_impl.config import EngineConfig
-from reference_impl.metrics import percentile
+from reference_impl.observe.metrics import percentile
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from chapters.widgets.block_table import snapshot
 from reference_impl import Engine, EngineConfig, SamplingParams, course_model, load_model
+from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
 from reference_impl.annexes.beams.search import beam_search
-from reference_impl.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.attention import TorchAttention
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.kv_manager import KVManager
 from reference_impl.interfaces import Request
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
-from reference_impl.layers.attention import TorchAttention
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
 from reference_impl.theory import kv_cache
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from reference_impl import Engine, EngineConfig, SamplingParams, course_model, load_model
+from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import Request
 from reference_impl.kernels import reference
-from reference_impl.models.decoder import Decoder
 from reference_impl.theory import prefix_cache
 
 PROMPT = [(7 * i) % 997 + 10 for i in range(100)]  # any tokens do: nothing here depends on what the model says

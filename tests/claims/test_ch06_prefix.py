@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from reference_impl import SamplingParams
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.kv_manager import KVManager
 from reference_impl.interfaces import Request
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
 from reference_impl.theory import prefix_cache
 
 BLOCK = 4

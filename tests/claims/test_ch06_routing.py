@@ -6,10 +6,10 @@ from zlib import crc32
 import numpy as np
 
 from reference_impl.simulation import Result, simulate_replicas
+from reference_impl.simulation.workloads import WorkloadRequest, workload
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
-from reference_impl.workloads import WorkloadRequest, workload
 
 H100 = Deployment(model("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8)
 REPLICAS = 4

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from reference_impl import Engine, EngineConfig, SamplingParams
-from reference_impl.models.decoder import Decoder
+from reference_impl.core.decoder import Decoder
 from reference_impl.theory import collectives, roofline
 from reference_impl.theory.hardware import DEVICES, Level, device, hierarchy
 from reference_impl.theory.latency import prefill_seconds

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_impl.metrics import RequestMetrics, WorkloadMetrics
+from reference_impl.observe.metrics import RequestMetrics, WorkloadMetrics
 from reference_impl.theory import collectives, cost, latency, roofline
 from reference_impl.theory.hardware import device
 from reference_impl.theory.kv_cache import bytes_per_token, weight_bytes

@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reference_impl import Engine, EngineConfig, SamplingParams
-from reference_impl.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.annexes.baselines.contiguous_manager import ContiguousKVManager
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.attention import TorchAttention
 from reference_impl.kernels import reference
-from reference_impl.layers.attention import TorchAttention
-from reference_impl.parts import Parts
+from reference_impl.observe.trace import StepDone
 from reference_impl.theory import attention_traffic, kv_cache, roofline
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
 from reference_impl.theory.units import GB, GiB, KiB, format_bytes
-from reference_impl.trace import StepDone
 from tests.theory.test_attention_traffic import Memory, keys_outside, queries_outside
 
 H100, L70, L8 = device("H100"), model("llama-3-70b"), model("llama-3-8b")

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from grader.quiz import load_quiz
 from reference_impl.annexes.fusion.decoder import FusedLayer
 from reference_impl.annexes.fusion.fusion import Fusion
-from reference_impl.models.decoder import DecoderLayer
+from reference_impl.core.decoder import DecoderLayer
 from reference_impl.theory import collectives, fusion
 from reference_impl.theory.hardware import device
 from reference_impl.theory.occupancy import SMS, occupancy

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.core_engine import Engine
-from reference_impl.core_parts import core_engine
-from reference_impl.model_config import ModelConfig, RopeConfig
-from reference_impl.models.decoder import Decoder
+from reference_impl.core.alone import core_engine
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.engine import Engine
+from reference_impl.core.model_config import ModelConfig, RopeConfig
 
 CPU, DTYPE = torch.device("cpu"), torch.float64
 

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from reference_impl.core_engine import Engine
-from reference_impl.core_llm import LLM
-from reference_impl.core_parts import core_engine
+from reference_impl.core.alone import core_engine
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.engine import Engine
+from reference_impl.core.llm import LLM
 from reference_impl.interfaces import (
     Batch,
     Event,
@@ -25,7 +26,6 @@ from reference_impl.interfaces import (
     SamplingParams,
     StepDone,
 )
-from reference_impl.models.decoder import Decoder
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=12, temperature=0.9, top_k=20, top_p=0.95, min_p=0.01, seed=7, ignore_eos=True)

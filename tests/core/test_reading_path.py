@@ -46,7 +46,7 @@ def test_an_import_by_any_way_is_seen(tmp_path: Path) -> None:
     (package / "a.py").write_text(
         '"""Of annexes."""\nfrom reference_impl.annexes.x import y\ndef f():\n    import reference_impl.assembly.z\n'
         "    from reference_impl import annexes\n    import_module('reference_impl.annexes.w')\n"
-        "if TYPE_CHECKING:\n    from reference_impl.parts import Parts\n"
+        "if TYPE_CHECKING:\n    from reference_impl.assembly.parts import Parts\n"
     )
     assert list(core.imports(package, "a")) == ["annexes/x", "assembly/z", "annexes"]
     assert core.named_annexes(package, "a") == ["reference_impl.annexes.w"]

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.defaults import make_executor
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import Batch, Executor, Masks, Opened, Request, SamplingParams, Step, StepRow, Transfers
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
 
 
 class TappedModel:
@@ -475,8 +475,8 @@ def late_engine() -> Callable[..., Engine]:
 @pytest.fixture(scope="session")
 def one_shot() -> Callable[[Decoder, Sequence[int]], torch.Tensor]:
     """Logits [len(tokens), vocab_size] of a sequence alone, in one pass, without a cache."""
-    from reference_impl.baselines.no_cache import RecomputeAttention
-    from reference_impl.baselines.ragged import ragged_batch
+    from reference_impl.annexes.baselines.no_cache import RecomputeAttention
+    from reference_impl.annexes.baselines.ragged import ragged_batch
 
     def logits(model: Decoder, tokens: Sequence[int]) -> torch.Tensor:
         c = model.config
@@ -491,8 +491,8 @@ def one_shot() -> Callable[[Decoder, Sequence[int]], torch.Tensor]:
 @pytest.fixture(scope="session")
 def pooled_alone() -> Callable[[Decoder, Sequence[int], str], torch.Tensor]:
     """[hidden_size] of a prompt alone, in one pass, without a cache: the mean, or the last token's."""
-    from reference_impl.baselines.no_cache import RecomputeAttention
-    from reference_impl.baselines.ragged import ragged_batch
+    from reference_impl.annexes.baselines.no_cache import RecomputeAttention
+    from reference_impl.annexes.baselines.ragged import ragged_batch
 
     def pooled(model: Decoder, tokens: Sequence[int], pooling: str) -> torch.Tensor:
         c = model.config

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
 from reference_impl.annexes.windows.groups import kv_specs
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine, Pin
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, Pin
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.policy import FirstCome
 from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
-from reference_impl.scheduler.policy import FirstCome
 
 MODELS: dict[str, dict[str, Any]] = {
     "full": {},

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
-from reference_impl.config import EngineConfig, course_model
-from reference_impl.engine import Engine
+from reference_impl.core.planner import Planner
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request, Row, Sampled, SamplingParams, StepPlan
-from reference_impl.llm import LLM
-from reference_impl.parts import Parts
-from reference_impl.planner import Planner
-from reference_impl.scheduler.scheduler import Scheduler
-from reference_impl.timeline import lives
-from reference_impl.trace import RequestFinished
+from reference_impl.observe.timeline import lives
+from reference_impl.observe.trace import RequestFinished
 from tests.engine.conftest import HostOracle
 
 VOCAB = 61

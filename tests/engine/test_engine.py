@@ -9,11 +9,11 @@ import pytest
 from torch import Tensor
 
 from reference_impl.annexes.prefix.radix_index import RadixIndex
-from reference_impl.config import ConfigError, EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams, StepPlan
-from reference_impl.parts import Parts
-from reference_impl.scheduler.scheduler import Scheduler
 from tests.engine.conftest import OwnCache
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0)

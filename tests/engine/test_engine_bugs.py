@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from reference_impl.assembly.batch import build_batch
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
 from reference_impl.interfaces import KVSpec, Request, RequestState, Row, SamplingParams, StepPlan, Transfers
 from reference_impl.kernels import reference
 

@@ -12,14 +12,14 @@ import torch
 
 from reference_impl.annexes.grammars.masks import Allowed, masked
 from reference_impl.annexes.process.worker import WorkerError
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.assembly.split import split_engine
-from reference_impl.config import EngineConfig, course_model
-from reference_impl.engine import Engine
-from reference_impl.executor.simulated import SimulatedGPU, hollow_model
 from reference_impl.interfaces import Asking, Masks, Request, Rewound, Sampled, SamplingParams
-from reference_impl.parts import Parts
 from reference_impl.simulation.cost import CalibratedCost
+from reference_impl.simulation.executor import SimulatedGPU, hollow_model
 
 PROMPT = [3, 1, 4, 1, 5]
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.kv_cache import kv_cache
 from reference_impl.assembly.model import load_model
-from reference_impl.config import ConfigError, EngineConfig, course_model
-from reference_impl.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.attention import TorchAttention
 from reference_impl.interfaces import BlockPair, KVSpec, SamplingParams, Transfers
-from reference_impl.layers.attention import TorchAttention
-from reference_impl.parts import Parts
 from tests.engine.conftest import make_late
 
 FP8, CPU = torch.float8_e4m3fn, torch.device("cpu")
@@ -249,7 +249,7 @@ def log_likelihoods(model: Any, text: list[int], kv_dtype: str) -> torch.Tensor:
 @pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
 def test_the_perplexity_of_the_course_model_hardly_changes(kv_dtype) -> None:
     """On a text of its own kind: at most 2 % from the perplexity with a cache in 32 bits."""
-    from reference_impl.llm import LLM
+    from reference_impl.assembly.llm import LLM
 
     folder = course_model("target")
     text = LLM(folder, dtype="float32", kv_cache_bytes=8 << 20).encode(

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from reference_impl.config import course_model
-from reference_impl.engine import Engine
+from reference_impl.assembly.config import course_model
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.llm import LLM
 from reference_impl.interfaces import SamplingParams
-from reference_impl.llm import LLM
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 TEMPLATE = """{{- bos_token }}{% for m in messages %}
@@ -299,10 +299,10 @@ def test_a_folder_without_a_tokenizer_takes_ids_and_refuses_text(folder: Path, t
 
 
 def test_samples_are_found_also_where_the_scheduler_takes_them_as_requests_of_their_own() -> None:
-    from reference_impl.baselines.static_batching import StaticBatching
-    from reference_impl.kv.block_pool import BlockPool
-    from reference_impl.kv.manager import KVManager
-    from reference_impl.parts import Parts
+    from reference_impl.annexes.baselines.static_batching import StaticBatching
+    from reference_impl.assembly.parts import Parts
+    from reference_impl.core.block_pool import BlockPool
+    from reference_impl.core.kv_manager import KVManager
 
     pool = BlockPool(64)
     kv = KVManager(pool, 16)

@@ -7,7 +7,7 @@ import torch
 
 from reference_impl.annexes.fusion.kernels import choose_backend
 from reference_impl.assembly import devices
-from reference_impl.llm import LLM, choose_device, choose_dtype
+from reference_impl.assembly.llm import LLM, choose_device, choose_dtype
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from reference_impl import llm as front_door
-from reference_impl import profiling
+from reference_impl.assembly import llm as front_door
+from reference_impl.assembly.config import course_model
+from reference_impl.assembly.llm import LLM
+from reference_impl.bench import profiling
 from reference_impl.cli import app
-from reference_impl.cli_options import EngineOptions
-from reference_impl.config import course_model
+from reference_impl.cli.options import EngineOptions
 from reference_impl.interfaces import SamplingParams
-from reference_impl.llm import LLM
 
 # Option -> a value that nothing has, and what the engine says to it.
 WRONG = {

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from reference_impl.annexes.policies import ByPriority
-from reference_impl.engine import Engine
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import RequestState, SamplingParams
-from reference_impl.parts import Parts
 
 Make = Callable[..., Engine]
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9]

@@ -16,16 +16,16 @@ import torch
 
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.transfer.folder import FolderStore
+from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.kv import stored_kv_manager
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import split_engine
-from reference_impl.config import ConfigError, EngineConfig, course_model
-from reference_impl.engine import Engine
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.kv_manager import KVManager
 from reference_impl.interfaces import BlockPair, Request, RequestState, SamplingParams, StepPlan, TransferEnd, Transfers
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, OwnCache
 
 PROMPT = list(range(1, 24))  # 5 full blocks of 4, and 3 tokens

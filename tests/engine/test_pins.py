@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from reference_impl.annexes.beams.search import beam_search
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.policy import FirstCome
 from reference_impl.interfaces import Request, SamplingParams
-from reference_impl.parts import Parts
-from reference_impl.scheduler.policy import FirstCome
 
 ONE = SamplingParams(max_tokens=1, temperature=0)
 SYSTEM = random.Random(2).choices(range(61), k=20)

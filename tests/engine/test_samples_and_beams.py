@@ -12,12 +12,12 @@ import torch
 
 from reference_impl.annexes.beams.search import beam_search
 from reference_impl.annexes.policies import ByPriority, FairShare, ShortestFirst
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine, StepResult
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine, StepResult
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.policy import FirstCome
 from reference_impl.interfaces import SamplingParams
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
-from reference_impl.scheduler.policy import FirstCome
 
 PROMPT = random.Random(3).choices(range(61), k=21)
 

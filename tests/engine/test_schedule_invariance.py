@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from reference_impl.annexes.policies import ByPriority, ShortestFirst
 from reference_impl.annexes.windows.groups import kv_specs
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.policy import FirstCome
 from reference_impl.interfaces import Grammar, Pooling, Request, SamplingParams
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
-from reference_impl.scheduler.policy import FirstCome
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, HostOracle, check_references
 
 BOUND = {"float32": 3e-5, "float64": 1e-12}  # of the largest logit

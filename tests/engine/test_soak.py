@@ -18,14 +18,14 @@ import pytest
 import torch
 
 from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.policy import FirstCome
 from reference_impl.interfaces import Request, Sampled, SamplingParams
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
-from reference_impl.scheduler.policy import FirstCome
-from reference_impl.trace import Trace
+from reference_impl.observe.trace import Trace
 
 SECONDS = float(os.environ.get("INFERLAB_SOAK_SECONDS", "0"))
 POLICIES = (FirstCome, ShortestFirst, ByPriority, EarliestDeadline, FairShare)

@@ -14,13 +14,13 @@ import pytest
 
 from reference_impl.annexes.beams.search import beam_search
 from reference_impl.annexes.policies import ByPriority
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.kv import kv_manager
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import PlansStages, RequestState, RunsStages, SamplingParams
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.parts import Parts
-from reference_impl.scheduler.scheduler import Scheduler
 from tests.engine.conftest import HostOracle, StagedExecutor, check_references, staged
 from tests.engine.test_abilities import PlainKV
 from tests.engine.test_overlap_order import first_to_finish

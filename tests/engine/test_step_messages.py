@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from reference_impl.annexes.baselines.static_batching import StaticBatching
 from reference_impl.annexes.beams.search import beam_search
-from reference_impl.baselines.static_batching import StaticBatching
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.core.planner import Planner
 from reference_impl.interfaces import Opened, Reply, Request, Row, SamplingParams, Step, StepPlan, TableUpdate
-from reference_impl.planner import Planner
 
 VOCAB = 61
 NAMES = ("closed", "opened", "forked", "appended", "rewound", "grown", "rewritten", "in flight")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from reference_impl.config import course_model
+from reference_impl.assembly.config import course_model
+from reference_impl.assembly.llm import LLM
 from reference_impl.interfaces import SamplingParams
-from reference_impl.llm import LLM
 
 PROMPT = "The for statement is used to"
 TIGHT: tuple[dict[str, Any], ...] = (

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from reference_impl.config import course_model
-from reference_impl.detokenizer import TextStream
+from reference_impl.assembly.config import course_model
+from reference_impl.core.detokenizer import TextStream
 
 PROPERTY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 

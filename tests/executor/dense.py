@@ -17,14 +17,14 @@ from torch import Tensor
 from reference_impl.annexes.fusion.decoder import FusedDecoder, FusedLayer
 from reference_impl.annexes.fusion.fusion import Fusion
 from reference_impl.annexes.fusion.kernels import TORCH
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.triton_sampler import CalledTritonSampler
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.sampler import TorchSampler
 from reference_impl.interfaces import Batch, KVCache
 from reference_impl.kernels import reference
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
-from reference_impl.sampling.sampler import TorchSampler
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_impl.assembly.batch import build_batch
+from reference_impl.core.staging import Layout, packed, to_device
 from reference_impl.interfaces import NO_BLOCK, KVSpec, Request, Row, SamplingParams, StepPlan
-from reference_impl.staging import Layout, packed, to_device
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -16,7 +16,7 @@ from reference_impl.interfaces import Batch, GroupTables
 from reference_impl.kernels import launch
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.annexes.windows.groups import kv_specs
-from reference_impl.kv_store.cache import PagedKVCache
+from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.annexes.fusion.attention import TritonAttention
 
 class Driver:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from reference_impl.annexes.graphs import graphs as graphs_module
 from reference_impl.annexes.graphs.graphs import Graphs
 from reference_impl.annexes.speculative.worker import DraftRun
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
 from reference_impl.interfaces import Opened, SamplingParams
-from reference_impl.parts import Parts
 from tests.executor.dense import DEVICE, DenseAttention, TwinSampler, dense_engine, dense_model
 from tests.executor.tape import recorder
 from tests.executor.test_graphs import GENERATE, KINDS, VOCAB, asked, serve

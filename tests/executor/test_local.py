@@ -13,12 +13,12 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.core.planner import Planner, output_of
 from reference_impl.interfaces import Request, Row, Sampled, SamplingParams, Step, StepOutput, StepPlan
-from reference_impl.parts import Parts
-from reference_impl.planner import Planner, output_of
 from tests.executor.dense import DEVICE, dense_engine, dense_model
 from tests.executor.tape import recorder
 

@@ -19,13 +19,13 @@ import torch
 
 from reference_impl.annexes.process import worker as process
 from reference_impl.annexes.process.worker import Facts, WorkerError, WorkerProcess
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.split import load_worker, split_engine
-from reference_impl.config import EngineConfig, course_model
-from reference_impl.engine import Engine
+from reference_impl.core.block_pool import BlockPool
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step, StepRow
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.parts import Parts
 
 FOLDER = course_model("draft")
 CONFIG = EngineConfig(
@@ -216,7 +216,7 @@ def test_parts_that_plan_are_used(expected) -> None:
 
 
 PROPOSES_THE_LAST = """
-from reference_impl.parts import Parts
+from reference_impl.assembly.parts import Parts
 
 class Last:
     def opened(self, slot): ...

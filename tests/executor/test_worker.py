@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.worker import FullRun, LocalExecutor
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
-from reference_impl.executor.local import StepRun, Worker
+from reference_impl.core.attention import TorchAttention
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.kv_cache import PagedKVCache
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.worker import StepRun, Worker
 from reference_impl.interfaces import Reply, SamplingParams, Step
-from reference_impl.kv_store.cache import PagedKVCache
-from reference_impl.layers.attention import TorchAttention
-from reference_impl.models.decoder import Decoder
-from reference_impl.sampling.sampler import TorchSampler
 
 PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0}, {"temperature": 0.9, "seed": 1}, {"temperature": 0.7, "top_k": 9, "seed": 2, "logprobs": 2},

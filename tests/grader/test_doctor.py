@@ -40,7 +40,7 @@ def test_a_missing_course_model_is_a_failing_row(monkeypatch: pytest.MonkeyPatch
     def missing(name: str) -> Path:
         raise FileNotFoundError(f"course model {name!r} not found")
 
-    monkeypatch.setattr("reference_impl.config.course_model", missing)
+    monkeypatch.setattr("reference_impl.assembly.config.course_model", missing)
     row = doctor.engine_row()
     assert row.verdict == "fail"
     assert "course model 'target' not found" in row.found
@@ -51,7 +51,7 @@ def test_an_engine_that_breaks_is_a_finding_and_no_traceback(monkeypatch: pytest
     def broken(name: str) -> Path:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr("reference_impl.config.course_model", broken)
+    monkeypatch.setattr("reference_impl.assembly.config.course_model", broken)
     row = doctor.engine_row()
     assert row.verdict == "fail"
     assert "RuntimeError: no such instruction" in row.found

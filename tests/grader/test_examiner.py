@@ -289,7 +289,7 @@ def spy():
 
 
 @pytest.mark.parametrize(
-    "module", ["grader", "grader.checks", "reference_impl.engine", "solutions", "chapters.widgets"]
+    "module", ["grader", "grader.checks", "reference_impl.assembly.engine", "solutions", "chapters.widgets"]
 )
 def test_a_solution_cannot_import_the_courses_machinery(examine: Any, module: str) -> None:
     result = examine(Window=f"import {module}\n" + window())

@@ -16,8 +16,8 @@ SOURCES = sorted((ROOT / "solutions").glob("[0-9]*_*/*.py"))
 FLAGGED = {
     "import grader": "imports grader",
     "from solutions.kv import x": "imports solutions.kv.x",
-    "import reference_impl.engine as e": "imports reference_impl.engine",
-    "from reference_impl import engine": "imports reference_impl.engine",
+    "import reference_impl.assembly.engine as e": "imports reference_impl.assembly.engine",
+    "from reference_impl import engine": "imports reference_impl.assembly.engine",
     "import importlib\nm = importlib.import_module('reference_impl.kv')": "names reference_impl.kv",
     "m = __import__('x')": "calls __import__",
     "import ctypes": "imports ctypes",
@@ -82,7 +82,10 @@ def test_honest_code_is_not_flagged(lab: Any) -> None:
 
 
 def test_in_cells_of_their_own_learners_may_look_at_the_course(lab: Any) -> None:
-    look = "import grader, inspect, reference_impl.engine, subprocess\ngrader.check()\ninspect.getsource(grader.check)"
+    look = (
+        "import grader, inspect, reference_impl.assembly.engine, subprocess\n"
+        "grader.check()\ninspect.getsource(grader.check)"
+    )
     assert flags(lab, Submission({}, [Added(None, "code", look), Added(None, "markdown", "import ctypes")])) == []
     assert flags(lab, Submission({}, [Added(None, "code", "%timeit 1\nimport ctypes")])) == [
         "cell added-0, line 2: imports ctypes"

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from reference_impl.config import RopeConfig
+from reference_impl.assembly.config import RopeConfig
+from reference_impl.core.rotary import RotaryTable
 from reference_impl.kernels import reference
-from reference_impl.layers.rotary import RotaryTable
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:

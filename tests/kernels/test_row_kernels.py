@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference_impl.config import RopeConfig
+from reference_impl.assembly.config import RopeConfig
+from reference_impl.core.rotary import RotaryTable
 from reference_impl.kernels import gates, reference, rms_norm
 from reference_impl.kernels.rotate_and_write import rotate_and_write
-from reference_impl.layers.rotary import RotaryTable
 from tests.kernels.paged import DEVICE, check
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()

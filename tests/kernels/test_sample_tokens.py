@@ -10,12 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from reference_impl.core.philox import philox, uniform
+from reference_impl.core.sampler import draw, probabilities
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference import sampling as twin
 from reference_impl.kernels.sample_tokens import random_word, sample_tokens, token_mass
-from reference_impl.sampling.philox import philox, uniform
-from reference_impl.sampling.sampler import draw, probabilities
 from tests.kernels.paged import DEVICE
 
 ON_GPU = torch.cuda.is_available()

@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from reference_impl.core.block_pool import BlockPool, OutOfBlocks
+from reference_impl.core.kv_manager import KVManager
 from reference_impl.interfaces import Request, SamplingParams
-from reference_impl.kv.block_pool import BlockPool, OutOfBlocks
-from reference_impl.kv.manager import KVManager
 
 
 class Pool(RuleBasedStateMachine):

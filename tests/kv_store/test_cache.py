@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.interfaces import BlockPair, KVSpec, Transfers
-from reference_impl.kv_store.cache import PagedKVCache
 
 
 def cache(num_blocks: int = 4) -> PagedKVCache:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.lab_parts import (
+from reference_impl.assembly.lab_parts import (
     AttentionByRequest,
     AttentionByTable,
     BlocksByTable,

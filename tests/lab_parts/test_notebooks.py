@@ -11,8 +11,8 @@ import reference_impl
 
 LABS = sorted(Path("solutions").glob("*/*.py"))
 OPEN = (  # modules that labs may name: no interface of the engine is among them
-    "reference_impl.lab_parts", "reference_impl.theory", "reference_impl.metrics", "reference_impl.baselines",
-    "reference_impl.kernels.own_kernel",
+    "reference_impl.assembly.lab_parts", "reference_impl.theory", "reference_impl.observe.metrics",
+    "reference_impl.annexes.baselines", "reference_impl.kernels.own_kernel",
 )  # fmt: skip
 
 
@@ -28,11 +28,11 @@ def test_a_notebook_imports_no_interface_of_the_engine(path: Path) -> None:
     engine = {module for module in used if module.split(".")[0] == "reference_impl"}
     closed = {module for module in engine if not module.startswith(OPEN) and module != "reference_impl"}
     assert not closed, f"{path}: {closed}"
-    assert "reference_impl.lab_parts" in used
+    assert "reference_impl.assembly.lab_parts" in used
 
 
 def test_lab_parts_are_all_there() -> None:
-    from reference_impl import lab_parts
+    from reference_impl.assembly import lab_parts
 
     assert all(hasattr(lab_parts, name) for name in lab_parts.__all__)
     assert not set(lab_parts.__all__) & set(reference_impl.__all__)

@@ -74,7 +74,7 @@ def test_a_proof_depends_on_the_lab_its_cases_the_grader_and_the_parts_it_uses(s
         "grader/examination/examiner.py",
         "grader/learner_side/learner.py",
         "reference_impl/interfaces/request.py",
-        "reference_impl/engine.py",
+        "reference_impl/assembly/engine.py",
     } <= names
     assert not any(
         name.startswith(("reference_impl/serving", "reference_impl/bench", "grader/courses")) for name in names

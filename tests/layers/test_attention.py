@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_impl.assembly.batch import build_batch
+from reference_impl.core.attention import TorchAttention, like_lengths
+from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.interfaces import NO_BLOCK, KVSpec, Request, Row, SamplingParams, StepPlan
 from reference_impl.kernels import reference
-from reference_impl.kv_store.cache import PagedKVCache
-from reference_impl.layers.attention import TorchAttention, like_lengths
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, HEAD_DIM, SCALE = 4, 2, 8, 0.3

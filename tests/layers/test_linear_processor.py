@@ -14,8 +14,8 @@ from reference_impl.annexes.cpu import packing as packed_linear
 from reference_impl.annexes.cpu import processor
 from reference_impl.annexes.cpu.default import default_method
 from reference_impl.annexes.cpu.half import SlowHalfLinear, slow_half_linear
+from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.interfaces import LinearMethod
-from reference_impl.layers.linear import UnquantizedLinear
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity and cgroups are Linux's")
 

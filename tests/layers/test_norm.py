@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from reference_impl.annexes.fusion.kernels import add_rms_norm
-from reference_impl.models import decoder
-from reference_impl.models.decoder import rms_norm
+from reference_impl.core import decoder
+from reference_impl.core.decoder import rms_norm
 
 D = 96
 FILLED: dict[str, Callable[[Tensor], Tensor]] = {

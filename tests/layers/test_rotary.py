@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from reference_impl.config import RopeConfig
+from reference_impl.assembly.config import RopeConfig
+from reference_impl.core.rotary import RotaryTable, inverse_frequencies
 from reference_impl.kernels import reference
-from reference_impl.layers.rotary import RotaryTable, inverse_frequencies
 
 CPU = torch.device("cpu")
 

@@ -22,15 +22,15 @@ from hypothesis import strategies as st
 from reference_impl.annexes.fusion import attention as triton_attention
 from reference_impl.annexes.fusion.attention import TritonAttention
 from reference_impl.annexes.fusion.decoder import FusedDecoder
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.sampler import sample
-from reference_impl.config import EngineConfig, course_model
-from reference_impl.engine import Engine
+from reference_impl.core.attention import TorchAttention
+from reference_impl.core.policy import FirstCome
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import launch, reference
-from reference_impl.layers.attention import TorchAttention
-from reference_impl.llm import LLM
-from reference_impl.scheduler.policy import FirstCome
 from tests.engine.conftest import one_shot, tapped_engine  # noqa: F401
 from tests.engine.test_schedule_invariance import MODELS, Asked, check_workload
 from tests.models.conftest import save, their_logits  # noqa: F401

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_impl.metrics import RequestMetrics, WorkloadMetrics, percentile
+from reference_impl.observe.metrics import RequestMetrics, WorkloadMetrics, percentile
 
 times = st.lists(st.floats(0, 1e3), min_size=1, max_size=20).map(sorted)
 

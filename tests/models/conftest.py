@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.baselines.contiguous_cache import ContiguousKVCache
-from reference_impl.baselines.ragged import ragged_batch
-from reference_impl.layers.attention import TorchAttention
-from reference_impl.models.decoder import Decoder
+from reference_impl.annexes.baselines.contiguous_cache import ContiguousKVCache
+from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.core.attention import TorchAttention
+from reference_impl.core.decoder import Decoder
 
 SMALL = {
     "vocab_size": 97,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.models.config_json import parse_model_config, read_model_config
 
 GOOD = {

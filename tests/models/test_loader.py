@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
-from reference_impl.config import ConfigError, EngineConfig
-from reference_impl.engine import Engine
 from reference_impl.interfaces import SamplingParams
-from reference_impl.llm import LLM
 from reference_impl.models.loader import CheckpointError
 
 Tensors = dict[str, torch.Tensor]

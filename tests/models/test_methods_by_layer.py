@@ -21,16 +21,16 @@ from reference_impl.annexes.cpu.packing import HeadCopy
 from reference_impl.annexes.fusion.kernels import Asked
 from reference_impl.annexes.fusion.linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
 from reference_impl.assembly.linear_methods import Quantization, methods_of
+from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import build_model, load_model
+from reference_impl.core.linear import Linear, UnquantizedLinear
 from reference_impl.interfaces import LinearMethod, TensorSpec
 from reference_impl.kernels import reference
 from reference_impl.kernels.gemm import FEW_TOKENS
-from reference_impl.layers.linear import Linear, UnquantizedLinear
-from reference_impl.llm import LLM
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.loader import destinations, fill, part_tensors, weight_files
-from reference_impl.quantization.cpu import CpuInt4, CpuInt8
-from reference_impl.quantization.methods import Dequantized, Fp8, Int4, Quantized
+from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8
+from reference_impl.models.quantization.methods import Dequantized, Fp8, Int4, Quantized
 from tests.engine.conftest import one_shot  # noqa: F401
 from tests.kernels.paged import DEVICE
 from tests.models.test_parity import IDS, worst

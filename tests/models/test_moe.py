@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from reference_impl.assembly.model import load_model
+from reference_impl.core.decoder import Decoder
 from reference_impl.models.config_json import read_model_config
-from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.moe import MixtureOfExperts, group_by_expert, route
 

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
-from reference_impl.config import ConfigError, EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.interfaces import LinearMethod, NamesTensors, SamplingParams, TensorSpec
-from reference_impl.layers.linear import UnquantizedLinear
 from reference_impl.models.loader import FLOATS, CheckpointError
 from tests.models.test_parity import IDS, worst
 

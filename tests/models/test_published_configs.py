@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from reference_impl.assembly.model import build_model
-from reference_impl.layers.linear import UnquantizedLinear
+from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.models.config_json import parse_model_config
 
 GEMMA2_2B: dict[str, Any] = {

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from reference_impl.annexes.windows.groups import longest_sequence
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import Request, Sampled, SamplingParams
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
 
 FP32, FP64 = 3e-5, 1e-12  # of the largest logit
 PROMPTS = [random.Random(i).choices(range(97), k=n) for i, n in enumerate((40, 3, 61, 1))]

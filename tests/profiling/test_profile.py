@@ -10,18 +10,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from reference_impl.assembly.config import course_model
+from reference_impl.assembly.llm import LLM
+from reference_impl.bench.profiling import record as record_module
+from reference_impl.bench.profiling.alignment import _BESIDE, Alignment, merged
+from reference_impl.bench.profiling.explain import kind_of
+from reference_impl.bench.profiling.labels import PREFIX, labelled
+from reference_impl.bench.profiling.record import Profile, record
+from reference_impl.bench.profiling.report import explained
+from reference_impl.bench.profiling.work import step_work
 from reference_impl.cli import app
-from reference_impl.config import course_model
 from reference_impl.interfaces import Row
-from reference_impl.llm import LLM
-from reference_impl.perfetto import ENGINE
-from reference_impl.profiling import record as record_module
-from reference_impl.profiling.alignment import _BESIDE, Alignment, merged
-from reference_impl.profiling.explain import kind_of
-from reference_impl.profiling.labels import PREFIX, labelled
-from reference_impl.profiling.record import Profile, record
-from reference_impl.profiling.report import explained
-from reference_impl.profiling.work import step_work
+from reference_impl.observe.perfetto import ENGINE
 
 BATCH, CONTEXT = 4, 32
 

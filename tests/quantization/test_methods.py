@@ -18,12 +18,12 @@ if not torch.cuda.is_available():
 
 from reference_impl.annexes.fusion.kernels import TORCH, choose_kernels
 from reference_impl.assembly.linear_methods import choose_method
+from reference_impl.core.linear import Linear
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
 from reference_impl.kernels.gemm import FEW_TOKENS
-from reference_impl.layers.linear import Linear
-from reference_impl.quantization.cpu import CpuInt4, CpuInt8
-from reference_impl.quantization.methods import Fp8, Int4, Int8
+from reference_impl.models.quantization.cpu import CpuInt4, CpuInt8
+from reference_impl.models.quantization.methods import Fp8, Int4, Int8
 from tests.kernels.paged import DEVICE
 
 CPU = torch.device("cpu")

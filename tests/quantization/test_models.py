@@ -17,17 +17,17 @@ from reference_impl.annexes.cpu.default import default_method
 from reference_impl.annexes.cpu.packing import HeadCopy
 from reference_impl.annexes.fusion.fusion import PRODUCTS
 from reference_impl.annexes.fusion.kernels import Asked
+from reference_impl.assembly.config import course_model
 from reference_impl.assembly.linear_methods import Quantization
+from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import build_model, load_model
-from reference_impl.config import course_model
+from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import LinearMethod, SamplingParams
 from reference_impl.kernels.gemm import FEW_TOKENS
-from reference_impl.llm import LLM
 from reference_impl.models.config_json import read_model_config
-from reference_impl.models.decoder import Decoder
 from reference_impl.models.loader import destinations, fill, weight_files
-from reference_impl.quantization.cpu import CpuInt4
-from reference_impl.quantization.methods import Dequantized, Quantized
+from reference_impl.models.quantization.cpu import CpuInt4
+from reference_impl.models.quantization.methods import Dequantized, Quantized
 from tests.engine.conftest import one_shot  # noqa: F401
 from tests.kernels.paged import DEVICE
 from tests.models.conftest import save  # noqa: F401

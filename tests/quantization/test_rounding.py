@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from reference_impl.quantization.rounding import group_size_for, quantize_int4, quantize_int8
+from reference_impl.models.quantization.rounding import group_size_for, quantize_int4, quantize_int8
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reference_impl.sampling.philox import philox, uniform
+from reference_impl.core.philox import philox, uniform
 
 # The known answers that the authors publish with Random123 (kat_vectors, philox4x32-10).
 KNOWN = [

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from reference_impl.annexes.penalties.sampler import apply_penalties
 from reference_impl.assembly.sampler import sample
+from reference_impl.core.philox import uniform
+from reference_impl.core.sampler import draw, probabilities
 from reference_impl.interfaces import Request, SamplingParams
-from reference_impl.sampling.philox import uniform
-from reference_impl.sampling.sampler import draw, probabilities
 
 RANDOM = torch.Generator().manual_seed(3)
 LOGITS = torch.randn(24, generator=RANDOM, dtype=torch.float64) * 2

@@ -10,10 +10,10 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.sampler import sample
 from reference_impl.assembly.triton_sampler import sample_with_triton
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
 from reference_impl.interfaces import Request, SamplingParams
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.kv_manager import KVManager
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request, SamplingParams, StepOutput, StepPlan
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
-from reference_impl.scheduler.scheduler import Scheduler
 
 END = 7  # the end token of these requests
 

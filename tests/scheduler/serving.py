@@ -17,6 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from reference_impl.annexes.windows.groups import longest_sequence
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.kv_manager import KVManager
+from reference_impl.core.policy import FirstCome
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import (
     NO_BLOCK,
     PinsPrefixes,
@@ -26,10 +30,6 @@ from reference_impl.interfaces import (
     StepOutput,
     StepPlan,
 )
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
-from reference_impl.scheduler.policy import FirstCome
-from reference_impl.scheduler.scheduler import Scheduler
 
 END = 7  # the end token of these requests
 

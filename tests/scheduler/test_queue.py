@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference_impl.core.ranked_queue import RankedQueue
 from reference_impl.interfaces import Request, SamplingParams
-from reference_impl.scheduler.queue import RankedQueue
 
 
 def make_request(name: str) -> Request:

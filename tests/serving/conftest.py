@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from reference_impl import LLM, course_model
-from reference_impl.parts import Parts
-from reference_impl.prompts import PromptEncoder
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.prompts import PromptEncoder
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.metrics import WatchedTrace
 from reference_impl.serving.process import EngineProcess

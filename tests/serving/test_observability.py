@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone
 from reference_impl.serving.metrics import WatchedTrace
-from reference_impl.trace import RequestArrived, RequestFinished, StepDone
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": True}

@@ -25,7 +25,7 @@ import openai
 import pytest
 
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.prompts import PromptEncoder
+from reference_impl.core.prompts import PromptEncoder
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.runner import Piece, Runner, Stream

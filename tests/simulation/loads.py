@@ -1,10 +1,10 @@
-"""Requests for simulators, made by hand; the documented workloads are in reference_impl.workloads."""
+"""Requests for simulators, made by hand; the documented workloads are in reference_impl.simulation.workloads."""
 
 from __future__ import annotations
 
 import random
 
-from reference_impl.workloads import PAGE_TOKENS, WorkloadRequest
+from reference_impl.simulation.workloads import PAGE_TOKENS, WorkloadRequest
 
 
 def request(name: object, arrival: float, prompt: int, output: int, prefix: int = 0, **more: object) -> WorkloadRequest:

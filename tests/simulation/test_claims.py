@@ -8,13 +8,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from reference_impl.config import EngineConfig
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.simulation import Result, simulate, simulate_replicas
 from reference_impl.simulation.comparison import ByStep, simulated_steps
+from reference_impl.simulation.workloads import WorkloadRequest
 from reference_impl.theory import kv_cache, queueing
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
-from reference_impl.workloads import WorkloadRequest
 
 from .loads import request
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from reference_impl.config import EngineConfig, course_model
-from reference_impl.llm import LLM
-from reference_impl.models.decoder import Decoder
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.llm import LLM
+from reference_impl.core.decoder import Decoder
 from reference_impl.simulation import CalibratedCost
 from reference_impl.simulation.comparison import (
     ByStep,
@@ -23,7 +23,7 @@ from reference_impl.simulation.comparison import (
     simulated_steps,
 )
 from reference_impl.simulation.measure import Shape, measure
-from reference_impl.workloads import closed_loop, workload
+from reference_impl.simulation.workloads import closed_loop, workload
 
 from .loads import load, request
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from reference_impl.config import EngineConfig
-from reference_impl.executor.simulated import SimulatedGPU
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.simulation.cost import CalibratedCost
+from reference_impl.simulation.executor import SimulatedGPU
 from reference_impl.simulation.replica import Replica
 
 from .loads import request

@@ -71,9 +71,9 @@ def test_a_simulation_needs_no_torch() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from reference_impl.bench import simulator\n"
-        "from reference_impl.config import EngineConfig\n"
+        "from reference_impl.assembly.config import EngineConfig\n"
         "from reference_impl.simulation import CalibratedCost, simulate\n"
-        "from reference_impl.workloads import workload\n"
+        "from reference_impl.simulation.workloads import workload\n"
         "cost = CalibratedCost(7e-3, 4e-4, 1.2e-6, 3e-4, 7e-5, 2e-6, 6e-8, 4096)\n"
         "for swap in ('recompute', 'swap'):\n"
         "    config = EngineConfig(num_blocks=300, preemption=swap)\n"

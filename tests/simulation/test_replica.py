@@ -9,18 +9,18 @@ import pytest
 
 from reference_impl.annexes.policies import ByPriority, FairShare, ShortestFirst
 from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.bench.simulation import Arrival
 from reference_impl.bench.simulation import simulate as simulate_trace
-from reference_impl.config import EngineConfig
 from reference_impl.interfaces import Policy
-from reference_impl.metrics import WorkloadMetrics
+from reference_impl.observe.metrics import WorkloadMetrics
 from reference_impl.simulation import CalibratedCost, Replica, Result
 from reference_impl.simulation import replica as replica_module
 from reference_impl.simulation.prompts import PromptIndex
+from reference_impl.simulation.workloads import WorkloadRequest
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
-from reference_impl.workloads import WorkloadRequest
 
 from .loads import load, request
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
-from reference_impl.executor.simulated import SimulatedGPU, hollow_model
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import SamplingParams
-from reference_impl.models.decoder import Decoder
-from reference_impl.parts import Parts
 from reference_impl.simulation import CalibratedCost, Replica
 from reference_impl.simulation.comparison import by_step, real_steps, same_plans, simulated_steps
+from reference_impl.simulation.executor import SimulatedGPU, hollow_model
 
 from .loads import load, request
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from reference_impl.annexes.policies import EarliestDeadline, FairShare, ShortestFirst
-from reference_impl.config import EngineConfig
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.interfaces import Policy, Reply, Step
 from reference_impl.simulation import CalibratedCost, Replica, Result, Roofline, simulate, simulate_replicas
 from reference_impl.simulation import replicas as replicas_module
+from reference_impl.simulation.workloads import WorkloadRequest, closed_loop, workload
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
-from reference_impl.workloads import WorkloadRequest, closed_loop, workload
 
 from .loads import load, request
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from reference_impl.config import EngineConfig
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.simulation import CalibratedCost, Result, replicas, simulate, simulate_replicas
 from reference_impl.simulation.replicas import Router
-from reference_impl.workloads import WorkloadRequest, closed_loop, workload
+from reference_impl.simulation.workloads import WorkloadRequest, closed_loop, workload
 
 from .loads import load, request
 

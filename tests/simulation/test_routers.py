@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from reference_impl.config import EngineConfig
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.simulation import Result, routers, simulate_replicas
 from reference_impl.simulation.routers import ROUTERS, least_tokens, prefix
+from reference_impl.simulation.workloads import WorkloadRequest, workload
+from reference_impl.simulation.workloads.table import measure
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
-from reference_impl.workloads import WorkloadRequest, workload
-from reference_impl.workloads.table import measure
 
 from .loads import request
 

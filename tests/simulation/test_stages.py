@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
-from reference_impl.executor.simulated import SimulatedGPU, hollow_model
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import SamplingParams
-from reference_impl.parts import Parts
+from reference_impl.simulation.executor import SimulatedGPU, hollow_model
 
 
 class PerToken:

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import BlockPair, Row, SamplingParams, Transfers
-from reference_impl.parts import Parts
-from reference_impl.perfetto import to_perfetto, write_perfetto
-from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.observe.perfetto import to_perfetto, write_perfetto
+from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone, Trace
 
 Events = list[dict[str, Any]]
 

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from reference_impl.interfaces import Row
-from reference_impl.timeline import lives, lives_of
-from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.observe.timeline import lives, lives_of
+from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone, Trace
 
 
 def long_trace(num_requests: int = 50) -> Trace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from reference_impl.interfaces import Row
-from reference_impl.trace import RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone, Trace
 
 
 def step(number: int, finished_at: float, *rows: Row) -> StepDone:

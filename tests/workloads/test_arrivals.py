@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reference_impl.workloads.arrivals import (
+from reference_impl.simulation.workloads.arrivals import (
     DEFAULT_CV,
     DEFAULT_USERS,
     Bursty,
@@ -22,7 +22,7 @@ from reference_impl.workloads.arrivals import (
     diurnal,
     poisson,
 )
-from reference_impl.workloads.distributions import Drawn, bits
+from reference_impl.simulation.workloads.distributions import Drawn, bits
 
 NUM = 50_000
 

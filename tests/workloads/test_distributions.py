@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reference_impl.workloads.distributions import (
+from reference_impl.simulation.workloads.distributions import (
     Constant,
     Discrete,
     Drawn,

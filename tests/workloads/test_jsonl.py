@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from reference_impl.workloads import (
+from reference_impl.simulation.workloads import (
     WorkloadError,
     WorkloadRequest,
     closed_loop,

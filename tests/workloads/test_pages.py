@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.workloads import PAGE_TOKENS, WorkloadRequest, tokens_of
-from reference_impl.workloads.pages import MASK, mix, mix_array, pages_of
+from reference_impl.simulation.workloads import PAGE_TOKENS, WorkloadRequest, tokens_of
+from reference_impl.simulation.workloads.pages import MASK, mix, mix_array, pages_of
 
 # Few keys and lengths around the page, so that prompts often agree for a while; adjacent equal keys are one text.
 segments = st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0, 1, 63, 64, 65, 128, 200])), max_size=5)

@@ -7,22 +7,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-from reference_impl.workloads import WorkloadRequest, names, read_jsonl, traces_folder, workload
-from reference_impl.workloads.table import BEGIN, END, Measured, measure, tables
+from reference_impl.simulation.workloads import WorkloadRequest, names, read_jsonl, traces_folder, workload
+from reference_impl.simulation.workloads.table import BEGIN, END, Measured, measure, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (traces_folder() / "README.md").read_text(encoding="utf-8")
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "reference_impl.workloads", *arguments]
+    command = [sys.executable, "-P", "-m", "reference_impl.simulation.workloads", *arguments]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=600, env=env)
 
 
 def test_the_readme_shows_what_the_workloads_measure() -> None:
     shown = README.split(BEGIN)[1].split(END)[0].strip()
-    assert shown == tables().strip(), "python -m reference_impl.workloads table --write"
+    assert shown == tables().strip(), "python -m reference_impl.simulation.workloads table --write"
     for name in names():
         assert f"### {name}\n" in shown
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from reference_impl.workloads import WorkloadError, names, read_workload, traces_folder, workload
+from reference_impl.simulation.workloads import WorkloadError, names, read_workload, traces_folder, workload
 
 CHAT = (traces_folder() / "chat.yaml").read_text(encoding="utf-8")
 

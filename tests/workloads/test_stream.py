@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from reference_impl.workloads import (
+from reference_impl.simulation.workloads import (
     PAGE_TOKENS,
     WorkloadRequest,
     bursty,
@@ -28,8 +28,8 @@ from reference_impl.workloads import (
     traces_folder,
     workload,
 )
-from reference_impl.workloads.sessions import Sessions
-from reference_impl.workloads.table import measure
+from reference_impl.simulation.workloads.sessions import Sessions
+from reference_impl.simulation.workloads.table import measure
 
 ROOT = Path(__file__).resolve().parents[2]
 SESSIONS = [name for name in names() if name != "batch"]
@@ -58,7 +58,7 @@ def test_the_stream_of_a_seed_is_fixed(name: str) -> None:
 
 def test_the_stream_does_not_depend_on_the_process() -> None:
     code = (
-        "from reference_impl.workloads import workload\nimport hashlib\n"
+        "from reference_impl.simulation.workloads import workload\nimport hashlib\n"
         "print(hashlib.sha256(repr(list(workload('rag', seed=7, num_requests=500))).encode()).hexdigest()[:16])"
     )
     for seed in ("1", "2"):

@@ -6,8 +6,8 @@ Extends `Scheduler._num_tokens_to_hold`.
 
 from __future__ import annotations
 
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request
-from reference_impl.scheduler.scheduler import Scheduler
 
 
 class WorstCaseAdmission(Scheduler):

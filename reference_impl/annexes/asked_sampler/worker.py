@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from reference_impl.executor.local import StepRun, Worker
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.staging import to_device
+from reference_impl.core.worker import StepRun, Worker
 from reference_impl.interfaces import Opened, Sampled, SamplingParams, Step
-from reference_impl.sampling.sampler import TorchSampler
-from reference_impl.staging import to_device
 
 
 @dataclass(eq=False)

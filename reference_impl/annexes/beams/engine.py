@@ -11,7 +11,7 @@ import dataclasses
 import operator
 from typing import Any
 
-from reference_impl.core_engine import Engine
+from reference_impl.core.engine import Engine
 from reference_impl.interfaces import ForksRequests, Request, RequestState
 
 

@@ -4,8 +4,8 @@ again. It extends `Planner.opened`.
 
 from __future__ import annotations
 
+from reference_impl.core.planner import Planner, Sent
 from reference_impl.interfaces import Opened
-from reference_impl.planner import Planner, Sent
 
 
 class ForkingPlanner(Planner):

@@ -9,9 +9,9 @@ Extends `Scheduler.add`, `abort`, `_enroll`, `_share`, `_admit` and `_withdraw`;
 
 from __future__ import annotations
 
+from reference_impl.core.open_plan import OpenPlan
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request, RequestState, StepOutput
-from reference_impl.scheduler.open_plan import OpenPlan
-from reference_impl.scheduler.scheduler import Scheduler
 
 
 class Branching(Scheduler):

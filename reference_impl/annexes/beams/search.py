@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from reference_impl.core_engine import StepResult
+from reference_impl.core.engine import StepResult
 from reference_impl.interfaces import Request, SamplingParams
 
 if TYPE_CHECKING:  # any engine with `fork` and `append` (`engine.py` beside this file), and with pins

@@ -6,8 +6,8 @@ import torch
 
 from reference_impl.annexes.cpu.half import SlowHalfLinear
 from reference_impl.annexes.cpu.packing import PackedLinear, pays
+from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.interfaces import LinearMethod
-from reference_impl.layers.linear import UnquantizedLinear
 
 
 def default_method(dtype: torch.dtype, device: torch.device) -> LinearMethod:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.layers.by_rows import WeightByRows
+from reference_impl.annexes.cpu.by_rows import WeightByRows
 
 _FEW_ROWS = 8
 

@@ -16,8 +16,8 @@ import functools
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.cpu.by_rows import WeightByRows
 from reference_impl.interfaces import LinearMethod
-from reference_impl.layers.by_rows import WeightByRows
 
 _PACKED_FOR_ROWS = 16  # a hint: the layout is good from 1 to some hundred rows
 

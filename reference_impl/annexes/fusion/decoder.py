@@ -19,10 +19,10 @@ from reference_impl.annexes.fusion.fusion import Fusion
 from reference_impl.annexes.fusion.kernels import Kernels, triton_kernels, writes_and_attends
 from reference_impl.annexes.fusion.layer import FusedLayer
 from reference_impl.annexes.fusion.tuning import seconds_on_gpu, tune
+from reference_impl.core.decoder import Decoder, DecoderLayer
+from reference_impl.core.linear import Methods
+from reference_impl.core.model_config import ModelConfig
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache
-from reference_impl.layers.linear import Methods
-from reference_impl.model_config import ModelConfig
-from reference_impl.models.decoder import Decoder, DecoderLayer
 from reference_impl.models.decoders import Kind
 from reference_impl.models.moe import ExpertsLayer
 

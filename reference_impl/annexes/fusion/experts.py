@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from reference_impl.annexes.fusion.kernels import Kernels, triton_kernels
-from reference_impl.layers.linear import Methods
-from reference_impl.model_config import ModelConfig
+from reference_impl.core.linear import Methods
+from reference_impl.core.model_config import ModelConfig
 from reference_impl.models.moe import ExpertsLayer, expert_names
 
 

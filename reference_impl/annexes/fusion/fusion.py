@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from reference_impl.annexes.fusion.kernels import Kernels
+from reference_impl.core.linear import Linear
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels.reference import Activation
-from reference_impl.layers.linear import Linear
 
 Product = Literal["qkv", "o", "gate_up", "down"]
 PRODUCTS: frozenset[Product] = frozenset(("qkv", "o", "gate_up", "down"))

@@ -12,10 +12,10 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from reference_impl.core.decoder import rms_norm
 from reference_impl.interfaces import AttendsToCache, AttentionBackend
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference import Activation
-from reference_impl.models.decoder import rms_norm
 
 Asked = Literal["auto", "triton", "torch"]
 Backend = Literal["triton", "torch"]

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from reference_impl.annexes.fusion.fusion import Fusion
 from reference_impl.annexes.fusion.kernels import Kernels, writes_and_attends
+from reference_impl.core.decoder import DecoderLayer, GatedMLP
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, scales_of
-from reference_impl.models.decoder import DecoderLayer, GatedMLP
 
 
 class FusedLayer(DecoderLayer):

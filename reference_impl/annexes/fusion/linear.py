@@ -7,12 +7,12 @@ from typing import Unpack
 import torch.nn.functional as F
 from torch import Tensor
 
+from reference_impl.annexes.cpu.by_rows import WeightByRows
 from reference_impl.annexes.fusion.fusion import Neighbours
 from reference_impl.kernels.fused_linear import fused_linear
 from reference_impl.kernels.fused_linear_w4a16 import fused_linear_w4a16
 from reference_impl.kernels.gemm import FEW_TOKENS
-from reference_impl.layers.by_rows import WeightByRows
-from reference_impl.quantization.methods import Fp8, Int4, Int8
+from reference_impl.models.quantization.methods import Fp8, Int4, Int8
 
 
 class TritonLinear(WeightByRows):

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from reference_impl.annexes.fusion.fusion import Fusion, Product
 from reference_impl.annexes.fusion.layer import FusedLayer
-from reference_impl.layers.linear import Linear
-from reference_impl.models.decoder import DecoderLayer, GatedMLP
+from reference_impl.core.decoder import DecoderLayer, GatedMLP
+from reference_impl.core.linear import Linear
 
 LAYERS = 16  # over which a way is timed
 REPEATS = 7

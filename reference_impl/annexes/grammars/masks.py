@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.staging import to_device
+from reference_impl.core.staging import to_device
 
 
 @dataclass(frozen=True)

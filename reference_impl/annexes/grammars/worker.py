@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 
 from reference_impl.annexes.grammars.masks import Allowed, check_mask, masked
-from reference_impl.executor.local import StepRun, Worker
+from reference_impl.core.worker import StepRun, Worker
 from reference_impl.interfaces import Masks
 
 

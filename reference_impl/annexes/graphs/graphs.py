@@ -25,9 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.executor.batch import HostBatch
-from reference_impl.sampling.sampler import SETTINGS
-from reference_impl.staging import Arrays, Layout, packed
+from reference_impl.core.batch import HostBatch
+from reference_impl.core.sampler import SETTINGS
+from reference_impl.core.staging import Arrays, Layout, packed
 
 SHORTEST = 512  # positions; the buckets of the longest context are its doubles
 LIMIT = 256  # graphs that are kept

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from reference_impl.annexes.graphs.graphs import GraphKey, Graphs, Recorder, inert, longest_bucket, padded
-from reference_impl.executor.batch import HostBatch, as_batch
-from reference_impl.executor.local import StepRun, Worker
-from reference_impl.sampling.sampler import SETTINGS, TorchSampler
-from reference_impl.staging import Arrays, to_device
+from reference_impl.core.batch import HostBatch, as_batch
+from reference_impl.core.sampler import SETTINGS, TorchSampler
+from reference_impl.core.staging import Arrays, to_device
+from reference_impl.core.worker import StepRun, Worker
 
 
 @dataclass

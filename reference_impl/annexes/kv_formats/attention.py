@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from reference_impl.core.attention import Plan, TorchAttention
 from reference_impl.interfaces import Batch, KVCache, scales_of
 from reference_impl.kernels import reference
-from reference_impl.layers.attention import Plan, TorchAttention
 
 
 class ScaledTorchAttention(TorchAttention):

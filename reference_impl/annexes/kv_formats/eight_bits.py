@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.interfaces import Batch, KVSpec
 from reference_impl.kernels.reference import to_eight_bits
-from reference_impl.kv_store.cache import PagedKVCache
 
 
 class EightBitKVCache(PagedKVCache):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from reference_impl.kv_store.cache import PagedKVCache
+    from reference_impl.core.kv_cache import PagedKVCache
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from reference_impl.core_engine import Booked, Engine, StepResult
+from reference_impl.core.engine import Booked, Engine, StepResult
 from reference_impl.interfaces import DefersReuse, PlansAhead, Reply, Request, RequestState, Step, StepPlan
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from reference_impl.core.kv_manager import KVManager
+from reference_impl.core.references import BlockReferences
 from reference_impl.interfaces import NO_BLOCK, BlockId, BlockPool, PrefixIndex
-from reference_impl.kv.manager import KVManager
-from reference_impl.kv.references import BlockReferences
 
 
 class DeferredReferences(BlockReferences):

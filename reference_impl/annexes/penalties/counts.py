@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reference_impl.core.staging import Arrays, to_device
 from reference_impl.interfaces import Opened, SamplingParams, Step
-from reference_impl.staging import Arrays, to_device
 
 
 def has_penalties(sampling: SamplingParams) -> bool:

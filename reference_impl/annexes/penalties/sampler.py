@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 
 from reference_impl.annexes.penalties.counts import TokenCounts, has_penalties, penalised
+from reference_impl.core.sampler import SETTINGS, TorchSampler, report, settings_of
+from reference_impl.core.staging import to_device
 from reference_impl.interfaces import Asking, Sampled
-from reference_impl.sampling.sampler import SETTINGS, TorchSampler, report, settings_of
-from reference_impl.staging import to_device
 
 
 class CalledSampler(TorchSampler):

@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from reference_impl.annexes.penalties.counts import Penalties, TokenCounts, penalised
-from reference_impl.executor.local import StepRun, Worker
-from reference_impl.sampling.sampler import TorchSampler
-from reference_impl.staging import to_device
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.staging import to_device
+from reference_impl.core.worker import StepRun, Worker
 
 
 class PenaltyWorker(Worker):

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reference_impl.core_engine import Engine
+from reference_impl.core.cache_key import prefix_key
+from reference_impl.core.engine import Engine
 from reference_impl.interfaces import BlockId, PinsPrefixes
-from reference_impl.kv.cache_key import prefix_key
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reference_impl.core.kv_manager import KVManager
 from reference_impl.interfaces import BlockId
-from reference_impl.kv.manager import KVManager
 
 
 class PinningKVManager(KVManager):

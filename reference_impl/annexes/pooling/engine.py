@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from reference_impl.core_engine import Booked, Engine
+from reference_impl.core.engine import Booked, Engine
 from reference_impl.interfaces import Grammar, Pooling, Reply, Request, Row, SamplingParams, Step, StepPlan
 
 

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reference_impl.executor.batch import HostBatch
-from reference_impl.executor.slots import Slots
-from reference_impl.staging import to_device, to_host
+from reference_impl.core.batch import HostBatch
+from reference_impl.core.slots import Slots
+from reference_impl.core.staging import to_device, to_host
 
 Pools = Mapping[int, tuple[int, "array[float]"]]  # as of `Reply.pooled`
 

@@ -6,8 +6,8 @@ Extends `Scheduler._enroll`.
 
 from __future__ import annotations
 
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request, StepOutput
-from reference_impl.scheduler.scheduler import Scheduler
 
 
 class PoolsPrompts(Scheduler):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from reference_impl.annexes.pooling.pooling import Pooled, add_pooled, launch_pools, of_sampling
-from reference_impl.executor.batch import as_batch
-from reference_impl.executor.local import StepRun, Worker
+from reference_impl.core.batch import as_batch
+from reference_impl.core.worker import StepRun, Worker
 from reference_impl.interfaces import Opened, Step
 
 

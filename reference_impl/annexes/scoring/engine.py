@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from reference_impl.core_engine import Booked, Engine
+from reference_impl.core.engine import Booked, Engine
 from reference_impl.interfaces import Reply, Request, Step, StepPlan
 
 

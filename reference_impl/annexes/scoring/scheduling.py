@@ -6,8 +6,8 @@ Extends `Scheduler._chunk`.
 
 from __future__ import annotations
 
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request
-from reference_impl.scheduler.scheduler import Scheduler
 
 SCORED_AT_ONCE = 128  # prompt tokens in a step that need logits; with a vocabulary of 150,000, 77 MB in float32
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from reference_impl.annexes.scoring.scoring import Scored, add_scored, launch_scores
-from reference_impl.executor.local import StepRun, Worker
+from reference_impl.core.staging import to_device
+from reference_impl.core.worker import StepRun, Worker
 from reference_impl.interfaces import Opened, Step
-from reference_impl.staging import to_device
 
 
 class _ScoredSlots(set[int]):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.annexes.sizing.memory import check_free, free_bytes
 from reference_impl.interfaces import KVSpec
-from reference_impl.memory import check_free, free_bytes
+from reference_impl.models.config_reader import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+    from reference_impl.assembly.config import EngineConfig
 
 
 KV_CACHE_BYTES = 256 * 2**20  # where EngineConfig does not say, and no device is to be filled

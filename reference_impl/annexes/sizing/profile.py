@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.annexes.sizing.memory import give_back
 from reference_impl.interfaces import KVSpec, Request, Row, SamplingParams, StepPlan
-from reference_impl.memory import give_back
+from reference_impl.models.config_reader import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
+    from reference_impl.assembly.config import EngineConfig
 
 # Everything that needs memory: sorting, histories, the model's own distribution.
 HUNGRY = SamplingParams(

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.executor.batch import HostBatch
-from reference_impl.executor.slots import Slots
+from reference_impl.core.batch import HostBatch
+from reference_impl.core.slots import Slots
+from reference_impl.core.staging import Arrays
 from reference_impl.interfaces import Proposer, Step
-from reference_impl.staging import Arrays
 
 
 def draft_arrays(batch: HostBatch, step: Step) -> Arrays:

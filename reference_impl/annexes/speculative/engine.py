@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from reference_impl.core_engine import Booked, Engine
+from reference_impl.core.engine import Booked, Engine
+from reference_impl.core.planner import Planner
 from reference_impl.interfaces import Reply, Request, Row, Step, StepPlan
-from reference_impl.planner import Planner
 
 
 class DraftingEngine(Engine):

@@ -13,9 +13,9 @@ import itertools
 import operator
 from typing import Any
 
+from reference_impl.core.open_plan import OpenPlan, Shares
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import HostProposer, Request, RequestState
-from reference_impl.scheduler.open_plan import OpenPlan, Shares
-from reference_impl.scheduler.scheduler import Scheduler
 
 
 class Drafting(Scheduler):

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from reference_impl.annexes.speculative.drafts import draft_arrays, propose, put_drafts, verify
-from reference_impl.executor.batch import lay_out
-from reference_impl.executor.local import StepRun, Worker
+from reference_impl.core.batch import lay_out
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.worker import StepRun, Worker
 from reference_impl.interfaces import Opened, Proposer, Step, StepRow, takes_bounds
-from reference_impl.sampling.sampler import TorchSampler
 
 
 class _Told:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from reference_impl.core.open_plan import OpenPlan, Shares
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request
-from reference_impl.scheduler.open_plan import OpenPlan, Shares
-from reference_impl.scheduler.scheduler import Scheduler
 
 
 class Staged(Scheduler):

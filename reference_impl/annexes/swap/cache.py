@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from reference_impl.core.kv_cache import PagedKVCache, block_ids
 from reference_impl.interfaces import BlockPair, Transfers
-from reference_impl.kv_store.cache import PagedKVCache, block_ids
 
 TRANSFERRED = 32 << 20  # bytes that are gathered on the device at a time, on their way to the host or back
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from reference_impl.core.kv_manager import KVManager, extend
+from reference_impl.core.references import BlockReferences
 from reference_impl.interfaces import NO_BLOCK, BlockId, BlockPair, BlockPool, Request, Transfers
-from reference_impl.kv.manager import KVManager, extend
-from reference_impl.kv.references import BlockReferences
 
 Tables = list[list[BlockId]]  # one per KV group
 

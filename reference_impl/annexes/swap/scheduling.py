@@ -7,8 +7,8 @@ Extends `Scheduler._give_up_blocks`.
 
 from __future__ import annotations
 
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request, SwapsOut
-from reference_impl.scheduler.scheduler import Scheduler
 
 
 class Swapping(Scheduler):

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
+from reference_impl.core.kv_cache import PagedKVCache, block_ids
 from reference_impl.interfaces import BlockId
-from reference_impl.kv_store.cache import PagedKVCache, block_ids
 
 
 class PageableKVCache(PagedKVCache):

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from reference_impl.core_engine import Booked, Engine
+from reference_impl.core.engine import Booked, Engine
 from reference_impl.interfaces import FetchesPages, Reply, Request, Step, StepPlan
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from reference_impl.core.open_plan import OpenPlan
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import FetchesPages, KVManager, Request, RequestState, StepPlan
-from reference_impl.scheduler.open_plan import OpenPlan
-from reference_impl.scheduler.scheduler import Scheduler
 
 
 class LoadsPages(Scheduler):

@@ -24,6 +24,8 @@ from typing import Any
 from weakref import WeakSet
 
 from reference_impl.annexes.prefix.hash_index import HashIndex
+from reference_impl.core.cache_key import cache_key
+from reference_impl.core.kv_manager import KVManager
 from reference_impl.interfaces import (
     BlockId,
     BlockPool,
@@ -37,8 +39,6 @@ from reference_impl.interfaces import (
     Transfers,
     text_of,
 )
-from reference_impl.kv.cache_key import cache_key
-from reference_impl.kv.manager import KVManager
 
 
 def page_keys(tokens: Sequence[int], key: bytes, block_size: int) -> list[bytes]:

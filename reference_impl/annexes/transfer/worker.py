@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from reference_impl.annexes.transfer.pages import LONGEST_WAIT, Pages
-from reference_impl.executor.local import StepRun, Worker
+from reference_impl.core.worker import StepRun, Worker
 from reference_impl.interfaces import LayeredPageStore, PageStore, Reply, Step, Transfers
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reference_impl.core.sampler import Settings, TorchSampler
+from reference_impl.core.staging import Arrays
 from reference_impl.kernels.sample_tokens import sample_tokens
-from reference_impl.sampling.sampler import Settings, TorchSampler
-from reference_impl.staging import Arrays
 
 
 class TritonSampler(TorchSampler):

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.annexes.fusion.experts import StackedExperts
 from reference_impl.annexes.fusion.fusion import Product
-from reference_impl.layers.linear import Linear
-from reference_impl.models.decoder import Decoder
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.linear import Linear
 
 NOTHING_FUSED: dict[int, frozenset[Product]] = {sys.maxsize: frozenset()}  # for steps of any size; see `Fusion`
 Observer = Callable[[str, Tensor], None]  # the linear layer's name (see `Linear`), and x [tokens, in_features]

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from reference_impl.core.kv_manager import KVManager, surely_computed
 from reference_impl.interfaces import NO_BLOCK, BlockId, BlockPool, PrefixIndex, Request
-from reference_impl.kv.manager import KVManager, surely_computed
 
 
 class WindowedKVManager(KVManager):

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 
 from reference_impl.bench.load.sse import EventStream
-from reference_impl.metrics import RequestMetrics
-from reference_impl.workloads import PAGE_TOKENS, WorkloadRequest, tokens_of
+from reference_impl.observe.metrics import RequestMetrics
+from reference_impl.simulation.workloads import PAGE_TOKENS, WorkloadRequest, tokens_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 DONE = b"[DONE]"

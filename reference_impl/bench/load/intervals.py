@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_impl.metrics import percentile
+from reference_impl.observe.metrics import percentile
 
 CONFIDENCE = 0.95
 Z = 1.959963984540054  # the normal distribution's 97.5th percentile

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from typing import Protocol
 
 from reference_impl.bench.load.client import Outcome
-from reference_impl.workloads import WorkloadRequest
+from reference_impl.simulation.workloads import WorkloadRequest
 
 # How many requests are read ahead of the ones they come after. Users are not equally fast, and a closed workload lists
 # all of them in turn; one further ahead of the slowest than this has to wait, which counts as the client's delay.

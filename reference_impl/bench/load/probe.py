@@ -7,7 +7,7 @@ import asyncio
 import httpx
 
 from reference_impl.bench.load.client import Client, Form, words
-from reference_impl.workloads import WorkloadRequest
+from reference_impl.simulation.workloads import WorkloadRequest
 
 
 class ServerError(Exception):

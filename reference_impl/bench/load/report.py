@@ -1,4 +1,4 @@
-"""From outcomes to figures. Definitions of latency and goodput are those of `reference_impl.metrics`."""
+"""From outcomes to figures. Definitions of latency and goodput are those of `reference_impl.observe.metrics`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from reference_impl.bench.load.client import Outcome
 from reference_impl.bench.load.intervals import Estimate, percentile_interval, share_interval
-from reference_impl.metrics import WorkloadMetrics, percentile
+from reference_impl.observe.metrics import WorkloadMetrics, percentile
 
 PERCENTS = (50, 90, 99)
 METHOD = (

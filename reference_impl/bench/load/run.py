@@ -18,7 +18,7 @@ from rich.console import Console
 from reference_impl.bench.load.client import Client, Cut, Outcome
 from reference_impl.bench.load.loop import send_all
 from reference_impl.bench.load.probe import ServerError, choose_form, connect, first_model, forms
-from reference_impl.workloads import WorkloadRequest, closed_loop, workload
+from reference_impl.simulation.workloads import WorkloadRequest, closed_loop, workload
 
 WARMUP_IN_FLIGHT = 4
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from reference_impl.annexes.admission.worst_case import WorstCaseAdmission
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.kv.manager import KVManager
-from reference_impl.scheduler.scheduler import Scheduler
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.kv_manager import KVManager
+from reference_impl.core.scheduler import Scheduler
 from tests.scheduler.plans import make_request, output_of
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from reference_impl.annexes.policies import ByPriority
 from reference_impl.annexes.policies.overtaking import Overtaking
 from reference_impl.assembly.kv import kv_manager
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.scheduler.scheduler import Scheduler
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.scheduler import Scheduler
 from tests.scheduler.plans import make_request, output_of, shape
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from reference_impl.annexes.sizing.budget import check_memory, num_blocks_for, num_host_blocks_for
-from reference_impl.config import ConfigError, EngineConfig
+from reference_impl.annexes.sizing.memory import check_free, free_bytes
+from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.interfaces import KVSpec
-from reference_impl.memory import check_free, free_bytes
 
 SPECS = [KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, bits_per_value=32)]
 BLOCK = 2 * 2 * 2 * 8 * 4 * 16

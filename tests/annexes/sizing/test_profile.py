@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_iter
 from reference_impl.annexes.sizing.budget import KV_CACHE_BYTES
 from reference_impl.annexes.sizing.profile import HUNGRY, Measured, bytes_for_cache, profiled_blocks, worst_steps
 from reference_impl.assembly import sizes
-from reference_impl.config import ConfigError, EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import KVSpec, SamplingParams
-from reference_impl.parts import Parts
 from tests.engine.conftest import OwnCache
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, bits_per_value=32)

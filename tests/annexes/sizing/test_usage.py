@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reference_impl.annexes.sizing.usage import memory_use
-from reference_impl.config import EngineConfig
-from reference_impl.engine import Engine
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.core.block_pool import BlockPool
 from reference_impl.interfaces import NO_BLOCK, Request, SamplingParams
-from reference_impl.kv.block_pool import BlockPool
 
 
 def request(num_tokens: int, computed: int, *tables: list[int]) -> Request:

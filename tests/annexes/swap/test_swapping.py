@@ -8,9 +8,9 @@ from reference_impl.annexes.beams.scheduling import Branching
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.assembly.kv import kv_manager
+from reference_impl.core.block_pool import BlockPool
+from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import Request, RequestState
-from reference_impl.kv.block_pool import BlockPool
-from reference_impl.scheduler.scheduler import Scheduler
 from tests.scheduler.plans import make_request, output_of, shape
 
 

@@ -1,0 +1,95 @@
+"""The engine's options, and where the course models are. For a model's own, see model_config.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from reference_impl.core.model_config import ModelConfig, RopeConfig
+from reference_impl.models.config_reader import ConfigError
+
+__all__ = [
+    "ConfigError",
+    "EngineConfig",
+    "ModelConfig",
+    "RopeConfig",
+    "course_model",
+]
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How much the engine may use, and how it cuts its work.
+
+    block_size: tokens in a KV block. num_blocks: None takes what kv_cache_bytes pays for; only one of the two can be
+    given. kv_cache_bytes: None is 256 MiB, but on a GPU what is left of memory_percent of its memory when the largest
+    step has had its share (see annexes/sizing/profile.py), and no more than max_num_seqs sequences of max_model_len
+    need.
+    max_num_batched_tokens: the budget of new tokens in one step (long prompts are cut into chunks).
+    prefix_cache: "hash" (chain of block hashes), "radix" (tree of tokens), "off", or "auto": hash, except for models
+    with sliding windows, which cannot share prefixes.
+    admission: "fill" or "worst_case"; preemption: "recompute" or "swap" (see Scheduler). swap_bytes: host memory for
+    requests that are swapped out.
+    num_drafts: how many guesses of Parts.proposer a decoding request has verified in a step.
+    attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
+    kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
+    token), "int8" (the same with integers); checked when an engine is made, see annexes/kv_formats/formats.py.
+    overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
+    graphs: steps in which all rows decode are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
+    dependent_launches: there a kernel begins while the one before it ends (Hopper and later).
+    """
+
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    memory_percent: int = 90
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    max_model_len: int | None = None
+    prefix_cache: Literal["auto", "hash", "radix", "off"] = "auto"
+    admission: Literal["fill", "worst_case"] = "fill"
+    preemption: Literal["recompute", "swap"] = "recompute"
+    swap_bytes: int = 64 * 1024**2
+    num_drafts: int = 0
+    attention: Literal["auto", "triton", "torch"] = "auto"
+    kv_dtype: str = "auto"
+    overlap: Literal["auto", "on", "off"] = "auto"
+    graphs: Literal["auto", "on", "off"] = "auto"
+    dependent_launches: Literal["on", "off"] = "off"
+
+    def __post_init__(self) -> None:
+        optional, may_be_0 = ("num_blocks", "kv_cache_bytes", "max_model_len"), ("num_drafts",)
+        for name, kind in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if choices := get_args(kind) if get_origin(kind) is Literal else ():
+                if value not in choices:
+                    raise ValueError(f"EngineConfig.{name}: expected one of {', '.join(choices)}, got {value!r}")
+            elif kind is str:
+                if not isinstance(value, str):
+                    raise ValueError(f"EngineConfig.{name}: expected a name, got {value!r}")
+            elif value is None and name in optional:
+                continue
+            elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in may_be_0):
+                kind = "an integer of at least 0" if name in may_be_0 else "a positive integer"
+                raise ValueError(f"EngineConfig.{name}: expected {kind}, got {value!r}")
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise ValueError(
+                f"EngineConfig: expected num_blocks or kv_cache_bytes, got both ({self.num_blocks} and "
+                f"{self.kv_cache_bytes}): leave one out"
+            )
+        if self.memory_percent > 100:
+            raise ValueError(f"EngineConfig.memory_percent: expected at most 100, got {self.memory_percent}")
+
+
+def course_model(name: str = "target") -> Path:
+    """Folder of a course model, "target" or "draft": in the checkout, or installed with the package."""
+    package = Path(__file__).resolve().parents[1]
+    places = (
+        package.parent / "datasets" / "course_model" / name,
+        package.parent / "inferlab_data" / "course_model" / name,
+    )
+    for place in places:
+        if (place / "config.json").is_file():
+            return place
+    raise FileNotFoundError(f"course model {name!r} not found; looked in {' and '.join(map(str, places))}")

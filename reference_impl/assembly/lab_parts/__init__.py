@@ -1,0 +1,43 @@
+"""What stands between a lab's functions and the engine: a lab's shape on one side, an interface on the other.
+
+A lab's notebook gives plain functions of tensors and numbers. Each class here makes one of the engine's parts of them,
+and hands over, beside the question, what the engine's own part answers: the notebook compares the two, and names what
+differs. So a notebook knows nothing of requests, batches and plans.
+
+    serving      an engine with such parts, from prompts to tokens
+    sampler      lab 01: a sampler from draws of rows with the same settings
+    events       lab 01: a trace as (time, kind, request)
+    attention    labs 02, 04, 05: attention from one request at a time, or from block tables
+    schedule     lab 03: a scheduler from one of ids and counts
+    blocks       lab 04: a KV manager from functions of block tables
+"""
+
+from reference_impl.assembly.lab_parts.attention import (
+    AttentionByRequest,
+    AttentionByTable,
+    PagedQueries,
+    RequestQueries,
+)
+from reference_impl.assembly.lab_parts.blocks import BlocksByTable
+from reference_impl.assembly.lab_parts.events import MovingClock, events_of
+from reference_impl.assembly.lab_parts.sampler import Draw, SamplerBySettings, engine_draw, engine_probabilities
+from reference_impl.assembly.lab_parts.schedule import SchedulerById, scheduler_parts
+from reference_impl.assembly.lab_parts.serving import LabEngine, course_llm
+
+__all__ = [
+    "AttentionByRequest",
+    "AttentionByTable",
+    "BlocksByTable",
+    "Draw",
+    "LabEngine",
+    "MovingClock",
+    "PagedQueries",
+    "RequestQueries",
+    "SamplerBySettings",
+    "SchedulerById",
+    "course_llm",
+    "engine_draw",
+    "engine_probabilities",
+    "events_of",
+    "scheduler_parts",
+]

@@ -1,0 +1,52 @@
+"""What an engine is made of, and what can be given in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from reference_impl.interfaces import (
+    AttentionBackend,
+    BlockPool,
+    Clock,
+    Executor,
+    HostProposer,
+    KVCache,
+    KVManager,
+    LayeredPageStore,
+    PageStore,
+    Policy,
+    PrefixIndex,
+    Proposer,
+    Sampler,
+    Scheduler,
+)
+from reference_impl.observe.trace import Trace
+
+T = TypeVar("T")
+
+
+@dataclass
+class Parts:
+    """What to use instead of the engine's own; None keeps the default."""
+
+    block_pool: BlockPool | None = None
+    prefix_index: PrefixIndex | None = None
+    kv_manager: KVManager | None = None
+    policy: Policy | None = None
+    scheduler: Scheduler | None = None
+    kv_cache: KVCache | None = None
+    attention: AttentionBackend | None = None
+    sampler: Sampler | None = None
+    proposer: Proposer | None = None
+    host_proposer: HostProposer | None = None
+    page_store: PageStore | LayeredPageStore | None = None
+    executor: Executor | None = None
+    clock: Clock | None = None
+    trace: Trace | None = None
+
+
+def part(given: T | None, make: Callable[[], T]) -> T:
+    """Not `given or make()`: a part of length 0, an empty index, is false."""
+    return make() if given is None else given

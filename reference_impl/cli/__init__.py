@@ -1,0 +1,230 @@
+"""`inferlab generate`, `serve`, `profile` and `bench`: the engine's own commands. Heavy imports happen inside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from reference_impl.bench import serve as load
+from reference_impl.cli.options import (
+    EngineOptions,
+    Model,
+    Timeline,
+    errors_in_a_line,
+    fail,
+    folder_of,
+    with_engine_options,
+)
+
+if TYPE_CHECKING:
+    from reference_impl.observe.trace import Trace
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command(epilog='Example: inferlab generate "def fibonacci(n):" --max-tokens 48 --temperature 0')
+@with_engine_options
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue, or with --chat a message to answer.")],
+    model: Annotated[str, typer.Option(help="A Hugging Face folder, or target / draft for a course model.")] = "target",
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that together reach it; 1 is all.")] = 1.0,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    *,
+    engine: EngineOptions,
+    chat: Annotated[bool, typer.Option(help="Wrap the prompt in the model's chat template.")] = False,
+    trace: Timeline = None,
+) -> None:
+    """Continue a text with the engine, token by token, and say how long it took."""
+    from reference_impl.assembly.llm import LLM
+    from reference_impl.interfaces import SamplingParams
+
+    with errors_in_a_line():
+        llm = LLM(folder_of(model), **vars(engine))
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        ids = llm.chat_prompt([{"role": "user", "content": prompt}]) if chat else llm.encode(prompt)
+        if not chat:
+            typer.echo(prompt, nl=False)
+        for piece in llm.stream(ids, sampling):
+            typer.echo(piece, nl=False)
+    m = llm.engine.trace.metrics("0")
+    tpot = "-" if m.tpot is None else f"{m.tpot * 1e3:.1f} ms"
+    typer.secho(
+        f"\n[{m.num_output_tokens} tokens, TTFT {(m.ttft or 0) * 1e3:.0f} ms, TPOT {tpot}, "
+        f"{m.tokens_per_second or 0:.0f} tokens/s, {str(llm.engine.model.dtype).removeprefix('torch.')}, "
+        f"attention {'+'.join(sorted({name for step in llm.engine.trace.steps() for name in step.attention}))}]",
+        dim=True,
+        err=True,
+    )
+    if trace is not None:
+        _write_trace(llm.engine.trace, trace)
+
+
+@app.command(epilog="Example: inferlab serve target --port 8000")
+@with_engine_options
+def serve(
+    model: Model = "target",
+    host: Annotated[str, typer.Option(help="Where to listen. Anything but loopback lets others in.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    served_model_name: Annotated[str | None, typer.Option(help="What clients call it; default: the folder.")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(envvar="INFERLAB_API_KEY", help="Clients must show it. Several are allowed.")
+    ] = None,
+    *,
+    engine: EngineOptions,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests in one step.")] = 64,
+    kv_cache_mb: Annotated[
+        int | None,
+        typer.Option(min=1, help="Memory for keys and values; default: 256, and on a GPU what it has left."),
+    ] = None,
+    max_unfinished: Annotated[int, typer.Option(min=1, help="Running and waiting; more are answered with 429.")] = 512,
+    max_body_kb: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4096,
+    shutdown_seconds: Annotated[float, typer.Option(min=0, help="What runs may go on for so long after Ctrl-C.")] = 10,
+    trace: Timeline = None,
+) -> None:
+    """Serve a model to any OpenAI client.
+
+    /status shows what the engine does; its figures are at /status.json.
+    /requests/ID/timeline is the timeline of an answer.
+    /metrics is for Prometheus and needs no API key; these do.
+    """
+    try:
+        from reference_impl.serving import server
+    except ImportError as error:
+        fail(f"{error}. The server needs pip install 'inferlab[serve]'")
+
+    with errors_in_a_line():
+        running = server.make(
+            folder_of(model), host, port, name=served_model_name or model.rstrip("/").rpartition("/")[2],
+            api_keys=tuple(api_key or ()), max_unfinished=max_unfinished, max_body_bytes=max_body_kb << 10,
+            shutdown_seconds=shutdown_seconds, trace=trace, max_num_seqs=max_num_seqs,
+            kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20, **vars(engine),
+        )  # fmt: skip
+    running.serve()
+    if running.failure is not None:
+        fail(running.failure)
+
+
+def _write_trace(trace: Trace, file: Path) -> None:
+    from reference_impl.observe.perfetto import write_perfetto
+
+    try:
+        write_perfetto(trace, file)
+    except OSError as error:
+        fail(f"the timeline could not be written: {error}")
+    typer.echo(f"wrote {file}; open it in ui.perfetto.dev", err=True)
+
+
+@app.command(epilog="Example: inferlab profile --batch 4 --trace step.json")
+@with_engine_options
+def profile(
+    model: Annotated[
+        str | None, typer.Argument(help="A Hugging Face folder, or target / draft for a course model; default: target.")
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="Random weights in a known model's shape: llama-3-8b, ...")] = None,
+    phase: Annotated[str, typer.Option(help="decode (a token for each request) or prefill (new prompts).")] = "decode",
+    batch: Annotated[int, typer.Option(min=1, help="Requests in a step.")] = 8,
+    context: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 256,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to profile.")] = 5,
+    *,
+    engine: EngineOptions,
+    trace: Timeline = None,
+) -> None:
+    """Where the time of a step goes: its five longest operators or kernels, against what the theory asks of them."""
+    from reference_impl.bench import profiling
+
+    with errors_in_a_line():
+        if model is not None and shape is not None:
+            raise ValueError(f"expected a model or --shape, got both {model!r} and --shape {shape}")
+        folder = None if shape is not None else folder_of(model or "target")
+        profiling.run(folder, phase, batch, context, steps, trace, shape=shape, **vars(engine))
+
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure, with ratios and a stamped result.")
+app.add_typer(bench_app, name="bench")
+bench_app.command("serve", epilog=load.EXAMPLE)(load.serve)
+
+
+@bench_app.command(epilog="Example: inferlab bench cpu --rounds 7")
+def cpu(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 3,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/cpu.json.")] = False,
+) -> None:
+    """The engine against transformers.generate on the course model; its scheduler and prefix cache against none."""
+    from reference_impl.bench import cpu as bench
+    from reference_impl.bench import harness
+
+    result = bench.run(rounds)
+    typer.echo(bench.table(result))
+    if save:
+        typer.echo(f"wrote {harness.save('cpu', result)}")
+
+
+@bench_app.command(epilog="Example: inferlab bench host --rounds 7")
+def host(
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/host.json.")] = False,
+) -> None:
+    """What the host does in a step, around a model that computes nothing; and the size of a step's message."""
+    from reference_impl.bench import harness
+    from reference_impl.bench import host as bench
+
+    result = bench.run(rounds)
+    typer.echo(bench.table(result))
+    if save:
+        typer.echo(f"wrote {harness.save('host', result)}")
+
+
+@bench_app.command(epilog="Example: inferlab bench overhead --rounds 7")
+def overhead(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 5,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/overhead.json.")] = False,
+) -> None:
+    """What the HTTP server costs over the engine, at 32 streams."""
+    from reference_impl.bench import harness
+    from reference_impl.bench import overhead as bench
+
+    result = bench.run(rounds)
+    typer.echo(bench.table(result))
+    if save:
+        typer.echo(f"wrote {harness.save('overhead', result)}")
+
+
+@bench_app.command(epilog="Example: inferlab bench gpu --only 'one stream'")
+def gpu(
+    only: Annotated[str, typer.Option(help="Cases whose name contains this; nothing is saved without --out.")] = "",
+    seconds: Annotated[float, typer.Option(min=0, help="No case begins that would end after that.")] = 480.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Windows or runs of a figure.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Where the results go; default: results/gpu.json.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Everything tiny, on any machine; nothing saved.")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="In the time that is left, all of bench kernels.")] = False,
+    save: Annotated[bool, typer.Option(help="Write the results.")] = True,
+) -> None:
+    """The engine on this GPU against its limits, transformers and the goals; also by python -m reference_impl.bench."""
+    from reference_impl.bench import gpu as bench
+
+    arguments = ["--only", only, "--seconds", str(seconds), "--rounds", str(rounds)]
+    arguments += ["--out", str(out)] * (out is not None) + ["--dry-run"] * dry_run + ["--no-save"] * (not save)
+    raise typer.Exit(bench.main(arguments + ["--kernels"] * kernels))
+
+
+@bench_app.command(epilog="Example: inferlab bench kernels --only decode")
+def kernels(
+    only: Annotated[str, typer.Option(help="Cases whose name contains this.")] = "",
+    seconds: Annotated[float, typer.Option(min=0, help="No case begins after that.")] = 270.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after two warm-ups.")] = 15,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Every case once, tiny, in Triton's interpreter.")] = False,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/kernels.json.")] = True,
+) -> None:
+    """Every Triton kernel on this GPU against its limit and torch's own; also by python -m reference_impl.bench."""
+    from reference_impl.bench import kernels as bench
+
+    arguments = ["--only", only, "--seconds", str(seconds), "--rounds", str(rounds)]
+    raise typer.Exit(bench.main(arguments + ["--dry-run"] * dry_run + ["--no-save"] * (not save)))
+
+
+if __name__ == "__main__":  # where nothing is installed: python -m reference_impl.cli profile
+    app()

@@ -1,0 +1,91 @@
+"""What several commands share, written once: options, and what an error looks like."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_type_hints
+
+import typer
+
+from reference_impl.annexes.kv_formats.formats import FORMATS
+
+_KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.join(FORMATS)}."
+_ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
+_OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
+_WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
+_GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
+
+Model = Annotated[str, typer.Argument(help="A Hugging Face folder, or target / draft for a course model.")]
+Timeline = Annotated[Path | None, typer.Option(help="At the end, write a timeline for ui.perfetto.dev here.")]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine computes: options of a command and, under the same names, of LLM."""
+
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; default: the checkpoint's.")] = None
+    quantization: Annotated[str, typer.Option(help="Weights of the linear layers: none, fp8, int8 or int4.")] = "none"
+    kv_dtype: Annotated[str, typer.Option(help=_KV_DTYPE)] = "auto"
+    attention: Annotated[str, typer.Option(help=_ATTENTION)] = "auto"
+    overlap: Annotated[str, typer.Option(help=_OVERLAP)] = "auto"
+    graphs: Annotated[str, typer.Option(help=_GRAPHS)] = "auto"
+    worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
+
+
+def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command gets the fields of EngineOptions as options of its own, where its parameter `engine` stands, and is
+    called with all of them in it. `engine` and what follows it are keywords."""
+    signature, hints = inspect.signature(command, eval_str=True), get_type_hints(EngineOptions, include_extras=True)
+    names = [field.name for field in fields(EngineOptions)]
+    options = [
+        inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=hints[f.name])
+        for f in fields(EngineOptions)
+    ]
+
+    @functools.wraps(command)
+    def run(**arguments: Any) -> None:
+        command(engine=EngineOptions(**{name: arguments.pop(name) for name in names}), **arguments)
+
+    shown = [new for p in signature.parameters.values() for new in (options if p.name == "engine" else [p])]
+    run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]  # what typer looks at
+    return run
+
+
+def folder_of(model: str) -> Path:
+    """Of a course model's name, or of a path."""
+    from reference_impl.assembly.config import course_model
+
+    return course_model(model) if model in ("target", "draft") else Path(model)
+
+
+@contextmanager
+def errors_in_a_line() -> Iterator[None]:
+    """What was asked for and cannot be, and memory that is not there, end the command with one line."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        fail(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not _is_memory(error):
+            raise
+        fail(
+            "the memory does not suffice. Smaller: --quantization int4, --dtype bfloat16, a smaller model or shape, "
+            f"fewer or shorter requests. ({str(error).partition(chr(10))[0]})"
+        )
+
+
+def _is_memory(error: BaseException) -> bool:
+    """torch's allocator of a CPU has no class of its own for it."""
+    own = type(error).__name__ == "OutOfMemoryError"  # torch's of a GPU; torch itself is not imported here
+    return own or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
+def fail(message: str) -> NoReturn:
+    """Ends the command with exit status 1."""
+    typer.secho(f"error: {message}", fg="red", err=True)
+    raise typer.Exit(1) from None

@@ -1,0 +1,153 @@
+"""Turns tokens into blocks: block tables that grow, share blocks, copy them before they are written, and cache them.
+
+Paging and copy-on-write are PagedAttention's (Kwon et al. 2023), sharing through an index of prefixes is vLLM's and
+SGLang's. Integers only: what must be copied is noted, and the executor copies it before the step writes anything.
+
+    admit      blocks for a prompt: those of its cached prefix, and new ones
+    reserve    blocks for the tokens of the next step; of a shared block that they fall in, a copy
+    commit     full blocks of computed tokens go into the prefix index
+    fork       another request shares the blocks
+    free       all blocks are given back; indexed ones stay cached until they are evicted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from reference_impl.core.cache_key import cache_key
+from reference_impl.core.references import BlockReferences
+from reference_impl.interfaces import BlockId, BlockPair, BlockPool, PrefixIndex, Request, Transfers
+
+
+class KVManager:
+    """Block tables over one pool.
+
+    index: where computed prefixes can be found again; None: there is no prefix cache. num_groups: of layers that have
+    block tables of their own. With more than one there can be no index.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int, index: PrefixIndex | None = None, num_groups: int = 1):
+        if index is not None and num_groups > 1:
+            raise ValueError(f"prefix caching needs a model with one KV group; this one has {num_groups}")
+        self.pool, self.block_size, self.index, self.num_groups = pool, block_size, index, num_groups
+        self.references = BlockReferences(pool, index)
+        self._copies: list[BlockPair] = []
+        self._has_forked = False  # before the first fork, a block that is written has one holder
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that can be allocated: free ones, and cached ones in no use."""
+        return self.pool.num_free + self.references.num_evictable
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)  # ceiling
+
+    def admit(self, request: Request, num_tokens: int, budget: int) -> bool:
+        """Blocks for tokens [0, num_tokens) of a request that has none. At most `budget` of them are computed in its
+        first step."""
+        cached = self._match(request)
+        start = len(cached) * self.block_size
+        tables = [cached, *([] for _ in range(1, self.num_groups))]
+        lengths = self._lengths(num_tokens, start + budget)
+        missing = [length - len(table) for table, length in zip(tables, lengths, strict=True)]
+        blocks = self.references.take(sum(missing), shared=cached)
+        if blocks is None:
+            return False
+        extend(tables, missing, iter(blocks))
+        request.block_tables = tables
+        request.num_computed_tokens = request.num_cached_tokens = start
+        return True
+
+    def _match(self, request: Request) -> list[BlockId]:
+        """At least the last token is computed, even of a prompt that is cached as a whole: its logits are needed. All
+        are where they are scored, or pooled."""
+        if self.index is None or request.needs_whole_prompt:
+            return []
+        longest = (request.num_tokens - 1) // self.block_size * self.block_size
+        return list(self.index.match(request.tokens[:longest], cache_key(request)))
+
+    def _lengths(self, num_tokens: int, first_end: int) -> list[int]:
+        """Of the tables that a request is admitted with, one per group. Its first step ends at first_end or before."""
+        return [self.blocks_for(num_tokens)] * self.num_groups
+
+    def reserve(self, request: Request, num_tokens: int) -> bool:
+        """Room for the request's next num_tokens, or False and nothing changed."""
+        start = request.num_computed_tokens
+        first, end = start // self.block_size, -(-(start + num_tokens) // self.block_size)
+        missing, shared = 0, []
+        for table in request.block_tables:
+            held = len(table)
+            if end > held:
+                missing += end - held
+            # Whether another request reads the block to be written.
+            if self._has_forked and first < held and self.pool.ref_count(table[first]) > 1:
+                shared.append(table)
+        if not missing and not shared:
+            return True
+        blocks = self.references.take(missing + len(shared))
+        if blocks is None:
+            return False
+        new = iter(blocks)
+        for table in shared:
+            copy = next(new)
+            self._copies.append(BlockPair(table[first], copy))
+            self.references.release([table[first]])
+            table[first] = copy
+        extend(request.block_tables, [max(0, end - len(table)) for table in request.block_tables], new)
+        return True
+
+    def commit(self, request: Request) -> None:
+        """Index the request's full computed blocks.
+
+        Where the same tokens were computed before, the request takes over that block and gives back its own.
+        """
+        if self.index is None or not request.block_table:
+            return
+        table, full = request.block_table, surely_computed(request) // self.block_size
+        if not full or table[full - 1] in self.references.indexed:
+            return
+        tokens = request.tokens[: full * self.block_size]
+        canonical = self.index.insert(tokens, cache_key(request), table[:full])
+        for i, block in enumerate(canonical):
+            if block != table[i]:
+                self.references.hold([block])
+                self.references.release([table[i]])
+                table[i] = block
+        self.references.add_indexed(canonical)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """The child shares the blocks of its first num_computed_tokens with the parent."""
+        self._has_forked = True
+        self.commit(parent)  # so that both hold the same indexed path
+        blocks = self.blocks_for(child.num_computed_tokens)
+        child.block_tables = [table[:blocks] for table in parent.block_tables]
+        for table in child.block_tables:
+            self.references.hold(table)
+
+    def free(self, request: Request) -> None:
+        self.commit(request)
+        for table in request.block_tables:
+            self.references.release(table)
+        request.block_tables = [[] for _ in range(self.num_groups)]
+
+    def take_transfers(self) -> Transfers:
+        """What the next step must copy first, and what was evicted for it, since the last call."""
+        if not self._copies and not self.references.evicted:
+            return NOTHING
+        copies, self._copies = tuple(self._copies), []
+        return Transfers(copies=copies, evicted=self.references.take_evicted())
+
+
+NOTHING = Transfers()
+
+
+def extend(tables: Sequence[list[BlockId]], missing: Sequence[int], new: Iterator[BlockId]) -> None:
+    """Appends to each table as many of the new blocks as it misses."""
+    for table, n in zip(tables, missing, strict=True):
+        table += islice(new, n)
+
+
+def surely_computed(request: Request) -> int:
+    """Also if every draft in flight is wrong: what is computed of the tokens that it is known to have."""
+    return min(request.num_computed_tokens, len(request.tokens))

@@ -1,0 +1,134 @@
+"""From logits to tokens: temperature, top-k, top-p, min-p, one draw.
+
+Rows are independent: each has its own settings, and its own uniform number from `philox`. Nothing waits for the device:
+a worker copies what `columns` gives with the batch, before the forward pass, and calls `choose` behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reference_impl.core.philox import uniform
+from reference_impl.core.staging import Arrays, to_device, to_host
+from reference_impl.interfaces import SamplingParams, TokenLogprobs
+
+# How a request is sampled. seed: 64 bits as a signed number. logprobs: alternatives to report, or -1.
+SETTINGS = np.dtype(
+    [("temperature", "f8"), ("top_p", "f8"), ("min_p", "f8"), ("top_k", "i8"), ("seed", "i8"), ("sample_index", "i8"),
+     ("logprobs", "i8")]
+)  # fmt: skip
+Settings = NDArray[np.void]  # of SETTINGS
+
+
+def settings_of(p: SamplingParams, seed: int, sample_index: int) -> tuple[float, ...]:
+    """One entry of an array of SETTINGS."""
+    logprobs = -1 if p.logprobs is None else p.logprobs
+    return p.temperature, p.top_p, p.min_p, p.top_k, seed - (seed >> 63 << 64), sample_index, logprobs
+
+
+class TorchSampler:
+    """Samples with torch's operators. A random number depends on seed, sample and position alone."""
+
+    captures = False  # whether `choose` goes by what lies on the device alone, positions included
+
+    def columns(self, settings: Settings, lengths: NDArray[np.int64]) -> Arrays:
+        """What `choose` needs of rows with these settings, [rows] each, and no more: none if all are greedy.
+
+        lengths [rows]: how many tokens the request has, which is the position of the one to be sampled.
+        """
+        if not settings["temperature"].any():
+            return {}
+        u = uniform(settings["seed"].view(np.uint64), settings["sample_index"], lengths)
+        found: Arrays = {"u": u, "temperature": settings["temperature"]}
+        if settings["top_k"].any() or settings["top_p"].min() < 1:
+            found |= {"top_k": settings["top_k"], "top_p": settings["top_p"]}
+        if settings["min_p"].any():
+            found["min_p"] = settings["min_p"]
+        return found
+
+    def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
+        """One token per row of scores [rows, vocab_size], [rows] int64. t: the `columns`, on the device."""
+        if "u" not in t:
+            return scores.argmax(dim=-1)
+        return draw(distribution(scores, t), t["u"])
+
+
+def report(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Callable[[], list[TokenLogprobs | None]]:
+    """Log-probabilities start on their way to the host; the function is called when the device is done.
+
+    wanted [rows]: how many alternatives; -1: no report of this row.
+    """
+    (asked,) = (wanted >= 0).nonzero()
+    if not len(asked):
+        return lambda: [None] * len(wanted)
+    rows = to_device({"rows": asked}, tokens.device)["rows"]
+    logprobs = torch.log_softmax(logits[rows].float(), dim=-1)
+    chosen = tokens[rows]
+    most = min(int(wanted.max()), logits.shape[1])
+    on_host = [to_host(t) for t in (chosen, logprobs.gather(1, chosen[:, None])[:, 0], *logprobs.topk(most))]
+
+    def finish() -> list[TokenLogprobs | None]:
+        reports: list[TokenLogprobs | None] = [None] * len(wanted)
+        for row, token, own, values, ids in zip(asked.tolist(), *(t.tolist() for t in on_host), strict=True):
+            k = int(wanted[row])
+            reports[row] = TokenLogprobs(token, own, tuple(zip(ids[:k], values[:k], strict=True)))
+        return reports
+
+    return finish
+
+
+def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """The distribution that each row is drawn from: [rows, vocab_size], float32 (float64 stays), rows sum to 1.
+
+    Temperature 0 gives all mass to the largest logit (the first, if several are equal).
+    """
+    settings = np.array([settings_of(p, 0, 0) for p in params], SETTINGS)
+    columns = TorchSampler().columns(settings, np.zeros(len(params), np.int64))
+    return distribution(logits, to_device({"temperature": settings["temperature"], **columns}, logits.device))
+
+
+def distribution(logits: Tensor, t: Mapping[str, Tensor]) -> Tensor:
+    """`probabilities`, of columns on the device: temperature; top_k and top_p, and min_p, where any row has them."""
+    dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
+    greedy = t["temperature"][:, None] == 0
+    temperature = t["temperature"][:, None].to(dtype).clamp(torch.finfo(dtype).tiny, torch.finfo(dtype).max)
+    scores = logits.to(dtype)
+    # Largest score 0 before the division: a tiny temperature then gives 0 and -inf, not inf - inf.
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
+    if "top_k" in t:
+        scores = _keep_top(scores, t["top_k"][:, None], t["top_p"][:, None].to(dtype))
+    probs = scores.softmax(dim=-1)
+    if "min_p" in t:
+        min_p = t["min_p"][:, None].to(dtype)
+        kept = probs.masked_fill(probs < min_p * probs.amax(dim=-1, keepdim=True), 0)
+        probs = torch.where(min_p > 0, kept / kept.sum(dim=-1, keepdim=True), probs)  # other rows: the same bits
+    one_hot = torch.zeros_like(probs).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1)
+    return torch.where(greedy, one_hot, probs)
+
+
+def _keep_top(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """-inf outside the top k (0: all), then outside the smallest set whose mass reaches top_p; both are columns.
+
+    Exactly k stay: of equal scores at the edge the lower token id. Top-p counts mass within the top k.
+    """
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(scores.shape[1], device=scores.device)
+    ordered = ordered.masked_fill((rank[None] >= top_k) & (top_k > 0), -torch.inf)
+    probs = ordered.softmax(dim=-1)
+    mass_before = probs.cumsum(dim=-1) - probs
+    # A token stays while the mass before it is below top_p; the first always stays.
+    ordered = ordered.masked_fill((mass_before >= top_p) & (top_p < 1), -torch.inf)
+    return torch.empty_like(scores).scatter_(1, order, ordered)
+
+
+def draw(probs: Tensor, u: Tensor) -> Tensor:
+    """Inverse transform: the first token whose cumulative probability exceeds u. probs [rows, vocab], u [rows]."""
+    cumulative = probs.double().cumsum(dim=-1)
+    target = u.double()[:, None] * cumulative[:, -1:]  # the sum may miss 1 by rounding
+    tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    return tokens.clamp_(max=probs.shape[1] - 1)

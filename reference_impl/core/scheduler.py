@@ -1,0 +1,230 @@
+"""Continuous batching: before every step, decide how many tokens each request computes (Orca, Yu et al.
+2022), with prompts cut into chunks so that they never hold up decoding (Sarathi-Serve, Agrawal et al. 2024).
+
+There is no prefill and no decode here: a request has tokens, some of them computed, and gets as many of the missing
+ones as the budget allows. It misses one while it decodes and many while its prompt is read.
+
+    schedule: 1. each running request that misses one token gets it
+              2. what is left of the budget goes to prompts that are being read, a chunk each
+              3. what is left then admits waiting requests, in order, while all their known tokens fit in free blocks
+    advance:  commits what a submitted step computes; the tokens that it samples count as in flight
+    update:   appends these tokens, and finishes requests
+
+Requests wait, and run, in the order of their rank. Where blocks run out, the running request that ranks last is
+preempted: it gives up its blocks, keeps its tokens, and computes them again when it is admitted again.
+
+Between `advance` and `update` the next step may be planned: a request's tokens in flight belong to one step, and the
+next one computes them as if they were known.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from typing import Any
+
+from reference_impl.core.open_plan import OpenPlan, Shares, row
+from reference_impl.core.policy import FirstCome
+from reference_impl.core.ranked_queue import RankedQueue
+from reference_impl.interfaces import KVManager, Outcome, Policy, Request, RequestState, StepOutput, StepPlan
+
+
+class Scheduler:
+    """max_num_seqs: how many requests may run. max_num_batched_tokens: the budget, new tokens in one step."""
+
+    def __init__(self, kv: KVManager, max_num_seqs: int, max_num_batched_tokens: int, policy: Policy | None = None):
+        self.kv, self.policy = kv, FirstCome() if policy is None else policy
+        self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
+        self.waiting = RankedQueue()
+        self.running: list[Request] = []  # best rank first
+        self.num_waiting = self.num_running = 0
+        self._requests: dict[str, Request] = {}  # those not finished
+        self._ranks: dict[str, tuple[Any, int]] = {}  # the policy's, and the order of arrival where that is equal
+        self._outcomes: dict[str, Outcome] = {}  # of requests that are not simply continued with what is sampled
+        self._num_ranked = self._step_id = 0
+        self._booked: dict[int, list[tuple[Request, int]]] = {}  # of steps in flight, see `advance`
+
+    def add(self, request: Request) -> None:
+        self._enroll(request)
+        self.waiting.push(request, self._ranks[request.id])
+
+    def _enroll(self, request: Request) -> None:
+        rank = self.policy.rank(request)
+        if rank != rank:  # NaN has no order: what is queued behind it would not be found again
+            raise ValueError(f"request {request.id!r}: expected a rank that can be ordered, got {rank!r}")
+        self._num_ranked, self.num_waiting = self._num_ranked + 1, self.num_waiting + 1
+        self._requests[request.id], self._ranks[request.id] = request, (rank, self._num_ranked)
+
+    def abort(self, request_id: str) -> None:
+        """Frees what the request holds, now; also while a step runs."""
+        self._finish(self._requests[request_id], "abort")
+
+    def has_work(self) -> bool:
+        return self.num_waiting > 0 or any(request.num_missing_tokens for request in self.running)
+
+    def schedule(self, now: float) -> StepPlan:
+        """The next step's plan; without rows only where nothing can be computed."""
+        plan = OpenPlan(self.max_num_batched_tokens)
+        self._continue(self._shares(self.running, plan), plan)
+        if self.num_waiting:
+            self._admit(plan)
+        rows = []
+        for request, num_tokens, num_drafts, drafts in plan.granted:
+            name, start = request.id, request.num_computed_tokens
+            samples = start + num_tokens == len(request.tokens) + request.num_in_flight  # it reaches the last token
+            if samples and name in self._outcomes:
+                samples = self._outcomes[name].samples(request)
+            rows.append(row((name, start, num_tokens, samples, num_drafts, drafts)))
+        self._step_id += 1
+        preempted, admitted = tuple(plan.preempted), tuple(plan.admitted)
+        return StepPlan(self._step_id, tuple(rows), preempted, self.kv.take_transfers(), admitted)
+
+    def _shares(self, requests: Sequence[Request], plan: OpenPlan) -> Shares:
+        """Of the budget: one token for each request that decodes, then chunks."""
+        shares, num_decoding = [], 0
+        for request in requests:
+            length = len(request.tokens) + request.num_in_flight
+            if request.num_in_flight and length >= request.max_total_tokens:
+                continue  # its last token is in flight, and is not computed
+            if missing := length - request.num_computed_tokens:
+                shares.append((request, missing))
+                num_decoding += missing == 1
+        return shares if num_decoding == len(shares) else self._cut(shares, max(0, plan.budget - num_decoding))
+
+    def _cut(self, shares: Shares, left: int) -> Shares:
+        """Those that miss several tokens get a chunk of what is left of the budget."""
+        cut = []
+        for request, num_tokens in shares:
+            if num_tokens > 1:
+                num_tokens = self._chunk(request, left)
+                left -= num_tokens
+            cut.append((request, num_tokens))
+        return cut
+
+    def _chunk(self, request: Request, left: int) -> int:
+        return min(request.num_missing_tokens, left)
+
+    def _continue(self, shares: Shares, plan: OpenPlan) -> None:
+        """Blocks for these shares, in rank order: a request that is preempted to make room has nothing granted yet."""
+        for request, share in shares:
+            num_tokens = share if share < plan.budget else plan.budget
+            while num_tokens and request.state is RequestState.RUNNING:
+                if self.kv.reserve(request, num_tokens):
+                    plan.granted.append((request, num_tokens, 0, ()))
+                    plan.budget -= num_tokens
+                elif self._preempt(plan):
+                    continue
+                break
+
+    def _preempt(self, plan: OpenPlan) -> bool:
+        """The running request that ranks last gives up its blocks, and keeps its rank. False if none are free now."""
+        request = self.running.pop()
+        self._give_up_blocks(request)
+        request.state = RequestState.WAITING
+        self.waiting.push(request, self._ranks[request.id])
+        self.num_running, self.num_waiting = self.num_running - 1, self.num_waiting + 1
+        plan.preempted.append(request.id)
+        return True
+
+    def _give_up_blocks(self, request: Request) -> None:
+        self.kv.free(request)
+        request.num_computed_tokens = request.num_cached_tokens = 0
+
+    def _admit(self, plan: OpenPlan) -> None:
+        """Waiting requests start while there is room, in order, and none in a step that preempted one."""
+        while plan.budget and not plan.preempted and (first := self._first()) and self._enter(first, plan):
+            self.waiting.pop()
+            plan.grant(first, self._chunk(first, plan.budget))
+
+    def _first(self) -> Request | None:
+        """Of the queue. None, too, while a token of it is in flight: how many it has to compute is not known yet."""
+        first = self.waiting.first() if self.waiting else None
+        return None if first is None or first.num_in_flight else first
+
+    def _enter(self, request: Request, plan: OpenPlan) -> bool:
+        """Gives a waiting request a seat and blocks; False if there are too few."""
+        most, num_tokens = self.max_num_seqs, self._num_tokens_to_hold(request)
+        if len(self.running) >= most or not self.kv.admit(request, num_tokens, plan.budget):
+            return False
+        self._run(request)
+        plan.admitted.append((request.id, request.num_cached_tokens))
+        return True
+
+    def _num_tokens_to_hold(self, request: Request) -> int:
+        """All, not this step's chunk: a prompt that is admitted and preempted half-way has wasted its computation."""
+        return request.num_tokens
+
+    def _run(self, request: Request) -> None:
+        request.state = RequestState.RUNNING
+        insort(self.running, request, key=lambda r: self._ranks[r.id])
+        self.num_running, self.num_waiting = self.num_running + 1, self.num_waiting - 1
+
+    def advance(self, plan: StepPlan) -> None:
+        """The step was submitted. An earlier one that samples for one of its requests must have been updated first."""
+        booked = self._booked[plan.step_id] = []  # requests with results to come; tokens in flight, 0 for an outcome
+        for name, start, num_tokens, samples, num_drafts, _ in plan.rows:
+            request = self._requests.get(name)
+            if request is None or request.state is not RequestState.RUNNING:
+                continue  # finished or aborted since it was planned; its id may have been reused
+            request.num_computed_tokens += num_tokens + num_drafts
+            if num_tokens > 1 or start < request.num_prompt_tokens:
+                self._share(request)
+            if name in self._outcomes:
+                if self._outcomes[name].advanced(request, samples):
+                    booked.append((request, 0))
+            elif samples:
+                request.num_in_flight += 1 + num_drafts
+                booked.append((request, 1 + num_drafts))
+
+    def _share(self, request: Request) -> None:
+        """A prompt may be shared as soon as it is computed, an answer when it is finished."""
+        self.kv.commit(request)
+
+    def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
+        """Returns the requests that finished."""
+        if plan.step_id not in self._booked:
+            self.advance(plan)
+        finished = []
+        for request, num_in_flight in self._booked.pop(plan.step_id):
+            if request.state is RequestState.FINISHED:
+                continue  # aborted while its step ran; if it was only preempted, it keeps its tokens
+            if num_in_flight:
+                reason = self._append(request, num_in_flight, output)
+            else:
+                reason = self._outcomes[request.id].collected(request, output)
+            if reason is not None:
+                self._finish(request, reason)
+                finished.append(request)
+        return finished
+
+    def _append(self, request: Request, num_in_flight: int, output: StepOutput) -> str | None:
+        """What was sampled, up to a token that ends the request; returns why it ends, or None."""
+        request.num_in_flight -= num_in_flight
+        tokens, reason = request.tokens, None
+        for token in output.tokens[request.id]:
+            tokens.append(token)
+            if token in request.stop_token_ids or len(tokens) >= request.max_total_tokens:
+                reason = "stop" if token in request.stop_token_ids else "length"
+                break
+        if reports := output.logprobs.get(request.id):
+            request.logprobs += reports[: len(tokens) - request.num_prompt_tokens - len(request.logprobs)]
+        if num_in_flight > 1:  # keys and values of guesses that were wrong are of no use
+            request.num_computed_tokens = min(request.num_computed_tokens, len(tokens) - 1)
+        return reason
+
+    def _finish(self, request: Request, reason: str) -> None:
+        if request.state is RequestState.RUNNING:
+            self.running.remove(request)
+            self.num_running -= 1
+        else:
+            self._withdraw(request)
+        self.kv.free(request)
+        request.num_in_flight = 0  # aborted while a token was sampled: drop it
+        request.state, request.finish_reason = RequestState.FINISHED, reason
+        self.policy.finished(request)
+        for of_requests in (self._requests, self._ranks, self._outcomes):
+            of_requests.pop(request.id, None)
+
+    def _withdraw(self, request: Request) -> None:
+        self.waiting.remove(request.id)
+        self.num_waiting -= 1

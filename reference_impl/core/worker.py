@@ -1,0 +1,178 @@
+"""A worker: computes steps on one device, in the order in which they are submitted.
+
+`submit` waits for nothing, so on a GPU the next step is planned and submitted while this one runs. Sampled tokens go
+to the request's slot, where the next step reads them; `collect` waits for a step, and gives its reply.
+
+    submit:   slots.apply -> lay_out -> stage (host to device) -> compute (the model) -> sample -> end (device to host)
+    collect:  wait -> reply
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference_impl.core.batch import HostBatch, as_batch, lay_out
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.sampler import TorchSampler, report
+from reference_impl.core.slots import Slots
+from reference_impl.core.staging import mark
+from reference_impl.interfaces import (
+    AttentionBackend,
+    Clock,
+    KVCache,
+    KVSpec,
+    NamesKernels,
+    Reply,
+    Step,
+    TokenLogprobs,
+)
+
+
+class Worker:
+    """One model on one device. max_num_seqs: requests that run at a time. max_len: positions of one."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv_cache: KVCache,
+        attention: AttentionBackend,
+        kv_specs: Sequence[KVSpec],
+        clock: Clock,
+        sampler: TorchSampler,
+        *,
+        max_num_seqs: int,
+        max_len: int,
+    ):
+        for spec in kv_specs:
+            if spec.kind != "kv":
+                name = type(self).__name__
+                raise ValueError(
+                    f"{name}: expected KV groups of kind 'kv', whose blocks hold tokens, got {spec.kind!r}"
+                )
+        self.model, self.kv_cache, self.attention = model, kv_cache, attention
+        self.kv_specs, self.clock, self.sampler = kv_specs, clock, sampler
+        self.names_kernels = attention if isinstance(attention, NamesKernels) else None
+        self.slots = Slots(max_num_seqs, max_len, kv_specs, model.device)
+        self._finished_at = -float("inf")  # the last step that was collected
+
+    @property
+    def max_in_flight(self) -> int:
+        """What one step samples lies in its slot when the next one begins."""
+        return 2
+
+    @torch.inference_mode()
+    def submit(self, step: Step) -> StepRun:
+        """Starts a step on the device."""
+        now = self.clock.now()
+        self.slots.apply(step)
+        moves = step.transfers
+        if moves.swap_out or moves.copies or moves.swap_in:
+            self.kv_cache.transfer(moves)
+        run = self.run_of(step, lay_out(step.rows, self.slots), now)
+        if step.rows:
+            run.stage()
+            run.compute()
+        run.end()
+        return run
+
+    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
+        return StepRun(self, step, batch, now)
+
+    def collect(self, run: StepRun) -> Reply:
+        """Waits for the step."""
+        if run.wait is not None:
+            run.wait()
+        # One device computes one step at a time: it began this one when the one before was finished.
+        started = max(run.submitted_at, self._finished_at)
+        self._finished_at = self.clock.now() if run.finished_at is None else run.finished_at
+        return run.reply(started, self._finished_at)
+
+    def close(self) -> None:
+        """Nothing is held beside the tensors."""
+
+
+@dataclass(eq=False)
+class StepRun:
+    """A step on its way through a worker, and the worker's ticket for it."""
+
+    worker: Worker
+    step: Step
+    batch: HostBatch
+    submitted_at: float
+    finished_at: float | None = None  # None: it may still run
+    wait: Callable[[], None] | None = None  # for the device; None: there is nothing to wait for
+    ran: tuple[str, ...] = ()  # what computed attention
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # the batch's arrays, and what was looked up by them
+    logits: Tensor = field(init=False)  # [logits, vocab_size]
+    scores: Tensor = field(init=False)  # like logits: what tokens are chosen by
+    # [logits] on the host, when the device is done: what was sampled, and which of it follows from the tokens before
+    # (None: all).
+    tokens: Tensor | None = None
+    kept: Tensor | None = None
+    # To be called when the device is done: log-probabilities of the tokens; further fields of the reply.
+    logprobs: Callable[[], list[TokenLogprobs | None]] | None = None
+    reports: dict[str, Callable[[], Any]] = field(default_factory=dict)
+
+    def stage(self) -> None:
+        """What the host knows of the step goes to the device, in one copy."""
+        batch = self.batch
+        batch.arrays.update(self.worker.sampler.columns(batch.settings, batch.lengths))
+        self.tensors = batch.on(self.worker.model.device)
+
+    def compute(self) -> None:
+        """The forward pass."""
+        w = self.worker
+        self.tensors |= w.slots.look_up(self.tensors, max(self.batch.context_lens))
+        batch = as_batch(self.batch, self.tensors, w.kv_specs)
+        self.logits = self.scores = w.model(batch, w.kv_cache, w.attention)
+        self.ran = () if w.names_kernels is None else tuple(sorted(w.names_kernels.ran))
+
+    def sample(self) -> None:
+        """Chooses a token at each of the logits, and puts it where the next step finds it."""
+        tokens = self.worker.sampler.choose(self.scores, self.tensors)
+        self.worker.slots.put(self.tensors, tokens)
+        wanted = self.batch.settings["logprobs"]
+        if wanted.max() >= 0:
+            self.logprobs = report(self.logits, tokens, wanted)
+        self.take(tokens)
+
+    def take(self, tokens: Tensor, kept: Tensor | None = None) -> None:
+        """What was sampled starts on its way to the host. kept [logits] bool: which tokens are their request's."""
+        self.tokens = tokens.to("cpu", non_blocking=True, copy=True)
+        self.kept = None if kept is None else kept.to("cpu", non_blocking=True, copy=True)
+
+    def end(self) -> None:
+        """All that is launched for the step is launched when this returns."""
+        w = self.worker
+        if self.batch.sampling:
+            self.sample()
+        if self.step.rows:
+            w.slots.advance(self.tensors)
+        if w.model.device.type == "cpu":
+            self.wait, self.finished_at = None, w.clock.now()
+        else:
+            self.wait = mark(w.model.device)
+
+    def reply(self, started_at: float, finished_at: float) -> Reply:
+        """When the device is done."""
+        tokens: list[tuple[int, ...]] = [()] * len(self.step.rows)
+        logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        if self.tokens is not None:
+            rows = [self.batch.order[row] for row in self.batch.sampling]
+            kept = None if self.kept is None else self.kept.tolist()
+            sampled = zip(rows, self.tokens.tolist(), strict=True)
+            for row, token in sampled if kept is None else compress(sampled, kept):
+                tokens[row] += (token,)
+            if self.logprobs is not None:
+                reports = zip(rows, self.logprobs(), strict=True)
+                for row, found in reports if kept is None else compress(reports, kept):
+                    if found is not None:
+                        logprobs[row] = (*logprobs.get(row, ()), found)
+        more = {name: read() for name, read in self.reports.items()}
+        return Reply(self.step.step_id, tuple(tokens), logprobs, started_at, finished_at, self.ran, **more)
