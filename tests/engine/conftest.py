@@ -234,10 +234,9 @@ class ShuffledPool(BlockPool):
 
 def poison_free_blocks(engine: Engine) -> None:
     """From now on a block that nobody owns when a step begins to write holds NaN, and host memory likewise."""
-    cache, transfer = engine.kv_cache, engine.kv_cache.transfer
+    cache = engine.kv_cache
 
-    def transfer_and_poison(transfers: Any) -> None:
-        transfer(transfers)
+    def poison() -> None:
         cache.data[:, :, [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]] = torch.nan
         if engine.num_host_blocks:
             pool = engine.kv.host.pool
@@ -246,7 +245,27 @@ def poison_free_blocks(engine: Engine) -> None:
     cache.data.fill_(torch.nan)
     if engine.num_host_blocks:
         cache.host[0].fill_(torch.nan)
-    cache.transfer = transfer_and_poison
+    before_writing(engine, poison)
+
+
+def before_writing(engine: Engine, act: Callable[[], None]) -> None:
+    """From now on acts after each step's transfers, and before it writes: not every step has transfers."""
+    cache, transfer, attention, plan = (
+        engine.kv_cache,
+        engine.kv_cache.transfer,
+        engine.attention,
+        engine.attention.plan,
+    )
+
+    def transfer_and_act(transfers: Any) -> None:
+        transfer(transfers)
+        act()
+
+    def act_and_plan(batch: Any) -> None:
+        act()
+        plan(batch)
+
+    cache.transfer, attention.plan = transfer_and_act, act_and_plan
 
 
 class LateExecutor:
