@@ -234,16 +234,7 @@ class ShuffledPool(BlockPool):
 
 def poison_free_blocks(engine: Engine) -> None:
     """From now on a block that nobody owns when a step begins to write holds NaN, and host memory likewise."""
-    cache, transfer, plan = engine.kv_cache, engine.kv_cache.transfer, engine.attention.plan
-
-    def transfer_and_poison(transfers: Any) -> None:
-        transfer(transfers)
-        poison()
-
-    def poison_and_plan(batch: Batch) -> None:
-        """Most steps move nothing. When attention is planned, nothing of the step is written."""
-        poison()
-        plan(batch)
+    cache = engine.kv_cache
 
     def poison() -> None:
         cache.data[:, :, [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]] = torch.nan
@@ -254,8 +245,27 @@ def poison_free_blocks(engine: Engine) -> None:
     cache.data.fill_(torch.nan)
     if engine.num_host_blocks:
         cache.host[0].fill_(torch.nan)
-    cache.transfer = transfer_and_poison
-    engine.attention.plan = poison_and_plan
+    before_writing(engine, poison)
+
+
+def before_writing(engine: Engine, act: Callable[[], None]) -> None:
+    """From now on acts after each step's transfers, and before it writes: not every step has transfers."""
+    cache, transfer, attention, plan = (
+        engine.kv_cache,
+        engine.kv_cache.transfer,
+        engine.attention,
+        engine.attention.plan,
+    )
+
+    def transfer_and_act(transfers: Any) -> None:
+        transfer(transfers)
+        act()
+
+    def act_and_plan(batch: Any) -> None:
+        act()
+        plan(batch)
+
+    cache.transfer, attention.plan = transfer_and_act, act_and_plan
 
 
 class LateExecutor:

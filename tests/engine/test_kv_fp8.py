@@ -15,7 +15,7 @@ from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.attention import TorchAttention
 from reference_impl.interfaces import BlockPair, KVSpec, SamplingParams, Transfers
-from tests.engine.conftest import make_late
+from tests.engine.conftest import before_writing, make_late
 
 FP8, CPU = torch.float8_e4m3fn, torch.device("cpu")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -69,9 +69,8 @@ def test_the_budget_pays_for_more_blocks(random_model) -> None:
         held = engine.kv_cache.data.nbytes + (0 if kv_dtype == "auto" else engine.kv_cache.scale.nbytes)
         assert engine.num_blocks * engine.kv_spec.bytes_per_block == held <= 1 << 20
         counts[kv_dtype] = engine.num_blocks
-    assert (
-        counts["int8"] == counts["fp8"] == int(counts["auto"] * 4 * 8 / (8 + 4))
-    )  # head_dim 8: 12 bytes a head instead of 32
+    # head_dim 8: 12 bytes a head instead of 32
+    assert counts["int8"] == counts["fp8"] == int(counts["auto"] * 4 * 8 / (8 + 4))
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -87,10 +86,9 @@ PROMPTS = [[(7 * i + first) % 61 for i in range(n)] for first, n in ((1, 21), (1
 
 def served(engine: Engine, n: int = 1, **sampling: Any) -> list[list[int]]:
     """All prompts at once, poisoned: a block that nobody owns holds NaN, in its scales, too."""
-    store, transfer = engine.kv_cache, engine.kv_cache.transfer
+    store = engine.kv_cache
 
-    def transfer_and_poison(transfers: Transfers) -> None:
-        transfer(transfers)
+    def poison() -> None:
         free = [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]
         store.data.view(torch.uint8)[:, :, free] = 0x7F
         store.scale[:, :, free] = torch.nan
@@ -100,7 +98,7 @@ def served(engine: Engine, n: int = 1, **sampling: Any) -> list[list[int]]:
             codes[free] = 0x7F
             scale[free] = torch.nan
 
-    store.transfer = transfer_and_poison
+    before_writing(engine, poison)
     requests = [
         engine.add(p, SamplingParams(max_tokens=6, n=n, seed=5, **(GREEDY | sampling)), f"r{i}")
         for i, p in enumerate(PROMPTS)

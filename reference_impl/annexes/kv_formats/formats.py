@@ -2,8 +2,7 @@
 `EngineConfig.kv_dtype` takes.
 
 A new format is a row here and, where none of the present caches can store it, a file beside this one with a subclass of
-`PagedKVCache`: it overrides `write`, and what attention must know besides, such as `scales`. An attention backend
-refuses at its first step what its kernels cannot read.
+`PagedKVCache`: it overrides `write`, and adds what attention must know besides, such as `scales`.
 """
 
 from __future__ import annotations
