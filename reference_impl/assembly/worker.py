@@ -43,7 +43,7 @@ class FullRun(DraftRun, PenaltyRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedR
 class LocalExecutor(DraftWorker, PenaltyWorker, MaskWorker, ScoreWorker, PoolWorker, GraphWorker, AskingWorker):
     """One model on one device. sampler: any; one that can be launched (`TorchSampler`) lets steps overlap.
 
-    max_num_seqs: requests that run at a time. max_len: positions of one. proposer: see `DraftWorker`.
+    max_num_seqs: requests that run at a time. max_len: positions of one. proposer: as of `DraftWorker`.
     """
 
     def __init__(
@@ -58,14 +58,12 @@ class LocalExecutor(DraftWorker, PenaltyWorker, MaskWorker, ScoreWorker, PoolWor
         max_num_seqs: int,
         max_len: int,
         proposer: Proposer | None = None,
-        **options: PageStore | LayeredPageStore,
     ):
-        super().__init__(
-            model, kv_cache, attention, kv_specs, clock, sampler,
-            max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer, **options,
-        )  # fmt: skip
+        parts = (model, kv_cache, attention, kv_specs, clock, sampler)
+        super().__init__(*parts, max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer)
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
+        """The core's run, unless the step, an open request or the worker needs an annex."""
         if step.transfers.loads or step.transfers.saves:
             raise ValueError(
                 f"step {step.step_id} loads or saves pages and this worker has no store: see Parts.page_store"

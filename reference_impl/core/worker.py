@@ -82,6 +82,7 @@ class Worker:
         return run
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
+        """What computes this step."""
         return StepRun(self, step, batch, now)
 
     def collect(self, run: StepRun) -> Reply:
@@ -110,7 +111,7 @@ class StepRun:
     ran: tuple[str, ...] = ()  # what computed attention
     tensors: dict[str, Tensor] = field(default_factory=dict)  # the batch's arrays, and what was looked up by them
     logits: Tensor = field(init=False)  # [logits, vocab_size]
-    scores: Tensor = field(init=False)  # like logits: what tokens are chosen by
+    scores: Tensor = field(init=False)  # the same shape: what tokens are chosen by
     # [logits] on the host, when the device is done: what was sampled, and which of it follows from the tokens before
     # (None: all).
     tokens: Tensor | None = None
@@ -154,6 +155,7 @@ class StepRun:
             self.sample()
         if self.step.rows:
             w.slots.advance(self.tensors)
+            del self.logits, self.scores, self.tensors  # a later step may have their memory
         if w.model.device.type == "cpu":
             self.wait, self.finished_at = None, w.clock.now()
         else:
