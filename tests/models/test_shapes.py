@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.assembly import model as assembly
 from reference_impl.assembly.model import build_model, dummy_model, num_bytes
 from reference_impl.baselines.contiguous_cache import ContiguousKVCache
 from reference_impl.baselines.ragged import ragged_batch
@@ -14,7 +15,6 @@ from reference_impl.config import ConfigError
 from reference_impl.interfaces import SamplingParams
 from reference_impl.layers.attention import TorchAttention
 from reference_impl.llm import LLM
-from reference_impl.models import loader
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.decoder import Decoder
 from reference_impl.models.moe import SeparateExperts
@@ -186,9 +186,9 @@ def test_a_length_beyond_the_models_is_refused_before_anything_is_allocated() ->
 def test_a_model_for_which_there_is_no_memory_is_refused_before_its_weights_are_made(monkeypatch) -> None:
     """On a CPU memory is promised to anybody; who writes to what is not there is ended without a word."""
     needed = num_bytes(build_model(config_of_shape(FAMILIES["gemma2"]), torch.float32))
-    monkeypatch.setattr(loader, "free_bytes", lambda device: needed)
+    monkeypatch.setattr(assembly, "free_bytes", lambda device: needed)
     build_model(config_of_shape(FAMILIES["gemma2"]), torch.float32)
-    monkeypatch.setattr(loader, "free_bytes", lambda device: needed - 1)
+    monkeypatch.setattr(assembly, "free_bytes", lambda device: needed - 1)
     with pytest.raises(ConfigError, match=r"[\d,]+ weights need .* GiB, and this machine has .*: use a smaller"):
         LLM(shape=FAMILIES["gemma2"], dummy_weights=True, dtype="float32")
     LLM(shape=FAMILIES["gemma2"], dummy_weights=True, dtype="bfloat16", num_blocks=2)
