@@ -36,6 +36,7 @@ from chapters.widgets.occupancy import table
 from reference_impl import LLM, Engine, EngineConfig, SamplingParams, course_model
 from reference_impl.kernels import reference
 from reference_impl.core.decoder import DecoderLayer
+from reference_impl.models.gemma import Gemma2Layer
 from reference_impl.theory import collectives, fusion, kv_cache, model_shapes, roofline, warp
 from reference_impl.theory.hardware import device
 from reference_impl.theory.occupancy import SMS, bytes_in_flight, occupancy, waves
@@ -1140,15 +1141,16 @@ for columns in (4096, 28_672):
         f"with a scale per row first: {columns // 128} column tiles of a product would each read the whole row for it"
     )
 
-print("\nA layer of the engine; look for the order of add and norm:")
+print("\nA layer of Llama, and one of Gemma 2 and 3; look for the order of add and norm:")
 print(inspect.getsource(DecoderLayer.forward))
+print(inspect.getsource(Gemma2Layer.forward))
 
 # %% [markdown] name="errata-order"
-# **"All-reduce, LayerNorm, add: in this order."** (E05.12) Look at the source above. In a Llama the result `h` of the
-# output projection `self.o` is added to the stream `x` at once, and then `norm` is taken of the sum, with `mlp_norm`. So
-# with tensor parallelism the order is all-reduce, **add, norm**. Gemma 2 and 3 normalise what a layer puts out *before*
-# the add, too (`attention_output_norm`; a Llama has none, and `norm` gives back what it gets); there it is all-reduce,
-# norm, add. So it is in OLMo-2, which has no other norms. Fuse in the order of the model at hand.
+# **"All-reduce, LayerNorm, add: in this order."** (E05.12) Look at the sources above. In a Llama the result of the
+# output projection `self.o` is added to the stream `x` at once, and then `rms_norm` is taken of the sum, with `mlp_norm`.
+# So with tensor parallelism the order is all-reduce, **add, norm**. Gemma 2 and 3 normalise what a layer puts out *before*
+# the add, too, with `attention_output_norm`; there it is all-reduce, norm, add. So it is in OLMo-2, which has no other
+# norms. Fuse in the order of the model at hand.
 #
 # **A figure under the wrong caption.** (E05.15) A popular page shows norm, conversion and linear with "three round trips",
 # and under it "3x for fused all-reduce + norm". These are different operations. And three kernels in a row have two

@@ -71,7 +71,7 @@ class ModelConfig:
         if self.rope.kind != "longrope":
             return ""
         return (
-            f": beyond original_max_position_embeddings = {self.rope.original_max_position} its LongRoPE has other "
-            "frequencies, with which all keys would have to be computed again, and that is not supported. Use "
-            f"max_model_len={self.max_position} or less"
+            ": its LongRoPE has other frequencies beyond original_max_position_embeddings = "
+            f"{self.rope.original_max_position}, with which all keys would have to be computed again, and that is not "
+            f"supported. Use max_model_len={self.max_position} or less"
         )

@@ -24,6 +24,7 @@ from grader.quiz import load_quiz
 from reference_impl.annexes.fusion.decoder import FusedLayer
 from reference_impl.annexes.fusion.fusion import Fusion
 from reference_impl.core.decoder import DecoderLayer
+from reference_impl.models.gemma import Gemma2Layer
 from reference_impl.theory import collectives, fusion
 from reference_impl.theory.hardware import device
 from reference_impl.theory.occupancy import SMS, occupancy
@@ -257,9 +258,12 @@ def test_e05_12_add_norm_and_conversion_move_7_bytes_per_value_instead_of_13() -
     ]
     assert per_value == pytest.approx([6, 4, 3], abs=0.01)
     assert chain.fused_bytes / (tokens * hidden) == pytest.approx(7, abs=0.01)
-    source = inspect.getsource(DecoderLayer.forward)
-    plain = ("self.o(", "x = x + ", "attention_output_norm", "self.mlp_norm")
-    assert [*plain] == sorted(plain, key=source.index)
+    for layer, orders in (
+        (DecoderLayer, ("x = x + self.o(", "self.mlp_norm")),
+        (Gemma2Layer, ("x = x + norm(self.o(h), self.attention_output_norm", "self.mlp_norm")),
+    ):
+        source = inspect.getsource(layer.forward)
+        assert [*orders] == sorted(orders, key=source.index)
     source = inspect.getsource(FusedLayer.compute)
     fused = ('add_linear("o"', "attention_output_norm", 'norm_then_linear("gate_up"')
     assert [*fused] == sorted(fused, key=source.index)

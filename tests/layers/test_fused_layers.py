@@ -16,6 +16,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
+from reference_impl.annexes.fusion.decoder import FusedDecoder
 from reference_impl.annexes.fusion.fusion import PRODUCTS, Fusion
 from reference_impl.annexes.fusion.kernels import TORCH
 from reference_impl.annexes.fusion.linear import TritonLinear
@@ -147,7 +148,8 @@ def test_the_way_that_takes_least_is_chosen(sign, chosen, random_model, launched
 
 
 def test_without_a_gpu_nothing_is_measured(random_model) -> None:
-    model = random_model("float32", kernels="torch")
+    config = random_model("float32", kernels="torch").config
+    model = FusedDecoder(config, torch.float32, torch.device("cpu"), kernels=TORCH)
     model.tune(1)
     assert model.choices() == {}
 
@@ -182,6 +184,7 @@ from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.annexes.fusion.kernels import triton_kernels
 from reference_impl.annexes.fusion.attention import TritonAttention
 from reference_impl.annexes.fusion.decoder import FusedDecoder
+from reference_impl.annexes.fusion.linear import TritonLinear
 from reference_impl.models.shapes import config_of_shape
 
 calls, operations, described = [], [], launch.described

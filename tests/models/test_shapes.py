@@ -9,13 +9,13 @@ import torch
 
 from reference_impl.annexes.baselines.contiguous_cache import ContiguousKVCache
 from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.assembly import model as assembly
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import build_model, dummy_model, num_bytes
 from reference_impl.core.attention import TorchAttention
 from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import SamplingParams
-from reference_impl.models import loader
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.moe import SeparateExperts
 from reference_impl.models.shapes import SHAPES, config_of_shape
@@ -186,9 +186,9 @@ def test_a_length_beyond_the_models_is_refused_before_anything_is_allocated() ->
 def test_a_model_for_which_there_is_no_memory_is_refused_before_its_weights_are_made(monkeypatch) -> None:
     """On a CPU memory is promised to anybody; who writes to what is not there is ended without a word."""
     needed = num_bytes(build_model(config_of_shape(FAMILIES["gemma2"]), torch.float32))
-    monkeypatch.setattr(loader, "free_bytes", lambda device: needed)
+    monkeypatch.setattr(assembly, "free_bytes", lambda device: needed)
     build_model(config_of_shape(FAMILIES["gemma2"]), torch.float32)
-    monkeypatch.setattr(loader, "free_bytes", lambda device: needed - 1)
+    monkeypatch.setattr(assembly, "free_bytes", lambda device: needed - 1)
     with pytest.raises(ConfigError, match=r"[\d,]+ weights need .* GiB, and this machine has .*: use a smaller"):
         LLM(shape=FAMILIES["gemma2"], dummy_weights=True, dtype="float32")
     LLM(shape=FAMILIES["gemma2"], dummy_weights=True, dtype="bfloat16", num_blocks=2)

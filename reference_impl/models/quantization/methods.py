@@ -2,7 +2,7 @@
 
 A tensor of the checkpoint is rounded when it arrives, so never more than one of them is in memory in its own precision.
 Biases, norms, the embedding and the lm_head stay as they are: a tied lm_head is the embedding. (For int4 on a CPU a
-tied lm_head is multiplied from a copy in 4 bits: `choose_head` in layers/linear_methods.py says why.)
+tied lm_head is multiplied from a copy in 4 bits: `choose_head` in assembly/linear_methods.py says why.)
 
 `Int4`, `Int8` and `Fp8` multiply with the functions of `kernels` that they are given: the Triton kernel, or its twin,
 which makes a 16-bit copy of the weight for each product. The latter is right anywhere and slow: `cpu.py` has better.
