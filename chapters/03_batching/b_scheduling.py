@@ -30,7 +30,7 @@ from reference_impl.observe.metrics import percentile
 from reference_impl.observe.perfetto import write_perfetto
 from reference_impl.core.planner import output_of
 from reference_impl.annexes.policies import ByPriority, EarliestDeadline, FairShare, ShortestFirst
-from reference_impl.core.policy import FirstCome
+from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
 from reference_impl.theory import latency
 from reference_impl.theory.deployment import Deployment

@@ -17,6 +17,7 @@ from typing import Any, Literal, cast
 import torch
 
 from reference_impl.annexes.beams.search import Beam, beam_search
+from reference_impl.annexes.chat.prompts import ChatEncoder
 from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
 from reference_impl.annexes.sizing.memory import give_back
 from reference_impl.assembly.config import EngineConfig, ModelConfig
@@ -56,7 +57,7 @@ class RequestOutput(core_llm.RequestOutput):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
-class LLM(core_llm.LLM):
+class LLM(core_llm.LLM, ChatEncoder):
     """An engine with a tokenizer.
 
     model: a Hugging Face folder. Or shape, with dummy_weights=True: a model of that shape with random weights and

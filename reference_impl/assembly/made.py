@@ -11,7 +11,7 @@ from reference_impl.assembly import checks, defaults, sizes
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.parts import Parts, part
 from reference_impl.core.block_pool import BlockPool
-from reference_impl.core.clock import WallClock
+from reference_impl.core.engine import WallClock
 from reference_impl.observe.trace import Trace
 
 if TYPE_CHECKING:

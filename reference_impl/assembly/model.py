@@ -19,6 +19,7 @@ from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.decoders import kind_of
 from reference_impl.models.loader import destinations, fill, finish, weight_files
 from reference_impl.models.moe import expert_layers
+from reference_impl.models.phi3 import reason_for_limit
 from reference_impl.models.shapes import fill_with_random_numbers
 
 
@@ -61,7 +62,7 @@ def build_model(
     """
     device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
     if max_position is not None and max_position > config.max_position:  # tables of that length would come first
-        where = f"the model's {config.max_position} positions{config.reason_for_limit}"
+        where = f"the model's {config.max_position} positions{reason_for_limit(config)}"
         raise ConfigError(f"max_model_len {max_position} is above {where}")
     chosen = choose_kernels(kernels, device, dtype)
     _check_experts(config, chosen, quantization, linear_method)

@@ -19,7 +19,7 @@ from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.annexes.stages.scheduling import Staged
 from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.annexes.transfer.scheduling import LoadsPages
-from reference_impl.core.policy import FirstCome
+from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import DefersReuse, FetchesPages, HostProposer, KVManager, Policy
 

@@ -15,6 +15,7 @@ from reference_impl.assembly.defaults import make_sampler, new_cache, new_worker
 from reference_impl.assembly.kv_cache import bits_per_value_and_scale
 from reference_impl.assembly.parts import Parts, part
 from reference_impl.interfaces import KVSpec, Request, Sampler, StepPlan
+from reference_impl.models.phi3 import reason_for_limit
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,7 @@ def max_model_len(model: Decoder, config: EngineConfig) -> int:
     limit = min(model.config.max_position, model.rotary.cos.shape[0])
     length = config.max_model_len or limit
     if length > limit:
-        where = f"the model's {limit} positions{model.config.reason_for_limit}"
+        where = f"the model's {limit} positions{reason_for_limit(model.config)}"
         raise ConfigError(f"max_model_len {length} is above {where}")
     return length
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from reference_impl.core.attention import TorchAttention
 from reference_impl.core.block_pool import BlockPool
-from reference_impl.core.clock import WallClock
 from reference_impl.core.decoder import Decoder
-from reference_impl.core.engine import Engine
+from reference_impl.core.engine import Engine, WallClock
 from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.core.kv_manager import KVManager
 from reference_impl.core.sampler import TorchSampler

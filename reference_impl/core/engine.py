@@ -5,11 +5,12 @@
 A request has tokens, some of them computed. A step computes new tokens of many requests in one forward pass, prompts
 and decodes side by side; the requests whose last token it reaches get the next one.
 
-The engine owns no policy and no tensor: scheduler, KV manager and executor are parts, made elsewhere (`core_parts.py`).
+The engine owns no policy and no tensor: scheduler, KV manager and executor are parts, made elsewhere (`alone.py`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,6 +36,12 @@ from reference_impl.interfaces import (
 
 if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
+
+
+class WallClock:
+    """Seconds since an arbitrary moment; never goes back. A simulation brings its own clock."""
+
+    now = staticmethod(time.perf_counter)
 
 
 @dataclass(frozen=True)

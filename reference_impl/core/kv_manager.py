@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from reference_impl.core.cache_key import cache_key
 from reference_impl.core.references import BlockReferences
 from reference_impl.interfaces import BlockId, BlockPair, BlockPool, PrefixIndex, Request, Transfers
 
@@ -151,3 +150,22 @@ def extend(tables: Sequence[list[BlockId]], missing: Sequence[int], new: Iterato
 def surely_computed(request: Request) -> int:
     """Also if every draft in flight is wrong: what is computed of the tokens that it is known to have."""
     return min(request.num_computed_tokens, len(request.tokens))
+
+
+def cache_key(request: Request) -> bytes:
+    """Whose prefixes the request may share."""
+    return prefix_key(request.adapter, request.cache_salt)
+
+
+def prefix_key(adapter: str | None, cache_salt: str | None) -> bytes:
+    """Bytes that differ whenever adapter or salt differ: another adapter's keys and values differ, and
+    another tenant's cache must not show, not even in how fast an answer comes.
+
+    Every part is tagged and prefixed with its length, so that ("ab", "c") is not ("a", "bc") and None is not "".
+    """
+    parts = []
+    for tag, value in ((b"adapter", adapter), (b"salt", cache_salt)):
+        if value is not None:
+            text = value.encode("utf-8", "surrogatepass")
+            parts.append(tag + len(text).to_bytes(8, "little") + text)
+    return b"".join(parts)

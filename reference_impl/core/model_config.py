@@ -64,14 +64,3 @@ class ModelConfig:
     window_rope: RopeConfig | None = None  # of the layers with a window, where it is another one
     embedding_scale: float = 1.0
     norm_plus_one: bool = False  # norms multiply by 1 + weight
-
-    @property
-    def reason_for_limit(self) -> str:
-        """Why max_position is less than config.json says, for an error that names it; "" if it is not."""
-        if self.rope.kind != "longrope":
-            return ""
-        return (
-            ": its LongRoPE has other frequencies beyond original_max_position_embeddings = "
-            f"{self.rope.original_max_position}, with which all keys would have to be computed again, and that is not "
-            f"supported. Use max_model_len={self.max_position} or less"
-        )

@@ -21,12 +21,7 @@ def philox(counter: NDArray[np.uint64], key: NDArray[np.uint64]) -> NDArray[np.u
     k0, k1 = key
     for _ in range(10):
         p0, p1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2  # 32 x 32 -> 64 bits
-        c0, c1, c2, c3 = (
-            (p1 >> _HALF) ^ c1 ^ k0,
-            p1 & _LOW,
-            (p0 >> _HALF) ^ c3 ^ k1,
-            p0 & _LOW,
-        )
+        c0, c1, c2, c3 = (p1 >> _HALF) ^ c1 ^ k0, p1 & _LOW, (p0 >> _HALF) ^ c3 ^ k1, p0 & _LOW
         k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
     return np.stack((c0, c1, c2, c3))
 

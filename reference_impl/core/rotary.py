@@ -25,9 +25,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
         wavelength = 2 * math.pi / frequency
         low = rope.original_max_position / rope.low_freq_factor
         high = rope.original_max_position / rope.high_freq_factor
-        blend = (rope.original_max_position / wavelength - rope.low_freq_factor) / (
-            rope.high_freq_factor - rope.low_freq_factor
-        )
+        share = rope.original_max_position / wavelength - rope.low_freq_factor
+        blend = share / (rope.high_freq_factor - rope.low_freq_factor)
         blended = (1 - blend) * frequency / rope.factor + blend * frequency
         scaled = torch.where(wavelength > low, frequency / rope.factor, blended)
         return torch.where(wavelength < high, frequency, scaled)
@@ -40,14 +39,7 @@ class RotaryTable:
     Kept in float32 (float64 for a float64 model): bf16 cannot tell apart positions above 256.
     """
 
-    def __init__(
-        self,
-        rope: RopeConfig,
-        head_dim: int,
-        max_position: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
+    def __init__(self, rope: RopeConfig, head_dim: int, max_position: int, dtype: torch.dtype, device: torch.device):
         frequency = inverse_frequencies(rope, head_dim)
         angle = torch.outer(torch.arange(max_position, dtype=torch.float64), frequency)
         still = (0, head_dim // 2 - len(frequency))  # the pairs that are not rotated, if any, come last

@@ -19,11 +19,7 @@ from torch import Tensor
 Arrays = dict[str, NDArray[Any]]
 
 _ALIGNED = 16  # bytes; kernels load whole vectors
-
-
-_TORCH = {
-    np.dtype(name): getattr(torch, name) for name in ("int64", "int32", "float32", "float64", "bool", "uint8")
-}  # fmt: skip
+_TORCH = {np.dtype(n): getattr(torch, n) for n in ("int64", "int32", "float32", "float64", "bool", "uint8")}
 
 
 @dataclass(frozen=True)

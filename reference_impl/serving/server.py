@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from reference_impl.core.prompts import PromptEncoder
+from reference_impl.annexes.chat.prompts import ChatEncoder
 from reference_impl.serving.app import ServerConfig, make_app
 from reference_impl.serving.limits import LimitedProtocol
 from reference_impl.serving.process import EngineProcess
@@ -158,7 +158,7 @@ def make(
     if not api_keys and not _is_loopback(host):
         logger.warning("any client that reaches %s can use this server: no API key was given", host)
     config = ServerConfig(name, api_keys, max_unfinished, max_body_bytes)
-    engine = EngineProcess(functools.partial(load, model, dtype, **engine_options), PromptEncoder(model))
+    engine = EngineProcess(functools.partial(load, model, dtype, **engine_options), ChatEncoder(model))
     return ModelServer(engine, config, host, port, shutdown_seconds, trace)
 
 

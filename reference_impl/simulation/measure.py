@@ -24,8 +24,8 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.worker import LocalExecutor
 from reference_impl.core.batch import lay_out
-from reference_impl.core.clock import WallClock
 from reference_impl.core.decoder import Decoder
+from reference_impl.core.engine import WallClock
 from reference_impl.interfaces import Reply, Request, SamplingParams, Step
 from reference_impl.simulation.executor import WORD
 

@@ -14,7 +14,7 @@ from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.assembly.kv import kv_manager
 from reference_impl.assembly.scheduler import continuous_batching
-from reference_impl.core.policy import FirstCome
+from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
 from tests.scheduler.serving import END, Serving
 

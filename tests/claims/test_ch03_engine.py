@@ -23,7 +23,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.bench.simulation import Arrival, poisson, simulate
 from reference_impl.core.decoder import Decoder
-from reference_impl.core.policy import FirstCome
+from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler as EngineScheduler
 from reference_impl.interfaces import KVManager, SamplingParams, Scheduler, StepPlan
 from reference_impl.observe.metrics import percentile

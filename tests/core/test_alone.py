@@ -44,8 +44,9 @@ def passes_without(folders: list[str], place: Path) -> None:
     assert " passed" in done.stdout
 
 
-def test_without_annexes_and_assembly_the_core_is_whole(tmp_path: Path) -> None:
-    passes_without(["annexes", "assembly"], tmp_path)
+def test_without_all_that_stands_above_it_the_core_is_whole(tmp_path: Path) -> None:
+    above = ["annexes", "assembly", "models", "observe", "serving", "simulation", "theory", "bench", "cli"]
+    passes_without(above, tmp_path)
 
 
 @pytest.mark.slow

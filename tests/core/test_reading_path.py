@@ -14,6 +14,11 @@ from tests.core.step_path import entered
 PACKAGE = Path(reference_impl.__file__).parent
 
 
+def test_the_path_is_all_of_the_core() -> None:
+    files = {path.stem for path in (PACKAGE / "core").glob("*.py")} - {"__init__"}
+    assert {f"core/{name}" for name in files} == {*core.PATH}
+
+
 def test_the_core_is_short_enough_to_be_read_in_two_days() -> None:
     assert sum(core.source(PACKAGE, module).count("\n") for module in core.PATH) <= core.MOST_LINES
     words = sum(core.source(PACKAGE, f"interfaces/{module}").count("\n") for module in core.WORDS)
@@ -23,20 +28,20 @@ def test_the_core_is_short_enough_to_be_read_in_two_days() -> None:
 @pytest.mark.parametrize("module", core.PATH)
 def test_no_function_of_the_core_is_longer_than_a_screen(module: str) -> None:
     long = {name for name, lines in core.functions(PACKAGE, module) if lines > core.LONGEST_FUNCTION}
-    assert long <= core.LONGER.get(module, set())
+    assert not long
 
 
 @pytest.mark.parametrize("module", core.PATH)
 def test_the_core_imports_no_annex_neither_later_nor_by_a_string(module: str) -> None:
     rooms = {name.split("/")[0] for name in core.imports(PACKAGE, module)}
-    assert not rooms & {*core.ANNEXES}
+    assert not rooms & {*core.ABOVE}
     assert not core.named_annexes(PACKAGE, module)
 
 
 @pytest.mark.parametrize("module", core.PATH)
 def test_the_core_imports_itself_and_the_words(module: str) -> None:
     others = {name for name in core.imports(PACKAGE, module) if name.split("/")[0] != "interfaces"}
-    assert others <= {*core.PATH, *core.FEATURES}
+    assert {name for name in others if not name.startswith(core.TWINS)} <= {*core.PATH}
 
 
 def test_an_import_by_any_way_is_seen(tmp_path: Path) -> None:
@@ -58,7 +63,7 @@ def test_a_decoding_step_of_the_core_enters_few_functions(make_engine) -> None:
     engine.step()
     engine.step()
     found = entered(engine.step, PACKAGE)
-    assert len(found) <= 82  # the goal: 60 functions in 18 files
-    assert len({file for file, _ in found}) <= 25
-    own = [name for file, name in found if file in ("core_engine.py", "planner.py")]
+    assert len(found) <= 60, found
+    assert len({file for file, _ in found}) <= 18, {file for file, _ in found}
+    own = [name for file, name in found if file in ("core/engine.py", "core/planner.py")]
     assert own == ["Engine.step", "Planner.step", "Engine.book", "output_of", "Engine.record"]

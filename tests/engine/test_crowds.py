@@ -23,7 +23,7 @@ from reference_impl.assembly.engine import Engine, Pin
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.decoder import Decoder
-from reference_impl.core.policy import FirstCome
+from reference_impl.core.ranking import FirstCome
 from reference_impl.interfaces import Request, RequestState, Sampled, SamplingParams
 
 MODELS: dict[str, dict[str, Any]] = {

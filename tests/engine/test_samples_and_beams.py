@@ -16,7 +16,7 @@ from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine, StepResult
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.decoder import Decoder
-from reference_impl.core.policy import FirstCome
+from reference_impl.core.ranking import FirstCome
 from reference_impl.interfaces import SamplingParams
 
 PROMPT = random.Random(3).choices(range(61), k=21)

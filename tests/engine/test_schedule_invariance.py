@@ -23,7 +23,7 @@ from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.decoder import Decoder
-from reference_impl.core.policy import FirstCome
+from reference_impl.core.ranking import FirstCome
 from reference_impl.interfaces import Grammar, Pooling, Request, SamplingParams
 from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, HostOracle, check_references
 

@@ -23,7 +23,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.decoder import Decoder
-from reference_impl.core.policy import FirstCome
+from reference_impl.core.ranking import FirstCome
 from reference_impl.interfaces import Request, Sampled, SamplingParams
 from reference_impl.observe.trace import Trace
 

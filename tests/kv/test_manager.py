@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from reference_impl.core.block_pool import BlockPool
-from reference_impl.core.cache_key import prefix_key
-from reference_impl.core.kv_manager import KVManager
+from reference_impl.core.kv_manager import KVManager, prefix_key
 from reference_impl.interfaces import BlockId, Request, SamplingParams
 
 

@@ -28,7 +28,7 @@ from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.sampler import sample
 from reference_impl.core.attention import TorchAttention
-from reference_impl.core.policy import FirstCome
+from reference_impl.core.ranking import FirstCome
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import launch, reference
 from tests.engine.conftest import one_shot, tapped_engine  # noqa: F401

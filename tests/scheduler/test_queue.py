@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_impl.core.ranked_queue import RankedQueue
+from reference_impl.core.ranking import RankedQueue
 from reference_impl.interfaces import Request, SamplingParams
 
 

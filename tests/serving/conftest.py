@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from reference_impl import LLM, course_model
+from reference_impl.annexes.chat.prompts import ChatEncoder
 from reference_impl.assembly.parts import Parts
-from reference_impl.core.prompts import PromptEncoder
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.metrics import WatchedTrace
 from reference_impl.serving.process import EngineProcess
@@ -79,7 +79,7 @@ def serve(until: Any) -> Iterator[Callable[..., Running]]:
         host: Any
         if process:
             assert parts is None, "they would have to be pickled"
-            host = EngineProcess(functools.partial(load, folder, "float32", **options), PromptEncoder(folder))
+            host = EngineProcess(functools.partial(load, folder, "float32", **options), ChatEncoder(folder))
         else:
             everything = Parts(trace=WatchedTrace(20_000), **(parts or {}))
             host = EngineThread(LLM(folder, dtype="float32", parts=everything, **options))

@@ -25,7 +25,7 @@ import openai
 import pytest
 
 from reference_impl import LLM, SamplingParams, course_model
-from reference_impl.core.prompts import PromptEncoder
+from reference_impl.annexes.chat.prompts import ChatEncoder
 from reference_impl.serving.app import ServerConfig
 from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.runner import Piece, Runner, Stream
@@ -239,7 +239,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def made(name: str) -> EngineProcess:
-    return EngineProcess(getattr(importlib.import_module("wrong_models"), name), PromptEncoder(course_model("draft")))
+    return EngineProcess(getattr(importlib.import_module("wrong_models"), name), ChatEncoder(course_model("draft")))
 
 
 def test_an_engine_that_fails_in_its_process_can_still_be_asked_what_it_did(module: str, until: Any) -> None:
@@ -263,7 +263,7 @@ def test_an_engine_that_cannot_be_started_is_an_error_that_says_why(module: str)
         made("ends")
     refused = functools.partial(load, course_model("draft"), max_num_seqs=0)
     with pytest.raises(ValueError, match="max_num_seqs"):
-        EngineProcess(refused, PromptEncoder(course_model("draft")))
+        EngineProcess(refused, ChatEncoder(course_model("draft")))
 
 
 async def steps_and_then_hangs(host: EngineProcess) -> Runner:

@@ -9,8 +9,7 @@ Extends `Scheduler.add`, `abort`, `_enroll`, `_share`, `_admit` and `_withdraw`;
 
 from __future__ import annotations
 
-from reference_impl.core.open_plan import OpenPlan
-from reference_impl.core.scheduler import Scheduler
+from reference_impl.core.scheduler import OpenPlan, Scheduler
 from reference_impl.interfaces import Request, RequestState, StepOutput
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_impl.core.open_plan import OpenPlan
-from reference_impl.core.scheduler import Scheduler
+from reference_impl.core.scheduler import OpenPlan, Scheduler
 from reference_impl.interfaces import DefersReuse, KVManager
 
 

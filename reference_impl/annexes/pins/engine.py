@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reference_impl.core.cache_key import prefix_key
 from reference_impl.core.engine import Engine
+from reference_impl.core.kv_manager import prefix_key
 from reference_impl.interfaces import BlockId, PinsPrefixes
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference_impl.core.open_plan import OpenPlan, Shares
-from reference_impl.core.scheduler import Scheduler
+from reference_impl.core.scheduler import OpenPlan, Scheduler, Shares
 from reference_impl.interfaces import Request
 
 

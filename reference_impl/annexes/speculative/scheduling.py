@@ -13,8 +13,7 @@ import itertools
 import operator
 from typing import Any
 
-from reference_impl.core.open_plan import OpenPlan, Shares
-from reference_impl.core.scheduler import Scheduler
+from reference_impl.core.scheduler import OpenPlan, Scheduler, Shares
 from reference_impl.interfaces import HostProposer, Request, RequestState
 
 

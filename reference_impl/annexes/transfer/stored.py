@@ -24,8 +24,7 @@ from typing import Any
 from weakref import WeakSet
 
 from reference_impl.annexes.prefix.hash_index import HashIndex
-from reference_impl.core.cache_key import cache_key
-from reference_impl.core.kv_manager import KVManager
+from reference_impl.core.kv_manager import KVManager, cache_key
 from reference_impl.interfaces import (
     BlockId,
     BlockPool,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_impl.annexes.policies import FairShare, most_tokens
-from reference_impl.core.ranked_queue import RankedQueue
+from reference_impl.core.ranking import RankedQueue
 from reference_impl.interfaces import Request, RequestState, SamplingParams
 
 examples = settings(max_examples=150, deadline=None, derandomize=True, database=None)

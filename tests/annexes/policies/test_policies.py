@@ -23,8 +23,7 @@ from reference_impl.annexes.policies import (
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.kv_manager import KVManager
-from reference_impl.core.policy import FirstCome
-from reference_impl.core.ranked_queue import RankedQueue
+from reference_impl.core.ranking import FirstCome, RankedQueue
 from reference_impl.interfaces import Policy, Request, SamplingParams, StepOutput
 
 examples = settings(max_examples=150, deadline=None, derandomize=True, database=None)
