@@ -1,4 +1,4 @@
-"""The engine's options, and where the course models are. For a model's own, see model_config.py."""
+"""The engine's options, and where the course models are. For a model's own, see core/model_config.py."""
 
 from __future__ import annotations
 

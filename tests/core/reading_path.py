@@ -79,3 +79,7 @@ def functions(package: Path, module: str) -> Iterator[tuple[str, int]]:
     for node in ast.walk(ast.parse(source(package, module))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             yield node.name, node.end_lineno - node.lineno + 1
+
+
+def lines(package: Path, module: str) -> int:
+    return source(package, module).count("\n")

@@ -90,7 +90,7 @@ class GraphWorker(Worker):
         if self.graphs is None:
             return 0
         if self.model.watched:
-            raise RuntimeError("capture_all: expected a model that is not watched; capture after models.watching ends")
+            raise RuntimeError("capture_all: expected a model that is not watched; capture after annexes.watching ends")
         before, bound = self.stats.graphs_captured, self.graphs.max_len
         if longest is not None:
             bound = longest_bucket(longest, self.graphs.max_len)

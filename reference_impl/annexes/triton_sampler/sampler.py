@@ -1,6 +1,6 @@
 """The sampler with one kernel for temperature, top-k, top-p, min-p and the draw: no sort, and one launch for all rows.
 
-The same distributions and the same random numbers as in `sampling/sampler.py`; there masses are floats, here whole
+The same distributions and the same random numbers as in `core/sampler.py`; there masses are floats, here whole
 numbers, so that a draw within rounding of the edge between two tokens may fall on the other side. Extends
 `TorchSampler.columns` and `choose`.
 """
