@@ -50,7 +50,7 @@ def test_interfaces_need_only_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize(
-    "room", "core.scheduler core.block_pool core.kv_manager assembly.scheduler assembly.kv".split()
+    "room", "core.scheduler core.kv_manager assembly.scheduler assembly.kv".split()
 )
 def test_scheduler_and_blocks_never_see_a_tensor(room: str) -> None:
     assert not loaded_by(f"import reference_impl.{room}", HEAVY) & set(HEAVY)

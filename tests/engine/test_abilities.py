@@ -85,7 +85,6 @@ def test_the_engines_own_parts_have_the_abilities_that_their_work_needs(random_m
     assert not has_scales(engine.kv_cache)
     assert isinstance(engine.kv, PinsPrefixes)
     assert not isinstance(engine.kv, SwapsOut)
-    assert isinstance(engine.attention, ReadsScales)
     assert isinstance(engine.attention, NamesKernels)
     of_scales = Engine(random_model("float32"), replace(CONFIG, kv_dtype="fp8")).attention
     assert isinstance(of_scales, ReadsScales)

@@ -45,7 +45,7 @@ def recorded(random_model: Any) -> tuple[Engine, list[tuple[bytes, Reply]]]:
 
 def worker_for(engine: Engine, make: Callable[..., Worker]) -> Worker:
     model: Decoder = engine.model
-    cache = PagedKVCache(engine.kv_specs, engine.num_blocks, model.dtype, model.device, 0)
+    cache = PagedKVCache(engine.kv_specs, engine.num_blocks, model.dtype, model.device)
     attention = TorchAttention(model.config.attention_scale, model.dtype, None)
     return make(
         model, cache, attention, engine.kv_specs, engine.clock, TorchSampler(),
