@@ -270,9 +270,10 @@ def here(*changed: str) -> dict[str, Taken]:
     return selection.near_changes(ROOT, set(changed))
 
 
-def test_a_change_of_the_sampler_takes_the_samplers_tests_first() -> None:
+def test_a_change_of_the_sampler_takes_the_cores_tests_first_and_then_the_samplers() -> None:
     taken = here("reference_impl/core/sampler.py")
-    assert next(iter(taken)).startswith("tests/sampling/")
+    assert next(iter(taken)).startswith("tests/core/")
+    assert taken["tests/sampling/test_sampler.py"].near == 1
     assert taken["tests/engine/test_llm.py"].near > 1
     assert "tests/kv/test_block_pool.py" not in taken
 
