@@ -49,9 +49,7 @@ def test_interfaces_need_only_the_standard_library() -> None:
     assert modules - before <= sys.stdlib_module_names | {"reference_impl"}
 
 
-@pytest.mark.parametrize(
-    "room", "core.scheduler core.kv_manager assembly.scheduler assembly.kv".split()
-)
+@pytest.mark.parametrize("room", "core.scheduler core.kv_manager assembly.scheduler assembly.kv".split())
 def test_scheduler_and_blocks_never_see_a_tensor(room: str) -> None:
     assert not loaded_by(f"import reference_impl.{room}", HEAVY) & set(HEAVY)
 

@@ -16,10 +16,10 @@ from reference_impl.core.model_config import ModelConfig
 from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import read_model_config
 from reference_impl.models.config_reader import ConfigError
+from reference_impl.models.config_rope import reason_for_limit
 from reference_impl.models.decoders import kind_of
 from reference_impl.models.loader import destinations, fill, finish, weight_files
 from reference_impl.models.moe import expert_layers
-from reference_impl.models.phi3 import reason_for_limit
 from reference_impl.models.shapes import fill_with_random_numbers
 
 

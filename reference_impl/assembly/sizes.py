@@ -15,7 +15,7 @@ from reference_impl.assembly.defaults import make_sampler, new_cache, new_worker
 from reference_impl.assembly.kv_cache import bits_per_value_and_scale
 from reference_impl.assembly.parts import Parts, part
 from reference_impl.interfaces import KVSpec, Request, Sampler, StepPlan
-from reference_impl.models.phi3 import reason_for_limit
+from reference_impl.models.config_rope import reason_for_limit
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from reference_impl.core.model_config import RopeConfig
+from reference_impl.core.model_config import ModelConfig, RopeConfig
 from reference_impl.models.config_reader import Reader
 from reference_impl.models.families import FULL, SLIDING, Family
 
@@ -84,4 +84,15 @@ def _phi3_rope(get: Reader, rope: dict[str, Any], theta: float, head_dim: int) -
         partial=partial,
         short_factors=tuple(get.number("short_factor", value, {}) for value in factors),
         attention_factor=get.number("attention_factor", sharper, given),
+    )
+
+
+def reason_for_limit(config: ModelConfig) -> str:
+    """Why max_position is less than config.json says, for an error that names it; "" if it is not."""
+    if config.rope.kind != "longrope":
+        return ""
+    return (
+        f": beyond original_max_position_embeddings = {config.rope.original_max_position} its LongRoPE has other "
+        "frequencies, with which all keys would have to be computed again, and that is not supported. Use "
+        f"max_model_len={config.max_position} or less"
     )

@@ -7,7 +7,7 @@ LongRoPE (Ding et al. 2024) divides each rotary frequency by a factor of its own
 short ones for texts of up to original_max_position_embeddings tokens, the long ones for all others. When a text grows
 beyond, all its keys and values have to be computed again, with the other set, and it can share no prefix with shorter
 texts. This engine computes a token once, so it serves texts up to there and refuses to go beyond
-(`reason_for_limit`). To choose one set for good, by the longest text allowed, would give other numbers than
+(`config_rope.reason_for_limit`). To choose one set for good, by the longest text allowed, would give other numbers than
 `transformers` has.
 """
 
@@ -55,14 +55,3 @@ def rotated_first(config: ModelConfig, device: torch.device) -> Tensor | None:
         return None
     first, still = torch.arange(rotated).chunk(2), torch.arange(rotated, config.head_dim).chunk(2)
     return torch.cat((first[0], still[0], first[1], still[1])).to(device)
-
-
-def reason_for_limit(config: ModelConfig) -> str:
-    """Why max_position is less than config.json says, for an error that names it; "" if it is not."""
-    if config.rope.kind != "longrope":
-        return ""
-    return (
-        f": beyond original_max_position_embeddings = {config.rope.original_max_position} its LongRoPE has other "
-        "frequencies, with which all keys would have to be computed again, and that is not supported. Use "
-        f"max_model_len={config.max_position} or less"
-    )

@@ -241,11 +241,9 @@ class GatheredSlots(TorchFunctionMode):
         self.reads: list[list[int]] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func in (torch.index_select, torch.Tensor.index_select) and args[0].shape[1:] == (
-            SHAPE.num_kv_heads,
-            SHAPE.head_dim,
-        ):
-            self.reads.append(args[2].tolist())
+        by = {torch.index_select: 2, torch.Tensor.index_select: 2, torch.Tensor.__getitem__: 1}.get(func)
+        if by and isinstance(args[by], torch.Tensor) and args[0].shape[1:] == (SHAPE.num_kv_heads, SHAPE.head_dim):
+            self.reads.append(args[by].tolist())
         return func(*args, **(kwargs or {}))
 
 
