@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -43,3 +44,21 @@ def __getattr__(name: str) -> object:
     from importlib import import_module
 
     return getattr(import_module(f"reference_impl.{_HOMES[name]}"), name)
+
+
+class _NotFound:
+    """The last finder that is asked: a module of this package that no other finder has is explained. Until the engine
+    was sorted into rooms its modules had other names, and learners keep their notebooks."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name.startswith(f"{__name__}."):
+            raise ModuleNotFoundError(
+                f"No module named {name!r}. The engine's modules are in rooms (core, annexes, assembly, ...), see "
+                "reference_impl/README.md. If this is a cell of an older notebook, `inferlab learn --update` lays its "
+                "present version beside yours; take the import from there",
+                name=name,
+            )
+
+
+sys.meta_path.append(_NotFound)

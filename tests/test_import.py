@@ -80,3 +80,17 @@ def test_every_public_name_is_there_and_others_are_not() -> None:
         assert getattr(reference_impl, name).__module__.startswith("reference_impl.")
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = reference_impl.nothing
+
+
+@pytest.mark.parametrize("line", ["import reference_impl.engine", "from reference_impl.kv.manager import KVManager"])
+def test_an_older_notebook_is_told_where_modules_are(line: str) -> None:
+    done = subprocess.run([sys.executable, "-P", "-c", line], capture_output=True, text=True, cwd="/")
+    assert "ModuleNotFoundError: No module named 'reference_impl." in done.stderr
+    assert "`inferlab learn --update` lays its present version beside yours" in done.stderr
+
+
+def test_what_a_module_lacks_is_an_import_error_as_everywhere() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", "from reference_impl import nothing"], capture_output=True, text=True, cwd="/"
+    )
+    assert "ImportError: cannot import name 'nothing'" in done.stderr
