@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
+from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.core.model_config import ModelConfig, RopeConfig
 from reference_impl.models.config_reader import ConfigError
 
@@ -34,7 +35,7 @@ class EngineConfig:
     num_drafts: how many guesses of Parts.proposer a decoding request has verified in a step.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
-    token), "int8" (the same with integers); checked when an engine is made, see annexes/kv_formats/formats.py.
+    token), "int8" (the same with integers); see annexes/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
     dependent_launches: there a kernel begins while the one before it ends (Hopper and later).
@@ -68,6 +69,7 @@ class EngineConfig:
             elif kind is str:
                 if not isinstance(value, str):
                     raise ValueError(f"EngineConfig.{name}: expected a name, got {value!r}")
+                kv_format(value)  # raises ValueError for a name that is not in the table of formats
             elif value is None and name in optional:
                 continue
             elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in may_be_0):

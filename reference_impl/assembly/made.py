@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.annexes.overlap.depth import depth_for, stages_for
 from reference_impl.annexes.sizing.budget import check_memory, num_host_blocks_for
 from reference_impl.assembly import checks, defaults, sizes
@@ -26,7 +25,6 @@ class Made:
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
-        kv_format(config.kv_dtype)  # raises ValueError for an unknown name
         checks.check_parts(parts)
         checks.check_members(parts)
         checks.check_drafts(config, parts)
