@@ -7,12 +7,16 @@ and sees nothing, and only positions below the longest context that the host sta
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
 from reference_impl.annexes.fusion.decoder import FusedDecoder, FusedLayer
 from reference_impl.annexes.fusion.fusion import Fusion

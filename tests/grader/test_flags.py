@@ -17,7 +17,7 @@ FLAGGED = {
     "import grader": "imports grader",
     "from solutions.kv import x": "imports solutions.kv.x",
     "import reference_impl.assembly.engine as e": "imports reference_impl.assembly.engine",
-    "from reference_impl import engine": "imports reference_impl.assembly.engine",
+    "from reference_impl.assembly import engine": "imports reference_impl.assembly.engine",
     "import importlib\nm = importlib.import_module('reference_impl.kv')": "names reference_impl.kv",
     "m = __import__('x')": "calls __import__",
     "import ctypes": "imports ctypes",
