@@ -2,52 +2,105 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from reference_impl.annexes.chat.messages import MessageError, as_messages, plain
+from reference_impl.annexes.chat.templates import ChatTemplates
 from reference_impl.core.prompts import PromptEncoder
+
+_OWN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
+_CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # behind the text that is to be continued, while the template is rendered
 
 
 class ChatEncoder(PromptEncoder):
-    """With the chat template of the folder, if it has one."""
+    """With the chat templates of the folder, if it has some."""
 
     def __init__(self, folder: Path | None):
         super().__init__(folder)
-        self.chat_template, self._special_tokens = (None, {}) if folder is None else _read_chat_template(folder)
+        self.templates = ChatTemplates(folder)
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation [{"role": ..., "content": ...}], ready for the assistant's answer."""
-        if self.chat_template is None or self.tokenizer is None:
-            raise ValueError(f"{self.where} has no chat template: use generate() with a plain prompt")
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def refuse(message: str) -> None:
-            raise ValueError(f"the chat template refuses these messages: {message}")
-
-        # What `transformers` gives a template: the same white space rules, {% break %}, and these names.
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        text = environment.from_string(self.chat_template).render(
-            messages=list(messages), add_generation_prompt=True, raise_exception=refuse, **self._special_tokens
-        )
+    def chat_prompt(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer. Arguments: see `chat_text`."""
+        text = self.chat_text(messages, tools, **options)
+        if self.tokenizer is None:
+            raise ValueError(f"{self.where} has no tokenizer.json: chat_text() gives the text")
         return self.tokens_of(text, add_special_tokens=False)
 
+    def chat_text(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation in the model's chat template.
 
-def _read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """The template of chat_template.jinja or tokenizer_config.json, and the special tokens that it may name."""
-    file, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
-    config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    special = {}
-    for name, token in config.items():
-        token = token.get("content") if isinstance(token, dict) else token
-        if name.endswith("_token") and isinstance(token, str):
-            special[name] = token
-    if template.is_file():
-        return template.read_text("utf-8"), special
-    found = config.get("chat_template")
-    if isinstance(found, list):  # several, with names
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return found, special
+        messages: [{"role": ..., "content": ...}], see messages.py. tools: JSON schemas of functions, which the template
+        shows to the model. add_generation_prompt: with the beginning of an answer. continue_final_message: ends where
+        the last message's text ends, without what would close it. chat_template: a template, or the name of one of the
+        model's. chat_template_kwargs: further variables of the template, as enable_thinking or documents.
+        Raises ValueError: MessageError for a message, ChatTemplateError for a template.
+        """
+        from reference_impl.annexes.chat.sandbox import reads_parts, render  # and with it Jinja
+
+        if chat_template is None and not self.templates.named:
+            raise ValueError(f"{self.where} has no chat template: use generate() with a plain prompt")
+        template, where = self.templates.choose(chat_template, tools is not None)
+        given = as_messages(messages, reads_parts(template))
+        variables = {
+            "documents": None, **self.templates.special_tokens, **_further(chat_template_kwargs), "messages": given,
+            "tools": None if tools is None else _as_tools(tools), "add_generation_prompt": add_generation_prompt,
+        }  # fmt: skip
+        if not continue_final_message:
+            return render(template, variables, where)
+        if add_generation_prompt:
+            raise ValueError("continue_final_message continues an answer, add_generation_prompt begins one: choose")
+        if "content" not in template:  # `transformers` asks for it, too
+            raise ValueError(f"{where}: continue_final_message: the template does not read content")
+        continued = _mark(given)
+        return _cut(render(template, variables, where), continued, where)
+
+
+def _further(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    found: dict[str, Any] = plain(given or {}, "chat_template_kwargs")
+    for name in found:
+        if name in _OWN:
+            raise MessageError(f"chat_template_kwargs.{name}", "is given by the engine: choose it by its own argument")
+    return found
+
+
+def _as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = plain(tools, "tools")
+    for number, tool in enumerate(found):
+        if not isinstance(tool, dict):
+            expected = 'expected {"type": "function", "function": {"name", "description", "parameters"}}'
+            raise MessageError(f"tools.{number}", f"{expected}, got {type(tool).__name__}")
+    return found
+
+
+def _mark(messages: list[dict[str, Any]]) -> str:
+    """Marks the end of the last message's text, and returns the text."""
+    last = messages[-1]
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _CONTINUED
+        return content
+    for part in reversed(content or []):
+        text: str = part["text"]
+        part["text"] = text + _CONTINUED
+        return text
+    raise MessageError(f"messages.{len(messages) - 1}.content", "continue_final_message: there is no text to continue")
+
+
+def _cut(text: str, continued: str, where: str) -> str:
+    """A template may have trimmed the text, and with it the mark's own space."""
+    mark = _CONTINUED.strip()
+    if continued.strip() not in text or mark not in text:
+        raise ValueError(f"{where}: continue_final_message: the template does not write the last message as it is")
+    end = text.rindex(mark)
+    return text[:end] if text[end:].startswith(_CONTINUED) else text[:end].rstrip()

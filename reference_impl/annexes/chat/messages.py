@@ -1,0 +1,117 @@
+"""Messages as OpenAI's clients and Python callers give them, as chat templates take them.
+
+[{"role": "user", "content": "text"}]; content may be None, or parts [{"type": "text", "text": ...}]; an assistant's
+message may have tool_calls, a message of the role "tool" answers one. What comes out is made of JSON's types only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first is the usual one
+_MEDIA = ("image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "file")
+
+
+class MessageError(ValueError):
+    """place: where in the messages or tools, as "messages.0.content.1"."""
+
+    def __init__(self, place: str, why: str):
+        super().__init__(f"{place}: {why}")
+        self.place = place
+
+
+def as_messages(messages: Sequence[Any], parts_are_read: bool = True) -> list[dict[str, Any]]:
+    """Copies, as templates take them: without fields that are None, and a call's arguments as an object.
+
+    parts_are_read: the template can read a list of parts; if not, it gets their text as one. Raises MessageError.
+    """
+    if isinstance(messages, (str, bytes, Mapping)):
+        raise MessageError("messages", f"expected a list of messages, got {type(messages).__name__}")
+    found = [_as_message(message, f"messages.{number}", parts_are_read) for number, message in enumerate(messages)]
+    if not found:
+        raise MessageError("messages", "expected at least one")
+    return found
+
+
+def plain(value: Any, place: str) -> Any:
+    """A copy made of JSON's types; an object of pydantic's becomes a dict. Raises MessageError for any other."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    if value is None or type(value) in (str, bool, int, float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(item, f"{place}.{name}") for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item, f"{place}.{number}") for number, item in enumerate(value)]
+    raise MessageError(place, f"expected what JSON can hold, got {type(value).__name__}")
+
+
+def texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Each text in it with its place, names of fields too."""
+    if isinstance(value, str):
+        yield place, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield place, name
+            yield from texts(item, f"{place}.{name}")
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from texts(item, f"{place}.{number}")
+
+
+def _as_message(message: Any, place: str, parts_are_read: bool) -> dict[str, Any]:
+    found = plain(message, place)
+    if not isinstance(found, dict):
+        raise MessageError(place, f"expected an object with role and content, got {type(message).__name__}")
+    found = {name: value for name, value in found.items() if value is not None}
+    if not isinstance(found.get("role"), str):
+        raise MessageError(f"{place}.role", "expected a text, as 'user'")
+    content = found.get("content")
+    if isinstance(content, list):
+        parts = [_text_of(part, f"{place}.content.{number}") for number, part in enumerate(content)]
+        if not parts_are_read:
+            found["content"] = "".join(parts)
+    elif content is not None and not isinstance(content, str):
+        raise MessageError(f"{place}.content", f"expected a text, parts or null, got {type(content).__name__}")
+    if "tool_calls" in found:
+        found["tool_calls"] = _as_calls(found["tool_calls"], f"{place}.tool_calls")
+    reasoning = next((found[name] for name in _REASONING if name in found), None)
+    if reasoning is not None:
+        found = {"thinking": reasoning, **found, "reasoning_content": reasoning}
+    return found
+
+
+def _text_of(part: Any, place: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in _MEDIA:
+        raise MessageError(place, f"a part of type {kind!r} is not implemented: this engine reads text only")
+    if kind != "text" or not isinstance(part.get("text"), str):
+        raise MessageError(place, f'expected {{"type": "text", "text": a text}}, got {json.dumps(part)[:100]}')
+    text: str = part["text"]
+    return text
+
+
+def _as_calls(calls: Any, place: str) -> list[dict[str, Any]]:
+    """Arguments come as JSON from OpenAI's clients; templates write them by tojson, which would quote them again."""
+    if not isinstance(calls, list):
+        raise MessageError(place, f"expected a list, got {type(calls).__name__}")
+    for number, call in enumerate(calls):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise MessageError(f"{place}.{number}", 'expected {"function": {"name": a text, "arguments": ...}}')
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            function["arguments"] = _object(arguments, f"{place}.{number}.function.arguments")
+    return calls
+
+
+def _object(text: str, place: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise MessageError(place, f"expected a JSON object in a text: {error}") from None
+    if not isinstance(found, dict):
+        raise MessageError(place, f"expected a JSON object in a text, got {text[:100]!r}")
+    return found
