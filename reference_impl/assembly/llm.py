@@ -10,14 +10,15 @@ another process), n samples of a prompt, metrics, embeddings, beam search, and t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 
 from reference_impl.annexes.beams.search import Beam, beam_search
-from reference_impl.annexes.chat.prompts import ChatEncoder
+from reference_impl.annexes.chat.prompts import ChatEncoder, ToolChoice, shown_tools
+from reference_impl.annexes.chat.tool_calls import PARSERS, ToolCall, check_parser, parse
 from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
 from reference_impl.annexes.sizing.memory import give_back
 from reference_impl.assembly.config import EngineConfig, ModelConfig
@@ -50,11 +51,14 @@ class RequestOutput(core_llm.RequestOutput):
     others: with n > 1, samples 1 ... n - 1 of the same prompt; this one is sample 0.
     prompt_logprobs: one for each prompt token if they were asked for, None for the first, before which nothing stands;
     those of sample 0 are every sample's. Of a request that was aborted while its prompt was read there may be fewer.
+    tool_calls: of an answer by `chat` with tools, where the model calls some: text is what stands beside them, and
+    finish_reason is "tool_calls" instead of "stop".
     """
 
     metrics: RequestMetrics
     others: tuple[RequestOutput, ...] = ()
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class LLM(core_llm.LLM, ChatEncoder):
@@ -64,7 +68,8 @@ class LLM(core_llm.LLM, ChatEncoder):
     without a tokenizer (see models/shapes.py). dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
     quantization: "none", or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function from a
     layer's name to one of these (see `load_model`). worker: "process" has the model compute in a process of its own, to
-    which steps go as messages, while this one plans. Other options: see EngineConfig and Parts.
+    which steps go as messages, while this one plans. tool_call_parser: the form in which the model calls tools,
+    "hermes" or "llama3_json", see `chat`; None: calls stay text. Other options: see EngineConfig and Parts.
     """
 
     engine: Engine
@@ -80,8 +85,10 @@ class LLM(core_llm.LLM, ChatEncoder):
         shape: Shape | None = None,
         dummy_weights: bool = False,
         worker: Worker = "here",
+        tool_call_parser: str | None = None,
         **engine_options: Any,
     ):
+        self.tool_call_parser = check_parser(tool_call_parser)
         stored = _config_of(model, shape, dummy_weights)
         device = choose_device(device)
         config = EngineConfig(**engine_options)
@@ -111,8 +118,26 @@ class LLM(core_llm.LLM, ChatEncoder):
         """Runs all prompts together; results in the order of the prompts."""
         return cast(list[RequestOutput], super().generate(prompts, sampling))
 
-    def chat(self, messages: Sequence[dict[str, str]], sampling: SamplingParams | None = None) -> RequestOutput:
-        return self.generate(self.chat_prompt(messages), sampling)[0]
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling: SamplingParams | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        tool_choice: ToolChoice = "auto",
+        **options: Any,
+    ) -> RequestOutput:
+        """The answer to a conversation, in the model's chat template.
+
+        messages, tools: as OpenAI's, see `ChatEncoder.chat_text`, which has the options. tool_choice: "auto", or
+        "none": the model is not shown them. With a tool_call_parser, calls in the answer are its `tool_calls`.
+        """
+        shown = shown_tools(tools, tool_choice)
+        output = self.generate(self.chat_prompt(messages, shown, **options), sampling)[0]
+        if not shown or self.tool_call_parser is None:
+            return output
+        others = tuple(_with_calls(other, self.tool_call_parser) for other in output.others)
+        return replace(_with_calls(output, self.tool_call_parser), others=others)
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
         """Pieces of text as they become certain. Leaving the loop early aborts the request."""
@@ -203,6 +228,14 @@ class Generation(core_llm.Generation):
             others=tuple(other.output() for other in self.others),
             prompt_logprobs=None if r.sampling.prompt_logprobs is None else [None, *r.prompt_logprobs],
         )
+
+
+def _with_calls(output: RequestOutput, parser: str) -> RequestOutput:
+    text, calls = parse(output.text, PARSERS[parser]())
+    if not calls:
+        return output
+    reason = "tool_calls" if output.finish_reason == "stop" else output.finish_reason
+    return replace(output, text=text, tool_calls=tuple(calls), finish_reason=reason)
 
 
 def _split(

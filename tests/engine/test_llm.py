@@ -6,6 +6,7 @@ import json
 import random
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from safetensors.torch import save_file
 
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.engine import Engine
-from reference_impl.assembly.llm import LLM
+from reference_impl.assembly.llm import LLM, RequestOutput
 from reference_impl.interfaces import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
@@ -371,3 +372,42 @@ def test_who_presses_ctrl_c_twice_does_not_wait_for_a_step_that_hangs(folder: Pa
     with pytest.raises(KeyboardInterrupt):
         llm.generate("import os", GREEDY)
     assert reached == ["once"]
+
+
+QWEN = (
+    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for message in messages %}<|{{ message.role }}|>"
+    "{{ message.content }}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}{{ '!' if loud }}"
+)
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+
+
+def test_a_chat_takes_tools_parts_and_a_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}]
+    told = {"chat_template": QWEN, "chat_template_kwargs": {"loud": True}}
+    text = f"{json.dumps(TOOL)}<|user|>hi<|assistant|>!"
+    expected = llm.tokenizer.encode(text, add_special_tokens=False).ids
+    assert llm.chat(messages, GREEDY, tools=[TOOL], **told).prompt_token_ids == expected
+    without = llm.tokenizer.encode("<|user|>hi<|assistant|>!", add_special_tokens=False).ids
+    assert llm.chat(messages, GREEDY, tools=[TOOL], tool_choice="none", **told).prompt_token_ids == without
+    with pytest.raises(ValueError, match="tool_choice: expected 'auto' or 'none', got 'required'"):
+        llm.chat(messages, GREEDY, tools=[TOOL], tool_choice="required")  # type: ignore[arg-type]
+    assert is_idle(llm.engine)
+
+
+def test_calls_of_tools_are_found_in_an_answer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(folder, tool_call_parser="hermes")
+    made = llm.generate
+    said = 'Wait.<tool_call>{"name": "f", "arguments": {"a": [1]}}</tool_call>'
+
+    def generate(*args: Any) -> list[RequestOutput]:
+        return [replace(made(*args)[0], text=said, finish_reason="stop")]
+
+    monkeypatch.setattr(llm, "generate", generate)
+    messages = [{"role": "user", "content": "x"}]
+    output = llm.chat(messages, GREEDY, tools=[TOOL])
+    assert (output.text, output.finish_reason) == ("Wait.", "tool_calls")
+    assert [(call.name, call.arguments) for call in output.tool_calls] == [("f", '{"a": [1]}')]
+    for plain in (llm.chat(messages, GREEDY), llm.chat(messages, GREEDY, tools=[TOOL], tool_choice="none")):
+        assert (plain.text, plain.finish_reason, plain.tool_calls) == (said, "stop", ())
+    with pytest.raises(ValueError, match="tool_call_parser: expected 'hermes' or"):
+        LLM(folder, tool_call_parser="mistral")

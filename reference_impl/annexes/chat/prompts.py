@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from reference_impl.annexes.chat.messages import MessageError, as_messages, plain
 from reference_impl.annexes.chat.templates import ChatTemplates
@@ -12,6 +12,15 @@ from reference_impl.core.prompts import PromptEncoder
 
 _OWN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
 _CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "  # behind the text that is to be continued, while the template is rendered
+
+ToolChoice = Literal["auto", "none"]
+
+
+def shown_tools(tools: Sequence[Any] | None, choice: Any) -> Sequence[Any] | None:
+    """The tools that the model is shown. MessageError for a choice that would have to be forced on it."""
+    if choice not in (None, "auto", "none"):
+        raise MessageError("tool_choice", f"expected 'auto' or 'none', got {choice!r}: no other is implemented")
+    return None if choice == "none" else tools
 
 
 class ChatEncoder(PromptEncoder):
