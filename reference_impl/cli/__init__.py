@@ -83,6 +83,7 @@ def serve(
     max_unfinished: Annotated[int, typer.Option(min=1, help="Running and waiting; more are answered with 429.")] = 512,
     max_body_kb: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4096,
     shutdown_seconds: Annotated[float, typer.Option(min=0, help="What runs may go on for so long after Ctrl-C.")] = 10,
+    tool_call_parser: Annotated[str | None, typer.Option(help="The model's: hermes or llama3_json.")] = None,
     trace: Timeline = None,
 ) -> None:
     """Serve a model to any OpenAI client.
@@ -100,8 +101,8 @@ def serve(
         running = server.make(
             folder_of(model), host, port, name=served_model_name or model.rstrip("/").rpartition("/")[2],
             api_keys=tuple(api_key or ()), max_unfinished=max_unfinished, max_body_bytes=max_body_kb << 10,
-            shutdown_seconds=shutdown_seconds, trace=trace, max_num_seqs=max_num_seqs,
-            kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20, **vars(engine),
+            shutdown_seconds=shutdown_seconds, trace=trace, max_num_seqs=max_num_seqs, **vars(engine),
+            tool_call_parser=tool_call_parser, kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20,
         )  # fmt: skip
     running.serve()
     if running.failure is not None:

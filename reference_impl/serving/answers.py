@@ -13,6 +13,7 @@ import numpy as np
 from pydantic_core import to_json
 from tokenizers import Tokenizer
 
+from reference_impl.annexes.chat.tool_calls import PARSERS, ToolCall, ToolCallParser
 from reference_impl.interfaces import TokenLogprobs
 from reference_impl.serving.runner import Piece, Stream, Usage
 
@@ -150,7 +151,13 @@ class CompletionShape(Shape):
         }
 
 
+@dataclass
 class ChatShape(Shape):
+    """tool_call_parser: of `PARSERS`; None: the answer is text."""
+
+    tool_call_parser: str | None = None
+    _parsers: dict[int, ToolCallParser] = field(default_factory=dict)  # per choice
+
     def opening(self, num_samples: int) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         return [
@@ -158,21 +165,50 @@ class ChatShape(Shape):
         ]  # fmt: skip
 
     def choice(self, piece: Piece) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        said = self._said(piece)
+        message = {"role": "assistant", "content": said.pop("content", None if said else ""), "refusal": None}
+        for call in said.get("tool_calls", ()):
+            del call["index"]
         return {
             "index": piece.index,
-            "message": message,
+            "message": message | said,
             "logprobs": self._logprobs(piece),
-            "finish_reason": piece.finish_reason,
+            "finish_reason": self._finish_reason(piece),
         }
 
     def delta(self, piece: Piece) -> dict[str, Any]:
         return {
             "index": piece.index,
-            "delta": {"content": piece.text} if piece.text else {},
+            "delta": self._said(piece),
             "logprobs": self._logprobs(piece),
-            "finish_reason": piece.finish_reason,
+            "finish_reason": self._finish_reason(piece),
         }
+
+    def _said(self, piece: Piece) -> dict[str, Any]:
+        """content and tool_calls, where there are some, as far as they are certain."""
+        if self.tool_call_parser is None:
+            return {"content": piece.text} if piece.text else {}
+        if piece.index not in self._parsers:
+            self._parsers[piece.index] = PARSERS[self.tool_call_parser]()
+        parser = self._parsers[piece.index]
+        before = parser.num_calls
+        found = parser.push(piece.text) + (parser.finish() if piece.finish_reason is not None else [])
+        text = "".join(one for one in found if isinstance(one, str))
+        calls = [
+            {
+                "index": i,
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for i, call in enumerate((one for one in found if isinstance(one, ToolCall)), before)
+        ]
+        return ({"content": text} if text else {}) | ({"tool_calls": calls} if calls else {})
+
+    def _finish_reason(self, piece: Piece) -> str | None:
+        """After `_said`."""
+        called = piece.index in self._parsers and self._parsers[piece.index].num_calls
+        return "tool_calls" if called and piece.finish_reason == "stop" else piece.finish_reason
 
     def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
         if self.logprobs is None:

@@ -1,8 +1,9 @@
 """The routes, and what is refused with which status.
 
-400 the engine refuses the prompt (with the numbers) · 401 API key · 404 no such model, request or place · 408, 413, 415
-the body comes too slowly, is too long, is not JSON · 421 the name of another host · 422 bad JSON or a wrong field, with
-its place · 429 too many unfinished requests, with Retry-After · 503 the engine has failed or shuts down.
+400 the engine refuses the prompt (with the numbers), or the chat template does (with its line) · 401 API key · 404 no
+such model, request or place · 408, 413, 415 the body comes too slowly, is too long, is not JSON · 421 the name of
+another host · 422 bad JSON or a wrong field, with its place · 429 too many unfinished requests, with Retry-After · 503
+the engine has failed or shuts down.
 
 With API keys, every path that names requests needs one, too; /health, /ready, /metrics and the page, which is empty
 without the data that it fetches, do not.
@@ -25,9 +26,12 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.types import Send
 
+from reference_impl.annexes.chat.messages import MessageError
+from reference_impl.annexes.chat.tool_calls import check_parser
 from reference_impl.interfaces import SamplingParams
 from reference_impl.serving import answers
 from reference_impl.serving.answers import ChatShape, CompletionShape, Shape, TokenText
+from reference_impl.serving.chat import chat_arguments, parser_for
 from reference_impl.serving.connection import EVENTS, Answer, BodyLimit, is_addressed_to, send_json
 from reference_impl.serving.limits import ConnectionLimits
 from reference_impl.serving.metrics import LAST
@@ -37,10 +41,9 @@ from reference_impl.serving.protocol import (
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
-    Message,
     TokenizeRequest,
 )
-from reference_impl.serving.refusals import HANDLERS, REFUSALS, Refused, refusal
+from reference_impl.serving.refusals import HANDLERS, REFUSALS, Refused, check_characters, refusal
 from reference_impl.serving.runner import Overloaded, Runner, Stream, Unavailable
 
 RETRY_SECONDS = 1
@@ -56,7 +59,8 @@ class ServerConfig:
 
     max_unfinished: samples that may be unfinished at once, running or waiting. max_body_bytes: of a request.
     limits: of a connection. only_host: the name that requests must be addressed to, if not to an IP address or to
-    localhost; None: any.
+    localhost; None: any. tool_call_parser: the form in which the model calls tools, "hermes" or "llama3_json"; None:
+    requests with tools are refused.
     """
 
     model_name: str
@@ -65,8 +69,10 @@ class ServerConfig:
     max_body_bytes: int = 4 << 20
     limits: ConnectionLimits = field(default_factory=ConnectionLimits)
     only_host: str | None = None
+    tool_call_parser: str | None = None
 
     def __post_init__(self) -> None:
+        check_parser(self.tool_call_parser)
         for number, key in enumerate(self.api_keys, 1):
             if not key or not all("!" <= character <= "~" for character in key):
                 raise ValueError(f"API key {number}: expected visible ASCII characters, which a header can carry")
@@ -182,11 +188,12 @@ class _Server:
         """Answer a conversation, with the chat template of the model's tokenizer."""
         self._check_model(body.model)
         logprobs = body.top_logprobs if body.logprobs else None
+        parser = parser_for(body, self.config.tool_call_parser)
         shape = ChatShape(
             self.config.model_name, "chat.completion", "chat.completion.chunk", "chatcmpl", self.tokens, logprobs,
-            body.include_usage,
+            body.include_usage, tool_call_parser=parser,
         )  # fmt: skip
-        prompt = await self._chat_prompt(body.messages)
+        prompt = await self._chat_prompt(body)
         fits = max(1, self.engine.max_model_len - len(prompt))
         asked = body.max_completion_tokens or body.max_tokens or fits
         return await self._answer(shape, [prompt], self._sampling(lambda: body.sampling(asked, logprobs)), body)
@@ -195,7 +202,7 @@ class _Server:
         """Token ids, as vLLM gives them."""
         self._check_model(body.model)
         if body.messages is not None:
-            tokens = await self._chat_prompt(body.messages)
+            tokens = await self._chat_prompt(body)
         else:
             [tokens] = await asyncio.to_thread(self._encode, [body.prompt or ""])
         texts = [self.tokens.text(token) for token in tokens] if body.return_token_strs else None
@@ -218,19 +225,18 @@ class _Server:
     async def version(self) -> dict[str, str]:
         return {"version": metadata.version("inferlab")}
 
-    async def _chat_prompt(self, conversation: Sequence[Message]) -> list[int]:
-        messages = [message.plain() for message in conversation]
-        for number, message in enumerate(messages):
-            _check_characters(message["content"], f"messages.{number}.content")
+    async def _chat_prompt(self, body: ChatRequest | TokenizeRequest) -> list[int]:
         try:
-            return await asyncio.to_thread(self.engine.prompts.chat_prompt, messages)
-        except ValueError as error:  # no template, or it refuses
+            return await asyncio.to_thread(self.engine.prompts.chat_prompt, **chat_arguments(body))
+        except MessageError as error:
+            raise Refused(400, str(error), param=error.place) from None
+        except ValueError as error:  # no template, or it refuses, or is wrong
             raise Refused(400, str(error), param="messages") from None
 
     def _encode(self, prompts: Sequence[str | list[int]], field: str = "prompt") -> list[list[int]]:
         for number, prompt in enumerate(prompts):
             if isinstance(prompt, str):
-                _check_characters(prompt, f"{field} {number}" if len(prompts) > 1 else field)
+                check_characters(prompt, f"{field} {number}" if len(prompts) > 1 else field)
         return [self.engine.prompts.encode(prompt) for prompt in prompts]
 
     def _sampling(self, make: Callable[[], Any]) -> Any:
@@ -332,15 +338,6 @@ def _said_to_be_json(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refused(415, f"expected the header Content-Type: application/json, got {kind or 'none'}")
-
-
-def _check_characters(text: str, place: str) -> None:
-    r"""JSON can hold half a character ("\ud83d"); no tokenizer can encode it."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        message = f"{place}: half a surrogate pair at character {error.start}, which is no character"
-        raise Refused(422, message, param=place) from None
 
 
 def _bound_tokens(schema: Any, vocabulary: int, longest: int) -> None:

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from reference_impl.interfaces import SamplingParams
+from reference_impl.serving.messages import Message, Shown
 
 
 def _whole(value: Any, depth: int = 2) -> Any:
@@ -35,7 +36,7 @@ Number = Annotated[float, Field(strict=True)]
 TOKEN_ID = "Token id"  # as the description calls it
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31, title=TOKEN_ID)]
 MAX_PROMPTS, MAX_STOP, MAX_STOP_CHARACTERS = 64, 16, 1000
-MAX_MESSAGES, MAX_PARTS, MAX_FIELDS, MAX_INPUTS = 10_000, 1000, 100, 2048
+MAX_MESSAGES, MAX_FIELDS, MAX_INPUTS = 10_000, 100, 2048
 
 # What OpenAI's clients may send and this server cannot do. A value that changes nothing is accepted.
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
@@ -245,45 +246,13 @@ class EmbeddingRequest(BaseModel):
         return _texts_or_token_ids(prompt, MAX_INPUTS)
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    """One turn of a conversation. Text only."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True)]
-    name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_says_nothing(cls, data: Any) -> Any:
-        """An answer comes back as a message of the next request, with its unused fields."""
-        if not isinstance(data, dict):
-            return data
-        empty = ("tool_calls", "annotations")
-        return {n: v for n, v in data.items() if v is not None and not (n in empty and v == [])}
-
-    def plain(self) -> dict[str, str]:
-        """As chat templates take it."""
-        parts = self.content if isinstance(self.content, list) else []
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in parts)
-        return {"role": self.role, "content": text}
-
-
 def _chat_schema(schema: dict[str, Any]) -> None:
     _null_is_the_default(schema)
     alternatives = {"properties": {"top_logprobs": {"type": "integer", "minimum": 1}}, "required": ["top_logprobs"]}
     schema |= {"if": alternatives, "then": {"properties": {"logprobs": {"const": True}}, "required": ["logprobs"]}}
 
 
-class ChatRequest(_Sampling):
+class ChatRequest(_Sampling, Shown):
     """POST /v1/chat/completions"""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_chat_schema)
@@ -293,11 +262,16 @@ class ChatRequest(_Sampling):
     max_completion_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31, description="default: what fits")] | None = None
     logprobs: StrictBool = False
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] = 0
+    parallel_tool_calls: StrictBool = True
 
     @model_validator(mode="after")
-    def _alternatives_need_logprobs(self) -> ChatRequest:
+    def _fields_that_need_others(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs is for logprobs=true only")
+        if self.tools and not self.parallel_tool_calls:
+            raise PydanticCustomError(
+                NOT_IMPLEMENTED, "{field}=false is not implemented: leave it out", {"field": "parallel_tool_calls"}
+            )
         return self
 
 
@@ -307,7 +281,7 @@ def _one_of_two(schema: dict[str, Any]) -> None:
     schema["oneOf"] = [{"required": [name], "properties": {name: kind}} for name, kind in kinds.items()]
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Shown):
     """POST /tokenize: a text, or a conversation in the model's chat template"""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra=_one_of_two)

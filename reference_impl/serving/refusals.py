@@ -16,7 +16,7 @@ _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
     for status, text in (
-        (400, "The engine refuses the prompt"), (401, "API key missing or wrong"), (404, "No such model or request"),
+        (400, "The prompt is refused"), (401, "API key missing or wrong"), (404, "No such model or request"),
         (408, "The body did not come"), (413, "The body is too long"), (415, "Not JSON"),
         (422, "Bad JSON, or a wrong field"), (429, "Too many unfinished requests"), (503, "The engine does not serve"),
     )
@@ -38,6 +38,15 @@ def refusal(
 class Refused(Exception):
     def __init__(self, status: int, message: str, **details: Any):
         self.status, self.message, self.details = status, message, details
+
+
+def check_characters(text: str, place: str) -> None:
+    r"""JSON can hold half a character ("\ud83d"); no tokenizer can encode it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"{place}: half a surrogate pair at character {error.start}, which is no character"
+        raise Refused(422, message, param=place) from None
 
 
 async def _refused(request: Request, error: Refused) -> Response:

@@ -149,6 +149,7 @@ def make(
     max_body_bytes: int = 4 << 20,
     shutdown_seconds: float = 10.0,
     trace: Path | None = None,
+    tool_call_parser: str | None = None,
     **engine_options: Any,
 ) -> ModelServer:
     """Loads the model in a process of its own. ValueError, OSError for what is wrong with it, the options, the address.
@@ -157,7 +158,7 @@ def make(
     """
     if not api_keys and not _is_loopback(host):
         logger.warning("any client that reaches %s can use this server: no API key was given", host)
-    config = ServerConfig(name, api_keys, max_unfinished, max_body_bytes)
+    config = ServerConfig(name, api_keys, max_unfinished, max_body_bytes, tool_call_parser=tool_call_parser)
     engine = EngineProcess(functools.partial(load, model, dtype, **engine_options), ChatEncoder(model))
     return ModelServer(engine, config, host, port, shutdown_seconds, trace)
 

@@ -72,9 +72,15 @@ def test_a_wrong_field_is_422_with_its_place(asked: httpx.Client, body: Any, pla
     ("body", "said"),
     [
         ({"messages": []}, "at least 1"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "'system', 'developer', 'user' or 'assistant'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools is not implemented"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "audio": {"id": "x"}}]}, "messages.0: audio is not implemented"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [5]}, "tools.0"),
+        ({"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"}, "tool_choice: Input should be"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tools": [{}], "parallel_tool_calls": False},
+            "parallel_tool_calls=false is not implemented",
+        ),
         ({"messages": [{"role": "user", "content": "x"}], "top_logprobs": 3}, "logprobs=true only"),
         (
             {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}},
@@ -86,6 +92,39 @@ def test_a_wrong_conversation_is_422(asked: httpx.Client, body: Any, said: str) 
     answer = asked.post(CHAT, json=body)
     assert answer.status_code == 422
     assert said in error(answer)["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "place", "said"),
+    [
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content.0", "a part of type 'image_url' is not implemented",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0", "expected"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "messages.0.tool_calls.0.function.arguments", "expected a JSON object in a text",
+        ),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools", "without --tool-call-parser"),
+        ({"messages": [{"role": "user"}], "chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs.tools", "own"),
+        ({"messages": [{"role": "user", "content": "x"}], "continue_final_message": True}, "messages", "choose"),
+    ],
+)  # fmt: skip
+def test_what_the_chat_encoder_refuses_is_400(asked: httpx.Client, body: Any, place: str, said: str) -> None:
+    answer = asked.post(CHAT, json=body)
+    assert answer.status_code == 400
+    assert said in error(answer)["message"]
+    assert error(answer)["param"] == place
+
+
+def test_brackets_that_are_too_deep_for_a_template_are_400(asked: httpx.Client) -> None:
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    answer = asked.post(CHAT, json={"messages": [{"role": "user", "content": "x", "more": deep}]})
+    assert answer.status_code == 400
+    assert "more than 64 deep" in error(answer)["message"]
 
 
 def test_fields_that_change_nothing_are_taken(asked: httpx.Client) -> None:
@@ -112,6 +151,7 @@ def test_half_of_a_surrogate_pair_is_refused(asked: httpx.Client) -> None:
         (COMPLETIONS, "prompt", b'{"prompt": "a\\ud83d"}'),
         (COMPLETIONS, "prompt 1", b'{"prompt": ["a", "a\\ud83d"]}'),
         (CHAT, "messages.0.content", b'{"messages": [{"role": "user", "content": "a\\ud83d"}]}'),
+        (CHAT, "messages.0.name", b'{"messages": [{"role": "user", "content": "a", "name": "a\\ud83d"}]}'),
     ):
         answer = asked.post(path, content=body)
         assert answer.status_code == 422

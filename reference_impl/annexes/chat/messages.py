@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first is the usual one
+_DEEPEST = 64  # lists and objects in each other
 _MEDIA = ("image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "file")
 
 
@@ -35,16 +36,18 @@ def as_messages(messages: Sequence[Any], parts_are_read: bool = True) -> list[di
     return found
 
 
-def plain(value: Any, place: str) -> Any:
+def plain(value: Any, place: str, depth: int = 0) -> Any:
     """A copy made of JSON's types; an object of pydantic's becomes a dict. Raises MessageError for any other."""
     if hasattr(value, "model_dump"):
         value = value.model_dump()
     if value is None or type(value) in (str, bool, int, float):
         return value
+    if depth > _DEEPEST:
+        raise MessageError(place[:100], f"lists and objects are more than {_DEEPEST} deep")
     if isinstance(value, Mapping):
-        return {str(name): plain(item, f"{place}.{name}") for name, item in value.items()}
+        return {str(name): plain(item, f"{place}.{name}", depth + 1) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item, f"{place}.{number}") for number, item in enumerate(value)]
+        return [plain(item, f"{place}.{number}", depth + 1) for number, item in enumerate(value)]
     raise MessageError(place, f"expected what JSON can hold, got {type(value).__name__}")
 
 
