@@ -38,6 +38,9 @@ CHARACTERS = 64  # that are a step
 _CHEAP = {"length", "count", "first", "last", "default", "d", "abs", "int", "float", "attr"}
 
 _COMPARING = {"sort", "unique", "groupby", "dictsort", "max", "min", "sum", "index", "count"}
+_BY_PATTERNS = {"pprint", "title", "urlize", "wordcount", "wordwrap", "striptags"}  # some ten times as slow
+_HOLD: Any = (list, tuple, dict, set, type({}.keys()), type({}.values()), type({}.items()))  # other values
+_LONG: Any = (*_HOLD, range)
 _COMPARING_TESTS = ("eq", "==", "equalto", "ne", "!=", "gt", ">", "greaterthan", "ge", ">=", "lt", "<", "lessthan",
                     "le", "<=", "in")  # fmt: skip
 
@@ -195,6 +198,9 @@ class _Namespace(Namespace):
         _check_name(name)
         super().__setitem__(name, value)
 
+    def __repr__(self) -> str:
+        return "<Namespace>"  # Jinja's shows all that is in it, which could be without end
+
 
 def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
@@ -246,7 +252,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return len(value)
         if isinstance(value, int):
             return value.bit_length()
-        if not isinstance(value, (list, tuple, dict)):
+        if not isinstance(value, _HOLD):
             return 1
         if id(value) in self._kept:
             return self._kept[id(value)][1]
@@ -254,7 +260,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if counted:
             self.spend(1 + len(items))
         size = len(items) + sum(self._size(item, counted) for item in items)
-        if size > self.max_steps * CHARACTERS:
+        if isinstance(value, dict):  # its names have been looked at, to their ends
+            self.spend(sum(self._size(name) // CHARACTERS for name in value if isinstance(name, tuple)))
+        if size > self.max_steps * CHARACTERS // 4:
             self.spend(self.max_steps)
         self._kept[id(value)] = value, size
         return size
@@ -272,7 +280,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def made(self, value: Any) -> Any:
         """A value that an operation has made."""
         size = self._size(value)
-        self.spend(1 if isinstance(value, (list, tuple, dict)) else 1 + size // CHARACTERS)
+        self.spend(1 if isinstance(value, _HOLD) else 1 + size // CHARACTERS)
         return value
 
     def compared(self, value: Any) -> Any:
@@ -287,14 +295,23 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         method = getattr(function, "__wrapped__", function)  # Jinja wraps str.format
         owner = getattr(method, "__self__", None)
-        own = (owner,) if isinstance(owner, (str, bytes, int, list, tuple, dict)) else ()
+        own = (owner,) if isinstance(owner, (str, int, list, tuple, dict)) else ()
         name = getattr(method, "__name__", "")
         args = _listed(name, args)
         self._before(name, (*own, *args), kwargs)
         return self.made(super().call(context, function, *args, **kwargs))
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """No bytes: no template needs them, and all that is counted of texts would have to be counted of them."""
+        return attr not in ("encode", "to_bytes") and super().is_safe_attribute(obj, attr, value)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            self.compared(argument)
+        return super().getitem(obj, argument)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        self._allow(growth_of_operator(operator, left, right))
+        self._allow(growth_of_operator(operator, left, right, self._size))
         return self.made(super().call_binop(context, operator, left, right))
 
     def _counting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -320,12 +337,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _before(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a filter or a method."""
         for value in (*args, *kwargs.values()):
-            if name in _COMPARING or isinstance(value, str):
+            if name in _COMPARING or isinstance(value, (str, tuple)):
                 self.compared(value)
-            elif isinstance(value, (list, tuple, dict, range)):
+            elif isinstance(value, _LONG):
                 self._allow(self._size(value))
                 self.spend(len(value))
-        self._allow(growth(name, args, kwargs))
+            if name in _BY_PATTERNS:
+                self.spend(self._size(value) // 4)
+        self._allow(growth(name, args, kwargs, self._size))
 
     def _allow(self, characters: int) -> None:
         """Before an operation that makes at most this many."""

@@ -51,6 +51,9 @@ def grown(step: str, begin: str = "'x'") -> str:
         grown("{'a': n.a, 'b': n.a}"),
         grown("dict(a=n.a, b=n.a)"),
         grown("[n.a] * 2", "[1]"),
+        grown("{'a': n.a.items(), 'b': n.a.items()}", "{}"),
+        grown("{'a': n.a.values(), 'b': n.a.values()}", "{}"),
+        grown("{(n.a, n.a): 1}|list|first", "(1,)"),
         grown("n.a + n.a", "[1]"),
         grown("n.a * n.a", "3"),
         "{{ 'x' * 10**12 }}",
@@ -75,7 +78,6 @@ def grown(step: str, begin: str = "'x'") -> str:
         "{{ [1, 2]|tojson(separators=('x' * 10**6, '')) }}",
         "{{ 2.5|round(10**9, 'ceil') }}",
         "{{ lipsum(n=10**9) }}",
-        "{{ (5).to_bytes(10**9, 'big') }}",
     ],
 )
 def test_what_has_no_end_is_stopped(template: str) -> None:
@@ -123,6 +125,8 @@ def test_numbers_that_only_look_long_are_no_lengths() -> None:
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "T: no Jinja template"),
         ("{{ ''.__class__.__mro__ }}", "T, line 1: .*SecurityError"),
         ("{{ messages.append(1) }}", "T, line 1: .*SecurityError"),
+        ("{{ 'x'.encode() }}", "T, line 1: .*SecurityError"),
+        ("{{ (5).to_bytes(10**9, 'big') }}", "T, line 1: .*SecurityError"),
         ("{{ namespace(_a=1) }}", "T, line 1: .*underscore"),
         ("\n{{ 'x' | strftime_now }}", "T, line 2: no Jinja template"),
     ],
@@ -130,6 +134,11 @@ def test_numbers_that_only_look_long_are_no_lengths() -> None:
 def test_an_error_names_the_template_and_the_line(template: str, said: str) -> None:
     with pytest.raises(ChatTemplateError, match=said):
         render(template, {"messages": CONVERSATIONS["user"]}, "T")
+
+
+def test_what_a_namespace_holds_is_not_shown() -> None:
+    template = grown("namespace(a=n.a, b=n.a)") + "{{ n.a }}{{ [n] }}"
+    assert render(template, {}, "T", FEW) == "<Namespace>[<Namespace>]"
 
 
 def test_a_template_changes_nothing_that_it_is_given() -> None:
