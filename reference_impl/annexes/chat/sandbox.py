@@ -32,7 +32,7 @@ from jinja2.utils import Namespace, pass_context
 from reference_impl.annexes.chat.growth import growth, growth_of_operator
 from reference_impl.annexes.chat.parts import goes_through_content
 
-MAX_STEPS = 4_000_000  # some seconds; a conversation of 1000 messages and 100,000 tokens takes a hundredth
+MAX_STEPS = 4_000_000  # some seconds; 1,000 messages of 800 characters take some 50,000
 CHARACTERS = 64  # that are a step
 # Filters that look at no more than an item.
 _CHEAP = {"length", "count", "first", "last", "default", "d", "abs", "int", "float", "attr"}
