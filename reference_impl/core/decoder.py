@@ -161,7 +161,7 @@ class Decoder(nn.Module):
     def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         """[num_sampling_rows, hidden_size], of the tokens at batch.logits_indices, after the last norm."""
         x = self.embed(batch.input_ids)
-        ropes = [table.at(batch.positions) for table in self.rotaries]
+        ropes = [table.cos_sin.index_select(1, batch.positions).unbind() for table in self.rotaries]
         attention.plan(batch)
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)

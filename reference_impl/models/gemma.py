@@ -63,7 +63,7 @@ class GemmaDecoder(Decoder):
         # Rounded to the model's dtype, as Gemma was trained.
         self.embedding_scale = torch.tensor(c.embedding_scale, dtype=self.dtype, device=self.device)
         if c.window_rope is not None:
-            positions = len(self.rotary.cos)
+            positions = self.rotary.max_position
             self.rotaries.append(RotaryTable(c.window_rope, c.head_dim, positions, self.dtype, self.device))
 
     def embed(self, input_ids: Tensor) -> Tensor:

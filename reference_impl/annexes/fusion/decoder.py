@@ -50,8 +50,9 @@ class FusedDecoder(Decoder):
     def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         x = self.embed(batch.input_ids)
         # A kernel that rotates and writes looks a position's cosine up itself.
-        positions = None if writes_and_attends(self.kernels, attention) else batch.positions
-        ropes = [table.at(positions) for table in self.rotaries]
+        whole = writes_and_attends(self.kernels, attention)
+        tables = [table.cos_sin for table in self.rotaries]
+        ropes = [(t if whole else t.index_select(1, batch.positions)).unbind() for t in tables]
         attention.plan(batch)
         added = None
         for layer in self.fused_layers():

@@ -23,7 +23,7 @@ Backend = Literal["triton", "torch"]
 
 @dataclass(frozen=True)
 class Kernels:
-    """The small operations of a layer; what they compute is said in kernels/reference/rows.py.
+    """The small operations of a layer; what they compute is said in kernels/reference/.
 
     rotate_and_write: None where attention gets rotated queries and keys, and writes the cache itself.
     grouped_gemm: None where every expert of a mixture has linear layers of its own.

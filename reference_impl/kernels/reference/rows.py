@@ -1,4 +1,4 @@
-"""What is computed for each token by itself: norm, rotary embedding, gates, and the write into the cache."""
+"""What is computed for each token by itself: norm, gates, and rotary embedding with the write into the cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from reference_impl.kernels.reference.attention import rotate
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -43,16 +45,6 @@ def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     scale = largest / torch.full_like(largest, limit)  # by a number, a GPU would multiply by its reciprocal
     codes = (exact * (1 / scale)).clamp(-limit, limit)  # as the kernels do it; rounding may pass the limit
     return (codes.round() if dtype is torch.int8 else codes).to(dtype), scale[..., 0].float()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, halves convention (Su et al. 2021, as Llama and Qwen store it).
-
-    x [num_tokens, heads, head_dim]; cos and sin [num_tokens, 1, head_dim], sin with its first half negated:
-    (a, b) -> (a cos - b sin, b cos + a sin).
-    """
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)  # (b, a)
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
 def rotate_and_write(
@@ -119,8 +111,3 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 
 GATES: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
-
-
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap x tanh(x / cap): about x near 0, and never beyond the cap (Gemma 2)."""
-    return cap * torch.tanh(x / cap)
