@@ -24,7 +24,7 @@ from reference_impl.assembly.checks import check_appended
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.made import Made
 from reference_impl.assembly.parts import Parts
-from reference_impl.core.engine import Booked, StepResult
+from reference_impl.core.engine import FinishedStep, StepResult
 from reference_impl.core.planner import output_of
 from reference_impl.interfaces import (
     CapturesGraphs,
@@ -150,13 +150,13 @@ class Engine(
             reply = self.executor.collect(ticket)
             brings_more = reply.prompt_logprobs or reply.pooled or reply.transfers or reply.layers_moved
             if brings_more or self.planner.has_drafted or not (plan.rows and self._is_checked):
-                return self.record(self.book(plan, step, reply, self.requests))
+                return self.record(self.update(plan, step, reply, self.requests))
             output = output_of(reply, plan.rows)
-            booked = Booked(plan, output, self.scheduler.update(plan, output))
+            done = FinishedStep(plan, output, self.scheduler.update(plan, output))
         except BaseException:
             self.planner.close_all()
             raise
-        return super().record(booked)  # it has rows
+        return super().record(done)  # it has rows
 
     def message(self, plan: StepPlan) -> Step:
         if self._has_pooling:
@@ -169,27 +169,27 @@ class Engine(
         self.executor.finish(ticket, masks_of(plan, requests))
 
     def advance(self, flight: Flight) -> None:
-        """The step before is booked, whose tokens decide what grammars allow in this one."""
+        """The step before was collected, whose tokens decide what grammars allow in this one."""
         if flight.step.takes_masks:
             self._send_masks(flight.ticket, flight.plan, flight.requests)
         super().advance(flight)
 
-    def book(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> Booked:
-        booked = super().book(plan, step, reply, requests)
+    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
+        done = super().update(plan, step, reply, requests)
         if not self._is_checked:
-            grown = [requests[name] for name in booked.output.tokens if not requests[name].holds]
+            grown = [requests[name] for name in done.output.tokens if not requests[name].holds]
             for request in grown[:1]:
                 check_appended(self.scheduler, request)
             self._is_checked = bool(grown)
-        return booked
+        return done
 
-    def record(self, booked: Booked) -> StepResult:
+    def record(self, done: FinishedStep) -> StepResult:
         """A step that only asked for transfers leaves no trace."""
-        plan, output = booked.plan, booked.output
+        plan, output = done.plan, done.output
         moved = plan.transfers != Transfers() or output.transfers or output.layers_moved
         if plan.rows or plan.preempted or moved:
-            return super().record(booked)
-        return StepResult(output.tokens, tuple(booked.finished))
+            return super().record(done)
+        return StepResult(output.tokens, tuple(done.finished))
 
     def check_idle(self, now: float) -> None:
         """Right also if held requests are in the way until a token is appended to them, or if the scheduler waits on

@@ -10,7 +10,7 @@ import torch
 
 from reference_impl.annexes.cpu.default import default_method
 from reference_impl.annexes.cpu.half import slow_half_linear
-from reference_impl.annexes.cpu.packing import HeadCopy, PackedLinear, pays
+from reference_impl.annexes.cpu.operators import HeadCopy, PackedLinear, pays
 from reference_impl.annexes.fusion.kernels import Kernels
 from reference_impl.core.decoder import Head, unembed
 from reference_impl.core.linear import Methods

@@ -22,24 +22,10 @@ from reference_impl.kernels import reference
 
 Head = Callable[[Tensor, Tensor], Tensor]  # (x, lm_head [vocab_size, hidden_size]) -> logits [len(x), vocab_size]
 
-_FEW = 2048  # numbers; with more than some thousand, twice as many to go through cost more than the calls
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
-
-
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension: `reference.rms_norm`, to rounding.
-
-    On a CPU F.rms_norm is ten operators, and in a step of one request each of them costs more than its arithmetic.
-    Layer norm is one. It subtracts the mean, so it is given (x, -x), whose mean is 0: then its variance is mean(x^2).
-    """
-    if x.device.type != "cpu" or x.numel() > _FEW or (weight is not None and weight.dtype is not x.dtype):
-        return reference.rms_norm(x, weight, eps)
-    shape = (2, x.shape[-1])
-    weights = None if weight is None else weight.expand(shape)
-    return F.layer_norm(torch.stack((x, -x), -2), shape, weights, None, eps)[..., 0, :]
 
 
 def unembed(x: Tensor, lm_head: Tensor) -> Tensor:
@@ -69,7 +55,7 @@ class GatedMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    rms_norm = staticmethod(rms_norm)
+    rms_norm = staticmethod(reference.rms_norm)  # or, for few rows on a CPU, that of annexes/cpu/operators.py
     rotary = 0  # which of the decoder's tables rotates its queries and keys
 
     def __init__(self, config: ModelConfig, index: int, methods: Methods, dtype: torch.dtype, device: torch.device):
@@ -131,7 +117,7 @@ class Decoder(nn.Module):
     are `UnquantizedLinear`. layer: makes one, given what `DecoderLayer` is given.
     """
 
-    rms_norm = staticmethod(rms_norm)
+    rms_norm = staticmethod(reference.rms_norm)
 
     def __init__(
         self,
@@ -165,7 +151,8 @@ class Decoder(nn.Module):
         attention.plan(batch)
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            x = layer(x, *ropes[layer.rotary], attention, kv_cache, batch)
+            cos, sin = ropes[layer.rotary]
+            x = layer(x, cos, sin, attention, kv_cache, batch)
         if len(batch.logits_indices) < len(x):  # else all tokens, in their order
             x = x[batch.logits_indices]
         return self.rms_norm(x, self.norm, self.config.norm_eps)

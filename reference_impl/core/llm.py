@@ -21,7 +21,7 @@ from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A finished request. text stops before a stop string; token_ids keeps every generated token.
+    """A finished request. text stops before a stop string; token_ids end with the token that completed it.
 
     finish_reason: "stop" (an end token or a stop string), "length", or "abort".
     """
@@ -66,7 +66,8 @@ class LLM(PromptEncoder):
         return [r.output() for r in running]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
-        """Pieces of text as they become certain. Leaving the loop early aborts the request."""
+        """Pieces of text as they become certain. The request is queued when the first is asked for, and aborted when
+        the loop is left early."""
         running = self.start(prompt, sampling or SamplingParams())
         try:
             while running.unfinished:
@@ -130,7 +131,7 @@ class Generation:
         return "stop" if stopped else self.request.finish_reason
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Tokens that a step brought: those behind a stop string are taken back, and it ends the request."""
+        """Adds the tokens of a step. A stop string ends the request, and tokens behind it are removed."""
         if self.text is None:
             return
         left = len(tokens)
@@ -149,7 +150,7 @@ class Generation:
             self._new += self.text.finish()
 
     def take_back(self, num_tokens: int) -> None:
-        """Of a request that the engine has finished, its last tokens: its text had ended before them."""
+        """Removes the last tokens of a request that the engine has finished: its text ended before them."""
         self.request.drop(num_tokens)
 
     def take(self) -> str:

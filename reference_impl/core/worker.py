@@ -3,7 +3,7 @@
 `submit` waits for nothing, so on a GPU the next step is planned and submitted while this one runs. Sampled tokens go
 to the request's slot, where the next step reads them; `collect` waits for a step, and gives its reply.
 
-    submit:   slots.apply -> lay_out -> stage (host to device) -> compute (the model) -> sample -> end (device to host)
+    submit:   slots.apply -> lay_out -> stage (host to device) -> compute (the model) -> end (sample, device to host)
     collect:  wait -> reply
 """
 
@@ -63,7 +63,7 @@ class Worker:
 
     @property
     def max_in_flight(self) -> int:
-        """What one step samples lies in its slot when the next one begins."""
+        """Sampled tokens stay on the device, so a step can be submitted before the one before it is collected."""
         return 2
 
     @torch.inference_mode()
@@ -111,17 +111,18 @@ class StepRun:
     ran: tuple[str, ...] = ()  # what computed attention
     tensors: dict[str, Tensor] = field(default_factory=dict)  # the batch's arrays, and what was looked up by them
     logits: Tensor = field(init=False)  # [logits, vocab_size]
-    scores: Tensor = field(init=False)  # the same shape: what tokens are chosen by
+    scores: Tensor = field(init=False)  # the same shape: logits after penalties and masks, which tokens are drawn from
     # [logits] on the host, when the device is done: what was sampled, and which of it follows from the tokens before
     # (None: all).
     tokens: Tensor | None = None
     kept: Tensor | None = None
     # To be called when the device is done: log-probabilities of the tokens; further fields of the reply.
-    logprobs: Callable[[], list[TokenLogprobs | None]] | None = None
+    read_logprobs: Callable[[], list[TokenLogprobs | None]] | None = None
     reports: dict[str, Callable[[], Any]] = field(default_factory=dict)
 
     def stage(self) -> None:
-        """What the host knows of the step goes to the device, in one copy."""
+        """Copies to the device what the host knows of the rows, all in one; `slots.apply` has copied what is new of
+        the slots before, in steps that have any."""
         batch = self.batch
         batch.arrays.update(self.worker.sampler.columns(batch.settings, batch.lengths))
         self.tensors = batch.on(self.worker.model.device)
@@ -140,7 +141,7 @@ class StepRun:
         self.worker.slots.put(self.tensors, tokens)
         wanted = self.batch.settings["logprobs"]
         if wanted.max() >= 0:
-            self.logprobs = report(self.logits, tokens, wanted)
+            self.read_logprobs = report(self.logits, tokens, wanted)
         self.take(tokens)
 
     def take(self, tokens: Tensor, kept: Tensor | None = None) -> None:
@@ -149,7 +150,7 @@ class StepRun:
         self.kept = None if kept is None else kept.to("cpu", non_blocking=True, copy=True)
 
     def end(self) -> None:
-        """All that is launched for the step is launched when this returns."""
+        """Samples, if any row does; then all is launched, and the lengths in the slots grow."""
         w = self.worker
         if self.batch.sampling:
             self.sample()
@@ -171,8 +172,8 @@ class StepRun:
             sampled = zip(rows, self.tokens.tolist(), strict=True)
             for row, token in sampled if kept is None else compress(sampled, kept):
                 tokens[row] += (token,)
-            if self.logprobs is not None:
-                reports = zip(rows, self.logprobs(), strict=True)
+            if self.read_logprobs is not None:
+                reports = zip(rows, self.read_logprobs(), strict=True)
                 for row, found in reports if kept is None else compress(reports, kept):
                     if found is not None:
                         logprobs[row] = (*logprobs.get(row, ()), found)

@@ -96,7 +96,7 @@ class AskedRun(StepRun):
         tokens = to_device({"tokens": chosen}, self.worker.model.device)["tokens"]
         self.worker.slots.put(self.tensors, tokens)
         reports = self.sampled.logprobs
-        self.logprobs = lambda: reports
+        self.read_logprobs = lambda: reports
         self.take(tokens)
 
     def _asking(self) -> list[Seen]:

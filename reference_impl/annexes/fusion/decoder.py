@@ -56,7 +56,8 @@ class FusedDecoder(Decoder):
         attention.plan(batch)
         added = None
         for layer in self.fused_layers():
-            x, added = layer.compute(self.fusion, x, added, *ropes[layer.rotary], attention, kv_cache, batch)
+            cos, sin = ropes[layer.rotary]
+            x, added = layer.compute(self.fusion, x, added, cos, sin, attention, kv_cache, batch)
         last = batch.logits_indices
         if len(last) < len(x):  # else all tokens, in their order
             x, added = x[last], None if added is None else added[last]

@@ -12,7 +12,6 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from reference_impl.core.decoder import rms_norm
 from reference_impl.interfaces import AttendsToCache, AttentionBackend
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference import Activation
@@ -37,13 +36,7 @@ class Kernels:
     grouped_gemm: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """As `reference.add_rms_norm`, to rounding."""
-    total = x + residual
-    return rms_norm(total, weight, eps), total
-
-
-TORCH = Kernels("torch", rms_norm, add_rms_norm, reference.GATES)
+TORCH = Kernels("torch", reference.rms_norm, reference.add_rms_norm, reference.GATES)
 
 
 def writes_and_attends(

@@ -142,7 +142,7 @@ class GraphRun(StepRun):
             slots, lens = ("sampling_slots", "sampling_lens") if key.tokens_per_row > 1 else ("slots", "query_lens")
             slot = inputs[slots][:num]
             position = w.slots.computed.index_select(0, slot) + inputs[lens][:num]
-            self.tensors |= {"sampling_slots": slot, "position": position}
+            self.tensors |= {"sampling_slots": slot, "sample_positions": position}
 
     def sample(self) -> None:
         if self.key is not None and self.key.samples:

@@ -23,7 +23,7 @@ class CalledSampler(TorchSampler):
         """Chooses the next token of each request. logits [len(requests), vocab_size]."""
         settings = np.array([settings_of(r.sampling, r.seed, r.sample_index) for r in requests], SETTINGS)
         lengths = np.array([r.num_tokens for r in requests], np.int64)
-        columns = to_device({**self.columns(settings, lengths), "position": lengths}, logits.device)
+        columns = to_device({**self.columns(settings, lengths), "sample_positions": lengths}, logits.device)
         tokens = self.choose(apply_penalties(logits, requests), columns)
         logprobs = report(logits, tokens, settings["logprobs"])
         return Sampled(tokens.tolist(), logprobs())  # waits for the tokens, and for all that was launched before
