@@ -1,8 +1,8 @@
 """The decoder that Llama, Mistral and Qwen share: embedding, layers, a last norm, logits.
 
 One forward pass over a ragged batch: the tokens of all requests side by side, [num_tokens, hidden_size]. Only attention
-knows that they belong to different sequences. What Gemma, OLMo-2, Phi-3 and mixtures of experts do differently is in
-subclasses, a file for each family; `decoders.py` has the table.
+knows that they belong to different sequences. What Gemma, OLMo-2, Phi-3, StableLM and mixtures of experts do otherwise
+is in subclasses, a file for each family; `decoders.py` has the table.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class GatedMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    rms_norm = staticmethod(reference.rms_norm)  # or, for few rows on a CPU, that of annexes/cpu/operators.py
+    normalize = staticmethod(reference.rms_norm)  # a family may have another; annexes/cpu has one for few rows
     rotary = 0  # which of the decoder's tables rotates its queries and keys
 
     def __init__(self, config: ModelConfig, index: int, methods: Methods, dtype: torch.dtype, device: torch.device):
@@ -79,10 +79,10 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
         """x [num_tokens, hidden_size], the residual stream -> the same shape. cos, sin [num_tokens, 1, head_dim]."""
-        h = self.rms_norm(x, self.input_norm, self.config.norm_eps)
+        h = self.normalize(x, self.input_norm, self.config.norm_eps)
         h = self.attend(self.qkv(h), cos, sin, attention, kv_cache, batch)
         x = x + self.o(h)
-        h = self.rms_norm(x, self.mlp_norm, self.config.norm_eps)
+        h = self.normalize(x, self.mlp_norm, self.config.norm_eps)
         return x + self.mlp(h)
 
     def attend(
@@ -93,17 +93,17 @@ class DecoderLayer(nn.Module):
         heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
         if self.qk_norm is not None:
-            qk = (self.rms_norm(qk, None, c.norm_eps) * self.qk_norm).to(qk.dtype)
+            qk = (self.normalize(qk, None, c.norm_eps) * self.qk_norm).to(qk.dtype)
         qk = reference.rotate(qk, cos, sin)
         q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
         return attention.forward(q, k, v, self.index, kv_cache, batch).flatten(1)
 
     def norms(self) -> dict[str, Tensor]:
-        """{name in the checkpoint, below "model.layers.3.": weight}."""
-        found = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.mlp_norm}
+        """{name in the checkpoint, below "model.layers.3.": tensor}."""
+        found = {"input_layernorm.weight": self.input_norm, "post_attention_layernorm.weight": self.mlp_norm}
         if self.qk_norm is not None:  # the checkpoint has one weight for all query heads, one for all key heads
             sizes = (self.config.num_heads, self.config.num_kv_heads)
-            found |= zip(("self_attn.q_norm", "self_attn.k_norm"), self.qk_norm.split(sizes), strict=True)
+            found |= zip(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), self.qk_norm.split(sizes), strict=True)
         return found
 
     def num_parameters(self) -> int:
@@ -117,7 +117,7 @@ class Decoder(nn.Module):
     are `UnquantizedLinear`. layer: makes one, given what `DecoderLayer` is given.
     """
 
-    rms_norm = staticmethod(reference.rms_norm)
+    normalize = staticmethod(reference.rms_norm)
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Decoder(nn.Module):
             x = layer(x, cos, sin, attention, kv_cache, batch)
         if len(batch.logits_indices) < len(x):  # else all tokens, in their order
             x = x[batch.logits_indices]
-        return self.rms_norm(x, self.norm, self.config.norm_eps)
+        return self.normalize(x, self.norm, self.config.norm_eps)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids [num_tokens] -> [num_tokens, hidden_size]."""
@@ -165,10 +165,15 @@ class Decoder(nn.Module):
         """hidden [rows, hidden_size], after the last norm -> [rows, vocab_size]."""
         return self.head(hidden, self.embedding if self.lm_head is None else self.lm_head)
 
+    def norms(self) -> dict[str, Tensor]:
+        """{name in the checkpoint: tensor}, of the last norm."""
+        return {"model.norm.weight": self.norm}
+
     def linears(self) -> list[Linear]:
         return [module for module in self.modules() if isinstance(module, Linear)]
 
     def num_parameters(self) -> int:
         """Parameters in memory; a tied embedding counts once."""
-        count = self.embedding.numel() + self.norm.numel() + (0 if self.lm_head is None else self.lm_head.numel())
+        count = self.embedding.numel() + (0 if self.lm_head is None else self.lm_head.numel())
+        count += sum(tensor.numel() for tensor in self.norms().values())
         return count + sum(module.num_parameters() for module in self.modules() if isinstance(module, DecoderLayer))

@@ -55,15 +55,13 @@ def weight_files(folder: Path) -> list[Path]:
 def destinations(model: Decoder) -> dict[str, Destination]:
     """Checkpoint name -> (what it must be, store) for every tensor that the model needs."""
     plus_one = model.config.norm_plus_one
-    table: dict[str, Destination] = {
-        "model.embed_tokens.weight": _whole(model.embedding),
-        "model.norm.weight": _norm(model.norm, plus_one),
-    }
+    table: dict[str, Destination] = {"model.embed_tokens.weight": _whole(model.embedding)}
+    table |= {name: _norm(tensor, plus_one) for name, tensor in model.norms().items()}
     if model.lm_head is not None:
         table["lm_head.weight"] = _whole(model.lm_head)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
-        table |= {f"model.layers.{layer.index}.{n}.weight": _norm(norm, plus_one) for n, norm in layer.norms().items()}
+        table |= {f"model.layers.{layer.index}.{n}": _norm(tensor, plus_one) for n, tensor in layer.norms().items()}
         for linear in layer.modules():
             if isinstance(linear, Linear):
                 table |= _parts(linear)
@@ -113,7 +111,7 @@ def _whole(target: Tensor) -> Destination:
 
 
 def _norm(target: Tensor, plus_one: bool) -> Destination:
-    """One weight, for all heads if the target has a row for each. plus_one: what is kept is 1 + w."""
+    """Weight or bias of a norm, one for all heads if the target has a row for each. plus_one: what is kept is 1 + w."""
 
     def store(tensor: Tensor) -> None:
         target.copy_((tensor.to(target.dtype) + plus_one).expand_as(target))

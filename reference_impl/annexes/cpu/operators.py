@@ -92,7 +92,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def use_norm_of_few(model: Decoder) -> None:
-    """From now on the model's norms are computed that way."""
+    """From now on the model's norms are computed that way, if they are RMSNorm."""
     parts: list[Decoder | DecoderLayer] = [model, *(layer for layer in model.layers if isinstance(layer, DecoderLayer))]
     for part in parts:
-        part.rms_norm = rms_norm
+        if part.normalize is reference.rms_norm:
+            part.normalize = rms_norm

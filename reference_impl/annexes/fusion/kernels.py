@@ -6,7 +6,7 @@ Chosen when a model or an engine is built, by the device and the dtype. Nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
@@ -18,6 +18,7 @@ from reference_impl.kernels.reference import Activation
 
 Asked = Literal["auto", "triton", "torch"]
 Backend = Literal["triton", "torch"]
+Norm = Callable[[Tensor, Tensor | None, float], Tensor]
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,20 @@ class Kernels:
     """
 
     backend: Backend
-    rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
+    rms_norm: Norm
     add_rms_norm: Callable[[Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
     gates: Mapping[Activation, Callable[[Tensor], Tensor]]
     rotate_and_write: Callable[..., Tensor] | None = None
     grouped_gemm: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+
+    def with_norm(self, norm: Norm) -> Kernels:
+        """The same, but for the norm."""
+
+        def add_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+            total = x + residual
+            return norm(total, weight, eps), total
+
+        return replace(self, rms_norm=norm, add_rms_norm=add_norm)
 
 
 TORCH = Kernels("torch", reference.rms_norm, reference.add_rms_norm, reference.GATES)
