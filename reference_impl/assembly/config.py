@@ -35,7 +35,7 @@ class EngineConfig:
     num_drafts: how many guesses of Parts.proposer a decoding request has verified in a step.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
-    token), "int8" (the same with integers); see annexes/kv_formats/formats.py.
+    token), "fp8_e5m2", "int8" (the same with other codes); see annexes/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
     dependent_launches: there a kernel begins while the one before it ends (Hopper and later).

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.beams.engine import BranchingEngine
 from reference_impl.annexes.beams.planning import ForkingPlanner
+from reference_impl.annexes.failing.engine import FailingEngine
 from reference_impl.annexes.grammars.engine import announced, check_grammar, masks_of
 from reference_impl.annexes.overlap.engine import Flight, OverlappedEngine
 from reference_impl.annexes.pins.engine import Pin, PinningEngine
@@ -49,8 +50,9 @@ __all__ = ["Engine", "Pin", "StepResult"]
 
 
 class Engine(
-    TransferringEngine, ScoringEngine, PoolingEngine, DraftingEngine, OverlappedEngine, PinningEngine, BranchingEngine
-):
+    TransferringEngine, ScoringEngine, PoolingEngine, DraftingEngine, OverlappedEngine, FailingEngine, PinningEngine,
+    BranchingEngine,
+):  # fmt: skip
     """parts: what to use in place of the engine's own. ValueError or ConfigError where parts and options contradict
     each other."""
 
@@ -148,7 +150,7 @@ class Engine(
             if step.takes_masks:
                 self._send_masks(ticket, plan, self.requests)
             reply = self.executor.collect(ticket)
-            brings_more = reply.prompt_logprobs or reply.pooled or reply.transfers or reply.layers_moved
+            brings_more = reply.prompt_logprobs or reply.pooled or reply.transfers or reply.layers_moved or reply.errors
             if brings_more or self.planner.has_drafted or not (plan.rows and self._is_checked):
                 return self.record(self.update(plan, step, reply, self.requests))
             output = output_of(reply, plan.rows)

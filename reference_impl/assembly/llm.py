@@ -46,7 +46,8 @@ Worker = Literal["here", "process"]
 class RequestOutput(core_llm.RequestOutput):
     """A finished request. text stops before a stop string; token_ids keeps every generated token.
 
-    finish_reason: "stop" (an end token or a stop string), "length", or "abort".
+    finish_reason: "stop" (an end token or a stop string), "length", "abort", or "error"; error then says why: the
+    model's numbers were not finite, and where that began.
     others: with n > 1, samples 1 ... n - 1 of the same prompt; this one is sample 0.
     prompt_logprobs: one for each prompt token if they were asked for, None for the first, before which nothing stands;
     those of sample 0 are every sample's. Of a request that was aborted while its prompt was read there may be fewer.
@@ -55,6 +56,7 @@ class RequestOutput(core_llm.RequestOutput):
     metrics: RequestMetrics
     others: tuple[RequestOutput, ...] = ()
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    error: str | None = None
 
 
 class LLM(core_llm.LLM, ChatEncoder):
@@ -202,6 +204,7 @@ class Generation(core_llm.Generation):
             metrics=self.engine.trace.metrics(r.id),
             others=tuple(other.output() for other in self.others),
             prompt_logprobs=None if r.sampling.prompt_logprobs is None else [None, *r.prompt_logprobs],
+            error=r.error,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference_impl.annexes.asked_sampler.worker import AskedRun, AskingWorker
+from reference_impl.annexes.failing.worker import ExplainingWorker
 from reference_impl.annexes.grammars.worker import MaskRun, MaskWorker
 from reference_impl.annexes.graphs.worker import GraphRun, GraphWorker
 from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
@@ -40,7 +41,9 @@ class FullRun(DraftRun, PenaltyRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedR
         return super().needs_logits() or not self.worker.counts.places.keys().isdisjoint(self.batch.slots)
 
 
-class LocalExecutor(DraftWorker, PenaltyWorker, MaskWorker, ScoreWorker, PoolWorker, GraphWorker, AskingWorker):
+class LocalExecutor(
+    DraftWorker, PenaltyWorker, MaskWorker, ScoreWorker, PoolWorker, GraphWorker, AskingWorker, ExplainingWorker
+):
     """One model on one device. sampler: any; one that can be launched (`TorchSampler`) lets steps overlap.
 
     max_num_seqs: requests that run at a time. max_len: positions of one. proposer: as of `DraftWorker`.

@@ -28,11 +28,6 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def unembed(x: Tensor, lm_head: Tensor) -> Tensor:
-    """A `Head`: x [rows, hidden_size] times lm_head as it is."""
-    return x @ lm_head.T
-
-
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) * up(x)) (GLU variants, Shazeer 2020): x [rows, hidden_size] -> the same shape.
 
@@ -138,7 +133,7 @@ class Decoder(nn.Module):
         self.lm_head = None if config.tied_embeddings else torch.empty_like(self.embedding)
         self.rotary = RotaryTable(config.rope, config.head_dim, max_position or config.max_position, dtype, device)
         self.rotaries = [self.rotary]  # see DecoderLayer.rotary
-        self.head: Head = unembed
+        self.head: Head = F.linear
 
     def forward(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         """Logits [num_sampling_rows, vocab_size] of the tokens at batch.logits_indices."""

@@ -23,7 +23,7 @@ from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
 class RequestOutput:
     """A finished request. text stops before a stop string; token_ids end with the token that completed it.
 
-    finish_reason: "stop" (an end token or a stop string), "length", or "abort".
+    finish_reason: "stop" (an end token or a stop string), "length", "abort", or "error".
     """
 
     request_id: str
@@ -66,8 +66,7 @@ class LLM(PromptEncoder):
         return [r.output() for r in running]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
-        """Pieces of text as they become certain. The request is queued when the first is asked for, and aborted when
-        the loop is left early."""
+        """Pieces of text as they become certain. Asking for the first queues the request, leaving early aborts it."""
         running = self.start(prompt, sampling or SamplingParams())
         try:
             while running.unfinished:

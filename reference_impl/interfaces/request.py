@@ -156,6 +156,7 @@ class Request:
     deadline: float | None = None  # seconds on the engine's clock, for the last token
     state: RequestState = RequestState.WAITING
     finish_reason: str | None = None
+    error: str | None = None  # why, where finish_reason is "error"
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's second token and those behind
     pooling: Pooling | None = None  # nothing is sampled for it: it ends when its prompt is computed, see `embedding`

@@ -136,6 +136,7 @@ def fill(model: Decoder, table: dict[str, Destination], files: list[Path]) -> No
             raise CheckpointError(f"{file}: tensor {name} came a second time")
         spec, store = table[name]
         _check(tensor, spec, f"{file}: tensor {name}")
+        _check_finite(tensor, model.dtype, f"{file}: tensor {name}")
         store(tensor)
         del missing[name]
     if missing:
@@ -155,6 +156,23 @@ def _check(tensor: Tensor, spec: TensorSpec, where: str) -> None:
         floats = tuple(spec.dtypes) == FLOATS
         expected = "a float of 16, 32 or 64 bits" if floats else " or ".join(map(str, spec.dtypes))
         raise CheckpointError(f"{where}: expected {expected}, found {tensor.dtype}")
+
+
+def _check_finite(tensor: Tensor, dtype: torch.dtype, where: str) -> None:
+    """Also where numbers are too large for the dtype that the model is loaded in. A sum is finite if its terms are."""
+    if tensor.dtype not in FLOATS:
+        return
+    narrow = dtype if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max else tensor.dtype
+    if bool(tensor.to(narrow).sum(dtype=torch.promote_types(narrow, torch.float32)).isfinite()):
+        return
+    wrong = (~tensor.to(narrow).isfinite()).nonzero()
+    if not len(wrong):
+        return  # only the sum is too large
+    first = tuple(wrong[0].tolist())
+    what = "finite numbers" if narrow is tensor.dtype else f"numbers within the range of {dtype}, in which it is loaded"
+    raise CheckpointError(
+        f"{where}: expected {what}, found {tensor[first].item()} at {list(first)}, and {len(wrong) - 1} more"
+    )
 
 
 def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:

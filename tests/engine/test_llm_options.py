@@ -21,7 +21,7 @@ from reference_impl.interfaces import SamplingParams
 # Option -> a value that nothing has, and what the engine says to it.
 WRONG = {
     "--quantization": "quantization: expected one of none, fp8, int8, int4, got 'strange'",
-    "--kv-dtype": "EngineConfig.kv_dtype: expected one of auto, fp8, int8, got 'strange'",
+    "--kv-dtype": "EngineConfig.kv_dtype: expected one of auto, fp8, fp8_e5m2, int8, got 'strange'",
     "--overlap": "EngineConfig.overlap: expected one of auto, on, off, got 'strange'",
     "--graphs": "EngineConfig.graphs: expected one of auto, on, off, got 'strange'",
     "--attention": "EngineConfig.attention: expected one of auto, triton, torch, got 'strange'",

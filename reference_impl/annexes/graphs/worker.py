@@ -18,7 +18,7 @@ from reference_impl.annexes.graphs.graphs import GraphKey, Graphs, Recorder, ine
 from reference_impl.core.batch import HostBatch, as_batch
 from reference_impl.core.sampler import SETTINGS, TorchSampler
 from reference_impl.core.staging import Arrays, to_device
-from reference_impl.core.worker import StepRun, Worker
+from reference_impl.core.worker import NO_TOKEN, StepRun, Worker, not_finite
 
 
 @dataclass
@@ -60,7 +60,7 @@ class GraphWorker(Worker):
             return logits
         tokens = self.sampler.choose(logits, t)
         self.slots.put(t, tokens)
-        return tokens
+        return tokens.masked_fill(not_finite(logits), NO_TOKEN)
 
     def _ran(self) -> tuple[str, ...]:
         return () if self.names_kernels is None else tuple(sorted(self.names_kernels.ran))

@@ -60,4 +60,5 @@ CALLS: dict[str, Call] = {
     "rotate_and_write, head_dim 80": _rotate(32, 32, 80),
     "rotate_and_write, int8 cache": _rotate(32, 8, 128, cache=torch.int8),
     "rotate_and_write, fp8 cache": _rotate(32, 8, 128, cache=torch.float8_e4m3fn),
+    "rotate_and_write, e5m2 cache": _rotate(32, 8, 128, cache=torch.float8_e5m2),
 }

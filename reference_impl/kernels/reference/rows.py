@@ -34,7 +34,7 @@ def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor | None, eps: fl
 
 
 def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(codes, scale), x about codes x scale: codes like x in int8 or float8_e4m3fn, scale [...] float32.
+    """(codes, scale), x about codes x scale: codes like x in int8 or a float8, scale [...] float32.
 
     The last dimension shares a scale: its largest magnitude becomes the largest code. Below 2^-64 it counts as 2^-64,
     so that nothing is divided by zero.
@@ -71,7 +71,7 @@ def rotate_and_write(
     keys and values [num_blocks, block_size, num_kv_heads, head_dim] are written at slot_mapping [num_tokens]: block x
     block_size + offset, or -1 for a token that only pads the batch and is written nowhere. q_norm, k_norm [head_dim].
 
-    A cache of int8 or float8_e4m3fn has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too;
+    A cache of int8 or a float8 has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too;
     raises ValueError if they are missing, or given for another cache.
     """
     if (keys.element_size() == 1) != (key_scale is not None) or (key_scale is None) != (value_scale is None):
