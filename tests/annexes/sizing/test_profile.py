@@ -204,7 +204,7 @@ def test_on_a_cpu_nothing_is_measured() -> None:
     assert sizes.device_memory(CPU) is None
 
 
-@pytest.mark.parametrize("percent", [0, 101, 1.5])
+@pytest.mark.parametrize("percent", [0, 101, 0.9, True, None])
 def test_a_share_is_a_percentage(percent) -> None:
     with pytest.raises(ValueError, match=r"EngineConfig\.memory_percent: expected"):
         EngineConfig(memory_percent=percent)
