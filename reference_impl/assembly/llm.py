@@ -38,6 +38,7 @@ from reference_impl.core.llm import as_list
 from reference_impl.core.prompts import Prompt
 from reference_impl.interfaces import Pooling, Request, SamplingParams
 from reference_impl.models.config_json import read_model_config
+from reference_impl.models.hub import model_folder
 from reference_impl.models.shapes import Shape, config_of_shape
 
 __all__ = ["LLM", "CompletionOutput", "Generation", "RequestOutput"]
@@ -66,8 +67,9 @@ AnyPrompt = Prompt | TokensPrompt | TextPrompt
 class LLM(core_llm.LLM, ChatEncoder):
     """An engine with a tokenizer.
 
-    model: a Hugging Face folder. Or shape, with dummy_weights=True: a model of that shape with random weights and
-    without a tokenizer (see models/shapes.py). dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
+    model: a Hugging Face folder, or an id (org/name) of Hugging Face's hub, see `model_folder`. Or shape, with
+    dummy_weights=True: a model of that shape with random weights and without a tokenizer (see models/shapes.py).
+    dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
     quantization: "none", or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function from a
     layer's name to one of these (see `load_model`). worker: "process" has the model compute in a process of its own, to
     which steps go as messages, while this one plans. Other options: see EngineConfig and Parts; vLLM's names for them
@@ -91,6 +93,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         worker: Worker = "here",
         **engine_options: Any,
     ):
+        model = None if model is None else model_folder(model)
         config = EngineConfig(**options_of(engine_options, [*inspect.signature(LLM).parameters][:-1]))
         stored = _config_of(model, shape, dummy_weights)
         device = choose_device(device)
