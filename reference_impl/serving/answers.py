@@ -105,9 +105,14 @@ class Shape(ABC):
         return found
 
     def _end(self, piece: Piece) -> dict[str, Any]:
-        """How a choice ended, in a chunk of it and in the whole."""
-        cut = {"cut_by": piece.cut_by} if piece.cut_by == "kv_cache" else {}
-        return {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason, **cut}
+        """How a choice ended, in a chunk of it and in the whole. What OpenAI's answers do not have is there where it
+        says something: which stop string or token it was (vLLM's), and that the cache was full."""
+        found: dict[str, Any] = {"finish_reason": piece.finish_reason}
+        if piece.stop_reason is not None:
+            found["stop_reason"] = piece.stop_reason
+        if piece.cut_by == "kv_cache":
+            found["cut_by"] = piece.cut_by
+        return found
 
     def opening(self, num_samples: int) -> list[dict[str, Any]]:
         """Choices of a first chunk, before there is any token."""
