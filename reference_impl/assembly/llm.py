@@ -70,12 +70,15 @@ class LLM(core_llm.LLM, ChatEncoder):
     model: a Hugging Face folder, or an id (org/name) of Hugging Face's hub, see `model_folder`. Or shape, with
     dummy_weights=True: a model of that shape with random weights and without a tokenizer (see models/shapes.py).
     dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
-    quantization: "none", or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function from a
-    layer's name to one of these (see `load_model`). worker: "process" has the model compute in a process of its own, to
-    which steps go as messages, while this one plans. Other options: see EngineConfig and Parts; vLLM's names for them
-    work, too: gpu_memory_utilization (on a GPU the share of its memory for weights, activations and cache; on a CPU it
-    has no effect, which is logged: see kv_cache_bytes), enable_prefix_caching, kv_cache_dtype, enforce_eager,
-    num_gpu_blocks_override, kv_cache_memory_bytes, tensor_parallel_size (1). TypeError for an unknown one.
+    quantization: "none" (or None), or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function
+    from a layer's name to one of these (see `load_model`). worker: "process" has the model compute in a process of its
+    own, to which steps go as messages, while this one plans. Other options: see EngineConfig.
+    vLLM's names work, too: gpu_memory_utilization (on a GPU the share of its memory for weights, activations and cache;
+    on a CPU it has no effect, which is logged: see kv_cache_bytes), enable_prefix_caching, kv_cache_dtype,
+    enforce_eager, num_gpu_blocks_override, kv_cache_memory_bytes, tensor_parallel_size (1).
+
+    TypeError, with near matches, for an unknown option; ValueError or ConfigError for a value that cannot be;
+    FileNotFoundError for an id that is not cached and cannot be fetched.
     """
 
     engine: Engine
@@ -86,7 +89,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         parts: Parts | None = None,
-        quantization: Quantizations = "none",
+        quantization: Quantizations | None = "none",
         *,
         shape: Shape | None = None,
         dummy_weights: bool = False,
@@ -94,6 +97,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         **engine_options: Any,
     ):
         model = None if model is None else model_folder(model)
+        quantization = "none" if quantization is None else quantization
         config = EngineConfig(**options_of(engine_options, [*inspect.signature(LLM).parameters][:-1]))
         stored = _config_of(model, shape, dummy_weights)
         device = choose_device(device)
