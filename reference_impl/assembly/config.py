@@ -26,8 +26,9 @@ class EngineConfig:
     block_size: tokens in a KV block. num_blocks: None takes what kv_cache_bytes pays for; only one of the two can be
     given. kv_cache_bytes: None is 256 MiB, but on a GPU what is left of memory_percent of its memory when the largest
     step has had its share (see annexes/sizing/profile.py), and no more than max_num_seqs sequences of max_model_len
-    need. vLLM's gpu_memory_utilization is a hundredth of memory_percent; on a CPU, whose memory is everybody's, neither
-    has an effect.
+    need. vLLM's gpu_memory_utilization is a hundredth of memory_percent, but here what other processes hold on the GPU
+    counts, too: of two engines with half of it each, the second has to say 100. On a CPU, whose memory is everybody's,
+    neither has an effect.
     max_num_batched_tokens: the budget of new tokens in one step (long prompts are cut into chunks).
     prefix_cache: "hash" (chain of block hashes), "radix" (tree of tokens), "off", or "auto": hash, except for models
     with sliding windows, which cannot share prefixes.
