@@ -242,7 +242,3 @@ def kernels(
 
     arguments = ["--only", only, "--seconds", str(seconds), "--rounds", str(rounds)]
     raise typer.Exit(bench.main(arguments + ["--dry-run"] * dry_run + ["--no-save"] * (not save)))
-
-
-if __name__ == "__main__":  # where nothing is installed: python -m reference_impl.cli profile
-    app()

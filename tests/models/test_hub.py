@@ -62,7 +62,7 @@ def test_a_cached_model_generates(cache: Path) -> None:
 def test_from_the_command_line(cache: Path) -> None:
     words = ["generate", "def f(", "--model", "course/draft", "--max-tokens", "3"]
     environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
-    program = [sys.executable, "-P", "-c", "from reference_impl.cli import app; app()"]
+    program = [sys.executable, "-P", "-m", "reference_impl.cli"]
     done = subprocess.run([*program, *words], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("def f(")
