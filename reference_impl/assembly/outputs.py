@@ -28,9 +28,9 @@ class Logprob:
 class CompletionOutput:
     """One sample, with vLLM's names.
 
-    token_ids: every generated token. logprobs: of each the chosen token and the likeliest ones, {token id: Logprob};
-    None unless they were asked for, as cumulative_logprob, the sum of the chosen tokens'. finish_reason: "stop",
-    "length", "abort". stop_reason: the stop string or the token of stop_token_ids that ended it.
+    token_ids end with the token that completed the sample. logprobs: of each the chosen token and the likeliest ones,
+    {token id: Logprob}; None unless they were asked for, as cumulative_logprob, the sum of the chosen tokens'.
+    finish_reason: "stop", "length", "abort". stop_reason: the stop string or the token of stop_token_ids that ended it.
     """
 
     index: int
@@ -47,7 +47,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput(core_llm.RequestOutput):
-    """A finished request. text stops before a stop string; token_ids keeps every generated token.
+    """A finished request. text stops before a stop string; token_ids end with the token that completed it.
 
     finish_reason: "stop" (an end token or a stop string), "length", or "abort".
     cut_by: with "length", what the length was bounded by: "max_tokens", "max_model_len", or "kv_cache", which holds no
