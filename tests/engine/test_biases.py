@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from reference_impl.annexes.biases.biases import bias_arrays, biased
+from reference_impl.annexes.biases.biases import bias_arrays, biased, floor_arrays, floored
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
 from reference_impl.interfaces import Request, SamplingParams
+from tests.no_sync import no_sync
 
 VOCAB = 61
 PROMPT = [5, 17, 3, 41, 8]
@@ -185,3 +186,19 @@ def test_bfloat16_logits_take_a_small_bias() -> None:
     scores = biased(logits, arrays)
     assert (scores.argmax(-1)[1], scores.dtype) == (3, torch.float32)
     assert scores[0].tolist() == [32.0] * 5
+
+
+def test_neither_waits_for_the_device() -> None:
+    params = [SamplingParams(), SamplingParams(logit_bias={3: 1.5, 4: -2}, min_tokens=2, stop_token_ids=(1,))]
+    biases, floors = bias_arrays(params), floor_arrays(params, [4, 4], [0])
+    assert biases is not None
+    assert floors is not None
+    logits, positions = torch.zeros(2, 5), torch.tensor([5, 5])
+    with no_sync():
+        scores = floored(biased(logits, biases), floors, positions)
+    inf = float("inf")
+    assert scores.tolist() == [[0.0] * 5, [-inf, -inf, 0.0, 1.5, -2.0]]
+    assert floored(logits, floors, positions + 1).tolist() == logits.tolist()  # two are generated
+    assert logits.tolist() == [[0.0] * 5] * 2
+    assert bias_arrays(params[:1]) is None
+    assert floor_arrays(params[:1], [4], [0]) is None
