@@ -6,12 +6,15 @@ step of the core costs: `Engine.step` here is that of the core, with a test for 
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.beams.engine import BranchingEngine
 from reference_impl.annexes.beams.planning import ForkingPlanner
+from reference_impl.annexes.biases.engine import BiasingEngine
 from reference_impl.annexes.failing.engine import FailingEngine
 from reference_impl.annexes.grammars.engine import announced, check_grammar, masks_of
 from reference_impl.annexes.overlap.engine import Flight, OverlappedEngine
@@ -24,6 +27,7 @@ from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.assembly.checks import check_appended
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.made import Made
+from reference_impl.assembly.outputs import cut_by
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.engine import FinishedStep, StepResult
 from reference_impl.core.planner import output_of
@@ -46,13 +50,22 @@ from reference_impl.observe.trace import Trace
 if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
 
+logger = logging.getLogger("inferlab.engine")
+
 __all__ = ["Engine", "Pin", "StepResult"]
 
 
 class Engine(
-    TransferringEngine, ScoringEngine, PoolingEngine, DraftingEngine, OverlappedEngine, FailingEngine, PinningEngine,
+    TransferringEngine,
+    ScoringEngine,
+    PoolingEngine,
+    DraftingEngine,
+    OverlappedEngine,
+    FailingEngine,
+    PinningEngine,
     BranchingEngine,
-):  # fmt: skip
+    BiasingEngine,
+):
     """parts: what to use in place of the engine's own. ValueError or ConfigError where parts and options contradict
     each other."""
 
@@ -71,6 +84,7 @@ class Engine(
         # Whether a request so far had a grammar, or asked for hidden states: a step then looks at its rows. Whether the
         # scheduler appends tokens as it should: of one from Parts it is seen when its first request gets one.
         self._has_grammars = self._has_pooling = False
+        self._num_seeds = 0  # how many requests got one that follows from EngineConfig.seed
         self._is_checked = parts.scheduler is None
 
     @property
@@ -124,6 +138,25 @@ class Engine(
         self._has_grammars = self._has_grammars or grammar is not None
         self._has_pooling = self._has_pooling or pooling is not None
         return self.enqueue(request)
+
+    def new_request(
+        self, prompt: Sequence[int], sampling: SamplingParams, request_id: str | None, **others: Any
+    ) -> Request:
+        request = super().new_request(prompt, sampling, request_id, **others)
+        if self.config.seed is not None and sampling.seed is None:
+            self._num_seeds += 1
+            drawn = hashlib.blake2b(f"{self.config.seed} {self._num_seeds}".encode(), digest_size=8)
+            request.seed = int.from_bytes(drawn.digest(), "big")
+        return request
+
+    def _finished(self, request: Request) -> None:
+        super()._finished(request)
+        if cut_by(request, self.max_model_len) == "kv_cache":
+            logger.warning(
+                "request %r was cut at %d tokens: the KV cache (%d blocks of %d) holds no more of one; %d were allowed",
+                request.id, request.num_tokens, self.num_blocks, self.block_size,
+                min(request.num_prompt_tokens + request.sampling.max_tokens, self.max_model_len),
+            )  # fmt: skip
 
     def _held(self, request_id: str, token: int) -> tuple[Request, int]:
         self.check_not_lost()

@@ -85,7 +85,6 @@ def report(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Callabl
 def distribution(logits: Tensor, t: Mapping[str, Tensor]) -> Tensor:
     """What each row is drawn from: [rows, vocab_size], float32 (float64 stays), rows sum to 1. Temperature 0 gives all
     mass to the largest logit, the first of equal ones.
-
     t: columns on the device: temperature; top_k and top_p, and min_p, where any row has them."""
     dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
     greedy = t["temperature"][:, None] == 0
