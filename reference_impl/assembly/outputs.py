@@ -30,7 +30,7 @@ class CompletionOutput:
 
     token_ids end with the token that completed the sample. logprobs: of each the chosen token and the likeliest ones,
     {token id: Logprob}; None unless they were asked for, as cumulative_logprob, the sum of the chosen tokens'.
-    finish_reason: "stop", "length", "abort", "error". stop_reason: the stop string or token of stop_token_ids that ended
+    finish_reason: "stop", "length", "abort", "error". stop_reason: which stop string, or token of stop_token_ids, ended
     it.
     """
 
