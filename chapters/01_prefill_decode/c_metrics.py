@@ -296,7 +296,7 @@ def weightless(shape, longest=16_384):  # what the engine asks a model for, with
         "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
         "rms_norm_eps": 1e-5, "max_position_embeddings": longest, "torch_dtype": "bfloat16", "eos_token_id": 0,
     })  # fmt: skip
-    rotary = SimpleNamespace(cos=np.empty((longest, 1)))
+    rotary = SimpleNamespace(max_position=longest)
     return SimpleNamespace(config=config, dtype=torch.bfloat16, device=torch.device("cpu"), rotary=rotary)
 
 

@@ -15,7 +15,7 @@ import torch
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, SKY, figure, show, tidy
 from reference_impl import LLM, Engine, EngineConfig, Parts, SamplingParams, course_model
-from reference_impl.assembly.sampler import sample
+from reference_impl.assembly.sampler import probabilities, sample
 from reference_impl.core import sampler
 from reference_impl.core.philox import uniform
 from reference_impl.theory.hardware import device
@@ -162,7 +162,7 @@ def pick(probs, u):  # inverse transform: where the pin lands
 for temperature, k, p in ((0, 0, 1.0), (1.0, 0, 1.0), (0.7, 0, 0.9), (1.3, 40, 1.0), (1.3, 40, 0.8), (1.0, 3, 0.05)):
     mine = keep_p(keep_k(to_probs(logits, temperature), k), p)
     params = SamplingParams(temperature=temperature, top_k=k, top_p=p)
-    theirs = sampler.probabilities(logits[None], [params])[0]
+    theirs = probabilities(logits[None], [params])[0]
     torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
     print(f"temperature {temperature}, top-k {k:2d}, top-p {p:4.2f}: {int((mine > 0).sum()):5d} tokens stay, "
           f"u = 0.62 picks {names[pick(mine, 0.62)]!r}")  # fmt: skip
@@ -226,7 +226,7 @@ for temperature in (0, 0.5, 1.0, 1.6):
 
 # %% name="draws"
 draws = 10_000
-wanted = sampler.probabilities(logits[None], [SamplingParams(temperature=1.5, top_p=0.9)])[0]
+wanted = probabilities(logits[None], [SamplingParams(temperature=1.5, top_p=0.9)])[0]
 u = torch.from_numpy(uniform(1, 0, np.arange(draws)))
 drawn = torch.cat([sampler.draw(wanted[None].expand(500, -1), part) for part in u.split(500)])
 seen = drawn.bincount(minlength=vocab) / draws
@@ -325,7 +325,7 @@ def median_seconds(work, *arguments):
 def choose(made, options):
     if not options["temperature"]:
         return made.argmax(dim=-1)
-    probs = sampler.probabilities(made, [SamplingParams(**options)] * len(made))
+    probs = probabilities(made, [SamplingParams(**options)] * len(made))
     return sampler.draw(probs, torch.full((len(made),), 0.5, device=made.device))
 
 
@@ -382,7 +382,7 @@ show(
 # %% name="explore"
 def distribution(temperature, top_k, top_p):
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    return sampler.probabilities(logits[None], [params])[0].numpy()
+    return probabilities(logits[None], [params])[0].numpy()
 
 
 widgets.sampling(distribution, names)

@@ -492,7 +492,7 @@ if has_triton:
 
 # %% name="engine-kernels"
 if has_triton and fp8_here:  # FP8 needs compute capability 8.9
-    from reference_impl.kernels.gates import silu_and_mul_fp8
+    from reference_impl.kernels.gates_fp8 import silu_and_mul_fp8
     from reference_impl.kernels.rms_norm import _rms_norm, add_rms_norm_fp8
 
     print(inspect.getsource(_rms_norm.fn))

@@ -26,16 +26,20 @@ class EngineConfig:
     block_size: tokens in a KV block. num_blocks: None takes what kv_cache_bytes pays for; only one of the two can be
     given. kv_cache_bytes: None is 256 MiB, but on a GPU what is left of memory_percent of its memory when the largest
     step has had its share (see annexes/sizing/profile.py), and no more than max_num_seqs sequences of max_model_len
-    need.
+    need. vLLM's gpu_memory_utilization is a hundredth of memory_percent, but here what other processes hold on the GPU
+    counts, too: of two engines with half of it each, the second has to say 100. On a CPU, whose memory is everybody's,
+    neither has an effect.
     max_num_batched_tokens: the budget of new tokens in one step (long prompts are cut into chunks).
     prefix_cache: "hash" (chain of block hashes), "radix" (tree of tokens), "off", or "auto": hash, except for models
     with sliding windows, which cannot share prefixes.
     admission: "fill" or "worst_case"; preemption: "recompute" or "swap" (see Scheduler). swap_bytes: host memory for
     requests that are swapped out.
+    seed: where it is given, requests without a seed of their own get one that follows from it and from how many came
+    before; None: a new one each time.
     num_drafts: how many guesses of Parts.proposer a decoding request has verified in a step.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
-    token), "int8" (the same with integers); see annexes/kv_formats/formats.py.
+    token), "fp8_e5m2", "int8" (the same with other codes); see annexes/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
     dependent_launches: there a kernel begins while the one before it ends (Hopper and later).
@@ -44,7 +48,7 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int | None = None
     kv_cache_bytes: int | None = None
-    memory_percent: int = 90
+    memory_percent: float = 90
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
@@ -53,6 +57,7 @@ class EngineConfig:
     preemption: Literal["recompute", "swap"] = "recompute"
     swap_bytes: int = 64 * 1024**2
     num_drafts: int = 0
+    seed: int | None = None
     attention: Literal["auto", "triton", "torch"] = "auto"
     kv_dtype: str = "auto"
     overlap: Literal["auto", "on", "off"] = "auto"
@@ -60,7 +65,7 @@ class EngineConfig:
     dependent_launches: Literal["on", "off"] = "off"
 
     def __post_init__(self) -> None:
-        optional, may_be_0 = ("num_blocks", "kv_cache_bytes", "max_model_len"), ("num_drafts",)
+        optional, may_be_0 = ("num_blocks", "kv_cache_bytes", "max_model_len", "seed"), ("num_drafts", "seed")
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
             if choices := get_args(kind) if get_origin(kind) is Literal else ():
@@ -72,6 +77,9 @@ class EngineConfig:
                 kv_format(value)  # raises ValueError for a name that is not in the table of formats
             elif value is None and name in optional:
                 continue
+            elif kind is float:
+                if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 100:
+                    raise ValueError(f"EngineConfig.{name}: expected a number from 1 to 100, got {value!r}")
             elif isinstance(value, bool) or not isinstance(value, int) or value < (name not in may_be_0):
                 kind = "an integer of at least 0" if name in may_be_0 else "a positive integer"
                 raise ValueError(f"EngineConfig.{name}: expected {kind}, got {value!r}")
@@ -80,8 +88,6 @@ class EngineConfig:
                 f"EngineConfig: expected num_blocks or kv_cache_bytes, got both ({self.num_blocks} and "
                 f"{self.kv_cache_bytes}): leave one out"
             )
-        if self.memory_percent > 100:
-            raise ValueError(f"EngineConfig.memory_percent: expected at most 100, got {self.memory_percent}")
 
 
 def course_model(name: str = "target") -> Path:

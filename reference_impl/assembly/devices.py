@@ -33,10 +33,12 @@ def choose_device(asked: str | torch.device | None) -> torch.device:
 
 
 def choose_dtype(asked: str | torch.dtype | None, stored: str, device: torch.device) -> torch.dtype:
-    """What is asked for, or else the checkpoint's own where the device computes in it.
+    """What is asked for, or else (also by vLLM's "auto") the checkpoint's own where the device computes in it. "half"
+    is float16 and "float" float32, as vLLM has it.
 
     A CPU without bf16 arithmetic gets float32, a GPU before compute capability 8.0 (a T4) float16 for bfloat16.
     """
+    asked = None if asked == "auto" else {"half": "float16", "float": "float32"}.get(str(asked), asked)
     name = stored if asked is None else str(asked).removeprefix("torch.")
     if name not in DTYPES:
         hint = "; for weights in 8 bits: quantization='fp8'" if name.startswith("float8") else ""

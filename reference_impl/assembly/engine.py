@@ -6,12 +6,16 @@ step of the core costs: `Engine.step` here is that of the core, with a test for 
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.beams.engine import BranchingEngine
 from reference_impl.annexes.beams.planning import ForkingPlanner
+from reference_impl.annexes.biases.engine import BiasingEngine
+from reference_impl.annexes.failing.engine import FailingEngine
 from reference_impl.annexes.grammars.engine import announced, check_grammar, masks_of
 from reference_impl.annexes.overlap.engine import Flight, OverlappedEngine
 from reference_impl.annexes.pins.engine import Pin, PinningEngine
@@ -23,8 +27,9 @@ from reference_impl.annexes.windows.groups import longest_sequence
 from reference_impl.assembly.checks import check_appended
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.made import Made
+from reference_impl.assembly.outputs import cut_by
 from reference_impl.assembly.parts import Parts
-from reference_impl.core.engine import Booked, StepResult
+from reference_impl.core.engine import FinishedStep, StepResult
 from reference_impl.core.planner import output_of
 from reference_impl.interfaces import (
     CapturesGraphs,
@@ -45,11 +50,21 @@ from reference_impl.observe.trace import Trace
 if TYPE_CHECKING:
     from reference_impl.core.decoder import Decoder
 
+logger = logging.getLogger("inferlab.engine")
+
 __all__ = ["Engine", "Pin", "StepResult"]
 
 
 class Engine(
-    TransferringEngine, ScoringEngine, PoolingEngine, DraftingEngine, OverlappedEngine, PinningEngine, BranchingEngine
+    TransferringEngine,
+    ScoringEngine,
+    PoolingEngine,
+    DraftingEngine,
+    OverlappedEngine,
+    FailingEngine,
+    PinningEngine,
+    BranchingEngine,
+    BiasingEngine,
 ):
     """parts: what to use in place of the engine's own. ValueError or ConfigError where parts and options contradict
     each other."""
@@ -69,6 +84,7 @@ class Engine(
         # Whether a request so far had a grammar, or asked for hidden states: a step then looks at its rows. Whether the
         # scheduler appends tokens as it should: of one from Parts it is seen when its first request gets one.
         self._has_grammars = self._has_pooling = False
+        self._num_seeds = 0  # how many requests got one that follows from EngineConfig.seed
         self._is_checked = parts.scheduler is None
 
     @property
@@ -123,6 +139,25 @@ class Engine(
         self._has_pooling = self._has_pooling or pooling is not None
         return self.enqueue(request)
 
+    def new_request(
+        self, prompt: Sequence[int], sampling: SamplingParams, request_id: str | None, **others: Any
+    ) -> Request:
+        request = super().new_request(prompt, sampling, request_id, **others)
+        if self.config.seed is not None and sampling.seed is None:
+            self._num_seeds += 1
+            drawn = hashlib.blake2b(f"{self.config.seed} {self._num_seeds}".encode(), digest_size=8)
+            request.seed = int.from_bytes(drawn.digest(), "big")
+        return request
+
+    def _finished(self, request: Request) -> None:
+        super()._finished(request)
+        if cut_by(request, self.max_model_len) == "kv_cache":
+            logger.warning(
+                "request %r was cut at %d tokens: the KV cache (%d blocks of %d) holds no more of one; %d were allowed",
+                request.id, request.num_tokens, self.num_blocks, self.block_size,
+                min(request.num_prompt_tokens + request.sampling.max_tokens, self.max_model_len),
+            )  # fmt: skip
+
     def _held(self, request_id: str, token: int) -> tuple[Request, int]:
         self.check_not_lost()
         return super()._held(request_id, token)
@@ -148,15 +183,15 @@ class Engine(
             if step.takes_masks:
                 self._send_masks(ticket, plan, self.requests)
             reply = self.executor.collect(ticket)
-            brings_more = reply.prompt_logprobs or reply.pooled or reply.transfers or reply.layers_moved
+            brings_more = reply.prompt_logprobs or reply.pooled or reply.transfers or reply.layers_moved or reply.errors
             if brings_more or self.planner.has_drafted or not (plan.rows and self._is_checked):
-                return self.record(self.book(plan, step, reply, self.requests))
+                return self.record(self.update(plan, step, reply, self.requests))
             output = output_of(reply, plan.rows)
-            booked = Booked(plan, output, self.scheduler.update(plan, output))
+            done = FinishedStep(plan, output, self.scheduler.update(plan, output))
         except BaseException:
             self.planner.close_all()
             raise
-        return super().record(booked)  # it has rows
+        return super().record(done)  # it has rows
 
     def message(self, plan: StepPlan) -> Step:
         if self._has_pooling:
@@ -169,27 +204,27 @@ class Engine(
         self.executor.finish(ticket, masks_of(plan, requests))
 
     def advance(self, flight: Flight) -> None:
-        """The step before is booked, whose tokens decide what grammars allow in this one."""
+        """The step before was collected, whose tokens decide what grammars allow in this one."""
         if flight.step.takes_masks:
             self._send_masks(flight.ticket, flight.plan, flight.requests)
         super().advance(flight)
 
-    def book(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> Booked:
-        booked = super().book(plan, step, reply, requests)
+    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
+        done = super().update(plan, step, reply, requests)
         if not self._is_checked:
-            grown = [requests[name] for name in booked.output.tokens if not requests[name].holds]
+            grown = [requests[name] for name in done.output.tokens if not requests[name].holds]
             for request in grown[:1]:
                 check_appended(self.scheduler, request)
             self._is_checked = bool(grown)
-        return booked
+        return done
 
-    def record(self, booked: Booked) -> StepResult:
+    def record(self, done: FinishedStep) -> StepResult:
         """A step that only asked for transfers leaves no trace."""
-        plan, output = booked.plan, booked.output
+        plan, output = done.plan, done.output
         moved = plan.transfers != Transfers() or output.transfers or output.layers_moved
         if plan.rows or plan.preempted or moved:
-            return super().record(booked)
-        return StepResult(output.tokens, tuple(booked.finished))
+            return super().record(done)
+        return StepResult(output.tokens, tuple(done.finished))
 
     def check_idle(self, now: float) -> None:
         """Right also if held requests are in the way until a token is appended to them, or if the scheduler waits on

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 
 from reference_impl.annexes.cpu.default import default_method
 from reference_impl.annexes.cpu.half import slow_half_linear
-from reference_impl.annexes.cpu.packing import HeadCopy, PackedLinear, pays
+from reference_impl.annexes.cpu.operators import HeadCopy, PackedLinear, pays
 from reference_impl.annexes.fusion.kernels import Kernels
-from reference_impl.core.decoder import Head, unembed
+from reference_impl.core.decoder import Head
 from reference_impl.core.linear import Methods
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
@@ -69,7 +70,7 @@ def choose_head(method: LinearMethod, tied: bool, dtype: torch.dtype, device: to
         return HeadCopy(PackedLinear(dtype))
     if device.type == "cpu" and dtype.itemsize == 2:
         return slow_half_linear
-    return unembed
+    return F.linear
 
 
 def _with_triton(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> LinearMethod:

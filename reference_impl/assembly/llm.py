@@ -9,67 +9,78 @@ another process), n samples of a prompt, metrics, embeddings, beam search, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+import inspect
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import torch
 
 from reference_impl.annexes.beams.search import Beam, beam_search
 from reference_impl.annexes.chat.prompts import ChatEncoder, ToolChoice, shown_tools
-from reference_impl.annexes.chat.tool_calls import PARSERS, ToolCall, check_parser, parse
+from reference_impl.annexes.chat.tool_calls import PARSERS, check_parser, parse
 from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
 from reference_impl.annexes.sizing.memory import give_back
+from reference_impl.annexes.texts.stream import AskedTextStream
 from reference_impl.assembly.config import EngineConfig, ModelConfig
 from reference_impl.assembly.devices import choose_device, choose_dtype
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.interrupts import uninterrupted
 from reference_impl.assembly.linear_methods import Quantizations
 from reference_impl.assembly.model import dummy_model, load_model
+from reference_impl.assembly.names import options_of
+from reference_impl.assembly.outputs import CompletionOutput, Cut, RequestOutput, completion, cut_by, stop_reason
 from reference_impl.assembly.parts import Parts
 from reference_impl.core import llm as core_llm
 from reference_impl.core.engine import StepResult
 from reference_impl.core.llm import as_list
 from reference_impl.core.prompts import Prompt
-from reference_impl.interfaces import Pooling, Request, SamplingParams, TokenLogprobs
+from reference_impl.interfaces import Pooling, Request, SamplingParams
 from reference_impl.models.config_json import read_model_config
+from reference_impl.models.hub import model_folder
 from reference_impl.models.shapes import Shape, config_of_shape
-from reference_impl.observe.metrics import RequestMetrics
 
-__all__ = ["LLM", "Generation", "RequestOutput"]
+__all__ = ["LLM", "CompletionOutput", "Generation", "RequestOutput"]
 
+logger = logging.getLogger("inferlab.engine")
 
 Worker = Literal["here", "process"]
 
 
-@dataclass(frozen=True)
-class RequestOutput(core_llm.RequestOutput):
-    """A finished request. text stops before a stop string; token_ids keeps every generated token.
+class TokensPrompt(TypedDict):
+    """vLLM's: token ids, maybe with the text they were made of."""
 
-    finish_reason: "stop" (an end token or a stop string), "length", or "abort".
-    others: with n > 1, samples 1 ... n - 1 of the same prompt; this one is sample 0.
-    prompt_logprobs: one for each prompt token if they were asked for, None for the first, before which nothing stands;
-    those of sample 0 are every sample's. Of a request that was aborted while its prompt was read there may be fewer.
-    tool_calls: of an answer by `chat` with tools, where the model calls some: text is what stands beside them, and
-    finish_reason is "tool_calls" instead of "stop".
-    """
+    prompt_token_ids: Sequence[int]
+    prompt: NotRequired[str]
 
-    metrics: RequestMetrics
-    others: tuple[RequestOutput, ...] = ()
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
+
+class TextPrompt(TypedDict):
+    """vLLM's: a text."""
+
+    prompt: str
+
+
+AnyPrompt = Prompt | TokensPrompt | TextPrompt
 
 
 class LLM(core_llm.LLM, ChatEncoder):
     """An engine with a tokenizer.
 
-    model: a Hugging Face folder. Or shape, with dummy_weights=True: a model of that shape with random weights and
-    without a tokenizer (see models/shapes.py). dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
-    quantization: "none", or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function from a
-    layer's name to one of these (see `load_model`). worker: "process" has the model compute in a process of its own, to
-    which steps go as messages, while this one plans. tool_call_parser: the form in which the model calls tools,
-    "hermes" or "llama3_json", see `chat`; None: calls stay text. Other options: see EngineConfig and Parts.
+    model: a Hugging Face folder, or an id (org/name) of Hugging Face's hub, see `model_folder`. Or shape, with
+    dummy_weights=True: a model of that shape with random weights and without a tokenizer (see models/shapes.py).
+    dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
+    quantization: "none" (or None), or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function
+    from a layer's name to one of these (see `load_model`). worker: "process" has the model compute in a process of its
+    own, to which steps go as messages, while this one plans. tool_call_parser: the form in which the model calls tools,
+    "hermes" or "llama3_json", see `chat`; None: calls stay text. Other options: see EngineConfig.
+    vLLM's names work, too: gpu_memory_utilization (on a GPU the share of its memory for weights, activations and cache;
+    on a CPU it has no effect, which is logged: see kv_cache_bytes), enable_prefix_caching, kv_cache_dtype,
+    enforce_eager, num_gpu_blocks_override, kv_cache_memory_bytes, tensor_parallel_size (1).
+
+    TypeError, with near matches, for an unknown option; ValueError or ConfigError for a value that cannot be;
+    FileNotFoundError for an id that is not cached and cannot be fetched.
     """
 
     engine: Engine
@@ -80,7 +91,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         dtype: str | torch.dtype | None = None,
         device: str | torch.device | None = None,
         parts: Parts | None = None,
-        quantization: Quantizations = "none",
+        quantization: Quantizations | None = "none",
         *,
         shape: Shape | None = None,
         dummy_weights: bool = False,
@@ -89,11 +100,15 @@ class LLM(core_llm.LLM, ChatEncoder):
         **engine_options: Any,
     ):
         self.tool_call_parser = check_parser(tool_call_parser)
+        model = None if model is None else model_folder(model)
+        quantization = "none" if quantization is None else quantization
+        config = EngineConfig(**options_of(engine_options, [*inspect.signature(LLM).parameters][:-1]))
         stored = _config_of(model, shape, dummy_weights)
         device = choose_device(device)
-        config = EngineConfig(**engine_options)
         if device.type == "cpu":
             use_no_more_threads_than_cores()
+            if engine_options.get("gpu_memory_utilization") is not None:
+                logger.warning("gpu_memory_utilization has no effect on a CPU: kv_cache_bytes sizes the KV cache")
         dtype = choose_dtype(dtype, stored.dtype, device)
         options = dtype, device, config.max_model_len, config.attention, quantization
         give_back(device)
@@ -112,11 +127,22 @@ class LLM(core_llm.LLM, ChatEncoder):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: AnyPrompt | Sequence[AnyPrompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """Runs all prompts together; results in the order of the prompts."""
-        return cast(list[RequestOutput], super().generate(prompts, sampling))
+        """Runs all prompts together; results in the order of the prompts. sampling: for all, or one for each; vLLM's
+        name for it, sampling_params, will do. use_tqdm: accepted; no bar is shown."""
+        if sampling is not None and sampling_params is not None:
+            raise TypeError("generate: sampling and sampling_params are the same: leave one out")
+        given = cast(list[Prompt], _listed(prompts))
+        return cast(list[RequestOutput], super().generate(given, sampling or sampling_params))
+
+    def encode(self, prompt: AnyPrompt) -> list[int]:
+        """Token ids of a prompt. ValueError for a dict without prompt or prompt_token_ids, or with more."""
+        return super().encode(_plain(prompt))
 
     def chat(
         self,
@@ -139,17 +165,17 @@ class LLM(core_llm.LLM, ChatEncoder):
         others = tuple(_with_calls(other, self.tool_call_parser) for other in output.others)
         return replace(_with_calls(output, self.tool_call_parser), others=others)
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
+    def stream(self, prompt: AnyPrompt, sampling: SamplingParams | None = None) -> Iterator[str]:
         """Pieces of text as they become certain. Leaving the loop early aborts the request."""
         if sampling is not None and sampling.n != 1:
             raise ValueError(f"stream: expected SamplingParams(n=1), got n={sampling.n}: start one stream per sample")
-        return super().stream(prompt, sampling)
+        return super().stream(cast(Prompt, prompt), sampling)
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: Pooling = "mean") -> list[list[float]]:
+    def embed(self, prompts: AnyPrompt | Sequence[AnyPrompt], pooling: Pooling = "mean") -> list[list[float]]:
         """Of each prompt [hidden_size]: the mean of its tokens' hidden states, or that of the last; not normalised."""
         requests: list[Request] = []
         try:
-            for prompt in as_list(prompts):
+            for prompt in _listed(prompts):
                 requests.append(self.engine.add(self.encode(prompt), pooling=pooling))
             while any(request.finish_reason is None for request in requests):
                 self.step()
@@ -167,19 +193,21 @@ class LLM(core_llm.LLM, ChatEncoder):
         return [embedding for embedding in found if embedding is not None]
 
     def beam_search(
-        self, prompt: Prompt, width: int = 4, max_tokens: int = 128, length_penalty: float = 1.0
+        self, prompt: AnyPrompt, width: int = 4, max_tokens: int = 128, length_penalty: float = 1.0
     ) -> list[Beam]:
         """The `width` most probable texts found, best first: see `annexes/beams/search.py`."""
         return beam_search(self.engine, self.encode(prompt), width, max_tokens, length_penalty, self.step)
 
     # --- for callers that step the engine: a server, or a notebook that watches --------------------------------------
 
-    def start(self, prompt: Prompt, sampling: SamplingParams, **options: Any) -> Generation:
+    def start(self, prompt: AnyPrompt, sampling: SamplingParams, **options: Any) -> Generation:
         """Queues a prompt; sample 0, with the others in `others`. The caller must `leave` it.
 
         options: those of Engine.add.
         """
-        first = cast(Generation, super().start(prompt, sampling, **options))
+        first = cast(Generation, super().start(cast(Prompt, prompt), sampling, **options))
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        first.prompt = text if isinstance(text, str) else None
         names = [f"{first.request.id}/{i}" for i in range(1, sampling.n)]
         first.others = [self.follow(self.engine.requests[name]) for name in names]
         return first
@@ -210,11 +238,21 @@ class Generation(core_llm.Generation):
 
     def __init__(self, llm: LLM, request: Request):
         super().__init__(llm, request)
+        self.llm, p = llm, request.sampling
+        if llm.tokenizer and (p.include_stop_str_in_output or not p.skip_special_tokens or (p.min_tokens and p.stop)):
+            self.text = AskedTextStream(llm.tokenizer, request.tokens[: request.num_prompt_tokens], p)
         self.others: list[Generation] = []
+        self.prompt: str | None = None
 
     @property
     def unfinished(self) -> bool:
         return super().unfinished or any(other.unfinished for other in self.others)
+
+    def push(self, tokens: Sequence[int]) -> None:
+        ended = self.request.finish_reason == "stop" and self.request.sampling.include_stop_str_in_output
+        if ended and isinstance(self.text, AskedTextStream):
+            self.text.last = tokens[-1]
+        super().push(tokens)
 
     def take_back(self, num_tokens: int) -> None:
         super().take_back(num_tokens)
@@ -222,12 +260,49 @@ class Generation(core_llm.Generation):
 
     def output(self) -> RequestOutput:
         r, plain = self.request, super().output()
+        others = tuple(other.output() for other in self.others)
+        own = completion(r.sample_index, r, plain, self.stop_reason, self.llm)
         return RequestOutput(
             **{field.name: getattr(plain, field.name) for field in fields(plain)},
             metrics=self.engine.trace.metrics(r.id),
-            others=tuple(other.output() for other in self.others),
+            others=others,
             prompt_logprobs=None if r.sampling.prompt_logprobs is None else [None, *r.prompt_logprobs],
+            error=r.error,
+            prompt=self.prompt,
+            outputs=(own, *(output for other in others for output in other.outputs)),
+            cut_by=self.cut_by,
+            stop_reason=self.stop_reason,
         )
+
+    @property
+    def cut_by(self) -> Cut | None:
+        """Of a request that ended by its length: what bounded it."""
+        return cut_by(self.request, self.engine.max_model_len) if self.finish_reason == "length" else None
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string, or the token of stop_token_ids, that ended it."""
+        return stop_reason(self.request, None if self.text is None else self.text.stopped_by)
+
+
+def _listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[AnyPrompt]:
+    """One prompt or several, as a list."""
+    one = isinstance(prompts, Mapping)
+    return [cast(AnyPrompt, prompts)] if one else [*as_list(cast("Prompt | Sequence[Prompt]", prompts))]
+
+
+def _plain(prompt: AnyPrompt) -> Prompt:
+    """Of vLLM's dicts the token ids, or else the text."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    given: Mapping[str, Any] = prompt
+    if others := sorted(given.keys() - {"prompt", "prompt_token_ids"}):
+        raise ValueError(f"a prompt has {', '.join(map(repr, others))}: expected 'prompt' or 'prompt_token_ids' alone")
+    if given.get("prompt_token_ids") is not None:
+        return cast(Prompt, given["prompt_token_ids"])
+    if not isinstance(given.get("prompt"), str):
+        raise ValueError(f"a prompt: expected a text under 'prompt' or ids under 'prompt_token_ids', got {prompt!r}")
+    return cast(str, given["prompt"])
 
 
 def _with_calls(output: RequestOutput, parser: str) -> RequestOutput:

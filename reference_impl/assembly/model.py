@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from reference_impl.annexes.cpu.operators import use_norm_of_few
 from reference_impl.annexes.fusion.decoder import fused
 from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.annexes.sizing.memory import check_free, free_bytes
@@ -94,7 +95,10 @@ def new_model(
         decoder, layer = fused(kind)
         return decoder(config, dtype, device, max_position, methods, layer, kernels)
     plain, layer_class = kind
-    return plain(config, dtype, device, max_position, methods, layer_class)
+    model = plain(config, dtype, device, max_position, methods, layer_class)
+    if device.type == "cpu":
+        use_norm_of_few(model)
+    return model
 
 
 def dummy_model(

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
 from reference_impl.annexes.penalties.sampler import CalledSampler
+from reference_impl.core.sampler import SETTINGS, TorchSampler, distribution, settings_of
+from reference_impl.core.staging import to_device
+from reference_impl.interfaces import SamplingParams
 
 sample = CalledSampler()
+
+
+def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """The `distribution` of rows with these parameters, logits [rows, vocab_size] -> the same shape."""
+    settings = np.array([settings_of(p, 0, 0) for p in params], SETTINGS)
+    columns = TorchSampler().columns(settings, np.zeros(len(params), np.int64))
+    return distribution(logits, to_device({"temperature": settings["temperature"], **columns}, logits.device))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def max_model_len(model: Decoder, config: EngineConfig) -> int:
-    limit = min(model.config.max_position, model.rotary.cos.shape[0])
+    limit = min(model.config.max_position, model.rotary.max_position)
     length = config.max_model_len or limit
     if length > limit:
         where = f"the model's {limit} positions{reason_for_limit(model.config)}"

@@ -92,7 +92,7 @@ def outline(folder: Path, dtype: str, device: str = "cpu") -> Any:
     import torch
 
     config, kind = read_model_config(folder), SimpleNamespace(type=torch.device(device).type)
-    rotary = SimpleNamespace(cos=SimpleNamespace(shape=(config.max_position, 1)))
+    rotary = SimpleNamespace(max_position=config.max_position)
     return SimpleNamespace(config=config, dtype=getattr(torch, dtype), device=kind, rotary=rotary)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reference_impl.annexes.asked_sampler.worker import AskedRun, AskingWorker
+from reference_impl.annexes.biases.worker import BiasRun, BiasWorker, FloorRun
+from reference_impl.annexes.failing.worker import ExplainingWorker
 from reference_impl.annexes.grammars.worker import MaskRun, MaskWorker
 from reference_impl.annexes.graphs.worker import GraphRun, GraphWorker
 from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
@@ -30,17 +32,29 @@ from reference_impl.interfaces import (
 )
 
 
-class FullRun(DraftRun, PenaltyRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedRun):
-    """In this order: guesses are part of the batch; scores are penalised, then masked; a prompt's scores need all
-    logits, which come of hidden states; a graph stands for the forward pass, and maybe for sampling."""
+class FullRun(DraftRun, BiasRun, PenaltyRun, FloorRun, MaskRun, ScoreRun, PoolRun, GraphRun, AskedRun):
+    """In this order: guesses are part of the batch; scores are biased, penalised, then masked; a prompt's scores need
+    all logits, which come of hidden states; a graph stands for the forward pass, and maybe for sampling."""
 
     worker: LocalExecutor
 
     def needs_logits(self) -> bool:
-        return super().needs_logits() or not self.worker.counts.places.keys().isdisjoint(self.batch.slots)
+        w, slots = self.worker, self.batch.slots
+        free = w.counts.places.keys().isdisjoint(slots) and w.biased.isdisjoint(slots)
+        return not free or super().needs_logits()
 
 
-class LocalExecutor(DraftWorker, PenaltyWorker, MaskWorker, ScoreWorker, PoolWorker, GraphWorker, AskingWorker):
+class LocalExecutor(
+    DraftWorker,
+    BiasWorker,
+    PenaltyWorker,
+    MaskWorker,
+    ScoreWorker,
+    PoolWorker,
+    GraphWorker,
+    AskingWorker,
+    ExplainingWorker,
+):
     """One model on one device. sampler: any; one that can be launched (`TorchSampler`) lets steps overlap.
 
     max_num_seqs: requests that run at a time. max_len: positions of one. proposer: as of `DraftWorker`.
@@ -68,7 +82,7 @@ class LocalExecutor(DraftWorker, PenaltyWorker, MaskWorker, ScoreWorker, PoolWor
             raise ValueError(
                 f"step {step.step_id} loads or saves pages and this worker has no store: see Parts.page_store"
             )
-        special = self.counts.places or self.scored or self.pooled  # slots of requests that ask for more than tokens
+        special = self.counts.places or self.biased or self.scored or self.pooled  # slots that ask for more than tokens
         asks = not isinstance(self.sampler, TorchSampler)
         if special or batch.drafts or step.takes_masks or self.graphs is not None or asks or self.reads_starts:
             return FullRun(self, step, batch, now)

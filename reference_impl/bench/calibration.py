@@ -95,7 +95,7 @@ def _config(args: argparse.Namespace) -> EngineConfig:
 
 
 def _longest(decoder: Decoder) -> int:
-    return int(min(decoder.config.max_position, decoder.rotary.cos.shape[0]))
+    return int(min(decoder.config.max_position, decoder.rotary.max_position))
 
 
 def _decoder() -> Decoder:

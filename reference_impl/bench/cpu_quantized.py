@@ -21,7 +21,7 @@ import torch
 from reference_impl.annexes.baselines.no_cache import RecomputeAttention
 from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.annexes.cpu.default import default_method
-from reference_impl.annexes.cpu.packing import HeadCopy
+from reference_impl.annexes.cpu.operators import HeadCopy
 from reference_impl.assembly.linear_methods import Quantization
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import build_model

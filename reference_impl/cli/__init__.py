@@ -9,12 +9,14 @@ import typer
 
 from reference_impl.bench import serve as load
 from reference_impl.cli.options import (
+    MODEL,
     EngineOptions,
     Model,
     Timeline,
     errors_in_a_line,
     fail,
     folder_of,
+    name_of,
     with_engine_options,
 )
 
@@ -28,7 +30,7 @@ app = typer.Typer(no_args_is_help=True)
 @with_engine_options
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue, or with --chat a message to answer.")],
-    model: Annotated[str, typer.Option(help="A Hugging Face folder, or target / draft for a course model.")] = "target",
+    model: Annotated[str, typer.Option(help=f"{MODEL}.")] = "target",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Only the likeliest tokens that together reach it; 1 is all.")] = 1.0,
@@ -76,6 +78,22 @@ def serve(
     *,
     engine: EngineOptions,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests in one step.")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="New tokens in one step.")] = 2048,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a prompt and its answer; default: the model's.")
+    ] = None,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block of the KV cache.")] = 16,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=1.0,
+            help="Of a GPU's memory, the share for weights, activations and cache; default: 0.9. On a CPU: none.",
+        ),
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool | None, typer.Option(help="Reuse keys and values of prompts that begin alike; default: where it can be.")
+    ] = None,
     kv_cache_mb: Annotated[
         int | None,
         typer.Option(min=1, help="Memory for keys and values; default: 256, and on a GPU what it has left."),
@@ -99,10 +117,13 @@ def serve(
 
     with errors_in_a_line():
         running = server.make(
-            folder_of(model), host, port, name=served_model_name or model.rstrip("/").rpartition("/")[2],
+            folder_of(model), host, port, name=served_model_name or name_of(model),
             api_keys=tuple(api_key or ()), max_unfinished=max_unfinished, max_body_bytes=max_body_kb << 10,
-            shutdown_seconds=shutdown_seconds, trace=trace, max_num_seqs=max_num_seqs, **vars(engine),
-            tool_call_parser=tool_call_parser, kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20,
+            shutdown_seconds=shutdown_seconds, trace=trace, max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
+            gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
+            tool_call_parser=tool_call_parser,
+            kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20, **vars(engine),
         )  # fmt: skip
     running.serve()
     if running.failure is not None:
@@ -122,9 +143,7 @@ def _write_trace(trace: Trace, file: Path) -> None:
 @app.command(epilog="Example: inferlab profile --batch 4 --trace step.json")
 @with_engine_options
 def profile(
-    model: Annotated[
-        str | None, typer.Argument(help="A Hugging Face folder, or target / draft for a course model; default: target.")
-    ] = None,
+    model: Annotated[str | None, typer.Argument(help=f"{MODEL}; default: target.")] = None,
     shape: Annotated[str | None, typer.Option(help="Random weights in a known model's shape: llama-3-8b, ...")] = None,
     phase: Annotated[str, typer.Option(help="decode (a token for each request) or prefill (new prompts).")] = "decode",
     batch: Annotated[int, typer.Option(min=1, help="Requests in a step.")] = 8,
@@ -225,7 +244,3 @@ def kernels(
 
     arguments = ["--only", only, "--seconds", str(seconds), "--rounds", str(rounds)]
     raise typer.Exit(bench.main(arguments + ["--dry-run"] * dry_run + ["--no-save"] * (not save)))
-
-
-if __name__ == "__main__":  # where nothing is installed: python -m reference_impl.cli profile
-    app()

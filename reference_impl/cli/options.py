@@ -20,7 +20,8 @@ _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
 
-Model = Annotated[str, typer.Argument(help="A Hugging Face folder, or target / draft for a course model.")]
+MODEL = "A Hugging Face folder or id (org/name), or target / draft for a course model"
+Model = Annotated[str, typer.Argument(help=f"{MODEL}.")]
 Timeline = Annotated[Path | None, typer.Option(help="At the end, write a timeline for ui.perfetto.dev here.")]
 
 
@@ -30,7 +31,7 @@ class EngineOptions:
 
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, ...; default: the checkpoint's.")] = None
     quantization: Annotated[str, typer.Option(help="Weights of the linear layers: none, fp8, int8 or int4.")] = "none"
-    kv_dtype: Annotated[str, typer.Option(help=_KV_DTYPE)] = "auto"
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", "--kv-cache-dtype", help=_KV_DTYPE)] = "auto"
     attention: Annotated[str, typer.Option(help=_ATTENTION)] = "auto"
     overlap: Annotated[str, typer.Option(help=_OVERLAP)] = "auto"
     graphs: Annotated[str, typer.Option(help=_GRAPHS)] = "auto"
@@ -57,10 +58,18 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def folder_of(model: str) -> Path:
-    """Of a course model's name, or of a path."""
+    """Of a course model's name, of a path, or of a hub's id, whose model may be fetched."""
     from reference_impl.assembly.config import course_model
+    from reference_impl.models.hub import model_folder
 
-    return course_model(model) if model in ("target", "draft") else Path(model)
+    return course_model(model) if model in ("target", "draft") else model_folder(model)
+
+
+def name_of(model: str) -> str:
+    """What clients of a server call it, unless they are told another name: a folder's name, or a hub's id."""
+    from reference_impl.models.hub import is_hub_id
+
+    return model if is_hub_id(model) else model.rstrip("/").rpartition("/")[2]
 
 
 @contextmanager

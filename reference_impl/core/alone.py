@@ -37,7 +37,7 @@ def core_engine(
         raise ValueError("core_engine: expected layers that see everything; sliding windows need reference_impl.Engine")
     bits = 8 * model.dtype.itemsize
     spec = KVSpec(c.num_layers, c.num_kv_heads, c.head_dim, block_size, bits_per_value=bits)
-    max_model_len = min(c.max_position, model.rotary.cos.shape[0])
+    max_model_len = min(c.max_position, model.rotary.max_position)
     kv = KVManager(BlockPool(num_blocks), block_size, index=index)
     clock = WallClock()
     worker = Worker(

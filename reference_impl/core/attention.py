@@ -15,7 +15,7 @@ MOST_SLOTS = 2**16  # gathered at a time; more only for a single row that sees m
 
 
 @dataclass
-class LikeRows:
+class LengthBucket:
     """Rows of one token that see about equally much, padded to the one that sees most."""
 
     rows: slice
@@ -28,7 +28,7 @@ class Plan:
     """What each row sees of one KV group; the same for all its layers, so it is worked out once a step."""
 
     window: int | None
-    decode: list[LikeRows]
+    decode: list[LengthBucket]
     others: list[tuple[slice, Tensor | slice]]  # a row's tokens in the batch, and the slots that any of them sees
 
 
@@ -48,7 +48,8 @@ class TorchAttention:
         num_grouped = batch.num_decode_rows if batch.num_decode_rows > 1 else 0
         batch.attention_plan = []
         for group in batch.groups:
-            decode = self._grouped(batch, group, num_grouped) if num_grouped else []
+            seen = [n if group.window is None else min(n, group.window) for n in batch.context_lens[:num_grouped]]
+            decode = [self._bucket(batch, group, rows, seen[rows.start]) for rows in by_length(seen)]
             others, first = [], num_grouped  # a grouped row has one token
             for row in range(num_grouped, len(batch.query_lens)):
                 end = first + batch.query_lens[row]
@@ -56,12 +57,7 @@ class TorchAttention:
                 first = end
             batch.attention_plan.append(Plan(group.window, decode, others))
 
-    def _grouped(self, batch: Batch, group: GroupTables, num_rows: int) -> list[LikeRows]:
-        window = group.window
-        seen = [n if window is None else min(n, window) for n in batch.context_lens[:num_rows]]
-        return [self._like_rows(batch, group, rows, seen[rows.start]) for rows in like_lengths(seen)]
-
-    def _like_rows(self, batch: Batch, group: GroupTables, rows: slice, longest: int) -> LikeRows:
+    def _bucket(self, batch: Batch, group: GroupTables, rows: slice, longest: int) -> LengthBucket:
         seq_lens, table = batch.seq_lens[rows, None], group.block_table[rows].long()
         position = torch.arange(longest, device=table.device)
         if group.window is None:
@@ -73,7 +69,7 @@ class TorchAttention:
         padding = position >= seq_lens
         slots = torch.where(padding, slots[:, :1], slots)
         mask = torch.zeros(padding.shape, dtype=self.dtype, device=padding.device).masked_fill_(padding, -torch.inf)
-        return LikeRows(rows, slots, mask[:, None, None])
+        return LengthBucket(rows, slots, mask[:, None, None])
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
         kv_cache.write(layer, k, v, batch)
@@ -81,22 +77,18 @@ class TorchAttention:
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)  # [num_slots, num_kv_heads, head_dim]
         plan: Plan = batch.attention_plan[batch.group_of_layer[layer]]
         out = torch.empty_like(q)
-        for like in plan.decode:
-            key, value = self.room(like.slots, k)
+        for b in plan.decode:
+            key, value = self.workspace_for(b.slots, k)
             for cache, gathered in ((keys, key), (values, value)):
-                torch.index_select(cache, 0, like.slots.flatten(), out=gathered.flatten(0, 1))
-            out[like.rows] = reference.attention_decode_rows(
-                q[like.rows], key, value, like.mask, self.scale, self.softcap
-            )
+                torch.index_select(cache, 0, b.slots.flatten(), out=gathered.flatten(0, 1))
+            out[b.rows] = reference.attention_decode_rows(q[b.rows], key, value, b.mask, self.scale, self.softcap)
         for tokens, slots in plan.others:
-            out[tokens] = reference.attention_one_row(
-                q[tokens], keys[slots], values[slots], self.scale, plan.window, self.softcap
-            )
+            key, value = keys[slots], values[slots]
+            out[tokens] = reference.attention_one_row(q[tokens], key, value, self.scale, plan.window, self.softcap)
         return out
 
-    def room(self, slots: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """For the keys and values that lie there, each [*slots.shape, num_kv_heads, head_dim]; the same memory in every
-        layer and step.
+    def workspace_for(self, slots: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """For the keys and values there, each [*slots.shape, num_kv_heads, head_dim]: the same memory in all steps.
 
         Fresh memory of some megabytes costs a page fault per 4 KiB, which took three times as long as the attention.
         It doubles when it grows: contexts get longer by a token a step.
@@ -108,7 +100,7 @@ class TorchAttention:
         return key, value
 
 
-def like_lengths(lengths: Sequence[int]) -> list[slice]:
+def by_length(lengths: Sequence[int]) -> list[slice]:
     """Cuts rows, longest context first, so that padding at most doubles what is read, and MOST_SLOTS bound it."""
     groups: list[slice] = []
     for row, length in enumerate(lengths):

@@ -1,4 +1,4 @@
-"""From a step to tensors: a few arrays on the host, one copy to the device, and there the rest is looked up."""
+"""From a step's rows to the tensors of a batch: a few arrays from the host, the rest looked up on the device."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ class OutOfBlocks(RuntimeError):
 class BlockPool:
     """Hands out blocks 0 ... num_blocks - 1; a block returns when its last reference goes.
 
-    Freed blocks go to the back of the queue: a block is reused as late as possible, which a prefix
-    cache will want, and which makes a use-after-free show in tests.
+    First in, first out: the blocks freed last are allocated last, so that tests have time to see a use after free.
     """
 
     def __init__(self, num_blocks: int):

@@ -1,8 +1,8 @@
 """The decoder that Llama, Mistral and Qwen share: embedding, layers, a last norm, logits.
 
 One forward pass over a ragged batch: the tokens of all requests side by side, [num_tokens, hidden_size]. Only attention
-knows that they belong to different sequences. What Gemma, OLMo-2, Phi-3 and mixtures of experts do differently is in
-subclasses, a file for each family; `decoders.py` has the table.
+knows that they belong to different sequences. What Gemma, OLMo-2, Phi-3, StableLM and mixtures of experts do otherwise
+is in subclasses, a file for each family; `decoders.py` has the table.
 """
 
 from __future__ import annotations
@@ -22,29 +22,10 @@ from reference_impl.kernels import reference
 
 Head = Callable[[Tensor, Tensor], Tensor]  # (x, lm_head [vocab_size, hidden_size]) -> logits [len(x), vocab_size]
 
-_FEW = 2048  # numbers; with more than some thousand, twice as many to go through cost more than the calls
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
-
-
-def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension: `reference.rms_norm`, to rounding.
-
-    On a CPU F.rms_norm is ten operators, and in a step of one request each of them costs more than its arithmetic.
-    Layer norm is one. It subtracts the mean, so it is given (x, -x), whose mean is 0: then its variance is mean(x^2).
-    """
-    if x.device.type != "cpu" or x.numel() > _FEW or (weight is not None and weight.dtype is not x.dtype):
-        return reference.rms_norm(x, weight, eps)
-    shape = (2, x.shape[-1])
-    weights = None if weight is None else weight.expand(shape)
-    return F.layer_norm(torch.stack((x, -x), -2), shape, weights, None, eps)[..., 0, :]
-
-
-def unembed(x: Tensor, lm_head: Tensor) -> Tensor:
-    """A `Head`: x [rows, hidden_size] times lm_head as it is."""
-    return x @ lm_head.T
 
 
 class GatedMLP(nn.Module):
@@ -69,7 +50,7 @@ class GatedMLP(nn.Module):
 class DecoderLayer(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    rms_norm = staticmethod(rms_norm)
+    normalize = staticmethod(reference.rms_norm)  # a family may have another; annexes/cpu has one for few rows
     rotary = 0  # which of the decoder's tables rotates its queries and keys
 
     def __init__(self, config: ModelConfig, index: int, methods: Methods, dtype: torch.dtype, device: torch.device):
@@ -93,10 +74,10 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
         """x [num_tokens, hidden_size], the residual stream -> the same shape. cos, sin [num_tokens, 1, head_dim]."""
-        h = self.rms_norm(x, self.input_norm, self.config.norm_eps)
+        h = self.normalize(x, self.input_norm, self.config.norm_eps)
         h = self.attend(self.qkv(h), cos, sin, attention, kv_cache, batch)
         x = x + self.o(h)
-        h = self.rms_norm(x, self.mlp_norm, self.config.norm_eps)
+        h = self.normalize(x, self.mlp_norm, self.config.norm_eps)
         return x + self.mlp(h)
 
     def attend(
@@ -107,17 +88,17 @@ class DecoderLayer(nn.Module):
         heads = qkv.view(-1, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         qk, v = heads[:, : -c.num_kv_heads], heads[:, -c.num_kv_heads :]
         if self.qk_norm is not None:
-            qk = (self.rms_norm(qk, None, c.norm_eps) * self.qk_norm).to(qk.dtype)
+            qk = (self.normalize(qk, None, c.norm_eps) * self.qk_norm).to(qk.dtype)
         qk = reference.rotate(qk, cos, sin)
         q, k = qk[:, : c.num_heads], qk[:, c.num_heads :]
         return attention.forward(q, k, v, self.index, kv_cache, batch).flatten(1)
 
     def norms(self) -> dict[str, Tensor]:
-        """{name in the checkpoint, below "model.layers.3.": weight}."""
-        found = {"input_layernorm": self.input_norm, "post_attention_layernorm": self.mlp_norm}
+        """{name in the checkpoint, below "model.layers.3.": tensor}."""
+        found = {"input_layernorm.weight": self.input_norm, "post_attention_layernorm.weight": self.mlp_norm}
         if self.qk_norm is not None:  # the checkpoint has one weight for all query heads, one for all key heads
             sizes = (self.config.num_heads, self.config.num_kv_heads)
-            found |= zip(("self_attn.q_norm", "self_attn.k_norm"), self.qk_norm.split(sizes), strict=True)
+            found |= zip(("self_attn.q_norm.weight", "self_attn.k_norm.weight"), self.qk_norm.split(sizes), strict=True)
         return found
 
     def num_parameters(self) -> int:
@@ -131,7 +112,7 @@ class Decoder(nn.Module):
     are `UnquantizedLinear`. layer: makes one, given what `DecoderLayer` is given.
     """
 
-    rms_norm = staticmethod(rms_norm)
+    normalize = staticmethod(reference.rms_norm)
 
     def __init__(
         self,
@@ -152,7 +133,7 @@ class Decoder(nn.Module):
         self.lm_head = None if config.tied_embeddings else torch.empty_like(self.embedding)
         self.rotary = RotaryTable(config.rope, config.head_dim, max_position or config.max_position, dtype, device)
         self.rotaries = [self.rotary]  # see DecoderLayer.rotary
-        self.head: Head = unembed
+        self.head: Head = F.linear
 
     def forward(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         """Logits [num_sampling_rows, vocab_size] of the tokens at batch.logits_indices."""
@@ -161,14 +142,15 @@ class Decoder(nn.Module):
     def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         """[num_sampling_rows, hidden_size], of the tokens at batch.logits_indices, after the last norm."""
         x = self.embed(batch.input_ids)
-        ropes = [table.at(batch.positions) for table in self.rotaries]
+        ropes = [table.cos_sin.index_select(1, batch.positions).unbind() for table in self.rotaries]
         attention.plan(batch)
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
-            x = layer(x, *ropes[layer.rotary], attention, kv_cache, batch)
+            cos, sin = ropes[layer.rotary]
+            x = layer(x, cos, sin, attention, kv_cache, batch)
         if len(batch.logits_indices) < len(x):  # else all tokens, in their order
             x = x[batch.logits_indices]
-        return self.rms_norm(x, self.norm, self.config.norm_eps)
+        return self.normalize(x, self.norm, self.config.norm_eps)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """input_ids [num_tokens] -> [num_tokens, hidden_size]."""
@@ -178,10 +160,15 @@ class Decoder(nn.Module):
         """hidden [rows, hidden_size], after the last norm -> [rows, vocab_size]."""
         return self.head(hidden, self.embedding if self.lm_head is None else self.lm_head)
 
+    def norms(self) -> dict[str, Tensor]:
+        """{name in the checkpoint: tensor}, of the last norm."""
+        return {"model.norm.weight": self.norm}
+
     def linears(self) -> list[Linear]:
         return [module for module in self.modules() if isinstance(module, Linear)]
 
     def num_parameters(self) -> int:
         """Parameters in memory; a tied embedding counts once."""
-        count = self.embedding.numel() + self.norm.numel() + (0 if self.lm_head is None else self.lm_head.numel())
+        count = self.embedding.numel() + (0 if self.lm_head is None else self.lm_head.numel())
+        count += sum(tensor.numel() for tensor in self.norms().values())
         return count + sum(module.num_parameters() for module in self.modules() if isinstance(module, DecoderLayer))

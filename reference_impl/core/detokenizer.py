@@ -18,6 +18,8 @@ class TextStream:
     to be the start of a stop string is held until it cannot be one any more.
     """
 
+    skips_special = True  # tokens, such as an end token, are no text
+
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], stop: Sequence[str] = ()):
         self._tokenizer, self._stop = tokenizer, stop
         self._context: list[int] = []
@@ -45,13 +47,12 @@ class TextStream:
         """What was held back: the output has ended, so it is certain now."""
         if self.stopped_by is not None:
             return ""
-        tail = self._text(self._context, self._pending)
-        self._pending = []
+        tail, self._pending = self._text(self._context, self._pending), []
         return self._give(self._held + tail, final=True)
 
     def _begin(self, context: list[int], pending: list[int]) -> None:
         """Starts a stream after `context`: a leading space or a split character decodes as it would in running text."""
-        self._stream = DecodeStream(ids=context, skip_special_tokens=True)
+        self._stream = DecodeStream(ids=context, skip_special_tokens=self.skips_special)
         for token in pending:
             self._stream.step(self._tokenizer, token)
         self._context, self._pending = context, pending
@@ -78,7 +79,7 @@ class TextStream:
         return after[same:]
 
     def _decode(self, tokens: list[int]) -> str:
-        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return self._tokenizer.decode(tokens, skip_special_tokens=self.skips_special)
 
     def _give(self, text: str, final: bool) -> str:
         # The stop string that is complete first, or of two the longer: however the tokens cut the text, the same one.

@@ -52,8 +52,8 @@ class StepResult:
     finished: tuple[Request, ...]
 
 
-class Booked(NamedTuple):
-    """A step that is over, and what it gave. num_sampled: as of `StepDone`."""
+class FinishedStep(NamedTuple):
+    """A step that was collected, and what it gave. num_sampled: as of `StepDone`."""
 
     plan: StepPlan
     output: StepOutput
@@ -111,7 +111,7 @@ class Engine:
         )  # fmt: skip
 
     def enqueue(self, request: Request) -> Request:
-        self.scheduler.add(request)  # may refuse it; then there is nothing to clean up
+        self.scheduler.add(request)  # if it raises, nothing was stored yet
         self._arrived(request)
         return request
 
@@ -158,20 +158,23 @@ class Engine:
         try:
             step = self.planner.step(plan, self.requests)
             reply = self.executor.collect(self.executor.submit(step))
-            booked = self.book(plan, step, reply, self.requests)
+            done = self.update(plan, step, reply, self.requests)
         except BaseException:
             self.planner.close_all()  # so that a step that is tried again opens every slot
             raise
-        return self.record(booked)
+        return self.record(done)
 
-    def book(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> Booked:
-        """What was computed and sampled goes to the requests. requests: by id, those of the plan's rows at least."""
+    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
+        """Appends what was sampled to the requests. requests: by id, those of the plan's rows at least.
+        FloatingPointError if a row has no token: `annexes/failing` ends its request instead."""
+        for at, error in reply.errors.items():
+            raise FloatingPointError(f"request {plan.rows[at].request_id!r}: {error}")
         output = output_of(reply, plan.rows)
-        return Booked(plan, output, self.scheduler.update(plan, output))
+        return FinishedStep(plan, output, self.scheduler.update(plan, output))
 
-    def record(self, booked: Booked) -> StepResult:
-        """Into the trace, and what finished out of the engine's books."""
-        plan, output, finished, num_sampled = booked
+    def record(self, done: FinishedStep) -> StepResult:
+        """Adds the step to the trace, and drops the requests that finished."""
+        plan, output, finished, num_sampled = done
         if self.trace is not None:
             self.trace.add(
                 StepDone(

@@ -7,7 +7,7 @@ SGLang's. Integers only: what must be copied is noted, and the executor copies i
     reserve    blocks for the tokens of the next step; of a shared block that they fall in, a copy
     commit     full blocks of computed tokens go into the prefix index
     fork       another request shares the blocks
-    free       all blocks are given back; indexed ones stay cached until they are evicted
+    free       commits once more, then drops all references; indexed blocks stay cached until they are evicted
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ from reference_impl.interfaces import Request, SamplingParams, TokenLogprobs
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A finished request. text stops before a stop string; token_ids keeps every generated token.
+    """A finished request. text stops before a stop string; token_ids end with the token that completed it.
 
-    finish_reason: "stop" (an end token or a stop string), "length", or "abort".
+    finish_reason: "stop" (an end token or a stop string), "length", "abort", or "error".
     """
 
     request_id: str
@@ -66,7 +66,7 @@ class LLM(PromptEncoder):
         return [r.output() for r in running]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
-        """Pieces of text as they become certain. Leaving the loop early aborts the request."""
+        """Pieces of text as they become certain. Asking for the first queues the request, leaving early aborts it."""
         running = self.start(prompt, sampling or SamplingParams())
         try:
             while running.unfinished:
@@ -130,7 +130,7 @@ class Generation:
         return "stop" if stopped else self.request.finish_reason
 
     def push(self, tokens: Sequence[int]) -> None:
-        """Tokens that a step brought: those behind a stop string are taken back, and it ends the request."""
+        """Adds the tokens of a step. A stop string ends the request, and tokens behind it are removed."""
         if self.text is None:
             return
         left = len(tokens)
@@ -149,7 +149,7 @@ class Generation:
             self._new += self.text.finish()
 
     def take_back(self, num_tokens: int) -> None:
-        """Of a request that the engine has finished, its last tokens: its text had ended before them."""
+        """Removes the last tokens of a request that the engine has finished: its text ended before them."""
         self.request.drop(num_tokens)
 
     def take(self) -> str:

@@ -16,7 +16,7 @@ class RopeConfig:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
-    # What only Phi-3 does.
+    # What only Phi-3 does, and of it StableLM: partial.
     partial: float = 1.0  # share of each head that is rotated
     short_factors: tuple[float, ...] = ()  # longrope: what each frequency is divided by, up to original_max_position
     attention_factor: float = 1.0  # longrope: of cosines and sines

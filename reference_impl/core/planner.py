@@ -2,7 +2,7 @@
 
 A request gets a slot when it is first computed, and keeps it until it ends or loses its blocks. Nothing is sent
 twice: its tokens go over when its slot is opened, its block table as it grows, and what the worker samples is in the
-slot already. So a step that only decodes costs the planner one comparison per row.
+slot already. So for a row that decodes, the planner compares two lengths and two block tables, and sends six numbers.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Sent:
 
     slot: int
     request: Request
-    num_tokens: int  # those that were sent, and those that it samples itself
+    num_tokens: int  # sent by the host, or sampled by the worker
     num_computed: int
     tables: list[list[BlockId]]
-    opened_in: int  # the step
-    room: int = 0  # positions that its blocks have
+    opened_in: int  # step id
+    capacity: int = 0  # tokens that its blocks hold
 
 
 class Planner:
@@ -83,7 +83,7 @@ class Planner:
             last = end = start + num_tokens
             if num_drafts:
                 self.has_drafted, last = True, end + num_drafts
-            if end > sent.num_tokens or last > sent.room:
+            if end > sent.num_tokens or last > sent.capacity:
                 self._refuse(sent, row)
             sent.num_computed = last
             if samples and not request.holds:
@@ -123,14 +123,14 @@ class Planner:
             if table != known:
                 sent.tables[group] = list(table)
                 yield TableUpdate(sent.slot, group, start, tuple(table[start:]))
-        sent.room = min(map(len, sent.tables)) * self.block_size
+        sent.capacity = min(map(len, sent.tables)) * self.block_size
 
     def _refuse(self, sent: Sent, row: Row) -> None:
         end = row.start + row.num_tokens
-        if (last := end + row.num_drafts) > sent.room:
+        if (last := end + row.num_drafts) > sent.capacity:
             raise IndexError(
-                f"request {row.request_id!r} holds {sent.room // self.block_size} blocks; its step ends at position "
-                f"{last}, which takes {-(-last // self.block_size)} of {self.block_size} tokens: "
+                f"request {row.request_id!r} holds {sent.capacity // self.block_size} blocks; its step ends at "
+                f"position {last}, which takes {-(-last // self.block_size)} of {self.block_size} tokens: "
                 "KVManager.reserve and admit must give them before"
             )
         raise ValueError(

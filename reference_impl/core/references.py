@@ -42,18 +42,20 @@ class BlockReferences:
     def hold(self, blocks: Sequence[BlockId]) -> None:
         for block in blocks:
             if block != NO_BLOCK:
-                self.num_evictable -= block in self.indexed and self.pool.ref_count(block) == 1
+                if block in self.indexed and self.pool.ref_count(block) == 1:  # only the index held it
+                    self.num_evictable -= 1
                 self.pool.incref([block])
 
     def release(self, blocks: Sequence[BlockId]) -> None:
-        """A holder gives up blocks, which a step may have used."""
+        """Drops references. With steps in flight, which may still read the blocks, a subclass does so later."""
         self._drop(blocks)
 
     def _drop(self, blocks: Sequence[BlockId]) -> None:
         for block in blocks:
             if block != NO_BLOCK:
                 self.pool.decref([block])
-                self.num_evictable += block in self.indexed and self.pool.ref_count(block) == 1
+                if block in self.indexed and self.pool.ref_count(block) == 1:
+                    self.num_evictable += 1
 
     def add_indexed(self, blocks: Sequence[BlockId]) -> list[BlockId]:
         """The index has these blocks, each held by a request: its own reference to those that are new in it. Returns

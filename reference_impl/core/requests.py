@@ -11,7 +11,10 @@ from typing import Any
 from reference_impl.interfaces import Request, SamplingParams
 
 # Fields of SamplingParams that ask for what the core does not have: they must keep their defaults.
-NOT_IN_CORE = ("n", "prompt_logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty")
+NOT_IN_CORE = (
+    "n", "prompt_logprobs", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "min_tokens",
+    "include_stop_str_in_output", "skip_special_tokens",
+)  # fmt: skip
 
 
 def make_request(
@@ -63,9 +66,6 @@ def _checked(prompt: Sequence[int], vocab_size: int) -> list[int]:
 def check_plain(sampling: SamplingParams) -> None:
     """ValueError where it asks for what only the annexes have."""
     for field in fields(sampling):
-        value = getattr(sampling, field.name)
-        if field.name in NOT_IN_CORE and value != field.default:
-            raise ValueError(
-                f"SamplingParams.{field.name}: the core engine has only {field.default!r}, got {value!r}: use "
-                "reference_impl.Engine, which has the rest"
-            )
+        if field.name in NOT_IN_CORE and (given := getattr(sampling, field.name)) != field.default:
+            only = f"the core engine has only {field.default!r}, got {given!r}: use reference_impl.Engine for the rest"
+            raise ValueError(f"SamplingParams.{field.name}: {only}")

@@ -46,11 +46,9 @@ class RotaryTable:
         cos = F.pad(angle.cos() * rope.attention_factor, still, value=1.0)
         sin = F.pad(angle.sin() * rope.attention_factor, still)
         kept = torch.float64 if dtype is torch.float64 else torch.float32
-        self.cos = torch.cat((cos, cos), -1).to(device, kept)[:, None]  # [max_position, 1, head_dim]
-        self.sin = torch.cat((-sin, sin), -1).to(device, kept)[:, None]
+        both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)))
+        self.cos_sin = both.to(device, kept)[:, :, None]  # [2, max_position, 1, head_dim]
 
-    def at(self, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """positions [num_tokens] -> cos, sin, each [num_tokens, 1, head_dim]; None: of all positions in turn."""
-        if positions is None:
-            return self.cos, self.sin
-        return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
+    @property
+    def max_position(self) -> int:
+        return self.cos_sin.shape[1]

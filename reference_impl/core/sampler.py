@@ -6,7 +6,7 @@ a worker copies what `columns` gives with the batch, before the forward pass, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -82,18 +82,10 @@ def report(logits: Tensor, tokens: Tensor, wanted: NDArray[np.int64]) -> Callabl
     return finish
 
 
-def probabilities(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """The distribution that each row is drawn from: [rows, vocab_size], float32 (float64 stays), rows sum to 1.
-
-    Temperature 0 gives all mass to the largest logit (the first, if several are equal).
-    """
-    settings = np.array([settings_of(p, 0, 0) for p in params], SETTINGS)
-    columns = TorchSampler().columns(settings, np.zeros(len(params), np.int64))
-    return distribution(logits, to_device({"temperature": settings["temperature"], **columns}, logits.device))
-
-
 def distribution(logits: Tensor, t: Mapping[str, Tensor]) -> Tensor:
-    """`probabilities`, of columns on the device: temperature; top_k and top_p, and min_p, where any row has them."""
+    """What each row is drawn from: [rows, vocab_size], float32 (float64 stays), rows sum to 1. Temperature 0 gives all
+    mass to the largest logit, the first of equal ones.
+    t: columns on the device: temperature; top_k and top_p, and min_p, where any row has them."""
     dtype = torch.float64 if logits.dtype is torch.float64 else torch.float32
     greedy = t["temperature"][:, None] == 0
     temperature = t["temperature"][:, None].to(dtype).clamp(torch.finfo(dtype).tiny, torch.finfo(dtype).max)

@@ -28,14 +28,14 @@ from typing import Any
 from reference_impl.core.ranking import FirstCome, RankedQueue
 from reference_impl.interfaces import KVManager, Outcome, Policy, Request, RequestState, Row, StepOutput, StepPlan
 
-Shares = list[tuple[Request, int]]  # how many tokens each request may compute, best rank first
+Shares = list[tuple[Request, int]]  # how many tokens of the budget each request may compute, best rank first
 
 row = partial(tuple.__new__, Row)  # as Row(*values), in half the time: one for each row of each step
 
 
 @dataclass
 class OpenPlan:
-    """What is granted stays: a request that has tokens in this plan is not preempted by it."""
+    """A step while it is planned. A request with tokens in it is not preempted by it: those that rank last are."""
 
     budget: int  # tokens that may still be granted
     granted: list[tuple[Request, int, int, tuple[int, ...]]] = field(default_factory=list)  # tokens; drafts, as of Row
@@ -60,7 +60,7 @@ class Scheduler:
         self._ranks: dict[str, tuple[Any, int]] = {}  # the policy's, and the order of arrival where that is equal
         self._outcomes: dict[str, Outcome] = {}  # of requests that are not simply continued with what is sampled
         self._num_ranked = self._step_id = 0
-        self._booked: dict[int, list[tuple[Request, int]]] = {}  # of steps in flight, see `advance`
+        self._in_flight: dict[int, list[tuple[Request, int]]] = {}  # by step, see `advance`
 
     def add(self, request: Request) -> None:
         self._enroll(request)
@@ -126,16 +126,18 @@ class Scheduler:
         """Blocks for these shares, in rank order: a request that is preempted to make room has nothing granted yet."""
         for request, share in shares:
             num_tokens = share if share < plan.budget else plan.budget
-            while num_tokens and request.state is RequestState.RUNNING:
-                if self.kv.reserve(request, num_tokens):
-                    plan.granted.append((request, num_tokens, 0, ()))
-                    plan.budget -= num_tokens
-                elif self._preempt(plan):
-                    continue
-                break
+            if not num_tokens or request.state is not RequestState.RUNNING:
+                continue
+            while not self.kv.reserve(request, num_tokens):
+                if not self._preempt(plan) or request.state is not RequestState.RUNNING:
+                    break  # it was the last itself
+            else:  # as plan.grant does, in half the time
+                plan.granted.append((request, num_tokens, 0, ()))
+                plan.budget -= num_tokens
 
     def _preempt(self, plan: OpenPlan) -> bool:
-        """The running request that ranks last gives up its blocks, and keeps its rank. False if none are free now."""
+        """Frees the blocks of the running request that ranks last, and queues it again at its rank. A subclass returns
+        False where blocks become free only later."""
         request = self.running.pop()
         self._give_up_blocks(request)
         request.state = RequestState.WAITING
@@ -145,14 +147,17 @@ class Scheduler:
         return True
 
     def _give_up_blocks(self, request: Request) -> None:
-        self.kv.free(request)
+        self.kv.free(request)  # first: what is computed goes into the prefix index
         request.num_computed_tokens = request.num_cached_tokens = 0
 
     def _admit(self, plan: OpenPlan) -> None:
         """Waiting requests start while there is room, in order, and none in a step that preempted one."""
-        while plan.budget and not plan.preempted and (first := self._first()) and self._enter(first, plan):
+        while plan.budget and not plan.preempted:
+            request = self._first()
+            if request is None or not self._enter(request, plan):
+                break
             self.waiting.pop()
-            plan.grant(first, self._chunk(first, plan.budget))
+            plan.grant(request, self._chunk(request, plan.budget))
 
     def _first(self) -> Request | None:
         """Of the queue. None, too, while a token of it is in flight: how many it has to compute is not known yet."""
@@ -160,9 +165,10 @@ class Scheduler:
         return None if first is None or first.num_in_flight else first
 
     def _enter(self, request: Request, plan: OpenPlan) -> bool:
-        """Gives a waiting request a seat and blocks; False if there are too few."""
-        most, num_tokens = self.max_num_seqs, self._num_tokens_to_hold(request)
-        if len(self.running) >= most or not self.kv.admit(request, num_tokens, plan.budget):
+        """Gives a waiting request blocks and makes it run; False if max_num_seqs run, or too few blocks are free."""
+        if len(self.running) >= self.max_num_seqs:
+            return False
+        if not self.kv.admit(request, self._num_tokens_to_hold(request), plan.budget):
             return False
         self._run(request)
         plan.admitted.append((request.id, request.num_cached_tokens))
@@ -179,31 +185,31 @@ class Scheduler:
 
     def advance(self, plan: StepPlan) -> None:
         """The step was submitted. An earlier one that samples for one of its requests must have been updated first."""
-        booked = self._booked[plan.step_id] = []  # requests with results to come; tokens in flight, 0 for an outcome
+        expected = self._in_flight[plan.step_id] = []  # requests that get something; tokens in flight, 0 for an outcome
         for name, start, num_tokens, samples, num_drafts, _ in plan.rows:
             request = self._requests.get(name)
             if request is None or request.state is not RequestState.RUNNING:
                 continue  # finished or aborted since it was planned; its id may have been reused
             request.num_computed_tokens += num_tokens + num_drafts
             if num_tokens > 1 or start < request.num_prompt_tokens:
-                self._share(request)
+                self._commit(request)
             if name in self._outcomes:
                 if self._outcomes[name].advanced(request, samples):
-                    booked.append((request, 0))
+                    expected.append((request, 0))
             elif samples:
                 request.num_in_flight += 1 + num_drafts
-                booked.append((request, 1 + num_drafts))
+                expected.append((request, 1 + num_drafts))
 
-    def _share(self, request: Request) -> None:
-        """A prompt may be shared as soon as it is computed, an answer when it is finished."""
+    def _commit(self, request: Request) -> None:
+        """A prompt may be shared as soon as it is computed, an answer when it is finished (`KVManager.free`)."""
         self.kv.commit(request)
 
     def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
         """Returns the requests that finished."""
-        if plan.step_id not in self._booked:
+        if plan.step_id not in self._in_flight:
             self.advance(plan)
         finished = []
-        for request, num_in_flight in self._booked.pop(plan.step_id):
+        for request, num_in_flight in self._in_flight.pop(plan.step_id):
             if request.state is RequestState.FINISHED:
                 continue  # aborted while its step ran; if it was only preempted, it keeps its tokens
             if num_in_flight:

@@ -1,5 +1,6 @@
 """What a worker keeps of the requests that have a slot: tokens, lengths, block tables, how they are sampled.
 
+A slot here is a request's row in these tables. (A slot of the KV cache, as in slot_mapping, is a token's place in it.)
 On the device lie the tokens, [slot, position], how many of them are computed, and per KV group the block tables. A step
 changes a few entries and names the slots of its rows; what its batch needs is looked up on the device. So a token that
 one step samples is there for the next without the host, and what is copied per step does not grow with the contexts.
@@ -70,7 +71,7 @@ class Slots:
     # --- what a step changes --------------------------------------------------------------------------------------
 
     def apply(self, step: Step) -> None:
-        """Opens, closes and updates slots. ValueError if a slot's number is too high, or one is to begin like a slot
+        """Opens, closes and updates slots. ValueError if a slot's number is too high, or `Opened.fork_of` names a slot
         that is not open."""
         if not (step.opened or step.closed or step.appended or step.rewound or step.tables):
             return
@@ -144,8 +145,9 @@ class Slots:
     # --- what a step reads, and writes while it runs ---------------------------------------------------------------
 
     def look_up(self, t: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
-        """The fields of a `Batch` that the slots of its rows decide; and of each of the logits the position that is
-        sampled there, which is how many tokens its request then has. Only launches; pads are inert.
+        """The fields of a `Batch` that depend on the slots of its rows; and "sample_positions": of each row of logits,
+        the position of the token that is sampled from it. Launches kernels only, and waits for nothing. Rows that pad
+        read the slot behind the last one.
 
         t: slots, query_lens [rows]; of each token its slot and its place among the row's: token_slots, offset; and
         sampling_slots, sampling_lens [logits], unless each row has one, behind its last token.
@@ -154,9 +156,10 @@ class Slots:
         slot = t["token_slots"]
         at = self.computed.index_select(0, slot) + t["offset"]  # half the time of computed[slot], with one row
         ends = self.computed.index_select(0, t["slots"]) + t["query_lens"]
-        found = {"input_ids": self.tokens[slot, at].long(), "positions": at, "seq_lens": ends.int(), "position": ends}
+        found = {"input_ids": self.tokens[slot, at].long(), "positions": at, "seq_lens": ends.int()}
+        found["sample_positions"] = ends
         if "sampling_slots" in t:
-            found["position"] = self.computed.index_select(0, t["sampling_slots"]) + t["sampling_lens"]
+            found["sample_positions"] = self.computed.index_select(0, t["sampling_slots"]) + t["sampling_lens"]
         for g, (spec, table) in enumerate(zip(self.specs, self.tables, strict=True)):
             size = spec.block_size
             found[f"slot_mapping.{g}"] = table[slot, at // size].long() * size + at % size  # < 0: there is no block
@@ -164,11 +167,11 @@ class Slots:
         return found
 
     def put(self, t: Mapping[str, Tensor], tokens: Tensor) -> None:
-        """What was chosen, behind what the rows compute. Idempotent. Where a request is held, it is
-        overwritten with what is appended. t: with what was looked up; tokens [logits]."""
+        """Writes the sampled tokens, each behind the last token of its row. What the host appends to a held request
+        overwrites it. t: with what was looked up; tokens [logits]."""
         slots = t["sampling_slots"] if "sampling_slots" in t else t["slots"]
-        self.tokens.index_put_((slots, t["position"]), tokens.int())
+        self.tokens.index_put_((slots, t["sample_positions"]), tokens.int())
 
     def advance(self, t: Mapping[str, Tensor]) -> None:
-        """What a step's rows compute is computed when it is over: for whatever is launched from here on."""
+        """Adds the rows' lengths to what is computed: kernels launched from here on see the new lengths."""
         self.computed.index_add_(0, t["slots"], t["query_lens"])

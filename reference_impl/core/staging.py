@@ -1,8 +1,8 @@
 """Arrays on their way between host and device, without waiting.
 
-A copy from pageable memory makes the host wait for all earlier work on the GPU. So the arrays of a step
-lie one after another in one piece of pinned memory and go over in one copy. The piece is torch's own, and is given out
-again only when its copy was made (its caching allocator of pinned memory keeps an event for it).
+A copy from pageable memory makes the host wait for all earlier work on the GPU. So arrays that are sent together lie
+one after another in one piece of pinned memory and go over in one copy. The piece is torch's own, and is reused only
+when its copy was made (its caching allocator of pinned memory keeps an event for it).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Layout:
 def packed(arrays: Mapping[str, NDArray[Any]], layout: Layout, pinned: bool) -> Tensor:
     """[layout.num_bytes] uint8 on the host, with the arrays in it."""
     memory = torch.empty(layout.num_bytes, dtype=torch.uint8, pin_memory=pinned)
-    room = memory.numpy()
+    buffer = memory.numpy()
     for name, dtype, shape, start, _ in layout.sections:
-        np.ndarray(shape, dtype, room, start)[...] = arrays[name]
+        np.ndarray(shape, dtype, buffer, start)[...] = arrays[name]
     return memory
 
 

@@ -3,7 +3,7 @@
 `submit` waits for nothing, so on a GPU the next step is planned and submitted while this one runs. Sampled tokens go
 to the request's slot, where the next step reads them; `collect` waits for a step, and gives its reply.
 
-    submit:   slots.apply -> lay_out -> stage (host to device) -> compute (the model) -> sample -> end (device to host)
+    submit:   slots.apply -> lay_out -> stage (host to device) -> compute (the model) -> end (sample, device to host)
     collect:  wait -> reply
 """
 
@@ -32,6 +32,13 @@ from reference_impl.interfaces import (
     Step,
     TokenLogprobs,
 )
+
+NO_TOKEN = -1  # stands for what is sampled from logits that are not numbers
+
+
+def not_finite(logits: Tensor) -> Tensor:
+    """[rows] bool: whether a row of logits [rows, vocab_size] has a NaN or an infinite number. Sum x 0 is 0 without."""
+    return logits.sum(-1, dtype=torch.float32) * 0 != 0
 
 
 class Worker:
@@ -63,7 +70,7 @@ class Worker:
 
     @property
     def max_in_flight(self) -> int:
-        """What one step samples lies in its slot when the next one begins."""
+        """Sampled tokens stay on the device, so a step can be submitted before the one before it is collected."""
         return 2
 
     @torch.inference_mode()
@@ -94,6 +101,10 @@ class Worker:
         self._finished_at = self.clock.now() if run.finished_at is None else run.finished_at
         return run.reply(started, self._finished_at)
 
+    def explain(self, step: Step, at: int) -> str:
+        """Why nothing could be sampled for a row of a step."""
+        return "its logits are not all finite numbers"
+
     def close(self) -> None:
         """Nothing is held beside the tensors."""
 
@@ -111,17 +122,18 @@ class StepRun:
     ran: tuple[str, ...] = ()  # what computed attention
     tensors: dict[str, Tensor] = field(default_factory=dict)  # the batch's arrays, and what was looked up by them
     logits: Tensor = field(init=False)  # [logits, vocab_size]
-    scores: Tensor = field(init=False)  # the same shape: what tokens are chosen by
+    scores: Tensor = field(init=False)  # the same shape: logits after penalties and masks, which tokens are drawn from
     # [logits] on the host, when the device is done: what was sampled, and which of it follows from the tokens before
     # (None: all).
     tokens: Tensor | None = None
     kept: Tensor | None = None
+    broken: Tensor | None = None  # [logits] bool, on the device: which of them are not all numbers
     # To be called when the device is done: log-probabilities of the tokens; further fields of the reply.
-    logprobs: Callable[[], list[TokenLogprobs | None]] | None = None
+    read_logprobs: Callable[[], list[TokenLogprobs | None]] | None = None
     reports: dict[str, Callable[[], Any]] = field(default_factory=dict)
 
     def stage(self) -> None:
-        """What the host knows of the step goes to the device, in one copy."""
+        """Copies to the device what the host knows of the rows, in one piece."""
         batch = self.batch
         batch.arrays.update(self.worker.sampler.columns(batch.settings, batch.lengths))
         self.tensors = batch.on(self.worker.model.device)
@@ -138,18 +150,21 @@ class StepRun:
         """Chooses a token at each of the logits, and puts it where the next step finds it."""
         tokens = self.worker.sampler.choose(self.scores, self.tensors)
         self.worker.slots.put(self.tensors, tokens)
+        self.broken = not_finite(self.logits)
         wanted = self.batch.settings["logprobs"]
         if wanted.max() >= 0:
-            self.logprobs = report(self.logits, tokens, wanted)
+            self.read_logprobs = report(self.logits, tokens, wanted)
         self.take(tokens)
 
     def take(self, tokens: Tensor, kept: Tensor | None = None) -> None:
         """What was sampled starts on its way to the host. kept [logits] bool: which tokens are their request's."""
+        if self.broken is not None:
+            tokens = tokens.masked_fill(self.broken, NO_TOKEN)
         self.tokens = tokens.to("cpu", non_blocking=True, copy=True)
         self.kept = None if kept is None else kept.to("cpu", non_blocking=True, copy=True)
 
     def end(self) -> None:
-        """All that is launched for the step is launched when this returns."""
+        """Samples, if any row does; then all is launched, and the lengths in the slots grow."""
         w = self.worker
         if self.batch.sampling:
             self.sample()
@@ -165,16 +180,19 @@ class StepRun:
         """When the device is done."""
         tokens: list[tuple[int, ...]] = [()] * len(self.step.rows)
         logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
+        errors: dict[int, str] = {}
         if self.tokens is not None:
             rows = [self.batch.order[row] for row in self.batch.sampling]
             kept = None if self.kept is None else self.kept.tolist()
             sampled = zip(rows, self.tokens.tolist(), strict=True)
             for row, token in sampled if kept is None else compress(sampled, kept):
-                tokens[row] += (token,)
-            if self.logprobs is not None:
-                reports = zip(rows, self.logprobs(), strict=True)
+                tokens[row] += (max(token, 0),)
+                if token == NO_TOKEN:
+                    errors[row] = self.worker.explain(self.step, row)
+            if self.read_logprobs is not None:
+                reports = zip(rows, self.read_logprobs(), strict=True)
                 for row, found in reports if kept is None else compress(reports, kept):
                     if found is not None:
                         logprobs[row] = (*logprobs.get(row, ()), found)
-        more = {name: read() for name, read in self.reports.items()}
+        more = {"errors": errors, **{name: read() for name, read in self.reports.items()}}
         return Reply(self.step.step_id, tuple(tokens), logprobs, started_at, finished_at, self.ran, **more)

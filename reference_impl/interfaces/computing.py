@@ -86,7 +86,11 @@ class LinearMethod(Protocol):
 
 
 class Sampler(Protocol):
-    """Chooses the next token of each request from logits [len(requests), vocab_size]."""
+    """Chooses the next token of each request from logits [len(requests), vocab_size].
+
+    Biases, penalties and filters of a request's parameters are its own work; what a grammar or min_tokens rules out
+    comes as -inf.
+    """
 
     def __call__(self, logits: Tensor, requests: Sequence[Asking]) -> Sampled: ...
 

@@ -55,7 +55,8 @@ class PrefixIndex(Protocol):
 
 
 class KVManager(Protocol):
-    """Gives requests the blocks that their tokens need. A call that fails changes nothing."""
+    """Gives requests the blocks that their tokens need. A call that fails changes nothing, but for what a prefix index
+    counts as used."""
 
     def admit(self, request: Request, num_tokens: int, budget: int) -> bool:
         """Blocks for tokens [0, num_tokens) of a request that has none: those that hold some of them already, new ones.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -34,6 +34,7 @@ _NUMBERS = (
     ("logprobs", True, True),
     ("prompt_logprobs", True, True),
     ("n", True, False),
+    ("min_tokens", True, False),
 )
 
 
@@ -41,14 +42,18 @@ _NUMBERS = (
 class SamplingParams:
     """How one request's tokens are chosen. Checked once, here.
 
-    The order is fixed: penalties, temperature, top-k, top-p, min-p, then one draw.
-    temperature 0 is greedy. top_k 0, top_p 1 and min_p 0 switch a filter off.
+    The order is fixed: logit_bias, penalties, min_tokens, temperature, top-k, top-p, min-p, then one draw.
+    temperature 0 is greedy. top_k 0 (or -1, which becomes 0), top_p 1 and min_p 0 switch a filter off.
     repetition_penalty divides (multiplies, if negative) logits of tokens seen in prompt or output;
     presence and frequency penalties are subtracted for tokens seen in the output.
     logprobs: None, or how many alternatives to report, of the model's own distribution
     (log-softmax of the logits before penalties, temperature and filters).
     prompt_logprobs: the same for the prompt's tokens, whose keys and values are then computed and not taken from the
     prefix cache.
+    logit_bias: {token id: what is added to its logit}, from -100 to 100. min_tokens: before so many are generated
+    neither an end token nor one of stop_token_ids is drawn, and stop strings do not count.
+    include_stop_str_in_output: the text keeps the stop string, or stop token, that ended it. skip_special_tokens: the
+    text leaves special tokens out.
     """
 
     max_tokens: int = 128
@@ -66,6 +71,10 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1  # how many independent samples
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    min_tokens: int = 0
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -78,11 +87,14 @@ class SamplingParams:
             if not (right or (optional and value is None)):
                 kind = "an integer" if whole else "a number"
                 raise ValueError(f"SamplingParams.{name}: expected {kind}{' or None' * optional}, got {value!r}")
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         inf, strings, ids = float("inf"), self.stop, self.stop_token_ids
+        flags = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
         checks = (
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("temperature", 0 <= self.temperature < inf, "0 (greedy) or a finite number above 0"),
-            ("top_k", self.top_k >= 0, "0 (off) or a positive integer"),
+            ("top_k", self.top_k >= 0, "0 or -1 (off) or a positive integer"),
             ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 (off) and 1"),
             ("repetition_penalty", 0 < self.repetition_penalty < inf, "a finite number above 0 (1 is off)"),
@@ -94,10 +106,20 @@ class SamplingParams:
             ("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0"),
             ("prompt_logprobs", self.prompt_logprobs is None or self.prompt_logprobs >= 0, "None or at least 0"),
             ("n", self.n >= 1, "at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"0 to max_tokens, which is {self.max_tokens}"),
+            ("logit_bias", _is_bias(self.logit_bias), "None or {token id: a number from -100 to 100}"),
+            *((name, isinstance(getattr(self, name), bool), "True or False") for name in flags),
         )
         for name, ok, expected in checks:
             if not ok:
                 raise ValueError(f"SamplingParams.{name}: expected {expected}, got {getattr(self, name)!r}")
+
+
+def _is_bias(given: object) -> bool:
+    """Whether it can be a `logit_bias`."""
+    if not isinstance(given, Mapping):
+        return given is None
+    return all(type(i) is int and i >= 0 and type(b) in (int, float) and -100 <= b <= 100 for i, b in given.items())
 
 
 @dataclass(frozen=True)
@@ -156,6 +178,7 @@ class Request:
     deadline: float | None = None  # seconds on the engine's clock, for the last token
     state: RequestState = RequestState.WAITING
     finish_reason: str | None = None
+    error: str | None = None  # why, where finish_reason is "error"
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)  # of the prompt's second token and those behind
     pooling: Pooling | None = None  # nothing is sampled for it: it ends when its prompt is computed, see `embedding`

@@ -115,5 +115,7 @@ class Reply:
     # the row computed; with "last" that of the prompt's last token, from the row that computed it. float64, "d".
     pooled: Mapping[int, tuple[int, array[float]]] = field(default_factory=dict)
     transfers: tuple[TransferEnd, ...] = ()  # those that ended since the reply before, whichever step they began with
+    # {row: why there is no token for it}: its logits are not numbers. A 0 stands among its tokens.
+    errors: Mapping[int, str] = field(default_factory=dict)
     # {transfer: how many more layers of its pages have moved since the reply before}, of those that have not ended.
     layers_moved: Mapping[int, int] = field(default_factory=dict)

@@ -10,6 +10,7 @@ import collections
 import hashlib
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import triton
 from triton.compiler import ASTSource
+from triton.runtime.jit import JITCallable
 
 from reference_impl.kernels.architectures import Architecture
 from reference_impl.kernels.launch import Launch, is_interpreted
@@ -50,10 +52,23 @@ class Resources:
 def key(launch: Launch, architecture: Architecture) -> str:
     """Changes when anything changes that could change the machine code; the sources of helpers are included."""
     said = [
-        launch.kernel.cache_key, sorted(launch.types.items()), sorted(launch.constants.items()), launch.aligned,
+        _source_key(launch.kernel), sorted(launch.types.items()), sorted(launch.constants.items()), launch.aligned,
         sorted(launch.options.items()), architecture.name, triton.__version__,
     ]  # fmt: skip
     return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+
+
+def _source_key(kernel: Any) -> str:
+    """Triton's own key, without the number of the line at which a function stands in its file."""
+    functions = [kernel]
+    for function in functions:
+        if function.starting_line_number:
+            function.starting_line_number, function.hash = 0, None
+            functions += [
+                each for each in vars(sys.modules[function.fn.__module__]).values() if isinstance(each, JITCallable)
+            ]
+    key: str = kernel.cache_key
+    return key
 
 
 def compile_for(launch: Launch, architecture: Architecture) -> Any:

@@ -26,8 +26,8 @@ from torch import Tensor
 from reference_impl.kernels.architectures import ARCHITECTURES, Architecture
 
 _TYPES = {
-    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv",
-    torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float8_e5m2: "fp8e5", torch.int8: "i8",
+    torch.float8_e4m3fn: "fp8e4nv", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
 }  # fmt: skip
 
 TICKETS = 1 << 16

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reference_impl.kernels.eight_bits import encoded, scale_of
+from reference_impl.kernels.eight_bits import DTYPES, encoded, scale_of
 from reference_impl.kernels.launch import launch, wait_for_previous
 
 
@@ -119,6 +119,8 @@ def rotate_and_write(
         raise ValueError(
             f"expected key_scale and value_scale with a cache of 8 bits, and only then; it is {keys.dtype}"
         )
+    if eight_bits and keys.dtype not in DTYPES:
+        raise ValueError(f"expected a cache of {', '.join(map(str, DTYPES))} or of wider numbers, got {keys.dtype}")
     strides_of_scale = (0, 0, 0) if key_scale is None else key_scale.stride()
     if value_scale is not None and value_scale.stride() != strides_of_scale:
         raise ValueError("expected key_scale and value_scale with the same strides")

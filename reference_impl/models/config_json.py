@@ -53,6 +53,7 @@ def parse_model_config(
     get = Reader(raw, where)
     architecture = _architecture(get)
     family = FAMILIES[architecture]
+    stablelm = family.model_type == "stablelm"
     hidden, layers = get.integer("hidden_size"), get.integer("num_hidden_layers")
     heads, kv_heads, head_dim = _heads(get, family, hidden)
     _refuse_unsupported(get, family)
@@ -74,11 +75,11 @@ def parse_model_config(
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_position=max_position,
-        norm_eps=get.number("rms_norm_eps", family.norm_eps),
+        norm_eps=get.number("layer_norm_eps" if stablelm else "rms_norm_eps", family.norm_eps),
         rope=rope,
         tied_embeddings=get.boolean("tie_word_embeddings", default=bool(family.gemma)),
         # Qwen2 always has a bias on q, k and v; Mistral never has one, whatever its config says.
-        qkv_bias=attention_bias or family.model_type == "qwen2",
+        qkv_bias=attention_bias or family.model_type == "qwen2" or (stablelm and get.boolean("use_qkv_bias")),
         o_bias=attention_bias,
         mlp_bias=get.boolean("mlp_bias") and family.model_type == "llama",
         qk_norm=family.model_type in ("qwen3", "qwen3_moe", "gemma3_text"),
@@ -144,7 +145,7 @@ def _activation(get: Reader, family: Family) -> Literal["silu", "gelu_tanh"]:
 
 def _layer_windows(get: Reader, family: Family, num_layers: int) -> tuple[int | None, ...]:
     """Which layers have the sliding window; each family says it in another way."""
-    if family.model_type in ("llama", "gemma", "olmo2"):
+    if family.model_type in ("llama", "gemma", "olmo2", "stablelm"):
         return (None,) * num_layers
     window = get.optional_integer("sliding_window", family.window)
     if family.model_type.startswith("qwen") and not get.boolean("use_sliding_window"):
@@ -201,5 +202,9 @@ def _refuse_unsupported(get: Reader, family: Family) -> None:
         get.refuse("use_bidirectional_attention", (False,), "false (attention is causal here)")
     if family.model_type == "phi3":
         get.refuse("attention_bias", (False,), "false or no such field (Phi-3's linear layers have no biases)")
+    if family.model_type == "stablelm":
+        for name in ("use_parallel_residual", "qk_layernorm"):
+            get.refuse(name, (False,), "false (not supported)")
+        get.refuse("head_dim", (), "no such field (StableLM's heads share hidden_size)")
     if family.gemma == 3:  # transformers reads the field and does not apply it
         get.refuse("attn_logit_softcapping", (), "null (Gemma 3 caps no attention scores)")

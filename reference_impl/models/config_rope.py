@@ -25,6 +25,8 @@ def ropes(get: Reader, family: Family, head_dim: int) -> tuple[RopeConfig, RopeC
         theta = get.raw.get("rope_theta", family.rope_theta)
         if family.model_type == "phi3":
             return _phi3_rope(get, rope, theta, head_dim), None
+        if family.model_type == "stablelm":
+            return _stablelm_rope(get, rope, theta, head_dim), None
         return _rope(get, rope, theta), None
     if name == "rope_scaling":  # the older spelling scales the full layers only
         rope = {FULL: rope}
@@ -59,11 +61,8 @@ def _rope(get: Reader, rope: dict[str, Any], theta: float) -> RopeConfig:
 def _phi3_rope(get: Reader, rope: dict[str, Any], theta: float, head_dim: int) -> RopeConfig:
     """Phi-3 may rotate a part of each head only, and has LongRoPE (Ding et al. 2024), which it once called su."""
     given = {name: value for name, value in rope.items() if value is not None}
-    partial = given.get("partial_rotary_factor", get.raw.get("partial_rotary_factor"))
-    partial = 1.0 if partial is None else get.number("partial_rotary_factor", partial, {})
+    partial = _partial(get, given, head_dim, 1.0)
     rotated = int(head_dim * partial)
-    if partial > 1 or rotated % 2 or rotated == 0:
-        raise get.error("partial_rotary_factor", f"a share of head_dim = {head_dim} that is an even number", partial)
     theta, kind = get.number("rope_theta", theta, given), given.get("rope_type") or given.get("type") or "default"
     if kind == "default":
         return RopeConfig(theta, partial=partial)
@@ -85,6 +84,24 @@ def _phi3_rope(get: Reader, rope: dict[str, Any], theta: float, head_dim: int) -
         short_factors=tuple(get.number("short_factor", value, {}) for value in factors),
         attention_factor=get.number("attention_factor", sharper, given),
     )
+
+
+def _stablelm_rope(get: Reader, rope: dict[str, Any], theta: float, head_dim: int) -> RopeConfig:
+    given = {name: value for name, value in rope.items() if value is not None}
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind != "default":
+        raise get.error("rope type", "default (others are not supported in a StableLM)", kind)
+    return RopeConfig(get.number("rope_theta", theta, given), partial=_partial(get, given, head_dim, 0.25))
+
+
+def _partial(get: Reader, given: dict[str, Any], head_dim: int, default: float) -> float:
+    """Which share of each head is rotated."""
+    partial = given.get("partial_rotary_factor", get.raw.get("partial_rotary_factor"))
+    partial = default if partial is None else get.number("partial_rotary_factor", partial, {})
+    rotated = int(head_dim * partial)
+    if partial > 1 or rotated % 2 or rotated == 0:
+        raise get.error("partial_rotary_factor", f"a share of head_dim = {head_dim} that is an even number", partial)
+    return partial
 
 
 def reason_for_limit(config: ModelConfig) -> str:

@@ -8,6 +8,7 @@ from reference_impl.models.gemma import Gemma2Layer, GemmaDecoder, GemmaLayer
 from reference_impl.models.moe import ExpertsLayer
 from reference_impl.models.olmo2 import Olmo2Layer
 from reference_impl.models.phi3 import Phi3Layer
+from reference_impl.models.stablelm import StableLmDecoder, StableLmLayer
 
 Kind = tuple[type[Decoder], type[DecoderLayer]]
 
@@ -19,6 +20,7 @@ _KINDS: dict[str, Kind] = {
     "Gemma3ForCausalLM": (GemmaDecoder, Gemma2Layer),
     "Olmo2ForCausalLM": (Decoder, Olmo2Layer),
     "Phi3ForCausalLM": (Decoder, Phi3Layer),
+    "StableLmForCausalLM": (StableLmDecoder, StableLmLayer),
 }
 
 

@@ -37,4 +37,5 @@ FAMILIES = {
     "Gemma3ForCausalLM": Family("gemma3_text", 131_072, 4, 256, window=4096, attention_bias=True, gemma=3),
     "Olmo2ForCausalLM": Family("olmo2", 2048, norm_eps=1e-5, attention_bias=True),
     "Phi3ForCausalLM": Family("phi3", 4096, norm_eps=1e-5),
+    "StableLmForCausalLM": Family("stablelm", 4096, num_kv_heads=32, norm_eps=1e-5),
 }

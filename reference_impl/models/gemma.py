@@ -40,7 +40,7 @@ class Gemma2Layer(GemmaLayer):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
-        norm, eps = self.rms_norm, self.config.norm_eps
+        norm, eps = self.normalize, self.config.norm_eps
         h = self.attend(self.qkv(norm(x, self.input_norm, eps)), cos, sin, attention, kv_cache, batch)
         x = x + norm(self.o(h), self.attention_output_norm, eps)
         h = self.mlp(norm(x, self.mlp_norm, eps))
@@ -49,9 +49,9 @@ class Gemma2Layer(GemmaLayer):
     def norms(self) -> dict[str, Tensor]:
         """Here post_attention_layernorm is another one than Llama's."""
         return super().norms() | {
-            "post_attention_layernorm": self.attention_output_norm,
-            "pre_feedforward_layernorm": self.mlp_norm,
-            "post_feedforward_layernorm": self.mlp_output_norm,
+            "post_attention_layernorm.weight": self.attention_output_norm,
+            "pre_feedforward_layernorm.weight": self.mlp_norm,
+            "post_feedforward_layernorm.weight": self.mlp_output_norm,
         }
 
 
@@ -63,7 +63,7 @@ class GemmaDecoder(Decoder):
         # Rounded to the model's dtype, as Gemma was trained.
         self.embedding_scale = torch.tensor(c.embedding_scale, dtype=self.dtype, device=self.device)
         if c.window_rope is not None:
-            positions = len(self.rotary.cos)
+            positions = self.rotary.max_position
             self.rotaries.append(RotaryTable(c.window_rope, c.head_dim, positions, self.dtype, self.device))
 
     def embed(self, input_ids: Tensor) -> Tensor:

@@ -55,15 +55,13 @@ def weight_files(folder: Path) -> list[Path]:
 def destinations(model: Decoder) -> dict[str, Destination]:
     """Checkpoint name -> (what it must be, store) for every tensor that the model needs."""
     plus_one = model.config.norm_plus_one
-    table: dict[str, Destination] = {
-        "model.embed_tokens.weight": _whole(model.embedding),
-        "model.norm.weight": _norm(model.norm, plus_one),
-    }
+    table: dict[str, Destination] = {"model.embed_tokens.weight": _whole(model.embedding)}
+    table |= {name: _norm(tensor, plus_one) for name, tensor in model.norms().items()}
     if model.lm_head is not None:
         table["lm_head.weight"] = _whole(model.lm_head)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
-        table |= {f"model.layers.{layer.index}.{n}.weight": _norm(norm, plus_one) for n, norm in layer.norms().items()}
+        table |= {f"model.layers.{layer.index}.{n}": _norm(tensor, plus_one) for n, tensor in layer.norms().items()}
         for linear in layer.modules():
             if isinstance(linear, Linear):
                 table |= _parts(linear)
@@ -113,7 +111,7 @@ def _whole(target: Tensor) -> Destination:
 
 
 def _norm(target: Tensor, plus_one: bool) -> Destination:
-    """One weight, for all heads if the target has a row for each. plus_one: what is kept is 1 + w."""
+    """Weight or bias of a norm, one for all heads if the target has a row for each. plus_one: what is kept is 1 + w."""
 
     def store(tensor: Tensor) -> None:
         target.copy_((tensor.to(target.dtype) + plus_one).expand_as(target))
@@ -138,6 +136,7 @@ def fill(model: Decoder, table: dict[str, Destination], files: list[Path]) -> No
             raise CheckpointError(f"{file}: tensor {name} came a second time")
         spec, store = table[name]
         _check(tensor, spec, f"{file}: tensor {name}")
+        _check_finite(tensor, model.dtype, f"{file}: tensor {name}")
         store(tensor)
         del missing[name]
     if missing:
@@ -157,6 +156,23 @@ def _check(tensor: Tensor, spec: TensorSpec, where: str) -> None:
         floats = tuple(spec.dtypes) == FLOATS
         expected = "a float of 16, 32 or 64 bits" if floats else " or ".join(map(str, spec.dtypes))
         raise CheckpointError(f"{where}: expected {expected}, found {tensor.dtype}")
+
+
+def _check_finite(tensor: Tensor, dtype: torch.dtype, where: str) -> None:
+    """Also where numbers are too large for the dtype that the model is loaded in. A sum is finite if its terms are."""
+    if tensor.dtype not in FLOATS:
+        return
+    narrow = dtype if torch.finfo(dtype).max < torch.finfo(tensor.dtype).max else tensor.dtype
+    if bool(tensor.to(narrow).sum(dtype=torch.promote_types(narrow, torch.float32)).isfinite()):
+        return
+    wrong = (~tensor.to(narrow).isfinite()).nonzero()
+    if not len(wrong):
+        return  # only the sum is too large
+    first = tuple(wrong[0].tolist())
+    what = "finite numbers" if narrow is tensor.dtype else f"numbers within the range of {dtype}, in which it is loaded"
+    raise CheckpointError(
+        f"{where}: expected {what}, found {tensor[first].item()} at {list(first)}, and {len(wrong) - 1} more"
+    )
 
 
 def _tensors(files: list[Path]) -> Iterator[tuple[Path, str, Tensor]]:

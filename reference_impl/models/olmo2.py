@@ -31,7 +31,7 @@ class Olmo2Layer(DecoderLayer):
     def forward(
         self, x: Tensor, cos: Tensor, sin: Tensor, attention: AttentionBackend, kv_cache: KVCache, batch: Batch
     ) -> Tensor:
-        norm, eps = self.rms_norm, self.config.norm_eps
+        norm, eps = self.normalize, self.config.norm_eps
         h = self.attend(self.qkv(x), cos, sin, attention, kv_cache, batch)
         x = x + norm(self.o(h), self.attention_output_norm, eps)
         return x + norm(self.mlp(x), self.mlp_output_norm, eps)
@@ -41,13 +41,13 @@ class Olmo2Layer(DecoderLayer):
     ) -> Tensor:
         sizes, eps = (len(self.wide_q_norm), len(self.wide_k_norm)), self.config.norm_eps
         q, k, v = qkv.split((*sizes, sizes[1]), dim=1)
-        q, k = self.rms_norm(q, self.wide_q_norm, eps), self.rms_norm(k, self.wide_k_norm, eps)
+        q, k = self.normalize(q, self.wide_q_norm, eps), self.normalize(k, self.wide_k_norm, eps)
         return super().attend(torch.cat((q, k, v), dim=1), cos, sin, attention, kv_cache, batch)
 
     def norms(self) -> dict[str, Tensor]:
         return {
-            "post_attention_layernorm": self.attention_output_norm,
-            "post_feedforward_layernorm": self.mlp_output_norm,
-            "self_attn.q_norm": self.wide_q_norm,
-            "self_attn.k_norm": self.wide_k_norm,
+            "post_attention_layernorm.weight": self.attention_output_norm,
+            "post_feedforward_layernorm.weight": self.mlp_output_norm,
+            "self_attn.q_norm.weight": self.wide_q_norm,
+            "self_attn.k_norm.weight": self.wide_k_norm,
         }

@@ -6,7 +6,8 @@ import base64
 import time
 import uuid
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -64,9 +65,14 @@ class Shape(ABC):
     tokens: TokenText
     logprobs: int | None  # alternatives to report; None: no logprobs
     include_usage: bool = False
+    continuous_usage: bool = False  # each chunk has the usage of its choice so far
+    prompt_logprobs: int | None = None  # alternatives to report for each of a prompt's tokens; None: none
+    prompts: Sequence[Sequence[int]] = ()
+    num_samples: int = 1  # of each prompt
     id: str = ""
     created: int = 0
     _offsets: dict[int, int] = field(default_factory=dict)  # per choice, the characters reported so far
+    _written: dict[int, int] = field(default_factory=dict)  # per choice, the tokens so far
     _before: bytes = b""
     _after: bytes = b""
 
@@ -84,6 +90,34 @@ class Shape(ABC):
     def delta(self, piece: Piece) -> dict[str, Any]:
         """What a chunk says of one sample."""
 
+    def prompt_of(self, piece: Piece) -> Sequence[int]:
+        return self.prompts[piece.index // self.num_samples]
+
+    def prompt_report(self, piece: Piece) -> list[dict[int, Any] | None]:
+        """Of each of the prompt's tokens, in vLLM's shape."""
+        found: list[dict[int, Any] | None] = [None]
+        for report in piece.prompt_logprobs or ():
+            top = report.top[: self.prompt_logprobs]
+            ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(top, 1)}
+            both = {report.token: (report.logprob, None)} | ranked
+            found.append(
+                {t: {"logprob": p, "rank": rank, "decoded_token": self.tokens.text(t)} for t, (p, rank) in both.items()}
+            )
+        return found
+
+    def _finish_reason(self, piece: Piece) -> str | None:
+        return piece.finish_reason
+
+    def _end(self, piece: Piece) -> dict[str, Any]:
+        """How a choice ended, in a chunk of it and in the whole. What OpenAI's answers do not have is there where it
+        says something: which stop string or token it was (vLLM's), and that the cache was full."""
+        found: dict[str, Any] = {"finish_reason": self._finish_reason(piece)}
+        if piece.stop_reason is not None:
+            found["stop_reason"] = piece.stop_reason
+        if piece.cut_by == "kv_cache":
+            found["cut_by"] = piece.cut_by
+        return found
+
     def opening(self, num_samples: int) -> list[dict[str, Any]]:
         """Choices of a first chunk, before there is any token."""
         return []
@@ -98,43 +132,83 @@ class Shape(ABC):
                 else:
                     choices[piece.index] = piece
         answers = [self.choice(choices[index]) for index in sorted(choices)]
-        return {**self.head(self.object), "choices": answers, "usage": usage(stream.usage)}
+        whole = {**self.head(self.object), "choices": answers, "usage": usage(self.used(stream.usage))}
+        return whole | self.beside(choices[0])
+
+    def used(self, used: Usage) -> Usage:
+        """What the answer counts as used."""
+        return used
+
+    def beside(self, first: Piece) -> dict[str, Any]:
+        """Further fields of a whole answer."""
+        return {}
 
     def start_events(self, num_samples: int) -> bytes:
         """What comes before the first token; the head that all events share is written here, once."""
         content = {**self.head(self.chunk_object), "choices": [0], **({"usage": None} if self.include_usage else {})}
         self._before, _, self._after = event(content).partition(b"[0]")
-        return b"".join([self._event(choice) for choice in self.opening(num_samples)])
+        choices = self.opening(num_samples)
+        if self.continuous_usage:
+            return b"".join([self._event_with_usage(choice, 0) for choice in choices])
+        return b"".join([self._event(choice) for choice in choices])
 
     def events(self, pieces: list[Piece]) -> bytes:
         """One event for each piece."""
+        if self.continuous_usage:
+            return b"".join([self._event_with_usage(self.delta(piece), len(piece.tokens)) for piece in pieces])
         return b"".join([self._event(self.delta(piece)) for piece in pieces])
 
     def end_events(self, used: Usage) -> bytes:
-        last = {**self.head(self.chunk_object), "choices": [], "usage": usage(used)}
+        last = {**self.head(self.chunk_object), "choices": [], "usage": usage(self.used(used))}
         return (event(last) if self.include_usage else b"") + DONE
 
     def _event(self, choice: dict[str, Any]) -> bytes:
         return b"%b[%b]%b" % (self._before, to_json(choice), self._after)
 
+    def _event_with_usage(self, choice: dict[str, Any], num_new: int) -> bytes:
+        index = choice["index"]
+        written = self._written[index] = self._written.get(index, 0) + num_new
+        prompt = len(self.prompts[index // self.num_samples])
+        used = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+        return event({**self.head(self.chunk_object), "choices": [choice], "usage": used})
 
+
+@dataclass
 class CompletionShape(Shape):
+    """echo: of each prompt the text that comes before its samples; None: nothing does. only_echo: nothing comes behind
+    it: the one token that was computed is left out."""
+
+    echo: Sequence[str] | None = None
+    only_echo: bool = False
+    _begun: set[int] = field(default_factory=set)  # choices whose prompt was told
+
     def choice(self, piece: Piece) -> dict[str, Any]:
-        return {
-            "index": piece.index,
-            "text": piece.text,
-            "logprobs": self._logprobs(piece),
-            "finish_reason": piece.finish_reason,
-        }
+        told = self.delta(piece)
+        return told if self.prompt_logprobs is None else told | {"prompt_logprobs": self.prompt_report(piece)}
 
     def delta(self, piece: Piece) -> dict[str, Any]:
-        return self.choice(piece)
+        begins = self.echo is not None and piece.index not in self._begun
+        self._begun.add(piece.index)
+        if self.only_echo:
+            piece.text, piece.logprobs, piece.tokens = "", [], []
+        before = self.echo[piece.index // self.num_samples] if self.echo is not None and begins else ""
+        return {
+            "index": piece.index,
+            "text": before + piece.text,
+            "logprobs": self._logprobs(piece, begins),
+            **self._end(piece),
+        }
 
-    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
-        """Four lists, one entry per token."""
+    def used(self, used: Usage) -> Usage:
+        return replace(used, completion=0) if self.only_echo else used
+
+    def _logprobs(self, piece: Piece, echoes: bool) -> dict[str, Any] | None:
+        """Four lists, one entry per token; echoes: those of the prompt, too, the first of which has no probability."""
         if self.logprobs is None:
             return None
-        texts = [self.tokens.text(report.token) for report in piece.logprobs]
+        first = [self.tokens.text(self.prompt_of(piece)[0])] if echoes else []
+        reports = [*(piece.prompt_logprobs or () if echoes else ()), *piece.logprobs]
+        texts = [*first, *(self.tokens.text(report.token) for report in reports)]
         offset, offsets = self._offsets.get(piece.index, 0), []
         for text in texts:
             offsets.append(offset)
@@ -142,13 +216,14 @@ class CompletionShape(Shape):
         self._offsets[piece.index] = offset
         return {
             "tokens": texts,
-            "token_logprobs": [report.logprob for report in piece.logprobs],
-            "top_logprobs": [
-                {self.tokens.text(token): logprob for token, logprob in [*report.top, (report.token, report.logprob)]}
-                for report in piece.logprobs
-            ],
+            "token_logprobs": [*(None for _ in first), *(report.logprob for report in reports)],
+            "top_logprobs": [*(None for _ in first), *map(self._top, reports)],
             "text_offset": offsets,
         }
+
+    def _top(self, report: TokenLogprobs) -> dict[str, float]:
+        top = report.top[: self.logprobs]
+        return {self.tokens.text(token): logprob for token, logprob in [*top, (report.token, report.logprob)]}
 
 
 @dataclass
@@ -157,6 +232,9 @@ class ChatShape(Shape):
 
     tool_call_parser: str | None = None
     _parsers: dict[int, ToolCallParser] = field(default_factory=dict)  # per choice
+
+    def beside(self, first: Piece) -> dict[str, Any]:
+        return {} if self.prompt_logprobs is None else {"prompt_logprobs": self.prompt_report(first)}
 
     def opening(self, num_samples: int) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
@@ -173,7 +251,7 @@ class ChatShape(Shape):
             "index": piece.index,
             "message": message | said,
             "logprobs": self._logprobs(piece),
-            "finish_reason": self._finish_reason(piece),
+            **self._end(piece),
         }
 
     def delta(self, piece: Piece) -> dict[str, Any]:
@@ -181,7 +259,7 @@ class ChatShape(Shape):
             "index": piece.index,
             "delta": self._said(piece),
             "logprobs": self._logprobs(piece),
-            "finish_reason": self._finish_reason(piece),
+            **self._end(piece),
         }
 
     def _said(self, piece: Piece) -> dict[str, Any]:

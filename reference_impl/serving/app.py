@@ -1,9 +1,9 @@
 """The routes, and what is refused with which status.
 
-400 the engine refuses the prompt (with the numbers), or the chat template does (with its line) · 401 API key · 404 no
+400 bad JSON or a wrong field, with its place; the engine refuses the prompt (with the numbers), or the chat template
+does (with its line) · 401 API key · 404 no
 such model, request or place · 408, 413, 415 the body comes too slowly, is too long, is not JSON · 421 the name of
-another host · 422 bad JSON or a wrong field, with its place · 429 too many unfinished requests, with Retry-After · 503
-the engine has failed or shuts down.
+another host · 429 too many unfinished requests, with Retry-After · 503 the engine has failed or shuts down.
 
 With API keys, every path that names requests needs one, too; /health, /ready, /metrics and the page, which is empty
 without the data that it fetches, do not.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -108,6 +109,9 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
     def openapi() -> dict[str, Any]:
         described = describe()
         schemas = described["components"]["schemas"]
+        for path in described["paths"].values():  # what FastAPI says of wrong fields, which are 400 here
+            for operation in path.values():
+                operation["responses"].pop("422", None)
         _bound_tokens(schemas, runner.engine.vocab_size, runner.engine.max_model_len - 1)
         for conversation in (
             schemas["ChatRequest"]["properties"]["messages"],
@@ -125,7 +129,7 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
     app.get("/ready", responses={503: REFUSALS[503]})(server.ready)
     app.get("/metrics", response_class=PlainTextResponse)(server.metrics)
     app.get("/status", response_class=HTMLResponse)(server.status_page)
-    app.get("/status.json", dependencies=allowed, responses={s: REFUSALS[s] for s in (401, 422)})(server.status)
+    app.get("/status.json", dependencies=allowed, responses={s: REFUSALS[s] for s in (400, 401)})(server.status)
     app.get("/requests/{answer:path}/timeline", dependencies=allowed, responses={s: REFUSALS[s] for s in (401, 404)})(
         server.timeline
     )
@@ -163,12 +167,16 @@ class _Server:
     async def complete(self, body: CompletionRequest) -> Response:
         """Continue one or several prompts, texts or token ids."""
         self._check_model(body.model)
+        prompts = await asyncio.to_thread(self._encode, body.prompts)
         shape = CompletionShape(
             self.config.model_name, "text_completion", "text_completion", "cmpl", self.tokens, body.logprobs,
-            body.include_usage,
+            body.include_usage, body.continuous_usage, body.prompt_logprobs, prompts, body.n,
+            echo=await asyncio.to_thread(self._texts, body.prompts) if body.echo else None,
+            only_echo=not body.max_tokens,
         )  # fmt: skip
-        prompts = await asyncio.to_thread(self._encode, body.prompts)
-        sampling = self._sampling(lambda: body.sampling(body.max_tokens, body.logprobs))
+        wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+        scores = max((k for k in wanted if k is not None), default=None)
+        sampling = self._sampling(lambda: body.sampling(body.max_tokens or 1, body.logprobs, scores))
         return await self._answer(shape, prompts, sampling, body)
 
     async def embed(self, body: EmbeddingRequest) -> Response:
@@ -188,15 +196,15 @@ class _Server:
         """Answer a conversation, with the chat template of the model's tokenizer."""
         self._check_model(body.model)
         logprobs = body.top_logprobs if body.logprobs else None
-        parser = parser_for(body, self.config.tool_call_parser)
+        parser, prompt = parser_for(body, self.config.tool_call_parser), await self._chat_prompt(body)
         shape = ChatShape(
             self.config.model_name, "chat.completion", "chat.completion.chunk", "chatcmpl", self.tokens, logprobs,
-            body.include_usage, tool_call_parser=parser,
+            body.include_usage, body.continuous_usage, body.prompt_logprobs, [prompt], body.n, tool_call_parser=parser,
         )  # fmt: skip
-        prompt = await self._chat_prompt(body)
         fits = max(1, self.engine.max_model_len - len(prompt))
         asked = body.max_completion_tokens or body.max_tokens or fits
-        return await self._answer(shape, [prompt], self._sampling(lambda: body.sampling(asked, logprobs)), body)
+        sampling = self._sampling(lambda: body.sampling(asked, logprobs, body.prompt_logprobs))
+        return await self._answer(shape, [prompt], sampling, body)
 
     async def tokenize(self, body: TokenizeRequest) -> dict[str, Any]:
         """Token ids, as vLLM gives them."""
@@ -204,7 +212,9 @@ class _Server:
         if body.messages is not None:
             tokens = await self._chat_prompt(body)
         else:
-            [tokens] = await asyncio.to_thread(self._encode, [body.prompt or ""])
+            [tokens] = await asyncio.to_thread(
+                self._encode, [body.prompt or ""], add_special_tokens=body.add_special_tokens
+            )
         texts = [self.tokens.text(token) for token in tokens] if body.return_token_strs else None
         return {
             "count": len(tokens), "max_model_len": self.engine.max_model_len, "tokens": tokens, "token_strs": texts,
@@ -233,17 +243,24 @@ class _Server:
         except ValueError as error:  # no template, or it refuses, or is wrong
             raise Refused(400, str(error), param="messages") from None
 
-    def _encode(self, prompts: Sequence[str | list[int]], field: str = "prompt") -> list[list[int]]:
+    def _encode(self, prompts: Sequence[str | list[int]], field: str = "prompt", **options: Any) -> list[list[int]]:
         for number, prompt in enumerate(prompts):
             if isinstance(prompt, str):
                 check_characters(prompt, f"{field} {number}" if len(prompts) > 1 else field)
-        return [self.engine.prompts.encode(prompt) for prompt in prompts]
+        encode, tokens_of = self.engine.prompts.encode, self.engine.prompts.tokens_of
+        return [tokens_of(p, **options) if isinstance(p, str) and options else encode(p) for p in prompts]
+
+    def _texts(self, prompts: Sequence[str | list[int]]) -> list[str]:
+        tokenizer = self.engine.prompts.tokenizer
+        assert tokenizer is not None  # see __init__
+        return [p if isinstance(p, str) else tokenizer.decode(p, skip_special_tokens=False) for p in prompts]
 
     def _sampling(self, make: Callable[[], Any]) -> Any:
         try:
             return make()
         except ValueError as error:
-            raise Refused(400, str(error)) from None
+            named = re.match(r"SamplingParams\.(\w+)", str(error))
+            raise Refused(400, str(error), param=named and named[1], code="invalid_value") from None
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.config.model_name):
@@ -254,10 +271,11 @@ class _Server:
         self, shape: Shape, prompts: Sequence[Sequence[int]], sampling: Any, body: CompletionRequest | ChatRequest
     ) -> Response:
         vocabulary = self.engine.vocab_size
-        for token in body.stop_token_ids:
-            if token >= vocabulary:
-                message = f"stop_token_ids: {token} is outside the vocabulary [0, {vocabulary})"
-                raise Refused(400, message, param="stop_token_ids")
+        for name, tokens in (("stop_token_ids", body.stop_token_ids), ("logit_bias", body.logit_bias)):
+            for token in tokens:
+                if token >= vocabulary:
+                    message = f"{name}: {token} is outside the vocabulary [0, {vocabulary})"
+                    raise Refused(400, message, param=name, code="invalid_value")
         options = {"priority": body.priority, "cache_salt": body.cache_salt}
         stream = await self._start(shape.id, prompts, sampling, "prompt", **options)
         respond = _as_events(shape, stream) if body.stream else _as_a_whole(lambda: shape.whole(stream))

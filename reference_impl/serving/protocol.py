@@ -6,7 +6,7 @@ A field that would change the answer and is not implemented is refused by name; 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -32,26 +32,34 @@ def _whole(value: Any, depth: int = 2) -> Any:
 
 
 NOT_IMPLEMENTED = "not_implemented"  # a kind of error, whose context names the field
+OF_A_FIELD = "of_a_field"  # the same, where two fields do not go together
 Number = Annotated[float, Field(strict=True)]
 TOKEN_ID = "Token id"  # as the description calls it
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31, title=TOKEN_ID)]
 MAX_PROMPTS, MAX_STOP, MAX_STOP_CHARACTERS = 64, 16, 1000
+MAX_BIASES = 1024
 MAX_MESSAGES, MAX_FIELDS, MAX_INPUTS = 10_000, 100, 2048
 
 # What OpenAI's clients may send and this server cannot do. A value that changes nothing is accepted.
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
-    "best_of": (None,), "echo": (None, False), "logit_bias": (None, {}), "suffix": (None, ""),
+    "best_of": (None,), "echo": (None, False), "suffix": (None, ""),
     "tools": (None, []), "tool_choice": (None, "none", "auto"), "parallel_tool_calls": (None, False, True),
     "functions": (None, []), "function_call": (None, "none"), "response_format": (None, {"type": "text"}),
     "modalities": (None, ["text"]), "audio": (None,), "prediction": (None,), "reasoning_effort": (None, "none"),
     "verbosity": (None, "medium"), "web_search_options": (None,), "guided_json": (None,), "guided_regex": (None,),
-    "min_tokens": (None, 0), "skip_special_tokens": (None, True),
+    "use_beam_search": (None, False), "length_penalty": (None, 1), "spaces_between_special_tokens": (None, True),
+    "allowed_token_ids": (None,), "bad_words": (None, []), "truncate_prompt_tokens": (None,),
 }  # fmt: skip
 _IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
 )  # fmt: skip
 
 
+_BIASES = {
+    "type": "object", "maxProperties": MAX_BIASES, "propertyNames": {"pattern": "^[0-9]{1,9}$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "description": "By token id, what is added to its logit",
+}  # fmt: skip
 _TEXT = {"type": "string", "minLength": 1}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0, "title": TOKEN_ID}, "minItems": 1}
 _STOP_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
@@ -86,6 +94,9 @@ class StreamOptions(BaseModel):
 
     include_usage: StrictBool = False
     include_obfuscation: StrictBool = False  # accepted, and nothing is added
+    continuous_usage_stats: Annotated[
+        StrictBool, Field(description="vLLM's, with include_usage: each chunk has the usage of its choice so far")
+    ] = False
 
     _nulls = model_validator(mode="before")(_without_nulls)
 
@@ -105,12 +116,21 @@ class _Sampling(BaseModel):
     stop: Annotated[str | list[str] | None, WithJsonSchema(_STOP)] = None
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
+    logit_bias: Annotated[
+        dict[Annotated[int, Field(ge=0, lt=2**31)], Annotated[Number, Field(ge=-100, le=100)]],
+        Field(max_length=MAX_BIASES),
+        WithJsonSchema(_BIASES),
+    ] = Field(default_factory=dict)
     # vLLM's additions.
     top_k: Annotated[StrictInt, Field(ge=-1, description="0 or -1: off")] = 0
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] = 1.0
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
     ignore_eos: StrictBool = False
+    min_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
+    include_stop_str_in_output: StrictBool = False
+    skip_special_tokens: StrictBool = True
+    prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     priority: Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
 
@@ -141,11 +161,23 @@ class _Sampling(BaseModel):
             raise ValueError(f"expected at most {MAX_STOP} strings of 1 to {MAX_STOP_CHARACTERS} characters")
         return strings
 
+    @model_validator(mode="after")
+    def _fits_to_a_stream(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise PydanticCustomError(OF_A_FIELD, "not available with stream=true", {"field": "prompt_logprobs"})
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError(OF_A_FIELD, "for stream=true only", {"field": "stream_options"})
+        return self
+
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+    def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None) -> SamplingParams:
         return SamplingParams(
             max_tokens=max_tokens,
             temperature=self.temperature,
@@ -160,7 +192,12 @@ class _Sampling(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             n=self.n,
+            logit_bias=self.logit_bias or None,
+            min_tokens=self.min_tokens,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
         )
 
 
@@ -191,8 +228,16 @@ class CompletionRequest(_Sampling):
     """POST /v1/completions"""
 
     prompt: Annotated[str | list[TokenId] | list[str] | list[list[TokenId]], WithJsonSchema(PROMPT_SCHEMA)]
-    max_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31)] = 16
+    max_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31, description="0: with echo only")] = 16
     logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    echo: Annotated[StrictBool, Field(description="the prompt comes before the text, with logprobs if asked")] = False
+
+    @model_validator(mode="after")
+    def _nothing_only_with_echo(self) -> Self:
+        if not self.max_tokens and not self.echo:
+            message = "Input should be greater than or equal to 1, or 0 with echo"
+            raise PydanticCustomError(OF_A_FIELD, message, {"field": "max_tokens"})
+        return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -287,6 +332,7 @@ class TokenizeRequest(Shown):
     model_config = ConfigDict(extra="forbid", json_schema_extra=_one_of_two)
 
     prompt: str | None = None
+    add_special_tokens: Annotated[StrictBool, Field(description="to a prompt; a chat template writes its own")] = True
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     model: str | None = None
     return_token_strs: StrictBool = False

@@ -10,15 +10,16 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from reference_impl.serving import answers
-from reference_impl.serving.protocol import NOT_IMPLEMENTED, ErrorAnswer
+from reference_impl.serving.protocol import NOT_IMPLEMENTED, OF_A_FIELD, ErrorAnswer
 
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 REFUSALS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorAnswer, "description": text}
     for status, text in (
-        (400, "The prompt is refused"), (401, "API key missing or wrong"), (404, "No such model or request"),
+        (400, "Bad JSON, a wrong field, or a prompt that the engine refuses"),
+        (401, "API key missing or wrong"), (404, "No such model or request"),
         (408, "The body did not come"), (413, "The body is too long"), (415, "Not JSON"),
-        (422, "Bad JSON, or a wrong field"), (429, "Too many unfinished requests"), (503, "The engine does not serve"),
+        (429, "Too many unfinished requests"), (503, "The engine does not serve"),
     )
 }  # fmt: skip
 
@@ -46,7 +47,7 @@ def check_characters(text: str, place: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         message = f"{place}: half a surrogate pair at character {error.start}, which is no character"
-        raise Refused(422, message, param=place) from None
+        raise Refused(400, message, param=place, code="invalid_value") from None
 
 
 async def _refused(request: Request, error: Refused) -> Response:
@@ -57,7 +58,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     if error.status_code == 400:  # what FastAPI raises for a body that json cannot read
         cause = error.__cause__
         why = "brackets too deep" if isinstance(cause, RecursionError) else str(cause)
-        return refusal(422, f"body: not JSON: {why}", param="body")
+        return refusal(400, f"body: not JSON: {why}", param="body")
     return refusal(error.status_code, str(error.detail), headers=dict(error.headers or {}))
 
 
@@ -69,10 +70,20 @@ async def _wrong_field(request: Request, error: RequestValidationError) -> Respo
     if first["type"] == "json_invalid":
         why = first.get("ctx", {}).get("error", message).removesuffix(" at")
         place, message = ["body"], f"the body is not JSON: {why} at character {place[0]}"
-    elif first["type"] == NOT_IMPLEMENTED:
+    elif first["type"] in (NOT_IMPLEMENTED, OF_A_FIELD):
         place = [first["ctx"]["field"]]
     more = f" ({len(others)} more)" if others else ""
-    return refusal(422, f"{'.'.join(place)}: {message}{more}", param=".".join(place))
+    return refusal(400, f"{'.'.join(place)}: {message}{more}", param=".".join(place), code=_code(first["type"]))
+
+
+def _code(kind: str) -> str:
+    """OpenAI's word for one of pydantic's kinds of error."""
+    if kind.endswith("_type"):
+        return "invalid_type"
+    return {
+        "missing": "missing_required_parameter", "extra_forbidden": "unknown_parameter",
+        NOT_IMPLEMENTED: "unsupported_parameter", "json_invalid": "invalid_json",
+    }.get(kind, "invalid_value")  # fmt: skip
 
 
 HANDLERS = ((RequestValidationError, _wrong_field), (StarletteHTTPException, _http_error), (Refused, _refused))

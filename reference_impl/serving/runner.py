@@ -44,12 +44,16 @@ class Piece:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     embedding: list[float] | None = None  # of a request with pooling, when it is finished
+    stop_reason: str | int | None = None  # as of `CompletionOutput`
+    cut_by: str | None = None  # as of `RequestOutput`
+    prompt_logprobs: list[TokenLogprobs] | None = None  # in its first piece, of the prompt's second token and the rest
 
     def add(self, later: Piece) -> None:
         self.text += later.text
         self.tokens += later.tokens
         self.logprobs += later.logprobs
         self.finish_reason, self.embedding = later.finish_reason, later.embedding
+        self.stop_reason, self.cut_by = later.stop_reason, later.cut_by
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Prompts(Protocol):
     tokenizer: Tokenizer | None
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]: ...
+
+    def tokens_of(self, text: str, **options: Any) -> list[int]: ...
 
     def chat_prompt(self, messages: Sequence[Any], tools: Sequence[Any] | None, **options: Any) -> list[int]: ...
 

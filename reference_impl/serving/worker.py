@@ -53,6 +53,7 @@ class Commands(Protocol):
 @dataclass
 class _Sample:
     generation: Generation
+    first: Generation  # sample 0 of the same prompt
     stream: int
     index: int
     sent: int = 0  # tokens
@@ -60,13 +61,18 @@ class _Sample:
     def news(self) -> Message | None:
         """The number of the stream and the fields of a `Piece`, where there is something new."""
         request = self.generation.request
+        prompt = None
+        if not self.sent and (first := self.first.request).sampling.prompt_logprobs is not None:
+            prompt = list(first.prompt_logprobs)
         tokens = request.output_tokens[self.sent :]
         logprobs = request.logprobs[self.sent :] if request.logprobs else []
         self.sent += len(tokens)
         text, finish_reason = self.generation.take(), self.generation.finish_reason
+        why = (self.generation.stop_reason, self.generation.cut_by) if finish_reason is not None else (None, None)
         something = text or tokens or finish_reason is not None
         embedding = request.embedding if request.pooling is not None else None
-        return (self.stream, self.index, text, tokens, logprobs, finish_reason, embedding) if something else None
+        new = self.stream, self.index, text, tokens, logprobs, finish_reason, embedding, *why, prompt
+        return new if something else None
 
 
 class Worker:
@@ -127,7 +133,7 @@ class Worker:
                 name = request_id if len(prompts) == 1 else f"{request_id}-{p}"
                 firsts.append(first := self.llm.start(prompt, sampling, request_id=name, **options))
                 for s, sample in enumerate((first, *first.others)):
-                    self._samples[sample.request.id] = _Sample(sample, number, p * sampling.n + s)
+                    self._samples[sample.request.id] = _Sample(sample, first, number, p * sampling.n + s)
         except ValueError as error:
             return str(error)
         return None

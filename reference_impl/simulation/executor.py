@@ -153,7 +153,7 @@ def hollow_model(vocab_size: int, longest: int, bytes_per_token: float) -> Any:
             "rms_norm_eps": 1e-5, "max_position_embeddings": longest, "torch_dtype": "bfloat16", "eos_token_id": 0,
         }
     )  # fmt: skip
-    rotary = SimpleNamespace(cos=SimpleNamespace(shape=(longest, 1)))
+    rotary = SimpleNamespace(max_position=longest)
     return SimpleNamespace(
         config=config, dtype=SimpleNamespace(itemsize=2), device=SimpleNamespace(type="cpu"), rotary=rotary
     )

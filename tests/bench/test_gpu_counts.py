@@ -75,7 +75,7 @@ def launches(shape, rows, weights):
         attention.plan(batch)
         with Operations():
             for layer in model.layers:
-                x, added = layer.compute(model.fusion, x, added, *model.rotary.at(None), attention, cache, batch)
+                x, added = layer.compute(model.fusion, x, added, *model.rotary.cos_sin, attention, cache, batch)
     return sum(count.values()) / config.num_layers
 
 launch.prepare(meta)

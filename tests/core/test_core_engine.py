@@ -210,7 +210,15 @@ def test_a_step_that_failed_can_be_tried_again(make_engine, monkeypatch) -> None
 
 def test_what_only_annexes_have_is_refused_by_name(model, make_engine) -> None:
     engine = make_engine()
-    for name, value in (("n", 2), ("prompt_logprobs", 0), ("presence_penalty", 0.5)):
+    for name, value in (
+        ("n", 2),
+        ("prompt_logprobs", 0),
+        ("presence_penalty", 0.5),
+        ("logit_bias", {1: 2}),
+        ("min_tokens", 1),
+        ("include_stop_str_in_output", True),
+        ("skip_special_tokens", False),
+    ):
         with pytest.raises(
             ValueError, match=rf"SamplingParams.{name}: the core engine has only .*reference_impl.Engine"
         ):

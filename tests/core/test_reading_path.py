@@ -66,4 +66,4 @@ def test_a_decoding_step_of_the_core_enters_few_functions(make_engine) -> None:
     assert len(found) <= 60, found
     assert len({file for file, _ in found}) <= 18, {file for file, _ in found}
     own = [name for file, name in found if file in ("core/engine.py", "core/planner.py")]
-    assert own == ["Engine.step", "Planner.step", "Engine.book", "output_of", "Engine.record"]
+    assert own == ["Engine.step", "Planner.step", "Engine.update", "output_of", "Engine.record"]

@@ -38,6 +38,10 @@ ASKED: dict[str, SamplingParams] = {
     ),
     "drawn, penalised": SamplingParams(max_tokens=30, seed=3, presence_penalty=1.2, logprobs=1),
     "short": SamplingParams(max_tokens=2, seed=9),
+    "biased": SamplingParams(max_tokens=30, temperature=0, logit_bias={t: t % 5 / 2 for t in range(VOCAB)}),
+    "drawn, all 30": SamplingParams(
+        max_tokens=30, seed=4, min_tokens=30, stop_token_ids=tuple(range(0, VOCAB, 3)), logit_bias={1: 2.0}
+    ),
 }
 
 

@@ -64,13 +64,13 @@ def test_the_price_of_a_block_counts_its_scales() -> None:
 
 def test_the_budget_pays_for_more_blocks(random_model) -> None:
     model, counts = random_model("float32"), {}
-    for kv_dtype in ("auto", "fp8", "int8"):
+    for kv_dtype in ("auto", "fp8", "fp8_e5m2", "int8"):
         engine = Engine(model, EngineConfig(kv_dtype=kv_dtype, kv_cache_bytes=1 << 20))
         held = engine.kv_cache.data.nbytes + (0 if kv_dtype == "auto" else engine.kv_cache.scale.nbytes)
         assert engine.num_blocks * engine.kv_spec.bytes_per_block == held <= 1 << 20
         counts[kv_dtype] = engine.num_blocks
     # head_dim 8: 12 bytes a head instead of 32
-    assert counts["int8"] == counts["fp8"] == int(counts["auto"] * 4 * 8 / (8 + 4))
+    assert counts["int8"] == counts["fp8"] == counts["fp8_e5m2"] == int(counts["auto"] * 4 * 8 / (8 + 4))
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -180,7 +180,7 @@ def test_samples_that_write_to_a_shared_block_get_a_copy_with_its_scales(random_
 
 @pytest.mark.parametrize("kv_dtype", ["int4", "float8_e4m3fn", ""])
 def test_a_format_that_is_not_in_the_table_is_refused_by_name(kv_dtype, random_model) -> None:
-    with pytest.raises(ValueError, match=f"kv_dtype: expected one of auto, fp8, int8, got {kv_dtype!r}"):
+    with pytest.raises(ValueError, match=f"kv_dtype: expected one of auto, fp8, fp8_e5m2, int8, got {kv_dtype!r}"):
         Engine(random_model("float32"), EngineConfig(kv_dtype=kv_dtype))
     with pytest.raises(ValueError, match="kv_dtype: expected a name, got 8"):
         EngineConfig(kv_dtype=8)  # type: ignore[arg-type]
@@ -224,6 +224,23 @@ def test_a_cache_of_ones_own_needs_no_scales_unless_it_shall_have_eight_bits(ran
         Engine(model, fp8, Parts(attention=OwnAttention(1.0, torch.float32)))
 
 
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8"])
+def test_a_text_comes_out_of_half_the_memory(kv_dtype) -> None:
+    """Of keys and values in 16 bits, the course model's; scales, 4 bytes for each head of 64 values, come to it."""
+    from reference_impl.assembly.llm import LLM
+
+    held = {}
+    for name in ("auto", kv_dtype):
+        llm = LLM(course_model("draft"), device="cpu", dtype="bfloat16", num_blocks=16, kv_dtype=name)
+        [found] = llm.generate("def add(a, b):\n", SamplingParams(max_tokens=8, **GREEDY))
+        assert len(found.token_ids) == 8
+        assert found.text.strip()
+        held[name] = llm.engine.kv_cache
+    assert held[kv_dtype].data.nbytes * 2 == held["auto"].data.nbytes
+    head_dim = held["auto"].layer(0)[0].shape[-1]
+    assert held[kv_dtype].scale.nbytes * head_dim == held[kv_dtype].data.nbytes * 4
+
+
 def log_likelihoods(model: Any, text: list[int], kv_dtype: str) -> torch.Tensor:
     """Natural log-probability of each token after those before it, read from the cache."""
     engine = Engine(model, EngineConfig(kv_dtype=kv_dtype, kv_cache_bytes=8 << 20, max_num_batched_tokens=len(text)))
@@ -244,7 +261,7 @@ def log_likelihoods(model: Any, text: list[int], kv_dtype: str) -> torch.Tensor:
     return logits[0].float().log_softmax(-1)[:-1].gather(1, torch.tensor(text[1:])[:, None])[:, 0]
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8"])
 def test_the_perplexity_of_the_course_model_hardly_changes(kv_dtype) -> None:
     """On a text of its own kind: at most 2 % from the perplexity with a cache in 32 bits."""
     from reference_impl.assembly.llm import LLM

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -11,17 +13,19 @@ import torch
 from typer.testing import CliRunner
 
 from reference_impl.assembly import llm as front_door
-from reference_impl.assembly.config import course_model
+from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.llm import LLM
+from reference_impl.assembly.names import options_of
 from reference_impl.bench import profiling
 from reference_impl.cli import app
 from reference_impl.cli.options import EngineOptions
 from reference_impl.interfaces import SamplingParams
+from reference_impl.serving import server
 
 # Option -> a value that nothing has, and what the engine says to it.
 WRONG = {
     "--quantization": "quantization: expected one of none, fp8, int8, int4, got 'strange'",
-    "--kv-dtype": "EngineConfig.kv_dtype: expected one of auto, fp8, int8, got 'strange'",
+    "--kv-dtype": "EngineConfig.kv_dtype: expected one of auto, fp8, fp8_e5m2, int8, got 'strange'",
     "--overlap": "EngineConfig.overlap: expected one of auto, on, off, got 'strange'",
     "--graphs": "EngineConfig.graphs: expected one of auto, on, off, got 'strange'",
     "--attention": "EngineConfig.attention: expected one of auto, triton, torch, got 'strange'",
@@ -52,9 +56,44 @@ def test_help_shows_every_option_of_the_engine_once_with_its_default(command: st
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"}).output
     for field in fields(EngineOptions):
         name = "--" + field.name.replace("_", "-")
-        [line] = [line for line in shown.splitlines() if re.match(rf"\W*{name} ", line)]
+        [line] = [line for line in shown.splitlines() if re.match(rf"\W*{name}[ ,]", line)]
         assert field.default is None or f"[default: {field.default}]" in line
+    assert len(re.findall("--kv-cache-dtype", shown)) == 1
     assert "--engine" not in shown
+
+
+# vLLM's options of its server -> what reaches the engine's config.
+SERVED = {
+    ("--max-model-len", "64"): ("max_model_len", 64),
+    ("--block-size", "8"): ("block_size", 8),
+    ("--max-num-batched-tokens", "32"): ("max_num_batched_tokens", 32),
+    ("--max-num-seqs", "3"): ("max_num_seqs", 3),
+    ("--gpu-memory-utilization", "0.5"): ("memory_percent", 50.0),
+    ("--enable-prefix-caching",): ("prefix_cache", "hash"),
+    ("--no-enable-prefix-caching",): ("prefix_cache", "off"),
+    ("--kv-cache-dtype", "int8"): ("kv_dtype", "int8"),
+    ("--kv-dtype", "int8"): ("kv_dtype", "int8"),
+}
+
+
+@pytest.mark.parametrize("words", SERVED, ids=" ".join)
+def test_serve_has_vllms_names(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Path, dict[str, Any]]] = []
+
+    def make(folder: Path, host: str, port: int, **options: Any) -> NoReturn:
+        made.append((folder, options))
+        raise ValueError("enough")
+
+    monkeypatch.setattr(server, "make", make)
+    done = CliRunner().invoke(app, ["serve", "draft", "--served-model-name", "mine", *words])
+    assert "error: enough" in done.stderr
+    [(folder, options)] = made
+    assert (folder, options["name"]) == (course_model("draft"), "mine")
+    of_the_server = ("name", "api_keys", "max_unfinished", "max_body_bytes", "shutdown_seconds", "trace")
+    of_the_llm = ("dtype", "quantization", "worker")
+    config = EngineConfig(**options_of({n: v for n, v in options.items() if n not in (*of_the_server, *of_the_llm)}))
+    name, value = SERVED[words]
+    assert dataclasses.asdict(config) == dataclasses.asdict(EngineConfig()) | {name: value}
 
 
 def out_of_memory() -> RuntimeError:

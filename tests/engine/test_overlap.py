@@ -55,7 +55,8 @@ def test_texts_with_stop_tokens_penalties_and_samples_are_those_of_an_engine_tha
             max_tokens=rng.randint(1, 14), temperature=rng.choice([0.0, 1.0, 1.5]), seed=i, n=rng.choice([1, 1, 2]),
             stop_token_ids=tuple(rng.sample(range(VOCAB), 8)), repetition_penalty=rng.choice([1.0, 1.4]),
             presence_penalty=rng.choice([0.0, 0.7]), frequency_penalty=rng.choice([0.0, 0.3]),
-            logprobs=rng.choice([None, 3]),
+            logprobs=rng.choice([None, 3]), min_tokens=rng.choice([0, 1]),
+            logit_bias=rng.choice([None, {3: 2.0, 4: -5}]),
         )  # fmt: skip
         asked.append((rng.choices(range(4), k=rng.randint(1, 20)), params))
 

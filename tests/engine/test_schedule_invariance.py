@@ -70,6 +70,7 @@ def asked(draw: st.DrawFn) -> Asked:
                 {"temperature": 1.5, "top_k": 7, "top_p": 0.9},
                 {"temperature": 0.8, "min_p": 0.05, "repetition_penalty": 1.3, "n": 2},
                 {"temperature": 0, "presence_penalty": 1.0, "frequency_penalty": 0.5},
+                {"temperature": 1.0, "logit_bias": {5: 2.5, 6: -100}, "min_tokens": 1, "stop_token_ids": (1, 2, 3, 4)},
             ]
         )
     )

@@ -83,7 +83,7 @@ class TwinSampler(CalledTritonSampler):
     """The kernel's twin: tokens from what lies on the device alone."""
 
     def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
-        names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "position")
+        names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "sample_positions")
         return reference.sample_tokens(scores, *(t[name] for name in names))
 
 

@@ -59,6 +59,7 @@ SAMPLING = st.sampled_from(
         {"temperature": 0.0}, {"temperature": 0.0}, {"temperature": 0.9}, {"temperature": 1.3, "top_k": 9},
         {"temperature": 1.0, "top_p": 0.8, "min_p": 0.01}, {"temperature": 0.7, "logprobs": 2},
         {"temperature": 0.0, "repetition_penalty": 1.4, "frequency_penalty": 0.3},
+        {"temperature": 0.9, "logit_bias": {3: 4.0, 7: -2.0}}, {"min_tokens": 1, "stop_token_ids": tuple(range(30))},
     ]
 )  # fmt: skip
 

@@ -190,7 +190,15 @@ def test_the_usual_keys_are_captured_ahead(random_model) -> None:
 
 @pytest.mark.usefixtures("no_reading")
 @pytest.mark.parametrize(
-    "asked_too", [{"logprobs": 0}, {"presence_penalty": 0.4}, {"repetition_penalty": 1.2}], ids=str
+    "asked_too",
+    [
+        {"logprobs": 0},
+        {"presence_penalty": 0.4},
+        {"repetition_penalty": 1.2},
+        {"logit_bias": {9: 3.0}},
+        {"min_tokens": 15, "stop_token_ids": tuple(range(0, 61, 3))},
+    ],
+    ids=str,
 )
 def test_a_replay_that_gives_logits_draws_by_the_positions_on_the_device(
     asked_too: dict[str, Any], random_model

@@ -48,7 +48,7 @@ def test_windows_and_soft_caps(window, softcap) -> None:
     check(paged_decode, reference.paged_decode, case.decode, window=window, softcap=softcap)
 
 
-@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("window", [None, 30])
 def test_a_cache_of_eight_bits_with_scales_per_slot_and_head(cache, window) -> None:
     case = make(RAGGED, 4, 2, 32, torch.float16, cache=cache)
@@ -57,7 +57,7 @@ def test_a_cache_of_eight_bits_with_scales_per_slot_and_head(cache, window) -> N
     check(paged_decode, reference.paged_decode, case.decode, window=window, **case.options)
 
 
-@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
 def test_small_values_are_not_lost_beside_a_key_that_gets_most_of_the_weight(cache) -> None:
     """An attention sink of value 0: its weight is 1, that of 511 others 2^-14. In float16 such a weight times the scale
     of a value of size 0.02 would be 0."""

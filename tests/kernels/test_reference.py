@@ -96,7 +96,7 @@ def test_silu_and_mul_gates_with_the_first_half() -> None:
 def test_rotate_turns_each_pair_by_its_angle() -> None:
     x, positions = randn(3, 2, 8), torch.tensor([0, 5, 11])
     table = RotaryTable(RopeConfig(theta=100.0), 8, 16, torch.float64, torch.device("cpu"))
-    found = reference.rotate(x, *table.at(positions))
+    found = reference.rotate(x, *table.cos_sin[:, positions])
     for t, position in enumerate(positions.tolist()):
         for pair in range(4):
             angle = position * 100.0 ** (-2 * pair / 8)
@@ -109,5 +109,5 @@ def test_rotate_keeps_the_dtype_and_does_not_write_its_input() -> None:
     table = RotaryTable(RopeConfig(), 8, 300, torch.bfloat16, torch.device("cpu"))
     x = randn(2, 2, 8, dtype=torch.bfloat16)
     before = x.clone()
-    assert reference.rotate(x, *table.at(torch.tensor([3, 299]))).dtype is torch.bfloat16
+    assert reference.rotate(x, *table.cos_sin[:, [3, 299]]).dtype is torch.bfloat16
     assert torch.equal(x, before)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reference_impl.assembly.config import RopeConfig
 from reference_impl.core.rotary import RotaryTable
-from reference_impl.kernels import gates, reference, rms_norm
+from reference_impl.kernels import gates, gates_fp8, reference, rms_norm
 from reference_impl.kernels.rotate_and_write import rotate_and_write
 from tests.kernels.paged import DEVICE, check
 
@@ -101,7 +101,7 @@ def test_no_rows_give_no_rows() -> None:
     assert rms_norm.rms_norm(x, None, 1e-6).shape == (0, 64)
     assert [t.shape for t in rms_norm.add_rms_norm_fp8(x, x, None, 1e-6)] == [(0, 64), (0,), (0, 64)]
     assert gates.silu_and_mul(x).shape == (0, 32)
-    assert [t.shape for t in gates.silu_and_mul_fp8(x)] == [(0, 32), (0,)]
+    assert [t.shape for t in gates_fp8.silu_and_mul_fp8(x)] == [(0, 32), (0,)]
 
 
 def test_a_residual_that_does_not_fit_is_refused() -> None:
@@ -130,12 +130,12 @@ def test_gates_far_from_zero_are_open_or_shut(name) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_silu_and_mul_to_fp8(shape, dtype) -> None:
     x = randn(shape[0], 2 * shape[1], dtype=dtype)
-    codes, scale = gates.silu_and_mul_fp8(x)
+    codes, scale = gates_fp8.silu_and_mul_fp8(x)
     check_fp8(codes, scale, reference.silu_and_mul(x.double()))
 
 
 def test_rows_of_zeros_have_codes_of_zero() -> None:
-    codes, scale = gates.silu_and_mul_fp8(torch.zeros(2, 8, device=DEVICE))
+    codes, scale = gates_fp8.silu_and_mul_fp8(torch.zeros(2, 8, device=DEVICE))
     assert codes.float().abs().max() == 0
     assert (scale > 0).all()
 
@@ -146,7 +146,7 @@ def test_all_codes_of_fp8_are_reached_and_ties_go_to_the_even_one() -> None:
     middles = (codes[1:] + codes[:-1]) / 2
     wanted = torch.cat((codes, middles)).to(DEVICE)
     gate = torch.full_like(wanted, 64.0)
-    found, scale = gates.silu_and_mul_fp8(torch.cat((gate, wanted / 64))[None])
+    found, scale = gates_fp8.silu_and_mul_fp8(torch.cat((gate, wanted / 64))[None])
     assert scale.item() == 1.0
     assert torch.equal(found[0].float(), wanted.to(torch.float8_e4m3fn).float())
 
@@ -165,7 +165,8 @@ def projected(tokens: int, heads: int, kv_heads: int, head_dim: int, dtype: torc
 
 def table(head_dim: int, positions: int = 5000) -> tuple[Tensor, Tensor]:
     rotary = RotaryTable(RopeConfig(theta=1e4), head_dim, positions, torch.float32, DEVICE)
-    return rotary.cos, rotary.sin
+    cos, sin = rotary.cos_sin
+    return cos, sin
 
 
 def written(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_impl.assembly.batch import build_batch
-from reference_impl.core.attention import TorchAttention, like_lengths
+from reference_impl.core.attention import TorchAttention, by_length
 from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.interfaces import NO_BLOCK, KVSpec, Request, Row, SamplingParams, StepPlan
 from reference_impl.kernels import reference
@@ -167,7 +167,7 @@ def test_a_single_row_and_a_row_among_others_agree() -> None:
 
 def test_decode_rows_are_grouped_by_what_they_see() -> None:
     """Contexts of 100 and 9 tokens are far apart; behind a window of 8 they are alike, and are computed together."""
-    assert like_lengths([100, 60, 49, 9]) == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    assert by_length([100, 60, 49, 9]) == [slice(0, 2), slice(2, 3), slice(3, 4)]
     specs = [
         KVSpec(1, KV_HEADS, HEAD_DIM, 4, bits_per_value=64, layers=(layer,), window=w)
         for layer, w in enumerate((None, 8))

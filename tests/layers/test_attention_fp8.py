@@ -8,8 +8,9 @@ d in the row, and the output by at most
 
     (exp(2 D) - 1) x sum p |v|  +  exp(2 D) x sum p e(v)
 
-A soft cap does not enlarge differences (its slope is at most 1). In int8 the largest code is 127 and all steps are
-equally wide: e(x) = s / 2, whatever x.
+A soft cap does not enlarge differences (its slope is at most 1). In e5m2 the largest code is 57344, and there
+are three significant bits: e(x) = max(|x| / 8, s / 2^17). In int8 the largest code is 127 and all steps are equally
+wide: e(x) = s / 2, whatever x.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from reference_impl.kernels import reference
 from reference_impl.kernels.rotate_and_write import rotate_and_write
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-FP8 = torch.float8_e4m3fn
+FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 HEADS, KV_HEADS, HEAD_DIM, SCALE = 4, 2, 16, 0.25
 ROWS = [[(1, 1)], [(1, 40)], [(1, 1), (1, 40), (1, 17)], [(5, 18), (1, 33), (9, 9), (1, 2), (1, 16)], [(12, 46)]]
 
@@ -45,8 +46,9 @@ def rounding(x: Tensor, codes: torch.dtype = FP8) -> Tensor:
     """By how much a stored number may miss x [..., head_dim]; float32 of the scale errs by far less than 1 % of it."""
     if codes is torch.int8:
         return 1.001 * (x.abs().amax(-1, keepdim=True) / 127 / 2).expand(x.shape)
-    scale = x.abs().amax(-1, keepdim=True) / 448
-    return 1.001 * torch.maximum(x.abs() / 16, scale / 1024)
+    largest, share, finest = (57344, 8, 2**17) if codes is E5M2 else (448, 16, 2**10)
+    scale = x.abs().amax(-1, keepdim=True) / largest
+    return 1.001 * torch.maximum(x.abs() / share, scale / finest)
 
 
 def exact(
@@ -131,32 +133,32 @@ def check_rows(backend: str, rows: Sequence[tuple[int, int]], dtype: torch.dtype
 @pytest.mark.parametrize("window", [None, 7, 16])
 @pytest.mark.parametrize("cap", [None, 0.8])
 @pytest.mark.parametrize("rows", ROWS, ids=str)
-@pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
+@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8], ids=str)
 def test_torch_errs_by_no_more_than_the_rounding_of_the_cache(codes, rows, cap, window) -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         check_rows("torch", rows, dtype, window, cap, codes=codes)
 
 
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (7, None), (None, 0.8)])
-@pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
+@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8], ids=str)
 def test_our_kernels_err_by_no_more_than_the_rounding_of_the_cache(codes, window, cap) -> None:
     for dtype in (torch.float32, torch.float16):
         check_rows("triton", ROWS[3], dtype, window, cap, codes=codes)
         check_rows("triton", ROWS[2], dtype, window, cap, codes=codes)
 
 
-@pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
+@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8], ids=str)
 def test_the_bound_says_something(codes) -> None:
     """Were scales left out, or keys' and values' mistaken for each other, it would not hold."""
     _, _, q, contexts = pages(ROWS[3], torch.float64, None)
     k, v = contexts[0].double()
     wanted, bound = exact(q[: ROWS[3][0][0]].double(), k, v, None, None, codes)
     assert (bound < 0.5 * v.abs().amax()).all()
-    wrong, _ = exact(q[: ROWS[3][0][0]].double(), k, v * 1.5, None, None)
+    wrong, _ = exact(q[: ROWS[3][0][0]].double(), k, v * (3 if codes is E5M2 else 1.5), None, None)
     assert ((wrong - wanted).abs() > bound).any()
 
 
-@pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
+@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_read_back_is_within_half_a_code_of_what_was_written(dtype, codes) -> None:
     cache, batch, _, contexts = pages([(9, 30)], dtype, None, codes=codes)
@@ -170,7 +172,8 @@ def test_what_is_read_back_is_within_half_a_code_of_what_was_written(dtype, code
         assert torch.allclose(found.gather(-1, largest), x.gather(-1, largest), rtol=1e-6, atol=0)
 
 
-def test_the_kernel_and_torch_choose_the_same_codes_and_scales() -> None:
+@pytest.mark.parametrize(("kind", "largest", "smallest", "bits"), [(FP8, 448, 2.0**-6, 3), (E5M2, 57344, 2.0**-14, 2)])
+def test_the_kernel_and_torch_choose_the_same_codes_and_scales(kind, largest, smallest, bits) -> None:
     """Values are not touched before they are stored: bit for bit. Keys are rotated, in another order of operations: the
     same but where float64 says that rounding is close."""
     tokens, blocks = 12, 5
@@ -179,7 +182,8 @@ def test_the_kernel_and_torch_choose_the_same_codes_and_scales() -> None:
         k, v = torch.randn(2, tokens, KV_HEADS, HEAD_DIM, generator=generator)
         # A head's largest value, and one in the middle between two codes, of which x / scale and x * (1 / scale) find
         # different ones: 39 of 52 is 336 of 448.
-        for token, pair in enumerate([(52, 39), (76, 57), (124, 93), (196, 175), (204, 153), (276, 207)]):
+        tiny = (largest, 1.5 * smallest / 2**bits)  # between the two smallest codes above 0
+        for token, pair in enumerate([(52, 39), (76, 57), (124, 93), (196, 175), (204, 153), (276, 207), tiny]):
             v[token] = 0
             v[token, :, :2] = torch.tensor(pair)
         q, k, v = (x.to(dtype).to(DEVICE) for x in (torch.randn(tokens, HEADS, HEAD_DIM, generator=generator), k, v))
@@ -190,7 +194,7 @@ def test_the_kernel_and_torch_choose_the_same_codes_and_scales() -> None:
         written = []
         for function in (rotate_and_write, reference.rotate_and_write):
             cache = EightBitKVCache(
-                [KVSpec(1, KV_HEADS, HEAD_DIM, 4, bits_per_value=8, bits_per_scale=32)], blocks, FP8, DEVICE
+                [KVSpec(1, KV_HEADS, HEAD_DIM, 4, bits_per_value=8, bits_per_scale=32)], blocks, kind, DEVICE
             )
             key_scale, value_scale = cache.scales(0)
             function(q, k, v, positions, cos, sin, *cache.layer(0), slots, key_scale=key_scale, value_scale=value_scale)
@@ -201,16 +205,16 @@ def test_the_kernel_and_torch_choose_the_same_codes_and_scales() -> None:
         if dtype is torch.float32:  # in half precision torch rounds the rotated key before it is stored
             differ = ours.data[0, 0].flatten(0, 1)[slots].float() != theirs.data[0, 0].flatten(0, 1)[slots].float()
             rotated = reference.rotate(k.double(), cos.double(), sin.double())
-            scale = rotated.abs().amax(-1, keepdim=True) / 448
+            scale = rotated.abs().amax(-1, keepdim=True) / largest
             codes = (rotated / scale).abs()
-            step = torch.exp2(codes.clamp(min=2.0**-6).log2().floor() - 3)
+            step = torch.exp2(codes.clamp(min=smallest).log2().floor() - bits)
             from_tie = ((codes / step) % 1 - 0.5).abs()  # in steps
             assert (from_tie[differ] < 1e-5).all()
             assert differ.float().mean() < 0.01
             assert torch.allclose(ours.scale[:, 0], theirs.scale[:, 0], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("codes", [FP8, torch.int8], ids=str)
+@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8], ids=str)
 def test_the_cache_itself_writes_what_the_kernel_writes(codes) -> None:
     """Who attends with torch and who attends with Triton has the same cache."""
     cache, batch, _, contexts = pages([(7, 7), (1, 1)], torch.float32, None, codes=codes)
@@ -227,7 +231,7 @@ def test_the_cache_itself_writes_what_the_kernel_writes(codes) -> None:
     assert torch.equal(cache.scale.nan_to_num(), other.scale.nan_to_num())
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8"])
 def test_the_engine_writes_and_reads_with_our_kernels_what_it_does_with_torch(kv_dtype, random_model) -> None:
     """The decoder's one kernel writes the codes, prompts and decoding read them; the same texts, the same cache."""
     caches, texts = [], []
@@ -251,6 +255,7 @@ def test_the_engine_writes_and_reads_with_our_kernels_what_it_does_with_torch(kv
     torchs, ours = caches
     assert torch.allclose(ours.scale, torchs.scale, rtol=1e-4, atol=0)
     assert (ours.scale > 0).any(-1).sum() > 2 * 2 * 4 * 2, "blocks with tokens"
-    step = torchs.data.float().abs() / 8 + 2.0**-9 if kv_dtype == "fp8" else 1
+    code = torchs.data.float().abs()
+    step = {"fp8": code / 8 + 2.0**-9, "fp8_e5m2": code / 4 + 2.0**-16, "int8": 1}[kv_dtype]
     near = (ours.data.float() - torchs.data.float()).abs() <= step
     assert near.all(), "at most the neighbouring code"

@@ -219,7 +219,7 @@ def step(shape, rows):
         attention.plan(batch)
         with Operations():
             for layer in model.layers:
-                x, added = layer.compute(model.fusion, x, added, *model.rotary.at(None), attention, cache, batch)
+                x, added = layer.compute(model.fusion, x, added, *model.rotary.cos_sin, attention, cache, batch)
     return shape, rows, calls, operations
 
 launch.prepare(meta)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from reference_impl.annexes.cpu import packing as packed_linear
+from reference_impl.annexes.cpu import operators as packed_linear
 from reference_impl.annexes.cpu import processor
 from reference_impl.annexes.cpu.default import default_method
 from reference_impl.annexes.cpu.half import SlowHalfLinear, slow_half_linear

@@ -49,7 +49,7 @@ def test_llama3_scaling_keeps_fast_waves_stretches_slow_ones_and_blends_between(
 @pytest.mark.parametrize(("dtype", "kept"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
 def test_the_table_is_kept_in_float32_so_that_positions_stay_apart(dtype: torch.dtype, kept: torch.dtype) -> None:
     """bf16 has 8 bits: 257 and 256 would be one angle."""
-    cos, sin = RotaryTable(RopeConfig(), 4, 1000, dtype, CPU).at(torch.tensor([0, 256, 257]))
+    cos, sin = RotaryTable(RopeConfig(), 4, 1000, dtype, CPU).cos_sin[:, [0, 256, 257]]
     assert cos.dtype is sin.dtype is kept
     assert cos.shape == (3, 1, 4)
     assert (cos[1] - cos[2]).abs().max() > 0.1
@@ -61,8 +61,8 @@ def test_a_score_depends_on_the_distance_only() -> None:
     table = RotaryTable(RopeConfig(), 16, 200, torch.float64, CPU)
 
     def score(query_position: int, key_position: int) -> float:
-        a = reference.rotate(q, *table.at(torch.tensor([query_position])))
-        b = reference.rotate(k, *table.at(torch.tensor([key_position])))
+        a = reference.rotate(q, *table.cos_sin[:, [query_position]])
+        b = reference.rotate(k, *table.cos_sin[:, [key_position]])
         return float((a * b).sum())
 
     assert score(9, 4) == pytest.approx(score(150, 145), rel=1e-12)

@@ -157,6 +157,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "stablelm": ("StableLm", {"rope_parameters": PARTIAL_ROPE}),
+    "stablelm_biases_tied": (
+        "StableLm",
+        {
+            "num_key_value_heads": 6,
+            "rope_parameters": {**PARTIAL_ROPE, "partial_rotary_factor": 0.25},
+            "use_qkv_bias": True,
+            "layer_norm_eps": 1e-3,
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 
 

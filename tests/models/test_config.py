@@ -29,6 +29,7 @@ GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], "head_dim": 8}
 MISTRAL = {"architectures": ["MistralForCausalLM"]}
 OLMO2 = {"architectures": ["Olmo2ForCausalLM"]}
 PHI3 = {"architectures": ["Phi3ForCausalLM"]}
+STABLELM = {"architectures": ["StableLmForCausalLM"]}
 LONGROPE = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 SLIDES, FULL = "sliding_attention", "full_attention"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -138,6 +139,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({**PHI3, "partial_rotary_factor": 0.4}, "partial_rotary_factor", "0.4"),
     ({**PHI3, "partial_rotary_factor": 1.5}, "partial_rotary_factor", "1.5"),
     ({**PHI3, "rope_parameters": {"partial_rotary_factor": "half"}}, "partial_rotary_factor", "half"),
+    ({**STABLELM, "use_parallel_residual": True}, "use_parallel_residual", "True"),
+    ({**STABLELM, "qk_layernorm": True}, "qk_layernorm", "True"),
+    ({**STABLELM, "head_dim": 16}, "head_dim", "16"),
+    ({**STABLELM, "layer_norm_eps": 0}, "layer_norm_eps", "0"),
+    ({**STABLELM, "partial_rotary_factor": 0.4}, "partial_rotary_factor", "0.4"),
+    ({**STABLELM, "rope_scaling": {"type": "linear", "factor": 4.0}}, "rope type", "linear"),
     ({"architectures": ["PhimoeForCausalLM"]}, "architectures", "PhimoeForCausalLM"),
     ({"architectures": ["Phi3SmallForCausalLM"]}, "architectures", "Phi3SmallForCausalLM"),
 ]

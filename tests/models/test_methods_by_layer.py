@@ -17,7 +17,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
 
 from reference_impl.annexes.cpu.default import default_method
-from reference_impl.annexes.cpu.packing import HeadCopy
+from reference_impl.annexes.cpu.operators import HeadCopy
 from reference_impl.annexes.fusion.kernels import Asked
 from reference_impl.annexes.fusion.linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
 from reference_impl.assembly.linear_methods import Quantization, methods_of

@@ -1,4 +1,4 @@
-"""OLMo-2 and Phi-3: what they do that no other family does, also with Triton's kernels (interpreted without a GPU)."""
+"""OLMo-2, Phi-3 and StableLM: what no other family does, also with Triton's kernels (interpreted without a GPU)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ from tests.models.test_config import GOOD, LONGROPE, PHI3
 from tests.models.test_parity import FP32, IDS, reload, worst
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-OURS = "olmo2 olmo2_mha_bias_tied phi3 phi3_window phi3_partial phi3_longrope phi3_all".split()
+OURS = (
+    "olmo2 olmo2_mha_bias_tied phi3 phi3_window phi3_partial phi3_longrope phi3_all stablelm stablelm_biases_tied"
+).split()
 
 
 def greedy(model: Any, prompts: Sequence[Sequence[int]], new: int, **options: Any) -> list[list[int]]:
@@ -90,7 +92,7 @@ def test_logits_with_triton_are_those_of_transformers(name, fused, save, their_l
         assert worst(torch.stack(found), their_logits(theirs, request.tokens[:-1])) <= FP32
 
 
-@pytest.mark.parametrize("name", ["olmo2", "phi3_partial"])
+@pytest.mark.parametrize("name", ["olmo2", "phi3_partial", "stablelm"])
 def test_keys_lie_in_the_cache_alike_whichever_kernels_wrote_them(name, save) -> None:
     """So that one engine could take pages from another."""
     folder, caches = save(name)[1], []
@@ -159,7 +161,7 @@ def test_longrope_beyond_that_is_refused_and_the_error_says_why(save) -> None:
     )
     with pytest.raises(ConfigError, match=why):
         load_model(folder, max_position=161)
-    assert load_model(folder, max_position=160).rotary.cos.shape[0] == 160
+    assert load_model(folder, max_position=160).rotary.max_position == 160
     with pytest.raises(ConfigError, match="max_model_len 161"):
         Engine(load_model(folder), EngineConfig(num_blocks=60, max_model_len=161))
 

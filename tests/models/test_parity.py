@@ -139,7 +139,7 @@ def test_the_model_counts_the_parameters_that_transformers_counts(variant, save)
 
 
 @pytest.mark.parametrize(
-    "name", ["llama3_rope_tied", "llama_biases", "qwen2", "qwen3_bias_tied", "gemma3", "mixtral", "olmo2", "phi3"]
+    "name", "llama3_rope_tied llama_biases qwen2 qwen3_bias_tied gemma3 mixtral olmo2 phi3 stablelm".split()
 )
 def test_several_shards_hold_the_same_model(name, save, their_logits, our_logits):
     theirs, folder = save(name, shard_size="40KB")
@@ -188,10 +188,12 @@ OPTIONAL = (
     "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_parameters sliding_window dtype "
     "tie_word_embeddings attention_bias mlp_bias hidden_act hidden_activation layer_types use_sliding_window "
     "max_window_layers query_pre_attn_scalar attn_logit_softcapping final_logit_softcapping norm_topk_prob "
-    "decoder_sparse_step mlp_only_layers num_experts num_local_experts num_experts_per_tok moe_intermediate_size"
+    "decoder_sparse_step mlp_only_layers num_experts num_local_experts num_experts_per_tok moe_intermediate_size "
+    "layer_norm_eps use_qkv_bias"
 )
 FIRST_OF_FAMILY = (
-    "llama2_mha mistral mixtral qwen2 qwen3 qwen3_moe gemma_untied_bias gemma2_uncapped gemma3_capped olmo2 phi3"
+    "llama2_mha mistral mixtral qwen2 qwen3 qwen3_moe gemma_untied_bias gemma2_uncapped gemma3_capped olmo2 phi3 "
+    "stablelm"
 ).split()
 
 
@@ -206,7 +208,8 @@ def test_fields_left_out_of_a_config_take_the_defaults_of_transformers(name, sav
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or 256 // 32)
     assert ours.max_position == theirs.max_position_embeddings
-    assert ours.norm_eps == theirs.rms_norm_eps
+    assert ours.norm_eps == (theirs.layer_norm_eps if name == "stablelm" else theirs.rms_norm_eps)
+    assert ours.rope.partial == theirs.rope_parameters.get("partial_rotary_factor", 1.0)
     if name == "gemma3_capped":
         assert ours.rope.theta == theirs.rope_parameters["full_attention"]["rope_theta"]
         assert ours.window_rope.theta == theirs.rope_parameters["sliding_attention"]["rope_theta"]

@@ -64,6 +64,12 @@ PHI4_MINI: dict[str, Any] = {
     "rope_scaling": {"long_factor": [2.0] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
     "tie_word_embeddings": True, "torch_dtype": "bfloat16", "vocab_size": 200064,
 }  # fmt: skip
+STABLELM_2_1_6B: dict[str, Any] = {
+    "architectures": ["StableLmForCausalLM"], "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5632,
+    "layer_norm_eps": 1e-5, "max_position_embeddings": 4096, "model_type": "stablelm", "num_attention_heads": 32,
+    "num_hidden_layers": 24, "num_key_value_heads": 32, "partial_rotary_factor": 0.25, "rope_theta": 10000,
+    "tie_word_embeddings": False, "torch_dtype": "float16", "use_qkv_bias": True, "vocab_size": 100352,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -76,6 +82,7 @@ PHI4_MINI: dict[str, Any] = {
         (OLMO2_7B, 7_298_617_344),
         (PHI3_MINI_4K, 3_821_079_552),
         (PHI4_MINI, 3_836_021_760),
+        (STABLELM_2_1_6B, 1_644_515_328),
     ],
     ids=lambda value: value["architectures"][0] if isinstance(value, dict) else "",
 )

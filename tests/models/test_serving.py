@@ -80,7 +80,7 @@ def test_served_logits_equal_transformers(variant, save, their_logits) -> None:
 
 EXACT = (
     "llama_biases mistral_window qwen2_window qwen3_window gemma_untied_bias gemma2 gemma3 mixtral qwen3_moe_mixed "
-    "olmo2_mha_bias_tied phi3_all"
+    "olmo2_mha_bias_tied phi3_all stablelm_biases_tied"
 ).split()
 
 

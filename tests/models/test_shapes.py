@@ -44,6 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2, biases": TINY | {"architectures": ["Qwen2ForCausalLM"]},
     "olmo2": TINY | {"architectures": ["Olmo2ForCausalLM"]},
     "phi3": TINY | {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5},
+    "stablelm": TINY | {"architectures": ["StableLmForCausalLM"]},
 }  # fmt: skip
 GREEDY = SamplingParams(max_tokens=6, temperature=0)
 

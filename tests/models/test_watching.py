@@ -106,7 +106,7 @@ def check(found: Largest, expected: Largest) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["torch", "triton"])
-@pytest.mark.parametrize("variant", ["llama_biases", "gemma2", "qwen3_moe_mixed", "mixtral", "olmo2", "phi3_partial"])
+@pytest.mark.parametrize("variant", "llama_biases gemma2 qwen3_moe_mixed mixtral olmo2 phi3_partial stablelm".split())
 def test_what_is_shown_is_what_transformers_gives_each_layer(variant: str, kernels: Any, save) -> None:
     """Prompts in chunks, together, then decoding; with our kernels, products are fused and experts stacked."""
     theirs, folder = save(variant)

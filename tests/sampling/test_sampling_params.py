@@ -13,7 +13,7 @@ BAD: list[tuple[str, list[Any], str]] = [
     ("max_tokens", ["5", 2.5, None, True], "an integer"),
     ("temperature", [-0.1, float("inf"), float("nan")], "0 (greedy) or a finite number above 0"),
     ("temperature", ["0.7", None, False], "a number"),
-    ("top_k", [-1], "0 (off) or a positive integer"),
+    ("top_k", [-2], "0 or -1 (off) or a positive integer"),
     ("top_k", [2.0, None], "an integer"),
     ("top_p", [0, -0.5, 1.01, float("nan")], "above 0 and at most 1 (off)"),
     ("top_p", ["0.9", None], "a number"),
@@ -25,6 +25,16 @@ BAD: list[tuple[str, list[Any], str]] = [
     ("seed", [1.5, "1", True], "an integer or None"),
     ("stop", ["", ["a", ""], ["a", 3], 5], "a string, or non-empty strings"),
     ("stop_token_ids", [["a"], "ab", [1.5]], "token ids"),
+    ("min_tokens", [-1, 129], "0 to max_tokens, which is 128"),
+    ("min_tokens", [1.0, True, None], "an integer"),
+    (
+        "logit_bias",
+        [{"5": 1}, {-1: 0}, {1: 100.5}, {1: -101}, {1: True}, {1: float("nan")}, {1: "2"}, [1, 2], {True: 1}],
+        "None or {token id: a number from -100 to 100}",
+    ),
+    ("ignore_eos", [1, None], "True or False"),
+    ("include_stop_str_in_output", ["yes", 0], "True or False"),
+    ("skip_special_tokens", [None], "True or False"),
     ("logprobs", [-1], "None or at least 0"),
     ("logprobs", [1.0, True], "an integer or None"),
 ]
@@ -46,6 +56,16 @@ def test_one_string_or_none_will_do_for_stop() -> None:
     assert SamplingParams(stop_token_ids=[1, 2]).stop_token_ids == (1, 2)  # type: ignore[arg-type]
 
 
+def test_less_1_is_vllms_name_for_all_tokens() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
+def test_parameters_can_be_hashed_with_a_bias_too() -> None:
+    assert len({SamplingParams(logit_bias={1: 2}), SamplingParams(logit_bias={1: 2}), SamplingParams()}) == 2
+
+
 def test_the_limits_themselves_are_allowed() -> None:
+    SamplingParams(logit_bias={0: -100, 7: 100.0}, min_tokens=128)
+    SamplingParams(logit_bias={})
     SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, min_p=1, seed=2**64 - 1, logprobs=0)
     SamplingParams(presence_penalty=-2, frequency_penalty=2, repetition_penalty=0.01, seed=0, temperature=1e-9)

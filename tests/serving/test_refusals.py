@@ -56,14 +56,20 @@ def error(answer: httpx.Response) -> dict[str, Any]:
         ({"prompt": [5, True]}, "prompt", "list of either"),
         ({"prompt": "x", "tempreature": 1}, "tempreature", "Extra inputs"),
         ({"prompt": "x", "best_of": 3}, "best_of", "best_of is not implemented"),
-        ({"prompt": "x", "echo": True}, "echo", "echo is not implemented"),
-        ({"prompt": "x", "logit_bias": {"1": 5}}, "logit_bias", "logit_bias is not implemented"),
+        ({"prompt": "x", "bad_words": ["a"]}, "bad_words", "bad_words is not implemented"),
+        ({"prompt": "x", "logit_bias": {"1": 101}}, "logit_bias", "less than or equal to 100"),
+        ({"prompt": "x", "logit_bias": {"a": 1}}, "logit_bias", "valid integer"),
+        ({"prompt": "x", "logit_bias": {"4096": 1}}, "logit_bias", "outside the vocabulary"),
+        ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "at most 1024"),
+        ({"prompt": "x", "min_tokens": 17}, "min_tokens", "0 to max_tokens, which is 16"),
+        ({"prompt": "x", "stream": True, "prompt_logprobs": 1}, "prompt_logprobs", "not available with stream"),
+        ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options", "for stream=true only"),
         ([], "body", "valid dictionary"),
     ],
 )
-def test_a_wrong_field_is_422_with_its_place(asked: httpx.Client, body: Any, place: str, said: str) -> None:
+def test_a_wrong_field_is_400_with_its_place(asked: httpx.Client, body: Any, place: str, said: str) -> None:
     answer = asked.post(COMPLETIONS, json=body)
-    assert answer.status_code == 422
+    assert answer.status_code == 400
     assert said in error(answer)["message"]
     assert error(answer)["param"].split(".")[0] == place
 
@@ -88,9 +94,9 @@ def test_a_wrong_field_is_422_with_its_place(asked: httpx.Client, body: Any, pla
         ),
     ],
 )
-def test_a_wrong_conversation_is_422(asked: httpx.Client, body: Any, said: str) -> None:
+def test_a_wrong_conversation_is_400(asked: httpx.Client, body: Any, said: str) -> None:
     answer = asked.post(CHAT, json=body)
-    assert answer.status_code == 422
+    assert answer.status_code == 400
     assert said in error(answer)["message"]
 
 
@@ -134,15 +140,15 @@ def test_fields_that_change_nothing_are_taken(asked: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("body", ['{"prompt": "x", ', "", "nonsense", '{"prompt": "x"} trailing', "[" * 5000])
-def test_bad_json_is_422_with_the_place(asked: httpx.Client, body: str) -> None:
+def test_bad_json_is_400_with_the_place(asked: httpx.Client, body: str) -> None:
     answer = asked.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
-    assert answer.status_code == 422
+    assert answer.status_code == 400
     assert error(answer)["message"]
 
 
 def test_bytes_that_are_no_utf_8_are_refused(asked: httpx.Client) -> None:
     answer = asked.post(COMPLETIONS, content=b'{"prompt": "\xff"}', headers={"content-type": "application/json"})
-    assert answer.status_code == 422
+    assert answer.status_code == 400
     assert "position 12" in error(answer)["message"]
 
 
@@ -154,7 +160,7 @@ def test_half_of_a_surrogate_pair_is_refused(asked: httpx.Client) -> None:
         (CHAT, "messages.0.name", b'{"messages": [{"role": "user", "content": "a", "name": "a\\ud83d"}]}'),
     ):
         answer = asked.post(path, content=body)
-        assert answer.status_code == 422
+        assert answer.status_code == 400
         assert error(answer)["message"].startswith(f"{place}: half a surrogate pair at character 1")
 
 
@@ -162,7 +168,7 @@ def test_numbers_that_json_does_not_have_are_refused(asked: httpx.Client) -> Non
     for word in ("NaN", "Infinity", "1e999"):
         body = f'{{"prompt": "x", "temperature": {word}}}'
         answer = asked.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
-        assert answer.status_code == 422, word
+        assert answer.status_code == 400, word
 
 
 def test_a_prompt_that_is_too_long_is_400_with_the_numbers(asked: httpx.Client, server: Any) -> None:

@@ -39,7 +39,7 @@ def course() -> Decoder:
 
 
 def agree(model: Decoder, arrivals: list[ByStep], config: EngineConfig) -> list[Step]:
-    simulated = simulated_steps(arrivals, COST, config, min(model.config.max_position, model.rotary.cos.shape[0]))
+    simulated = simulated_steps(arrivals, COST, config, min(model.config.max_position, model.rotary.max_position))
     real = real_steps(model, arrivals, config)
     assert same_plans(simulated, real) is None
     assert len(simulated) == len(real)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.staging import to_device
-from reference_impl.core.worker import StepRun, Worker
+from reference_impl.core.worker import StepRun, Worker, not_finite
 from reference_impl.interfaces import Opened, Sampled, SamplingParams, Step
 
 
@@ -91,12 +91,13 @@ class AskedRun(StepRun):
         if not self.worker.asks:
             return super().sample()
         sampler: Any = self.worker.sampler
+        self.broken = not_finite(self.logits)
         self.sampled = sampler(self.scores, self._asking())
         chosen = np.array(self.sampled.tokens, np.int64)
         tokens = to_device({"tokens": chosen}, self.worker.model.device)["tokens"]
         self.worker.slots.put(self.tensors, tokens)
         reports = self.sampled.logprobs
-        self.logprobs = lambda: reports
+        self.read_logprobs = lambda: reports
         self.take(tokens)
 
     def _asking(self) -> list[Seen]:

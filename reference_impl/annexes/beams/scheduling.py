@@ -4,7 +4,7 @@ the engine (beam search).
 Branches share the blocks of what they have in common, and each writes into blocks of its own (copy-on-write, as
 PagedAttention, Kwon et al. 2023).
 
-Extends `Scheduler.add`, `abort`, `_enroll`, `_share`, `_admit` and `_withdraw`; adds `fork`.
+Extends `Scheduler.add`, `abort`, `_enroll`, `_commit`, `_admit` and `_withdraw`; adds `fork`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Branching(Scheduler):
             child.num_computed_tokens = 0
             self.waiting.push(child, self._ranks[child.id])
 
-    def _share(self, request: Request) -> None:
+    def _commit(self, request: Request) -> None:
         """When a prompt is computed, the other samples share it. Each computes the prompt's last token again, into a
         block of its own, and draws from its logits."""
-        super()._share(request)
+        super()._commit(request)
         if request.children and not request.num_missing_tokens:
             for child in request.children:
                 child.num_computed_tokens = request.num_prompt_tokens - 1
@@ -63,7 +63,7 @@ class Branching(Scheduler):
         """If all running requests are held, they wait for other held ones, which may be queued behind a request that
         does not fit until the held ones end: only here may some overtake."""
         super()._admit(plan)
-        if not self.running or plan.granted or plan.preempted or self._booked:
+        if not self.running or plan.granted or plan.preempted or self._in_flight:
             return
         for request in [request for request in self.waiting if request.holds]:
             if plan.budget and self._enter(request, plan):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from reference_impl.annexes.cpu.half import SlowHalfLinear
-from reference_impl.annexes.cpu.packing import PackedLinear, pays
+from reference_impl.annexes.cpu.operators import PackedLinear, pays
 from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.interfaces import LinearMethod
 

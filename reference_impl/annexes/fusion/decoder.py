@@ -23,6 +23,7 @@ from reference_impl.core.decoder import Decoder, DecoderLayer
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache
+from reference_impl.kernels import reference
 from reference_impl.models.decoders import Kind
 from reference_impl.models.moe import ExpertsLayer
 
@@ -42,20 +43,24 @@ class FusedDecoder(Decoder):
         layer: Callable[..., DecoderLayer] = FusedLayer,
         kernels: Kernels | None = None,
     ):
-        kernels = kernels or triton_kernels()
+        kernels, joins_norms = kernels or triton_kernels(), type(self).normalize is reference.rms_norm
+        if not joins_norms:  # the family has norms of another kind
+            kernels = kernels.with_norm(type(self).normalize)
         super().__init__(config, dtype, device, max_position, methods, partial(layer, kernels=kernels))
-        self.kernels, self.fusion = kernels, Fusion(kernels, config.norm_eps)
+        self.kernels, self.fusion = kernels, Fusion(kernels, config.norm_eps, joins_norms)
         self._times: dict[int, dict[str, dict[str, float]]] = {}  # of ways to compute a step of so many tokens
 
     def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         x = self.embed(batch.input_ids)
         # A kernel that rotates and writes looks a position's cosine up itself.
-        positions = None if writes_and_attends(self.kernels, attention) else batch.positions
-        ropes = [table.at(positions) for table in self.rotaries]
+        whole = writes_and_attends(self.kernels, attention)
+        tables = [table.cos_sin for table in self.rotaries]
+        ropes = [(t if whole else t.index_select(1, batch.positions)).unbind() for t in tables]
         attention.plan(batch)
         added = None
         for layer in self.fused_layers():
-            x, added = layer.compute(self.fusion, x, added, *ropes[layer.rotary], attention, kv_cache, batch)
+            cos, sin = ropes[layer.rotary]
+            x, added = layer.compute(self.fusion, x, added, cos, sin, attention, kv_cache, batch)
         last = batch.logits_indices
         if len(last) < len(x):  # else all tokens, in their order
             x, added = x[last], None if added is None else added[last]

@@ -42,16 +42,17 @@ class FusedMethod(LinearMethod, Protocol):
 
 
 class Fusion:
-    """eps: of the norms. chosen: {number of tokens: products that are one launch}; it holds for fewer tokens, too. More
-    than was measured: all that can be.
+    """eps: of the norms. joins_norms: whether products take norms in, as they can RMSNorm.
+    chosen: {number of tokens: products that are one launch}; it holds for fewer tokens, too. More than was measured:
+    all that can be.
 
     A product can be one launch where its LinearMethod is a `FusedMethod`, for up to its few_tokens. A norm stays a
     kernel of its own where it also has to add, and in float16: x times the norm's weight may leave its range. What is
     normalised before it is added is added by the next norm.
     """
 
-    def __init__(self, kernels: Kernels, eps: float):
-        self.kernels, self.eps = kernels, eps
+    def __init__(self, kernels: Kernels, eps: float, joins_norms: bool = True):
+        self.kernels, self.eps, self.joins_norms = kernels, eps, joins_norms
         self.chosen: dict[int, frozenset[Product]] = {}
         self._fused: dict[Linear, FusedMethod | None] = {}
 
@@ -92,7 +93,8 @@ class Fusion:
     ) -> tuple[Tensor, Tensor]:
         """(gate of the linear layer of the norm of the sum, the sum)."""
         fuses = self.fuses(product, linear, len(x))
-        if fuses and added is None and weight is not None and x.dtype is not torch.float16:
+        joins = fuses and self.joins_norms and added is None and x.dtype is not torch.float16
+        if joins and weight is not None:
             return self._run(linear, x, norm=weight, eps=self.eps, gate=gate), x
         h, x = self.norm(x, added, weight)
         if gate is None:

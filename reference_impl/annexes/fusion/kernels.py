@@ -6,44 +6,47 @@ Chosen when a model or an engine is built, by the device and the dtype. Nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import torch
 from torch import Tensor
 
-from reference_impl.core.decoder import rms_norm
 from reference_impl.interfaces import AttendsToCache, AttentionBackend
 from reference_impl.kernels import reference
 from reference_impl.kernels.reference import Activation
 
 Asked = Literal["auto", "triton", "torch"]
 Backend = Literal["triton", "torch"]
+Norm = Callable[[Tensor, Tensor | None, float], Tensor]
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The small operations of a layer; what they compute is said in kernels/reference/rows.py.
+    """The small operations of a layer; what they compute is said in kernels/reference/.
 
     rotate_and_write: None where attention gets rotated queries and keys, and writes the cache itself.
     grouped_gemm: None where every expert of a mixture has linear layers of its own.
     """
 
     backend: Backend
-    rms_norm: Callable[[Tensor, Tensor | None, float], Tensor]
+    rms_norm: Norm
     add_rms_norm: Callable[[Tensor, Tensor, Tensor | None, float], tuple[Tensor, Tensor]]
     gates: Mapping[Activation, Callable[[Tensor], Tensor]]
     rotate_and_write: Callable[..., Tensor] | None = None
     grouped_gemm: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
+    def with_norm(self, norm: Norm) -> Kernels:
+        """The same, but for the norm."""
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """As `reference.add_rms_norm`, to rounding."""
-    total = x + residual
-    return rms_norm(total, weight, eps), total
+        def add_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+            total = x + residual
+            return norm(total, weight, eps), total
+
+        return replace(self, rms_norm=norm, add_rms_norm=add_norm)
 
 
-TORCH = Kernels("torch", rms_norm, add_rms_norm, reference.GATES)
+TORCH = Kernels("torch", reference.rms_norm, reference.add_rms_norm, reference.GATES)
 
 
 def writes_and_attends(

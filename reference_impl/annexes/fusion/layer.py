@@ -21,7 +21,7 @@ class FusedLayer(DecoderLayer):
     def __init__(self, *arguments: Any, kernels: Kernels):
         super().__init__(*arguments)
         self.kernels = kernels
-        self.rms_norm = kernels.rms_norm  # type: ignore[assignment]
+        self.normalize = kernels.rms_norm  # type: ignore[assignment]
 
     def compute(
         self,

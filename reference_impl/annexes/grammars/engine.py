@@ -1,6 +1,6 @@
 """Grammars in an engine (guided decoding): a step whose rows sample under one is announced to the worker
 (`Step.takes_masks`), which then samples only when the masks have come. What they allow depends on the tokens of the
-step before; so with several steps in flight they are sent when that step is booked.
+step before; so with several steps in flight they are sent when that step is collected.
 
 `announced` follows `Planner.step`, and `masks_of` the submission. Source: XGrammar (Dong et al. 2024) masks logits so.
 """

@@ -18,7 +18,7 @@ from reference_impl.annexes.graphs.graphs import GraphKey, Graphs, Recorder, ine
 from reference_impl.core.batch import HostBatch, as_batch
 from reference_impl.core.sampler import SETTINGS, TorchSampler
 from reference_impl.core.staging import Arrays, to_device
-from reference_impl.core.worker import StepRun, Worker
+from reference_impl.core.worker import NO_TOKEN, StepRun, Worker, not_finite
 
 
 @dataclass
@@ -60,7 +60,7 @@ class GraphWorker(Worker):
             return logits
         tokens = self.sampler.choose(logits, t)
         self.slots.put(t, tokens)
-        return tokens
+        return tokens.masked_fill(not_finite(logits), NO_TOKEN)
 
     def _ran(self) -> tuple[str, ...]:
         return () if self.names_kernels is None else tuple(sorted(self.names_kernels.ran))
@@ -142,7 +142,7 @@ class GraphRun(StepRun):
             slots, lens = ("sampling_slots", "sampling_lens") if key.tokens_per_row > 1 else ("slots", "query_lens")
             slot = inputs[slots][:num]
             position = w.slots.computed.index_select(0, slot) + inputs[lens][:num]
-            self.tensors |= {"sampling_slots": slot, "position": position}
+            self.tensors |= {"sampling_slots": slot, "sample_positions": position}
 
     def sample(self) -> None:
         if self.key is not None and self.key.samples:

@@ -29,7 +29,7 @@ class ScaledTorchAttention(TorchAttention):
         plan: Plan = batch.attention_plan[batch.group_of_layer[layer]]
         out = torch.empty_like(q)
         for like in plan.decode:
-            key, value = self.room(like.slots, k)
+            key, value = self.workspace_for(like.slots, k)
             for (cache, scale), gathered in zip(stored, (key, value), strict=True):
                 reference.stored(cache, like.slots.flatten(), scale, gathered.flatten(0, 1))
             out[like.rows] = reference.attention_decode_rows(

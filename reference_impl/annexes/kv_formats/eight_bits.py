@@ -16,7 +16,7 @@ from reference_impl.kernels.reference import to_eight_bits
 
 
 class EightBitKVCache(PagedKVCache):
-    """dtype: of the codes, int8 or float8_e4m3fn.
+    """dtype: of the codes, int8, float8_e4m3fn or float8_e5m2.
 
     scale [layers of a group, 2, num_blocks, num_kv_heads, block_size] float32. Slots come last: the scales of one head
     of a block lie side by side.

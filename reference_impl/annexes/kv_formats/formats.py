@@ -1,8 +1,9 @@
 """Formats of keys and values in the cache other than the model's own dtype: a table, by the names that
 `EngineConfig.kv_dtype` takes.
 
-A new format is a row here and, where none of the present caches can store it, a file beside this one with a subclass of
-`PagedKVCache`: it overrides `write`, and adds what attention must know besides, such as `scales`.
+A new format is a row here, its codes in `kernels/eight_bits.py` for Triton, and, where none of the present caches can
+store it, a file beside this one with a subclass of `PagedKVCache`: it overrides `write`, and adds what attention must
+know besides, such as `scales`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def _eight_bits() -> type[PagedKVCache]:
 
 FORMATS = {
     "fp8": KVFormat("float8_e4m3fn", 8, 32, _eight_bits),  # 4 significant bits, however small a number is
+    "fp8_e5m2": KVFormat("float8_e5m2", 8, 32, _eight_bits),  # 3 significant bits, over 30 powers of 2 instead of 15
     "int8": KVFormat("int8", 8, 32, _eight_bits),  # 255 equal steps: finer near a head's largest number
 }
 

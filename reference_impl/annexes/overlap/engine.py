@@ -1,7 +1,7 @@
 """Several steps in flight: step N + 1 is planned and submitted before step N is collected (asynchronous scheduling, as
 in vLLM and SGLang), and where an executor runs stages, as many steps are in flight as there are stages.
 
-    one at a time:  submit 1, collect 1 | submit 2, collect 2 | ...                           core_engine.Engine.step
+    one at a time:  submit 1, collect 1 | submit 2, collect 2 | ...                           core/engine.py
     overlapped:     submit 1 | submit 2, collect 1 | submit 3, collect 2 | ...                depth 2
     three stages:   submit 1 | submit 2 | submit 3, collect 1 | submit 4, collect 2 | ...     depth 3
 
@@ -10,7 +10,7 @@ A step is planned before the tokens of those in flight are known. Their requests
 collected (`DefersReuse`). Overlapped, step 2 may go on with the tokens of step 1, which the worker has by then. Between
 stages it has not (`RunsStages`), and the scheduler plans other requests.
 
-It extends `Engine.step`, with what follows the schedule (`step_ahead`), and `Engine.book`.
+It extends `Engine.step`, with what follows the schedule (`step_ahead`), and `Engine.update`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from reference_impl.core.engine import Booked, Engine, StepResult
+from reference_impl.core.engine import Engine, FinishedStep, StepResult
 from reference_impl.interfaces import DefersReuse, PlansAhead, Reply, Request, RequestState, Step, StepPlan
 
 
@@ -52,19 +52,19 @@ class OverlappedEngine(Engine):
     def step_ahead(self, plan: StepPlan) -> StepResult:
         """Submits a plan, unless it is empty while a step runs. Then collects the oldest step, if `depth` are in flight
         or nothing was submitted; otherwise the result is empty."""
-        booked = None
+        done = None
         try:
             is_submitted = bool(plan.rows or plan.preempted or plan.transfers.is_work or not self.in_flight)
             if is_submitted:
                 self.submit(plan)
             if len(self.in_flight) == self.depth or not is_submitted:
-                booked = self.collect()
-            if is_submitted:  # after the oldest step is booked: its tokens were counted as in flight until then
+                done = self.collect()
+            if is_submitted:  # after the oldest step is collected: its tokens were counted as in flight until then
                 self.advance(self.in_flight[-1])
         except BaseException as error:
             self._lose(error)
             raise
-        result = StepResult({}, ()) if booked is None else self.record(booked)
+        result = StepResult({}, ()) if done is None else self.record(done)
         self.drain()
         return result
 
@@ -78,43 +78,43 @@ class OverlappedEngine(Engine):
         """What the worker gets for a plan."""
         return self.planner.step(plan, self.requests)
 
-    def collect(self) -> Booked:
-        """Waits for the oldest step in flight, and books it."""
+    def collect(self) -> FinishedStep:
+        """Waits for the oldest step in flight, and gives its tokens to their requests."""
         flight = self.in_flight.popleft()
-        return self.book(flight.plan, flight.step, self.executor.collect(flight.ticket), flight.requests)
+        return self.update(flight.plan, flight.step, self.executor.collect(flight.ticket), flight.requests)
 
     def advance(self, flight: Flight) -> None:
         """What a submitted step computes counts as computed, so that the next one can be planned."""
         cast(PlansAhead, self.scheduler).advance(flight.plan)
 
-    def book(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> Booked:
+    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
         """Drops what comes too late: a request that has ended by now has no use for its token, and its name may be
         another's."""
         if not self.overlaps:
-            return super().book(plan, step, reply, requests)
+            return super().update(plan, step, reply, requests)
         ended = {row.request_id for row in plan.rows if requests[row.request_id].state is RequestState.FINISHED}
         cast(DefersReuse, self.kv).step_collected(plan.step_id)
-        booked = super().book(plan, step, reply, requests)
+        done = super().update(plan, step, reply, requests)
         if not ended:
-            return booked
+            return done
         rows = tuple(
             row._replace(samples=row.samples and row.request_id not in ended)
             for row in plan.rows
             if row.request_id not in ended or row.request_id not in self.requests
         )
-        tokens = {name: new for name, new in booked.output.tokens.items() if name not in ended}
-        return booked._replace(plan=replace(plan, rows=rows), output=replace(booked.output, tokens=tokens))
+        tokens = {name: new for name, new in done.output.tokens.items() if name not in ended}
+        return done._replace(plan=replace(plan, rows=rows), output=replace(done.output, tokens=tokens))
 
     def drain(self) -> None:
         """When no request remains, collects the steps in flight, so that their blocks are free. Not after a failed
         step: an abort that follows it should not raise one more error."""
         while self.in_flight and not self.requests and self.lost is None:
             try:
-                booked = self.collect()
+                done = self.collect()
             except BaseException as error:
                 self._lose(error)
                 raise
-            self.record(booked)
+            self.record(done)
 
     def abort(self, request_id: str, reason: str = "abort", num_dropped: int = 0) -> None:
         super().abort(request_id, reason, num_dropped)

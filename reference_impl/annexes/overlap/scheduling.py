@@ -39,7 +39,7 @@ class WaitsForBlocks(Scheduler):
         planned = self._step_id + 1
         if self._waited_in < planned - 1:  # the step before did not wait: this is another wait
             self._wait_began = planned
-        oldest = next(iter(self._booked), planned)  # of the steps in flight
+        oldest = next(iter(self._in_flight), planned)  # of the steps in flight
         waits = oldest <= self._wait_began
         self._waited_in = planned if waits else -1
         return waits

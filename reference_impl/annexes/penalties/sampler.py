@@ -1,4 +1,5 @@
-"""Samplers that are called with logits and requests, and wait: penalties, whose texts are counted anew, and the choice.
+"""Samplers that are called with logits and requests, and wait: biases, penalties, whose texts are counted anew, and the
+choice. (What min_tokens rules out is ruled out before a sampler is called.)
 
 Extends `TorchSampler`, or a class beside it, by the call that `interfaces.Sampler` describes.
 """
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from reference_impl.annexes.biases.biases import bias_arrays, biased
 from reference_impl.annexes.penalties.counts import TokenCounts, has_penalties, penalised
 from reference_impl.core.sampler import SETTINGS, TorchSampler, report, settings_of
 from reference_impl.core.staging import to_device
@@ -23,14 +25,18 @@ class CalledSampler(TorchSampler):
         """Chooses the next token of each request. logits [len(requests), vocab_size]."""
         settings = np.array([settings_of(r.sampling, r.seed, r.sample_index) for r in requests], SETTINGS)
         lengths = np.array([r.num_tokens for r in requests], np.int64)
-        columns = to_device({**self.columns(settings, lengths), "position": lengths}, logits.device)
+        columns = to_device({**self.columns(settings, lengths), "sample_positions": lengths}, logits.device)
         tokens = self.choose(apply_penalties(logits, requests), columns)
         logprobs = report(logits, tokens, settings["logprobs"])
         return Sampled(tokens.tolist(), logprobs())  # waits for the tokens, and for all that was launched before
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[Asking]) -> Tensor:
-    """Repetition (CTRL, Keskar et al. 2019), presence and frequency penalties; a new tensor where any is set."""
+    """Repetition (CTRL, Keskar et al. 2019), presence and frequency penalties, behind logit_bias; a
+    new tensor where any is set."""
+    arrays = bias_arrays([request.sampling for request in requests])
+    if arrays is not None:
+        logits = biased(logits, arrays)
     counts = TokenCounts(logits.device)
     for place, request in enumerate(requests):
         if has_penalties(request.sampling):

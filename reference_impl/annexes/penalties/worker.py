@@ -45,7 +45,7 @@ class PenaltyRun(StepRun):
         which = np.repeat(np.arange(len(rows)), before)
         nth = np.arange(len(which)) - np.repeat(np.cumsum(before) - before, before)
         t = to_device({"which": which, "first": first[which], "nth": nth}, self.worker.model.device)
-        slot, position = self.tensors["sampling_slots"][t["first"]], self.tensors["position"][t["first"]]
+        slot, position = self.tensors["sampling_slots"][t["first"]], self.tensors["sample_positions"][t["first"]]
         tokens = self.worker.slots.tokens[slot, position + t["nth"]]  # drafts lie behind what is known
         return t["which"], tokens.long()
 

@@ -1,7 +1,7 @@
 """Hidden states instead of tokens (Engine.add(pooling=...), LLM.embed): nothing is sampled, and a request ends when its
 prompt is computed.
 
-It extends `Engine.book`; requests are checked by `check_pooling`, plans by `check_rows`.
+It extends `Engine.update`; requests are checked by `check_pooling`, plans by `check_rows`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from reference_impl.core.engine import Booked, Engine
+from reference_impl.core.engine import Engine, FinishedStep
 from reference_impl.interfaces import Grammar, Pooling, Reply, Request, Row, SamplingParams, Step, StepPlan
 
 
 class PoolingEngine(Engine):
-    def book(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> Booked:
+    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
         for at, (start, values) in reply.pooled.items():
             requests[plan.rows[at].request_id].pool(start, values)
-        return super().book(plan, step, reply, requests)
+        return super().update(plan, step, reply, requests)
 
 
 def check_pooling(pooling: Pooling, sampling: SamplingParams, holds: bool, grammar: Grammar | None) -> None:

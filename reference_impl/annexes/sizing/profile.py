@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Everything that needs memory: sorting, histories, the model's own distribution.
 HUNGRY = SamplingParams(
     temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1,
-    frequency_penalty=0.1, logprobs=20, seed=0,
+    frequency_penalty=0.1, logprobs=20, seed=0, logit_bias={0: 1.0}, min_tokens=1, stop_token_ids=(0,),
 )  # fmt: skip
 WorstStep = tuple[StepPlan, Mapping[str, Request]]
 
@@ -97,7 +97,7 @@ def worst_steps(config: EngineConfig, specs: Sequence[KVSpec], longest: int, voc
     return steps
 
 
-def bytes_for_cache(measured: Measured, memory_percent: int, graphs: bool) -> int:
+def bytes_for_cache(measured: Measured, memory_percent: float, graphs: bool) -> int:
     """What is left for the cache of memory_percent of the device, maybe less than nothing.
 
     graphs: captured steps have memory of their own. They share it, but a large one cannot always use the pieces of
@@ -105,7 +105,7 @@ def bytes_for_cache(measured: Measured, memory_percent: int, graphs: bool) -> in
     driver keeps for them are left to the rest of the device, as is what the allocator loses in gaps.
     """
     needed = max(measured.peaks) + (2 * measured.peaks[0] if graphs else 0)
-    return measured.total * memory_percent // 100 - measured.in_use - needed
+    return int(measured.total * memory_percent // 100) - measured.in_use - needed
 
 
 def profiled_blocks(
@@ -117,7 +117,7 @@ def profiled_blocks(
     if left < each:
         in_graphs = f" CUDA graphs {2 * measured.peaks[0] / 2**20:,.1f} MiB," if graphs else ""
         raise ConfigError(
-            f"no memory is left for keys and values: {config.memory_percent} % (memory_percent) of "
+            f"no memory is left for keys and values: {config.memory_percent:g} % (memory_percent) of "
             f"{measured.total / 2**20:,.1f} MiB are to be used; weights and other users of the device have "
             f"{measured.in_use / 2**20:,.1f} MiB, the largest step (max_num_batched_tokens "
             f"{config.max_num_batched_tokens}, max_num_seqs {config.max_num_seqs}) takes "

@@ -1,7 +1,7 @@
 """Drafts in an engine's books (speculative decoding, Leviathan et al. 2023): a step is planned as if all drafts of its
 rows were right, and its reply says how many were.
 
-It extends `Engine.book`.
+It extends `Engine.update`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from reference_impl.core.engine import Booked, Engine
+from reference_impl.core.engine import Engine, FinishedStep
 from reference_impl.core.planner import Planner
 from reference_impl.interfaces import Reply, Request, Row, Step, StepPlan
 
 
 class DraftingEngine(Engine):
-    def book(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> Booked:
+    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
         if not self.planner.has_drafted:
-            return super().book(plan, step, reply, requests)
+            return super().update(plan, step, reply, requests)
         settle(self.planner, plan, reply, requests)
         starts = {row.request_id: _start_of(row, requests[row.request_id]) for row in plan.rows}
         had = {row.request_id: len(requests[row.request_id].tokens) for row in plan.rows if row.num_drafts}
-        booked = super().book(plan, step, reply, requests)
-        tokens = booked.output.tokens
+        done = super().update(plan, step, reply, requests)
+        tokens = done.output.tokens
         for name, length in had.items():  # of several tokens, those behind one that ends the request are not its own
             if name in tokens:
                 tokens[name] = tuple(requests[name].tokens[length:])
-        rows = tuple(row._replace(start=starts[row.request_id]) for row in booked.plan.rows)
+        rows = tuple(row._replace(start=starts[row.request_id]) for row in done.plan.rows)
         num_sampled = tuple(len(tokens.get(row.request_id, ())) for row in rows)
-        return booked._replace(plan=replace(booked.plan, rows=rows), num_sampled=num_sampled)
+        return done._replace(plan=replace(done.plan, rows=rows), num_sampled=num_sampled)
 
 
 def settle(planner: Planner, plan: StepPlan, reply: Reply, requests: Mapping[str, Request]) -> None:
@@ -42,6 +42,6 @@ def settle(planner: Planner, plan: StepPlan, reply: Reply, requests: Mapping[str
 
 
 def _start_of(row: Row, request: Request) -> int:
-    """A plan's rows begin where they do if all drafts of the step before are right. Before its tokens are booked, a
+    """A plan's rows begin where they do if all drafts of the step before are right. Before its tokens are known, a
     row that samples is known to have reached the request's last."""
     return len(request.tokens) - row.num_tokens if row.samples and not request.holds else row.start

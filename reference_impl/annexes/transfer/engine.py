@@ -1,7 +1,7 @@
 """Pages on their way to and from a store (`PageStore`): the engine begins steps without rows for transfers alone, and
 tells the KV manager what the worker reports of them.
 
-It extends `Engine.book`, `has_work` and `close`.
+It extends `Engine.update`, `has_work` and `close`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from reference_impl.core.engine import Booked, Engine
+from reference_impl.core.engine import Engine, FinishedStep
 from reference_impl.interfaces import FetchesPages, Reply, Request, Step, StepPlan
 
 
@@ -28,7 +28,7 @@ class TransferringEngine(Engine):
         in `close`."""
         return (self.pages is not None and self.pages.num_unsent > 0) or super().has_work()
 
-    def book(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> Booked:
+    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
         if reply.transfers or reply.layers_moved:
             if self.pages is None:
                 raise ValueError(
@@ -38,7 +38,7 @@ class TransferringEngine(Engine):
                 )
             self.pages.transfers_moved(reply.layers_moved)
             self.pages.transfers_ended(reply.transfers)
-        return super().book(plan, step, reply, requests)
+        return super().update(plan, step, reply, requests)
 
     def save_pages(self) -> None:
         """Steps until all pages are saved, up to the store's timeout."""

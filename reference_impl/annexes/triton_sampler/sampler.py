@@ -31,5 +31,5 @@ class TritonSampler(TorchSampler):
 
     def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
         """One token per row of scores [rows, vocab_size], [rows] int64."""
-        names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "position")
+        names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample_index", "sample_positions")
         return sample_tokens(scores, *(t[name] for name in names))

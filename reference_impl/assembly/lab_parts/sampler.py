@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference_impl.assembly.sampler import sample
+from reference_impl.assembly.sampler import probabilities, sample
 from reference_impl.core import philox, sampler
 from reference_impl.interfaces import Asking, Sampled, SamplingParams
 
@@ -50,7 +50,7 @@ class SamplerBySettings:
 def engine_probabilities(logits: Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Tensor:
     """What the engine draws from, like logits [rows, vocab]."""
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=min(1.0, top_p))
-    return sampler.probabilities(logits, [params] * len(logits))
+    return probabilities(logits, [params] * len(logits))
 
 
 def engine_draw(probs: Tensor, u: Tensor) -> Tensor:

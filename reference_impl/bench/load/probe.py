@@ -45,7 +45,8 @@ async def first_model(http: httpx.AsyncClient, base_url: str) -> str:
 async def choose_form(client: Client, forms: list[Form]) -> list[str]:
     """Sets client.form to the first that the server accepts; returns its answers to those it refused.
 
-    Refused is an answer 400, 404, 415 or 422. ServerError for any other failure, and where all are refused.
+    Refused is an answer 400, 404, 415 or, of other servers, 422. ServerError for any other failure, and where all
+    are refused.
     """
     refused: list[str] = []
     answers: set[str] = set()

@@ -44,7 +44,7 @@ def labelled(engine: Engine) -> Iterator[None]:
             (engine.attention, "plan", "attention plan"),
             (engine.attention, "forward", "attention"),
             (engine.attention, "attend", "attention"),
-            *([(part, "rms_norm", "norm") for part in (*model.layers, model)] if fusion is None else []),
+            *([(part, "normalize", "norm") for part in (*model.layers, model)] if fusion is None else []),
             (fusion, "norm", "norm"),
             (fusion, "norm_then_linear", None),
             (fusion, "add_linear", None),

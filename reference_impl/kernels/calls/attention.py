@@ -54,6 +54,7 @@ CALLS: dict[str, Call] = {
         ("soft cap", {"head_dim": 256, "softcap": 50.0}),
         ("int8 cache", {"head_dim": 128, "cache": torch.int8}),
         ("fp8 cache", {"head_dim": 128, "cache": torch.float8_e4m3fn}),
+        ("e5m2 cache", {"head_dim": 128, "cache": torch.float8_e5m2}),
     )
 }
 # Where tiles of 64 keys would spill; the 71 heads are Falcon's.

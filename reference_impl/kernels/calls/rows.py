@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from reference_impl.kernels import gates, rms_norm
+from reference_impl.kernels import gates, gates_fp8, rms_norm
 from reference_impl.kernels.calls.meta import Call, empty
 from reference_impl.kernels.rotate_and_write import rotate_and_write
 
@@ -24,7 +24,8 @@ def _norm(name: str, hidden: int, weight: torch.dtype | None = None) -> Call:
 
 
 def _gate(name: str, intermediate: int) -> Call:
-    return lambda dtype: getattr(gates, name)(empty(ROWS, 2 * intermediate, dtype=dtype))
+    module = gates_fp8 if name.endswith("fp8") else gates
+    return lambda dtype: getattr(module, name)(empty(ROWS, 2 * intermediate, dtype=dtype))
 
 
 def _rotate(heads: int, kv_heads: int, head_dim: int, qk_norm: bool = False, cache: torch.dtype | None = None) -> Call:
@@ -59,4 +60,5 @@ CALLS: dict[str, Call] = {
     "rotate_and_write, head_dim 80": _rotate(32, 32, 80),
     "rotate_and_write, int8 cache": _rotate(32, 8, 128, cache=torch.int8),
     "rotate_and_write, fp8 cache": _rotate(32, 8, 128, cache=torch.float8_e4m3fn),
+    "rotate_and_write, e5m2 cache": _rotate(32, 8, 128, cache=torch.float8_e5m2),
 }

@@ -5,6 +5,8 @@ from reference_impl.kernels.reference.attention import (
     attention_one_row,
     causal_mask,
     context_slots,
+    rotate,
+    soft_cap,
 )
 from reference_impl.kernels.reference.experts import grouped_gemm, lora_expand, lora_shrink
 from reference_impl.kernels.reference.fused_linear import fused_linear, fused_linear_w4a16
@@ -31,11 +33,9 @@ from reference_impl.kernels.reference.rows import (
     add_rms_norm_fp8,
     gelu_tanh_and_mul,
     rms_norm,
-    rotate,
     rotate_and_write,
     silu_and_mul,
     silu_and_mul_fp8,
-    soft_cap,
     to_eight_bits,
 )
 from reference_impl.kernels.reference.sampling import sample_tokens

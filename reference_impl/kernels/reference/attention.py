@@ -1,4 +1,4 @@
-"""Attention in plain torch.
+"""Attention in plain torch, and the rotary embedding of what it compares.
 
 Shapes: q [num_tokens, num_heads, head_dim]; keys and values [seq_len, num_kv_heads, head_dim], in the order of the
 text. Query head h reads KV head h // (num_heads // num_kv_heads).
@@ -10,7 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.kernels.reference.rows import soft_cap
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, halves convention (Su et al. 2021, as Llama and Qwen store it).
+
+    x [num_tokens, heads, head_dim]; cos and sin [num_tokens, 1, head_dim], sin with its first half negated:
+    (a, b) -> (a cos - b sin, b cos + a sin).
+    """
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)  # (b, a)
+    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
 def context_slots(block_table: Tensor, seq_len: int, block_size: int) -> Tensor:
@@ -88,3 +96,8 @@ def masked_attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask[:, :, None]
     return (scores.softmax(-1) @ v[:, :, None].to(dtype)).flatten(1, 2).to(q.dtype)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """cap x tanh(x / cap): about x near 0, and never beyond the cap (Gemma 2)."""
+    return cap * torch.tanh(x / cap)

@@ -1,4 +1,4 @@
-"""What is computed for each token by itself: norm, rotary embedding, gates, and the write into the cache."""
+"""What is computed for each token by itself: norm, gates, and rotary embedding with the write into the cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from reference_impl.kernels.reference.attention import rotate
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -32,7 +34,7 @@ def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor | None, eps: fl
 
 
 def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(codes, scale), x about codes x scale: codes like x in int8 or float8_e4m3fn, scale [...] float32.
+    """(codes, scale), x about codes x scale: codes like x in int8 or a float8, scale [...] float32.
 
     The last dimension shares a scale: its largest magnitude becomes the largest code. Below 2^-64 it counts as 2^-64,
     so that nothing is divided by zero.
@@ -43,16 +45,6 @@ def to_eight_bits(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     scale = largest / torch.full_like(largest, limit)  # by a number, a GPU would multiply by its reciprocal
     codes = (exact * (1 / scale)).clamp(-limit, limit)  # as the kernels do it; rounding may pass the limit
     return (codes.round() if dtype is torch.int8 else codes).to(dtype), scale[..., 0].float()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding, halves convention (Su et al. 2021, as Llama and Qwen store it).
-
-    x [num_tokens, heads, head_dim]; cos and sin [num_tokens, 1, head_dim], sin with its first half negated:
-    (a, b) -> (a cos - b sin, b cos + a sin).
-    """
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)  # (b, a)
-    return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
 
 
 def rotate_and_write(
@@ -79,7 +71,7 @@ def rotate_and_write(
     keys and values [num_blocks, block_size, num_kv_heads, head_dim] are written at slot_mapping [num_tokens]: block x
     block_size + offset, or -1 for a token that only pads the batch and is written nowhere. q_norm, k_norm [head_dim].
 
-    A cache of int8 or float8_e4m3fn has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too;
+    A cache of int8 or a float8 has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too;
     raises ValueError if they are missing, or given for another cache.
     """
     if (keys.element_size() == 1) != (key_scale is not None) or (key_scale is None) != (value_scale is None):
@@ -119,8 +111,3 @@ def gelu_tanh_and_mul(x: Tensor) -> Tensor:
 
 
 GATES: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
-
-
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap x tanh(x / cap): about x near 0, and never beyond the cap (Gemma 2)."""
-    return cap * torch.tanh(x / cap)

@@ -173,10 +173,11 @@ def test_more_of_the_device_is_more_blocks(random_model, monkeypatch) -> None:
     model = random_model("float32", max_position_embeddings=4096)
     blocks = [
         sized(monkeypatch, model, CountedMemory(32 << 20), max_num_batched_tokens=64, memory_percent=p).num_blocks
-        for p in (50, 60)
+        for p in (50, 55.5, 60)
     ]
     per_block = Engine(model, EngineConfig(num_blocks=1)).kv_spec.bytes_per_block
-    assert abs((blocks[1] - blocks[0]) * per_block - (32 << 20) // 10) <= 2 * per_block
+    for more, share in ((blocks[2], 10), (blocks[1], 5.5)):
+        assert abs((more - blocks[0]) * per_block - (32 << 20) * share // 100) <= 2 * per_block
 
 
 def test_what_is_asked_for_is_not_measured(random_model, monkeypatch) -> None:
@@ -204,7 +205,7 @@ def test_on_a_cpu_nothing_is_measured() -> None:
     assert sizes.device_memory(CPU) is None
 
 
-@pytest.mark.parametrize("percent", [0, 101, 1.5])
+@pytest.mark.parametrize("percent", [0, 101, 0.9, True, None])
 def test_a_share_is_a_percentage(percent) -> None:
     with pytest.raises(ValueError, match=r"EngineConfig\.memory_percent: expected"):
         EngineConfig(memory_percent=percent)

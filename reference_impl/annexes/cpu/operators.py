@@ -1,9 +1,9 @@
-"""Linear layers on a CPU: the same product, with the weight in the layout that oneDNN computes with.
+"""The operators that a CPU is fastest with when there are few rows: products with packed weights, and one for a norm.
 
-Seen over all products of the course model on one thread, against x @ W, on a CPU with AVX-512: bf16 0.45 of the time
-at 1 row and 0.7 at 16; float32 0.7 at 16 rows but 1.2 at 1. On one with AVX2 only, a step of the engine in float32 took
-1.3 of the time at 1 row and 1.1 at 16: each call costs some 25 us before it computes. So it pays in bf16, and with
-AVX-512 for batches.
+Packed weights have the layout that oneDNN computes with. Seen over all products of the course model on one thread,
+against x @ W, on a CPU with AVX-512: bf16 0.45 of the time at 1 row and 0.7 at 16; float32 0.7 at 16 rows but 1.2 at 1.
+On one with AVX2 only, a step of the engine in float32 took 1.3 of the time at 1 row and 1.1 at 16: each call costs some
+25 us before it computes. So it pays in bf16, and with AVX-512 for batches.
 
 The operators are those that torch.compile uses; where a build of torch lacks them, `available` says so and the plain
 method serves.
@@ -14,12 +14,16 @@ from __future__ import annotations
 import functools
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from reference_impl.annexes.cpu.by_rows import WeightByRows
+from reference_impl.core.decoder import Decoder, DecoderLayer
 from reference_impl.interfaces import LinearMethod
+from reference_impl.kernels import reference
 
 _PACKED_FOR_ROWS = 16  # a hint: the layout is good from 1 to some hundred rows
+FEW = 2048  # values; above, a norm of twice as many costs more than the operators that are saved
 
 
 class PackedLinear(WeightByRows):
@@ -73,3 +77,23 @@ class HeadCopy:
     def weight_bytes(self) -> int:
         """Of the copy; 0 before the first call."""
         return sum(tensor.nbytes for tensor in self.params.values())
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """`reference.rms_norm`, to rounding. F.rms_norm is ten operators, and for few rows each costs more than its
+    arithmetic; layer norm is one. It subtracts the mean, so it is given (x, -x), whose mean is 0: then its variance is
+    mean(x^2).
+    """
+    if x.numel() > FEW or (weight is not None and weight.dtype is not x.dtype):
+        return reference.rms_norm(x, weight, eps)
+    shape = (2, x.shape[-1])
+    weights = None if weight is None else weight.expand(shape)
+    return F.layer_norm(torch.stack((x, -x), -2), shape, weights, None, eps)[..., 0, :]
+
+
+def use_norm_of_few(model: Decoder) -> None:
+    """From now on the model's norms are computed that way, if they are RMSNorm."""
+    parts: list[Decoder | DecoderLayer] = [model, *(layer for layer in model.layers if isinstance(layer, DecoderLayer))]
+    for part in parts:
+        if part.normalize is reference.rms_norm:
+            part.normalize = rms_norm

@@ -1,0 +1,62 @@
+"""Scores that a request moves by token: what `logit_bias` adds, and what `min_tokens` rules out for now.
+
+Both depend on the request and the position alone: nothing is kept from step to step, and a step that is computed anew,
+ahead, or with wrong guesses before a position sees the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.core.staging import Arrays, to_device
+from reference_impl.interfaces import SamplingParams
+
+
+def has_biases(sampling: SamplingParams) -> bool:
+    return bool(sampling.logit_bias or sampling.min_tokens)
+
+
+def bias_arrays(params: Sequence[SamplingParams]) -> Arrays | None:
+    """Of the logits with these parameters, each biased token: row, token, bias [B]. None: there is none."""
+    found = [(row, token, bias) for row, p in enumerate(params) for token, bias in (p.logit_bias or {}).items()]
+    return _arrays(found, ("row", "token", "bias"))
+
+
+def floor_arrays(params: Sequence[SamplingParams], prompts: Sequence[int], ends: Sequence[int]) -> Arrays | None:
+    """Of the logits whose requests have min_tokens, each token that would end one: row, token, and floor, the first
+    position that it may have [F]. None: there is none.
+
+    prompts: tokens of each prompt. ends: the model's end tokens.
+    """
+    found = [
+        (row, token, prompt + p.min_tokens)
+        for row, (p, prompt) in enumerate(zip(params, prompts, strict=True))
+        if p.min_tokens
+        for token in sorted({*p.stop_token_ids, *(() if p.ignore_eos else ends)})
+    ]
+    return _arrays(found, ("row", "token", "floor"))
+
+
+def _arrays(found: Sequence[tuple[float, ...]], names: Sequence[str]) -> Arrays | None:
+    return dict(zip(names, map(np.array, zip(*found, strict=True)), strict=True)) if found else None
+
+
+def biased(logits: Tensor, arrays: Arrays) -> Tensor:
+    """A new tensor, in float32 at least. logits [rows, vocab_size]; arrays: `bias_arrays`, whose pairs are distinct."""
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+    t = to_device(arrays, logits.device)
+    at = t["row"], t["token"]
+    return scores.index_put_(at, scores[at] + t["bias"].to(scores.dtype))
+
+
+def floored(scores: Tensor, arrays: Arrays, position: Tensor) -> Tensor:
+    """A new tensor, -inf where a token would end its text too early. scores [rows, vocab_size]; position [rows]: of the
+    token that is sampled there; arrays: `floor_arrays`, without tokens that the model does not have."""
+    t = to_device(arrays, scores.device)
+    at = t["row"], t["token"]
+    kept = scores[at].masked_fill(position[t["row"]] < t["floor"], -torch.inf)
+    return scores.index_put(at, kept)

@@ -1,0 +1,35 @@
+"""A request for which a step has no token ends with finish_reason "error" (Reply.errors). Extends `Engine.update`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+
+from reference_impl.core.engine import Engine, FinishedStep
+from reference_impl.interfaces import Reply, Request, RequestState, Step, StepPlan
+
+
+class FailingEngine(Engine):
+    def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
+        if not reply.errors:
+            return super().update(plan, step, reply, requests)
+        failed = {plan.rows[at].request_id: error for at, error in reply.errors.items()}
+        lengths = {name: len(requests[name].tokens) for name in failed}
+        done = super().update(plan, step, replace(reply, errors={}), requests)
+        for name, error in failed.items():
+            self._fail(requests[name], error, lengths[name])
+        tokens = {name: new for name, new in done.output.tokens.items() if name not in failed}
+        return done._replace(output=replace(done.output, tokens=tokens))
+
+    def _fail(self, request: Request, error: str, length: int) -> None:
+        """length: its tokens before the step."""
+        if request.finish_reason == "abort":
+            return
+        request.error = f"request {request.id!r}: {error}"
+        warnings.warn(request.error, RuntimeWarning, stacklevel=2)
+        if request.state is RequestState.FINISHED:  # by this step, with a token that is none
+            request.drop(len(request.tokens) - length)
+            request.finish_reason = "error"
+        else:
+            self.abort(request.id, "error", len(request.tokens) - length)

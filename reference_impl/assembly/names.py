@@ -1,0 +1,62 @@
+"""Options of an engine under the names that vLLM gives them; and what a name that nobody knows may have meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from reference_impl.assembly.config import EngineConfig
+
+# vLLM's name -> ours, where a value means the same.
+SAME = {
+    "kv_cache_dtype": "kv_dtype", "num_gpu_blocks_override": "num_blocks", "kv_cache_memory_bytes": "kv_cache_bytes",
+}  # fmt: skip
+TRANSLATED = ("gpu_memory_utilization", "enable_prefix_caching", "enforce_eager", "tensor_parallel_size")
+
+
+def options_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
+    """Fields of EngineConfig, of options under our names and vLLM's. One of vLLM's that is None is not given.
+
+    TypeError with near matches for a name that is neither; others: more names that it may have meant. ValueError for a
+    value that cannot be, and where two names contradict each other.
+    """
+    own = [field.name for field in fields(EngineConfig)]
+    known = [*own, *SAME, *TRANSLATED]
+    if unknown := [name for name in given if name not in known]:
+        near = [match for name in unknown for match in difflib.get_close_matches(name, [*known, *others])]
+        hint = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "EngineConfig says which there are"
+        raise TypeError(f"LLM has no option {' or '.join(unknown)}: {hint}")
+    found = {name: value for name, value in given.items() if name in own}
+    for name, value in given.items():
+        if name in own or value is None:
+            continue
+        for ours, meaning in _meaning(name, value).items():
+            both = found.get(ours, meaning)
+            if both != meaning and (name, value, both) != ("enable_prefix_caching", True, "radix"):
+                raise ValueError(f"{name}={value!r} and {ours}={both!r} contradict each other: leave one out")
+            found[ours] = both
+    return found
+
+
+def _meaning(name: str, value: Any) -> dict[str, Any]:
+    """Of one of vLLM's options in fields of EngineConfig."""
+    if name in SAME:
+        return {SAME[name]: "fp8" if (name, value) == ("kv_cache_dtype", "fp8_e4m3") else value}
+    if name == "tensor_parallel_size":
+        if value != 1:
+            raise ValueError(
+                f"tensor_parallel_size: expected 1, got {value!r}: this engine computes on one device, and cannot "
+                "split a model over several"
+            )
+        return {}
+    if name == "gpu_memory_utilization":
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.01 <= value <= 1:
+            raise ValueError(f"gpu_memory_utilization: expected a share from 0.01 to 1, got {value!r}")
+        return {"memory_percent": 100 * value}
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: expected True or False, got {value!r}")
+    if name == "enforce_eager":
+        return {"graphs": "off"} if value else {}
+    return {"prefix_cache": "hash" if value else "off"}

@@ -1,0 +1,122 @@
+"""What `LLM.generate` returns: flat for one sample, and all of them in vLLM's shape (`outputs`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from reference_impl.annexes.chat.tool_calls import ToolCall
+from reference_impl.core import llm as core_llm
+from reference_impl.interfaces import Request, TokenLogprobs
+from reference_impl.observe.metrics import RequestMetrics
+
+Cut = Literal["max_tokens", "max_model_len", "kv_cache"]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Of one token in one place. rank: 1 is the likeliest; None where it is not among those reported.
+    decoded_token: its text alone, None without a tokenizer."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One sample, with vLLM's names.
+
+    token_ids end with the token that completed the sample. logprobs: of each the chosen token and the likeliest ones,
+    {token id: Logprob}; None unless they were asked for, as cumulative_logprob, the sum of the chosen tokens'.
+    finish_reason: "stop", "length", "abort", "error". stop_reason: which stop string, or token of stop_token_ids, ended
+    it.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str
+    stop_reason: str | int | None
+
+    def finished(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class RequestOutput(core_llm.RequestOutput):
+    """A finished request. text stops before a stop string; token_ids end with the token that completed it.
+
+    finish_reason: "stop" (an end token or a stop string), "length", "abort", or "error": then error says why, such as
+    that the model's numbers were not finite, and where that began.
+    cut_by: with "length", what the length was bounded by: "max_tokens", "max_model_len", or "kv_cache", which holds no
+    more tokens, so that the text is shorter than was asked for and than the model could write.
+    stop_reason: the stop string, or the token of stop_token_ids, that ended it.
+    others: with n > 1, samples 1 ... n - 1 of the same prompt; this one is sample 0.
+    prompt_logprobs: one for each prompt token if they were asked for, None for the first, before which nothing stands;
+    those of sample 0 are every sample's. Of a request that was aborted while its prompt was read there may be fewer.
+    tool_calls: of an answer by `chat` with tools, where the model calls some: text is what stands beside them, and
+    finish_reason is "tool_calls" instead of "stop".
+    prompt: the text, if the prompt was one. outputs: all samples, as vLLM gives them.
+    """
+
+    metrics: RequestMetrics
+    others: tuple[RequestOutput, ...] = ()
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    prompt: str | None = None
+    outputs: tuple[CompletionOutput, ...] = ()
+    cut_by: Cut | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def finished(self) -> bool:
+        """vLLM's; outputs of `generate` are."""
+        return True
+
+
+def cut_by(request: Request, max_model_len: int) -> Cut | None:
+    """What bounds the length of a request that ended by it; None for one that ended otherwise, or runs."""
+    if request.finish_reason != "length":
+        return None
+    asked = request.num_prompt_tokens + request.sampling.max_tokens
+    if request.max_total_tokens < min(asked, max_model_len):
+        return "kv_cache"
+    return "max_tokens" if asked <= max_model_len else "max_model_len"
+
+
+def stop_reason(request: Request, stopped_by: str | None) -> str | int | None:
+    """stopped_by: the stop string that ended the text."""
+    if stopped_by is not None or request.finish_reason != "stop" or not request.output_tokens:
+        return stopped_by
+    last = request.output_tokens[-1]
+    return last if last in request.sampling.stop_token_ids else None
+
+
+def logprob_dicts(reports: Sequence[TokenLogprobs], texts: core_llm.LLM) -> list[dict[int, Logprob]]:
+    """In vLLM's shape. texts: whose tokenizer says what a token is."""
+
+    def text(token: int) -> str | None:
+        return None if texts.tokenizer is None else texts.tokenizer.decode([token], skip_special_tokens=False)
+
+    found = []
+    for report in reports:
+        top = {token: Logprob(value, rank, text(token)) for rank, (token, value) in enumerate(report.top, 1)}
+        found.append({report.token: Logprob(report.logprob, None, text(report.token))} | top)
+    return found
+
+
+def completion(index: int, request: Request, plain: core_llm.RequestOutput, stopped: str | int | None,
+               texts: core_llm.LLM) -> CompletionOutput:  # fmt: skip
+    """One sample in vLLM's shape."""
+    asked = request.sampling.logprobs is not None
+    return CompletionOutput(
+        index=index, text=plain.text, token_ids=plain.token_ids, finish_reason=plain.finish_reason, stop_reason=stopped,
+        cumulative_logprob=math.fsum(report.logprob for report in plain.logprobs) if asked else None,
+        logprobs=logprob_dicts(plain.logprobs, texts) if asked else None,
+    )  # fmt: skip

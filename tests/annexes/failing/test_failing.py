@@ -1,0 +1,219 @@
+"""Numbers that are not finite: weights are refused by file and tensor; a request ends with an error that says where
+such numbers began, and its neighbours write what they write alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from reference_impl.assembly.config import EngineConfig, course_model
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.model import load_model
+from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.sampler import sample
+from reference_impl.core.alone import core_engine
+from reference_impl.core.decoder import Decoder
+from reference_impl.interfaces import RequestFinished, SamplingParams
+from reference_impl.models.loader import CheckpointError
+from tests.executor.tape import recorder
+
+POISON, CLEAN = 7, [3, 4, 5, 6, 8, 9]
+PLAIN: dict[str, Any] = {"num_blocks": 64, "block_size": 4}
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "overlapped": {"overlap": "on"},
+    "in chunks": {"max_num_batched_tokens": 5},
+    "without prefix cache": {"prefix_cache": "off"},
+}
+
+
+@contextmanager
+def planted(tensor: Tensor, value: float = float("nan")) -> Iterator[None]:
+    """One number of a model's weights, which other tests share."""
+    kept = tensor.flatten()[0].item()
+    tensor.view(-1)[0] = value
+    try:
+        yield
+    finally:
+        tensor.view(-1)[0] = kept
+
+
+def prompts(poisoned: bool) -> list[list[int]]:
+    return [CLEAN, [1, 2, POISON if poisoned else 10, 11, 12], CLEAN[::-1], [POISON if poisoned else 13]]
+
+
+def finish(engine: Engine) -> None:
+    while engine.has_work():
+        engine.step()
+
+
+def run(engine: Engine, sampling: SamplingParams, given: list[list[int]]) -> list[Any]:
+    requests = [engine.add(prompt, sampling) for prompt in given]
+    finish(engine)
+    assert engine.kv.num_available == engine.num_blocks
+    return requests
+
+
+def alone(model: Decoder, prompt: list[int], sampling: SamplingParams) -> list[int]:
+    return run(Engine(model, EngineConfig(**PLAIN)), sampling, [prompt])[0].output_tokens
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "seed": 6},
+        {"temperature": 0.0, "repetition_penalty": 1.3, "logprobs": 2},
+    ],
+    ids=["greedy", "drawn", "penalties and log-probabilities"],
+)
+def test_only_the_requests_that_have_such_a_token_end(way, options, random_model) -> None:
+    model, sampling = random_model("float32"), SamplingParams(max_tokens=6, ignore_eos=True, **options)
+    expected = [alone(model, prompt, sampling) for prompt in (CLEAN, CLEAN[::-1])]
+    assert not any(POISON in tokens for tokens in expected), "the test needs another token"
+    engine = Engine(model, EngineConfig(**PLAIN, **WAYS[way]))
+    with planted(model.embedding[POISON]), pytest.warns(RuntimeWarning, match="not all finite"):
+        found = run(engine, sampling, prompts(poisoned=True))
+    assert [found[0].output_tokens, found[2].output_tokens] == expected
+    for request in (found[1], found[3]):
+        assert (request.finish_reason, request.output_tokens) == ("error", [])
+        assert f"request '{request.id}': its logits are not all finite" in request.error
+        assert "the first such numbers are in the embedding" in request.error
+    ends = {event.request_id: event.reason for event in engine.trace.events if isinstance(event, RequestFinished)}
+    assert [ends[request.id] for request in found] == ["length", "error", "length", "error"]
+    assert [request.error for request in run(engine, sampling, prompts(poisoned=False))] == [None] * 4
+
+
+PLACES: dict[str, Callable[[Decoder], Tensor]] = {
+    "model.layers.0.self_attn.qkv_proj": lambda m: m.layers[0].qkv.params["weight"],  # of its first head
+    "model.layers.1.self_attn.o_proj": lambda m: m.layers[1].o.params["weight"],
+    "model.layers.0.mlp.gate_up_proj": lambda m: m.layers[0].mlp.gate_up.params["weight"],
+    "model.layers.1.mlp.down_proj": lambda m: m.layers[1].mlp.down.params["weight"],
+}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", PLACES)
+def test_the_error_names_the_first_layer(place, value, random_model) -> None:
+    model = random_model("float64")  # its weights are not packed
+    with planted(PLACES[place](model), value), pytest.warns(RuntimeWarning):
+        [request] = run(Engine(model, EngineConfig(**PLAIN)), SamplingParams(max_tokens=4), [CLEAN])
+    assert f"in what {place} gives" in request.error
+
+
+def test_norms_and_the_head_are_named_too(random_model) -> None:
+    model = random_model("float64")
+    for tensor, said in ((model.norm, "in the last norm"), (model.lm_head, "in the logits, behind the last norm")):
+        with planted(tensor), pytest.warns(RuntimeWarning):
+            [request] = run(Engine(model, EngineConfig(**PLAIN)), SamplingParams(max_tokens=4), [CLEAN])
+        assert said in request.error
+    with planted(model.layers[1].mlp_norm), pytest.warns(RuntimeWarning):
+        [request] = run(Engine(model, EngineConfig(**PLAIN)), SamplingParams(max_tokens=4), [CLEAN])
+    assert "in what goes into model.layers.1.mlp.gate_up_proj, behind what model.layers.1.self_attn.o_proj gives" in (
+        request.error
+    )
+
+
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+def test_an_expert_fails_those_whose_tokens_are_sent_to_it(kernels, random_model) -> None:
+    shape = {
+        "architecture": "Qwen3MoeForCausalLM", "num_experts": 8, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+        "norm_topk_prob": True, "num_hidden_layers": 1,
+    }  # fmt: skip
+    model = random_model("float32" if kernels == "triton" else "float64", kernels=kernels, **shape)
+    experts = model.layers[0].mlp.experts
+    weight = experts.gate_up[2] if kernels == "triton" else experts[2].gate_up.params["weight"]
+    sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+    engine = Engine(model, EngineConfig(**PLAIN, attention=kernels))
+    with planted(weight), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = run(engine, sampling, [[token] for token in range(61)])
+    failed = [request for request in found if request.finish_reason == "error"]
+    assert 0 < len(failed) < len(found)
+    for request in failed:
+        assert "model.layers.0.mlp.experts.2." in request.error
+
+
+def test_replayed_steps_notice_it(random_model) -> None:
+    """With graphs on the tape; sampling inside of them needs the sampling kernel."""
+    from tests.executor.dense import dense_engine, dense_model
+
+    model = dense_model(random_model("float64"))
+    engine = dense_engine(model, num_blocks=64, block_size=4, max_num_seqs=4)
+    engine.executor.use_graphs(recorder(), 4, engine.max_model_len)
+    first = engine.add(CLEAN, SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
+    second = engine.add([1, 2, 10], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
+    for _ in range(4):
+        engine.step()
+    assert engine.executor.stats.replayed_steps
+    with planted(engine.model.norm), pytest.warns(RuntimeWarning):
+        finish(engine)
+    assert (first.finish_reason, second.finish_reason) == ("error", "error")
+    assert engine.kv.num_available == engine.num_blocks
+
+
+def test_a_sampler_of_ones_own_is_checked_too(random_model) -> None:
+    model = random_model("float32")
+    engine = Engine(model, EngineConfig(**PLAIN), Parts(sampler=lambda logits, requests: sample(logits, requests)))
+    with planted(model.embedding[POISON]), pytest.warns(RuntimeWarning):
+        found = run(engine, SamplingParams(max_tokens=3, temperature=0, ignore_eos=True), prompts(poisoned=True))
+    assert [request.finish_reason for request in found] == ["length", "error", "length", "error"]
+
+
+def test_samples_of_one_prompt_end_together(random_model) -> None:
+    model = random_model("float32")
+    engine = Engine(model, EngineConfig(**PLAIN))
+    with planted(model.embedding[POISON]), pytest.warns(RuntimeWarning):
+        parent, other = run(engine, SamplingParams(n=2, max_tokens=3), [[1, POISON], CLEAN])
+    assert (parent.finish_reason, other.finish_reason) == ("error", "length")
+
+
+def test_the_core_alone_raises(random_model) -> None:
+    model = random_model("float32")
+    engine = core_engine(model, num_blocks=16, block_size=4)
+    request = engine.add([1, POISON], SamplingParams(max_tokens=3))
+    with (
+        planted(model.embedding[POISON]),
+        pytest.raises(FloatingPointError, match="request '0': its logits are not all"),
+    ):
+        engine.step()
+    engine.abort(request.id)
+    engine.add(CLEAN, SamplingParams(max_tokens=3))
+    engine.step()
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "said"),
+    [
+        (float("nan"), torch.float32, "expected finite numbers, found nan at [2, 1], and 0 more"),
+        (float("-inf"), torch.float32, "expected finite numbers, found -inf at [2, 1], and 0 more"),
+        (
+            1e5,
+            torch.float16,
+            "expected numbers within the range of torch.float16, in which it is loaded, found 99840.0",
+        ),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused_by_file_and_tensor(value, dtype, said, tmp_path) -> None:
+    folder = shutil.copytree(course_model("draft"), tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name][2, 1] = value
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(CheckpointError) as error:
+        load_model(folder, dtype)
+    assert f"model.safetensors: tensor {name}: {said}" in str(error.value)
