@@ -1,9 +1,9 @@
 """The routes, and what is refused with which status.
 
 400 bad JSON or a wrong field, with its place; the engine refuses the prompt (with the numbers), or the chat template
-does (with its line) · 401 API key · 404 no
-such model, request or place · 408, 413, 415 the body comes too slowly, is too long, is not JSON · 421 the name of
-another host · 429 too many unfinished requests, with Retry-After · 503 the engine has failed or shuts down.
+does (with its line) · 401 API key · 404 no such model, request or place · 408, 413, 415 the body comes too slowly, is
+too long, is not JSON · 421 the name of another host · 429 too many unfinished requests, with Retry-After · 500 for this
+request the model gave numbers that are not finite · 503 the engine has failed or shuts down.
 
 With API keys, every path that names requests needs one, too; /health, /ready, /metrics and the page, which is empty
 without the data that it fetches, do not.
@@ -45,7 +45,7 @@ from reference_impl.serving.protocol import (
     TokenizeRequest,
 )
 from reference_impl.serving.refusals import HANDLERS, REFUSALS, Refused, check_characters, refusal
-from reference_impl.serving.runner import Overloaded, Runner, Stream, Unavailable
+from reference_impl.serving.runner import Failed, Overloaded, Runner, Stream, Unavailable
 
 RETRY_SECONDS = 1
 # With API keys: the beginnings of the paths that need one.
@@ -399,7 +399,8 @@ def _as_a_whole(whole: Callable[[], Awaitable[dict[str, Any]]]) -> Callable[[Sen
         try:
             content = await whole()
         except Unavailable as error:
-            await send_json(send, answers.error(str(error), "server_error"), 503)
+            status = 500 if isinstance(error, Failed) else 503
+            await send_json(send, answers.error(str(error), "server_error"), status)
         else:
             await send_json(send, content)
 

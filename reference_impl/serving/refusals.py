@@ -19,7 +19,8 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
         (400, "Bad JSON, a wrong field, or a prompt that the engine refuses"),
         (401, "API key missing or wrong"), (404, "No such model or request"),
         (408, "The body did not come"), (413, "The body is too long"), (415, "Not JSON"),
-        (429, "Too many unfinished requests"), (503, "The engine does not serve"),
+        (429, "Too many unfinished requests"), (500, "The model gave numbers that are not finite"),
+        (503, "The engine does not serve"),
     )
 }  # fmt: skip
 

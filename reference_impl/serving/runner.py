@@ -34,6 +34,10 @@ class Unavailable(Exception):
     """The engine accepts no more requests: it is shutting down, or it has failed."""
 
 
+class Failed(Unavailable):
+    """This request has failed (`Request.error`), and no other."""
+
+
 @dataclass
 class Piece:
     """What one sample got since the last time: text that is certain, and the tokens so far (text may lag behind)."""
@@ -47,6 +51,8 @@ class Piece:
     stop_reason: str | int | None = None  # as of `CompletionOutput`
     cut_by: str | None = None  # as of `RequestOutput`
     prompt_logprobs: list[TokenLogprobs] | None = None  # in its first piece, of the prompt's second token and the rest
+
+    error: str | None = None  # as of `Request`
 
     def add(self, later: Piece) -> None:
         self.text += later.text
@@ -110,7 +116,7 @@ class Stream:
         self._runner, self.number, self._unfinished = runner, number, num_samples
         self._waiting: dict[int, Piece] = {}
         self._awaited: asyncio.Future[None] | None = None  # by the iterating task, when no piece is ready
-        self._failure: str | None = None
+        self._failure: Unavailable | None = None
         self.num_samples, self.usage = num_samples, Usage(0, 0, 0)
 
     def put(self, piece: Piece) -> None:
@@ -121,8 +127,8 @@ class Stream:
         self._unfinished -= piece.finish_reason is not None
         self._wake()
 
-    def fail(self, why: str) -> None:
-        """The stream ends with Unavailable, after what it has got so far."""
+    def fail(self, why: Unavailable) -> None:
+        """The stream ends with this exception, after what it has got so far."""
         self._failure = why
         self._wake()
 
@@ -139,7 +145,7 @@ class Stream:
             if not self._unfinished:
                 raise StopAsyncIteration
             if self._failure is not None:
-                raise Unavailable(self._failure)
+                raise self._failure
             self._awaited = asyncio.get_running_loop().create_future()
             await self._awaited
         pieces, self._waiting = list(self._waiting.values()), {}
@@ -229,7 +235,7 @@ class Runner:
 
     def fail_streams(self, why: str) -> None:
         for stream in self._streams.values():
-            stream.fail(why)
+            stream.fail(Unavailable(why))
 
     # --- what the engine says -------------------------------------------------------------------------------------
 
@@ -241,7 +247,8 @@ class Runner:
                         self._streams[number].usage = Usage(*used)
                 for number, *row in rows:
                     if number in self._streams:  # or it was closed while the step ran
-                        self._streams[number].put(Piece(*row))
+                        piece, stream = Piece(*row), self._streams[number]
+                        stream.put(piece) if piece.error is None else stream.fail(Failed(piece.error))
             case "answer", number, value, refusal:
                 answer = self._answers.get(number)
                 if answer is not None and not answer.done():

@@ -71,7 +71,7 @@ class _Sample:
         why = (self.generation.stop_reason, self.generation.cut_by) if finish_reason is not None else (None, None)
         something = text or tokens or finish_reason is not None
         embedding = request.embedding if request.pooling is not None else None
-        new = self.stream, self.index, text, tokens, logprobs, finish_reason, embedding, *why, prompt
+        new = self.stream, self.index, text, tokens, logprobs, finish_reason, embedding, *why, prompt, request.error
         return new if something else None
 
 

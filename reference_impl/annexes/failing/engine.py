@@ -1,7 +1,13 @@
-"""A request for which a step has no token ends with finish_reason "error" (Reply.errors). Extends `Engine.update`."""
+"""A request for which a step has no token (`Reply.errors`), or no hidden state, ends with finish_reason "error".
+
+Extends `Engine.update`; the step's result has such a request with no tokens.
+
+What the request put into the prefix cache stays there: another one that shares its prefix may end in the same way.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,14 +18,16 @@ from reference_impl.interfaces import Reply, Request, RequestState, Step, StepPl
 
 class FailingEngine(Engine):
     def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
-        if not reply.errors:
+        broken = [at for at, (_, values) in reply.pooled.items() if not all(map(math.isfinite, values))]
+        if not (reply.errors or broken):
             return super().update(plan, step, reply, requests)
-        failed = {plan.rows[at].request_id: error for at, error in reply.errors.items()}
+        errors = {**dict.fromkeys(broken, "its hidden states are not all finite numbers"), **reply.errors}
+        failed = {plan.rows[at].request_id: error for at, error in errors.items()}
         lengths = {name: len(requests[name].tokens) for name in failed}
         done = super().update(plan, step, replace(reply, errors={}), requests)
         for name, error in failed.items():
             self._fail(requests[name], error, lengths[name])
-        tokens = {name: new for name, new in done.output.tokens.items() if name not in failed}
+        tokens = {**done.output.tokens, **dict.fromkeys(failed, ())}
         return done._replace(output=replace(done.output, tokens=tokens))
 
     def _fail(self, request: Request, error: str, length: int) -> None:
