@@ -42,6 +42,9 @@ class EngineConfig:
     token), "fp8_e5m2", "int8" (the same with other codes); see annexes/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
+    batch_invariant: logits have the same bits whatever else is computed with them, since each token goes through the
+    model by itself (annexes/invariant). Without, rounding depends on the batch, and can change a token at the boundary
+    of a draw; with weights in 8 or 4 bits more often, since a CPU has another product for 8 rows or more.
     dependent_launches: there a kernel begins while the one before it ends (Hopper and later).
     """
 
@@ -63,6 +66,7 @@ class EngineConfig:
     overlap: Literal["auto", "on", "off"] = "auto"
     graphs: Literal["auto", "on", "off"] = "auto"
     dependent_launches: Literal["on", "off"] = "off"
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         optional, may_be_0 = ("num_blocks", "kv_cache_bytes", "max_model_len", "seed"), ("num_drafts", "seed")
@@ -71,6 +75,9 @@ class EngineConfig:
             if choices := get_args(kind) if get_origin(kind) is Literal else ():
                 if value not in choices:
                     raise ValueError(f"EngineConfig.{name}: expected one of {', '.join(choices)}, got {value!r}")
+            elif kind is bool:
+                if not isinstance(value, bool):
+                    raise ValueError(f"EngineConfig.{name}: expected True or False, got {value!r}")
             elif kind is str:
                 if not isinstance(value, str):
                     raise ValueError(f"EngineConfig.{name}: expected a name, got {value!r}")

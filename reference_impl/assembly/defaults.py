@@ -6,7 +6,7 @@ What computes is imported where it is made: a simulated GPU brings its own, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
@@ -122,10 +122,12 @@ def new_worker(
     proposer: Proposer | None = None,
     store: PageStore | LayeredPageStore | None = None,
 ) -> LocalExecutor:
+    from reference_impl.annexes.invariant.model import TokenByToken
     from reference_impl.assembly.worker import make_worker
 
+    model: Any = TokenByToken(made.model) if made.config.batch_invariant else made.model
     return make_worker(
-        made.model, cache, made.attention, made.kv_specs, made.clock, sampler,
+        model, cache, made.attention, made.kv_specs, made.clock, sampler,
         max_num_seqs=made.config.max_num_seqs, max_len=made.max_model_len, proposer=proposer,
         page_store=store,
     )  # fmt: skip
@@ -136,6 +138,8 @@ def why_not_graphs(made: Made) -> str | None:
     from reference_impl.annexes.fusion.decoder import FusedDecoder
     from reference_impl.annexes.fusion.kernels import writes_and_attends
 
+    if made.config.batch_invariant:
+        return "batch_invariant computes each token by itself"
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
     model = made.model

@@ -337,5 +337,5 @@ def _config_of(model: str | Path | None, shape: Shape | None, dummy_weights: boo
         )
     raise ValueError(
         "LLM: expected the folder of a model, or shape=... and dummy_weights=True, got "
-        f"model={model!r}, shape={shape!r}, dummy_weights={dummy_weights}"
+        f"model={None if model is None else str(model)!r}, shape={shape!r}, dummy_weights={dummy_weights}"
     )

@@ -18,6 +18,7 @@ _KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.jo
 _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
+_INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
 
 MODEL = "A Hugging Face folder or id (org/name), or target / draft for a course model"
@@ -35,6 +36,7 @@ class EngineOptions:
     attention: Annotated[str, typer.Option(help=_ATTENTION)] = "auto"
     overlap: Annotated[str, typer.Option(help=_OVERLAP)] = "auto"
     graphs: Annotated[str, typer.Option(help=_GRAPHS)] = "auto"
+    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help=_INVARIANT)] = False
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
 
 

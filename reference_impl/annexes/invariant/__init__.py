@@ -1,0 +1,1 @@
+"""Logits whose bits do not depend on the batch: each token is computed by itself."""
