@@ -1,6 +1,6 @@
 """The engine against `transformers` on the course model: one stream, 16 and 64 ragged requests; and what its
-scheduler, prefix cache and host work are worth on the same engine (batching.py, prefix.py, host_work.py). Then one
-stream of a larger model in 16, 8 and 4 bits (cpu_quantized.py).
+scheduler, prefix cache and host work are worth on the same engine (batching.py, prefix.py, host_work.py), and what
+`batch_invariant` costs (invariance.py). Then one stream of a larger model in 16, 8 and 4 bits (cpu_quantized.py).
 
 Same weights, dtype, threads and greedy tokens per request; `transformers` in padded batches (peer.py) at the better
 of its dynamic and static cache, and with its continuous batching. A padded batch runs until its longest output is
@@ -26,7 +26,7 @@ from typing import Any
 from reference_impl.annexes.cpu.processor import cpu_has_bf16
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
-from reference_impl.bench import batching, cpu_quantized, harness, host_work, prefix
+from reference_impl.bench import batching, cpu_quantized, harness, host_work, invariance, prefix
 from reference_impl.bench.peer import CACHES, Transformers, agreement
 from reference_impl.interfaces import SamplingParams
 
@@ -75,6 +75,7 @@ def run(rounds: int) -> dict[str, Any]:
         if dtype == "float32":
             result["batching"] = batching.run(llm.engine.model, rounds)
             result["prefix"] = prefix.run(llm.engine.model, rounds)
+            result["batch_invariance"] = invariance.run(llm.engine.model, rounds)
         del llm, peer
         gc.collect()
     result["quantized"] = cpu_quantized.run(rounds)
@@ -186,6 +187,11 @@ def _own_rows(result: dict[str, Any]) -> list[str]:
     for kind, r in p["faster_than_off"].items():
         what = f"first token, {p['shared_tokens']:,} of {p['shared_tokens'] + p['own_tokens']:,} tokens shared ({kind})"
         lines.append(f"| {what} | {r['median']:.1f}x | {r['min']:.1f}-{r['max']:.1f} |")
+    for name, case in result.get("batch_invariance", {}).items():  # not in older files
+        r = case["times_as_long"]
+        lines.append(
+            f"| batch_invariant=True, {name}: times as long | {r['median']:.2f}x | {r['min']:.2f}-{r['max']:.2f} |"
+        )
     step = h["scheduler_step_ms"]["256"]
     lines.append(f"| scheduler, 256 running requests | {step['median']:.2f} ms | {step['min']:.2f}-{step['max']:.2f} |")
     return lines
