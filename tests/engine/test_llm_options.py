@@ -73,6 +73,8 @@ SERVED = {
     ("--no-enable-prefix-caching",): ("prefix_cache", "off"),
     ("--kv-cache-dtype", "int8"): ("kv_dtype", "int8"),
     ("--kv-dtype", "int8"): ("kv_dtype", "int8"),
+    ("--seed", "7"): ("seed", 7),
+    ("--batch-invariant",): ("batch_invariant", True),
 }
 
 
