@@ -166,7 +166,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         return replace(_with_calls(output, self.tool_call_parser), others=others)
 
     def stream(self, prompt: AnyPrompt, sampling: SamplingParams | None = None) -> Iterator[str]:
-        """Pieces of text as they become certain. Leaving the loop early aborts the request."""
+        """Pieces of text as they become certain. Leaving the loop early aborts the request. RuntimeError where it
+        fails (finish_reason "error")."""
         if sampling is not None and sampling.n != 1:
             raise ValueError(f"stream: expected SamplingParams(n=1), got n={sampling.n}: start one stream per sample")
         return super().stream(cast(Prompt, prompt), sampling)
@@ -186,10 +187,11 @@ class LLM(core_llm.LLM, ChatEncoder):
         found = [request.embedding for request in requests]
         for request, embedding in zip(requests, found, strict=True):
             if embedding is None:
-                raise RuntimeError(
+                why = request.error or (
                     f"request {request.id!r} ended by {request.finish_reason!r} and has no embedding: it was aborted, "
                     "or the executor computes no hidden states"
                 )
+                raise RuntimeError(why)
         return [embedding for embedding in found if embedding is not None]
 
     def beam_search(

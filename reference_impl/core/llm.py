@@ -75,6 +75,8 @@ class LLM(PromptEncoder):
                     yield piece
             if piece := running.take():
                 yield piece
+            if running.request.error is not None:
+                raise RuntimeError(running.request.error)
         finally:
             self.leave(running)
 

@@ -42,11 +42,9 @@ class RankedQueue:
         self._numbers = count()
 
     def push(self, request: Request, rank: Any) -> None:
-        """ValueError if a request of this id waits already, or if the rank is NaN, which has no order."""
+        """ValueError if a request of this id waits already."""
         if request.id in self._by_id:
             raise ValueError(f"request {request.id!r} waits already")
-        if rank != rank:
-            raise ValueError(f"request {request.id!r}: expected a rank that can be ordered, got {rank!r}")
         entry = self._by_id[request.id] = (rank, next(self._numbers), request)
         insort(self._entries, entry)
 

@@ -92,10 +92,14 @@ def _check_room(engine: Engine, longest: int, width: int) -> None:
 
 
 def _wait_for(requests: Sequence[Request], step: Callable[[], StepResult]) -> None:
-    """Steps until each has been sampled from: under a small budget, or after a preemption, they are not in step."""
+    """Steps until each has been sampled from: under a small budget, or after a preemption, they are not in step.
+    RuntimeError where one has failed."""
     missing = {request.id for request in requests}
     while missing:
         missing -= step().tokens.keys()
+    for request in requests:
+        if request.error is not None:
+            raise RuntimeError(request.error)
 
 
 def _best_candidates(beams: Sequence[_Candidate], n: int) -> list[_Candidate]:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.model import load_model
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.sampler import sample
@@ -180,6 +181,26 @@ def test_samples_of_one_prompt_end_together(random_model) -> None:
     with planted(model.embedding[POISON]), pytest.warns(RuntimeWarning):
         parent, other = run(engine, SamplingParams(n=2, max_tokens=3), [[1, POISON], CLEAN])
     assert (parent.finish_reason, other.finish_reason) == ("error", "length")
+
+
+def test_the_front_door_says_it_wherever_text_comes_out() -> None:
+    llm = LLM(course_model("draft"), dtype="float64", device="cpu", num_blocks=64)
+    where = "first such numbers are in what goes into model.layers.1.mlp.gate_up_proj"
+    with planted(llm.engine.model.layers[1].mlp_norm):
+        with pytest.warns(RuntimeWarning, match=where):
+            output = llm.generate("def f(", SamplingParams(max_tokens=3, n=2))[0]
+        assert [one.finish_reason for one in (output, *output.others, *output.outputs)] == ["error"] * 4
+        assert where in str(output.error)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(RuntimeError, match=where):
+                list(llm.stream("def f("))
+            with pytest.raises(RuntimeError, match=where):
+                llm.beam_search("def f(", width=2, max_tokens=4)
+            with pytest.raises(RuntimeError, match="hidden states are not all finite"):
+                llm.embed("def f(")
+    assert not llm.engine.requests
+    assert llm.engine.kv.num_available == 64
 
 
 def test_the_core_alone_raises(random_model) -> None:
