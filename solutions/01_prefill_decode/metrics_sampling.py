@@ -349,8 +349,8 @@ for num_tokens in (1, 2, 3, random_int(4, 30, draw_numbers)):
 # | `"mean_itl"` | mean over all gaps of all requests: every *gap* weighs the same | `None` |
 # | `"p99_itl"` | 99th percentile of all gaps of all requests | `None` |
 #
-# A percentile of n values: sort them and take index 0.99·(n - 1), counted from 0. If that falls between two values,
-# interpolate linearly. `np.percentile(values, 99)` does this.
+# A percentile of n values: sort them and go to place 0.99·(n - 1), counted from 0. If that lies between two
+# values, take the point on the straight line between them. `np.percentile(values, 99)` does this.
 #
 # **Hint:** the time of a request's last token is arrived + latency.
 #
@@ -628,7 +628,7 @@ for _ in range(3):
 # - `logits` belongs to the caller and is not modified.
 #
 # **Hint:** subtracting the same number from all logits of a row does not change the softmax. With the row's largest
-# logit subtracted, no exponent is above 0. `argmax` returns the first of equal values.
+# logit subtracted, no exponent is above 0. `argmax` finds the first of equals.
 #
 # **Trap (overflow):** exp(100) is more than float32 can hold: it becomes inf, and inf / inf is NaN.
 
@@ -719,12 +719,12 @@ for _ in range(3):
 # set the others to 0, and renormalize, so that each row sums to 1 again. Return `[rows, vocab]` float32; ids keep their
 # positions.
 #
-# - Exactly k tokens are kept. Of equal ones at the cutoff, those with the lower ids are kept.
+# - Exactly k tokens are kept. Of equal ones at the cutoff, those with the lower ids stay.
 # - `k = 0` switches the filter off: all are kept. A k larger than the vocabulary also keeps all.
 #
-# **Hint:** `probs.sort(dim=-1, descending=True, stable=True)` returns values and ids and leaves equal values in the
-# order of their ids. (`topk` does not guarantee the order of equal values.) `torch.zeros_like(probs).scatter(1, ids,
-# values)` puts values back to their ids.
+# **Hint:** `probs.sort(dim=-1, descending=True, stable=True)` returns values and ids and leaves equal values in
+# the order of their ids. (`topk` promises nothing about equal ones.) `torch.zeros_like(probs).scatter(1, ids, values)`
+# puts values back to their ids.
 #
 # **Trap (ties):** "keep whatever is at least as large as the k-th" keeps more than k where values are equal.
 
@@ -790,7 +790,7 @@ for _ in range(4):
 # reach `p` (`0 < p <= 1`). Set the others to 0 and renormalize. Return `[rows, vocab]` float32.
 #
 # - Reaching is enough: if the first two have exactly p together, these two are kept. Of equal ones at the cutoff, those
-#   with the lower ids are kept.
+#   with the lower ids stay.
 # - The most likely token is always kept, however small p is.
 # - `p = 1` switches the filter off: every token is kept. Make it a special case, because a sum of rounded numbers can
 #   reach 1 before the last token.
@@ -850,8 +850,8 @@ for _ in range(5):
 # ## 9. The draw
 #
 # Lay the tokens of a row side by side on a line, each as long as its probability, in the order of their *ids*. A number
-# u in [0, 1) is a position on that line, and the token at that position is chosen. This is called inverse transform
-# sampling. With u from a random generator each token is drawn as often as its probability says.
+# u in [0, 1) is a place on that line, and the token at that position is chosen. This is called inverse transform
+# sampling. With u from a random generator each token comes up as often as its probability says.
 #
 # The order is a convention. Sorted by probability, every token would be drawn just as often, but the same u would give
 # a different token, and so the same seed a different text. The engine draws in the order of ids; so do you.
@@ -860,7 +860,7 @@ for _ in range(5):
 # token ids `[rows]`, int64: in each row the first id whose cumulative probability (its own included) is *greater* than
 # u times the row's sum.
 #
-# - u = 0 is possible. A token of probability 0 is never chosen, not even by u = 0.
+# - u = 0 is possible. A token of probability 0 is never chosen, also not by u = 0.
 #
 # **Hint:** `cumsum`, then count the ids whose cumulative probability is not greater: that many come before. `u[:,
 # None]` turns u into a column, one entry per row. `.double()` before the cumsum makes it exact enough for a large
