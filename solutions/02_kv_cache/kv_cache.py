@@ -32,7 +32,8 @@ class CountingModel:
 
     forward(tokens, start): computes `tokens` at positions start, start + 1, ... and returns the logits [VOCAB] after
     the last of them. They depend on every token so far. start 0 clears the cache; any other start must be the number of
-    tokens cached so far. """
+    tokens cached so far.
+    """
 
     VOCAB = 64
 
