@@ -258,7 +258,7 @@ class World:
         return bool(self.ledger.live) or any(step >= len(self.plans) for step in self.arrivals)
 
     def run(self, hang_up=None):
-        """Until all requests are done, or no scheduler that keeps its promises would take longer."""
+        """Until all are done, or until any scheduler that keeps its promises would be done."""
         seconds = max(self.arrivals) + 2
         for prompt, output in ((p, o) for arrived in self.arrivals.values() for _, p, o, *_ in arrived):
             seconds += math.ceil((prompt + output) / self.ledger.budget) + output + 2
@@ -935,8 +935,7 @@ class Scheduler:
         ### END SOLUTION
 
     def make_room(self, running, free_blocks):
-        """Blocks for the known tokens of all running requests, in order. -> (ids of the preempted, blocks still
-        free)."""
+        """Blocks for the known tokens of all running requests, in order. -> (ids of the preempted, free blocks)."""
         ### BEGIN SOLUTION
         preempted = []
         for request in running:
