@@ -238,7 +238,7 @@ tidy(ax, "seconds since arrival")
 fig.legend(loc="outside upper center", ncols=3, fontsize=8, frameon=False)
 show(
     fig,
-    "Five requests with two slots. The first two start at once. The others first wait in the queue, the last the longest; "
+    "Five requests with two slots. Two start at once. The others first wait in the queue, the last the longest; "
     "their prefill is short against the wait. Single gaps of running requests are longer where a prefill shares the step.",
 )
 

@@ -382,7 +382,7 @@ def load_metrics(requests):
 
 
 # %% nbgrader={"grade_id": "check_throughput", "grade": true, "points": 1}
-# property: throughput is all tokens over the time from the first arrival to the last token, whoever they belong to.
+# property: throughput is all tokens over the time from the first arrival to the last token, over all requests.
 # hint: the clock does not start at 0; the first to arrive may have no token; rates of requests do not add up, because
 #   not all requests ran all the time.
 def check_rate(requests, num_tokens, duration):
@@ -569,7 +569,7 @@ def metrics(events):
 
 # %% nbgrader={"grade_id": "check_metrics", "grade": true, "points": 1}
 # property: metrics has an entry for every request, also without tokens, and the load's metrics of all of them.
-# hint: timelines, then request_metrics for each, then load_metrics of the list of all; leave nobody out.
+# hint: timelines, then request_metrics for each, then load_metrics of the list of all; leave none out.
 def check_composed(events):
     seen = metrics(list(events))
     assert isinstance(seen, dict), f"expected a dict, saw {type(seen).__name__}"

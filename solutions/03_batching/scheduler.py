@@ -182,11 +182,11 @@ class Ledger:
                 passed_over = passed_over or sequence
                 continue
             if passed_over:
-                self.fault("turn", f"{sequence.id} is let in, although {passed_over.id} comes before it")
+                self.fault("turn", f"{sequence.id} is admitted, although {passed_over.id} comes before it")
             if preempted:
-                self.fault("preemption", f"{sequence.id} is let in in a step that preempts {preempted}")
+                self.fault("preemption", f"{sequence.id} is admitted in a step that preempts {preempted}")
             if (room := room_for(sequence.known, self.block_size)) > self.free:
-                self.fault("room", f"{sequence} is let in with {self.free} free blocks, {room} must be free")
+                self.fault("room", f"{sequence} is admitted with {self.free} free blocks, {room} must be free")
             sequence.running, sequence.blocks = True, math.ceil(sequence.known / self.block_size)
             num_running += 1
         if num_running > self.max_num_seqs:
@@ -194,7 +194,7 @@ class Ledger:
         first = next((s for s in waiting if not s.running), None)
         fits = first and num_running < self.max_num_seqs and room_for(first.known, self.block_size) <= self.free
         if fits and not preempted and sum(plan.values()) < self.budget:
-            self.fault("idle", f"{first} is first in line and fits, and is not let in: {plan}")
+            self.fault("idle", f"{first} is first in line and fits, and is not admitted: {plan}")
 
     def ran(self, name, num_tokens, sampled, finished):
         """A row was run."""
@@ -491,8 +491,8 @@ def plan_step(running, budget):
 
 
 # %% nbgrader={"grade_id": "check_decodes_first", "grade": true, "points": 1}
-# property: who misses one token gets it, however long the prompts before it in the list are.
-# hint: go over those that miss one token first, then over the others.
+# property: a request with one missing token gets it, however long the prompts before it in the list are.
+# hint: go over those with one missing token first, then over the others.
 def check_decodes_served(running, budget):
     plan = plan_step(list(running), budget)
     print(f"{running}, budget {budget}: {plan}")
@@ -517,7 +517,7 @@ for _ in range(8):
 
 # %% nbgrader={"grade_id": "check_chunks", "grade": true, "points": 1}
 # property: the budget is never exceeded and never left over while tokens are missing; prompts are served in their
-#   order; a chunk is all that is missing or all that is left; nobody gets zero tokens.
+#   order; a chunk is all that is missing or all that is left; no request gets zero tokens.
 # hint: n = min(missing, what is left); leave out those for whom nothing is left.
 def check_shares(running, budget):
     plan = plan_step(list(running), budget)
@@ -596,7 +596,7 @@ def more_blocks(num_tokens, num_held, block_size):
 
 # %% nbgrader={"grade_id": "check_blocks", "grade": true, "points": 1}
 # property: tokens need tokens / block_size blocks, rounded up; what is held already counts; never below 0.
-# hint: 33 tokens in blocks of 16 need 3 blocks; who holds 2 of them lacks 1, who holds 5 lacks 0.
+# hint: 33 tokens in blocks of 16 need 3 blocks; with 2 of them held 1 is missing, with 5 held 0.
 def check_lacking(num_tokens, held, block_size, expected):
     seen = more_blocks(num_tokens, held, block_size)
     print(f"{num_tokens} tokens, blocks of {block_size}, {held} held: {seen} more")
@@ -657,8 +657,8 @@ def admit(waiting, budget, num_places, free_blocks, block_size):
 
 
 # %% nbgrader={"grade_id": "check_admit_order", "grade": true, "points": 1}
-# property: requests are let in from the head of the line, while places and budget last; nobody overtakes.
-# hint: stop (break, not continue) at the first that cannot be let in; count places and budget down.
+# property: requests are admitted from the head of the line, while places and budget last; none overtakes.
+# hint: stop (break, not continue) at the first that cannot be admitted; count places and budget down.
 def check_admitted(waiting, budget, places, free_blocks, expected):
     seen = admit(list(waiting), budget, places, free_blocks, 4)
     print(f"{waiting}, budget {budget}, {places} places, {free_blocks} free blocks of 4: {seen}")
@@ -691,7 +691,7 @@ for _ in range(10):
 
 
 # %% nbgrader={"grade_id": "check_admit_whole", "grade": true, "points": 1}
-# property: who is let in takes blocks for all it misses, even if only a chunk is computed now; they must all be free.
+# property: who is admitted takes blocks for all it misses, even if only a chunk is computed now; they must all be free.
 # hint: compare the blocks of the whole request with what is free, then count what is free down.
 def check_let_in(waiting, free_blocks, block_size):
     """With a budget too small for the first request."""
@@ -975,7 +975,7 @@ class Scheduler:
 
 # %% nbgrader={"grade_id": "check_limits", "grade": true, "points": 1}
 # property: no step has more tokens than the budget, no more requests run than there are places, no row is empty.
-# hint: what plan_step gives away is not there for admit; who runs has a place, with a row in this step or without.
+# hint: what plan_step uses is not left for admit; a running request has a place, with or without a row.
 assert asked(Scheduler(2, 8, 4, 0.0), 100.0, 10) == ({}, []), "where nobody is, schedule returns ({}, [])"
 world = World(
     {0: [("a", 30, 4), ("b", 9, 6), ("c", 3, 8), ("d", 2, 5)], 3: [("e", 5, 3)]}, 60, max_num_seqs=3, budget=8
@@ -1008,7 +1008,7 @@ for _ in range(8):
 
 # %% nbgrader={"grade_id": "check_decodes", "grade": true, "points": 1}
 # property: while a long prompt is read in chunks, every request that decodes gets its token in every step.
-# hint: plan_step must see all running requests, each with what it misses.
+# hint: plan_step must see all running requests, each with its missing tokens.
 world = World({0: [("a", 3, 12), ("b", 2, 12)], 2: [("long", 60, 2)]}, 60, budget=10).run()
 world.show()
 world.expect("decodes")
@@ -1027,7 +1027,7 @@ for _ in range(8):
 
 # %% nbgrader={"grade_id": "check_memory", "grade": true, "points": 1}
 # property: no plan needs more blocks than there are, counting those of its victims; who is let in fits as a whole.
-# hint: what the decodes take in this step is not free for admit.
+# hint: blocks that the decodes take in this step are not free for admit.
 for arrivals, num_blocks in (
     ({0: [("a", 8, 6), ("b", 16, 3)]}, 6),
     ({0: [("a", 8, 3), ("b", 8, 3), ("c", 8, 3)]}, 5),
@@ -1046,7 +1046,7 @@ for _ in range(12):
 
 
 # %% nbgrader={"grade_id": "check_turn", "grade": true, "points": 1}
-# property: requests are let in and read in order of arrival, each in the first step in which it fits.
+# property: requests are admitted and prefilled in order of arrival, each in the first step in which it fits.
 # hint: a place that became free in the last update is filled now; what is left of a step's budget is used.
 world = World(
     {0: [("a", 4, 3), ("b", 4, 6), ("c", 4, 2), ("d", 9, 2), ("e", 6, 2)]}, 60, max_num_seqs=2, budget=8
@@ -1063,9 +1063,9 @@ for _ in range(8):
 
 
 # %% nbgrader={"grade_id": "check_preemption", "grade": true, "points": 1}
-# property: when blocks run out, those at the end of the line go, no more than needed; a victim has no tokens in that
-#   step, and nobody is let in.
-# hint: make room for all running requests before you plan any row; no admission in a step that preempts; a decode
+# property: when blocks run out, those at the end of the line are preempted, no more than needed; a victim has no tokens
+#   in that step, and none is admitted.
+# hint: find blocks for all running requests before you plan any row; no admission in a step that preempts; a decode
 #   that lacks a block gets one, or is a victim itself.
 world = World({0: [("x", 8, 9)], 1: [("m", 8, 9), ("d", 4, 9)]}, num_blocks=8, budget=24).run()
 world.show()
@@ -1086,7 +1086,7 @@ for _ in range(12):
 
 
 # %% nbgrader={"grade_id": "check_return", "grade": true, "points": 1}
-# property: who was preempted keeps its place in the line and, let in again, computes prompt and generated tokens again.
+# property: a preempted request keeps its rank and, when readmitted, recomputes prompt and generated tokens.
 # hint: computed and blocks go to 0, known stays as it is, and so does the arrival.
 world = World({0: [("a", 8, 9), ("b", 8, 9)], 1: [("c", 3, 4)]}, num_blocks=6, budget=24).run()
 world.show()
@@ -1097,7 +1097,7 @@ back, victim = next(((step, names[0]) for step, names in enumerate(world.victims
 assert victim, "6 blocks of 4 are not enough for these three: somebody must be preempted"
 prompt, again = {"a": 8, "b": 8, "c": 3}[victim], next((p[victim] for p in world.plans[back + 1 :] if victim in p), 0)
 assert again > prompt, (
-    f"{victim} had a prompt of {prompt} and generated tokens; let in again it computes all of them, saw {again}"
+    f"{victim} had a prompt of {prompt} and generated tokens; readmitted it computes all of them, saw {again}"
 )
 ### BEGIN HIDDEN TESTS
 draw = rng("check_return")
@@ -1108,7 +1108,7 @@ for _ in range(12):
 
 
 # %% nbgrader={"grade_id": "check_abort", "grade": true, "points": 1}
-# property: who is finished or aborted is gone at once: no tokens, no place; abort and late reports are never an error.
+# property: what is finished or aborted is gone at once: no tokens, no place; abort and late reports are never an error.
 # hint: abort forgets the request wherever it is; update skips ids it does not know.
 world = World({0: [("a", 4, 6), ("b", 20, 3), ("c", 4, 5), ("d", 3, 3)]}, 60, max_num_seqs=2, budget=8)
 world.run({1: ["b"], 2: ["d"], 3: ["a"]}).show()  # aborted while steps 1, 2, 3 run
@@ -1149,7 +1149,7 @@ for tight in (False, False, False, True, True, True):
 
 
 # %% nbgrader={"grade_id": "check_starvation", "grade": true, "points": 1}
-# property: nobody waits forever: not behind more urgent ones when there is aging, not a large one behind small ones.
+# property: no request waits forever: not behind more urgent ones if there is aging, not a large one behind small ones.
 # hint: the line is queue_order(all, now, aging), with the now and the aging that you were given.
 urgent = {step: [(f"u{step}", 2, 2, 0)] for step in range(1, 30)}
 world = World({0: [("first", 2, 2, 0), ("patient", 2, 2, 6)]} | urgent, 60, max_num_seqs=1, aging=1.0)

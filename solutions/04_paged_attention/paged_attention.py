@@ -205,7 +205,7 @@ def wasted_slots(lengths, max_len, block_size):
 
 
 # %% nbgrader={"grade_id": "check_waste", "grade": true, "points": 1}
-# property: contiguous room wastes max_len - length per request, paged room only what is empty in the last block.
+# property: contiguous memory wastes max_len - length per request, paged memory what is empty in the last block.
 # hint: round each request's own length up to whole blocks, then subtract the length.
 def check_wasted(lengths, max_len, block_size):
     answer = wasted_slots(list(lengths), max_len, block_size)
@@ -343,8 +343,8 @@ class BlockPool:
 
 
 # %% nbgrader={"grade_id": "check_allocate", "grade": true, "points": 1}
-# property: each block goes to one holder, all of them can be had, and each has one reference then.
-# hint: what is handed out leaves the free list; a block's count becomes 1.
+# property: each block goes to one holder, all of them can be allocated, and each has one reference then.
+# hint: an allocated block leaves the free list; its count becomes 1.
 def check_hands_out(num_blocks, sizes):
     pool, taken = BlockPool(num_blocks), []
     assert pool.num_free == num_blocks, f"all {num_blocks} blocks of a new pool are free, num_free says {pool.num_free}"
@@ -378,7 +378,7 @@ for _ in range(3):
 
 
 # %% nbgrader={"grade_id": "check_refs", "grade": true, "points": 1}
-# property: a block is free when its last reference goes, not before, and can be had again then.
+# property: a block is free when its last reference is dropped, not before, and can be had again then.
 # hint: decref returns the blocks whose count has become 0, and only these go back to the free list.
 def check_life(num_blocks, num_steps, generator):
     """Random calls; `held` is the truth, with one entry for each reference there is."""
@@ -618,8 +618,8 @@ def append_slots(pool, block_table, num_tokens, num_new, block_size, copy):
 
 
 # %% nbgrader={"grade_id": "check_append", "grade": true, "points": 2}
-# property: new tokens go behind the old ones; the table grows by the blocks that are missing, and by no more.
-# hint: ceil((num_tokens + num_new) / block_size) blocks are needed, len(block_table) are there.
+# property: new tokens go after the old ones; the table grows by the blocks that are missing, and by no more.
+# hint: ceil((num_tokens + num_new) / block_size) blocks are needed, the table has len(block_table).
 def check_growth(order, block_size, sizes, reserved=()):
     """One request alone, which grows by these sizes; reserved: blocks that its table has from the start."""
     pool, memory, table, tokens = Ledger(order, held=reserved), Memory(block_size), list(reserved), []
@@ -661,7 +661,7 @@ for case in range(5):
 
 
 # %% nbgrader={"grade_id": "check_copy_on_write", "grade": true, "points": 2}
-# property: who writes into a shared block copies it first, once; the others keep what they had; the last writes in place.
+# property: a write into a shared block copies it first, once; the others keep what they had; the last writes in place.
 # hint: ref_count of the block that token num_tokens falls in; new block, copy(old, new), decref([old]), table entry.
 def check_sharers(num_sharers, num_tokens, num_new, block_size, order):
     """Requests with a common table write one after another."""
@@ -766,8 +766,8 @@ def slot_mapping(block_table, positions, block_size):
 
 
 # %% nbgrader={"grade_id": "check_slot_mapping", "grade": true, "points": 1}
-# property: position p lies in slot block_table[p // block_size] * block_size + p % block_size.
-# hint: index the table with all entries at once; blocks need neither lie side by side nor be sorted.
+# property: position p is in slot block_table[p // block_size] * block_size + p % block_size.
+# hint: index the table with all entries at once; blocks need be neither adjacent nor sorted.
 def check_slots(block_table, positions, block_size):
     table = torch.tensor(block_table, dtype=torch.int32)
     slots = slot_mapping(table, torch.tensor(positions), block_size)

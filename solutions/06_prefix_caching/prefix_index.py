@@ -542,8 +542,8 @@ for _ in range(3):
 
 
 # %% nbgrader={"grade_id": "check_hash_evict", "grade": true, "points": 2}
-# property: what goes is evictable and continued by no block that stays; as many go as asked, if so many can.
-# hint: look for the leaves again after each block that went: its parent may be a leaf now.
+# property: evicted blocks are evictable and continued by no remaining block; as many as asked, if possible.
+# hint: look for the leaves again after each evicted block: its parent may be a leaf now.
 check_evicts(HashIndex(4, Links().link), rng("hash_evict"))
 evict_some(HashIndex(2, Links().link), 3, 2, rng("hash_evict"))
 ### BEGIN HIDDEN TESTS
@@ -768,7 +768,7 @@ for block_size in (1, random_int(2, 4, draw)):
 
 
 # %% nbgrader={"grade_id": "check_radix_evict", "grade": true, "points": 2}
-# property: what goes is evictable and continued by no block that stays; as many go as asked, if so many can.
+# property: evicted blocks are evictable and continued by no remaining block; as many as asked, if possible.
 # hint: take the last block of a leaf node; a node without blocks leaves the tree, and its parent may be a leaf then.
 check_evicts(RadixIndex(4), rng("radix_evict"))
 evict_some(RadixIndex(2), 3, 2, rng("radix_evict"))
