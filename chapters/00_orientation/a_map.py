@@ -34,7 +34,7 @@ print(f"the course model has {decoder.num_parameters():,} parameters and runs on
 # ## 1. A question with a number
 #
 # You send a prompt of 1,000 tokens to Llama-3-8B, a model of 8 billion parameters, in 16 bit on one H100 (the SXM
-# version with 80 GB), and get an answer of 200 tokens. Nobody else uses the machine, and everything runs at the limits
+# version with 80 GB), and get an answer of 200 tokens. No other request is running, and everything runs at the limits
 # of the hardware. **What percentage of the time goes into writing the answer, and not into reading the prompt?**
 
 # %% name="predict"
@@ -53,16 +53,16 @@ widgets.predict("00a-writing", "What percentage of the time is writing 200 token
 #   One crossing, one car. The deck is empty, the terminal idle, and the *water* sets the pace.
 # - **Many travellers (batching).** Cars of other people may share the crossing. It costs almost nothing, until
 #   the terminal falls behind.
-# - **Trailers (the KV cache).** What the model has worked out about each token so far is kept, so that it need not be
-#   worked out again: the *keys and values* of chapter 02. Each traveller tows it along on every crossing, a box more
+# - **Trailers (the KV cache).** What the model has computed about each token so far is kept, so that it need not be
+#   computed again: the *keys and values* of chapter 02. Each traveller tows a trailer on every crossing, one box longer
 #   each time, and long trailers slow the ferry. They are not shared. (Chapter 06 finds an exception.) The yard for
 #   trailers is small.
 # - **Several ferries (more GPUs).** They split the water between them, but have to meet after every few metres.
 #
 # So four things can run out: **compute** (the terminal), **bandwidth** (the water), **capacity** (the yard),
 # **network** (the meetings). Nearly everything in this course is an attack on one of the four. The picture has a limit:
-# a real crossing also has a fixed overhead, the starting of many small routines (*kernels*) and the Python around them.
-# You will see it in every measurement on a small model.
+# a real forward pass also has a fixed overhead: the launches of many small GPU routines (*kernels*) and the Python
+# around them. You will see this overhead in every measurement on a small model.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.6)
@@ -91,9 +91,10 @@ show(
 # %% [markdown] name="map-text"
 # ### The map
 #
-# A request arrives as text, is cut into tokens, waits until there is room, is read, and is then answered token by
-# token. Each station has the resource it usually runs out of. Two times describe what a user feels: **TTFT**, time to
-# first token, from arrival to the first token of the answer, and **TPOT**, time per output token, for each one after.
+# A request arrives as text, is split into tokens, waits until its cache fits, is prefilled, and is then answered token
+# by token. Under each station is the resource that usually runs out there. Two times describe what a user feels:
+# **TTFT**, time to first token, from arrival to the first token of the answer, and **TPOT**, time per output token, for
+# each one after.
 
 # %% name="map-figure" jupyter={"source_hidden": true}
 fig = figure(7.8, 2.7)
@@ -139,11 +140,11 @@ show(
 # |---|---|---|
 # | compute | a long TTFT on long prompts | compute nothing twice (02, 06), fewer operations (11), more devices (12, 13) |
 # | bandwidth | a long TPOT, idle arithmetic | share the read (03), fewer bytes (05, 07, 09), more tokens per pass (08) |
-# | capacity | requests that wait, or are stopped | no holes (04), smaller caches (07, 09), more devices (12), host memory (14) |
-# | network | more GPUs that do not make it faster | what to split, and how (11, 12), when to move a cache (13) |
+# | capacity | requests that wait, or are preempted | paging (04), smaller caches (07, 09), more devices (12), host memory (14) |
+# | network | more GPUs without a speedup | what to split, and how (11, 12), when to move a cache (13) |
 #
-# Chapter 01 gives the formulas, and chapter 10 is about long texts, where three of the four bind. Chapters 15 to 19 put
-# it together: serving under a promise, cost, images and sound, quality, the interview.
+# Chapter 01 gives the formulas, and chapter 10 is about long contexts, where three of the four bind. Chapters 15 to 19
+# put it together: serving under latency objectives, cost, images and audio, quality, the interview.
 
 # %% name="chapters-figure" jupyter={"source_hidden": true}
 MAIN, SIDE = 2, 1
@@ -180,17 +181,17 @@ show(
 #
 # - say for any step of any model whether compute, bandwidth, capacity or network binds, with numbers (00, 01, 16);
 # - compute the operations of prefill and decode, and TTFT and TPOT from them, by hand (01);
-# - derive the bytes of a KV cache from a config, with the right heads, and the users that fit (02, 09);
+# - derive the bytes of a KV cache from a config, with the right number of heads, and how many users fit (02, 09);
 # - build a cache, a scheduler, a block pool, a prefix index and a speculative verifier, and have them tested (02, 03,
 #   04, 06, 08);
-# - explain continuous batching, chunked prefill and preemption, and what each costs whom (03);
+# - explain continuous batching, chunked prefill and preemption, and which requests pay for each (03);
 # - write the online softmax and an attention kernel that never stores the scores (05);
 # - choose a format for weights, activations and cache, and predict what it does to TTFT, TPOT and quality (07, 18);
-# - judge when drafts pay, and prove that they change no distribution (08);
-# - split a model over devices, count the messages, and say when prefill and decode belong apart (11, 12, 13);
+# - judge when speculative drafts pay off, and prove that they do not change the output distribution (08);
+# - split a model over devices, count the messages, and say when to separate prefill and decode (11, 12, 13);
 # - budget tokens and memory for many users at once, on the device and below it (02, 14, 15);
 # - run a real engine, read its metrics, set objectives, and size a fleet with its cost (15, 16);
-# - answer all of this aloud, in order, in an interview (19).
+# - explain all of this aloud, in order, in an interview (19).
 
 # %% [markdown] name="stance"
 # ### How to answer
@@ -237,14 +238,14 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# A language model is a function: tokens in, one row of scores (*logits*) per token out. The row of the last token says
-# what may come next. Generation is a loop around it: **run, take the last row, choose, append, repeat.** Here it is by
-# hand, against the course model (which was trained on Python code).
+# A language model is a function: tokens in, one row of scores (*logits*) per token out. The row of the last token
+# scores every candidate for the next token. Generation is a loop around it: **run, take the last row, choose, append,
+# repeat.** Here it is by hand, with the course model (which was trained on Python code).
 
 
 # %% name="scratch"
 def run(tokens, rows=None):
-    """One pass over `tokens`, nothing kept. Logits [len(rows), vocabulary]; rows None: the last one only."""
+    """One pass over `tokens` without a cache. Logits [len(rows), vocabulary]; rows None: the last one only."""
     batch = ragged_batch([(tokens, 0)], len(tokens), decoder.device)
     if rows is not None:
         batch = replace(batch, logits_indices=torch.tensor(rows, device=decoder.device))
@@ -277,9 +278,10 @@ print("sampled:", repr(llm.tokenizer.decode(generate(prompt, 24, sample))))
 # %% [markdown] name="training-text"
 # ### Why training is parallel and this is not
 #
-# Look at the loop: pass number two needs what pass number one chose. No amount of hardware runs them at the same time.
-# In training nothing is chosen. The whole text is there from the start, every position is asked "what comes next?" at
-# once, and the causal mask keeps each from looking ahead. So one pass over a text of `n` tokens does `n` predictions.
+# Look at the loop: pass number two needs what pass number one chose. No amount of hardware can run them at the same
+# time. In training nothing is chosen. The whole text is there from the start, every position is asked "what comes
+# next?" at once, and the causal mask keeps each from looking ahead. So one pass over a text of `n` tokens makes `n`
+# predictions.
 #
 # The same model, both ways: *checking* 24 tokens takes one pass, *making* them took 24.
 
@@ -318,10 +320,10 @@ assert len(steps) == len(by_hand)
 assert [row.num_tokens for step in steps for row in step.rows] == [len(prompt)] + [1] * (len(by_hand) - 1)
 
 # %% [markdown] name="engine-reading"
-# The two phases stand there: one step with the whole prompt, then steps with one token each. The first step already
-# gives the first output, so 24 outputs take 24 steps. The loop by hand read the whole text again every time; how the
-# engine avoids that is chapter 02. The core of its own loop is this: the scheduler plans a step, the planner turns names
-# of requests into places in the worker, the worker computes, and what it sampled goes back to the requests:
+# Both phases are visible: one step with the whole prompt, then steps with one token each. The first step already gives
+# the first output, so 24 outputs take 24 steps. The loop by hand read the whole text again every time; how the engine
+# avoids that is chapter 02. The core of its own loop is this: the scheduler plans a step, the planner maps request ids
+# to slots in the worker, the worker computes, and the sampled tokens are appended to their requests:
 
 # %% name="engine-source"
 print(inspect.getsource(CoreEngine.step))
@@ -330,8 +332,8 @@ print(inspect.getsource(CoreEngine.step))
 # ## 5. Measure and explain
 #
 # One request, 512 tokens in, 64 out, on this machine; and the same lengths for Llama-3-8B on one H100 SXM at its limits
-# (16 bit, dense peak and full bandwidth, `reference_impl.theory.latency`). Which part of its time has each spent when
-# the prompt is read?
+# (16 bit, dense peak and full bandwidth, `reference_impl.theory.latency`). What fraction of its time has each spent by
+# the end of the prefill?
 
 # %% name="measure"
 engine = Engine(decoder, EngineConfig(num_blocks=64, block_size=16, prefix_cache="off"))
@@ -383,12 +385,12 @@ widgets.reveal("00a-writing", 100 * writing / (reading + writing))
 
 # %% [markdown] name="measure-reading"
 # A token costs about the same number of operations, read or written. Yet writing one takes many times as long. So
-# arithmetic is not what decode waits for: each pass reads all weights, for one token. (The first token of the answer
+# arithmetic is not what limits decode: each pass reads all weights to produce one token. (The first token of the answer
 # comes with the prefill, so 200 outputs are 199 further passes.)
 #
-# Why is the gap on your machine another one? On a CPU it is smaller: its arithmetic is slow compared with its memory,
-# so 512 tokens at once already take a good part of the time. `b_roofline` measures by how much. On a GPU with a model
-# this small it may be larger: a pass costs the launches of its kernels, whatever is in it, for one token as for 512.
+# Why is the gap different on your machine? On a CPU it is smaller: its arithmetic is slow compared with its memory, so
+# 512 tokens at once already take a good part of the time. `b_roofline` measures how much. On a GPU with a model this
+# small it may be larger: a pass costs its kernel launches, the same for one token as for 512.
 #
 # ### Four limits, four requests
 #
@@ -425,10 +427,11 @@ for what, name, *load in (
 # %% [markdown] name="four-limits-reading"
 # The same model, four different answers to "it is slow". Eight gaming cards have a good deal of arithmetic, but their
 # messages go over PCIe. And 100 chats do not fit at all, so some wait, however fast the step is. Levers follow from the
-# last column, not from the model's name. (The times say which limit is nearest, not how long a step takes: messages
-# rarely hide behind the arithmetic altogether, and PCIe between gaming cards reaches less than its specification.)
+# last column, not from the model's name. (The times say which limit is nearest, not how long a step takes:
+# communication rarely overlaps completely with the arithmetic, and PCIe between gaming cards reaches less than its
+# specification.)
 #
-# ### What is it worth?
+# ### What is a speedup worth?
 #
 # Thirty percent more throughput on a thousand H100s: how many do you save if the work stays the same? Not 30 %. The
 # rent is an assumption you can change. (If the work grows instead, count the GPUs that you need not add.)
@@ -445,9 +448,10 @@ print(f"at ${DOLLARS_PER_HOUR} an hour: ${cost.dollars_per_year(saved, DOLLARS_P
 # ### The models of this course
 #
 # One table, read by every calculator and widget. Weights and cache in 16 bit. Look at the cache column: it does not
-# follow the parameters, because layers, KV heads and their width decide it. (A token has a key and a value per KV head
-# and layer; several query heads may share a KV head. *latent*: one compressed vector per layer instead.) In a *mixture
-# of experts* each token chooses a few of many parallel blocks and meets only those, the *active* weights.
+# scale with the parameters, because layers, KV heads and head dimension determine it. (A token has a key and a value
+# per KV head and layer; several query heads may share a KV head. *latent*: one compressed vector per layer instead.) In
+# a *mixture of experts* each token is routed to a few of many parallel blocks and uses only those, the *active*
+# weights.
 
 # %% name="models"
 print(
@@ -493,9 +497,9 @@ print(
 )
 
 # %% [markdown] name="pope-reading"
-# Decode is far from its floor and prefill is close. Part of what is missing in decode are messages between 64 chips,
-# which shrink more slowly than the work per chip, or not at all. That is why the paper spends so many pages on layouts.
-# One KV head for all query heads (multi-query attention), with the cache split over the chips by requests, is what made
+# Decode is far from its floor and prefill is close. Part of the gap in decode is communication between 64 chips, which
+# shrinks more slowly than the work per chip, or not at all. That is why the paper spends so many pages on layouts. One
+# KV head for all query heads (multi-query attention), with the cache split over the chips by requests, is what made
 # long contexts affordable there.
 
 # %% [markdown] name="explore-text"
@@ -505,8 +509,8 @@ print(
 # tokens, not quite enough for all four. Move the step with the slider or the arrow keys. Find the stations of the map:
 # waiting, prefill, decode. The lower curve shows free blocks of cache.
 #
-# Two questions. What do two requests wait for in the first step? And why does one stop half way (*preempted*) and read
-# its text again later (*recompute*)?
+# Two questions. What do two requests wait for in the first step? And why is one stopped half way (*preempted*) and
+# prefilled again later (*recompute*)?
 
 # %% name="explore"
 busy = Engine(decoder, EngineConfig(num_blocks=10, block_size=16, max_num_batched_tokens=64, prefix_cache="off"))
@@ -532,15 +536,15 @@ for step in busy.trace.steps():
 # %% [markdown] name="errata-one-at-a-time"
 # ## 7. What the cheat sheets get wrong
 #
-# A tag such as (E00.9) is the number of an entry in our list of 159 errors that study materials pass on. Where a
+# A tag such as (E00.9) is the number of an entry in our list of 159 errors that study materials repeat. Where a
 # calculator or the engine of this course can show the right value, a test does (`tests/claims/` in the repository).
 # <!-- tested: tests/claims/test_register.py::test_there_are_159_errata_each_once_and_in_order -->
 #
 # **"Models produce one token at a time."** They *write* one at a time. They read as many as you give them. The trace
 # in section 4 shows both. A sentence about "the model" that does not name the phase is usually wrong for one of them.
 #
-# **GB and GiB in one breath.** (E00.9) "2.68 GB", "about 2.6 GB" and "2.5 GB" for the same cache; "268 MB" and "256
-# MB" for the same matrix. One of them is right in no unit: which? Data sheets and bandwidths are decimal, allocators
+# **GB and GiB in one breath.** (E00.9) "2.68 GB", "about 2.6 GB" and "2.5 GB" for the same cache; "268 MB" and "256 MB"
+# for the same matrix. One of them is wrong in either unit: which? Data sheets and bandwidths are decimal, allocators
 # and drivers binary. Say which you mean.
 
 # %% name="errata-units-cell"
@@ -552,8 +556,8 @@ for what, size in (
 print(f"a GiB is {GiB / GB - 1:.1%} larger than a GB")
 
 # %% [markdown] name="errata-size-of-what"
-# The second question is **a size of what?** Per head or per layer or for the model, keys only or values too, in which
-# format. Each of these lines is "the cache of one token" to somebody:
+# The second question is **a size of what?** Per head, per layer or for the model; keys only or values too; in which
+# format. Each of these lines is what somebody means by "the cache of one token":
 
 # %% name="errata-size-of-what-cell"
 key = small.head_dim * 2
@@ -566,13 +570,13 @@ for what, size in (
     print(f"Llama-3-8B, {what}: {size:,} bytes = {format_bytes(size, binary=True)}")
 
 # %% [markdown] name="errata-formulas"
-# Some sheets announce formulas that were lost in rendering (E19.4). The one behind these lines, for keys and values
-# per token:
+# Some sheets announce formulas that were lost in rendering (E19.4). The one behind these lines gives the bytes of keys
+# and values per token:
 #
 # $$ 2 \cdot L \cdot n_{kv} \cdot d_h \cdot b $$
 #
-# with layers $L$, KV heads $n_{kv}$, head dimension $d_h$ and bytes per value $b$. The cell checks it against the
-# result that belongs to it, 8,192 tokens of Llama-3-70B.
+# with layers $L$, KV heads $n_{kv}$, head dimension $d_h$ and bytes per value $b$. The cell checks it against the cache
+# size it should give, 8,192 tokens of Llama-3-70B.
 
 # %% name="errata-formulas-cell"
 by_formula = 2 * big.layers * big.num_kv_heads * big.head_dim * 2
@@ -584,9 +588,9 @@ print(f"query heads per KV head: {big.num_heads} / {big.num_kv_heads} = {big.num
 
 # %% [markdown] name="errata-batching"
 # **"Sharing the weights is the whole reason for continuous batching."** (E00.10) It is the reason for *batching*. A
-# fixed batch shares them just as well, as long as all its seats are taken. Continuous batching, where newcomers may
-# join at every step, answers another problem: outputs end at different times, and requests arrive at different times.
-# Count steps with eight seats, with and without that:
+# static batch shares them just as well, as long as all its slots are in use. Continuous batching, where new requests
+# may join at every step, solves another problem: outputs end at different times, and requests arrive at different
+# times. Count steps with eight slots, with and without it:
 
 
 # %% name="errata-batching-cell"
@@ -594,7 +598,7 @@ def count(lengths, arrivals, seats, continuous):
     """(steps in all, steps that a request waits for its first one, on average)"""
     clock, waited, running, waiting = 0, 0, [], list(zip(arrivals, lengths, strict=True))
     while running or waiting:
-        if continuous or not running:  # a static batch lets nobody in before all are done
+        if continuous or not running:  # a static batch admits none before all are done
             while waiting and len(running) < seats and waiting[0][0] <= clock:
                 arrival, length = waiting.pop(0)
                 running.append(length)
@@ -620,8 +624,8 @@ for name, lengths, arrivals in (
 # %% [markdown] name="errata-batching-reading"
 # With equal lengths that arrive together nothing is gained: eight requests share every read of the weights either way.
 # Lengths that differ cost a static batch steps, because it waits for its longest. Arrivals that differ cost waiting.
-# (The count takes every step as equally long, and a step with fewer requests is not cheaper. That holds as long as
-# decode is bound by reading the weights.)
+# (The count assumes that every step takes equally long, even with fewer requests. That holds as long as decode is bound
+# by reading the weights.)
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -638,17 +642,17 @@ for name, lengths, arrivals in (
 # iteration-level scheduling in Orca (2022).
 #
 # **Disaggregated stacks** (NVIDIA Dynamo, llm-d, Mooncake) can run prefill and decode on different machines, so that
-# neither disturbs the other and each gets hardware that suits it. They pay with a transfer of the cache: the network
+# neither delays the other and each gets hardware that suits it. The price is a transfer of the cache: the network
 # enters the map (chapter 13).
 #
-# **Hugging Face transformers** has the loop of section 3 in `generate`, with a cache: the simplest reference to
-# compare with.
+# **Hugging Face transformers** has the loop of section 3 in `generate`, with a cache: the simplest reference for
+# comparison.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
 #
-# Wrong answers stand for a particular mistake, and the answer names it. Change the seed for other numbers. You will
-# write the generation loop yourself in [lab 02](../../labs/02_kv_cache/kv_cache.ipynb).
+# Each wrong option stands for a particular mistake, and the feedback names it. Change the seed for other numbers. You
+# will write the generation loop yourself in [lab 02](../../labs/02_kv_cache/kv_cache.ipynb).
 
 # %% name="quiz"
 from grader.quiz import load_quiz
@@ -661,11 +665,11 @@ widgets.quiz(load_quiz("00_orientation").draw(seed=1, tag="map"))
 # - Generation: run, take the last row, choose, append, repeat. `N` outputs take `N` passes; the prefill gives the
 #   first. (Prompts in chunks take more passes, accepted drafts fewer.)
 # - Prefill: known tokens, one pass, like training. Decode: one token per pass, because each needs the one before.
-# - Operations per token are about the same in both at a like context. A decode pass reads all weights for one token per
-#   request.
+# - Operations per token are about the same in both at a similar context. A decode pass reads all weights for one token
+#   per request.
 # - Four things run out: compute, bandwidth, capacity, network. And overhead, on small models.
 # - Answer in three steps: find the bottleneck, put numbers on it, choose the lever that moves that term.
 # - A gain `g` in throughput saves `g / (1 + g)` of a fleet with the same work: 30 % saves 23 %.
 #   <!-- printed: worth -->
-# - Batching shares the read of the weights. Continuous batching is for lengths and arrivals that differ.
+# - Batching shares the read of the weights. Continuous batching is for output lengths and arrivals that differ.
 # - Say GB (10⁹) or GiB (2³⁰), of what (head, layer, model), and in which format.

@@ -45,9 +45,9 @@ print(f"measuring on {here} in {dtype}; the reference device is {h100.sku} ({h10
 # ## 1. A question with a number
 #
 # Llama-3-70B, weights and cache in 16 bit, runs on as many H100 SXM as it needs. 128 conversations are being answered
-# at once, each 8,192 tokens long. Every step writes one token for each of them. Nothing is wasted: perfect routines
-# (*kernels*), no communication. The units that multiply matrices, the *tensor cores*, have a peak rate. **What
-# percentage of their dense bf16 peak can such a step use, at most?** (bf16 is a 16-bit number format.)
+# at once, each 8,192 tokens long. Every step writes one token for each of them. Assume perfect GPU routines (*kernels*)
+# and no communication. The units that multiply matrices, the *tensor cores*, have a peak rate. **What percentage of
+# their dense bf16 peak can such a step use, at most?** (bf16 is a 16-bit number format.)
 
 # %% name="predict"
 widgets.predict("00b-share", "At most what percentage of the peak, 128 requests of 8,192 tokens on a 70B model?", "%")
@@ -55,15 +55,16 @@ widgets.predict("00b-share", "At most what percentage of the peak, 128 requests 
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# Every piece of work does operations and moves bytes. Divide the two, and you have its **arithmetic intensity**:
+# Every computation performs operations and moves bytes. The ratio of the two is its **arithmetic intensity**:
 #
 # $$ I = \frac{\text{operations}}{\text{bytes moved between memory and chip}} \qquad \left[\frac{\text{FLOP}}{\text{byte}}\right] $$
 #
-# A multiplication and an addition count as two FLOP. The bytes are those that cross between device memory and the
-# chip: weights, keys and values, activations (what flows from layer to layer). What stays on the chip counts as free.
+# A multiplication and an addition count as two FLOP. The bytes are those that cross between device memory and the chip:
+# weights, keys and values, activations (the values passed from layer to layer). Traffic that stays on the chip counts
+# as free.
 #
-# A device offers two rates: a peak $P$ in FLOP/s, and a bandwidth $B$ in byte/s. Each byte that arrives is good for $I$
-# operations, so memory can feed $I \cdot B$ FLOP/s, and the arithmetic units never do more than $P$:
+# A device offers two rates: a peak $P$ in FLOP/s, and a bandwidth $B$ in byte/s. Each byte that arrives allows $I$
+# operations, so memory can sustain $I \cdot B$ FLOP/s, and the arithmetic units never do more than $P$:
 #
 # $$ \text{attainable FLOP/s} = \min(P,\; I \cdot B) \qquad\qquad I_{\text{ridge}} = \frac{P}{B} $$
 #
@@ -71,7 +72,7 @@ widgets.predict("00b-share", "At most what percentage of the peak, 128 requests 
 # bandwidth*: fewer bytes or a faster memory shorten it, a higher peak changes nothing. Right of the ridge it is *bound
 # by compute*: fewer operations or a higher peak shorten it, a faster memory changes nothing.
 #
-# Keep two things apart. Intensity belongs to a piece of **work**. The ridge belongs to a **device and a number
+# Keep two things apart. Intensity is a property of the **work**. The ridge is a property of a **device and a number
 # format**. In the picture of the ferry (`a_map`): intensity is how many cars each crossing carries, the ridge is how
 # many the terminal can handle while the ferry is under way.
 
@@ -112,7 +113,7 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# Count it with real tensors. A layer's matrix `W` has `d_in × d_out` weights. One token does a multiplication and an
+# Count it with real tensors. A layer's matrix `W` has `d_in × d_out` weights. One token takes a multiplication and an
 # addition with each. How many FLOP per byte of `W` is that? It depends on how many bytes a weight takes.
 
 
@@ -137,8 +138,8 @@ for bits, (name, W) in zip((16, 8, 4), stored.items(), strict=True):
     assert alone == roofline.weight_intensity(1, bits)
 
 # %% [markdown] name="scratch-reading"
-# **1 at 16 bit, 2 at 8 bit, 4 at 4 bit**, and so many times more with each further token that shares the read. Only the
-# weights count here. Now let the rows of `x` and `y` count as well, and give it more and more tokens.
+# **1 at 16 bit, 2 at 8 bit, 4 at 4 bit**, multiplied by the number of tokens that share the read. Only the weights
+# count here. Now count the rows of `x` and `y` as well, with more and more tokens.
 
 # %% name="grow"
 for rows in (1, 16, 64, 295, 850, 1024, 8192, 100_000):
@@ -152,17 +153,17 @@ print(
 )
 
 # %% [markdown] name="grow-reading"
-# Intensity is about the number of tokens, as long as that is far below the matrix's sides. Then it bends and saturates,
-# because the rows themselves have to be moved. Both limits lie far above 295, the ridge of an H100 in dense bf16, so
-# large prefills are bound by compute there. A prompt of 64 tokens is not. (Whole steps, in the figure above and below,
-# count weights and cache only. For one token per request activations hardly matter; for a long prompt the true
-# intensity is lower, as here, and still far right of the ridge.)
+# Intensity is roughly the number of tokens, as long as that is far below the matrix's dimensions. Then it bends and
+# saturates, because the rows themselves have to be moved. Both limits are far above 295, the ridge of an H100 in dense
+# bf16, so large prefills are bound by compute there. A prompt of 64 tokens is not. (For whole steps, in the figures
+# above and below, we count weights and cache only. For one token per request activations hardly matter; for a long
+# prompt the true intensity is lower, as here, and still far right of the ridge.)
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
 # Now a whole model, the one of this course. Give the engine some requests, let it read the prompts, and watch one
-# decode step. `Counter` hangs on every matrix and on every attention call and counts operations where they happen.
+# decode step. `Counter` hooks every matrix and every attention call and counts operations where they happen.
 
 
 # %% name="counter"
@@ -174,7 +175,7 @@ shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()
 
 
 class Counter(TorchFunctionMode):
-    """FLOP of the layers' matrices, of the output projection, and of attention, without what masks leave out."""
+    """FLOP of the layers' matrices, the output projection and attention, without masked pairs."""
 
     flop = 0
 
@@ -228,24 +229,24 @@ for batch, context in ((1, 32), (8, 32), (8, 512)):
           f"{counter.flop / moved:.2f} FLOP/byte")  # fmt: skip
 
 # %% [markdown] name="engine-reading"
-# Operations and bytes equal `reference_impl.theory`, exactly. From the first line to the second, eight requests share
-# one read of the weights, which is why the intensity rises nearly eight times. From the second to the third the texts
-# get longer, and it falls again: each request reads its *own* cache, and nobody shares that. Weights have 4 bytes each
-# here (fp32), so one request starts at 0.5 and not at 1.
+# Operations and bytes match `reference_impl.theory` exactly. From the first line to the second, eight requests share
+# one read of the weights, which is why the intensity rises nearly eight times. From the second to the third the
+# contexts get longer, and it falls again: each request reads its *own* cache, and that read is not shared. Weights take
+# 4 bytes each here (fp32), so one request starts at 0.5 and not at 1.
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
 # ### The roofline of the machine you are sitting at
 #
-# Two measurements give the roof: a long read that does almost no arithmetic, and a large product of matrices that reads
-# almost nothing. Times are shown, never checked. They depend on your machine and on what else it does.
+# Two measurements give the roof: a long read that does almost no arithmetic, and a large matrix product whose time is
+# almost all arithmetic. Times are shown, never checked. They depend on your machine and on what else it does.
 
 
 # %% name="roof"
 def seconds(work, repeats=4):
-    """The best of a few runs: the others were disturbed."""
-    best, calls = float("inf"), 20 if on_gpu else 1  # a GPU takes calls in advance: one alone would time its launch
+    """The shortest of a few runs: the others were disturbed."""
+    best, calls = float("inf"), 20 if on_gpu else 1  # a GPU queues calls: timing one alone would time its launch
     for _ in range(repeats + 1):
         if on_gpu:
             torch.cuda.synchronize()
@@ -272,7 +273,7 @@ print(
 )
 
 # %% [markdown] name="rows-text"
-# Now place real work under it: one matrix times 1, 2, 4, ... rows. With one row this is what decode does to every
+# Now place real work under it: one matrix times 1, 2, 4, ... rows. With one row this is what decode does with every
 # matrix of a model; with many it is prefill, or decode for many requests at once.
 
 # %% name="rows"
@@ -287,7 +288,7 @@ for rows in ROWS:
     reached.append(2 * rows * side * side / took)
     print(f"{rows:5d} rows: {at[-1]:6.1f} FLOP/byte, {took * 1e3:7.2f} ms, {W.nbytes / took / GB:6.1f} GB/s of weights, "
           f"{reached[-1] / my_peak:4.0%} of the measured matrix rate")  # fmt: skip
-if max(reached) > my_peak:  # nothing is faster than a peak: it was measured while other programs ran
+if max(reached) > my_peak:  # no rate exceeds a peak: it was measured while other programs ran
     my_peak = max(reached)
     my_ridge = my_peak / my_bandwidth
     print(f"the peak is at least {my_peak / 1e12:.3g} TFLOP/s, the ridge at least {my_ridge:.1f}")
@@ -317,16 +318,16 @@ show(
 )
 
 # %% [markdown] name="rows-reading"
-# The ends should lie near the roof and the middle below it. (If other programs run, the measurements disturb each
-# other, and a point may even lie above a roof that was measured at a bad moment; run the cells again when it is quiet.
-# A CPU whose cache holds the whole matrix also reads it faster than memory would.) A roof is a limit, not a promise.
-# Near the corner both resources would have to be full at the same time, which no routine manages; and on a CPU, the
-# routine that is made for many rows first rearranges the matrix, so a few rows pay for more bytes than the formula
-# counts. A GPU's libraries pick another kernel per shape and usually come closer. Either way you now have a question to
-# ask of any slow kernel: *how far below which part of the roof is it?*
+# The points at both ends should be near the roof and those in the middle below it. (If other programs run, the
+# measurements disturb each other, and a point may even be above a roof that was measured at a bad moment; run the cells
+# again when the machine is idle. A CPU whose cache holds the whole matrix also reads it faster than memory would.) A
+# roof is a limit, not a promise. Near the corner both resources would have to be saturated at the same time, which no
+# kernel manages; and on a CPU, the routine that is made for many rows first repacks the matrix, so a few rows pay for
+# more bytes than the formula counts. A GPU's libraries select a kernel per shape and usually come closer. Either way
+# you now have a question to ask of any slow kernel: *how far below which part of the roof is it?*
 #
-# Notice where the ridge is. A CPU core turns compute-bound after a few or some ten FLOP per byte in fp32, a
-# data-centre GPU after hundreds in 16 bit. So batching pays much longer on a GPU.
+# Notice where the ridge is. A CPU core becomes compute-bound at a few to a few tens of FLOP per byte in fp32, a
+# data-centre GPU at hundreds in 16 bit. So batching pays off up to much larger batches on a GPU.
 
 # %% [markdown] name="busy-text"
 # ### Busy is not the same as computing
@@ -349,7 +350,7 @@ def busy(work, flop, moment=0.2, moments=3):
             work()
             times += 1
             if on_gpu and times % 20 == 0:
-                torch.cuda.synchronize()  # or a thousand calls are queued, and the moment lasts for seconds
+                torch.cuda.synchronize()  # otherwise a thousand calls are queued, and the loop lasts for seconds
         if on_gpu:
             torch.cuda.synchronize()
         took = time.perf_counter() - started
@@ -370,7 +371,7 @@ for name, (work, flop) in loops.items():
     print(f"{name:18s} process running {running:4.0%} of the time, arithmetic at {computing:5.1%} of the measured rate")
 
 # %% [markdown] name="busy-reading"
-# On a quiet machine all three look equally busy. On a GPU the gap is wider, because its ridge is higher: the matrices
+# On an idle machine all three look equally busy. On a GPU the gap is wider, because its ridge is higher: the matrices
 # of a decode step at batch 1 in 16 bit can use at most 1/295 of an H100's dense peak, and GPU-Util may still show 100
 # %. Ask for a counter of the tensor cores themselves (their *pipe*) instead. DCGM, NVIDIA's monitoring of data-centre
 # GPUs, calls it `DCGM_FI_PROF_PIPE_TENSOR_ACTIVE`, and `DCGM_FI_PROF_DRAM_ACTIVE` is the one for memory. Or compute the
@@ -394,13 +395,13 @@ else:
 
 # %% [markdown] name="busy-exercise-text"
 # **Exercise.** Write `my_work` so that the process runs all the time and the arithmetic stays below 15 % of the matrix
-# rate, while it still does at least one operation per element of `stream`. Then say which limit of the machine it sits
-# at. (If the share is too high on your machine: more bytes per operation.)
+# rate, while it still does at least one operation per element of `stream`. Then say which limit of the machine binds
+# it. (If the share is too high on your machine: more bytes per operation.)
 
 
 # %% name="busy-exercise"
 def my_work():
-    """Yours. Must do at least stream.numel() operations; this one only copies, so it does none."""
+    """Yours to write. Must do at least stream.numel() operations; this one only copies, so it does none."""
     stream.clone()
 
 
@@ -413,7 +414,7 @@ print(f"running {running:.0%}, computing {computing:.1%}, {MY_FLOP / stream.nume
 # %% [markdown] name="batch-text"
 # ### A step of the engine, over batch and context
 #
-# Section 4 counted. Now the clock: steps of 1, 4 and 16 requests, with short and with longer texts. Theory is the
+# Section 4 counted; now we time: steps of 1, 4 and 16 requests, with short and with longer contexts. Theory is the
 # roofline of your machine from above, `max(FLOP / peak, bytes / bandwidth)`. (On a GPU that peak was measured in fp16
 # and this model computes in fp32, so the floor is a little too low there.)
 
@@ -444,7 +445,7 @@ for context, (colour, marker) in looks.items():
     ax.plot(BATCHES, [1e3 * measured[context, b] for b in BATCHES], marker, color=colour, linestyle="-",
             label=f"measured, context {context}")  # fmt: skip
     ax.plot(BATCHES, [1e3 * (price + floor[context, b]) for b in BATCHES], color=colour, linestyle=":",
-            label=f"floor + the price of a pass, context {context}")  # fmt: skip
+            label=f"floor + the cost of a pass, context {context}")  # fmt: skip
     ax.plot(BATCHES, [1e3 * floor[context, b] for b in BATCHES], color=colour, linestyle="--", linewidth=1,
             label=f"floor, context {context}")  # fmt: skip
 ax.set_xscale("log", base=2)
@@ -455,25 +456,25 @@ ax.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0)
 show(
     fig,
     "Milliseconds per decode step of the course model over the batch, at two contexts: measured, the floor by the "
-    "roofline, and the floor plus a fixed price per pass. The longer context grows faster with the batch.",
+    "roofline, and the floor plus a fixed cost per pass. The longer context grows faster with the batch.",
 )
 
 # %% [markdown] name="batch-reading"
-# Two gaps to explain. First a fixed one: a pass through a model this small is mostly Python and the calls of many small
-# kernels, so the measured line starts well above the floor; the dotted line adds that price, taken from the first
-# point. (29 MB of weights may also lie in the cache of your CPU or GPU, and then the floor is not even a floor. On a
-# large model neither matters.) Second, what grows: with short texts four requests cost little more than one, because
-# they share the weights. With longer texts every request brings its own cache to read and its own attention to compute,
-# and the step grows with the batch. **That part batching does not buy.** It even grows faster than the dotted line,
-# because this engine's attention is plain torch: it first gathers the keys and values of all requests into one padded
-# tensor and then reads that, so it moves the cache about three times, and the small products that follow do not reach
-# the roof either. A kernel that reads the blocks where they lie need not gather (chapter 05).
+# Two gaps to explain. The first is constant: a pass through a model this small is mostly Python and the launches of
+# many small kernels, so the measured line starts well above the floor; the dotted line adds that cost, taken from the
+# first point. (29 MB of weights may also fit in the cache of your CPU or GPU, and then the floor is not even a floor.
+# On a large model neither matters.) The second grows: with short contexts four requests cost little more than one,
+# because they share the weights. With longer contexts every request has its own cache to read and its own attention to
+# compute, and the step time grows with the batch. **Batching does not save that part.** It even grows faster than the
+# dotted line, because this engine's attention is plain torch: it first gathers the keys and values of all requests into
+# one padded tensor and then reads that, so it moves the cache about three times, and the small products that follow do
+# not reach the roof either. A kernel that reads the blocks in place need not gather (chapter 05).
 #
 # ### The ceiling of decode
 #
-# Let the batch grow without end. The weights' share goes to zero, and what is left is FLOP per sequence over cache
-# bytes per sequence. That is a constant. Here are Llama-3-70B, weights and cache in 16 bit, and an H100 SXM, dense
-# bf16:
+# Let the batch grow without bound. The weights' share of the bytes goes to zero, and the intensity tends to FLOP per
+# sequence over cache bytes per sequence. That is a constant. Here are Llama-3-70B, weights and cache in 16 bit, and an
+# H100 SXM, dense bf16:
 
 # %% name="ceiling"
 for context in (512, 2048, 8192, 131_072):
@@ -514,15 +515,14 @@ for s, name in ((big, "llama-3-70b"), (small, "llama-3-8b")):
 
 # %% [markdown] name="ceiling-reading"
 # In decode a cached key is used once per query head that shares it. So attention has an intensity of `query heads / KV
-# heads`, the group size, with 2 bytes per value, and no batch changes that. What does move the ceiling: a smaller cache
-# per token (8-bit keys and values, fewer KV heads, one latent vector instead of heads), several new tokens per request
-# (speculation), and requests that share a prefix *and* a kernel that reads it once.
+# heads`, the group size, with 2 bytes per value, and no batch changes that. What does raise the ceiling: a smaller
+# cache per token (8-bit keys and values, fewer KV heads, one latent vector instead of heads), several new tokens per
+# request (speculation), and requests that share a prefix *and* a kernel that reads it once.
 #
 # ### One token of a 70B model
 #
 # How lopsided is it? Take the round numbers of the interview question: 70 billion weights, 2 bytes each, and an H100
-# SXM with 989 TFLOP/s in dense bf16 and 3.35 TB/s. Only the weights count, not attention.
-# <!-- printed: devices -->
+# SXM with 989 TFLOP/s in dense bf16 and 3.35 TB/s. Count only the weights, not attention. <!-- printed: devices -->
 
 # %% name="one-token"
 flop, moved = latency.linear_flops(70e9, 1), 70e9 * 2
@@ -540,13 +540,13 @@ except ValueError as error:
 # so "a 70B in 16 bit on an H100" is a thought experiment. Split over two or four GPUs, both times shrink alike and the
 # ratio stays (messages between the GPUs come on top).
 #
-# ### Where the bytes live
+# ### The memory hierarchy
 #
-# Memory is a ladder. Each rung down delivers less and, with one exception, holds more. Which is the exception? Sizes
-# and bandwidths of an H100 SXM, all its processors (*SMs*, streaming multiprocessors) together. Registers hold the
-# numbers that are being computed with; *shared memory* belongs to one SM; the *L2* cache serves them all; device memory
-# (*HBM*) lies beside the chip. The first two bandwidths are products of widths and clock, so they are limits; those of
-# L2 are published measurements; the others are specifications. Host memory and SSDs come in many sizes; the table shows
+# Memory is a ladder. Each rung down has less bandwidth and, with one exception, more capacity. Which is the exception?
+# Sizes and bandwidths of an H100 SXM, all its processors (*SMs*, streaming multiprocessors) together. Registers hold
+# the operands of the running instructions; *shared memory* is local to one SM; the *L2* cache serves them all; device
+# memory (*HBM*) is next to the chip. The first two bandwidths are width times clock, so they are limits; those of L2
+# are published measurements; the others are specifications. Host memory and SSDs come in many sizes; the table shows
 # common ones.
 
 # %% name="hierarchy"
@@ -581,7 +581,7 @@ show(
 # ### The devices of this course
 #
 # One table, read by every calculator and widget. A name is short for one *SKU*, the exact version on sale (last
-# column); others of that name have other numbers. Peaks are dense, and the date is the month it was announced. The
+# column); others of that name have other numbers. Peaks are dense, and the date is the month of the announcement. The
 # ridge is for bf16, or fp16 where there is no bf16.
 
 # %% name="devices"
@@ -618,13 +618,14 @@ show(
 # %% [markdown] name="ledger-text"
 # ### The ledger of one generated token
 #
-# When a step is bound by bandwidth, its time is its bytes. So write down where the bytes come from, per generated
-# token:
+# When a step is bound by bandwidth, its time is proportional to its bytes. So write down where the bytes come from, per
+# generated token:
 #
 # $$ \frac{\text{weights}}{\text{batch}} \;+\; \text{context} \cdot \text{KV bytes per token} \;+\; \text{new KV} \;+\; \text{activations} $$
 #
-# Every proposal for such a step lowers one of these terms, or leaves them all alone and raises the bandwidth. Say
-# which. Here is the course model, with bytes counted from the tensors the engine really holds, and two levers pulled:
+# Every optimization of such a step lowers one of these terms, or leaves them all alone and raises the bandwidth. Say
+# which. Here is the course model, with bytes counted from the tensors the engine actually holds, and two levers
+# applied:
 
 # %% name="ledger-engine"
 narrow = LLM(folder, dtype="bfloat16", kv_cache_bytes=2**20, prefix_cache="off")
@@ -641,8 +642,8 @@ for name, chosen, batch in (("float32", llm, 1), ("float32", llm, 8), ("bfloat16
 # %% [markdown] name="ledger-levers-text"
 # And a real one: Llama-3-8B in 16 bit on an H100 SXM, one request at 8,192 tokens, then one lever at a time.
 # Activations count the input and the output of every matrix once. *GQA* (grouped-query attention) lets several query
-# heads share a KV head; *MHA* gives each its own. Speculation is shown with three tokens kept per pass: it divides what
-# a pass reads, and what guessing them costs is left out. The times are floors, at full bandwidth.
+# heads share a KV head; *MHA* gives each its own. Speculation is shown with three tokens accepted per pass: it divides
+# the bytes a pass reads, and the cost of drafting is left out. The times are floors, at full bandwidth.
 
 # %% name="ledger"
 ledger = roofline.bytes_per_generated_token
@@ -691,8 +692,8 @@ show(
 # %% [markdown] name="explore-text"
 # ## 6. Explore
 #
-# Put any dense model on any device. The marks are the same step at batch 1, 2, 4, ...; short grey ones have no room.
-# Try these:
+# Put any dense model on any device. The marks are the same step at batch 1, 2, 4, ...; short grey ones do not fit in
+# memory. Try these:
 #
 # - Raise *Requests* at 8,192 cached tokens: the point climbs to where the marks pile up, at the red line. Now set
 #   *Cached tokens* to 512.
@@ -736,9 +737,8 @@ print(
 )
 
 # %% [markdown] name="errata-enough"
-# **"Batch enough, and decode becomes compute-bound."** (E00.3) True of the weights' matrices. For the whole step
-# section 5 showed the ceiling: not with a 70B at 8,192 tokens in 16 bit on an H100, at any batch. And the caches have
-# to fit:
+# **"Batch enough, and decode becomes compute-bound."** (E00.3) True of the weight matrices. For the whole step section
+# 5 showed the ceiling: not with a 70B at 8,192 tokens in 16 bit on an H100, at any batch. And the caches have to fit:
 
 # %% name="errata-enough-cell"
 for batch in (8, 32, 128, 512):
@@ -771,9 +771,9 @@ assert crowd.num_bytes < 0.9 * h100.capacity
 # %% [markdown] name="errata-levels"
 # **"Registers 20 KB at 10 TB/s, shared memory 200 KB at 19 TB/s, L2 50 MB at 5 TB/s."** (E00.5) Which row cannot be
 # right? The registers: faster rungs have to be at the top, and they hold *more* than the shared memory below them. 19
-# TB/s belongs to another chip. **"50 MB of SRAM at 100 TB/s"** (E00.6) fits none of the levels, and "HBM: 80 to 192 GB
-# at 2 to 5 TB/s" has aged: the cell's last line shows parts beyond it, and newer ones hold more. Quote each level by
-# itself, with SKU and date.
+# TB/s is the figure of another chip. **"50 MB of SRAM at 100 TB/s"** (E00.6) fits none of the levels, and "HBM: 80 to
+# 192 GB at 2 to 5 TB/s" has aged: the cell's last line shows parts beyond it, and newer ones hold more. Quote each
+# level by itself, with SKU and date.
 
 # %% name="errata-levels-cell"
 for name in ("A100-80GB", "H100"):
@@ -793,8 +793,8 @@ print(
 )
 
 # %% [markdown] name="errata-gap"
-# **"There is a 10 to 50 times bandwidth gap between memory and compute."** (E00.7) Bytes per second and operations per
-# second have no ratio that says who is ahead. The course's units refuse the division:
+# **"There is a 10 to 50 times bandwidth gap between memory and compute."** (E00.7) The ratio of bytes per second to
+# operations per second does not say which is ahead. The course's unit types reject the division:
 
 # %% name="errata-gap-cell"
 compute, bandwidth = FlopPerSecond(h100.peak()), BytesPerSecond(h100.bandwidth)
@@ -808,11 +808,11 @@ print(
 print(f"and memory against memory: shared over device memory {h100.chip.shared_bandwidth / h100.bandwidth:.1f} times")
 
 # %% [markdown] name="errata-nvlink"
-# **"NVLink 5 gives 900 GB/s, and so does the H100's NVLink."** (E00.8) Both can only hold if one counts one direction
-# and the other both. A transfer goes one way, so formulas take the half of what vendors print. **"CPU memory at 200
-# GB/s"** (E14.3), listed below HBM, is what the *CPU* sees. A GPU sees the slowest part of the path: on PCIe the link,
-# in a GH200 the CPU's memory, which is slower than NVLink-C2C. Whether to fetch a cache from the host or to compute it
-# again hangs on that:
+# **"NVLink 5 gives 900 GB/s, and so does the H100's NVLink."** (E00.8) Both can only be true if one counts one
+# direction and the other both. A transfer goes one way, so formulas take half of what vendors print. **"CPU memory at
+# 200 GB/s"** (E14.3), listed below HBM, is what the *CPU* sees. A GPU sees the slowest part of the path: on PCIe the
+# link, in a GH200 the CPU's memory, which is slower than NVLink-C2C. Whether to fetch a cache from the host or to
+# recompute it depends on that:
 
 # %% name="errata-nvlink-cell"
 for name in ("NVLink 4", "NVLink 5", "NVLink-C2C", "PCIe 5 x16"):
@@ -832,7 +832,7 @@ print(
 # **"FlashAttention and PagedAttention are the answer to decode's bandwidth."** (E05.14) Put them in the ledger.
 # FlashAttention keeps the scores on the chip; in decode there is one row of them per head and layer. PagedAttention
 # saves *capacity*: it moves the same keys and values. (It may let a larger batch fit, and that lowers the weights'
-# term.) What does lower the bytes stands below, each against one request in 16 bit:
+# term.) The cell below shows what does lower the bytes, each against one request in 16 bit:
 
 # %% name="errata-flash-cell"
 scores = 2 * 2 * 2 * small.layers * small.num_heads * CONTEXT  # scores and softmax, each written and read, 2 bytes each
@@ -843,7 +843,7 @@ for name in ("4-bit weights", "8-bit cache", "batch 16", "3 tokens per pass"):
 print(f"{'GQA':18s} {1 - base.total / levers['without GQA'].total:6.1%} fewer than with MHA")
 
 # %% [markdown] name="errata-formula"
-# The intensity formula itself is missing from some sheets, lost in rendering (E19.4). It stands in section 2, and
+# The intensity formula itself is missing from some sheets, lost in rendering (E19.4). It is given in section 2, and
 # section 3 asserts its values.
 
 # %% [markdown] name="production"
@@ -853,20 +853,20 @@ print(f"{'GQA':18s} {1 - base.total / levers['without GQA'].total:6.1%} fewer th
 #
 # **Counters.** `nvidia-smi` and DCGM's `DCGM_FI_DEV_GPU_UTIL` say whether any kernel ran. On data-centre GPUs the
 # profiling fields (`DCGM_FI_PROF_PIPE_TENSOR_ACTIVE`, `DCGM_FI_PROF_DRAM_ACTIVE`, `DCGM_FI_PROF_SM_ACTIVE`) say which
-# part of the chip was at work. Put those beside it on a dashboard.
+# part of the chip was active. Put those beside it on a dashboard.
 #
 # **Nsight Compute** can draw a roofline per kernel, in its hierarchical form with the counted bytes of each memory
 # level. There you see how far below the roof a kernel is, as in our section 5.
 #
-# **Engines** act on the same terms. A decode step has spare arithmetic, and chunks of prompts can fill it, up to a
-# budget of tokens (chapter 03). vLLM's V1 engine does that by default. TensorRT-LLM and SGLang have switches for it
+# **Engines** work on the same terms. A decode step leaves arithmetic units idle, and chunks of prompts can use them, up
+# to a token budget (chapter 03). vLLM's V1 engine does that by default. TensorRT-LLM and SGLang have switches for it
 # (`enable_chunked_prefill`; `--enable-mixed-chunk`). All three offer weights in 8 and 4 bit and an 8-bit cache, which
 # lower two terms of the ledger (chapter 07).
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
 #
-# Change the seed for other numbers. This chapter has no lab of its own: the generation loop of `a_map` comes back in
+# Change the seed for other numbers. This chapter has no lab of its own: you write the generation loop of `a_map` in
 # [lab 02](../../labs/02_kv_cache/kv_cache.ipynb).
 
 # %% name="quiz"
@@ -886,5 +886,5 @@ widgets.quiz(load_quiz("00_orientation").draw(seed=1, tag="roofline"))
 # - Step floor = `max(FLOP / peak, bytes / bandwidth)`, on a deployment that fits.
 # - Bytes per generated token = `weights / batch + context · KV bytes + new KV + activations`. Say which term a lever
 #   lowers, or that it raises bandwidth.
-# - "GPU-Util" says that some kernel ran. MFU and the tensor-pipe counter say how much was computed.
-# - Quote the bandwidth of the path, in one direction. A path is as fast as its slowest part.
+# - "GPU-Util" says that some kernel was running. MFU and the tensor-pipe counter say how much was computed.
+# - Quote the bandwidth of the path, in one direction. A path is only as fast as its slowest link.

@@ -39,8 +39,8 @@ print(f"{shape.name}: {shape.num_params:,} parameters, {format_bytes(weights_her
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# Take Llama-3-8B in BF16 on one H100. It **reads** a prompt of 256 tokens. Then, for the same one user, it **writes**
-# 256 tokens. Both are 256 tokens through the same weights.
+# Take Llama-3-8B in BF16 on one H100. It **reads** a prompt of 256 tokens. Then, for the same single user, it
+# **writes** 256 tokens. Both times 256 tokens go through the same weights.
 #
 # Assume perfect software: only the limits of the hardware count. **How many times longer does writing take?**
 
@@ -50,10 +50,11 @@ widgets.predict("01a-writing", "How many times longer is writing 256 tokens than
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# Picture a ferry across a wide river. A crossing takes its time, with one passenger on board or with two hundred.
+# Picture a ferry across a wide river. A crossing takes the same time, with one passenger on board or with two hundred.
 #
 # **Reading a prompt** is the easy case. All passengers stand at the pier. They board together, and one crossing brings
-# them over. Only when they are more than the deck holds does it take longer: then the time goes with their number.
+# them over. Only when there are more than the deck holds does it take longer: then the time is proportional to their
+# number.
 #
 # **Writing an answer** is the hard case. The second passenger is not chosen before the first has landed, and the third
 # not before the second. So the ferry crosses once per passenger, nearly empty each time. No larger deck helps.
@@ -63,7 +64,7 @@ widgets.predict("01a-writing", "How many times longer is writing 256 tokens than
 #
 # - **Other travellers share the crossing.** Ten users who each write one token can board together. That is batching.
 # - **Luggage is not shared.** Each user brings the keys and values of a whole text (the KV cache of chapter 02). It is
-#   carried in every crossing, and it grows. At some point the luggage fills the ferry, not the passengers.
+#   carried on every crossing, and it grows. At some point the luggage fills the ferry, not the passengers.
 #
 # The field's names: **prefill** is the pass (or passes) that read the prompt. It is also called prompt processing,
 # initialization, the context phase, or the *reading* phase. **Decode** is what follows: token generation,
@@ -106,8 +107,8 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# Four square matrices stand for a model. Six tokens go through it, once all together and once one by one. `Memory` is the
-# only way to the weights, and it counts what is read. Attention is left out here; chapter 02a builds it.
+# Four square matrices stand for a model. Six tokens go through it, first all together and then one by one. Weights are
+# read only through `Memory`, which counts the bytes. Attention is left out here; chapter 02a builds it.
 
 
 # %% name="scratch"
@@ -148,11 +149,11 @@ for name, memory in (("together", together), ("one by one", one_by_one)):
 
 # %% [markdown] name="scratch-reading"
 # Same results, same operations, six times the bytes. The last column is the **arithmetic intensity** of chapter 00. It
-# grows with the tokens that share a read. For 32-bit weights it is half a FLOP per byte and token, for 16-bit weights
-# it is one.
+# grows with the tokens that share a read. With 32-bit weights it is half a FLOP per byte for each token, with 16-bit
+# weights it is one.
 #
-# Reading the tokens together is possible because all of them are *known*. When the model writes, the input of the next
-# pass is the output of this one.
+# The tokens can be read together because all of them are *known*. When the model writes, the input of the next pass is
+# the output of this one.
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
@@ -199,11 +200,11 @@ assert len(lines) == len(request.output_tokens) == 5
 # one give the first output. (The model computes logits for that one token only: `logits_indices` of the batch.)
 #
 # **Decode** is every other line. One token goes in, one comes out. The bytes are nearly the same as in the first line,
-# and the operations a small part.
+# and the operations a small fraction.
 #
-# So N outputs take N passes, and the first of them is the prefill. Now look for the two phases in the engine's code. You
-# will not find them. A pass computes those tokens of a request that are not computed yet, six or one. To see it, allow
-# the engine one token per pass and no more. Then the prompt is read by passes that look like decode:
+# So N outputs take N passes, and the first of them is the prefill. Now look for the two phases in the engine's code.
+# You will not find them. A pass computes those tokens of a request that are not computed yet, whether six or one. To
+# see it, limit the engine to one token per pass. Then the prompt is read by passes that look like decode:
 
 # %% name="no-phases"
 slow_engine, slow_request, slow_lines = run(max_num_batched_tokens=1)
@@ -218,10 +219,9 @@ assert len(slow_lines) == len(prompt) + len(request.output_tokens) - 1
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# Two numbers describe this machine: how fast it reads memory, and how fast it multiplies. We measure both in the way the
-# engine uses them. Then we can draw the theory for *this* machine beside what we measure. Times are shown, never
-# checked: they depend on the machine, and on what else it does. If points scatter, something else is running; run the
-# cell again.
+# Two numbers describe this machine: how fast it reads memory, and how fast it multiplies. We measure both as the engine
+# uses them. Then we can draw the theory for *this* machine beside the measurements. Times are shown, never checked:
+# they depend on the machine and on its other load. If points scatter, something else is running; run the cell again.
 
 
 # %% name="machine"
@@ -237,13 +237,13 @@ def once(f):
 
 
 def shortest(functions, rounds):
-    """Shortest seconds of each function. They run in turns, so that a busy moment of the machine hits all alike."""
+    """Shortest seconds of each function. They run in turns, so that a busy moment of the machine affects all alike."""
     times = [[once(f) for f in functions] for _ in range(rounds)]
     return np.min(times, axis=0)
 
 
 def read_rate(num_bytes):
-    """byte/s of reading so many bytes, again and again: small ones come from a cache, large ones from memory."""
+    """byte/s of reading a buffer of this size repeatedly: small ones come from a cache, large ones from memory."""
     buffer = torch.ones(int(num_bytes) // 4, device=model.device)
     return buffer.nbytes / shortest([buffer.sum], 15)[0]
 
@@ -274,7 +274,7 @@ print(
 # %% [markdown] name="gemm-text"
 # ### Thick and thin products
 #
-# One weight matrix, and 1 to many rows. Decode is the left end (one row: a **GEMV**, general matrix-vector product).
+# One weight matrix times one to many rows. Decode is the left end (one row: a **GEMV**, general matrix-vector product).
 # Prefill is the right end (many rows: a **GEMM**). The operations *per row* are the same everywhere.
 
 # %% name="gemm"
@@ -319,17 +319,18 @@ show(
 
 # %% [markdown] name="gemm-reading"
 # Left: almost flat at first. One row costs what several cost, because the time goes into reading the matrix. Right of
-# the ridge the time is proportional to the rows: now the arithmetic is what takes long.
+# the ridge the time is proportional to the rows: now the arithmetic is the limit.
 #
-# The gaps, on a quiet machine: right of the ridge the points lie on the line. (Points below it mean that the machine was
-# busier while its rate was measured.) Left of it they lie above, because a product of few rows does
-# not read as fast as the plain sum that we took for the bandwidth. (Two rows may even cost less than one: a
-# library has different kernels for different shapes, and on a CPU the engine's layout is made for about 16 rows.) The
-# corner of theory is sharp and the measured one is round, because near the ridge reading and multiplying do not overlap perfectly.
+# The gaps, on an idle machine: right of the ridge the points lie on the line. (Points below it mean that the machine
+# was busier while its rate was measured.) Left of it they lie above, because a product with few rows does not read as
+# fast as the plain sum with which we measured the bandwidth. (Two rows may even cost less than one: a library has
+# different kernels for different shapes, and on a CPU the engine's layout is optimized for about 16 rows.) The corner
+# is sharp in theory and rounded in the measurement, because near the ridge reading and multiplying do not overlap
+# perfectly.
 #
 # That is the whole reason for "prefill is compute-bound, decode is memory-bound". It is a statement about the number of
 # rows. It is not about the phase: prefill of a *short* prompt is left of the ridge, and decode of *many* users can be
-# right of it, as far as the matrices go. On an H100 the corner lies elsewhere:
+# right of it, as far as the matrices go. On an H100 the ridge is elsewhere:
 
 # %% name="ridge-table"
 h100, llama = device("H100"), model_shapes.model("llama-3-8b")
@@ -338,8 +339,8 @@ print(f"H100 SXM5, dense BF16: ridge {h100.ridge():.0f} FLOP/byte, "
 
 # %% [markdown] name="your-turn-text"
 # **Your turn.** Write the line of the picture yourself: the seconds of a product with `rows` rows, from the three
-# numbers `matrix_bytes`, `bandwidth` and `rate` (and `width`, the side of the matrix). Leave out the bytes of input and output.
-# Replace `None`, run the cell, and read what the check says. Trap: which of the two limits do you take, and when?
+# numbers `matrix_bytes`, `bandwidth` and `rate` (and `width`, the side of the matrix). Leave out the bytes of input and
+# output. Replace `None`, run the cell, and read what the check says. The trap: which of the two limits applies when?
 
 
 # %% name="your-turn"
@@ -359,8 +360,8 @@ for count, seconds in zip(rows, product_seconds, strict=True):
 # ### More users in one step
 #
 # Now whole steps of the course model. First many users with 64 tokens each: one new token per user. Then one user with
-# longer and longer texts. The batch is built by the engine's own code, and contents are noise, since they do not change
-# the time.
+# longer and longer contexts. The batch is built by the engine's own code; the cache holds noise, since its contents do
+# not change the time.
 
 
 # %% name="steps"
@@ -412,7 +413,7 @@ for ax, x, floor, at, measured, label in (
     (right, c, floor_here(1, c), contexts, by_context, "context of one user, tokens"),
 ):
     ax.plot(x, floor * 1e3, color=BLUE, linestyle="--", label="floor: bytes or operations")
-    ax.plot(x, (floor + price) * 1e3, color=INK, linewidth=1, label="floor + price of a pass (from 1 user)")
+    ax.plot(x, (floor + price) * 1e3, color=INK, linewidth=1, label="floor + cost of a pass (from 1 user)")
     ax.plot(at, measured * 1e3, "o", color=ORANGE, label="measured")
     ax.set_ylim(bottom=0)
     tidy(ax, label, "ms per step")
@@ -420,7 +421,7 @@ left.legend(fontsize=8, frameon=False)
 show(
     fig,
     "Time of a decode step of the course model. Left over the number of users, right over the context of one user. "
-    "Floors from this machine's rates are dashed; a fixed price per pass added to them gives the solid line. Measured: "
+    "Floors from this machine's rates are dashed; a fixed cost per pass added to them gives the solid line. Measured: "
     f"{format_seconds(by_users[0])} for 1 user, {format_seconds(by_users[-1])} for {users[-1]}; "
     f"{format_seconds(by_context[-1])} at a context of {contexts[-1]}.",
 )
@@ -433,14 +434,14 @@ print(f"context {contexts[-1]} instead of {contexts[0]}: step takes {by_context[
       f"bytes grow {roofline.step_bytes(shape, 1, 2047, weights=weights_here, kv_bytes=4) / roofline.step_bytes(shape, 1, 63, weights=weights_here, kv_bytes=4):.2f} times")  # fmt: skip
 
 # %% [markdown] name="steps-reading"
-# The gap between dashed line and points is mostly a **fixed price of a pass**: some hundred small operations, each
-# launched from Python (`b_floors` takes it apart). The solid line adds that price, taken from the first point. What
-# is left grows with users and with context: attention in plain torch reads its keys and values more slowly than the full rate,
-# and for several users it copies them first.
+# The gap between the dashed line and the points is mostly a **fixed cost per pass**: a few hundred small operations,
+# each launched from Python (`b_floors` takes it apart). The solid line adds that cost, taken from the first point. What
+# remains grows with users and with context: attention in plain torch reads its keys and values below the full rate, and
+# for several users it copies them first.
 #
-# The left picture is the intuition behind batching. More users in a step cost little *until something binds*. On this
-# machine arithmetic binds early, since its ridge is low. On an H100 the deck is large, and it is usually the luggage
-# that binds, each user's cache. Here is the floor of a step for an 8B model, with the term that is largest:
+# The left plot is the intuition behind batching. More users in a step cost little *until something binds*. On this
+# machine arithmetic binds early, since its ridge is low. On an H100 the ridge is high (a large deck), and what usually
+# binds is each user's cache (the luggage). Here is the floor of a step for an 8B model, with its largest term:
 
 # %% name="batching-floor"
 for context in (512, 8192):
@@ -466,8 +467,8 @@ for context in (128, 512, 8192):
           f"{roofline.max_decode_intensity(llama, context):.0f} FLOP/byte, the ridge {h100.ridge():.0f}")  # fmt: skip
 
 # %% [markdown] name="batching-limits-reading"
-# So "decode becomes compute-bound with enough users" holds for short texts only, for this model and this GPU in BF16.
-# Users share the weights, and they do not share their caches. Chapter 03 builds the scheduler that fills the steps.
+# So "decode becomes compute-bound with enough users" holds for short contexts only, for this model and this GPU in
+# BF16. Users share the weights, but not their caches. Chapter 03 builds the scheduler that fills the steps.
 #
 # ### Side by side
 #
@@ -493,7 +494,7 @@ for name, at in kinds.items():
 # | tokens per pass | all of the prompt (or a chunk of it) | one per user |
 # | why not more | – | the next token is not known yet |
 # | main product | GEMM, thick | GEMV, or thin GEMM with a batch |
-# | bound by | arithmetic, once past the ridge | memory: weights, then caches; in small models the price of a pass |
+# | bound by | arithmetic, once past the ridge | memory: weights, then caches; in small models the fixed cost of a pass |
 # | memory access | weights once for many tokens; writes the cache | weights once per step; reads the whole cache of each user, in order within each block |
 # | what the user feels | the wait for the first token (with the queue: TTFT) | the rhythm of the text (TPOT, ITL) |
 # | more users in a step | more work, nearly in proportion | little extra time, until arithmetic or caches bind |
@@ -513,10 +514,11 @@ widgets.reveal("01a-writing", writing / reading)
 #
 # ### Could the phases live on different machines?
 #
-# One phase wants arithmetic, the other wants bandwidth, and a long prefill makes everybody's decode wait. So why not
-# give each phase its own machines (**disaggregation**, chapter 13)? Each side can then be sized and tuned for its own
-# limit. The price: when the prefill ends, the cache has to travel. Compute it before you believe either side. (Llama 3
-# itself reads 8,192 tokens. Llama 3.1 has the same shape and reads 131,072, so the longer prompt is one of that model.)
+# One phase needs arithmetic, the other needs bandwidth, and a long prefill delays everybody's decode. So why not give
+# each phase its own machines (**disaggregation**, chapter 13)? Each side can then be sized and tuned for its own limit.
+# The price: when the prefill ends, the cache has to be transferred. Compute it before you believe either side. (Llama 3
+# itself has a context of 8,192 tokens. Llama 3.1 has the same shape and a context of 131,072, so the longer prompt is
+# for that model.)
 # <!-- source: config.json of both models, max_position_embeddings -->
 
 # %% name="transfer"
@@ -531,15 +533,15 @@ for name in ("NVLink 4", "InfiniBand NDR 400G", "Ethernet 100G"):
               f"{seconds / latency.decode_seconds(llama, tokens, h100):4.1f} decode steps")  # fmt: skip
 
 # %% [markdown] name="transfer-reading"
-# These are floors with the whole link for one request. Many requests share a link, and what counts then is bytes per
-# second, not one transfer. Part of a transfer can also be hidden behind the prefill, layer by layer.
+# These are floors with the whole link for one request. When many requests share a link, what counts is bytes per
+# second, not one transfer. Part of a transfer can also be overlapped with the prefill, layer by layer.
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
 #
-# A real run, drawn from the engine's trace with real seconds. Request 0 reads a short prompt and writes. Request 1 comes
-# later with a long prompt. Look at what happens to request 0 while request 1 is read. Switch the axis to steps: a
-# prefill is as wide as a decode there, and that is how the engine counts.
+# A real run, drawn from the engine's trace with real seconds. Request 0 has a short prompt and decodes. Request 1
+# arrives later with a long prompt. Look at what happens to request 0 while request 1 is read. Switch the axis to steps:
+# a prefill is as wide as a decode there, and that is how the engine counts.
 
 # %% name="explore"
 engine = Engine(model, EngineConfig(num_blocks=80, prefix_cache="off"))
@@ -571,13 +573,13 @@ print(f"after {len(lines)} outputs: {len(prompt)} + {len(lines)} tokens of text,
 # %% [markdown] name="errata-random"
 # **"Decode makes random accesses to the KV cache."** (E01.13) Each step reads *all* keys and values of a text, once, in
 # order. An engine keeps them in **blocks** of, say, 16 tokens, and a **block table** lists the blocks of each text
-# (chapter 04). What can be scattered is where the blocks lie. Is that random access? It depends on how large the pieces
-# are.
+# (chapter 04). What can be scattered is the location of the blocks. Is that random access? It depends on the size of
+# the pieces.
 #
 # We take the engine's own decode attention and a pool larger than the processor's caches. Two users of 1,024 tokens (on
-# a GPU 64 of them, since less is over before it counts), once with blocks side by side, once with a shuffled block
-# table. Each measurement reads blocks that were not read before.
-# Beside it stands true random access: single numbers of four bytes, gathered from everywhere.
+# a GPU 64 of them, since fewer finish too quickly to measure), once with adjacent blocks, once with a shuffled block
+# table. Each measurement reads blocks that were not read before. For comparison, true random access: single numbers of
+# four bytes, gathered from everywhere.
 
 
 # %% name="errata-random-cell"
@@ -654,14 +656,14 @@ show(
 )
 
 # %% [markdown] name="errata-random-reading"
-# Single numbers at random are slow: each read fetches a whole cache line and uses four bytes of it. Blocks of kilobytes are
-# another thing. Inside a block the reads are sequential, and what is lost is the start of each block: on a CPU the
-# prefetcher stops at page borders, on a GPU one look-up in the block table per block. The larger the block's bytes *per
-# layer*, the less it matters.
+# Single numbers at random are slow: each read fetches a whole cache line and uses four bytes of it. Blocks of kilobytes
+# are different. Inside a block the reads are sequential, and the only cost is at the start of each block: on a CPU the
+# prefetcher stops at page boundaries, on a GPU there is one block-table lookup per block. The larger the block's bytes
+# *per layer*, the less it matters.
 #
-# So decode attention is **streaming with a gather at block granularity**. It is bound by bandwidth, not by the latency of
-# single accesses. The condition is the block size in bytes: a cache with one head, few dimensions and one token per
-# block would come closer to the slogan.
+# So decode attention is **streaming with a gather at block granularity**. It is bound by bandwidth, not by the latency
+# of single accesses. The condition is the block size in bytes: a cache with one head, few dimensions and one token per
+# block would come closer to random access.
 #
 # One note on the figures: this backend copies the gathered blocks before it computes, so its GB/s are below
 # the machine's. A paged attention kernel reads through the block table without a copy (chapters 04 and 05).
@@ -680,15 +682,15 @@ show(
 # **SGLang** schedules separate prefill ("extend") and decode batches by default and can mix them when asked
 # (`--enable-mixed-chunk`).
 #
-# **Splitting the phases over machines** was argued by Splitwise (2023) and DistServe (2024) and is offered today by vLLM
-# (KV connectors), SGLang (PD disaggregation) and NVIDIA Dynamo (2025). Mooncake (2024) described it in production at
-# Moonshot AI. Chapter 13 says when it pays.
+# **Splitting the phases over machines** was argued by Splitwise (2023) and DistServe (2024) and is offered today by
+# vLLM (KV connectors), SGLang (PD disaggregation) and NVIDIA Dynamo (2025). Mooncake (2024) described it in production
+# at Moonshot AI. Chapter 13 says when it pays off.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
 #
-# Wrong answers stand for a particular mistake, and the answer names it. Change the seed for other numbers. The lab comes
-# after `d_sampling`: [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
+# Each wrong option stands for a particular mistake, and the feedback names it. Change the seed for other numbers. The
+# lab comes after `d_sampling`: [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
 
 # %% name="quiz"
 from grader.quiz import load_quiz
@@ -699,11 +701,12 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="phases"))
 # ## 10. Card
 #
 # - Prefill: all prompt tokens in one pass (or in chunks). Fills the cache; the last position gives the first output.
-# - Decode: one new token per user and pass. N outputs = N passes, the prefill included.
+# - Decode: one new token per user per pass. N outputs = N passes, including the prefill.
 # - Same code, same weights, same FLOP per token. What differs is how many tokens share one read of the weights.
 # - Intensity of the matrices: `2 · tokens / bytes per weight`. Flat below the ridge, proportional to tokens above.
-# - "Prefill is compute-bound" holds past the ridge. "Decode is memory-bound" holds until many users with short texts.
+# - "Prefill is compute-bound" holds past the ridge. "Decode is memory-bound" holds except for many users with short
+#   contexts.
 # - A batch shares the weights, not the caches. At long contexts no batch reaches the ridge (8B, BF16, H100: from a few
 #   hundred tokens on).
 # - Decode reads each cache once per step, in order within blocks: streaming, with a gather per block.
-# - Splitting the phases: each side tuned for its own limit; the price is moving the cache.
+# - Disaggregation: each side is tuned for its own limit; the price is moving the cache.

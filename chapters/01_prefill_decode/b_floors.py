@@ -43,8 +43,8 @@ print(f"{small.name} in BF16: {format_bytes(kv_cache.weight_bytes(small))} of we
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# Llama-2-7B in BF16, one user, a short context, on one H100 SXM5. The cell above prints what both are.
-# **How many tokens per second can no engine exceed?** One token per pass.
+# Llama-2-7B in BF16, one user, a short context, on one H100 SXM5. The cell above prints the data of both. **How many
+# tokens per second can no engine exceed?** One token per pass.
 
 # %% name="predict"
 widgets.predict("01b-ceiling", "Most tokens per second of one stream, Llama-2-7B in BF16 on one H100?", "tokens/s")
@@ -52,17 +52,18 @@ widgets.predict("01b-ceiling", "Most tokens per second of one stream, Llama-2-7B
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# Picture a customs office with two counters. Every shipment has to pass both. At one counter clerks **stamp papers**: that is
-# the arithmetic, so many operations per second. At the other, workers **unload crates**: those are the bytes that come
-# from memory, so many per second. Both work at the same time on the same shipment. It leaves when the *slower* counter is
-# done.
+# Picture a customs office with two counters. Every shipment has to pass both. At one counter clerks **stamp papers**:
+# that is the arithmetic, so many operations per second. At the other, workers **unload crates**: those are the bytes
+# that come from memory, so many per second. Both work at the same time on the same shipment. It leaves when the
+# *slower* counter has finished.
 #
 # `floor = max(operations / peak rate, bytes / bandwidth)`
 #
-# A decode step has few papers and many crates. A long prefill has many papers for the same crates. The floor says
-# what the office needs if nobody ever pauses. It is a lower bound, with three uses:
+# A decode step has few papers and many crates. A long prefill has many papers for the same crates. The floor is the
+# time the office needs if nobody ever pauses. It is a lower bound, with three uses:
 #
-# - Nobody can promise less for the same operations and bytes. A claim below the floor is wrong, or it counts other ones.
+# - No engine can be faster with the same operations and bytes. A claim below the floor is wrong, or it counts different
+#   ones.
 # - The *ratio* of measured time to floor says how good an engine is. A time alone does not.
 # - It tells which counter to enlarge. More clerks do not help a shipment that waits for the crates.
 
@@ -97,13 +98,13 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# All of it in one screen, from the numbers of a config. Two kinds of work:
+# The whole calculation fits on one screen, from the numbers of a config. Two kinds of work:
 #
-# - **matrices**: every token meets every weight once, a multiplication and an addition: `2 · N` FLOP per token. `N` counts
-#   the matrices without the input embedding, which is a look-up.
-# - **attention**: every query meets every key it may see, and mixes as many values: `4 · heads · head_dim · layers` FLOP per
-#   pair. `heads · head_dim` is often called `d`. A decode step has `context` pairs. A causal prefill of `L`
-#   tokens has `L(L+1)/2`, so about `2 · L² · d · layers`.
+# - **matrices**: every token meets every weight once, a multiplication and an addition: `2 · N` FLOP per token. `N`
+#   counts the matrices without the input embedding, which is a lookup.
+# - **attention**: every query is compared with every key it may attend to, and as many values are mixed: `4 · heads ·
+#   head_dim · layers` FLOP per pair. `heads · head_dim` is often called `d`. A decode step has `context` pairs. A
+#   causal prefill of `L` tokens has `L(L+1)/2`, so about `2 · L² · d · layers`.
 
 
 # %% name="scratch"
@@ -117,7 +118,7 @@ def config_numbers(c):
 
 
 def floor(c, new, past, all_weights, peak, bandwidth):
-    """Seconds that one pass over `new` tokens after `past` cached ones takes at least, 16-bit weights and cache."""
+    """Minimum seconds of one pass over `new` tokens after `past` cached ones, 16-bit weights and cache."""
     n, per_pair, per_token = config_numbers(c)
     pairs = new * past + new * (new + 1) / 2
     flops = 2 * n * new + per_pair * pairs
@@ -140,15 +141,15 @@ for new, past in ((1, 2047), (2048, 0), (32768, 0)):
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# Do the formulas count what the engine does? PyTorch brings a counter for matrix products, `FlopCounterMode`. It knows
+# Do the formulas count what the engine does? PyTorch has a counter for matrix products, `FlopCounterMode`. It sees
 # shapes, not masks: causal attention would be counted as a full square, although a fused kernel skips the half that is
-# masked. So the counter counts the matrices, and we count the pairs that the mask leaves in, at the one function through which
-# all attention passes.
+# masked. So we let it count the matrices, and count the unmasked pairs ourselves, in the one function that all
+# attention calls.
 
 
 # %% name="counter"
 class Pairs(TorchFunctionMode):
-    """Query-key pairs that the mask leaves in, summed over heads and layers."""
+    """Unmasked query-key pairs, summed over heads and layers."""
 
     count = 0
 
@@ -215,9 +216,9 @@ for name, rows in {
 
 # %% [markdown] name="counter-reading"
 # The formula and the counter agree to the last operation, for prefill, decode, chunks and mixed steps. One detail is
-# worth knowing. The usual `2 · N · L` for a prefill gives every token its logits, and so do the floors in this notebook
-# (`latency.prefill_seconds`, `roofline.place`). An engine computes the logits of the last position only, which is
-# `latency.engine_pass_flops`. In small models with large vocabularies this matters, in large ones hardly:
+# worth knowing. The usual `2 · N · L` for a prefill includes logits for every token, and so do the floors in this
+# notebook (`latency.prefill_seconds`, `roofline.place`). An engine computes the logits of the last position only, which
+# is `latency.engine_pass_flops`. This matters in small models with large vocabularies, and hardly in large ones:
 
 # %% name="head-share"
 for s in (shape, model_shapes.model("llama-3.2-1b"), llama, model_shapes.model("llama-3-70b")):
@@ -232,8 +233,8 @@ for s in (shape, model_shapes.model("llama-3.2-1b"), llama, model_shapes.model("
 # ### Prefill: three regimes
 #
 # Prompts of 1 to 2,048 tokens through the course model. (It was trained on texts of up to 1,024 tokens, and its config
-# allows 2,048. Its words beyond are worth little, its times are as good as any.) We fit three prices: one per pass, one per
-# token, one per pair.
+# allows 2,048. Beyond 1,024 its text is of little use, but its times are valid.) We fit three costs: one per pass, one
+# per token, one per pair.
 
 
 # %% name="prefill"
@@ -259,7 +260,7 @@ prompts = [a_batch([(int(n), 0)]) for n in lengths]
 side = 8192 if on_gpu else 1024
 square = torch.randn(side, side, device=model.device)
 buffer = torch.ones(int(weights_here) // 4, device=model.device)
-yardsticks = [lambda: square @ square, buffer.sum]  # in turns with the prompts: the next section compares them
+yardsticks = [lambda: square @ square, buffer.sum]  # alternating with the prompts: the next section compares them
 with torch.inference_mode():
     short = shortest([*yardsticks, *(lambda b=b: model(b, cache, attention) for b in prompts[:8])], rounds=15)
     long = shortest([*yardsticks, *(lambda b=b: model(b, cache, attention) for b in prompts[8:])], rounds=3)
@@ -268,7 +269,7 @@ measured = np.concatenate([short[2:], long[2:]])
 
 
 def fit(columns, values):
-    """Least squares of the relative error with no price below 0: the best of all choices of columns."""
+    """Least squares of the relative error with no negative cost: the best of all choices of columns."""
     best = None
     for chosen in ([0], [1], [2], [0, 1], [0, 2], [1, 2], [0, 1, 2]):
         found, *_ = np.linalg.lstsq(columns[:, chosen] / values[:, None], np.ones(len(values)), rcond=None)
@@ -326,20 +327,20 @@ show(
 )
 
 # %% [markdown] name="prefill-reading"
-# - **Flat:** up to some tokens a prompt costs what one token costs. For a large model on a GPU that is the time to read the weights;
-#   here it is mostly the price of a pass (section below).
+# - **Flat:** up to some length a prompt costs what one token costs. For a large model on a GPU that is the time to read
+#   the weights; here it is mostly the fixed cost of a pass (section below).
 # - **Linear:** the matrices. Twice the prompt, twice the time.
-# - **Quadratic:** attention. In this small model it shows early, because `d · layers` is large against the weights.
+# - **Quadratic:** attention. In this small model it shows early, because `d · layers` is large relative to the weights.
 #
-# The fitted prices are prices of kernels: the next cell turns them into rates. Attention need not reach the rate that
-# matrices reach.
+# The fitted costs are those of kernels: the next cell turns them into rates. Attention need not reach the rate of
+# matrix products.
 #
 # ### How good is it? MFU and MBU
 #
-# **MFU** (model FLOP utilization) is the useful operations divided by what the peak could have done in the time. **MBU**
-# is the same for bytes. In place of this machine's peaks we take a large product and a long read, measured in turns with
-# the prompts. They are yardsticks and no data sheet: a share above 100 % says that the engine's matrix layout, or a
-# quieter moment, was faster than the yardstick.
+# **MFU** (model FLOP utilization) is the useful operations divided by what the peak could have done in the time.
+# **MBU** is the same for bytes. In place of this machine's peaks we take a large product and a long read, measured in
+# turns with the prompts. They are yardsticks, not specifications: a share above 100 % means that the engine's matrix
+# layout, or a quieter moment, was faster than the yardstick.
 
 # %% name="utilization"
 bandwidth, rate = buffer.nbytes / read_seconds, 2 * side**3 / product_seconds
@@ -359,8 +360,8 @@ for n, seconds in zip(lengths, measured, strict=True):
 # %% [markdown] name="waterfall-text"
 # ### Decode: from the floor to what you measure
 #
-# One user, context 512, one step. The floor is the time to read weights and cache at this machine's rate. Then we run more
-# and more of the real step and look at what each part adds: the matrices alone, the attention of all layers alone, the
+# One user, context 512, one step. The floor is the time to read weights and cache at this machine's rate. Then we run
+# more and more of the real step and see what each part adds: the matrices alone, the attention of all layers alone, the
 # whole model, building the batch, sampling, and at last the whole `engine.step()`. Every bar is a measurement or a
 # difference of two. Small differences are noise, and a bar may even point to the left.
 
@@ -443,18 +444,18 @@ show(
 )
 
 # %% [markdown] name="waterfall-reading"
-# Read it with its condition: a model of 7 million parameters on one core. The floor is a small part. Some hundred small
-# operations per step each cost a fixed price, and small matrices are read below the full rate. In a large model the blue
-# bars grow with the weights, and the orange ones hardly grow; so the *share* of overhead falls. On a GPU the orange bars
-# are mostly kernel launches: Python hands over each operation by itself, which is called *eager mode*. CUDA graphs record
-# a whole step once and launch it as one. They and compiled models remove most of that price (chapter 05).
+# Mind the conditions: a model of 7 million parameters on one core. The floor is a small part. A few hundred small
+# operations per step each have a fixed cost, and small matrices are read below the full rate. In a large model the blue
+# bars grow with the weights, and the orange ones hardly grow; so the *share* of overhead falls. On a GPU the orange
+# bars are mostly kernel launches: Python launches each operation separately, which is called *eager mode*. CUDA graphs
+# record a whole step once and launch it as one. They and compiled models remove most of that cost (chapter 05).
 #
-# The number of operations that are handed to PyTorch is a count, and it does not depend on how busy the machine is:
+# The number of PyTorch operations is a count, so it does not depend on how busy the machine is:
 
 
 # %% name="launches"
 class Operations(TorchDispatchMode):
-    """Counts what PyTorch is asked to do; views, which move no data, included."""
+    """Counts calls to PyTorch operations, including views, which move no data."""
 
     count = 0
 
@@ -472,8 +473,8 @@ print(f"{operations.count} operations in one forward pass of {c.num_layers} laye
 # %% [markdown] name="explore-text"
 # ## 6. Explore
 #
-# The roofline of chapter 00, with a decode step of a 70B model on four GPUs. Try: one GPU (refused, and why?), batch 1
-# against 64, new tokens 1 against 2,048, 4-bit weights at batch 1. For which of them does the floor change?
+# The roofline of chapter 00, with a decode step of a 70B model on four GPUs. Try: one GPU (rejected, and why?), batch 1
+# against 64, new tokens 1 against 2,048, 4-bit weights at batch 1. Which of them change the floor?
 
 # %% name="explore"
 widgets.roofline("llama-3-70b", device_name="H100", devices=4, batch=1, past=2048, new=1)
@@ -481,8 +482,8 @@ widgets.roofline("llama-3-70b", device_name="H100", devices=4, batch=1, past=204
 # %% [markdown] name="errata-30ms"
 # ## 7. What the cheat sheets get wrong
 #
-# **"A 7B model in BF16 takes about 30 ms per token on an H100."** (E01.1) That is what somebody measured, not what the hardware
-# asks for. Here is the question from the top:
+# **"A 7B model in BF16 takes about 30 ms per token on an H100."** (E01.1) That is what somebody measured, not what the
+# hardware requires. Here is the question from the top:
 
 # %% name="errata-30ms-cell"
 for name, num_bytes in (("7 billion x 2 bytes", 14 * GB), ("Llama-2-7B exactly", kv_cache.weight_bytes(small))):
@@ -501,10 +502,9 @@ print(
 widgets.reveal("01b-ceiling", h100.bandwidth / kv_cache.weight_bytes(small))
 
 # %% [markdown] name="errata-30ms-reading"
-# 30 ms is believable for a loop in eager mode whose time goes into launches. A compiled engine with CUDA graphs should
-# come within about 1.3 to 2 times of the floor, as a rule of thumb. Therefore: with every decode time, give the share of
-# the bandwidth. Here is the line our engine can print for itself, with this machine's measured rate instead of a data
-# sheet's:
+# 30 ms is plausible for a loop in eager mode whose time goes into launches. A compiled engine with CUDA graphs should
+# come within about 1.3 to 2 times of the floor, as a rule of thumb. So with every decode time, give the share of the
+# bandwidth. Here is that line for our engine, with this machine's measured rate instead of a data sheet's:
 
 # %% name="errata-30ms-engine"
 floor_here = weight_floor + cache_floor
@@ -531,9 +531,10 @@ print(
 )
 
 # %% [markdown] name="errata-linear"
-# **"Prefill costs 2·L·N, so it is linear in the prompt", "TTFT grows linearly for *long* prompts", and "prefill is quadratic"** (E01.3).
-# Each is right somewhere. Long prompts are exactly where the linear rule fails. N is here the full parameter count, as in
-# the rule. (Llama 3 reads 8,192 tokens; Llama 3.1 has the same shapes and reads 131,072.)
+# **"Prefill costs 2·L·N, so it is linear in the prompt", "TTFT grows linearly for *long* prompts", and "prefill is
+# quadratic"** (E01.3). Each is right somewhere. Long prompts are exactly where the linear rule fails. Here N is the
+# full parameter count, as in the rule. (Llama 3 has a context of 8,192 tokens; Llama 3.1 has the same shapes and a
+# context of 131,072.)
 
 # %% name="errata-linear-cell"
 for name, thousands in (("llama-3-8b", (1, 8, 32, 128)), ("llama-3-70b", (1, 8, 32, 128))):
@@ -565,8 +566,8 @@ print(f"counted in the course model: {[format_flops(f) for f in counts]} at cont
 assert counts[2] - counts[0] == here * 1999
 
 # %% [markdown] name="errata-decode-reading"
-# Such operations rarely decide the time of a decode step, since they come with bytes: each pair also reads a key and a
-# value. But a FLOP count that leaves them out is wrong by a factor at long contexts.
+# These operations rarely determine the time of a decode step, since each pair also reads a key and a value. But a FLOP
+# count that leaves them out is wrong by a factor at long contexts.
 #
 # **"One H100 serves a 70B model in FP16 at up to 24 tokens/s, because 3350 / 140 = 24."** (E01.5) The division is right and the
 # machine does not exist: 140 GB do not fit in 80. Check the deployment first, then compute:
@@ -587,13 +588,13 @@ for degree in (2, 4, 8):
 
 # %% [markdown] name="errata-single"
 # **"In practice 10 to 25 tokens/s below a ceiling of 24; batching brings one stream to the upper end; the weights not
-# staying in on-chip memory is one reason for the shortfall."** (E01.6) Three slips in one paragraph. A ceiling is not exceeded.
-# A batch raises what all users get *together*; each single stream gets slower or stays. And that weights are read in every step is
-# what the ceiling already says, so it cannot be the reason for being below it.
+# staying in on-chip memory is one reason for the shortfall."** (E01.6) Three slips in one paragraph. A ceiling is not
+# exceeded. A batch raises what all users get *together*; each single stream gets slower or stays. And the ceiling
+# already assumes that weights are read in every step, so that cannot be the reason for being below it.
 #
-# What does take away from the ceiling? Reading the cache; a bandwidth that is reached only in part (80 to 90 % is a rule
-# of thumb for long reads); the price of a pass; communication between GPUs. You saw a waterfall from our engine. Here is one for a deployment that exists,
-# as a calculation with its assumptions in the labels:
+# What does lower the rate below the ceiling? Reading the cache; a bandwidth that is reached only in part (80 to 90 % is
+# a rule of thumb for long reads); the fixed cost of a pass; communication between GPUs. You saw a waterfall from our
+# engine. Here is one for a deployment that fits, as a calculation with its assumptions in the labels:
 
 # %% name="errata-single-cell"
 degree, context = 4, 8192
@@ -622,10 +623,10 @@ for batch in (1, 16, 32):
 
 # %% [markdown] name="errata-gpus"
 # **"More GPUs do not make one stream faster"**, and elsewhere **"TP=2 halves the latency"** (E01.7). Tensor parallelism
-# (TP) splits every matrix, so each GPU *reads* only its share: it multiplies bandwidth, which is what a lone stream lacks.
-# But after attention and after the MLP of each layer the GPUs have to add up their parts. That is an **all-reduce**. For
-# one token its time hardly depends on the few kilobytes it moves. The first lines assume 10 us for each, the others a ring
-# whose number of steps grows with the GPUs.
+# (TP) splits every matrix, so each GPU *reads* only its share: it multiplies bandwidth, which is what limits a single
+# stream. But after attention and after the MLP of each layer the GPUs have to sum their partial results. That is an
+# **all-reduce**. For one token its time hardly depends on the few kilobytes it moves. The first lines assume 10 us for
+# each, the others a ring whose number of steps grows with the number of GPUs.
 
 # %% name="errata-gpus-cell"
 for degree in (1, 2, 4, 8):
@@ -687,9 +688,10 @@ show(
 )
 
 # %% [markdown] name="errata-gpus-reading"
-# So tensor parallelism helps one stream, less than in proportion, until communication weighs as much as reading. A small
-# model reaches that point soon. Conditions: batch 1, short context, a ring over one NVLink domain with nothing
-# overlapped. An H100 node has eight GPUs, so degrees of 16 and 32 are hypothetical here. Real libraries use other algorithms for messages this small (chapter 12).
+# So tensor parallelism speeds up one stream, though less than proportionally, until communication takes as long as
+# reading. A small model reaches that point soon. Conditions: batch 1, short context, a ring over one NVLink domain with
+# nothing overlapped. An H100 node has eight GPUs, so degrees of 16 and 32 are hypothetical here. Real libraries use
+# other algorithms for messages this small (chapter 12).
 #
 # The other two kinds of parallelism do not help one stream. **Pipeline** stages work one after another: the token still
 # waits for every weight to be read once. **Data** parallelism copies the model for *other* users.
@@ -703,10 +705,11 @@ print(f"8B on one GPU {format_seconds(seconds)}; four pipeline stages, one after
 # %% [markdown] name="practice-text"
 # ## Practice
 #
-# A model, a machine and a load, drawn by a seed. How many GPUs do weights and cache need at least? On that many, with
-# communication left out: the prefill time with attention (logits for every token, as in `2 · N · L`), the floor of a
-# decode step, and the share of the bandwidth that somebody's measured rate used. Compute by hand or write formulas into
-# `my_answers`, then run the check. It names the mistake when it knows it. The first answer below makes a classic one. Change the seed for another exercise.
+# A model, a machine and a load, drawn by a seed. How many GPUs do weights and cache need at least? On that many,
+# ignoring communication: the prefill time with attention (logits for every token, as in `2 · N · L`), the floor of a
+# decode step, and the share of the bandwidth that a measured rate corresponds to. Compute by hand or write formulas
+# into `my_answers`, then run the check. It names the mistake if it recognizes it. The first answer below makes a
+# classic one. Change the seed for another exercise.
 
 
 # %% name="practice"
@@ -762,13 +765,14 @@ for name, given in my_answers().items():
 # As of November 2026. Measure on the machine you have; the floors above come from data sheets.
 #
 # **vLLM, SGLang and TensorRT-LLM** capture decode steps as CUDA graphs by default on NVIDIA GPUs, for a list of batch
-# sizes. That is their answer to the price of a pass. vLLM's `--enforce-eager` turns it off, which is a simple way to see what it is worth.
+# sizes. That is their answer to the fixed cost of a pass. vLLM's `--enforce-eager` turns it off, which is a simple way
+# to see how much it saves.
 #
 # **Benchmarks of one stream** should name SKU, precision, context, degree of tensor parallelism and batch 1. Then
 # anybody can compute the share of bandwidth. `vllm bench latency` measures a fixed batch without a server.
 #
-# **Small all-reduces** are why engines carry their own: vLLM and SGLang have custom one-shot kernels, TensorRT-LLM has
-# fused ones, since a general ring takes too many steps for a few kilobytes.
+# **Small all-reduces** are why engines implement their own: vLLM and SGLang have custom one-shot kernels, TensorRT-LLM
+# has fused ones, since a general ring takes too many steps for a few kilobytes.
 #
 # **CPU back ends** have their own overheads. vLLM's documentation for CPUs, for example, recommends preloading another
 # memory allocator (TCMalloc).
@@ -796,6 +800,6 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="floors"))
 # - Prefill time = FLOP / (MFU · peak). No time without an MFU. Dense peak.
 # - Decode floor = (weights + caches) / bandwidth. 7B in BF16 on an H100: 4.2 ms. Give the ratio to it with every decode time.
 #   <!-- printed: errata-30ms-cell -->
-# - Most tokens/s of one stream = bandwidth / bytes. What takes away: cache reads, reached bandwidth, price of a pass,
-#   communication. A batch raises the sum, never one stream.
-# - TP helps one stream until `2 · layers` all-reduces weigh as much as `bytes / (TP · bandwidth)`. PP and DP do not.
+# - Most tokens/s of one stream = bandwidth / bytes. What lowers it: cache reads, achieved bandwidth, fixed cost of a
+#   pass, communication. A batch raises the sum, never one stream.
+# - TP speeds up one stream until `2 · layers` all-reduces take as long as `bytes / (TP · bandwidth)`. PP and DP do not.

@@ -1,7 +1,7 @@
 # %% [markdown] name="title"
 # # 01c · What a user feels: latency, throughput, goodput
 #
-# About 45 minutes. Parts whose heading says *(more)* come on top, about 25 minutes together; nothing later needs them.
+# About 45 minutes. Parts whose heading says *(more)* are optional, about 25 minutes together; nothing later needs them.
 # You need `a_phases` and `b_floors`. The next notebook, `d_sampling`, is about choosing the token. The lab of both is
 # [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
 
@@ -45,13 +45,13 @@ print(
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# That machine (MFU and MBU: the shares of its peak arithmetic and bandwidth that are reached, see `b_floors`) serves
+# That machine (MFU and MBU: the shares of its peak arithmetic and bandwidth that it reaches, see `b_floors`) serves
 # requests with prompts of 1,000 tokens and about 100 tokens of output. When it is idle the first token comes after one
-# prefill, the time printed above. Now 30 requests arrive per second, at random moments, a little
-# more than it can take in the long run, for twenty seconds.
+# prefill, the time printed above. Now 30 requests arrive per second, at random moments, a little more than it can
+# sustain, for twenty seconds.
 #
-# **How many times longer than that prefill is the time to first token, at the 95th percentile?** That is the value which
-# 95 of 100 requests stay below, p95 for short. And what becomes of the prefill itself?
+# **How many times longer than that prefill is the time to first token, at the 95th percentile?** That is the value that
+# 95 of 100 requests stay below, p95 for short. And what happens to the prefill itself?
 
 # %% name="predict"
 widgets.predict("01c-ttft", "p95 of the time to first token over one idle prefill, at 30 requests per second?", "times")
@@ -60,23 +60,23 @@ widgets.predict("01c-ttft", "p95 of the time to first token over one idle prefil
 # ## 2. The idea
 #
 # Picture an interpreter at a table with many people around it. Each has handed over a letter and waits for the reply,
-# which the interpreter speaks word by word. He works in **rounds**: in each round everybody at the table hears one
-# word. A newcomer first stands at the door. Once he has a seat, the interpreter reads his whole letter within a round,
-# and at its end speaks his first word.
+# which the interpreter speaks word by word. The interpreter works in **rounds**: in each round everybody at the table
+# hears one word. A newcomer first waits at the door. Once a seat is free, the interpreter reads the newcomer's whole
+# letter within a round, and at its end speaks the first word of the reply.
 #
 # Everything a user feels is in this picture. First there is a pause, for the letter has to be read before a word can be
 # said. Then words come one by one, because a round gives one word. They can be passed on as they come: the text *streams*,
 # and the user need not wait for its end.
 #
-# - **The door** is the queue. How long you stand there has nothing to do with your letter. It depends on the others.
+# - **The door** is the queue. How long you wait there does not depend on your letter. It depends on the others.
 # - **Reading your letter** is the prefill. A longer letter takes longer.
 # - **The wait for your first word** is both together: the *time to first token*, TTFT.
 # - **The pauses between words** are the rounds: *inter-token latencies*, ITL. When somebody else's long letter is read
 #   within a round, everybody at the table hears a long pause.
 # - **Your mean pause** is your *time per output token*, TPOT.
 # - **From the door to the last word** is the *end-to-end latency*.
-# - The interpreter's employer asks something else: how many words a minute are spoken to all together. That is
-#   *throughput*. And how many people left content: *goodput*.
+# - The interpreter's employer asks something else: how many words a minute are spoken to everybody together. That is
+#   *throughput*. And how many people were served in time: *goodput*.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.5)
@@ -116,23 +116,23 @@ show(
 )
 
 # %% [markdown] name="phases-table"
-# | number | one per | formula | phase it depends on | who feels it |
+# | metric | one per | formula | phase it depends on | who cares |
 # |---|---|---|---|---|
 # | TTFT | request | first token − arrival | queue, then prefill | a reader who waits for a sign of life |
 # | ITL | gap | one token − the token before | decode, and prefills that share the step | a reader while text streams |
 # | TPOT | request | (last − first token) / (N−1) | decode | the speed of the stream |
 # | latency | request | last token − arrival | all | code that needs the whole answer |
-# | throughput | load | all output tokens / duration | all | who pays for the GPU |
-# | goodput | load | requests that met their objectives / duration | all | who promised something |
+# | throughput | load | all output tokens / duration | all | whoever pays for the GPU |
+# | goodput | load | requests that met their objectives / duration | all | whoever promised something |
 # | attainment | load | requests that met their objectives / all requests | all | the same, as a share |
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# A server's log is one list. Events of all requests are mixed, and the event before yours is usually somebody else's.
-# So first collect per request, by its name; then subtract. There are three traps in it: the queue belongs to TTFT,
-# N tokens have N − 1 gaps, and some requests have one token or none. (A request that was interrupted is scheduled again.
-# The first time counts.)
+# A server's log is one list. Events of all requests are interleaved, and the event before yours usually belongs to
+# another request. So first group by request id, then subtract. There are three traps: TTFT includes the queue, N tokens
+# have N − 1 gaps, and some requests have one token or none. (A request that was preempted is scheduled again. The first
+# time counts.)
 
 # %% name="scratch"
 log = [  # (seconds, what, who); the clock started anywhere
@@ -168,10 +168,9 @@ for who in ("ann", "bob", "cyd", "dan"):
     print(f"{who}: " + ", ".join(f"{k} {np.round(v, 3) if v is not None else None}" for k, v in mine.items()))
 
 # %% [markdown] name="scratch-reading"
-# The last lines compare each number with the engine's own module. Ann's third token came late: Bob's prompt was computed
-# in the same step. Bob's only token gives a TTFT and no
-# TPOT. Cyd and Dan have no token yet. They are not fast; they are *unmeasured*, and an average that leaves them out says
-# nothing about how long they have stood there.
+# The last lines compare each number with the engine's own module. Ann's third token came late: Bob's prompt was
+# computed in the same step. Bob's only token gives a TTFT and no TPOT. Cyd and Dan have no token yet. They are not
+# fast; they are *unmeasured*, and an average that leaves them out says nothing about how long they have been waiting.
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
@@ -183,8 +182,8 @@ for who in ("ann", "bob", "cyd", "dan"):
 print(inspect.getsource(RequestMetrics.of))
 
 # %% [markdown] name="engine-serve-text"
-# Five requests at once, two seats (`max_num_seqs=2`), the real course model, the real clock. Prompts of 400, 60, 300, 60
-# and 200 tokens. r1 has a short prompt and the prefill interval of r0, because both were read in one step.
+# Five requests at once, two slots (`max_num_seqs=2`), the real course model, the real clock. Prompts of 400, 60, 300,
+# 60 and 200 tokens. r1 has a short prompt but the same prefill interval as r0, because both were prefilled in one step.
 
 
 # %% name="engine-serve"
@@ -198,7 +197,7 @@ def real(prompts, outputs, seats):
     return engine.trace
 
 
-real([40], [4], 1)  # warm up: the first steps of a process are slow
+real([40], [4], 1)  # warm-up: the first steps of a process are slow
 served = real([400, 60, 300, 60, 200], [24, 12, 16, 8, 1], seats=2)
 print("in ms    tokens   queue  prefill    TTFT     TPOT   latency")
 for i in range(5):
@@ -216,7 +215,7 @@ print(f"together: {load.num_output_tokens} tokens in {load.duration:.2f} s: {loa
 # %% [markdown] name="breakdown-text"
 # ### One request, taken apart
 #
-# The same trace as a picture: each request as queue, prefill and gaps. The table says what bounds each part.
+# The same trace as a picture: each request as queue, prefill and gaps. The table says what limits each part.
 
 # %% name="breakdown" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.6)
@@ -239,30 +238,29 @@ tidy(ax, "seconds since arrival")
 fig.legend(loc="outside upper center", ncols=3, fontsize=8, frameon=False)
 show(
     fig,
-    "Five requests with two seats. The first two start at once. The others first wait in the queue, the last the longest; "
+    "Five requests with two slots. Two start at once. The others first wait in the queue, the last the longest; "
     "their prefill is short against the wait. Single gaps of running requests are longer where a prefill shares the step.",
 )
 
 # %% [markdown] name="breakdown-table"
 # | part | what bounds it | what shortens it |
 # |---|---|---|
-# | queue | seats, free memory for keys and values, and the work of those before you | more replicas, admission control, priorities; anything that shortens the other parts for everybody |
+# | queue | slots, free KV cache blocks, and the requests ahead of you | more replicas, admission control, priorities; anything that shortens the other parts for everybody |
 # | prefill | arithmetic, as long as the prompt is longer than the ridge allows; below that, one read of the weights | fewer tokens to compute (a shorter prompt, or a beginning that is cached already: a *prefix hit*, chapter 06), more FLOP/s, lower precision |
 # | first token | the end of the prefill: the logits of the last position and one draw. No step of its own | `d_sampling` measures the draw |
 # | gaps | bytes: all weights once per step, and every running request's keys and values; plus the prefills in the step | fewer bytes, more bandwidth, smaller chunks of prompts; several tokens per step (drafts, chapter 08) |
 #
-# What you measure at the client has more in it: network, tokenizing, and turning tokens into text. Nothing of that
-# is in this trace.
+# What you measure at the client also includes network, tokenization and detokenization. None of that is in this trace.
 
 # %% [markdown] name="virtual-text"
 # ### A virtual GPU
 #
-# To see many requests on a machine we do not have, we keep the engine (the real scheduler, the real block
-# accounting, the real trace) and replace two parts. The **executor** returns the same stand-in token for everybody. The
-# **clock** moves on, in each step, by what the formula says that step takes at least. So the *order* of
-# events is the scheduler's. The *times* are the formula's, for a stated MFU and MBU, without launches and host work. The
-# tokens mean nothing. The code is folded; you need only its two functions. `serve(deployment, arrivals, budget)` runs a
-# list of (second, prompt tokens, output tokens) and gives the trace. `poisson(rate, count, seed)` makes such a list.
+# To see many requests on a machine we do not have, we keep the engine (the real scheduler, the real block accounting,
+# the real trace) and replace two parts. The **executor** returns the same placeholder token for every request. The
+# **clock** advances, in each step, by the time that the formula gives for that step. So the *order* of events is the
+# scheduler's. The *times* are the formula's, for a stated MFU and MBU, without launches and host work. The tokens are
+# meaningless. The code is folded; you need only its two functions. `serve(deployment, arrivals, budget)` runs a list of
+# (second, prompt tokens, output tokens) and gives the trace. `poisson(rate, count, seed)` makes such a list.
 
 
 # %% name="virtual" jupyter={"source_hidden": true}
@@ -290,7 +288,7 @@ class VirtualGPU:
 
 
 def weightless(shape, longest=16_384):  # what the engine asks a model for, without its weights
-    # One thin layer: the engine looks whether this machine has room for the cache, and the GPU's memory is not here.
+    # One thin layer: the engine checks that this machine has memory for the cache, and it lacks the GPU's.
     config = parse_model_config({
         "architectures": ["LlamaForCausalLM"], "vocab_size": shape.vocab_size, "hidden_size": 8,
         "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
@@ -316,7 +314,7 @@ def serve(deployment, arrivals, budget=1024, seats=256, names=()):
             gpu.time = max(gpu.time, coming[0][0])
         while coming and coming[0][0] <= gpu.time:
             second, prompt, output = coming.popleft()
-            step_end, gpu.time = gpu.time, second  # stamp it when it came, not when the loop looks again
+            step_end, gpu.time = gpu.time, second  # stamp it when it arrived, not when the loop next looks
             engine.add([1] * prompt, SamplingParams(max_tokens=output, ignore_eos=True), next(names, None))
             gpu.time = step_end
         engine.step()
@@ -337,14 +335,14 @@ print(f"one request alone: TTFT {format_seconds(alone.ttft)}, TPOT {format_secon
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# Now the question from the top. Requests arrive at random (Poisson), more and more per second, with two seeds. The
-# budget is 1,024 tokens per step, so about one prompt is read per step. The dashed line is an old formula of
+# Now the question from the top. Requests arrive at random (Poisson), at higher and higher rates, with two seeds. The
+# budget is 1,024 tokens per step, so about one prompt is read per step. The dashed line is a classic formula of
 # queueing theory (M/G/1, Pollaczek and Khinchine): customers are served *one at a time*, and each takes as long as the
 # arithmetic of a mean request on this GPU.
 
 # %% name="sweep"
 work = latency.prefill_flops(llama, 1000) + 99 * latency.decode_flops(llama, 1050)
-service = work / (h100.mfu * h100.device.peak())  # seconds of the GPU's arithmetic that one request costs
+service = work / (h100.mfu * h100.device.peak())  # GPU arithmetic of one request, in seconds
 rates, seeds = (6, 12, 18, 23, 27, 30), (0, 1)
 loads = {rate: [serve(h100, poisson(rate, 20 * rate, seed)).workload() for seed in seeds] for rate in rates}
 
@@ -415,26 +413,28 @@ show(
 # %% [markdown] name="sweep-reading"
 # Read three things.
 #
-# - **The prefill interval grows little.** Its p95 doubles over most of the range, because the decodes of the others take
-#   a part of each budget, and a prompt then needs two steps. What grows is the queue, and above the capacity it grows for
-#   as long as the load lasts.
+# - **The prefill interval grows little.** Its p95 doubles over most of the range, because the decodes of other requests
+#   take part of each budget, and a prompt then needs two steps. What grows is the queue, and above the capacity it
+#   grows for as long as the load lasts.
 # - **The formula has the right shape and the wrong number.** Up to about two thirds of the capacity it agrees with the
-#   mean by luck: the engine makes a newcomer wait for the step that runs, the formula for customers before him. Near
-#   the capacity it is too gloomy, because its customer occupies the server until his last word, while the engine reads a
-#   new prompt in a step that also serves everybody else. Above the capacity no formula of a steady state holds: the queue
-#   grows as long as the load lasts, and the number you report depends on when you stop looking. (Chapter 03,
-#   `b_scheduling`, has a widget in which you move the load, the arrivals and the seats, over more formulas.)
-# - **Throughput does not see it.** At the highest rate the GPU gives the most tokens per second of all, and many users
-#   are unhappy. Goodput counts them.
+#   mean by luck: in the engine a new request waits for the step in flight, in the formula for the customers ahead of
+#   it. Near the capacity it is too pessimistic, because its customer occupies the server until the last token, while
+#   the engine prefills a new prompt in a step that also serves all other requests. Above the capacity no steady-state
+#   formula holds: the queue grows as long as the load lasts, and the number you report depends on when you stop
+#   measuring. (Chapter 03, `b_scheduling`, has a widget in which you vary the load, the arrivals and the seats, with
+#   more formulas.)
+# - **Throughput does not show it.** At the highest rate the GPU produces the most tokens per second, and many users are
+#   unhappy. Goodput shows it.
 #
-# The last column, on one GPU, is also throughput *per GPU*. For a deployment on several, divide by their number.
+# The last column, on one GPU, is also the throughput *per GPU*. For a deployment on several GPUs, divide by their
+# number.
 
 # %% [markdown] name="streams-text"
 # ### One stream and all streams
 #
-# Two rates are called "tokens per second". A *stream's* rate is 1 / TPOT: what one user sees. The *aggregate* is the sum
-# over all users. For a lone request they agree. Measured here on the course model, decode only, and by formula for the
-# large machine.
+# Two rates are called "tokens per second". A *stream's* rate is 1 / TPOT: what one user sees. The *aggregate* is the
+# sum over all users. For a single request they agree. Measured here on the course model, decode only, and by formula
+# for the large machine.
 
 # %% name="streams"
 sizes = (1, 2, 4, 8, 16, 32) + ((64, 128) if on_gpu else ())
@@ -446,7 +446,7 @@ for size in sizes:
     )
     seen.append(steps[len(steps) // 2])  # the median step
 seen = np.array(seen)
-slope = (seen[-1] - seen[0]) / (sizes[-1] - 1)  # a step = a fixed part + a price per row, from the two ends
+slope = (seen[-1] - seen[0]) / (sizes[-1] - 1)  # a step = a fixed part + a cost per row, from the two ends
 line = seen[0] + slope * (np.array(sizes) - 1)
 large = np.array([h100.tpot(1000, size) for size in sizes])
 print("requests   here: per stream  aggregate   1/aggregate  ITL    | H100, formula: per stream  aggregate")
@@ -470,7 +470,7 @@ for ax, times, title in (
     ax.minorticks_off()
     ax.set_yticks([50, 100, 200, 500, 1000, 2000, 5000], "50 100 200 500 1k 2k 5k".split())
     tidy(ax, "requests that decode together", "tokens/s", title)
-left.plot(sizes, np.array(sizes) / line, "--", color=INK, linewidth=1, label="fixed part + price per row")
+left.plot(sizes, np.array(sizes) / line, "--", color=INK, linewidth=1, label="fixed part + cost per row")
 left.legend(fontsize=7, frameon=False)
 show(
     fig,
@@ -479,14 +479,14 @@ show(
 )
 
 # %% [markdown] name="streams-reading"
-# The stream never gets faster by batching. It gets slower, by little as long as reading the weights (on this CPU: the
-# fixed part of a step) is most of the step. And `1 / aggregate` is nobody's gap: at 32 requests, the time between two
-# tokens *of the system* is a small part of what each user waits.
+# Batching never makes a stream faster. It makes it slower, though only slightly as long as reading the weights (on this
+# CPU: the fixed part of a step) is most of the step. And `1 / aggregate` is not the gap of any stream: at 32 requests,
+# the time between two tokens *of the system* is a small part of what each user waits.
 #
 # ### Why long chats slow down (more)
 #
-# In each turn of a chat the whole history comes along. If nothing is kept between turns, the prompt grows, so TTFT
-# does. And each decode step reads a longer cache, so the stream slows, for everybody in the batch.
+# Each turn of a chat includes the whole history. If nothing is kept between turns, the prompt grows and so does TTFT.
+# And each decode step reads a longer cache, so every stream in the batch slows down.
 
 # %% name="long-chat"
 turns = np.array([1, 2, 4, 8, 16, 24])
@@ -533,7 +533,7 @@ widgets.timeline(whole, by="seconds")
 # %% [markdown] name="server-text"
 # ### The same numbers from a server *(more)*
 #
-# What you saw so far came out of the engine's own trace. A client sees less, and measures what a user waits for. In two
+# What you saw so far came from the engine's own trace. A client sees less, and measures what a user waits for. In two
 # terminals:
 #
 # ```
@@ -541,22 +541,22 @@ widgets.timeline(whole, by="seconds")
 # inferlab bench serve --workload chat --rate 1 --num 30 --max-prompt 1000 --max-output 64 --vocab-size 4096
 # ```
 #
-# The first is this engine as a server. Open <http://127.0.0.1:8000/status> while the second one runs: who waits, who
-# reads a prompt, who decodes, how many blocks are free, how much the prefix cache finds. The second one sends chats at
-# random moments, whatever comes back, and prints the numbers of this notebook with intervals: TTFT, TPOT, ITL, latency,
-# goodput, attainment. (`inferlab bench serve` measures any OpenAI-compatible server.)
+# The first is this engine as a server. Open <http://127.0.0.1:8000/status> while the second one runs: which requests
+# wait, prefill and decode, how many blocks are free, and the prefix cache's hit rate. The second one sends chats at
+# random moments, without waiting for answers, and prints the metrics of this notebook with confidence intervals: TTFT,
+# TPOT, ITL, latency, goodput, attainment. (`inferlab bench serve` measures any OpenAI-compatible server.)
 #
 # Find three things. TTFT is given twice, from the moment a request was *planned* and from the moment it was *sent*: why
-# is the first one the honest one, should the client fall behind? Raise `--rate` until the page shows requests that wait:
-# which number grows first, TTFT or TPOT? And p99 of 30 requests has no upper end of an interval: why?
+# is the first one the honest one, should the client fall behind? Raise `--rate` until the page shows waiting requests:
+# which number grows first, TTFT or TPOT? And the interval for the p99 of 30 requests has no upper end: why?
 
 # %% [markdown] name="targets-text"
-# ### What an objective pays for
+# ### What an objective allows
 #
-# Objectives depend on the use. Those below are examples, not laws; the widget uses the same. Ask what they leave: after
-# 30 % of the TTFT for network and queue, how long a prompt can be read; and within the total, how many tokens can be
-# written. Llama-3-8B in bf16 on one H100, and Llama-3-70B in bf16 on four with tensor parallelism; MFU 50 %, MBU 80 %.
-# The tokens count from a prompt of 1,000 tokens, in a batch of 16.
+# Objectives depend on the use. Those below are examples, not laws; the widget uses the same. Ask what they allow: after
+# 30 % of the TTFT for network and queue, how long a prompt can be prefilled; and within the total, how many tokens can
+# be generated. Llama-3-8B in bf16 on one H100, and Llama-3-70B in bf16 on four with tensor parallelism; MFU 50 %, MBU
+# 80 %. The token counts are for a prompt of 1,000 tokens, in a batch of 16.
 
 # %% name="targets"
 large70 = Deployment(shape_of("llama-3-70b"), device("H100"), num_devices=4, mfu=0.5, mbu=0.8)
@@ -574,12 +574,12 @@ for what, words_per_minute in (("speech", 150), ("silent reading", 250)):
     )
 
 # %% [markdown] name="targets-reading"
-# A prompt above 8,192 tokens is longer than Llama 3 reads; Llama 3.1 has the same shapes and reads more. Batch jobs are
-# missing on purpose: nobody waits for their first token (section 7). For voice, the model's TTFT is only a part: speech
-# has to be recognised before and spoken after.
+# A prompt above 8,192 tokens exceeds the context of Llama 3; Llama 3.1 has the same shapes and a longer context. Batch
+# jobs are left out on purpose: nobody waits for their first token (section 7). For voice, the model's TTFT is only a
+# part: speech recognition comes before it and speech synthesis after.
 #
-# The widget does this arithmetic for any pair. Try: 70B on one H100 (it says why not); fewer bits per weight;
-# a longer queue, which costs TTFT and nothing else.
+# The widget does this calculation for any pair. Try: 70B on one H100 (it says why not); fewer bits per weight; a longer
+# queue, which costs TTFT and nothing else.
 
 # %% name="explore"
 widgets.latency_budget("llama-3-8b", use="chat", prompt=2048, output=256)
@@ -624,13 +624,13 @@ for name, found in levers.items():
     print(f"{name:36s} {base[0] / found[0]:8.2f}x {base[1] / found[1]:6.2f}x {found[2] / base[2]:8.2f}x")
 
 # %% [markdown] name="remedies-reading"
-# - The prefill of a long prompt wants arithmetic: more FLOP/s, or fewer tokens. Faster memory does nothing for it, nor do
-#   4-bit weights that are computed in 16 bits. (In a real engine 4-bit weights may even cost a little: unpacking them is
-#   work, too.)
-# - TPOT wants fewer bytes. The batch is in it: a smaller one is faster per stream and costs capacity.
-# - **If the queue is the problem, look at the last column.** Lists of remedies for TTFT tend to stop at the prefill. But
-#   a second replica changes no prefill at all and still repairs a TTFT that consists of waiting; so do admission
-#   control (refuse early) and priorities (decide who waits).
+# - The prefill of a long prompt needs arithmetic: more FLOP/s, or fewer tokens. Faster memory does nothing for it, nor
+#   do 4-bit weights that are computed in 16 bits. (In a real engine 4-bit weights may even slow it a little:
+#   dequantizing them is work, too.)
+# - TPOT needs fewer bytes. It also depends on the batch: a smaller one is faster per stream and costs capacity.
+# - **If the queue is the problem, look at the last column.** Lists of remedies for TTFT tend to stop at the prefill.
+#   But a second replica does not change any prefill and still fixes a TTFT that consists of waiting; so do admission
+#   control (reject early) and priorities (decide which requests wait).
 # - Paged KV (chapter 04) and fewer KV heads (chapter 09) raise how many requests fit. Drafts (chapter 08) shorten gaps.
 
 # %% [markdown] name="chat-text"
@@ -647,14 +647,15 @@ for batch in (1, 64):
           f"latency and {flops_out / (flops_in + flops_out):.0%} of the operations; {batch / r.tpot:,.0f} tokens/s together")  # fmt: skip
 
 # %% [markdown] name="errata-ttft"
-# Decode is nearly all of the time. For the user that means: fewer bytes per step. For the operator: larger batches, as far
-# as KV memory and the TPOT objective allow. The stream pays little for them here, and the GPU gives many times the tokens.
+# Decode is nearly all of the time. For the user that means: fewer bytes per step. For the operator: larger batches, as
+# far as KV memory and the TPOT objective allow. Each stream slows down little here, and the GPU produces many times the
+# tokens.
 #
 # ## 7. What the cheat sheets get wrong
 #
-# **"TTFT is the prefill latency."** (E01.8) Some sources say so, another says queue plus prefill. The clock of a user
-# starts when the request is sent. In section 5 the queue's share of TTFT grew with the load until it was most of
-# it. Here is the same p95 with the clock started at the wrong place:
+# **"TTFT is the prefill latency."** (E01.8) Some sources say so, another says queue plus prefill. A user's clock starts
+# when the request is sent. In section 5 the queue's share of TTFT grew with the load until it was most of it. Here is
+# the same p95 with the clock started at the wrong place:
 
 # %% name="errata-ttft-cell"
 for rate in (6, 27, 30):
@@ -692,9 +693,9 @@ print(
 )
 
 # %% [markdown] name="errata-stutter"
-# A related rule of thumb says that readers notice gaps above about 100 ms. A mean cannot tell you. Look at the *share* of gaps
-# above it, and the worst. A load with 10 % prompts of 8,000 tokens, 8 requests per second, budget for a whole prompt in
-# a step, and in pieces:
+# A related rule of thumb says that readers notice gaps above about 100 ms. A mean cannot tell you. Look at the *share*
+# of gaps above it, and the worst. A load with 10 % prompts of 8,000 tokens, 8 requests per second, with a budget for a
+# whole prompt per step, and with chunks:
 
 
 # %% name="errata-stutter-cell"
@@ -715,11 +716,11 @@ for budget, found in sweep.items():
 
 # %% [markdown] name="errata-tension"
 # With the largest budget p99 looks better than with 2,048, and the worst gap is far longer: fewer than one gap in a
-# hundred is stalled, so p99 does not see it. One percentile is not enough either.
+# hundred is stalled, so p99 does not see it. A single percentile is not enough either.
 #
-# **"TTFT and tokens per second are independent, and in tension."** (E01.11) Not both. What is in tension depends on
-# something common: here, how many tokens a step may compute. The same sweep as a curve, p95 TTFT against p99 TPOT.
-# And one lever moves the whole curve: fp8 instead of bf16.
+# **"TTFT and tokens per second are independent, and in tension."** (E01.11) Not both. Two metrics in tension depend on
+# something in common: here, how many tokens a step may compute. The same sweep as a curve, p95 TTFT against p99 TPOT.
+# And one lever that moves the whole curve: fp8 instead of bf16.
 
 # %% name="errata-tension-cell"
 sweep8 = {budget: mixed(changed(weight_bits=8, precision="fp8"), budget) for budget in (96, 192, 8192)}
@@ -759,16 +760,16 @@ print(
 )
 
 # %% [markdown] name="errata-tension-reading"
-# Read the curve from the right. Budgets below the number printed above do not shorten a step any more. They only make
-# prompts take more steps, so TTFT is long for nothing. From 192 to 512 you trade: TTFT falls, TPOT rises. Above 512 this
-# scheduler loses on both: a step then holds several prompts, and everybody in it waits for its end. (An engine that lets
-# prompts go first while decodes stand still trades further; chapter 03.) So the two are not independent, and not doomed
-# either: there is a knee, and there are levers such as fp8, prefix hits or a second GPU that move the whole curve towards
-# the origin.
+# Read the curve from the right. Budgets below the number printed above no longer shorten a step. They only make prompts
+# take more steps, so TTFT grows with no gain. From 192 to 512 you trade: TTFT falls, TPOT rises. Above 512 this
+# scheduler loses on both: a step then holds several prompts, and everybody in it waits for its end. (An engine that
+# prefills first while decodes stall trades further; chapter 03.) So the two are not independent, and the tension is not
+# a law either: there is a knee, and there are levers such as fp8, prefix hits or a second GPU that move the whole curve
+# towards the origin.
 #
-# **A timeline in which the second request is read beside the first one's decode, and nobody slows down.** (E01.14)
-# The bars of such a picture are drawn by hand. Section 6 drew ours from events: B waits until A's prompt is
-# done, and A pays for B's prompt with a long gap. With chunks of 1,024 both share:
+# **A timeline in which the second request is prefilled beside the first one's decode, and neither slows down.**
+# (E01.14) The bars of such a picture are drawn by hand. Section 6 drew ours from events: B waits until A's prompt is
+# done, and A pays for B's prompt with a long gap. With chunks of 1,024 the two share steps:
 
 # %% name="errata-gantt-cell"
 chunked = serve(h100, pair, budget=1024, names="AB")
@@ -803,20 +804,20 @@ for gpus in (1, 2, 4, 6, 8):
           f"{'   <- meets 2 s' if max(w.ttft) <= 2 else ''}")  # fmt: skip
 
 # %% [markdown] name="errata-batch-reading"
-# One GPU meets the deadline with room to spare, and gives the most tokens per GPU-second. The TTFT objective asks for
-# several times the machines for a number nobody looks at. Give interactive work TTFT and TPOT; give batch work a
+# One GPU meets the deadline with time to spare, and gives the most tokens per GPU-second. The TTFT objective requires
+# several times the machines for a number that nobody looks at. Give interactive work TTFT and TPOT; give batch work a
 # deadline, a price, or tokens per second.
 #
 # ### What bounds the gaps (more)
 #
 # **"FlashAttention and PagedAttention cut the bytes a decode step reads; the keys and values are the bottleneck."**
-# (E05.14) Chapter 00b has the whole ledger. Here is what one step of Llama-3-8B must read for one request at a context of
-# 8,192, with each lever at work. FlashAttention keeps the scores on the chip, so count what they would be. Paging keeps
-# memory from being reserved, so count what is held:
+# (E05.14) Chapter 00b has the whole ledger. Here is what one step of Llama-3-8B must read for one request at a context
+# of 8,192, with each lever applied. FlashAttention keeps the scores on the chip, so count the bytes they would take.
+# Paging avoids reservations, so count the memory that is held:
 
 # %% name="errata-bytes-cell"
 weights, cache = kv_cache.weight_bytes(llama), 8192 * kv_cache.bytes_per_token(llama)
-every_head = cache * llama.num_heads / llama.num_kv_heads  # were keys and values not shared by groups of heads
+every_head = cache * llama.num_heads / llama.num_kv_heads  # if keys and values were not shared by groups of heads
 # One query per head: one row of scores, written, read by the softmax, written, and read again, 2 bytes each.
 scores = 4 * 2 * llama.layers * llama.num_heads * 8192
 print(
@@ -850,26 +851,28 @@ print(f"a text of {request:,} tokens: paging holds {format_bytes(paged * kv_cach
 # `inter_token_latency_seconds`, `request_queue_time_seconds`, `request_prefill_time_seconds` and
 # `e2e_request_latency_seconds`. TTFT there starts when the frontend receives the request. Its newer *per-request*
 # metrics, returned with an answer on request (`--enable-per-request-metrics`), define time to first token from when the
-# request was *scheduled*, with the queue as a field of its own. Same name, another clock: read the definition before you compare.
+# request was *scheduled*, with the queue as a field of its own. Same name, different clock: read the definition before
+# you compare.
 #
 # **`vllm bench serve`** computes TPOT as this course does, `(latency − TTFT) / (N − 1)`, pools ITL over all tokens, and
-# takes objectives for goodput (`--goodput ttft:... tpot:...`). Its ITL is measured at the client, so it sees bundles.
+# takes objectives for goodput (`--goodput ttft:... tpot:...`). Its ITL is measured at the client, so it sees tokens
+# that are sent together as one.
 #
-# **SGLang** exports the same kinds under `sglang:` and brings `sglang.bench_serving`, which grew out of vLLM's script. Check
-# in your version how it counts a message with several tokens.
+# **SGLang** exports similar metrics under `sglang:` and has `sglang.bench_serving`, which grew out of vLLM's script.
+# Check in your version how it counts a message with several tokens.
 #
 # **NVIDIA's GenAI-Perf** and its successor AIPerf call `(latency − TTFT) / (N − 1)` of a request "inter-token latency",
 # where this course says TPOT. For the gaps between messages AIPerf has a name of its own, "inter-chunk latency".
 #
-# **MLPerf Inference** (MLCommons) is a place where objectives are fixed in writing, in the rules of each round. For Llama-2-70B the server scenario (v4.0,
-# 2024) allows a p99 TTFT of 2 s and TPOT of 200 ms; the interactive one (v5.0, 2025) 450 ms and 40 ms. Its offline
-# scenario has no latency objective at all.
+# **MLPerf Inference** (MLCommons) fixes objectives in writing, in the rules of each round. For Llama-2-70B the server
+# scenario (v4.0, 2024) allows a p99 TTFT of 2 s and TPOT of 200 ms; the interactive one (v5.0, 2025) 450 ms and 40 ms.
+# Its offline scenario has no latency objective at all.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
 #
 # Then compute the metrics from a log yourself: [lab 01](../../labs/01_prefill_decode/metrics_sampling.ipynb), parts 1 to
-# 5. The same traps wait there: the queue, lone tokens, requests without any, and two kinds of mean.
+# 5. The same traps are there: the queue, single tokens, requests without tokens, and two kinds of mean.
 
 # %% name="quiz"
 from grader.quiz import load_quiz
@@ -877,7 +880,7 @@ from grader.quiz import load_quiz
 widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="metrics"))
 
 # %% [markdown] name="quiz-more-text"
-# Ten more about the same things, if you like (more):
+# Ten more questions on the same topics (more):
 
 # %% name="quiz-more"
 widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="practice"))
@@ -886,13 +889,13 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="practice"))
 # ## 10. Card
 #
 # - TTFT = first token − arrival = queue + prefill. Under load the queue is most of it. Stamp the arrival when it happens.
-# - N tokens, N − 1 gaps. TPOT = (last − first token) / (N − 1), one per request; none for a lone token.
+# - N tokens, N − 1 gaps. TPOT = (last − first token) / (N − 1), one per request; undefined for a single token.
 # - Latency = TTFT + sum of gaps = TTFT + (N − 1) · TPOT.
 # - Mean TPOT counts requests, mean ITL counts tokens. Say which, with the formula.
 # - A stream's rate is 1 / TPOT. The aggregate is batch / step time. Batching raises the second, never the first.
 # - Stutter: report the share of gaps above 100 ms and the worst gap, not the mean.
-# - Throughput per GPU = all output tokens / duration / GPUs. Goodput = requests per second that met every objective;
-#   requests without a token stay in the denominator of a share.
+# - Throughput per GPU = all output tokens / duration / GPUs. Goodput = requests per second that met every objective.
+#   Attainment is the share; requests without a token stay in its denominator.
 # - Step budget: too small costs TTFT, too large costs TPOT, far too large costs both. Fewer bits, prefix hits and more GPUs improve both.
 # - Long TTFT: is it queue or prefill? Queue: capacity, admission, priority. Prefill: FLOP/s, fewer tokens.
 # - Interactive work gets TTFT and TPOT. Batch work gets a deadline or a price.

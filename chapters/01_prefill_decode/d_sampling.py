@@ -1,9 +1,9 @@
 # %% [markdown] name="title"
 # # 01d · Choosing the token: greedy, temperature, top-k, top-p
 #
-# About 30 minutes. You need `a_phases`. After each pass the model hands over one number per token of its vocabulary, a
-# **logit**: the larger, the likelier. Somebody has to choose. The lab is [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb), parts 6
-# to 11.
+# About 30 minutes. You need `a_phases`. Each pass returns one number per token of the vocabulary, a **logit**: the
+# larger, the likelier. The sampler has to choose. The lab is [Metrics and
+# sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb), parts 6 to 11.
 
 # %% name="setup"
 import inspect
@@ -32,7 +32,7 @@ names = [llm.tokenizer.decode([i]) for i in range(vocab)]
 
 
 class Tap:
-    """A sampler that keeps the logits it is given, and then does what the engine's own does."""
+    """A sampler that keeps the logits it is given, then samples as the engine's own does."""
 
     def __call__(self, logits, requests):
         self.logits = logits.clone()
@@ -57,7 +57,7 @@ print(f"{PROMPT!r} -> {len(logits):,} logits, from {logits.min():.1f} to {logits
 # The course model has a vocabulary of 4,096 tokens. It has read `def add(a, b):` and `return`. At temperature 1 you
 # keep the smallest set of tokens that holds 90 % of the probability (top-p 0.9).
 #
-# **How many tokens stay?**
+# **How many tokens remain?**
 
 # %% name="predict"
 widgets.predict("01d-kept", "How many of 4,096 tokens does top-p 0.9 keep after 'return'?", "tokens")
@@ -65,21 +65,21 @@ widgets.predict("01d-kept", "How many of 4,096 tokens does top-p 0.9 keep after 
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# Cut a ribbon of length 1 into pieces, one for each token, as long as the token is likely. (The length comes from the
-# logits by **softmax**: `exp(logit)` of the token over the sum of `exp(logit)` of all.) Lay the pieces side by side
-# in the order of their ids. Now stick a pin into the ribbon at a place between 0 and 1 that chance chooses. The piece you
-# hit is the next token. Likely tokens are hit often because they are long. That is all of *sampling*.
+# Cut a ribbon of length 1 into pieces, one for each token, each as long as its token's probability. (**Softmax** gives
+# the lengths: `exp(logit)` of the token over the sum of `exp(logit)` of all.) Lay the pieces side by side in the order
+# of their ids. Now stick a pin into the ribbon at a random place between 0 and 1. The piece you hit is the next token.
+# Likely tokens are hit often because their pieces are long. That is all there is to *sampling*.
 #
-# The settings change the ribbon before the pin.
+# The parameters change the ribbon before the pin falls.
 #
-# - **Temperature** divides the logits before that. It stretches the long pieces and shrinks the short ones (below 1), or
-#   makes them more alike (above 1). Temperature 0 leaves one piece: *greedy*, no chance in it.
+# - **Temperature** divides the logits before the softmax. It stretches the long pieces and shrinks the short ones
+#   (below 1), or makes them more alike (above 1). Temperature 0 leaves one piece: *greedy*, no randomness.
 # - **Top-k** throws away all but the k longest pieces.
 # - **Top-p** sorts the pieces by length and keeps the longest until they make up at least p of the ribbon. The piece
 #   that reaches p stays, whole.
-# - After each throwing away, the rest is stretched to length 1 again.
+# - After each filter, the rest is renormalized to length 1.
 #
-# Why throw away at all? Each unlikely token is hit almost never. But there are thousands, and together their pieces are
+# Why filter at all? Each unlikely token is hit almost never. But there are thousands, and together their pieces are
 # long enough to be hit every few words.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
@@ -118,10 +118,11 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# For one row of logits. Read it against the list above. Three things go wrong most often:
+# Here it is for one row of logits. Compare it with the list above. Three things go wrong most often:
 #
-# - **Order.** Temperature first, then top-k, then top-p within what top-k left. In another order other tokens stay.
-# - **The edge.** In top-p, a token stays while the probability *before* it is below p. So the token that crosses p is
+# - **Order.** Temperature first, then top-k, then top-p within what top-k left. In another order, different tokens
+#   remain.
+# - **The edge.** In top-p, a token is kept while the probability *before* it is below p. So the token that crosses p is
 #   kept, and at least one always is.
 # - **The draw.** Sum up in the order of the *ids*, not of the sorted list, and take the first token at which the sum
 #   exceeds u. Tokens with probability 0 are never taken.
@@ -168,11 +169,11 @@ for temperature, k, p in ((0, 0, 1.0), (1.0, 0, 1.0), (0.7, 0, 0.9), (1.3, 40, 1
           f"u = 0.62 picks {names[pick(mine, 0.62)]!r}")  # fmt: skip
 
 # %% [markdown] name="scratch-reading"
-# The lab asks for the same on many rows at once, each a request of its own. There, work along `dim=-1` and put values
-# back into place with `scatter`. Note that p = 1 switches top-p off; it is a case of its own.
+# The lab asks for the same on many rows at once, one row per request. There, work along `dim=-1` and put values back
+# into place with `scatter`. Note that p = 1 switches top-p off; it is a special case.
 #
-# Here is the answer to the question, and the same prompt at other temperatures. The number that top-p keeps
-# follows the model's own certainty. Top-k keeps k, certain or not.
+# Here is the answer to the question, and the same prompt at other temperatures. The number of tokens that top-p keeps
+# follows the model's confidence. Top-k keeps k, confident or not.
 
 # %% name="kept"
 for temperature in (0.5, 1.0, 1.5):
@@ -185,7 +186,8 @@ widgets.reveal("01d-kept", int((keep_p(to_probs(logits, 1.0), 0.9) > 0).sum()))
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine does all rows of a step together, with settings of their own. Its draw, and its two filters in one sort:
+# The engine samples all rows of a step together, each with its own parameters. Its draw, and its two filters in one
+# sort:
 
 # %% name="engine-source"
 print(inspect.getsource(sampler.draw))
@@ -193,9 +195,9 @@ print(inspect.getsource(sampler._keep_top))
 
 # %% [markdown] name="engine-philox-text"
 # Where does u come from? From a counter, not from a stream of random numbers: a pure function of the request's seed and
-# of the token's position. So a request writes the same text alone, among others, or after it was preempted. (As far as
-# the logits are the same: a batch of another size rounds differently, and a token whose edge lies within that rounding
-# of u can change.)
+# the token's position. So a request generates the same text alone, in a batch, or after it was preempted. (As long as
+# the logits are the same: a batch of another size rounds differently, and if the boundary between two tokens is within
+# that rounding of u, the choice can change.)
 
 # %% name="engine-philox"
 warm = SamplingParams(max_tokens=16, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
@@ -207,7 +209,8 @@ print("u of the first three positions:", uniform([7] * 3, 0, [length, length + 1
 print(repr(PROMPT + alone.text))
 
 # %% [markdown] name="engine-temperatures-text"
-# What temperature does to text, with one seed. The course model has seen Python; it knows the form better than the sense.
+# The effect of temperature on text, with one seed. The course model was trained on Python; it has learned the form
+# better than the meaning.
 
 # %% name="engine-temperatures"
 for temperature in (0, 0.5, 1.0, 1.6):
@@ -219,9 +222,9 @@ for temperature in (0, 0.5, 1.0, 1.6):
 #
 # ### Does it draw what it says?
 #
-# Ten thousand draws from the real logits, at temperature 1.5 with top-p 0.9, against the distribution. If the sampler is
-# right, the differences are chance: each share should lie within about two standard errors, `sqrt(p (1 − p) / n)`, in
-# 95 of 100 cases.
+# Ten thousand draws from the real logits, at temperature 1.5 with top-p 0.9, compared with the distribution. If the
+# sampler is right, the differences are random: each share should lie within about two standard errors, `sqrt(p (1 − p)
+# / n)`, in 95 of 100 cases.
 # <!-- source: the normal distribution, 95.4 % of which lie within two standard deviations -->
 
 # %% name="draws"
@@ -257,23 +260,23 @@ show(
 # %% [markdown] name="time-text"
 # ### What does it cost?
 #
-# Choosing is not free. The logits of a step are `requests × vocabulary × 4` bytes in fp32, and each operation
-# (temperature, softmax, sum) reads and writes them once. Sorting goes over them many times. First the share of a step
-# in this engine, decoding 16 requests:
+# Sampling is not free. The logits of a step are `requests × vocabulary × 4` bytes in fp32, and each operation
+# (temperature, softmax, sum) reads and writes them once. Sorting goes over them many times. First the sampler's share
+# of a step in this engine, decoding 16 requests:
 
 
 # %% name="time"
 class Timed:
-    """The engine's sampler with a stop-watch."""
+    """The engine's sampler with a stopwatch."""
 
     def __init__(self):
         self.seconds = []
 
     def __call__(self, logits, requests):
         if on_gpu:
-            torch.cuda.synchronize()  # the model's own work is still under way
+            torch.cuda.synchronize()  # the model's own kernels are still running
         started = time.perf_counter()
-        result = sample(logits, requests)  # its last step copies the tokens to the host, so a GPU is awaited
+        result = sample(logits, requests)  # ends by copying the tokens to the host, which waits for a GPU
         self.seconds.append(time.perf_counter() - started)
         return result
 
@@ -304,8 +307,8 @@ for name, (chosen, step) in shares.items():
     print(f"{name:20s} {format_seconds(chosen):>8s} of a step of {format_seconds(step):>8s}: {chosen / step:5.1%}")
 
 # %% [markdown] name="vocab-text"
-# A vocabulary of 4,096 is small. Now the sampler alone, on made-up logits of the sizes that models have, against
-# the time of reading the logits once at the speed at which this machine copies them.
+# A vocabulary of 4,096 is small. Now the sampler alone, on random logits with the vocabulary sizes of real models,
+# against the time of reading the logits once at this machine's copy speed.
 
 # %% name="vocab"
 sizes = (4_096, 32_000, 128_256)
@@ -363,20 +366,20 @@ show(
 )
 
 # %% [markdown] name="vocab-reading"
-# All lines grow with the vocabulary. What differs is how often the logits are touched. Greedy reads them once.
-# Temperature and softmax need a handful of passes. The filters sort, and sorting is what costs: so fast samplers for GPUs
-# avoid it. They look for the threshold instead (is the probability above `x` at least p?), in one kernel that halves an
-# interval, or reject tokens that fall outside. That kernel comes in chapter 05.
+# All lines grow with the vocabulary. What differs is how often the logits are read. Greedy reads them once. Temperature
+# and softmax need a handful of passes. The filters sort, and sorting is the expensive part, so fast samplers for GPUs
+# avoid it. They look for the threshold instead (is the probability above `x` at least p?), in one kernel that bisects
+# an interval, or reject tokens that fall outside. That kernel comes in chapter 05.
 #
-# And it is in *every* decode step. On a GPU whose step takes a few milliseconds, a sampler that launches many small
-# kernels and sorts can be seen in TPOT. In TTFT it occurs once.
+# And it runs in *every* decode step. On a GPU whose step takes a few milliseconds, a sampler that launches many small
+# kernels and sorts is visible in TPOT. In TTFT it counts once.
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
 #
-# The real distribution after `return`. Grey: after temperature. Hatched: what the filters leave, stretched. Move u
-# slowly and see the drawn token change: it walks through the ids, not from likely to unlikely. Then: top-k 1 at any
-# temperature. Temperature 0. Temperature 2 with top-p 0.9, and how many tokens stay.
+# The real distribution after `return`. Grey: after temperature. Hatched: what the filters keep, renormalized. Move u
+# slowly and see the drawn token change: it goes through the ids in order, not from likely to unlikely. Then try top-k 1
+# at any temperature, temperature 0, and temperature 2 with top-p 0.9. How many tokens remain?
 
 
 # %% name="explore"
@@ -415,14 +418,14 @@ for prompt_tokens, outputs, budget in ((300, 8, 2048), (300, 8, 128)):
     assert len(given) == outputs + -(-prompt_tokens // budget) - 1
 
 # %% [markdown] name="errata-one-reading"
-# N outputs, N passes, and one more for each further piece of the prompt. The reason is in this notebook: the next pass
-# needs the token that was chosen. The real exceptions *verify* drafts (speculative decoding and multi-token
-# prediction, chapter 08), where one pass can confirm several tokens, or are other kinds of models (diffusion). So say:
-# one pass per generated token, unless drafts are verified.
+# N outputs, N passes, and one more for each further chunk of the prompt. The reason is in this notebook: the next pass
+# needs the sampled token. The real exceptions *verify* drafts (speculative decoding and multi-token prediction, chapter
+# 08), where one pass can confirm several tokens, or are other kinds of models (diffusion). So say: one pass per
+# generated token, unless drafts are verified.
 #
-# ### The same settings, another order
+# ### The same parameters, another order
 #
-# Not an erratum, but a trap in every comparison of two engines. Top-p before temperature keeps another set than
+# Not an erratum, but a trap in every comparison of two engines. Top-p before temperature keeps a different set than
 # after it:
 
 # %% name="order"
@@ -440,26 +443,26 @@ for temperature in (0.5, 1.5):
 # As of November 2026. Names and defaults change; look them up in the version you run.
 #
 # **vLLM** (V1 engine) applies penalties and other logits processors, then temperature, then min-p, top-k and top-p. On
-# NVIDIA GPUs it can use FlashInfer's kernels, which do not sort. Whether it does so unasked has changed between versions
-# (`VLLM_USE_FLASHINFER_SAMPLER`: off in 0.18, used where the GPU allows it in 0.22). `seed` per request fixes the random
-# numbers; rounding that depends on the batch can still change a token.
+# NVIDIA GPUs it can use FlashInfer's kernels, which do not sort. Whether it does so by default has changed between
+# versions (`VLLM_USE_FLASHINFER_SAMPLER`: off in 0.18, used where the GPU allows it in 0.22). `seed` per request fixes
+# the random numbers; rounding that depends on the batch can still change a token.
 #
-# **FlashInfer** draws by rejection inside one kernel. Where both filters are on, its functions for logits take
+# **FlashInfer** samples by rejection inside one kernel. Where both filters are on, its functions for logits take
 # `filter_apply_order`: `"top_k_first"` or `"joint"`, which is the difference of the last cell.
 #
 # **SGLang** chooses between FlashInfer and plain PyTorch with `--sampling-backend`.
 #
 # **Hugging Face transformers** (5.23) `generate` builds a list of logits processors, those for sampling in the order
-# temperature, top-k, top-p, min-p. Others can stand between them.
+# temperature, top-k, top-p, min-p. Others can come between them.
 #
 # **llama.cpp** has a chain that you can reorder with `--samplers`. By default its temperature comes *last*, after
-# top-k, top-p, min-p and others. The same numbers in the same request therefore mean another distribution there.
+# top-k, top-p, min-p and others. The same parameters in the same request therefore give a different distribution there.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
 #
 # Then write the sampler: [lab 01](../../labs/01_prefill_decode/metrics_sampling.ipynb), parts 6 to 11. At the end the
-# engine writes text with it.
+# engine generates text with it.
 
 # %% name="quiz"
 from grader.quiz import load_quiz
@@ -469,9 +472,10 @@ widgets.quiz(load_quiz("01_prefill_decode").draw(seed=1, tag="sampling"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - softmax(logits / temperature). Subtract the largest logit first. Temperature 0 is a case of its own: the argmax.
-# - Order: temperature, then top-k, then top-p within what top-k left. Stretch to 1 after each filter.
-# - Top-p: a token stays while the probability before it is below p. The one that crosses p stays; the first always does.
+# - softmax(logits / temperature). Subtract the largest logit first. Temperature 0 is a special case: the argmax.
+# - Order: temperature, then top-k, then top-p within what top-k left. Renormalize to 1 after each filter.
+# - Top-p: a token is kept while the probability before it is below p. The one that crosses p is kept; the first always
+#   is.
 # - Draw: cumulative sum in the order of ids, first token above u. One u per request and position, from a counter.
 # - One pass per generated token, unless drafts are verified. Chunks of a prompt add passes that generate nothing.
 # - Cost: every step, rows × vocabulary × 4 bytes per pass over the logits. Sorting is the expensive part.

@@ -45,11 +45,11 @@ print(
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# A prompt has 200 tokens. The model writes 500 more, one after the other. In each layer and head, attention compares
-# a query with a key; call one such comparison a *pair*.
+# A prompt has 200 tokens. The model generates 500 more, one after the other. In each layer and head, attention compares
+# queries with keys; call one such comparison a *pair*.
 #
-# You can keep what you computed (with a cache), or run the whole text again for every new token (without).
-# **How many times more pairs does it take without a cache?** Guess before you read on.
+# You can keep what you computed (with a cache), or run the whole text through the model again for every new token
+# (without). **How many times more pairs does it take without a cache?** Guess before you read on.
 
 # %% name="predict"
 widgets.predict("02a-pairs", "How many times more query-key pairs without a cache, for 200 + 500 tokens?", "times")
@@ -58,21 +58,21 @@ widgets.predict("02a-pairs", "How many times more query-key pairs without a cach
 # ## 2. The idea
 #
 # Picture a wall of drawers. Each word of the text, when it is read, fills one drawer: the **label** on the front says
-# what can be found inside (its *key*), and inside lies what it has to say (its *value*). Then the next word comes with a
+# what can be found inside (its *key*), and inside is what it has to say (its *value*). Then the next word comes with a
 # **question** (its *query*). It holds the question against all labels, opens the drawers in proportion to how well they
-# fit, and mixes what it finds. Then it fills a drawer of its own, and leaves.
+# fit, and mixes what it finds. Then it fills a drawer of its own.
 #
 # Three things follow from the picture.
 #
 # - **Drawers stay as they are.** A word only looks at words before it. A later word cannot change an earlier drawer. So
 #   you can fill each drawer once and keep it. That is the KV cache.
-# - **Questions are not kept.** A question is asked once, when its word arrives. Nobody comes back for it. So keys and
+# - **Questions are not kept.** A question is asked once, when its word arrives, and never needed again. So keys and
 #   values are cached, and queries never are.
 # - **Every newcomer still walks along the whole wall.** The cache saves filling the old drawers again. It does not save
 #   reading them.
 #
-# The real wall is larger: one in every layer, with a drawer per KV head. A drawer costs memory as long as the text
-# lives. That price is the subject of `b_memory`.
+# The real wall is larger: one in every layer, with a drawer per KV head. A drawer takes memory for as long as the
+# request lives. That cost is the subject of `b_memory`.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 from matplotlib.patches import Rectangle
@@ -120,8 +120,8 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# One attention head, in as few lines as it takes. `step_without_cache` makes keys and values of all tokens again,
-# `step_with_cache` only those of the newest. Both count how many keys and values they made.
+# One attention head, in as few lines as possible. `step_without_cache` recomputes the keys and values of all tokens,
+# `step_with_cache` computes only those of the newest. Both count the keys and values they compute.
 
 # %% name="scratch"
 torch.manual_seed(0)
@@ -135,7 +135,7 @@ def attend(q, keys, values):  # one query [d] over n keys and values [n, d]
 
 
 def step_without_cache(text):  # text [n, d]: all tokens so far
-    keys, values = text @ W_k, text @ W_v  # n of each, again
+    keys, values = text @ W_k, text @ W_v  # n of each, recomputed
     return attend(text[-1] @ W_q, keys, values), len(text)
 
 
@@ -156,10 +156,10 @@ for n in range(1, len(text) + 1):
 print(f"same outputs; keys and values made: {made_without} without a cache, {made_with} with one")
 
 # %% [markdown] name="why-valid-text"
-# Two things here are too simple. A list that grows copies itself in every step, so engines reserve a buffer and count
-# how much of it is filled. And this model has one layer. Why may keys of *deeper* layers be kept? They are made from
-# the outputs of the layers below, and those depend only on tokens up to their own position. Look at the course model:
-# read five tokens, read the same five and one more, and compare the keys and values of the five in every layer.
+# Two things here are too simple. Stacking a growing list copies it in every step, so engines reserve a buffer and track
+# how much of it is filled. And this model has one layer. Why may the keys of *deeper* layers be kept? They are computed
+# from the outputs of the layers below, and those depend only on tokens up to their own position. Look at the course
+# model: run five tokens, run the same five and one more, and compare the keys and values of the five in every layer.
 
 
 # %% name="why-valid"
@@ -182,15 +182,15 @@ assert difference < 1e-4
 
 # %% [markdown] name="why-valid-rope"
 # The condition is *causal* attention. In a model where each token also looks ahead (BERT, for example), a new token
-# changes all drawers, and nothing can be kept. A second condition hides in the position: this model turns each key by
-# an angle that depends on its position (RoPE) *before* it is cached. A drawer is right for its place in the text only.
+# changes all drawers, and nothing can be kept. A second condition concerns the position: this model rotates each key by
+# an angle that depends on its position (RoPE) *before* it is cached. A cached key is valid only at its own position.
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
 # The engine has no separate code for prefill and decode. A request has tokens, and a count of how many of them are
-# computed. Each step computes some of the missing ones. Here is a prompt of three tokens, and two generated ones. The
-# last column does not trust any counter: it looks into the memory of layer 0 and counts the slots that were written.
+# computed. Each step computes some of the remaining ones. Here is a prompt of three tokens, and two generated ones. The
+# last column does not rely on any counter: it inspects the memory of layer 0 and counts the slots that were written.
 
 
 # %% name="worked-trace"
@@ -238,20 +238,20 @@ show(
 
 # %% [markdown] name="worked-reading"
 # Read it twice. The pass over the **prompt** already gives the first output. The second pass takes that output *in*,
-# files its key and value, and gives the next. The last token that comes out is never filed, because nobody asks for
-# what follows it. So after `n` outputs the cache holds `prompt + n - 1` tokens.
+# stores its key and value, and gives the next. The last output is never cached, because no later token needs its key
+# and value. So after `n` outputs the cache holds `prompt + n - 1` tokens.
 #
-# Where do keys and values live? Here is the simplest real cache of the repository: a buffer that is reserved in full,
-# and a length per row. It does not grow. Only the lengths do.
+# Where are keys and values stored? Here is the simplest real cache of the repository: a buffer that is allocated in
+# full, and a length per row. The buffer does not grow; only the lengths do.
 
 # %% name="cache-source"
 print(inspect.getsource(ContiguousKVCache))
 
 # %% [markdown] name="layout-text"
-# The engine itself cuts the buffer into blocks of 16 tokens, so that a request need not own one long piece (chapter 04
-# builds that). The order of the dimensions stays the same: layer, key or value, block, place in the block, KV head,
-# value of the head. Positions come before heads. The field calls this order NHD; HND swaps the two. With NHD the
-# write of one token is one contiguous run. Which one is better is a question for the kernel that reads it.
+# The engine itself divides the buffer into blocks of 16 tokens, so that a request need not own one contiguous piece
+# (chapter 04 builds that). The order of the dimensions stays the same: layer, key or value, block, offset in the block,
+# KV head, element of the head. Positions come before heads. The field calls this order NHD; HND swaps the two. With NHD
+# one token is written as one contiguous run. Which order is better depends on the kernel that reads it.
 
 # %% name="layout"
 data = llm.engine.kv_cache.data
@@ -270,7 +270,7 @@ print("one token's keys lie in", 1 if nhd[5].is_contiguous() else shape.num_kv_h
 # ## 5. Measure and explain
 #
 # Three ways to generate the same text with the course model: no cache, a contiguous cache, and the engine. First the
-# texts, which have to be equal token by token.
+# outputs, which have to be equal token by token.
 
 # %% name="identical"
 prompt = (llm.encode("def read(path):\n    with open(path) as file:\n        return ") * 4)[:16]
@@ -280,13 +280,13 @@ assert generate_no_cache(model, prompt, 32) == generate_contiguous_cache(model, 
 print("three ways, the same 32 tokens")
 
 # %% [markdown] name="count-text"
-# Now the work. We do not trust formulas; we count where it happens. `Counter` hangs on every matrix of every layer
-# (rows times weights) and watches every call of `scaled_dot_product_attention` (pairs that the mask leaves in).
+# Now the work. We do not rely on formulas; we count where it happens. `Counter` hooks every matrix of every layer (rows
+# times weights) and every call of `scaled_dot_product_attention` (unmasked pairs).
 
 
 # %% name="counter"
 class Counter(TorchFunctionMode):
-    """Counts multiplications in the layers' matrices, and query-key scores that the mask leaves in."""
+    """Counts multiplications in the layers' matrices, and unmasked query-key scores."""
 
     def __init__(self):
         super().__init__()
@@ -332,7 +332,7 @@ for T, slow, fast in zip(lengths, without, cached, strict=True):
           f"pairs {slow[1]:9.0f} / {fast[1]:6.0f} = {slow[1] / fast[1]:5.1f}x")  # fmt: skip
 
 # %% [markdown] name="count-reading"
-# The counts equal the closed forms of `reference_impl.theory.latency`, exactly. With a prompt of `S` and `T` new tokens:
+# The counts match the closed forms of `reference_impl.theory.latency` exactly. With a prompt of `S` and `T` new tokens:
 #
 # | | without a cache | with a cache |
 # |---|---|---|
@@ -364,7 +364,7 @@ show(
 )
 
 # %% [markdown] name="time-text"
-# And the clock? Times are shown here and never checked, because they depend on your machine and on what else it does.
+# And the time? Times are shown here and never checked, because they depend on your machine and its other load.
 
 
 # %% name="time"
@@ -381,7 +381,7 @@ time_engine = [
     seconds(lambda T=T: llm.generate([prompt], SamplingParams(max_tokens=T, temperature=0, ignore_eos=True)))
     for T in timed
 ]
-# Two prices. A pass: what the cached runs pay for each, one token in it. A token: what the others pay for more of them.
+# Two costs. A pass of one token: from the cached runs. Each further token in a pass: from the others.
 T = np.array(timed)
 slow, fast = latency.uncached_linear_tokens(S, T), latency.cached_linear_tokens(S, T)
 per_pass = sum(time_cached) / T.sum()
@@ -400,7 +400,7 @@ T = np.unique(np.logspace(np.log10(8), np.log10(timed[-1]), 40).astype(int))
 slow, fast = latency.uncached_linear_tokens(S, T), latency.cached_linear_tokens(S, T)
 ax.plot(T, slow / fast, color=INK, linestyle="--", label="operations in the matrices (exact)")
 priced = (per_pass * T + per_token * (slow - T)) / (per_pass * T + per_token * (fast - T))
-ax.plot(T, priced, color=BLUE, label="the same, each pass with its price")
+ax.plot(T, priced, color=BLUE, label="the same, with a cost per pass")
 ax.plot(timed, np.array(time_without) / np.array(time_cached), "o", color=ORANGE, label="measured, contiguous cache")
 ax.plot(timed, np.array(time_without) / np.array(time_engine), "^", color=GREEN, label="measured, engine")
 ax.set_xscale("log", base=2)
@@ -417,19 +417,19 @@ show(
 
 # %% [markdown] name="time-reading"
 # You will see the measured ratio well below the ratio of operations. Both runs make the same number of **passes**, and
-# a pass has a price of its own: Python, the launch of each kernel, and reading all weights from memory once. The cached
-# run pays that price for one token, so the price is nearly all it pays. The blue line puts it in, with the two prices
-# printed above, taken from the runs themselves.
+# a pass has a fixed cost: Python, the kernel launches, and reading all weights from memory once. The cached run pays
+# that cost for one token, so it is nearly all that the run pays. The blue line includes it, with the two costs printed
+# above, taken from the runs themselves.
 #
-# On a GPU with a model this small the price of a pass is nearly everything, and for short texts the ratio can be close
-# to 1. It can even be below: keeping a cache costs something as well. With a larger model or a longer text the work per
-# token wins, and the ratio grows.
+# On a GPU with a model this small the fixed cost of a pass is nearly everything, and for short texts the ratio can be
+# close to 1. It can even be below 1: maintaining a cache also costs something. With a larger model or a longer text the
+# work per token dominates, and the ratio grows.
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
 #
-# The same counts for models you know, with a lower bound of the time on one device: operations at its peak, or bytes at
-# its bandwidth, whichever takes longer. Try a prompt of 1 and many new tokens. Then a long prompt and one new token:
+# The same counts for well-known models, with a lower bound on the time on one device: operations at its peak, or bytes
+# at its bandwidth, whichever takes longer. Try a prompt of 1 and many new tokens. Then a long prompt and one new token:
 # the ratio is 1, because the first token needs the whole prompt in any case.
 
 # %% name="explore"
@@ -438,8 +438,9 @@ widgets.savings("llama-3-8b", prompt=1024, new=256)
 # %% [markdown] name="errata-cost"
 # ## 7. What the cheat sheets get wrong
 #
-# **"Without a cache, attention costs O(S × T) in total."** (E02.1) That is about the cost *with* a cache. Step `t`
-# without a cache compares `(S+t)²/2` pairs, so the sum is of the order `T·(S+T)²`. Here is the question from the top.
+# **"Without a cache, attention costs O(S × T) in total."** (E02.1) That is roughly the cost *with* a cache. Step `t`
+# without a cache compares `(S+t)²/2` pairs, so the sum is on the order of `T·(S+T)²`. Here is the question from the
+# top.
 
 # %% name="errata-cost-cell"
 S, T = 200, 500
@@ -454,10 +455,10 @@ print(
 widgets.reveal("02a-pairs", pairs_without / pairs_cached)
 
 # %% [markdown] name="errata-order"
-# **"The cache turns O(n²) into O(n)."** (E02.2) Say per step or in total, and attention or matrices. The cell below
-# doubles `T` and shows by what factor each count grows; the exponent is its base-2 logarithm. In total, attention goes
-# from cubic to quadratic, the matrices from quadratic to linear. And the *number of passes* is the same: N tokens take
-# N passes, cache or not. It is each pass that gets cheaper.
+# **"The cache turns O(n²) into O(n)."** (E02.2) Say whether per step or in total, and for attention or for the
+# matrices. The cell below doubles `T` and shows by what factor each count grows; the exponent is its base-2 logarithm.
+# In total, attention goes from cubic to quadratic, the matrices from quadratic to linear. And the *number of passes* is
+# the same: N tokens take N passes, with or without a cache. Each pass gets cheaper.
 
 # %% name="errata-order-cell"
 for name, count in (
@@ -469,7 +470,7 @@ for name, count in (
     print(f"{name:20s} total grows like n^{total:.1f}, one step like n^{step:.1f}")
 
 # %% [markdown] name="errata-100k"
-# What does it mean at 100,000 tokens? An 8-billion model on one H100, at the limits of the hardware:
+# What does it mean at 100,000 tokens? An 8B model on one H100, at the limits of the hardware:
 
 # %% name="errata-100k-cell"
 llama, h100 = model_shapes.model("llama-3-8b"), device("H100")
@@ -482,7 +483,8 @@ print(f"one more token: {format_seconds(latency.prefill_seconds(llama, 100_000, 
 
 # %% [markdown] name="errata-attention"
 # **"The cache avoids recomputing attention."** (E02.13) It avoids recomputing the *keys and values* of earlier
-# positions, and with them the outputs of all layers there. The new query still meets every key. One step, counted:
+# positions, and with them the outputs of all layers there. The new query is still compared with every key. One step,
+# counted:
 
 # %% name="errata-attention-cell"
 for context in (16, 64, 256, 1024):
@@ -490,9 +492,9 @@ for context in (16, 64, 256, 1024):
           f"pairs {latency.causal_pairs(context):7d} -> {latency.causal_pairs(1, context - 1):5d}")  # fmt: skip
 
 # %% [markdown] name="errata-trace"
-# **"Prefill three words; then step 2 generates the fourth by computing its Q, K and V."** (E01.12) You cannot compute the
-# key of a word that is not known yet. Prefill already gives the fourth word; the next pass takes it in. The worked
-# trace above shows it. Here once more, for longer outputs: the cache is always one behind the text.
+# **"Prefill three words; then step 2 generates the fourth by computing its Q, K and V."** (E01.12) You cannot compute
+# the key of a word that is not known yet. Prefill already gives the fourth word; the next pass takes it in. The worked
+# trace above shows it. Here it is again for longer outputs: the cache is always one token behind the text.
 
 # %% name="errata-trace-cell"
 request = engine.add(prompt[:5], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True), request_id="behind")
@@ -503,8 +505,8 @@ while "behind" in engine.requests:
 print(f"{generated} outputs, {in_cache} tokens in the cache")
 
 # %% [markdown] name="errata-speedup"
-# **"A cache makes it 40 to 50 times faster."** (E02.10) The number comes from a model of 6 layers, width 384, 256 new tokens
-# on an RTX 4090: 3000 ms against 80 ms. Compute what the card needs for the *uncached* run.
+# **"A cache makes it 40 to 50 times faster."** (E02.10) The number comes from a model of 6 layers, width 384, 256 new
+# tokens on an RTX 4090: 3000 ms against 80 ms. Compute how long the card needs for the *uncached* run.
 
 # %% name="errata-speedup-cell"
 S, T = 16, 256
@@ -513,7 +515,7 @@ print(
 )
 layers = latency.linear_flops(latency.gpt_layer_params(6, 384), latency.uncached_linear_tokens(S, T))
 attention = latency.attention_flops(latency.uncached_attention_pairs(S, T), 6, 6, 64)
-head = latency.linear_flops(50_257 * 384, latency.uncached_linear_tokens(S, T))  # if every position got logits
+head = latency.linear_flops(50_257 * 384, latency.uncached_linear_tokens(S, T))  # with logits everywhere
 card = device("RTX4090")
 print(
     f"uncached run: {format_flops(layers + attention)} in the layers, {format_flops(layers + attention + head)} with a "
@@ -522,16 +524,16 @@ print(
 print(f"stated: 3000 ms, {3000 / T:.1f} ms per step; cached 80 ms, {80 / T:.2f} ms per step")  # fmt: skip
 
 # %% [markdown] name="errata-speedup-reading"
-# So nearly all of the 3000 ms is not arithmetic. It is the price of a pass: launches and Python. The cached run makes as
-# many passes and launches as many kernels, so such a large ratio cannot come from the cache alone. Give two numbers
-# instead: the ratio of operations, which is exact, and the ratio you measured, with the machine.
+# So almost none of the 3000 ms is arithmetic. It is the fixed cost of the passes: launches and Python. The cached run
+# makes as many passes and launches as many kernels, so such a large ratio cannot come from the cache alone. Report two
+# numbers instead: the ratio of operations, which is exact, and the ratio you measured, with the machine.
 
 # %% [markdown] name="errata-mask"
-# **"Prefill has T > 1, decode has T = 1, and the mask takes care of itself."** (E02.11, E02.12) There is a third case: several
-# new tokens *and* a cache that holds some already. It occurs when a long prompt is read in chunks, when a prefix was
-# found in a cache, and when drafts are verified. Then the triangle has to be shifted. Query `i` of the new ones stands
-# at position `past + i` and may see that far. Here is the shifted mask, and PyTorch's `is_causal=True`, which is not
-# shifted. (`window` is for layers that see only the last tokens; without it the mask is the triangle.)
+# **"Prefill has T > 1, decode has T = 1, and the mask takes care of itself."** (E02.11, E02.12) There is a third case:
+# several new tokens *and* a cache that holds some already. It occurs when a long prompt is prefilled in chunks, after a
+# prefix cache hit, and when drafts are verified. Then the triangle has to be shifted. Query `i` of the new ones is at
+# position `past + i` and may attend up to it. Here is the shifted mask, and PyTorch's `is_causal=True`, which is not
+# shifted. (`window` is for layers that attend only to the last tokens; without it the mask is the triangle.)
 
 # %% name="errata-mask-cell"
 print(inspect.getsource(reference.causal_mask))
@@ -539,13 +541,13 @@ print("3 new queries after 2 cached tokens, right:\n", reference.causal_mask(3, 
 print("what is_causal=True means for the same shapes:\n", torch.ones(3, 5).tril().int().numpy())
 
 # %% [markdown] name="errata-chunks"
-# Does it matter? Read a prompt in chunks of 1, 7 and 64, with the shifted mask and with the naive one, and compare the
-# logits with reading it at once.
+# Does it matter? Prefill a prompt in chunks of 1, 7 and 64, with the shifted mask and with the naive one, and compare
+# the logits with those of a single pass.
 
 
 # %% name="errata-chunks-cell"
 class NaiveCausal(ContiguousAttention):
-    """The mistake: is_causal=True whatever the cache already holds."""
+    """The mistake: is_causal=True regardless of the cached tokens."""
 
     def forward(self, q, k, v, layer, kv_cache, batch):
         kv_cache.write(layer, k, v, batch)
@@ -574,9 +576,9 @@ for chunk in (1, 7, 64):
 
 # %% [markdown] name="errata-chunks-reading"
 # With chunks of 1 the naive version is right: one query may see everything, so decode needs no mask at all. That is why
-# the mistake survives most tests. (FlashAttention aligns its causal mask at the other corner since version 2.1, so the
-# same call means two things in two libraries.) The lab asks you for one function that is right for every pair of
-# `new tokens` and `past tokens`.
+# the mistake survives most tests. (FlashAttention has aligned its causal mask to the other corner since version 2.1, so
+# the same call means two things in two libraries.) The lab asks you for one function that is right for every
+# combination of `new tokens` and `past tokens`.
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -588,7 +590,7 @@ for chunk in (1, 7, 64):
 # that idea.
 #
 # **SGLang** keeps a pool of single-token slots (page size 1 by default) and a table from request and position to slot.
-# When a request ends, its slots stay, held by a radix tree, until memory is short (chapter 06).
+# When a request ends, its slots stay cached in a radix tree until memory is short (chapter 06).
 #
 # **TensorRT-LLM** stores the cache in blocks, 32 tokens each by default (`tokens_per_block` of `KvCacheConfig`), and
 # keeps the layers of a block together.
@@ -599,8 +601,8 @@ for chunk in (1, 7, 64):
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
 #
-# Wrong answers stand for a particular mistake, and the answer names it. Change the seed for other numbers. When you are
-# through, build the cache yourself: [lab 02](../../labs/02_kv_cache/kv_cache.ipynb).
+# Each wrong option stands for a particular mistake, and the feedback names it. Change the seed for other numbers. Then
+# build the cache yourself: [lab 02](../../labs/02_kv_cache/kv_cache.ipynb).
 
 # %% name="quiz"
 from grader.quiz import load_quiz
@@ -612,8 +614,8 @@ widgets.quiz(load_quiz("02_kv_cache").draw(seed=1, tag="mechanism"))
 #
 # - Keep keys and values, never queries: a query is used in its own step only. Valid because attention is causal.
 # - After `n` outputs the cache holds `prompt + n − 1` tokens. The last output is never fed back.
-# - `N` tokens take `N` passes, with a cache or without. Each pass gets cheaper.
+# - `N` tokens take `N` passes, with or without a cache. Each pass gets cheaper.
 # - Matrices: `T(2S+T−1)/2` tokens without a cache, `S+T−1` with one. Per step `n` → 1.
-# - Attention: order `T(S+T)²` pairs without a cache, `(S+T)²/2` with one. Per step `n²/2` → `n`.
+# - Attention: on the order of `T(S+T)²` pairs without a cache, `(S+T)²/2` with one. Per step `n²/2` → `n`.
 # - Several new tokens on a filled cache: shift the causal mask by the cached length. One query needs no mask.
-# - Report two ratios: operations (exact) and time (with the machine). Both runs pay the price of a pass.
+# - Report two ratios: operations (exact) and time (with the machine). Both runs pay the fixed cost of each pass.

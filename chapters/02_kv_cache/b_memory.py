@@ -50,8 +50,8 @@ widgets.predict("02b-gigabytes", "How many GB does the cache of 8,192 tokens tak
 #
 # `2 × layers × KV heads × head_dim × bytes per value`
 #
-# and a request takes that times its tokens. Nothing else enters: not the number of parameters, not the width of the MLP,
-# not the vocabulary.
+# and a request takes that times its tokens. Nothing else matters: not the number of parameters, the width of the MLP or
+# the vocabulary.
 #
 # The factor that surprises people is the number of KV heads. It is a choice of the model's designers:
 #
@@ -59,9 +59,9 @@ widgets.predict("02b-gigabytes", "How many GB does the cache of 8,192 tokens tak
 # - **Grouped-query attention (GQA):** a group of query heads shares one key and one value.
 # - **Multi-query attention (MQA):** all query heads share a single key and value.
 #
-# The cache shrinks by the number of query heads per KV head. The computation of scores does not shrink: each query head
-# still asks its own question. Chapter 09 looks at what sharing does to quality and to kernels, and at multi-head latent
-# attention (MLA), which stores one compressed vector per token instead.
+# The cache shrinks by the number of query heads per KV head. The computation of scores does not: each query head still
+# has its own query. Chapter 09 covers how sharing affects quality and kernels, and at multi-head latent attention
+# (MLA), which stores one compressed vector per token instead.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.3)
@@ -87,9 +87,9 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# Two small checks in plain torch. First, what sharing means: grouped-query attention equals multi-head attention in which
-# the heads of a group happen to have equal keys and values. It stores them once. Second, the formula: fill real
-# tensors and ask them for their size.
+# Two small checks in plain torch. First, what sharing means: grouped-query attention equals multi-head attention in
+# which the heads of a group have equal keys and values. It stores them once. Second, the formula: allocate real tensors
+# and check their size.
 
 
 # %% name="scratch"
@@ -117,11 +117,11 @@ for name, kv_heads in (("MHA", 8), ("GQA", 2), ("MQA", 1)):
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine takes the formula at its word. It computes bytes per block from the model's config, divides the memory you
-# gave it, and allocates everything at the start. Each request then gets blocks, never bytes. Two of the fields,
-# `layers` and `window`, are for models in which some layers keep only the last tokens (a *sliding window*): their layers
-# form several groups. The course model has one group, of all its layers. Scales, zero points and the kinds other than
-# `kv` are for caches with fewer bits, and for models that keep something else than keys and values.
+# The engine uses exactly this formula. It computes bytes per block from the model's config, divides the memory you gave
+# it by that, and allocates everything at startup. Requests are then allocated blocks, never bytes. Two of the fields,
+# `layers` and `window`, are for models in which some layers keep only the last tokens (a *sliding window*): their
+# layers form several groups. The course model has one group, of all its layers. Scales, zero points and the kinds other
+# than `kv` are for quantized caches, and for models that cache something other than keys and values.
 
 # %% name="engine"
 print(inspect.getsource(KVSpec))
@@ -138,8 +138,8 @@ print(
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# One request grows token by token. How much memory does it hold? The line is the formula. The stairs are what the
-# engine took from its pool, read from the trace. The gap is the unused rest of the last block, less than one block.
+# One request grows token by token. How much memory does it hold? The line is the formula. The staircase is what the
+# engine took from its pool, from the trace. The gap is the unused rest of the last block, less than one block.
 
 # %% name="measure-bytes"
 engine = Engine(model, EngineConfig(num_blocks=16, block_size=16, prefix_cache="off"))
@@ -149,7 +149,7 @@ held, stored = [], []
 while "grows" in engine.requests:
     request = engine.requests["grows"]
     engine.step()
-    if request.block_table:  # it gives its blocks back when it finishes
+    if request.block_table:  # its blocks are freed when it finishes
         stored.append(request.num_computed_tokens)
         held.append(len(request.block_table))
         assert held[-1] == -(-stored[-1] // 16) == 16 - engine.trace.steps()[-1].num_free_blocks
@@ -170,9 +170,9 @@ show(
 )
 
 # %% [markdown] name="step-time-text"
-# Memory is one price. The other is time: each decode step *reads* the whole cache of its request, beside all weights. So
-# a step gets slower as the text grows. The cell times single steps at different lengths, on a cache that was filled
-# with noise, since contents do not change the time. Times are shown, not checked.
+# Memory is one cost. The other is time: each decode step *reads* the whole cache of its request, in addition to all
+# weights. So a step gets slower as the context grows. The cell times single steps at different lengths, on a cache
+# filled with noise, since its contents do not change the time. Times are shown, not checked.
 
 # %% name="step-time"
 contexts = [64, 256, 512, 1024, 1536, 2000]
@@ -192,7 +192,7 @@ def step_seconds(context, repeats=5):
     return min(times)
 
 
-step_seconds(64)  # the first call pays for what is set up once
+step_seconds(64)  # the first call includes one-time setup
 measured = np.array([step_seconds(n) for n in contexts])
 weights = kv_cache.weight_bytes(shape, 32)  # this model in float32
 read = weights + np.array(contexts) * kv_cache.bytes_per_token(shape, 4)
@@ -215,13 +215,13 @@ show(
 )
 
 # %% [markdown] name="step-time-reading"
-# Do not expect the two curves to agree. The dashed one counts bytes. A real step also pays a fixed price per layer (see
-# `a_mechanism`), which flattens the measured curve, and does arithmetic on every key, which a single CPU core feels and
-# a GPU does not. What both say: the longer the text, the slower each further token.
+# Do not expect the two curves to agree. The dashed one counts bytes. A real step also has a fixed cost per layer (see
+# `a_mechanism`), which flattens the measured curve, and does arithmetic on every key, which slows a single CPU core but
+# not a GPU. Both show: the longer the context, the slower each further token.
 #
 # ### Worked values
 #
-# The same formula over real configs. Bytes are exact; sizes are decimal (GB) unless they say GiB.
+# The same formula for real configs. Bytes are exact; sizes are decimal (GB) unless they say GiB.
 
 # %% name="worked-table"
 print(
@@ -247,7 +247,7 @@ widgets.reveal("02b-gigabytes", kv_cache.cache_bytes(big, 8192) / GB)
 
 # %% [markdown] name="footprint-text"
 # Many requests: **footprint = bytes per token × length × concurrency**. At some point the cache is larger than the
-# weights. That point counts tokens over all requests, and it comes sooner than one thinks.
+# weights. That point is a number of tokens over all requests, and it comes sooner than one might think.
 
 # %% name="footprint"
 for name in ("llama-2-13b", "llama-2-70b"):
@@ -267,7 +267,7 @@ for name in ("llama-2-7b", "llama-3-8b", "llama-3-70b"):
 #
 # The calculator uses the same functions. Questions to try: how many requests of 32,768 tokens does a 70B model hold on
 # four H100? What does an 8-bit cache change, and what do 4-bit weights change? Which of the two helps more at long
-# contexts? Where does Llama-2-13B stop fitting, and where Llama-2-70B?
+# contexts? At what length does Llama-2-13B stop fitting, and at what length Llama-2-70B?
 
 # %% name="explore"
 widgets.kv_memory("llama-3-70b", context=8192, requests=8, device_name="H100", devices=4)
@@ -276,8 +276,8 @@ widgets.kv_memory("llama-3-70b", context=8192, requests=8, device_name="H100", d
 # ### Out of memory on a long prompt
 #
 # Before you change anything, compute the components. Weights, cache, activations of the tokens in one step, score
-# matrices if attention is not fused, logits. Each remedy helps one of them. The cell reads one prompt of 65,536 tokens with
-# an 8B model on an 80 GB device in four ways.
+# matrices if attention is not fused, logits. Each remedy reduces one of them. The cell prefills one prompt of 65,536
+# tokens with an 8B model on an 80 GB device in four ways.
 
 # %% name="oom"
 ways = {
@@ -293,10 +293,10 @@ for name, plan in plans.items():
     print(f"-- {name}\n{plan.report()}\n")
 
 # %% [markdown] name="oom-reading"
-# What is left at the end is weights and cache. If *that* is too much, the remedies are of another kind: store keys and
-# values in 8 bit, which halves the cache; give out memory in blocks, so that nothing is reserved that is not used;
-# admit requests only while blocks are free; and if one request alone is too large, spread it over several GPUs or move
-# part of the cache out.
+# What remains at the end is weights and cache. If *that* is too much, other remedies are needed: store keys and values
+# in 8 bit, which halves the cache; allocate memory in blocks, so that no memory is reserved and unused; admit requests
+# only while blocks are free; and if a single request is too large, split it over several GPUs or offload part of the
+# cache.
 
 # %% name="oom-fp8"
 for bits in (16, 8):
@@ -307,8 +307,9 @@ for bits in (16, 8):
 # %% [markdown] name="errata-heads"
 # ## 7. What the cheat sheets get wrong
 #
-# **"Bytes per token = L · 2 · H · D · P with H heads."** (E02.3, E02.4) Which heads? With query heads, Llama-3-70B comes out
-# eight times too large. And **"the cache grows with the parameters"**: a 13B model can need more than a 70B model.
+# **"Bytes per token = L · 2 · H · D · P with H heads."** (E02.3, E02.4) Which heads? With query heads, the result for
+# Llama-3-70B is eight times too large. And **"the cache grows with the parameters"**: a 13B model can need more than a
+# 70B model.
 
 # %% name="errata-heads-cell"
 right = kv_cache.bytes_per_token(big)
@@ -358,8 +359,8 @@ for name, bits, embedding in (
 print(f"one request of 131,072 tokens: {format_bytes(kv_cache.cache_bytes(big, 131072))}")
 
 # %% [markdown] name="errata-units"
-# **"Allocate 8,192 tokens × 2.68 GB"** (E02.6) and sizes that are GB in one line and GiB in the next (E00.9). 2.68 GB is
-# already the size of 8,192 tokens. What a reservation strands is the part that no token uses:
+# **"Allocate 8,192 tokens × 2.68 GB"** (E02.6) and sizes that are GB in one line and GiB in the next (E00.9). 2.68 GB
+# is already the size of 8,192 tokens. A reservation strands the part that no token uses:
 
 # %% name="errata-units-cell"
 print(
@@ -373,8 +374,8 @@ for used in (500, 2000):
 print(f"32,768 tokens: {format_bytes(32768 * each)} = {format_bytes(32768 * each, binary=True)}")
 
 # %% [markdown] name="errata-budget"
-# **"(320 − 140) GB over 50 users gives each about 110,000 tokens to generate."** (E02.7, E02.14) Too many by a factor of ten.
-# And what the division gives is the whole context: the prompt has to fit in as well.
+# **"(320 − 140) GB over 50 users gives each about 110,000 tokens to generate."** (E02.7, E02.14) Too many by a factor
+# of ten. And the division gives the whole context: the prompt has to fit, too.
 
 # %% name="errata-budget-cell"
 for users in (50, 100):
@@ -406,13 +407,13 @@ print(f"a hybrid model: {hybrid.kv_layers} of {hybrid.layers} layers keep keys a
       f"the others {format_bytes(hybrid.fixed_state_bytes)} per request, whatever its length")  # fmt: skip
 
 # %% [markdown] name="errata-users-reading"
-# Feasible at the edge, if 4,096 is a cap on prompt *and* output. Real plans leave room: 60 to 70 % occupancy is a usual
+# Barely feasible, if 4,096 is a cap on prompt *and* output. Real plans leave headroom: 60 to 70 % occupancy is a common
 # target, because lengths vary.
 #
 # ## Practice
 #
-# A drill is a random model on a random machine. Compute by hand, then check. The checker names the mistake when it
-# knows it. Change the number for another drill.
+# A drill is a random model on a random machine. Compute by hand, then check. The checker names the mistake if it
+# recognizes it. Change the number for another drill.
 
 # %% name="drill"
 drill = drills.make_drill(7)
@@ -423,7 +424,7 @@ for question in drill.questions:
 
 # %% name="drill-check"
 def my_answers(drill):
-    """Replace by your own numbers. This one makes a classic mistake in the first line."""
+    """Replace with your own numbers. This one makes a classic mistake in the first line."""
     s = drill.shape
     return {"kv_bytes_per_token": 2 * s.layers * s.num_heads * s.head_dim * 2 / 1000, "kv_bytes": 1.0}
 
@@ -437,15 +438,15 @@ for key, answer in my_answers(drill).items():
 # As of 2026. Names of options and their defaults change; look them up in the version you run.
 #
 # **vLLM** is given a share of the GPU, `gpu_memory_utilization` (0.9 for years, 0.92 in the current documentation). It
-# loads the weights, runs one pass with the largest batch it will ever see to measure the peak of activations, and turns
-# what is left of the share into blocks of 16 tokens. The log says how many tokens fit. `--kv-cache-dtype fp8` halves the
-# bytes per token; `--max-model-len` caps a request.
+# loads the weights, runs one pass with the largest batch it will ever run to measure peak activation memory, and
+# divides the rest of the share into blocks of 16 tokens. The log says how many tokens fit. `--kv-cache-dtype fp8`
+# halves the bytes per token; `--max-model-len` caps a request.
 #
 # **SGLang** calls its share `--mem-fraction-static`: weights and cache pool together. The rest is left for activations
-# and graphs, so a too large share fails later, under load.
+# and graphs, so if the share is too large it fails later, under load.
 #
-# **TensorRT-LLM** sizes the cache as a share of what is *free after loading* (`free_gpu_memory_fraction`, 0.9 by default).
-# The same 0.9 therefore means something else than in vLLM: it does not count the weights.
+# **TensorRT-LLM** sizes the cache as a share of what is *free after loading* (`free_gpu_memory_fraction`, 0.9 by
+# default). So 0.9 means something different than in vLLM: it does not include the weights.
 
 # %% name="production-shares"
 weights = kv_cache.weight_bytes(small)

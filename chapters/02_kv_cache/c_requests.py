@@ -1,7 +1,7 @@
 # %% [markdown] name="title"
 # # 02c · The KV cache: many requests, one memory
 #
-# About 35 minutes. You need `a_mechanism` and `b_memory`. Requests have different lengths, arrive when they like, and
+# About 35 minutes. You need `a_mechanism` and `b_memory`. Requests have different lengths, arrive at any time, and
 # share one memory. The lab is [Build a KV cache](../../labs/02_kv_cache/kv_cache.ipynb).
 
 # %% name="setup"
@@ -29,14 +29,14 @@ text = llm.encode(inspect.getsource(Engine))
 PROMPTS, OUTPUTS = (10, 30, 20, 60, 15, 45), (14, 36, 8, 24, 48, 10)  # six requests
 prompts = [text[20 * i : 20 * i + n] for i, n in enumerate(PROMPTS)]
 params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in OUTPUTS]
-MAX_LEN = 256  # what each could grow to
+MAX_LEN = 256  # the length each could grow to
 
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# Six requests run together. Nobody knows how long their outputs will be, so each gets a buffer for 256 tokens when it
-# starts. Their prompts have 10, 30, 20, 60, 15 and 45 tokens; their outputs turn out to have 14, 36, 8, 24, 48 and 10.
-# **What percentage of the reserved memory is never written?**
+# Six requests run together. The lengths of their outputs are not known in advance, so each gets a buffer for 256 tokens
+# when it starts. Their prompts have 10, 30, 20, 60, 15 and 45 tokens; their outputs turn out to have 14, 36, 8, 24, 48
+# and 10. **What percentage of the reserved memory is never written?**
 
 # %% name="predict"
 widgets.predict("02c-stranded", "What percentage of six buffers of 256 tokens is never written?", "%")
@@ -46,17 +46,17 @@ widgets.predict("02c-stranded", "What percentage of six buffers of 256 tokens is
 #
 # Back to the wall of drawers. One text, one wall: easy. Now six texts want walls in one building.
 #
-# - You can give each the longest wall it may ever need (**one contiguous buffer per request**). Simple, and most of
-#   the building stands empty.
-# - You can give each a few shelves at a time, wherever there is room, and keep a list of who owns which (**blocks and
-#   block tables**, chapter 04). Then what is left over at the end of a request is less than one shelf.
+# - You can give each the longest wall it may ever need (**one contiguous buffer per request**). That is simple, and
+#   most of the building stays empty.
+# - You can give each a few shelves at a time, wherever some are free, and keep a list of which text has which (**blocks
+#   and block tables**, chapter 04). Then what is left over at the end of a request is less than one shelf.
 #
-# Either way the building has an end. The cache is a **budget that changes with every token**: each running request takes
-# one more drawer per step. When nothing is free, newcomers wait. When those inside outgrow the building, one of them
-# has to leave, and comes back later.
+# Either way the building is finite. The cache is a **budget that changes with every token**: each running request takes
+# one more drawer per step. When nothing is free, new texts wait. When the texts inside outgrow the building, one of
+# them has to leave and come back later (it is *preempted*).
 #
-# And in one pass through the model, texts of different lengths lie side by side. Each token needs its own position, its
-# own place to be written, and the right wall to look at.
+# And one pass through the model has texts of different lengths side by side. Each token needs its own position, its own
+# slot in the cache, and the right wall to look at.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 from matplotlib.patches import Rectangle
@@ -110,7 +110,7 @@ def packed(q, k, v, lens):  # all tokens in one matrix; the mask allows own sequ
     return softmax_attention(q, k, v, (owner[:, None] == owner) & torch.ones(len(q), len(q)).tril().bool())
 
 
-def padded(q, k, v, lens):  # [sequences, longest, d]; what lies behind a sequence's end is rubbish
+def padded(q, k, v, lens):  # [sequences, longest, d]; what follows a sequence's end is garbage
     def box(t):
         out = torch.full((len(lens), max(lens), t.shape[-1]), 7.0)
         for i, piece in enumerate(t.split(lens)):
@@ -141,12 +141,12 @@ assert [results[name][1] for name in ("packed", "padded", "ragged")] == [
 ]
 
 # %% [markdown] name="scratch-reading"
-# A mask throws results away after they were computed. Engines use the third way: matrices and MLPs take all tokens of
-# all requests in one flat list, and only attention splits them by request.
+# A mask discards results after they were computed. Engines use the third way: matrices and MLPs take all tokens of all
+# requests in one flat list, and only attention splits them by request.
 #
-# In the padded way a causal mask is enough here, because rubbish lies *behind* each sequence. In decode it is not: a
-# single query has no triangle, and would see the rubbish of its row. Then every row needs a mask of its own length. The
-# lab asks for exactly that.
+# In the padded way a causal mask is enough here, because the padding comes *after* each sequence. In decode it is not:
+# a single query has no triangle, and would attend to the padding of its row. Then every row needs a mask of its own
+# length. The lab asks for exactly that.
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
@@ -167,7 +167,7 @@ print("prompts of", [len(p) for p in prompts[:3]], "tokens: the same outputs tog
 
 # %% [markdown] name="engine-blocks-text"
 # The engine does the same with blocks. Two requests grow in turn, so their blocks interleave. The block table keeps the
-# order. This is all that paging is; chapter 04 builds it.
+# order. That is all there is to paging; chapter 04 builds it.
 
 # %% name="engine-blocks"
 engine = Engine(model, EngineConfig(num_blocks=8, block_size=4, prefix_cache="off"))
@@ -181,8 +181,8 @@ print("slots of a, in order:", reference.context_slots(torch.tensor(a.block_tabl
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# Now the six requests of the question, in an engine with plenty of blocks. After each step we ask every running request
-# how many tokens it has in the cache and how many blocks it holds, and we compare with a buffer of 256 for each.
+# Now the six requests of the question, in an engine with plenty of blocks. After each step we record how many tokens
+# every running request has in the cache and how many blocks it holds, and compare with a buffer of 256 for each.
 
 # %% name="measure"
 roomy = Engine(model, EngineConfig(num_blocks=64, block_size=16, prefix_cache="off"))
@@ -220,13 +220,13 @@ show(
 )
 
 # %% [markdown] name="measure-reading"
-# The two lower curves differ by less than one block per running request, and the cell asserts it. The reservation is not
-# a wrong implementation. It is the price of not knowing how long an output will be.
+# The two lower curves differ by less than one block per running request, which the cell asserts. The reservation is not
+# a bug. It is the price of not knowing how long an output will be.
 #
 # ### When memory is short
 #
-# The same six requests in an engine with 12 blocks of 16 tokens. That is less than they need together. And each
-# step may compute 48 new tokens, so long prompts are read in pieces.
+# The same six requests in an engine with 12 blocks of 16 tokens. That is less than they need together. And a step may
+# compute at most 48 tokens, so long prompts are prefilled in chunks.
 
 
 # %% name="tight"
@@ -258,16 +258,16 @@ print("the outputs are the same as with plenty of memory")
 # %% [markdown] name="explore-text"
 # ## 6. Explore
 #
-# The timeline of that run, from the engine's trace. Move the step with the slider or the arrow keys. Find: a request that
-# waits although others run; a prompt that takes two steps; the step in which somebody is preempted, and what it costs
-# when it comes back (orange, hatched). The lower curve is the number of free blocks.
+# The timeline of that run, from the engine's trace. Move the step with the slider or the arrow keys. Find: a request
+# that waits although others run; a prompt that takes two steps; the step in which a request is preempted, and what it
+# costs when it resumes (orange, hatched). The lower curve is the number of free blocks.
 
 # %% name="explore"
 widgets.timeline(trace)
 
 # %% [markdown] name="explore-caps"
-# **Context length is a budget.** Operators cap requests far below what the model could do, because a cap is what makes
-# concurrency predictable. The cell caps outputs and counts preemptions and repeated work, in the same 12 blocks.
+# **Context length is a budget.** Operators cap requests far below the model's maximum, because a cap makes concurrency
+# predictable. The cell caps outputs and counts preemptions and recomputed tokens, with the same 12 blocks.
 
 # %% name="caps"
 for cap in (4, 16, None):
@@ -282,8 +282,8 @@ for cap in (4, 16, None):
 # ## 7. What the cheat sheets get wrong
 #
 # **"Continuous batching needs no padding; the attention mask keeps sequences apart."** (E03.4) A mask over one packed
-# matrix would compute all the scores and throw most of them away, as section 3 counted. What engines do is a flat list of
-# tokens for the matrices, and attention per sequence. And some padding is left: a captured CUDA graph runs one batch
+# matrix would compute all the scores and throw most of them away, as section 3 counted. Engines use a flat list of
+# tokens for the matrices, and attention per sequence. And some padding remains: a captured CUDA graph runs one batch
 # size only, so the batch is padded to the next captured size.
 
 # %% name="errata-padding-cell"
@@ -309,8 +309,8 @@ for tokens in (500, 2000, 8192):
           f"{format_bytes(15 * per_token)}")  # fmt: skip
 
 # %% [markdown] name="errata-headroom"
-# **"It fits, so it can be served."** (E02.9) A load that fills the memory when it starts overflows when it grows, because each
-# running request adds a token per step. The run above started six requests and could not keep them.
+# **"It fits, so it can be served."** (E02.9) A load that fills the memory at the start overflows as it grows, because
+# each running request adds a token per step. The run above started six requests and could not keep all of them running.
 
 # %% [markdown] name="next-text"
 # ### What you can add to your own cache
@@ -319,12 +319,12 @@ for tokens in (500, 2000, 8192):
 #
 # | extension | where |
 # |---|---|
-# | two requests with the same beginning share rows | chapter 06, prefix caching |
+# | two requests with the same prefix share rows | chapter 06, prefix caching |
 # | a cache in blocks | the engine has it (section 4); you build it in chapter 04 |
 # | temperature and top-p | the engine has it, below |
 # | a draft model that proposes tokens | chapter 08, speculative decoding |
 #
-# Sampling needs nothing from the cache. With a seed it repeats itself, whatever else runs in the batch.
+# Sampling needs nothing from the cache. With a seed it is reproducible, whatever else runs in the batch.
 
 # %% name="sampling"
 warm = SamplingParams(max_tokens=12, temperature=0.8, top_p=0.9, seed=7, ignore_eos=True)
@@ -341,14 +341,14 @@ print(repr(first.text), repr(other.text), sep="\n")
 # As of 2026. Names of options change; look them up in the version you run.
 #
 # **vLLM** admits requests while there are free blocks and while `max_num_seqs` and `max_num_batched_tokens` allow. When
-# running requests need more blocks than there are, it preempts one and computes its tokens again later; since the V1
-# engine (2025) recomputing is the way it does that. The engine of this course behaves alike.
+# running requests need more blocks than are free, it preempts one and recomputes its tokens later; since the V1 engine
+# (2025) preemption is always by recomputing. The engine of this course does the same by default.
 #
-# **SGLang** also lets requests in before it knows how long they get. When the pool is full it *retracts* running
-# requests. `--schedule-conservativeness` says how careful it is when it admits.
+# **SGLang** also admits requests without knowing how long they get. When the pool is full it *retracts* running
+# requests. `--schedule-conservativeness` sets how careful it is when it admits.
 #
 # **TensorRT-LLM** lets you choose. `GUARANTEED_NO_EVICT`, the default, admits a request only if it can finish without
-# being paused, so it reserves for the longest case. `MAX_UTILIZATION` packs more and pauses requests when it must.
+# being paused, so it reserves for the longest case. `MAX_UTILIZATION` packs more and pauses requests when necessary.
 #
 # **Hugging Face transformers** `generate` pads a batch to a rectangle, usually on the left, with an attention mask and
 # positions per row. That is the contiguous baseline of this notebook.
@@ -366,9 +366,10 @@ widgets.quiz(load_quiz("02_kv_cache").draw(seed=1, tag="requests"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - Rows of unequal length: a length per row decides position, write place and mask. Padding must be masked.
-# - Ragged batch: a flat list of tokens for the matrices, attention per sequence. A mask alone computes scores in vain.
+# - Rows of unequal length: a length per row determines position, cache slot and mask. Padding must be masked.
+# - Ragged batch: a flat list of tokens for the matrices, attention per sequence. A mask alone wastes the scores it
+#   discards.
 # - A contiguous reservation strands `reserved − used` tokens per request; blocks strand less than one block each.
-# - The cache is a budget that shrinks with every token of every running request. Short of blocks: newcomers wait, the
-#   request that came last is preempted and computes its tokens again.
+# - The cache is a budget that shrinks with every token of every running request. When blocks run out, new requests
+#   wait, and the request that came last is preempted and recomputed.
 # - Cap the context (prompt and output) below the model's maximum to make concurrency predictable.

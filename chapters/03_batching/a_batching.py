@@ -1,8 +1,8 @@
 # %% [markdown] name="title"
-# # 03a · Batching: who shares a step
+# # 03a · Batching: which requests share a step
 #
-# About 45 minutes. You need chapters 01 and 02. The next notebook, `b_scheduling`, is about who goes first and who has
-# to wait. The lab of both is [Build a scheduler](../../labs/03_batching/scheduler.ipynb).
+# About 45 minutes. You need chapters 01 and 02. The next notebook, `b_scheduling`, is about which requests go first and
+# which have to wait. The lab of both is [Build a scheduler](../../labs/03_batching/scheduler.ipynb).
 
 # %% name="setup"
 import inspect
@@ -51,10 +51,11 @@ print(f"a decode step of 1 / 64 requests at context 1,000: {format_seconds(h100.
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# 64 requests wait, all since the same moment. Their outputs have 100 tokens in the mean, and vary as such lengths do:
-# many are short, a few are long (an exponential distribution). The machine has 8 seats: 8 requests can decode together.
+# 64 requests are waiting, all since the same moment. Their outputs have 100 tokens on average, and vary as such lengths
+# do: many are short, a few are long (an exponential distribution). The machine has 8 seats (slots): 8 requests can
+# decode together.
 #
-# You can fill the 8 seats, wait until all of them have finished, and take the next 8. Or you can give a seat to the
+# You can fill the 8 seats, wait until all 8 requests have finished, and admit the next 8. Or you can give a seat to the
 # next request as soon as it is free. **How many times more steps does the first way take?**
 
 # %% name="predict"
@@ -65,19 +66,20 @@ widgets.predict("03a-steps", "How many times more steps, if a batch of 8 must en
 #
 # Think of a **lift** in a tall building. It stops at every floor. The cabin is so heavy that the motor hardly notices
 # whether one or fifty people are in it: a ride of one floor takes the same time. That is the decode step. The cabin is
-# the weights, which are read once per step, however many requests ride along.
+# the weights, which are read once per step, however many requests are in it.
 #
 # - **No batching:** one person at a time. Everybody else watches a nearly empty cabin go up.
-# - **Static batching:** a group enters together, and the doors stay shut until the last of the group has reached his
-#   floor. Whoever is there earlier rides on in vain. Whoever comes meanwhile waits below.
+# - **Static batching:** a group enters together, and the doors stay shut until the last of the group has reached the
+#   right floor. Those whose floor came earlier ride on for nothing. Those who arrive meanwhile wait below.
 # - **Dynamic batching:** the doors shut when the cabin is full *or* when the first has waited for some time. That helps
-#   the first who came. Once the doors are shut it is a static batch.
-# - **Continuous batching:** the doors open at *every* floor. Whoever has arrived gets out, and the next in line gets in.
+#   the first to arrive. Once the doors are shut it is a static batch.
+# - **Continuous batching:** the doors open at *every* floor. Passengers who have arrived get out, and the next in line
+#   get in.
 #
 # And then somebody comes with **eighty crates** (a long prompt). All crates in one ride make the cabin so heavy that
-# this one floor takes a minute, and everybody in it stands and waits. So the attendant lets people in first, and then
-# as many crates as the motor does not mind. The rest goes with the next rides. That is **chunked prefill**. The crates
-# arrive a little later than if they had had the lift for themselves, and nobody else notices them.
+# this one floor takes a minute, and everybody inside waits. So the attendant lets people in first, and then as many
+# crates as the motor can carry without slowing down. The rest goes with the next rides. That is **chunked prefill**.
+# The crates arrive a little later than if they had had the lift to themselves, and nobody else notices them.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 lengths = (1000, 200, 400, 100)
@@ -113,9 +115,9 @@ show(
 )
 
 # %% [markdown] name="idea-four"
-# A static batch has four problems, and the left picture shows three of them: a finished row computes for nobody; those
-# who finished early get nothing back until the longest has ended (in an engine that returns whole batches); newcomers
-# wait for the longest. The fourth: prompts of unequal length are padded to a rectangle of their own.
+# A static batch has four problems, and the left picture shows three of them: a finished row computes for nothing;
+# requests that finished early are not returned until the longest has ended (in an engine that returns whole batches);
+# new requests wait for the longest. The fourth: prompts of unequal length are padded to a rectangle.
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
@@ -143,7 +145,7 @@ def play(lengths, seats, rule):
     return step, bars
 
 
-def useful(lengths, seats, rule):  # share of seat-steps that gave somebody a token, while a batch ran
+def useful(lengths, seats, rule):  # share of seat-steps that produced a token, while a batch ran
     return sum(lengths) / (seats * play(lengths, seats, rule)[0])
 
 
@@ -167,14 +169,14 @@ for name, lens in outputs.items():
 widgets.reveal("03a-steps", ratios["exponential, mean 100"])
 
 # %% [markdown] name="scratch-reading"
-# Two arguments are mixed up easily, so keep them apart.
+# Two arguments are easily confused, so keep them apart.
 #
-# - *Batching* exists because one read of the weights can serve many requests. A static batch shares that read as well.
-# - *Continuous* batching exists because outputs differ in length, and because requests arrive when they like. With
-#   equal lengths and one arrival, the first row of the table, it gains nothing.
+# - *Batching* exists because one read of the weights can serve many requests. A static batch shares that read, too.
+# - *Continuous* batching exists because outputs differ in length, and because requests arrive at any time. With equal
+#   lengths and simultaneous arrival, the first row of the table, it gains nothing.
 #
 # Here is the second argument as a timeline. A seat that becomes free at the end of a step is filled **in the very next
-# step**: the scheduler decides between steps, when it already knows who has ended.
+# step**: the scheduler decides between steps, when it already knows which requests have finished.
 
 # %% name="refill" jupyter={"source_hidden": true}
 small = [6, 5, 7, 2, 5, 4]
@@ -211,10 +213,10 @@ print(
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine takes its scheduler as a part, and three older ones lie in `reference_impl/annexes/baselines`: static batching,
-# dynamic batching, and that of Orca (Yu et al., 2022), which brought continuous batching, without chunks of prompts and
-# with memory reserved for the longest output. Same model, same attention, same requests: only the order of work
-# differs. So the texts must be equal, and only the steps differ.
+# The engine's scheduler can be replaced, and three older ones are in `reference_impl/annexes/baselines`: static
+# batching, dynamic batching, and that of Orca (Yu et al., 2022), which introduced continuous batching, without chunked
+# prefill and with memory reserved for the longest output. Same model, same attention, same requests: only the order of
+# work differs. So the outputs must be equal, and only the steps differ.
 
 
 # %% name="engine-run"
@@ -254,9 +256,9 @@ assert len(traces["the engine's own"].steps()) == play(small, 4, "continuous")[0
 print("the same texts, and as many steps as the loop above said")
 
 # %% [markdown] name="engine-source-text"
-# This is the whole decision, taken before every step: what each running request may compute, blocks for it, and then
-# who is let in. There is no "prefill mode" in it: a request has tokens, and misses some of them. Who misses one is
-# decoding.
+# This is the whole decision, taken before every step: how many tokens each running request may compute, blocks for
+# them, and then which requests are admitted. There is no "prefill mode" in it: a request has tokens, some of them not
+# computed yet. A request with exactly one such token is decoding.
 
 # %% name="engine-source"
 print(inspect.getsource(Scheduler.schedule))
@@ -265,9 +267,9 @@ print(inspect.getsource(Scheduler._shares))
 # %% [markdown] name="ragged-text"
 # ### The ragged batch
 #
-# In one step a prompt of 5 tokens may stand beside three requests that decode. What does the model get to see? One flat
-# list of tokens, without padding; a position for each; the places where one request ends and the next begins
-# (`query_start_loc`); and each request's context, its new tokens included (`seq_lens`).
+# One step may contain a prompt of 5 tokens and three requests that decode. What is the model's input? One flat list of
+# tokens, without padding; a position for each; the boundaries between requests (`query_start_loc`); and each request's
+# context, including its new tokens (`seq_lens`).
 
 # %% name="ragged"
 engine = engine_with(None)
@@ -288,9 +290,9 @@ print("logits_indices  ", batch.logits_indices.tolist(), "(only these tokens nee
 assert batch.positions.tolist()[-5:] == [0, 1, 2, 3, 4]
 
 # %% [markdown] name="selective-text"
-# Matrices do not care whose token a row is: each runs **once** over the flat list. Attention does: every request has
-# its own keys. Orca called this *selective batching*. Count it: how often each matrix is called in a step, with how
-# many tokens, and how many query-key pairs attention takes, against one matrix over everything.
+# Matrix products are the same for every request's tokens: each runs **once** over the flat list. Attention is not:
+# every request has its own keys. Orca called this *selective batching*. Count it: how often each matrix is called in a
+# step, with how many tokens, and how many query-key pairs attention computes, compared with one packed score matrix.
 
 # %% name="selective"
 seen = []
@@ -314,11 +316,11 @@ print(f"{tokens} x {sum(batch.context_lens)} = {packed}")
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# ### What sharing a step is worth
+# ### What sharing a step gains
 #
 # First batching itself. A decode step reads the weights once. Every request in it adds its own keys and values and its
-# arithmetic. So seconds per token should fall like `weights / batch + own part`. The formula for the large machine,
-# and the course model here, both relative to a lone request:
+# arithmetic. So seconds per token should fall like `weights / batch + own part`. The formula for the large machine, and
+# the course model here, both relative to a single request:
 
 # %% name="amortize"
 sizes = (1, 2, 4, 8, 16, 32) + ((64, 128) if on_gpu else ())
@@ -358,15 +360,15 @@ show(
 )
 
 # %% [markdown] name="amortize-reading"
-# The dotted line would hold if everything were shared. What is not shared bends the curves up: on the GPU the keys and
-# values of each request (more at a longer context), on this machine also the arithmetic, because a CPU core has far
-# fewer operations per byte than a tensor core. Where the shared part is small there is little to gain.
+# The dotted line would hold if everything were shared. The part that is not shared bends the curves up: on the GPU the
+# keys and values of each request (more at a longer context), on this machine also the arithmetic, because a CPU core
+# has far fewer operations per byte than a tensor core. Where the shared part is small there is little to gain.
 #
-# ### What filling the seats is worth
+# ### What filling the seats gains
 #
-# Now continuous against static, really run: 32 requests, 8 seats, course model, one burst. `play` predicts the *steps*.
-# Time is another matter, because a static batch's rows that have ended are computed too, and a step of 8 rows costs
-# more than one of 2.
+# Now continuous against static in the real engine: 32 requests, 8 seats, course model, one burst. `play` predicts the
+# *steps*. Time is a different matter, because a static batch also computes its finished rows, and a step of 8 rows
+# costs more than one of 2.
 
 # %% name="ratio"
 rng = np.random.default_rng(5)
@@ -387,7 +389,7 @@ for name, lens in loads.items():
             _, trace = run(engine_with(make, seats=8), burst, lens)
             seconds[kind].append(time.perf_counter() - began)
             assert len(trace.steps()) == play(lens, 8, kind)[0]
-        kinds.reverse()  # whoever goes first in one round goes last in the next
+        kinds.reverse()  # the one that runs first in one round runs last in the next
     steps = [play(lens, 8, kind)[0] for kind in seconds]
     table[name] = (steps[0] / steps[1], min(seconds["static"]) / min(seconds["continuous"]))
     print(f"{name:18s} mean {sum(lens) / 32:4.1f} tokens; steps {steps[0]:3d} against {steps[1]:3d}: "
@@ -418,23 +420,23 @@ show(
 )
 
 # %% [markdown] name="ratio-reading"
-# The cell asserts the steps. Time follows them roughly. It can stay below, because the last steps of the continuous run
-# have few rows and are cheap on a CPU, while the static run pays for all its rows, ended or not. On a GPU, where a step
-# costs nearly the same for 2 and 8 rows, both ratios come close to each other. **The ratio is a property of the
-# lengths**, not of the method: no load, no number.
+# The cell asserts the steps. The ratio of times follows roughly. The two can differ, because the last steps of the
+# continuous run have few rows and are cheap on a CPU, while the static run pays for all its rows, finished or not. On a
+# GPU, where a step costs nearly the same for 2 and 8 rows, the two ratios are close. **The ratio is a property of the
+# lengths**, not of the method: without a load, a ratio means nothing.
 #
 # ### Requests that arrive
 #
-# A burst hides the second half: waiting. The same engine on a *simulated* GPU (`reference_impl/bench/simulation.py`):
-# real scheduler, real blocks, real trace; each step takes what the formula says; the tokens mean nothing. 4 requests
-# arrive per second at random, 200 tokens in, 200 out in the mean (exponential), 16 seats, for 30 seconds.
+# A burst hides the second effect: waiting. The same engine on a *simulated* GPU (`reference_impl/bench/simulation.py`):
+# real scheduler, real blocks, real trace; each step takes the time of the formula; the tokens are meaningless. 4
+# requests arrive per second at random, 200 tokens in, 200 out on average (exponential), 16 seats, for 30 seconds.
 
 # %% name="arrivals"
 chat = poisson(4, 30, seed=1, prompts=(200,), mean_output=200)
 small_seats = EngineConfig(max_num_seqs=16, max_num_batched_tokens=16_384)
 waits = {}
 ways = {
-    "static": lambda kv: DynamicBatching(kv, 16, 1e6),  # waits for a full batch as long as it takes
+    "static": lambda kv: DynamicBatching(kv, 16, 1e6),  # waits for a full batch, however long
     "window 2 s": lambda kv: DynamicBatching(kv, 16, 2.0),
     "window 0.5 s": lambda kv: DynamicBatching(kv, 16, 0.5),
     "window 0": lambda kv: DynamicBatching(kv, 16, 0.0),
@@ -450,21 +452,22 @@ for name, make in ways.items():
     )
 
 # %% [markdown] name="arrivals-reading"
-# A window bounds how long a *lonely* request waits for company. It cannot help the one who arrives a moment after the
-# doors shut: he waits for the longest output in the batch. That is what no window removes and continuous batching does.
-# (The last column counts a token when it is computed. A server that returns static batches whole is worse still.)
+# A window limits how long a request waits for *others to join*. It cannot help one that arrives just after the batch
+# has started: it waits for the longest output in the batch. No window removes that wait; continuous batching does. (The
+# last column counts a token when it is computed. A server that returns static batches whole is worse still.)
 
 # %% [markdown] name="chunk-text"
-# ### A long prompt comes along
+# ### A long prompt arrives
 #
 # Now the crates. 32 requests decode, at a context of 1,000. A request with a prompt of 10,000 tokens arrives. The
 # engine may compute it whole, or with a budget of 2,048 or 512 tokens per step; the budget includes the 32 decodes.
-# (Llama-3-8B reads 8,192 tokens. Where prompts are longer, take its shapes as those of Llama 3.1, which reads 131,072.)
+# (Llama-3-8B has a context of 8,192 tokens. For longer prompts, take its shapes as those of Llama 3.1, whose context is
+# 131,072.)
 
 
 # %% name="convoy"
 def with_long_prompt(long, budget, decodes=32, make=None, outputs=400):
-    """32 that decode; after a while a prompt of `long` tokens. -> (its prefill, gaps of the others meanwhile)."""
+    """32 requests decode; later a prompt of `long` tokens arrives. -> (its prefill, gaps of the others meanwhile)."""
     load = [Arrival(0.0, 1000, outputs) for _ in range(decodes)] + [Arrival(2.0, long, 20, name="long")]
     config = EngineConfig(max_num_seqs=256, max_num_batched_tokens=budget)
     trace = simulate(h100, load, config, scheduler=make)
@@ -516,10 +519,10 @@ show(
 )
 
 # %% [markdown] name="convoy-reading"
-# Count the triangles. In the first row 32 people look at a frozen screen. In the last one they notice hardly anything,
+# Count the triangles. In the first row 32 users look at a frozen screen. In the last one they hardly notice anything,
 # and the long prompt's first token comes a little later: in each of its steps the 32 decodes take their share of the
-# arithmetic. (Each chunk also reads the weights and the keys and values before it once more. As long as a step is bound
-# by arithmetic, that costs no time.) The extreme cases, a retrieval prompt of 30,000 tokens and one of 100,000:
+# arithmetic. (Each chunk also rereads the weights and the keys and values before it. As long as a step is bound by
+# arithmetic, that costs no time.) The extreme cases, a retrieval prompt of 30,000 tokens and one of 100,000:
 
 # %% name="convoy-extreme"
 for long in (30_000, 100_000):
@@ -532,13 +535,13 @@ for long in (30_000, 100_000):
 
 # %% [markdown] name="convoy-extreme-reading"
 # Look at the gaps with chunks, too. The last chunks of a very long prompt take longer than the first, because attention
-# meets all the tokens before. A fixed token budget does not bound time; it bounds tokens.
+# covers all earlier tokens. A fixed token budget does not bound time; it bounds tokens.
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
 #
 # Seats over steps, static above, continuous below, drawn from traces. Choose other lengths; move the step. Find: a seat
-# that is taken again; a row that computes in vain (hatched); and the load for which both pictures are alike.
+# that is refilled; a row that computes for nothing (hatched); and the load for which both pictures are the same.
 
 # %% name="explore-batching"
 shown = {}
@@ -554,10 +557,10 @@ for name, lens in {
 widgets.batching(shown)
 
 # %% [markdown] name="explore-chunk-text"
-# And the knob of the second half: tokens per step. The curve shows the price of each setting: the long prompt's TTFT to
-# the right, the longest step upwards. Try: 4 decodes instead of 32; a prompt of 131,072; the smallest budget, which is
-# not far above the number of tokens that ride for free (the picture names it); as many decodes as the budget has
-# tokens; a 70B model on eight GPUs.
+# And the other parameter: tokens per step. The curve shows the cost of each setting: the long prompt's TTFT on the
+# x-axis, the longest step on the y-axis. Try: 4 decodes instead of 32; a prompt of 131,072; the smallest budget, which
+# is not far above the number of tokens that cost no extra time (shown in the picture); as many decodes as the budget
+# has tokens; a 70B model on eight GPUs.
 
 # %% name="explore-chunk"
 widgets.chunk_size("llama-3-8b", prompt=8192, decodes=32, budget=512)
@@ -566,8 +569,8 @@ widgets.chunk_size("llama-3-8b", prompt=8192, decodes=32, budget=512)
 # ## 7. What the cheat sheets get wrong
 #
 # **"One read of the weights for many tokens is the entire reason why continuous batching exists."** (E00.10) It is the
-# reason for batching. A static batch has it, too. Take away what continuous batching is for, one difference after the
-# other:
+# reason for batching, and a static batch has it, too. Remove the differences that continuous batching exploits, one
+# after the other:
 
 # %% name="errata-reason-cell"
 print("steps of 64 requests    one by one   static   continuous   batching gains   continuous on top")
@@ -578,11 +581,11 @@ for name, lens in outputs.items():
     )
 
 # %% [markdown] name="errata-halves-text"
-# **"Mixing prefill into a decode batch halves the throughput of both."** (E03.1) One step costs the *longer* of its
-# arithmetic and its bytes, not the sum. Decode leaves the arithmetic idle, prefill leaves the bandwidth idle, so
-# together they take less than apart. That holds for the matrices, where one read serves the tokens of both. (Attention
-# over the decodes' caches is other work, and overlaps with them far less.) 70B on eight H100, 70e9 parameters, matrices
-# only, half of the peak, full bandwidth, no communication:
+# **"Mixing prefill into a decode batch halves the throughput of both."** (E03.1) A step takes the *longer* of the times
+# for its arithmetic and its bytes, not the sum. Decode leaves the arithmetic idle, prefill leaves the bandwidth idle,
+# so together they take less time than apart. That holds for the matrices, where one read serves the tokens of both.
+# (Attention over the decodes' caches is separate work, and overlaps with them far less.) 70B on eight H100, 70e9
+# parameters, matrices only, half of the peak, full bandwidth, no communication:
 
 
 # %% name="errata-halves-cell"
@@ -603,18 +606,18 @@ print(f"up to {free:.0f} tokens in all, decodes included, a step takes no longer
 print("so much prefill rides for free")
 
 # %% [markdown] name="errata-alternate"
-# What mixing harms is *latency*. The usual name is a generation stall (Sarathi-Serve). "Bubble" usually means idle
-# stages of a pipeline.
+# Mixing harms *latency*. The usual name is a generation stall (Sarathi-Serve). "Bubble" usually means idle stages of a
+# pipeline.
 #
 # **"Chunked prefill alternates: a chunk, a decode step, a chunk, a decode step."** (E03.2) Sarathi-Serve, vLLM's V1 and
 # TensorRT-LLM compute decodes *and* a chunk in the same pass, decodes first. Alternation exists, too: SGLang's default
-# is a prefill batch *or* a decode batch per step. Here are both, and the older way in which whole prompts go first; the
-# schedulers are a few lines.
+# is a prefill batch *or* a decode batch per step. Here are both, and the older way, in which whole prompts go first;
+# each scheduler is a few lines.
 
 
 # %% name="errata-alternate-cell"
 class Alternating(Scheduler):
-    """A step computes chunks or decodes, in turn."""
+    """Steps compute chunks and decodes alternately."""
 
     chunks_now = False
 
@@ -627,7 +630,7 @@ class Alternating(Scheduler):
 
 
 class PromptsFirst(OrcaBatching):
-    """Whole prompts, one per step, before anybody decodes."""
+    """Whole prompts, one per step, before any decode."""
 
     def schedule(self, now):
         entered = self._let_in()
@@ -650,12 +653,12 @@ print(f"a recorded plan of the engine: {sum(r.num_tokens == 1 for r in plan.rows
       f"in one step; decodes first: {plan.rows[0].num_tokens == 1}")  # fmt: skip
 
 # %% [markdown] name="errata-idle"
-# Alternation loses the free ride: each chunk step leaves the decodes out, each decode step leaves the arithmetic idle.
+# Alternation wastes the overlap: each chunk step leaves out the decodes, each decode step leaves the arithmetic idle.
 # The gap is a chunk step *and* a decode step, and the prompt takes longer.
 #
-# **A diagram of continuous batching in which a freed seat stands empty for a step.** (E03.3) It would be a scheduler
-# that sleeps. `refill-check` above asserts that each seat is taken in the next step; here is the same from the engine's
-# trace:
+# **A diagram of continuous batching in which a freed seat stays empty for a step.** (E03.3) Such a scheduler would
+# waste a step. `refill-check` above asserts that each seat is refilled in the next step; here is the same from the
+# engine's trace:
 
 # %% name="errata-idle-cell"
 steps = traces["the engine's own"].steps()
@@ -664,9 +667,9 @@ assert all(len(b.rows) == 4 or not b.num_waiting for a, b in pairwise(steps) if 
 print("as long as somebody waits, the next step has all four seats taken")
 
 # %% [markdown] name="errata-padding"
-# **"No padding, and the attention mask keeps sequences apart."** (E03.4) No mask does that here. `selective` counted:
-# attention runs row by row, over each row's own keys. A mask over one packed matrix would compute the pairs of
-# *different* requests and throw them away; chapter 02c has the small example. And some padding is left. A captured CUDA
+# **"No padding, and the attention mask keeps sequences apart."** (E03.4) There is no such mask here. As `selective`
+# counted, attention runs row by row, over each row's own keys. A mask over one packed matrix would compute the pairs of
+# *different* requests and throw them away; chapter 02c has the small example. And some padding remains. A captured CUDA
 # graph (chapter 05) runs exactly one batch size, so the rows are padded to the next captured one:
 
 # %% name="errata-padding-cell"
@@ -678,17 +681,17 @@ print(f"graphs for 1, 2, 4, 8, 16 ... 256 rows: share of the rows that is paddin
       f"{shares[:8].mean():.0%} for\n1 to 8 requests, {shares[8:64].mean():.0%} for 9 to 64, {shares[64:].mean():.1%} above")  # fmt: skip
 
 # %% [markdown] name="errata-ratios"
-# **"Continuous batching is 3 to 10 times faster." "5 times." "20 times."** (E03.6) Faster than what, on which load, at
-# which latency? Published numbers have different baselines: Orca reported up to 36.9x over FasterTransformer at equal
-# latency on GPT-3 175B; vLLM's paper 2-4x over Orca and FasterTransformer; its first announcement up to 24x over plain
-# Hugging Face. Below is one load with several baselines: 32 requests of the course model, prompts of 12, exponential
-# outputs, one burst, no latency objective.
+# **"Continuous batching is 3 to 10 times faster." "5 times." "20 times."** (E03.6) Faster than what, under which load,
+# at which latency? Published numbers have different baselines: Orca reported up to 36.9x over FasterTransformer at
+# equal latency on GPT-3 175B; vLLM's paper 2-4x over Orca and FasterTransformer; its first announcement up to 24x over
+# plain Hugging Face. Below is one load with several baselines: 32 requests of the course model, prompts of 12,
+# exponential outputs, one burst, no latency objective.
 # <!-- source: abstracts of Orca (OSDI 2022) and PagedAttention (SOSP 2023); vLLM's announcement of June 2023 -->
 
 # %% name="errata-ratios-cell"
 lens = loads["exponential"]
 began = time.perf_counter()
-sample = [0, 1, 2, 3]  # no cache is slow: four requests, then scaled
+sample = [0, 1, 2, 3]  # slow without a cache: four requests, then scaled
 for i in sample:
     generate_no_cache(model, burst[i], lens[i])
 no_cache = (time.perf_counter() - began) * sum(lens) / sum(lens[i] for i in sample)
@@ -705,11 +708,11 @@ for name, s in seconds.items():
     print(f"{name:38s} {sum(lens) / s:5.0f} tokens/s; continuous, 8 seats: {s / best:.2f} times as fast")
 
 # %% [markdown] name="errata-paging"
-# All of these are true on this machine, and each could be printed on a slide.
+# All of these are true on this machine, and each could appear on a slide.
 #
 # **"Paging makes continuous batching possible."** (E03.7) Orca did it in 2022 on contiguous reservations, and
-# preemption by recomputing needs no pages. Here is the engine's own scheduler over contiguous memory. What paging
-# changes is how many *fit* (chapter 04):
+# preemption by recomputation needs no pages. Here is the engine's own scheduler over contiguous memory. Paging changes
+# how many requests *fit* (chapter 04):
 
 # %% name="errata-paging-cell"
 rooms = 24  # blocks of 16 tokens: 384 tokens of cache
@@ -735,9 +738,9 @@ assert results["contiguous"] == results["paged"]
 
 # %% [markdown] name="errata-price"
 # **"Chunked prefill lowers latency."** (E03.8) Whose? It shortens the *worst* gap. It lengthens the long request's own
-# TTFT, and it can *raise* the 99th percentile of all gaps, since many steps become a chunk long instead of a few very
-# long. The load: 12 requests per second, 9 of 10 with 200 tokens, 1 of 10 with 8,192; outputs exponential, mean 200; 24
-# seconds, two seeds, each design on the same arrivals.
+# TTFT, and it can *raise* the 99th percentile of all gaps, since many steps become as long as a chunk, instead of a few
+# becoming very long. The load: 12 requests per second, 9 of 10 with 200 tokens, 1 of 10 with 8,192; outputs
+# exponential, mean 200; 24 seconds, two seeds, the same arrivals for each design.
 
 
 # %% name="errata-price-cell"
@@ -765,17 +768,17 @@ for name, row in sweep.items():
     )
 
 # %% [markdown] name="errata-price-reading"
-# So it is a trade with a knob: smooth streams against the first token of long prompts. vLLM's tuning guide gives the
-# rule for `max_num_batched_tokens`: smaller for inter-token latency, larger for TTFT. Here the second half shows for a
-# prompt that is alone (the table of 10,000 tokens above). On this load a budget of 512 brings the long prompts no later
-# than one of 2,048. 512 tokens keep the arithmetic busy already. And a prompt's last chunk shares its step with the
-# prompts that came after it: its first token is out when the whole step has ended, which takes longer with 2,048. What
-# a larger budget saves on a real machine, the fixed cost of each step, is not in these formulas.
+# So it is a tunable trade-off: smooth streams against the first token of long prompts. vLLM's tuning guide gives the
+# rule for `max_num_batched_tokens`: smaller for inter-token latency, larger for TTFT. Here the second half holds for a
+# single long prompt (the table of 10,000 tokens above). Under this load the long prompts' first tokens come no later
+# with a budget of 512 than with 2,048. 512 tokens already keep the arithmetic busy. And a prompt's last chunk shares
+# its step with later prompts: its first token is returned when the whole step has ended, which takes longer with 2,048.
+# What a larger budget saves on a real machine, the fixed cost of each step, is not in these formulas.
 #
-# Two seeds show an order, not digits. `tests/claims` asserts chunks against whole prompts over nine seeds of a simpler
-# model, one prompt at a time.
+# Two seeds show the order, not exact values. `tests/claims` asserts chunks against whole prompts over nine seeds of a
+# simpler model, one prompt at a time.
 #
-# Continuous batching alone does not end head-of-line blocking either; the next notebook takes that apart (E03.9).
+# Continuous batching alone does not end head-of-line blocking either; the next notebook analyses that (E03.9).
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -792,14 +795,14 @@ for name, row in sweep.items():
 # default.
 #
 # **TensorRT-LLM** calls it in-flight batching. With chunked context enabled, a chunk and the generation steps of others
-# share a pass. The policy at admission can be chosen (see `b_scheduling`).
+# share a pass. The admission policy is configurable (see `b_scheduling`).
 #
 # **Triton Inference Server** has a *dynamic batcher* with `max_queue_delay_microseconds`: the time window of this
-# chapter. It is the right tool for models that answer in one pass, such as encoders and rankers, where no output is
-# longer than another.
+# chapter. It is the right tool for models that answer in one pass, such as encoders and rankers, where all outputs take
+# equally long.
 #
-# **Hugging Face transformers** `generate` takes a padded rectangle, a static batch. Since 2025 it also brings
-# continuous batching (`generate_batch`) for evaluation and training loops.
+# **Hugging Face transformers** `generate` takes a padded rectangle, a static batch. Since 2025 it also has continuous
+# batching (`generate_batch`) for evaluation and training loops.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
@@ -815,16 +818,17 @@ widgets.quiz(load_quiz("03_batching").draw(seed=1, tag="batching"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - Batching pays because the weights are read once per step. Static batching has that, too.
-# - Continuous batching pays because outputs differ in length and requests arrive at any time. Equal lengths, one
+# - Batching pays off because the weights are read once per step. That is true of static batching, too.
+# - Continuous batching pays off because outputs differ in length and requests arrive at any time. Equal lengths, one
 #   arrival: no gain.
 # - Useful share of a static batch = all tokens / (rows · longest). Padding = 1 − mean / longest.
-# - A window (dynamic batching) bounds the wait for company, not the wait for a running batch.
-# - A freed seat is filled in the next step.
+# - A window (dynamic batching) bounds the wait for other requests, not the wait for a running batch.
+# - A freed seat is refilled in the next step.
 # - Ragged batch: a flat list of tokens for the matrices, `query_start_loc` for the boundaries, attention per sequence.
-# - A step costs max(arithmetic, bytes). Mixed steps save time in sum, and cost latency to those who decode.
-# - Up to about `ridge · MFU / MBU` tokens (16-bit weights, decodes included) ride for free under one read of the weights.
+# - A step takes max(arithmetic, bytes). Mixed steps save total time, and add latency to the requests that decode.
+# - Up to about `ridge · MFU / MBU` tokens (16-bit weights, decodes included) cost no more time than one read of the
+#   weights.
 # - Chunked prefill: decodes first, then prompt chunks, in one step, under a token budget. Smaller: short gaps. Larger:
-#   fewer steps that a long prompt shares with the decodes, so its first token comes a little sooner if no other prompt
-#   is in the way. Chunks shorten the worst gap; the 99th percentile may rise.
-# - A ratio needs its baseline, its load and its latency objective.
+#   a long prompt shares fewer steps with the decodes, so its first token comes a little sooner if no other prompt is
+#   ahead. Chunks shorten the worst gap; the 99th percentile may rise.
+# - A speedup needs a stated baseline, load and latency objective.

@@ -1,5 +1,5 @@
 # %% [markdown] name="title"
-# # 03b · Scheduling: who goes first, and who has to wait
+# # 03b · Scheduling: which requests go first, and which wait
 #
 # About 45 minutes, without the parts whose headings say *(more)*, which take about 15. You need `a_batching`. The lab is [Build a
 # scheduler](../../labs/03_batching/scheduler.ipynb).
@@ -56,11 +56,11 @@ print(f"its cache holds {h100.cache_tokens():,} tokens at 0.9 of the memory; tab
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# 120 requests wait in one moment. Outputs have 200 tokens in the mean: many are short, a few are very long
+# 120 requests are waiting at the same moment. Outputs have 200 tokens on average: many are short, a few are very long
 # (exponential). 16 may run together. An oracle tells you each output's length before it starts.
 #
-# You can serve them in the order in which they came, or the shortest first. The work is the same. **By what factor
-# is the mean time to the first token shorter, if you take the shortest first?**
+# You can serve them in order of arrival, or the shortest first. The work is the same. **By what factor is the mean time
+# to the first token shorter, if you take the shortest first?**
 
 # %% name="predict"
 widgets.predict(
@@ -70,18 +70,20 @@ widgets.predict(
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# Back to the lift, and now look at its **attendant**. Before each ride of one floor he makes four decisions, and he
-# makes them without knowing how far anybody goes.
+# Back to the lift, and now look at its **attendant**. Before each ride of one floor the attendant makes four decisions,
+# without knowing how far any passenger goes.
 #
-# - **Whose turn is it?** The queue below may be in order of arrival, or by ticket, or the short trips first (*policy*).
-# - **May he enter?** A passenger's luggage grows with every floor: that is the KV cache. Fill the cabin now and hope
-#   that some get out in time, or let in only who fits with the most luggage he can ever have (*admission*).
-# - **Who must get out again?** If the luggage outgrows the cabin, somebody leaves it half-way and later starts again,
-#   from where he was, at the price of carrying everything up again (*preemption by recomputing*) or of having left it
-#   in the basement (*swapping*).
+# - **Whose turn is it?** The queue may be served in order of arrival, by ticket, or with the short trips first
+#   (*policy*).
+# - **Who may enter?** A passenger's luggage grows with every floor: that is the KV cache. Fill the cabin now and hope
+#   that some get out in time, or admit only those who fit with the most luggage they can ever have (*admission*).
+# - **Who must get out again?** If the luggage outgrows the cabin, somebody gets out half-way and resumes later, at the
+#   price of rebuilding the luggage (*preemption by recomputation*) or of storing it in the basement and fetching it
+#   again (*swapping*).
 # - **How many crates per ride?** (*the token budget*, see `a_batching`.)
 #
-# And the attendant himself takes time. If the lift stands still while he thinks, everybody pays for it (*host work*).
+# And the attendant also takes time. If the lift stands still while the attendant thinks, everybody pays for it (*host
+# work*).
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.7)
@@ -116,8 +118,8 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# A scheduler touches no tensor. It needs whole numbers: how many tokens are known, how many are computed, how many
-# blocks are held. (The cache is handed out in *blocks* of, say, 16 tokens; chapter 04 says why.) This one has all four
+# A scheduler touches no tensors. It needs only integers: how many tokens are known, how many are computed, how many
+# blocks are held. (The cache is allocated in *blocks* of, say, 16 tokens; chapter 04 says why.) This one makes all four
 # decisions: rank, admission, preemption, budget.
 
 
@@ -130,7 +132,7 @@ class Toy:
     def lacking(self, r, tokens):  # blocks that r needs beyond those it holds
         return max(0, -(-(r["computed"] + tokens) // self.size) - r["blocks"])
 
-    def preempt(self, r):  # it keeps its tokens, and loses what was computed
+    def preempt(self, r):  # it keeps its tokens, and loses its KV cache
         self.free, r["blocks"], r["computed"] = self.free + r["blocks"], 0, 0
         self.running.remove(r)
         self.waiting.append(r)
@@ -152,7 +154,7 @@ class Toy:
         self.waiting.sort(key=self.rank)
         while self.waiting and left and not gone and len(self.running) < self.seats:
             r = self.waiting[0]
-            if self.lacking(r, r["known"]) > self.free:  # room for all it has, or nobody enters: no overtaking
+            if self.lacking(r, r["known"]) > self.free:  # blocks for all its tokens, or none is admitted: no overtaking
                 break
             self.running.append(self.waiting.pop(0))
             self.take(r, r["known"])
@@ -170,7 +172,7 @@ outputs = {"r0": 14, "r1": 10, "r2": 6}
 toy.waiting += requests
 for step in range(1, 60):
     plan, gone = toy.plan()
-    if step < 5 or gone or max(plan.values()) > 1:  # the others are steps of pure decode
+    if step < 5 or gone or max(plan.values()) > 1:  # the others only decode
         print(f"step {step:2d}: {plan}{'  preempted ' + ', '.join(gone) if gone else ''}")
     for r in list(toy.running):
         r["computed"] += plan.get(r["id"], 0)
@@ -187,10 +189,11 @@ assert toy.free == 5
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# Three short methods of the engine's scheduler: how a running request gets its tokens, how somebody is let in, and what
-# a preempted request keeps. It keeps its tokens and its rank, so nothing it wrote is lost, and it comes back early.
-# (`_preempt` says whether blocks are free now. An engine that plans a step while the one before still runs may have to
-# wait for them; that is an annex, `reference_impl/annexes/overlap`, and so are preemptive policies and swapping.)
+# Three short methods of the engine's scheduler: how a running request gets its tokens, how a request is admitted, and
+# what a preempted request keeps. It keeps its tokens and its rank, so no output is lost, and it resumes early.
+# (`_preempt` returns whether blocks are free now. An engine that plans a step while the previous one still runs may
+# have to wait for them; that is an annex, `reference_impl/annexes/overlap`, and so are preemptive policies and
+# swapping.)
 
 # %% name="engine-source"
 for method in (Scheduler._continue, Scheduler._admit, Scheduler._preempt):
@@ -198,7 +201,8 @@ for method in (Scheduler._continue, Scheduler._admit, Scheduler._preempt):
 
 # %% [markdown] name="engine-run-text"
 # Now run it: the course model, 12 blocks of 16 tokens, 4 seats, a budget of 32 tokens. Request r5 arrives last and is
-# urgent (`priority=-1`, smaller is more urgent). The policy is preemptive. Who pays? And do the texts change?
+# urgent (`priority=-1`, smaller is more urgent). The policy is preemptive. Which requests pay? And do the outputs
+# change?
 
 
 # %% name="engine-run"
@@ -237,8 +241,8 @@ print("the texts are the same: scheduling changes when, never what")
 
 # %% [markdown] name="policies-text"
 # The policies are short because each gives a request its rank **once**, when it arrives. Even aging needs no more: if
-# each second of waiting is worth the same to everybody, the order of `cost − aging · waited` never changes, for it is
-# the order of `cost + aging · arrival`.
+# each second of waiting counts the same for every request, the order of `cost − aging · waited` never changes, because
+# it is the order of `cost + aging · arrival`.
 
 # %% name="policies-source"
 for policy in (FirstCome, ShortestFirst, ByPriority):
@@ -251,9 +255,9 @@ print("\n" + inspect.getdoc(FairShare).split("\n\n")[0])
 #
 # ### Batch size against latency
 #
-# The oldest trade of serving. 128 requests wait, prompts of 500, outputs of 100; the seats (`max_num_seqs`) go from 1
-# to 128. The engine runs on a *simulated* H100: real scheduler and trace, step times by formula. Beside it the formula
-# of a pure decode step, `tpot(context, batch)`.
+# The oldest trade-off in serving. 128 requests are waiting, prompts of 500, outputs of 100; the seats (`max_num_seqs`)
+# go from 1 to 128. The engine runs on a *simulated* H100: real scheduler and trace, step times by formula. Beside it
+# the formula of a pure decode step, `tpot(context, batch)`.
 
 # %% name="seats"
 burst = [Arrival(0.0, 500, 100) for _ in range(128)]
@@ -291,19 +295,19 @@ show(
 )
 
 # %% [markdown] name="seats-reading"
-# The engine's TPOT lies above the formula, because the formula counts decodes only, and here prompts of newcomers are
-# read in the same steps. With one seat nobody is read beside you, and the two agree.
+# The engine's TPOT is above the formula, because the formula counts decodes only, and here new prompts are prefilled in
+# the same steps. With one seat there are no such prefills, and the two agree.
 #
-# So *why does a larger batch raise throughput and hurt latency?* Throughput rises because one read of the weights gives
-# more tokens. A stream slows down, because each step also reads everybody's keys and values and computes everybody's
-# tokens. But look at the red curve before you repeat the slogan: as long as people *wait*, more seats make the time to
-# the first token shorter, not longer. What grows with the seats is TPOT.
+# So *why does a larger batch raise throughput and hurt latency?* Throughput rises because one read of the weights
+# yields more tokens. A stream slows down because each step also reads all requests' keys and values and computes all
+# requests' tokens. But look at the red curve before you repeat the slogan: as long as requests *wait*, more seats make
+# the time to first token shorter, not longer. What grows with the seats is TPOT.
 #
 # ### The attendant's time
 #
-# Between two passes of the model the host works: it schedules, prepares the batch, launches the kernels, samples, books
-# the tokens, turns them into text. Measured on this machine, for a step in which all decode. (The course model is tiny,
-# so its pass is short; for the shares look at the host's own numbers.)
+# Between two passes of the model the host works: it schedules, prepares the batch, launches the kernels, samples,
+# records the tokens, detokenizes them. Measured on this machine, for a step in which all requests decode. (The course
+# model is tiny, so its pass is short; look at the host's times, not at its share.)
 
 
 # %% name="host"
@@ -321,7 +325,7 @@ def parts_of_a_step(n, steps=8):
         t.append(time.perf_counter())
         step = engine.planner.step(plan, engine.requests)
         t.append(time.perf_counter())
-        batch_of(step.rows, engine.executor.slots)  # which `submit` does, too: once more, to time it alone
+        batch_of(step.rows, engine.executor.slots)  # `submit` also does this: repeated to time it alone
         t.append(time.perf_counter())
         output = output_of(engine.executor.collect(engine.executor.submit(step)), plan.rows)
         t.append(time.perf_counter())
@@ -349,10 +353,10 @@ for n, parts in spent.items():
     print(f"{n:3d} rows " + "".join(f"{value:17.3f}" for value in parts.values()))
 
 # %% [markdown] name="host-scale-text"
-# The host's part grows with every request, from nearly nothing. A GPU's step grows, too, by the keys and values of each
-# request, but from the time that one read of the weights takes; so with more requests the host's *share* grows. Theory:
-# `fixed + per request · n`, from the first and the last row, beside the decode step of the large machine. (Launching
-# kernels is not in it: on a CPU there is nothing to launch.)
+# The host's time grows with every request, from nearly zero. A GPU's step also grows, by the keys and values of each
+# request, but from the time of one read of the weights; so with more requests the host's *share* grows. Theory:
+# `fixed + per request · n`, from the first and the last row, beside the decode step of the large machine. (Kernel
+# launches are not included: on a CPU there are none.)
 
 # %% name="host-scale"
 host = {n: sum(value for name, value in parts.items() if name != "model, sampling") for n, parts in spent.items()}
@@ -387,13 +391,13 @@ show(
 )
 
 # %% [markdown] name="host-reading"
-# Two ways to make it vanish. **Make it small:** fewer objects, arrays instead of lists, C++ or Rust for the hot loop,
-# CUDA graphs for the launches (one launch instead of hundreds; chapter 05). **Hide it:** plan step `t + 1` on the host
-# while the GPU still computes step `t`. The trouble is that the tokens of step `t` are not known yet. A plan does not
-# need them: it needs only *how many* there will be, one per decoding request. So the plan holds a placeholder, and the
-# GPU reads the token from where step `t` left it. The price: a request that ended by a stop token in step `t` has been
-# planned once more, for nothing: one wasted row. `TPOT overlapped` above is what this reaches at best. What has to wait
-# for the tokens (grammar masks of guided decoding, stop strings) cannot be hidden so easily.
+# There are two remedies. **Make it small:** fewer objects, arrays instead of lists, C++ or Rust for the hot loop, CUDA
+# graphs for the launches (one launch instead of hundreds; chapter 05). **Hide it:** plan step `t + 1` on the host while
+# the GPU still computes step `t`. The problem is that the tokens of step `t` are not known yet. A plan does not need
+# them: it needs only *how many* there will be, one per decoding request. So the plan holds a placeholder, and the GPU
+# reads the token from where step `t` wrote it. The price: a request that ended with a stop token in step `t` has been
+# scheduled once more, for nothing: one wasted row. `TPOT overlapped` above is the best this can reach. Work that
+# depends on the tokens (grammar masks of guided decoding, stop strings) cannot be hidden so easily.
 #
 # "TPOT got worse after a change, what do you check?" Context and number of running requests (more bytes per step);
 # preemptions; prompts in the same steps; a slower attention kernel; and the host: guided decoding, log-probabilities, a
@@ -402,17 +406,18 @@ show(
 # %% [markdown] name="explore-text"
 # ## 6. Explore
 #
-# The schedule of the tight run of section 4, drawn from its trace. Find: the step in which the urgent r5 pushes
-# somebody out; what the victim has to compute again (orange, hatched); a step whose budget is used up by chunks; a step
-# with free seats while somebody waits. Why does he?
+# The schedule of the tight run of section 4, drawn from its trace. Find: the step in which the urgent r5 preempts
+# another request; what the victim has to recompute (orange, hatched); a step whose budget is used up by chunks; a step
+# with free seats although a request waits. Why does it wait?
 
 # %% name="explore"
 widgets.schedule(urgent, budget=32, seats=4)
 
 # %% [markdown] name="perfetto-text"
-# A longer trace wants a tool with zoom and search. `write_perfetto` writes it as a file for ui.perfetto.dev, which opens
-# it in your browser: a track for the steps, a track for each request with its phases, and counters of running, waiting
-# and free blocks. Give it a path of your own. `inferlab serve target --trace load.json` does it for a server when it ends.
+# A longer trace needs a tool with zoom and search. `write_perfetto` writes it as a file for ui.perfetto.dev, which
+# opens it in your browser: a track for the steps, a track for each request with its phases, and counters of running,
+# waiting and free blocks. Give it a path of your own. `inferlab serve target --trace load.json` writes one when the
+# server exits.
 
 # %% name="perfetto"
 with tempfile.TemporaryDirectory() as folder:
@@ -422,9 +427,8 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown] name="policy-text"
 # ### Whose turn: policies under load
 #
-# First the question from the top, then a stream that is too much for the machine for a while. Outputs are exponential.
-# What a scheduler *knows* about a length differs: everything (an oracle), a guess with an error, or nothing but
-# `max_tokens`.
+# First the question from the top, then starvation and fairness. Outputs are exponential. What a scheduler *knows* about
+# a length differs: everything (an oracle), a guess with an error, or only `max_tokens`.
 
 
 # %% name="policy-burst"
@@ -458,12 +462,12 @@ mean_ttft = {name: float(np.mean(trace.workload().ttft)) for name, trace in seen
 widgets.reveal("03b-order", mean_ttft["first come"] / mean_ttft["shortest first, oracle"])
 
 # %% [markdown] name="policy-burst-reading"
-# Shortest-first makes the mean shorter, and not by working faster: the last one ends at about the same time. It moves
-# the waiting to those few who take long. A guess that is off by a factor of two still gives most of the gain, because
-# what counts is the *order*, and lengths differ by much more than two. `max_tokens` alone is the same for everybody
-# here, so it orders nothing.
+# Shortest-first shortens the mean, but not by working faster: the last request ends at about the same time. It shifts
+# the waiting to the few long requests. A guess that is off by a factor of two still gives most of the gain, because
+# what counts is the *order*, and lengths differ by much more than two. `max_tokens` is the same for all requests here,
+# so it orders nothing.
 #
-# **Starvation.** One request of 1,500 tokens among short ones that keep coming, about as fast as four seats can serve
+# **Starvation.** One request of 1,500 tokens among short ones that keep arriving, about as fast as four seats can serve
 # them. When does it start?
 
 # %% name="starvation"
@@ -480,17 +484,18 @@ short = trace.workload([a.name for a in crowd if a.name != "long"])
 print(f"{'first come':>24s} {trace.metrics('long').queue:18.1f} s {np.mean(short.ttft):20.2f} s")
 
 # %% [markdown] name="starvation-reading"
-# Without aging it waits until the crowd is gone. With aging `a` nobody who arrives more than `cost / a` seconds
-# after it goes before it: a bound you can choose. It costs the short ones something. That is the trade.
+# Without aging it waits until the short requests are done. With aging `a` no request that arrives more than `cost / a`
+# seconds after it goes ahead of it: a bound you can choose. It costs the short requests something. That is the
+# trade-off.
 #
-# | policy | orders by | good for | mind |
+# | policy | orders by | good for | drawback |
 # |---|---|---|---|
-# | first come | arrival | one kind of request; fairness nobody disputes | one long request delays all behind it |
-# | shortest first | estimated tokens | mean latency under overload | needs a guess; starvation without aging |
+# | first come | arrival | one kind of request; undisputed fairness | one long request delays all behind it |
+# | shortest first | estimated tokens | mean latency under overload | needs an estimate; starvation without aging |
 # | priority | a class, by contract or SLO | interactive before batch; paid tiers | starvation of the low class; who sets it? |
-# | preemptive | any of these, and running ones may lose their seat | strict objectives of few requests | work is done twice, or moved |
-# | earliest deadline | deadline minus estimated time | requests with different objectives | under overload it works on those who miss anyway |
-# | fair share | tokens of the tenant so far | several tenants on one machine | needs an identity that costs something |
+# | preemptive | any of these, and running ones may be preempted | strict objectives for a few requests | work is done twice, or swapped |
+# | earliest deadline | deadline minus estimated time | requests with different objectives | under overload it serves requests that miss anyway |
+# | fair share | tokens of the tenant so far | several tenants on one machine | needs identities that are not free to create |
 #
 # Fairness in numbers: tenant A sends 90 requests at once, tenant B 10 at the same time, just behind them.
 
@@ -508,16 +513,17 @@ for name, policy in (
     print(f"{name:17s} mean wait: A {wait['A']:5.2f} s, B {wait['B']:5.2f} s")
 
 # %% [markdown] name="admission-text"
-# ### May he enter: two ways to treat memory
+# ### Admission: two ways to treat memory
 #
-# A request may write up to `max_tokens` tokens, and usually writes far fewer. At admission you know the prompt only.
+# A request may generate up to `max_tokens` tokens, and usually generates far fewer. At admission you know only the
+# prompt.
 #
-# - **Worst case:** let it in only if prompt + `max_tokens` has room. Nobody is ever thrown out. Much memory stands
-#   reserved and empty.
-# - **Fill:** let it in if the prompt has room. More run together. When blocks run out, somebody is preempted.
+# - **Worst case:** admit it only if prompt + `max_tokens` fits. No request is ever preempted. Much memory is reserved
+#   and empty.
+# - **Fill:** admit it if the prompt fits. More run together. When blocks run out, a request is preempted.
 #
-# 8B on an H100 that is left 24,000, 12,000 or 8,000 tokens of cache; 10 requests per second for 20 s, prompts of 500,
-# outputs 200 in the mean, `max_tokens` 1,024.
+# 8B on an H100 with a cache of 24,000, 12,000 or 8,000 tokens; 10 requests per second for 20 s, prompts of 500, outputs
+# of 200 on average, `max_tokens` 1,024.
 # <!-- printed: admission -->
 
 # %% name="admission"
@@ -546,13 +552,13 @@ for blocks in (1500, 750, 500):
               f"{1e3 * percentile(w.tpot, 99):6.1f} ms {max(w.itl):7.2f} s {w.throughput:10,.0f}")  # fmt: skip
 
 # %% [markdown] name="admission-reading"
-# Read the rows in pairs. Worst case keeps the streams smooth and lets people wait at the door. Fill gets more work out
-# of the same memory, also in the last row, where it thrashes: preempted, computed again, preempted. The price is paid by
-# those who are preempted. Their stream stops, which the *worst gap* shows. Which is better depends on how far
-# `max_tokens` lies above what is really written: the tighter the cap, the cheaper the guarantee.
+# Read the rows in pairs. Worst case keeps the streams smooth and lets requests wait in the queue. Fill gets more work
+# out of the same memory, even in the last row, where it thrashes: preempted, recomputed, preempted. The preempted
+# requests pay the price: their stream stalls, which the *worst gap* shows. Which is better depends on how far
+# `max_tokens` is above the actual output length: the tighter the cap, the cheaper the guarantee.
 #
-# In between lies **admission control**: cap the seats by the KV budget, so that what usually comes fits. A rule of
-# thumb: prompt + mean output per request.
+# In between is **admission control**: cap the seats by the KV budget, so that a typical load fits. A rule of thumb:
+# prompt + mean output per request.
 
 # %% name="admission-seats"
 blocks = 500
@@ -567,29 +573,29 @@ for n, policy in ((fits // 2, None), (fits, None), (2 * fits, None), (256, None)
     print(f"{name:20s} {gone:13d} {again:12,d} tok {np.mean(w.ttft):9.2f} s {percentile(w.ttft, 95):8.2f} s {max(w.itl):9.2f} s {w.throughput:10,.0f}")  # fmt: skip
 
 # %% [markdown] name="admission-seats-reading"
-# The rule's cap halves what is computed twice and gives nearly the same throughput: what is over-admitted works for
-# nobody. Half of it never preempts, and lets people wait instead. *Without* any control (256 seats) the memory itself is
-# the only limit, and streams stop more often and for longer. Preferring short requests (the last row, by an oracle)
-# shortens the waits once more, since they give their blocks back soon. But the long ones are those who are thrown out,
-# and whoever comes is shorter: without aging, look at the worst gap.
+# The rule's cap halves the recomputed tokens and gives nearly the same throughput: over-admission only adds wasted
+# work. Half of that cap never preempts, and lets requests wait instead. *Without* any control (256 seats) the memory
+# itself is the only limit, and streams stop more often and for longer. Preferring short requests (the last row, by an
+# oracle) shortens the waits further, since they free their blocks soon. But the long requests are the ones preempted,
+# and later arrivals are shorter: without aging, look at the worst gap.
 
 # %% [markdown] name="load-text"
 # ### How long is the queue: load against waiting *(more)*
 #
-# So far the load was given. Now turn it up, from a fifth to nine tenths of what the engine can take. Queueing theory has
-# a formula for it: the work of one server, requests that come at random, and how much their work varies (Pollaczek and
-# Khinchine, see `01_prefill_decode/c_metrics`). It is exact for an engine with **one seat**, which is one server.
+# So far the load was fixed. Now raise it, from a fifth to nine tenths of the engine's capacity. Queueing theory has a
+# formula for this: one server, random arrivals, and the variance of the work per request (Pollaczek and Khinchine, see
+# `01_prefill_decode/c_metrics`). It is exact for an engine with **one seat**, which is one server.
 #
-# The load of such an engine goes from 40 % to 90 %, a little more than twice as much. **By what factor does the p99 of the
+# The load of such an engine goes from 40 % to 90 %, a little more than double. **By what factor does the p99 of the
 # wait grow?** Outputs are exponential.
 
 # %% name="load-predict"
 widgets.predict("03b-p99", "One seat, load from 40 % to 90 %: by what factor does the p99 of the wait grow?", "times")
 
 # %% [markdown] name="load-check-text"
-# First a check that the simulated engine is a queue when it has one seat. Who comes waits for what the one before has
-# left to do: `wait = max(0, wait before + service before - gap)`. Then the growth, by formula and in the engine; and then
-# the same question with more seats. Capacities are measured: everybody comes at once.
+# First a check that the simulated engine is a single-server queue when it has one seat. A new request waits for the
+# remaining work of the one before: `wait = max(0, wait before + service before - gap)`. Then the growth, by formula and
+# in the engine; and then the same question with more seats. Capacities are measured with all requests arriving at once.
 
 # %% name="load-check"
 RANDOM = ("Poisson", "exponential, mean 100")
@@ -622,44 +628,45 @@ for seats, line in lines.items():
 widgets.reveal("03b-p99", grown)
 
 # %% [markdown] name="load-explore-text"
-# Each point of the widget is a simulation of some thousand requests, made once (a p99 of a few hundred says little); a
-# bar spans three runs. "One server" is the formula for a single server that is as fast as the whole engine; the other
-# curve is for as many servers as the engine serves together when it is full (Erlang, and Allen and Cunneen for other
-# arrivals and outputs). Try:
+# Each point of the widget is a precomputed simulation of several thousand requests (a p99 of a few hundred says
+# little); a bar spans three runs. "One server" is the formula for a single server that is as fast as the whole engine;
+# the other curve is for as many servers as the engine serves together when it is full (Erlang; Allen and Cunneen for
+# other arrivals and outputs). Try:
 #
-# - one seat, and each kind of output: which of the three makes the others wait longest, at the same load?
+# - one seat, and each kind of output: which of the three gives the longest waits, at the same load?
 # - bursts in place of random arrivals;
-# - 256 seats, and TPOT as the measure: what does no formula know?
+# - 256 seats, and TPOT as the measure: what does no formula capture?
 # - 256 seats and a small cache: the load at which requests are preempted, and how many are served together there;
-# - a short run: five benchmarks of 100 requests, simulated as you choose them. How far apart are their p99s?
+# - a short run: five benchmarks of 100 requests, simulated when you choose them. How far apart are their p99s?
 
 # %% name="load-explore"
 widgets.under_load(under_load.recorded(), under_load.short_run, under_load.alone())
 
 # %% [markdown] name="load-reading"
-# - **One seat.** Points and formula agree, up to what runs of some thousand requests can tell. (With bursts the formula
-#   is one for high loads: at 20 % it gives less than half of the wait.) The engine is not out of work to do at 90 %, and yet the wait
-#   is many times longer: a server that is nearly always busy has no slack left when several come at once. Bursts and
-#   outputs of unequal length use up more of it.
-# - **Many seats.** Now neither formula holds. "One server" makes newcomers stand behind work that the engine does beside
-#   them. "As many servers" errs on either side. With eight seats it says too long, since an engine that is not full
-#   serves each request faster than a full one. With 256 and a high load still some way off it says that nobody waits; but
-#   a newcomer waits for the end of the running step and for room in the token budget, long before seats run out. No
-#   formula here knows that everybody slows down as others join: TPOT grows before the queue does. And a long output keeps
-#   nobody out any more: with one seat the three kinds of outputs differ by factors, with 256 seats hardly.
+# - **One seat.** Points and formula agree, within the accuracy of runs of several thousand requests. (With bursts the
+#   formula is one for high loads: at 20 % it gives less than half of the wait.) The engine has spare capacity at 90 %,
+#   and yet the wait is many times longer: a server that is nearly always busy has no slack left when several requests
+#   arrive at once. Bursts and outputs of unequal length use up more of it.
+# - **Many seats.** Now neither formula holds. "One server" makes new requests wait for work that the engine does
+#   concurrently. "As many servers" errs on either side. With eight seats it overestimates, since an engine that is not
+#   full serves each request faster than a full one. With 256 seats and a moderate load it says that no request waits;
+#   but a new request waits for the end of the running step and for its share of the token budget, long before seats run
+#   out. No formula here captures that all requests slow down as others join: TPOT grows before the queue does. And a
+#   long output no longer blocks others: with one seat the three kinds of outputs differ by factors, with 256 seats
+#   hardly.
 # - **The knee is where something is full:** one seat, eight seats, the blocks of the small cache (then requests are
-#   preempted, too), or, with 256 seats and the whole memory, the arithmetic that reading prompts takes. The right panel
-#   shows how near you are. A formula needs to be told; a simulation finds out.
+#   preempted, too), or, with 256 seats and the whole memory, the arithmetic of the prefills. The right panel shows how
+#   near you are. A formula has to be given the limit; a simulation finds it.
 # - **A p99 of 100 requests is nearly the second-worst of them.** It differs by factors from run to run.
 #
 # So take the shape from the formula (waiting grows like `1 / (1 - load)`, times the variances), the capacity from a
 # measurement, and the numbers from a simulation, or a load test, that is long enough.
 #
-# ### Who must get out: recompute or swap
+# ### Preemption: recompute or swap
 #
-# The victim's keys and values can be dropped and computed again (arithmetic), or copied to host memory and back (a
-# link). By formula, for one victim, on the machine of this notebook and a 70B model on four H100; PCIe 5 at 55 GB/s,
-# since copies do not reach the specified 63.
+# The victim's keys and values can be dropped and recomputed (arithmetic), or copied to host memory and back (a link).
+# By formula, for one victim, on the machine of this notebook and a 70B model on four H100; PCIe 5 at 55 GB/s, since
+# copies do not reach the specified 63.
 # <!-- tested: tests/claims/test_chapter_14.py::test_e14_03_host_memory_is_as_fast_as_the_path_to_it -->
 
 # %% name="recompute-or-swap"
@@ -691,15 +698,15 @@ print(f"course model, really run, 10 blocks: {sum(len(s.preempted) for s in swap
       f"{sum(len(s.transfers.swap_out) for s in swapped.steps())} blocks out, the same texts")  # fmt: skip
 
 # %% [markdown] name="swap-reading"
-# Both work. By these formulas swapping is cheaper for both models; it needs host memory, a link that nobody else uses
-# just then, and code. Recomputing needs nothing of that, shares its steps with the decodes (a part of it rides for
-# free), and with a prefix cache (chapter 06) some of the blocks may still be there. vLLM dropped swapping with V1 and
-# recomputes.
+# Both work. By these formulas swapping is cheaper for both models; it needs host memory, a link that is otherwise idle
+# at that time, and code. Recomputation needs none of that, shares its steps with the decodes (so part of it costs no
+# extra time), and with a prefix cache (chapter 06) some of the blocks may still be cached. vLLM dropped swapping with
+# V1 and recomputes.
 #
-# ### How many crates: tuning the budget
+# ### Tuning the token budget
 #
-# Two knobs: `max_num_seqs` and `max_num_batched_tokens`. A chat load and one of long prompts with short answers, each
-# near what the machine can take, over the token budget.
+# Two parameters: `max_num_seqs` and `max_num_batched_tokens`. A chat load and one of long prompts with short answers,
+# each near the machine's capacity, over the token budget.
 
 # %% name="budget"
 chat = poisson(24, 10, seed=4, prompts=(300,), mean_output=200)
@@ -715,16 +722,17 @@ free = latency.flat_prefill_tokens(h100.device, mfu=h100.mfu) / h100.mbu
 print(f"up to about {free:.0f} tokens ride under one read of the weights: a smaller budget wastes reads")
 
 # %% [markdown] name="budget-reading"
-# For chat the budget hardly matters once it is well above the decodes: there is little to read. What matters is that
-# all who chat have a seat. For documents it is the knob: below the free ride prompts queue up; far above it TPOT suffers
-# and nothing is gained *here*, because in these formulas a step costs nothing but its arithmetic and bytes. A real step
-# has a fixed cost besides (launches, host), which a larger budget pays less often. Rule: seats for as many as memory
-# holds, a budget above the free ride, and from there up only while prompts per second rise and TPOT keeps its objective.
+# For chat the budget hardly matters once it is well above the number of decodes: there is little to prefill. What
+# matters is that every active chat has a seat. For documents the budget is decisive: below the number of tokens that
+# one read of the weights covers, prompts queue up; far above it TPOT suffers and nothing is gained *here*, because in
+# these formulas a step costs only its arithmetic and bytes. A real step also has a fixed cost (launches, host), which a
+# larger budget pays less often. Rule: as many seats as memory holds, a budget above that number of tokens, and larger
+# only while prompts per second rise and TPOT meets its objective.
 #
 # ### "Latency is fine, throughput is low"
 #
-# An interview question with a recipe. If latency is fine there is slack, and slack is bought off with batch. First ask
-# why the batch is small:
+# An interview question with a recipe. If latency is fine there is slack, and a larger batch turns slack into
+# throughput. First ask why the batch is small:
 
 
 # %% name="throughput-low"
@@ -751,7 +759,7 @@ for name, (rate, tpot) in changes.items():
 # 1. Do requests wait? If not, the load is low, and nothing on this machine raises throughput.
 # 2. If they wait: which limit is reached? Seats (`max_num_seqs`), blocks (preemptions, reservations), or the token
 #    budget?
-# 3. Then spend the latency you have left: more seats, a larger budget, more memory for the cache (8-bit cache, less
+# 3. Then use up the latency slack: more seats, a larger budget, more memory for the cache (8-bit cache, less
 #    reservation), fewer bytes per step.
 # 4. If the GPU is idle *between* steps, the host is the limit: the section above.
 
@@ -760,7 +768,7 @@ for name, (rate, tpot) in changes.items():
 #
 # **"Batch translation is mostly prefill, so give it a large token budget."** (E03.5) A translation is about as long as
 # its source. Each output token is a step of its own, while the whole prompt is one. Time per request on the large
-# machine, 64 together or as many as its cache holds, the prefill alone at the same MFU:
+# machine, in batches of 64 or as many as its cache holds, with the prefill on its own at the same MFU:
 
 # %% name="errata-translation-cell"
 print("load                           in     out   together   prefill's share of the time")
@@ -776,7 +784,7 @@ for name, prompt, output in (
 # %% [markdown] name="errata-blocking"
 # **"Continuous batching means no head-of-line blocking."** (E03.9) There are three kinds, and each needs its own
 # remedy. The load: 8 requests per second for 20 seconds; 87 % short (300 tokens in), 11 % long prompts (8,000), and 2 %
-# monsters of 30,000. The machine is left 40,000 tokens of cache. Switch the remedies on one at a time and look at the
+# huge ones of 30,000. The machine has a cache of 40,000 tokens. Switch the remedies on one at a time and look at the
 # *short* requests:
 
 
@@ -800,15 +808,16 @@ for name, options in remedies.items():
     )
 
 # %% [markdown] name="errata-blocking-reading"
-# Continuous batching removes the blocking by long *outputs*: the waits of the first row. (Its streams are smooth for a
-# sad reason: nobody may enter.) But now whole prompts enter, and the longest gap is a monster's prefill. Chunks remove
-# that; the gap that is left is a preemption. What remains is the queue: in order of arrival, everybody stands behind
-# the one whose prompt does not fit yet. That is the policy's business, and somebody pays: look at the last column.
+# Continuous batching removes the blocking by long *outputs*: the waits of the first row. (The first row's streams are
+# smooth only because no request joins a running batch.) But now whole prompts enter, and the longest gap is the prefill
+# of a huge prompt. Chunks remove that; the remaining gap is a preemption. What remains is the queue: in order of
+# arrival, every request waits behind one whose prompt does not fit yet. The policy fixes that, and the long requests
+# pay: look at the last column.
 #
 # **Facts about software that have moved.** (E15.4) Some sources send you to `vllm/core/scheduler.py`; since V1 the file
 # is `vllm/v1/core/sched/scheduler.py`. TensorRT-LLM's policies are called `GUARANTEED_NO_EVICT`, `MAX_UTILIZATION` and
-# `STATIC_BATCH`; there is none called "capacity" (that is the family's name). TGI is in maintenance mode, by its own
-# README (January 2026). Look such things up, with a date.
+# `STATIC_BATCH`; none is called "capacity" (that is the family's name). TGI is in maintenance mode, according to its
+# README (January 2026). Look such things up, and note the date.
 #
 # **One reference with the title of two papers.** (E19.3) SARATHI (2023) and Sarathi-Serve (2024) are two papers by
 # overlapping authors; see below.
@@ -819,18 +828,18 @@ for name, options in remedies.items():
 # As of November 2026. Names of options and their defaults change; look them up in the version you run.
 #
 # **vLLM** orders by `--scheduling-policy fcfs` (default) or `priority`, and preempts by recomputing since V1. It admits
-# by *filling*. A warning in the log and a counter tell of preemptions; its guide suggests more memory for the cache, or
-# fewer seats or tokens per step. Asynchronous scheduling overlaps the host with the GPU; left unset, the engine decides
+# by *filling*. A warning in the log and a counter report preemptions; its guide suggests more memory for the cache, or
+# fewer seats or tokens per step. Asynchronous scheduling overlaps the host with the GPU; if unset, the engine decides
 # by itself.
 #
 # **SGLang** orders by arrival; longest prefix match (`lpm`) is one of several other choices of `--schedule-policy`. It
-# estimates how much of `max_new_tokens` will really be used, and *retracts* running requests when it was too bold;
-# `--schedule-conservativeness` shifts the estimate. Its overlapped scheduler is on by default.
+# estimates how much of `max_new_tokens` will actually be used, and *retracts* running requests when the estimate was
+# too low; `--schedule-conservativeness` shifts the estimate. Its overlapped scheduler is on by default.
 #
 # **TensorRT-LLM** lets you choose the two policies of this chapter by name: `GUARANTEED_NO_EVICT` (worst case, the
 # default) and `MAX_UTILIZATION` (fill and pause). `STATIC_BATCH` is kept as a legacy mode.
 #
-# **llama.cpp**'s server has a fixed number of slots (`--parallel`) that share one context, filled continuously: seats
+# **llama.cpp**'s server has a fixed number of slots (`--parallel`) that share one context, filled continuously: slots
 # without a queue policy.
 
 # %% [markdown] name="read-vllm"
@@ -843,24 +852,24 @@ for name, options in remedies.items():
 #    the number of tokens it has, drafts included. This covers chunks, prefix hits and speculation at once. The engine
 #    of this course does the same.
 # 2. The budget is `max_num_scheduled_tokens`. **Running requests first**, in the order of the running list. Decodes are
-#    not picked out explicitly: whoever is still reading a prompt came last and stands at the list's end.
+#    not picked out explicitly: requests still in prefill came last and are at the end of the list.
 #    `long_prefill_token_threshold` caps one request's chunk.
 # 3. For each it asks the KV manager for slots. If there are none, it **preempts**: the last of the list, or under
-#    `priority` the one of lowest priority. That one may already have been planned in this step; then its tokens are
-#    taken back. (Ours never takes a victim that has a row.)
-# 4. Then, **only if nobody was preempted**, the waiting ones: look up the prefix cache, take what the budget leaves,
+#    `priority` the one of lowest priority. The victim may already have been scheduled in this step; then its tokens are
+#    taken back. (Ours never preempts a request that has a row in this step.)
+# 4. Then, **only if none was preempted**, the waiting requests: look up the prefix cache, take what the budget leaves,
 #    allocate. If blocks are missing, stop: no overtaking. Requests that wait for something else (a grammar, keys and
 #    values from elsewhere) are skipped and put back.
-# 5. The output says who computes how many tokens, which blocks are new, who was preempted. `update_from_output` then
-#    books the sampled tokens, checks stops, and frees.
+# 5. The output lists how many tokens each request computes, which blocks are new and which requests were preempted.
+#    `update_from_output` then appends the sampled tokens, checks stop conditions, and frees blocks.
 #
-# Now write your own page about a scheduler you use: what is the order, what is the victim, who may overtake, what is
-# undone?
+# Now write your own page about a scheduler you use: what is the order, which request is the victim, which may overtake,
+# what is undone?
 
 # %% [markdown] name="sources"
 # ### Where the ideas come from (more)
 #
-# | paper | year | what it brought |
+# | paper | year | contribution |
 # |---|---|---|
 # | Yu et al., *Orca* (OSDI) | 2022 | iteration-level scheduling, selective batching; memory reserved for the longest output |
 # | Kwon et al., *PagedAttention*, vLLM (SOSP) | 2023 | blocks, so that more fit; preemption by recomputing or swapping |
@@ -886,9 +895,9 @@ widgets.quiz(load_quiz("03_batching").draw(seed=1, tag="scheduling"))
 #   and `max_num_seqs`.
 # - Waiting grows like `1 / (1 - load)`, times the variance of arrivals and work. Exact with one seat. With
 #   many neither one server nor many describes the engine: TPOT grows first. The knee: seats, blocks or arithmetic full.
-# - More seats: more tokens per second, longer TPOT, shorter queue. TPOT ≈ (weights + everybody's cache) / bandwidth.
-# - Shortest-first lowers the mean and moves the waiting to the long ones. Only the order of the guesses counts. Without
-#   aging it starves. Bound with aging: nobody who comes `cost / aging` later goes first.
+# - More seats: more tokens per second, longer TPOT, shorter queue. TPOT ≈ (weights + all caches) / bandwidth.
+# - Shortest-first lowers the mean and shifts the waiting to the long requests. Only the order of the estimates counts.
+#   Without aging they can starve. Bound with aging: no request that arrives `cost / aging` later goes first.
 # - Admission: worst case (no preemption, fewer run) or fill (more run, may thrash). Seats ≈ cache tokens / (prompt +
 #   mean output).
 # - Preempted requests keep their tokens. Recompute: arithmetic. Swap: `2 · bytes / link`. Neither changes the text.
@@ -896,4 +905,4 @@ widgets.quiz(load_quiz("03_batching").draw(seed=1, tag="scheduling"))
 #   blocks → policy.
 # - Prefill-heavy: classification, scores, long documents with short answers. Not translation.
 # - Host work: `gpu + host` one after the other, `max(gpu, host)` overlapped.
-# - Throughput low, latency fine: who waits, which limit, then spend the slack on batch.
+# - Throughput low, latency fine: do requests wait, which limit binds, then spend the slack on a larger batch.

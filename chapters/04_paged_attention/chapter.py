@@ -1,8 +1,8 @@
 # %% [markdown] name="title"
 # # 04 · Paged attention: one memory, cut into blocks
 #
-# About 45 minutes. You need chapter 02 (the KV cache and its bytes) and chapter 03 (who runs in a step). The lab is
-# [Build paged attention](../../labs/04_paged_attention/paged_attention.ipynb).
+# About 45 minutes. You need chapter 02 (the KV cache and its bytes) and chapter 03 (which requests run in a step). The
+# lab is [Build paged attention](../../labs/04_paged_attention/paged_attention.ipynb).
 
 # %% name="setup"
 import inspect
@@ -55,12 +55,12 @@ def finish(engine):
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# A model takes up to 32,768 tokens. Nobody knows how long an answer gets, so a server reserves room for all of them
-# when a request arrives. The requests turn out to be 300 tokens long, prompt and answer together.
+# A model takes up to 32,768 tokens. The length of an answer is not known in advance, so a server reserves memory for
+# all 32,768 when a request arrives. The requests turn out to be 300 tokens long, prompt and answer together.
 #
-# Now the server hands out memory in blocks of 16 tokens instead, and only when they are needed. **How many times more
+# Now the server allocates memory in blocks of 16 tokens instead, and only when they are needed. **How many times more
 # of these requests fit into the same memory?** And a second guess, for yourself: how many times more tokens per second
-# does it give? You will see that the two numbers have little to do with each other.
+# does it give? You will see that the two numbers are barely related.
 
 # %% name="predict"
 widgets.predict("04-requests", "How many times more requests of 300 tokens fit, instead of 32,768 reserved?", "times")
@@ -68,18 +68,17 @@ widgets.predict("04-requests", "How many times more requests of 300 tokens fit, 
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# A room full of writers. Nobody knows how much each will write. You could hand everyone a bound book of a thousand
-# pages. Soon the shelf is empty, and most pages stay white.
+# Picture a room full of writers. Nobody knows how much each will write. You could hand everyone a bound book of a
+# thousand pages. Soon the shelf is empty, and most pages stay blank.
 #
 # Or you put one **stack of loose sheets** on the table, all of the same size, with 16 lines each and a number printed
 # on each. Whoever fills a sheet takes the next from the stack. A writer's text is then no longer in one piece, so each
 # keeps a small **list**: my first sheet is number 7, my second is number 3. To find line 20 of a text, look at the
-# second entry of its list, and go to line 4 of that sheet. When a writer leaves, the sheets are wiped and go back to
-# the stack.
+# second entry of its list, and go to line 4 of that sheet. When a writer leaves, the sheets go back to the stack.
 #
-# Loose sheets can do one thing that a book cannot. Two texts that begin alike can **name the same sheet** in both
-# lists. A tally on the sheet says how many lists name it. It goes back to the stack when the tally reaches zero. And
-# whoever wants to *write* on a sheet that others read must first copy it: **copy-on-write**.
+# Loose sheets can do one thing that a book cannot. Two texts with the same beginning can **name the same sheet** in
+# both lists. A tally on the sheet says how many lists name it. It goes back to the stack when the tally reaches zero.
+# And whoever wants to *write* on a sheet that others read must first copy it: **copy-on-write**.
 #
 # Sheet, stack and list are called *block*, *block pool* and *block table*. Attention that reads keys and values through
 # the table is **paged attention** (Kwon et al., 2023).
@@ -127,33 +126,34 @@ show(
 # %% [markdown] name="analogy"
 # ### The older idea behind it
 #
-# Operating systems have given memory to programs this way since the 1960s. The mapping is close:
+# Operating systems have allocated memory to programs this way since the 1960s. The mapping is close:
 #
 # | operating system | paged KV cache | where it stops fitting |
 # |---|---|---|
 # | page, often 4 KiB | block, often 16 tokens | a block's bytes depend on the model |
-# | virtual address | position in the request's text | positions grow at the end only |
+# | virtual address | position in the request's text | a text grows only at its end |
 # | physical address | slot: block × block size + offset | there is one such slot in each layer |
-# | page table | block table | the kernel reads it itself; there is no hardware for it |
-# | page fault | a block is taken when the text grows into it | the scheduler knows a step ahead, and makes room before |
+# | page table | block table | the kernel reads it in software; there is no hardware for it |
+# | page fault | a block is taken when the text grows into it | the scheduler knows a step ahead, and frees blocks first |
 # | free list | block pool | the same |
 # | two processes map one page | two tables name one block, counted | the same |
-# | `fork` with copy-on-write | more samples of a prompt, beams | the same, but only a text's last block is ever written |
-# | swapping to disk | swapping to host memory | one can also throw away and compute again |
+# | `fork` with copy-on-write | more samples of a prompt, beams | the same, but only the last block of a text is ever written |
+# | swapping to disk | swapping to host memory | one can also drop and recompute |
 #
-# The last column is what an interviewer asks for. A page fault is an accident that hardware notices; here nothing is
-# ever touched before the scheduler has reserved it. If no block is free, somebody waits or is preempted (chapter 03).
+# The last column is what an interviewer wants to hear. A page fault is an exception that hardware raises; here nothing
+# is ever accessed before the scheduler has allocated it. If no block is free, a request waits or is preempted (chapter
+# 03).
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
 # One layer, one head, blocks of four. A pool that counts references, an `append` that takes a block when the text grows
-# into it and copies a shared one before writing, and attention that looks through the table. Two requests of different
-# length live in the same memory.
+# into it and copies a shared one before writing, and attention that reads through the table. Two requests of different
+# length share the same memory.
 
 # %% name="scratch"
 B, NUM, d = 4, 6, 8
-k_cache, v_cache = torch.full((2, NUM * B, d), float("nan"))  # slots that nobody wrote are poison
+k_cache, v_cache = torch.full((2, NUM * B, d), float("nan"))  # slots never written are NaN
 free, refs = list(range(NUM)), [0] * NUM
 
 
@@ -167,7 +167,7 @@ def append(table, position, k, v):
     index, offset = divmod(position, B)
     if index == len(table):  # the text grows into a new block: the "page fault"
         table.append(take())
-    elif refs[table[index]] > 1:  # somebody else reads this block: copy-on-write
+    elif refs[table[index]] > 1:  # shared with another text: copy-on-write
         old, table[index] = table[index], take()
         refs[old] -= 1
         for cache in (k_cache, v_cache):
@@ -177,7 +177,7 @@ def append(table, position, k, v):
 
 
 def paged_attention(q, table, length):
-    slots = [table[p // B] * B + p % B for p in range(length)]  # the one extra look-up
+    slots = [table[p // B] * B + p % B for p in range(length)]  # the one extra lookup
     return ((k_cache[slots] @ q / d**0.5).softmax(0)) @ v_cache[slots]
 
 
@@ -195,7 +195,7 @@ for position in range(7):
 print("block tables", tables, "free", free, "- the same outputs as without blocks")
 
 # %% name="scratch-fork"
-branch = list(tables[1])  # a second text that goes on from the first three tokens
+branch = list(tables[1])  # a second text that continues after the first three tokens
 refs[branch[0]] += 1
 before = k_cache[[tables[1][0] * B + p for p in range(3)]].clone()
 append(branch, 3, torch.ones(d), torch.ones(d))
@@ -204,17 +204,18 @@ assert branch != tables[1], "the writer got a copy"
 assert torch.equal(k_cache[[tables[1][0] * B + p for p in range(3)]], before), "the other text did not change"
 
 # %% [markdown] name="scratch-reading"
-# This is all. The rest of the chapter looks at what it costs, what it saves, and what people say it does.
+# That is all there is to it. The rest of the chapter covers what paging costs, what it saves, and common claims about
+# it.
 #
-# Note the poison. Slots that nobody wrote are NaN here, and no output is. A kernel that gathers a slot it should not
-# see and multiplies it by a weight of zero would still give NaN. The lab checks that too.
+# Note the NaNs. Slots that were never written are NaN here, and no output is. A kernel that reads a slot it should not
+# and multiplies it by a weight of zero would still give NaN. The lab checks that too.
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The pool knows integers only. It never sees a tensor, so it can be tested by itself and swapped for yours. To drop a
-# reference that does not exist is a bug of the caller's, so `decref` raises. This one stops at the first bad entry of a
-# list; the one that you build in the lab is stricter and changes nothing at all.
+# The pool handles only integers. It never sees a tensor, so it can be tested by itself and replaced by yours. Dropping
+# a reference that does not exist is a bug in the caller, so `decref` raises. This one stops at the first bad entry of a
+# list; the one that you build in the lab is stricter and then changes nothing at all.
 
 # %% name="engine-pool"
 print(inspect.getsource(BlockPool.allocate))
@@ -222,7 +223,8 @@ print(inspect.getsource(BlockPool.decref))
 
 # %% [markdown] name="three-text"
 # Three requests over ten blocks of four tokens. They arrive with 6, 3 and 2 tokens and grow by one in each step. Blocks
-# are taken when a text grows into them, so the three interleave. In the picture, *refs* is the tally of a block.
+# are taken when a text grows into them, so those of the three requests interleave. In the picture, *refs* is the
+# reference count of a block.
 
 # %% name="three"
 engine = Engine(model, EngineConfig(num_blocks=10, block_size=4, prefix_cache="off"))
@@ -240,7 +242,8 @@ print("free:", list(three.free))
 draw([three], 0, "A", 9)
 
 # %% [markdown] name="translate-text"
-# The kernel does by itself what a processor's memory unit does in hardware. This is the translation, from the engine:
+# The kernel does in software what a processor's memory management unit does in hardware. This is the translation, from
+# the engine:
 
 # %% name="translate"
 print(inspect.getsource(reference.context_slots))
@@ -248,8 +251,8 @@ table = torch.tensor(engine.requests["A"].block_table)
 print("A's tokens lie in slots", reference.context_slots(table, engine.requests["A"].num_computed_tokens, 4).tolist())
 
 # %% [markdown] name="scatter-text"
-# Does it matter where the blocks lie? It must not. Here the same prompts run in four engines: with blocks of 16, with
-# blocks of 1 and of 5, and with a pool that hands out blocks in a random order. The texts have to be equal.
+# Does it matter where the blocks are? It must not. Here the same prompts run in four engines: with blocks of 16, with
+# blocks of 1 and of 5, and with a pool that allocates blocks in a random order. The outputs have to be equal.
 
 
 # %% name="scatter"
@@ -304,9 +307,9 @@ for prompt_len in (18, 32, 33, 40):
     assert forked.block_pool.num_free == 40, "every block came back when its tally reached zero"
 
 # %% [markdown] name="beam-text"
-# *Beam search* looks for the most probable text. It keeps the few best ones so far, the *beams*, and in every step it
-# continues each, and keeps the best of all continuations. So beams are forked and dropped at every step, and tables
-# share and part all the time. The cell counts the entries of all tables, and the blocks that really exist.
+# *Beam search* looks for the most probable text. It keeps the few best texts so far, the *beams*, and in every step it
+# extends each and keeps the best of all continuations. So beams are forked and dropped at every step, and tables
+# constantly share blocks and diverge. The cell counts the entries of all tables, and the blocks that actually exist.
 
 
 # %% name="beam"
@@ -334,23 +337,23 @@ assert beams.block_pool.num_free == 60
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# Memory of a cache can be empty in three ways, and the three are often mixed up:
+# Cache memory can be unused in three ways, and the three are often confused:
 #
-# - **Reservation:** held for tokens that will come (*later* in the table and the figure below).
-# - **Internal fragmentation:** held, and *never* filled, because the text ends before.
+# - **Reservation:** held for future tokens (*later* in the table and the figure below).
+# - **Internal fragmentation:** held and *never* filled, because the text ends earlier.
 # - **External fragmentation:** free, but *stranded* in holes too small for the next request.
 #
-# Only hindsight tells the first two apart; a simulation has it.
+# The first two can be told apart only in hindsight, which a simulation has.
 #
 # To see them we need a large model and many requests, but neither its weights nor its GPU. Scheduler, pool and block
-# tables are the engine's own, so we let them run for real, and take the seconds of each step from the cost model of
-# chapter 01: Llama-2-13B in 16 bit on one A100 with 80 GB, at the limits of the hardware. The load is a burst of 300
-# requests, prompts of 160 tokens and answers of 340 on average, both exponential and cut at 1,000. The model takes
-# 2,048 tokens. Four ways to give out memory:
+# tables are the engine's own and really run; the duration of each step comes from the cost model of chapter 01:
+# Llama-2-13B in 16 bit on one A100 with 80 GB, at the limits of the hardware. The load is a burst of 300 requests,
+# prompts of 160 tokens and answers of 340 on average, both exponential and capped at 1,000. The model's context is
+# 2,048 tokens. Four ways to allocate memory:
 #
 # - *maximum*: one piece of 2,048 tokens for each request;
-# - *power of two*: one piece of the next power of two that holds prompt and answer, if somebody guessed that much
-#   right;
+# - *power of two*: one piece of the next power of two that holds prompt and answer, assuming that this much was
+#   predicted right;
 # - *oracle*: one piece of the right size, which nobody can know (rounded up to 16 tokens, as all pieces are);
 # - *paged*: blocks of 16.
 
@@ -364,12 +367,12 @@ reserve = {
     "maximum": lambda p, n: LIMIT,
     "power of two": lambda p, n: 2 ** int(np.ceil(np.log2(p + n))),
     "oracle": lambda p, n: p + n,
-    "paged": lambda p, n: LIMIT,  # what it may grow to; nothing is reserved for that
+    "paged": lambda p, n: LIMIT,  # the length it may grow to; nothing is reserved for it
 }
 
 
 def serve(way):
-    """(engine, mean shares of memory while memory is what others wait for, seconds) under one way of giving it out."""
+    """(engine, mean shares of memory while requests wait for memory, seconds) under one way of allocating it."""
     lengths, final, shares, spent = {}, {}, [], []
     gpu = SimulatedGPU(machine, lengths, block_size=SIZE)
     parts = Parts(executor=gpu, clock=gpu, kv_cache=object())
@@ -387,7 +390,7 @@ def serve(way):
             continue
         last = engine.trace.steps()[-1]
         if not last.num_waiting or sum(row.num_tokens for row in last.rows) == 2048:
-            continue  # nobody waits, or they wait for their turn in the step and not for memory
+            continue  # no request waits, or only for the token budget and not for memory
         if way == "paged":
             use = memory_use(engine.block_pool, pool_blocks, SIZE, engine.requests.values())
             never = sum(max(0, len(r.block_table) * SIZE - final[r.id]) for r in engine.requests.values())
@@ -479,32 +482,32 @@ for n in (1, 25, 100):
 # %% [markdown] name="gain-reading"
 # Read the right plot first. More requests in a step share one read of the weights, so each token gets cheaper: that is
 # where the gain of paging comes from. **Memory becomes batch, and batch becomes throughput.** The paper's "2 to 4 times
-# the throughput at the same latency" was measured against two systems of its time, with its models and loads. Ours is
-# another load, another baseline and no latency limit, so it is another number.
+# the throughput at the same latency" was measured against two systems of its time, with its models and loads. Ours has
+# a different load, a different baseline and no latency limit, so the number differs.
 #
-# Why is the gain in tokens per second smaller than the gain in requests? The cache of each request is its own. Nobody
-# shares that read. At a batch of 1 the weights are nearly all the traffic; at 100 the caches are more than half of it,
-# and the dashed curve bends. It also matters *whose* caches: long requests stay longer, so those that run at a random
-# moment have more tokens than the average request halfway through. The cell printed both.
+# Why is the gain in tokens per second smaller than the gain in requests? Each request has its own cache, and that read
+# is not shared. At a batch of 1 the weights are nearly all the traffic; at 100 the caches are more than half of it, and
+# the dashed curve bends. It also matters *which* caches: long requests run longer, so those running at a random moment
+# have more tokens than the average request halfway through. The cell printed both.
 #
-# The points lie below the curve for two reasons. The runs also read prompts: the cell printed how much of the time is
-# left for steps that only decode. And the batch changes all the time. It is large while short requests come in, and the
-# last ones of a burst run nearly alone. On a curve that bends like this one, the mean rate of a small and a large batch
-# is below the rate of their mean. *Paged* has a third reason: it lets requests in without knowing how long they get, so
-# it preempts some and computes their tokens a second time. The line under the table says how many. That is the price of
-# filling memory to the brim, and chapter 03 shows what one can do about it.
+# The points lie below the curve for two reasons. The runs also prefill prompts: the cell printed the share of time in
+# steps that only decode. And the batch changes all the time. It is large at first, and the last requests of a burst run
+# nearly alone. On a concave curve like this one, the mean rate of a small and a large batch is below the rate at their
+# mean. *Paged* has a third reason: it admits requests without knowing how long they get, so it preempts some and
+# recomputes their tokens. The line under the table says how many. That is the price of filling memory completely, and
+# chapter 03 shows what to do about it.
 #
 # Now the left plot. With the *maximum*, most of the memory is held and never filled. The often quoted "60 to 80 %
 # waste" is such a measurement, of other systems and loads (section 8). With pieces of *different sizes* some memory is
 # stranded in holes. Even the *oracle* holds much that is filled only later. *Paged* strands nothing and reserves
-# nothing beyond the last block of each text. What is left is the empty end of that block: for most texts at most moments
-# room for their next tokens, and never filled only in the block in which a text ends.
+# nothing beyond the last block of each text. What remains is the empty end of that block: for most texts it is still to
+# be filled by their next tokens, and it stays empty only in the block in which a text ends.
 #
-# ### What is left: the end of the last block
+# ### What remains: the end of the last block
 #
-# A text of `L` tokens takes `ceil(L / B)` blocks. Somewhere between 0 and `B − 1` slots of the last one stay empty. If
-# lengths are spread evenly over a block, the mean is `w = (B − 1) / 2`, and the wasted share is `w / (L + w)`.
-# Theory and measurement, for texts of exponentially distributed length:
+# A text of `L` tokens takes `ceil(L / B)` blocks. Between 0 and `B − 1` slots of the last one stay empty. If lengths
+# are uniformly distributed over a block, the mean is `w = (B − 1) / 2`, and the wasted share is `w / (L + w)`. Theory
+# and measurement, for texts of exponentially distributed length:
 
 # %% name="tail"
 sizes, means = (8, 16, 32, 64, 128, 256), (50, 200, 500, 2000)
@@ -548,14 +551,14 @@ show(
 )
 
 # %% [markdown] name="tail-reading"
-# The points rise above the dashed curve as blocks come near the length of the texts. There, lengths are no longer
-# spread evenly over a block: short ones are more frequent, so the last block is emptier than half. The formula's
-# condition does not hold, and the measurement is right.
+# The points rise above the dashed curve as the block size approaches the length of the texts. There, lengths are no
+# longer uniformly distributed over a block: short ones are more frequent, so on average more than half of the last
+# block is empty. The formula's condition does not hold, and the measurement is right.
 #
 # ### Bytes of a block
 #
-# A block is not one object. It is a number that stands for the same slots in every layer. Here is the tensor, and the
-# bytes of a 70B model's block on one and on eight GPUs.
+# A block is not one object. It is a block number, which refers to the same slots in every layer. Here is the tensor,
+# and the bytes of a 70B model's block on one and on eight GPUs.
 
 # %% name="block-bytes"
 print("engine:", tuple(llm.engine.kv_cache.data.shape), "= layers, K or V, blocks, block size, KV heads, head dim")
@@ -570,12 +573,12 @@ for devices in (1, 8):
 # ## 6. Explore
 #
 # A run of the engine with blocks of four, recorded after each step. Request `p` has a prompt of ten tokens and asks for
-# three samples. `q` arrives with it. Move the snapshot with the slider. Find:
+# three samples. `q` arrives at the same time. Move the snapshot with the slider. Find:
 #
-# - the step in which three tables name the same blocks, and the step after it, in which one block is copied twice, while
-#   the third reader keeps the original. Why is that safe?
+# - the step in which three tables name the same blocks, and the next step, in which one block is copied twice, while
+#   the third sample keeps the original. Why is that safe?
 # - a full block that stays shared to the end;
-# - the free list. Freed blocks go to its end: how many steps does it take until a block of `q` is used again?
+# - the free list. Freed blocks go to its end: how many steps does it take until a block of `q` is reused?
 #
 # Then choose a position and read off its slot.
 
@@ -592,10 +595,10 @@ widgets.block_table(frames, "p/1", start=2, position=9)
 # %% [markdown] name="errata-internal"
 # ## 7. What the cheat sheets get wrong
 #
-# **"Paging has no internal fragmentation, only what is used is allocated."** (E04.1) Blocks are allocated whole. What
-# vanishes is the reservation and the holes. Internal fragmentation stays, and is *bounded*: less than one block per
-# text. Here are all lengths from 1 to 160, and the engine of the burst while it ran. (What is empty now in a last block
-# is usually all called internal fragmentation. While a text grows, it will still fill most of it.)
+# **"Paging has no internal fragmentation, only what is used is allocated."** (E04.1) Blocks are allocated whole. Paging
+# removes the reservation and the holes. Internal fragmentation remains, and is *bounded*: less than one block per text.
+# Here are all lengths from 1 to 160, and the engine of the burst while it ran. (All that is currently empty in a last
+# block is usually called internal fragmentation. A growing text will still fill most of it.)
 
 # %% name="errata-internal-cell"
 lengths = np.arange(1, 161)
@@ -607,7 +610,7 @@ later, never = runs["paged"][1][1:3]
 print(f"in the burst: {later + never:.1%} of the memory was held and empty; {never:.2%} stayed so to the end")
 
 # %% [markdown] name="errata-four"
-# **"Under 4 % waste."** (E04.4) That is a number of one paper, for its loads. Waste depends on how long your texts are: in
+# **"Under 4 % waste."** (E04.4) That is one paper's number, for its loads. Waste depends on how long your texts are: in
 # the figure above, each length crosses the line at 4 % at another block size.
 
 # %% name="errata-four-cell"
@@ -617,9 +620,9 @@ for size in (16, 128):
 
 # %% [markdown] name="errata-cow"
 # **"Prefix sharing is copy-on-write."** (E04.2) Watch the counters. Two prompts begin with the same 32 tokens, two full
-# blocks, and go on differently. With the prefix cache the second takes over both blocks, *appends* to a new one, and
-# nothing is ever copied, since nobody writes into a full block. Copies occur where texts part *inside* a block: samples
-# of one prompt, and beams. (The 2023 paper also let requests share the part-filled end of a prefix, and copied that.)
+# blocks, and then differ. With the prefix cache the second shares both blocks, *appends* to a new one, and nothing is
+# ever copied, since full blocks are never written. Copies occur where texts diverge *inside* a block: samples of one
+# prompt, and beams. (The 2023 paper also let requests share the partly filled end of a prefix, and copied that.)
 
 # %% name="errata-cow-cell"
 cached = Engine(model, EngineConfig(num_blocks=40, block_size=16, prefix_cache="hash"))
@@ -634,15 +637,15 @@ print(f"copies with a shared prefix: {copies_of(cached.trace)}; with beams: {cop
 assert copies_of(cached.trace) == 0 < copies_of(beams.trace)
 
 # %% [markdown] name="errata-launches"
-# **"Small blocks need more kernel launches."** (E04.3) One attention call per layer and step, whatever the size. What
-# small blocks cost is longer tables, more look-ups and shorter runs of memory per look-up. What large blocks cost is
-# emptier ends and, with a prefix cache, coarser matches. The cell counts the calls, and inside them every operation that
-# torch is asked for. It also times what a gather of one long text costs.
+# **"Small blocks need more kernel launches."** (E04.3) One attention call per layer and step, whatever the size. Small
+# blocks cost longer tables, more lookups and shorter runs of memory per lookup. Large blocks cost emptier ends and,
+# with a prefix cache, coarser matches. The cell counts the calls, and every torch operation inside them. It also times
+# a gather of one long text.
 
 
 # %% name="errata-launches-cell"
 class Operations(TorchDispatchMode):
-    """Counts what torch is asked for."""
+    """Counts torch operations."""
 
     count = 0
 
@@ -666,7 +669,7 @@ cache = torch.zeros(2 * tokens, shape.num_kv_heads, shape.head_dim, device=model
 
 
 def gather_seconds(size):
-    """Best of several gathers of one long text whose blocks lie anywhere."""
+    """Shortest of several gathers of one long text with scattered blocks."""
     table = torch.randperm(2 * tokens // size, device=model.device)[: int(kv_cache.blocks_for(tokens, size))]
     times = []
     for _ in range(20):
@@ -676,7 +679,7 @@ def gather_seconds(size):
     return min(times)
 
 
-gather_seconds(16)  # the first call pays for what is set up once
+gather_seconds(16)  # the first call includes one-time setup
 operations = set()
 print(f"{shape.layers} layers; gather: {tokens:,} tokens of one layer's keys")
 for size in (1, 8, 16, 32, 128):
@@ -696,18 +699,17 @@ for size in (1, 8, 16, 32, 128):
 assert len(operations) == 1, "as many operations for every block size"
 
 # %% [markdown] name="errata-launches-reading"
-# The times belong to PyTorch's gather on this machine, not to a paged kernel. The kernel that does it well is written
-# in chapter 05; which block size it likes best is a question for the hardware. The counts do not depend on the block
-# size at all.
+# The times are those of PyTorch's gather on this machine, not of a paged kernel. An efficient kernel is written in
+# chapter 05; its best block size depends on the hardware. The counts do not depend on the block size at all.
 #
 # **"A block of a 70B model is a 5 MB object."** (E04.5) That sum is over all layers and GPUs. The end of section 5
 # printed it: what one kernel sees in one layer is 64 KiB, and tensor parallelism divides it again.
 # <!-- printed: block-bytes -->
 #
 # **"PagedAttention shrinks the KV cache."** (E04.6) And: **"paging makes continuous batching possible."** (E03.7) Both
-# are tested by running the same scheduler, continuous batching, over both allocators. Six users each may get 200
-# tokens. Each hangs up after a number of tokens that nobody knew. There is memory for all of them, so both runs take
-# the same steps.
+# are tested by running the same scheduler, with continuous batching, over both allocators. Six users may each get up to
+# 200 tokens. Each disconnects after a number of tokens that was not known in advance. There is memory for all of them,
+# so both runs take the same steps.
 
 # %% name="errata-both"
 HANG_UP = (20, 50, 12, 33, 64, 8)
@@ -759,11 +761,11 @@ show(
 )
 
 # %% [markdown] name="errata-both-reading"
-# Bytes per token are what the model makes them: paging changes nothing about that. Grouped-query attention, latent
-# attention and 8-bit caches do (chapters 02, 07 and 09). Paging raises the share of the memory that is *used*, and lets
-# requests share. And the scheduler above batched continuously over contiguous pieces. Orca did so in 2022, a year
-# before paging. Paging makes it worth more, because more requests fit. Preemption needs no blocks either: throwing a
-# request out and computing it again works with any memory. With blocks, others can use what it gives back, whatever
+# The model determines the bytes per token: paging does not change them. Grouped-query attention, latent attention and
+# 8-bit caches do (chapters 02, 07 and 09). Paging raises the share of the memory that is *used*, and lets requests
+# share it. And the scheduler above did continuous batching over contiguous pieces. Orca did so in 2022, a year before
+# paging. Paging makes it more valuable, because more requests fit. Preemption needs no blocks either: dropping a
+# request's cache and recomputing it works with any allocator. With blocks, others can use the freed memory, whatever
 # their lengths.
 #
 # **"Each request: 8,192 tokens x 2.68 GB."** (E02.6) 2.68 GB *is* the 8,192 tokens. Check the units, then the waste:
@@ -785,18 +787,17 @@ print(
 widgets.reveal("04-requests", factor)
 
 # %% [markdown] name="errata-units-reading"
-# So a hundred times more requests fit, and the burst above gained about twice the tokens per second. Three things lie
-# between. Its reservation was 2,048, not 32,768. A larger batch gains less and less. And at some batch the GPU's
-# arithmetic, the scheduler's limit, or the latency you promised ends it, not the memory.
+# So a hundred times more requests fit, and the burst above gained about twice the tokens per second. There are three
+# reasons for the difference. Its reservation was 2,048, not 32,768. A larger batch gains less and less. And at some
+# batch size the GPU's arithmetic, the scheduler's limit or the latency objective is the limit, not the memory.
 #
-# **A drawing with a block that belongs to nobody.** (E04.7) A popular drawing shows ten blocks: eight in use, two free,
-# and three tables `[0, 3, 5]`, `[1, 4]` and `[2, 6]`. Every block in use must be in somebody's table or in the prefix
-# index. Check it:
+# **A drawing with a leaked block.** (E04.7) A popular drawing shows ten blocks: eight in use, two free, and three
+# tables `[0, 3, 5]`, `[1, 4]` and `[2, 6]`. Every block in use must be in some table or in the prefix index. Check it:
 
 
 # %% name="errata-leak"
 def leaked(references, tables, indexed=()):
-    """Blocks whose tally is not the number of tables that name them (and one for the prefix index)."""
+    """Blocks whose reference count is not the number of tables that name them (plus one for the prefix index)."""
     named = [sum(block in table for table in tables) + (block in indexed) for block in range(len(references))]
     return [block for block, count in enumerate(references) if count != named[block]]
 
@@ -808,15 +809,15 @@ for frame in (three, *frames):
 print(f"{1 + len(frames)} snapshots of this chapter's engines: nothing leaked")
 
 # %% [markdown] name="errata-levers"
-# **"FlashAttention and PagedAttention reduce the bytes that decode must read."** (E05.14) They solve two problems, and
-# neither is that one. FlashAttention does not write the score matrix to memory, which matters when many queries meet
-# many keys: prefill. A decoding request has one row of scores per head. PagedAttention wastes less *capacity*. Here is
-# what one decode step of Llama-3-8B reads for each token, with 8,192 tokens of context, and what each lever does to it:
+# **"FlashAttention and PagedAttention reduce the bytes that decode must read."** (E05.14) They solve two other
+# problems. FlashAttention does not write the score matrix to memory, which matters when there are many queries and many
+# keys: prefill. A decoding request has one row of scores per head. PagedAttention wastes less *capacity*. Here is what
+# one decode step of Llama-3-8B reads for each token, with 8,192 tokens of context, and what each lever does to it:
 
 # %% name="errata-levers-cell"
 L8 = model_shapes.model("llama-3-8b")
 ledger = roofline.bytes_per_generated_token(L8, 1, 8192)
-# One row per head and layer: the scores written and read, and the weights that softmax makes of them likewise.
+# One row per head and layer: the scores, written and read, and likewise the weights after softmax.
 scores = 4 * kv_cache.score_bytes(L8.num_heads, 1, 8192) * L8.layers
 table_bytes = kv_cache.blocks_for(8192, 16) * 4 * L8.layers  # int32, read in each layer
 print(f"one decode step moves {format_bytes(ledger.total)}")
@@ -839,10 +840,9 @@ for name, (requests_at_once, change) in levers.items():
 # %% [markdown] name="errata-levers-reading"
 # Fewer bytes per decoded token come from fewer bits, fewer KV heads or a latent, more requests in a batch (for the
 # weights), or several tokens per pass (speculative decoding, chapter 08). Paging helps *indirectly*: it lets the batch
-# grow.
-# Propose both in an interview, and say which does what: FlashAttention is about traffic between memory and chip,
-# PagedAttention about where the cache lies. Today's kernels do both at once: they tile like FlashAttention and find
-# their tiles through a block table.
+# grow. Propose both in an interview, and say which does what: FlashAttention is about traffic between memory and chip,
+# PagedAttention about where the cache is stored. Today's kernels do both at once: they tile like FlashAttention and
+# find their tiles through a block table.
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -851,33 +851,33 @@ for name, (requests_at_once, change) in levers.items():
 #
 # **The paper** is Kwon et al., *Efficient Memory Management for Large Language Model Serving with PagedAttention*, SOSP
 # 2023. It found that 20 to 38 % of the KV memory held token states in the systems it compared with, and 96 % in its
-# own. It also reports the price: its attention kernel was 20 to 26 % slower than a contiguous one, and the whole still
-# won. Read its section 4 beside `reference_impl/core/kv_manager.py`.
+# own. It also reports the price: its attention kernel was 20 to 26 % slower than a contiguous one, and the system was
+# still faster overall. Read its section 4 beside `reference_impl/core/kv_manager.py`.
 #
-# **vLLM** began as that paper's code, and made the idea common property: one open implementation that others could
-# read, measure and copy. Blocks have 16 tokens unless you or the attention backend choose otherwise (`--block-size`).
-# Its V1 engine (2025) keeps block tables append-only: samples of one prompt are separate requests that share *full*
-# blocks through the prefix cache, and no block is copied on write.
+# **vLLM** began as that paper's code, and spread the idea: an open implementation that others could read, measure and
+# copy. Blocks have 16 tokens unless you or the attention backend choose otherwise (`--block-size`). Its V1 engine
+# (2025) keeps block tables append-only: samples of one prompt are separate requests that share *full* blocks through
+# the prefix cache, and no block is copied on write.
 #
-# **SGLang** uses a page size of 1 by default (`--page-size`), so a table entry per token, and finds shared prefixes in
-# a radix tree (chapter 06). Some attention backends ask for larger pages.
+# **SGLang** uses a page size of 1 by default (`--page-size`), so one table entry per token, and finds shared prefixes
+# in a radix tree (chapter 06). Some attention backends require larger pages.
 #
-# **TensorRT-LLM** has blocks of 32 tokens by default (`tokens_per_block` of `KvCacheConfig`). It also reuses a block of
-# which only the first part matches, and copies it for that by default (`enable_partial_reuse`,
-# `copy_on_partial_reuse`). So "prefix sharing never copies" is a rule for engines that share full blocks, not a law.
+# **TensorRT-LLM** has blocks of 32 tokens by default (`tokens_per_block` of `KvCacheConfig`). It also reuses a block
+# whose first part matches, by default by copying it (`enable_partial_reuse`, `copy_on_partial_reuse`). So "prefix
+# sharing never copies" is a rule for engines that share full blocks, not a law.
 #
 # **Kernels.** FlashAttention, FlashInfer and TensorRT-LLM's kernels take a block table. On AMD, vLLM and SGLang can use
 # AITER, whose paged decode kernels are partly written in assembly. The one of this course follows in chapter 05.
 #
 # **Without a table.** vAttention (Prabhu et al., 2024) keeps the cache contiguous in *virtual* addresses and lets
-# CUDA's own virtual memory map physical pages on demand, so that an unpaged kernel can be used. Pages are then as large
-# as the driver's, 2 MiB unless the driver is changed.
+# CUDA's own virtual memory map physical pages on demand, so that an unpaged kernel can be used. Pages are then those of
+# the driver, 2 MiB unless the driver is modified.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
 #
-# Wrong answers stand for a particular mistake, and the answer names it. Change the seed for other numbers. When you are
-# through, build it yourself: [lab 04](../../labs/04_paged_attention/paged_attention.ipynb).
+# Each wrong option stands for a particular mistake, and the feedback names it. Change the seed for other numbers. Then
+# build it yourself: [lab 04](../../labs/04_paged_attention/paged_attention.ipynb).
 
 # %% name="quiz"
 from grader.quiz import load_quiz
@@ -887,14 +887,15 @@ widgets.quiz(load_quiz("04_paged_attention").draw(seed=1))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - Position `p` of a request: table entry `p // B`, offset `p % B`, slot `table[p // B] · B + p % B`. One more look-up.
-# - Three wastes: reserved for later, never filled (internal), free but in holes (external). Paging removes the holes, and
-#   all of the other two but the end of the last block: below `B` per text. Where lengths spread evenly over a block, its
-#   mean is `w = (B − 1) / 2`, a share of `w / (L + w)`.
-# - A block is taken when a text grows into it, counted by the tables that name it, and free when nobody names it.
-# - Sharing full blocks copies nothing. Copy-on-write is for texts that part inside a block: samples, beams.
+# - Position `p` of a request: table entry `p // B`, offset `p % B`, slot `table[p // B] · B + p % B`. One more lookup.
+# - Three wastes: reserved for later, never filled (internal), free but in holes (external). Paging removes the holes,
+#   and all of the other two except the end of the last block: fewer than `B` slots per text. If lengths are uniform
+#   over a block, the mean is `w = (B − 1) / 2`, a share of `w / (L + w)`.
+# - A block is taken when a text grows into it, counted by the tables that name it, and freed when none names it.
+# - Sharing full blocks copies nothing. Copy-on-write is for texts that diverge inside a block: samples, beams.
 # - Bytes of a block: `B ·` bytes per token over all layers; divide by layers for what a kernel sees, by the GPUs that
 #   share heads.
-# - Block size trades look-ups and short runs (small) against empty ends and coarse matches (large). Never launches.
+# - Block size trades lookups and short runs (small) against empty ends and coarse matches (large). It never changes
+#   launches.
 # - Paging does not shrink a token's bytes and is not needed for continuous batching. It turns wasted memory into batch,
 #   and batch into throughput, until cache reads or arithmetic take over.

@@ -1,7 +1,7 @@
 # %% [markdown] name="title"
 # # 05a · Flash attention: the same sum, without the sheet
 #
-# About 45 minutes. Parts whose heading says *(more)* come on top, about 40 minutes together. You need the roofline
+# About 45 minutes. Parts whose heading says *(more)* are optional, about 40 minutes together. You need the roofline
 # (chapter 00) and the KV cache (chapter 02); block tables (chapter 04) help. Part b is about kernels around attention.
 # The lab is [Build flash attention](../../labs/05_flash_attention/flash_attention.ipynb).
 
@@ -43,7 +43,7 @@ H100, L8, L70 = device("H100"), model_shapes.model("llama-3-8b"), model_shapes.m
 on_gpu = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if on_gpu else "cpu")
 has_triton = importlib.util.find_spec("triton") is not None
-if has_triton and on_gpu:  # it does not serve every GPU
+if has_triton and on_gpu:  # Triton does not support every GPU
     has_triton = choose_backend("auto", DEVICE, torch.float16) == "triton"
 if has_triton:
     from reference_impl.kernels.flash_attention import flash_attention, tile_of
@@ -60,7 +60,8 @@ else:
 #
 # Llama-3-70B reads one prompt of 8,192 tokens: 80 layers, 64 query heads. Plain attention writes the score of every
 # query with every key into device memory, as 16-bit values. Softmax reads them and writes probabilities. The product
-# with the values reads those. **How many terabytes travel for these scores and probabilities, over the whole model?**
+# with the values reads those. **How many terabytes are moved for these scores and probabilities, over the whole
+# model?**
 
 # %% name="predict"
 widgets.predict("05-scores", "How many terabytes travel for scores and probabilities?", "TB")
@@ -68,27 +69,27 @@ widgets.predict("05-scores", "How many terabytes travel for scores and probabili
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# You sit at a small desk. The files are in the cellar. You are to write a report for each of a thousand clients: a
+# Picture a small desk, with the files in the cellar. You have to write a report for each of a thousand clients: a
 # weighted average over a thousand records, where the weight of a record is its score divided by the sum of all scores.
 #
-# The plain way: fetch everything, write all million scores on a huge sheet, and carry it down, for it does not fit on
-# the desk. Fetch it again to turn scores into shares, carry it down again. Fetch it a third time for the averages.
+# The plain way: fetch everything, write all million scores on a huge sheet, and carry it down, because it does not fit
+# on the desk. Fetch it again to turn scores into shares, carry it down again. Fetch it a third time for the averages.
 #
 # The other way: take a few clients at a time. Fetch records by the handful, score them, and *keep only three notes per
 # client*: the **largest score** so far, the **sum of the weights** so far, and the **weighted sum of records** so far.
 # Then put the handful back. At the end divide the third note by the second. The sheet never exists.
 #
 # Why keep the largest score? The weights are exponentials. They are written relative to the largest one, or they would
-# overflow. When a larger one turns up, both sums have to be converted to the new unit, by **one factor**. This is
-# *online softmax* (Milakov and Gimelshein, 2018). Doing it in tiles, so that the sheet is never carried down, is
-# *FlashAttention* (Dao et al., 2022).
+# overflow. When a larger one turns up, both sums have to be rescaled to it, by **one factor**. This is *online softmax*
+# (Milakov and Gimelshein, 2018). Doing it in tiles, so that the sheet is never carried down, is *FlashAttention* (Dao
+# et al., 2022).
 
 # %% [markdown] name="hierarchy-text"
-# ### Desk and cellar: where each tensor of attention lives
+# ### Desk and cellar: where each tensor of attention is stored
 #
-# Shared memory and registers are the desk, device memory (HBM) is the cellar. The L2 cache lies between, and nobody
-# manages it by hand. The cell lists what each level of an H100 holds and moves, and then what *one program* of our
-# kernel keeps on its SM: a tile of 128 queries, walking over keys in tiles of 64, with head_dim 128.
+# Shared memory and registers are the desk, device memory (HBM) is the cellar. The L2 cache is between them, and is
+# managed by the hardware. The cell lists the capacity and bandwidth of each level of an H100, and then what *one
+# program* of our kernel keeps on its SM: a tile of 128 queries, iterating over keys in tiles of 64, with head_dim 128.
 
 # %% name="hierarchy"
 chip = H100.chip
@@ -143,13 +144,13 @@ show(
 )
 
 # %% [markdown] name="words"
-# **Words you need here.** An H100 has 132 *streaming multiprocessors* (SMs). A kernel is a grid of *programs* (CUDA says
-# *thread blocks*). A program stays on one SM. It has threads, and 32 threads form a *warp*, which runs in lockstep: where
-# they branch differently, the branches run one after the other (*divergence*). Warps of a program wait for each other at
-# *barriers* and exchange data through shared memory, which has 32 *banks* of 4 bytes: if threads of a warp want
-# different words of one bank, they queue up (*bank conflict*). *Occupancy* is how many warps an SM holds at once, limited
-# by registers and shared memory. Triton lets you write a whole program as operations on tiles, and deals with threads,
-# banks and barriers itself; part b shows what it decides for you.
+# **Words you need here.** An H100 has 132 *streaming multiprocessors* (SMs). A kernel is a grid of *programs* (CUDA
+# says *thread blocks*). A program stays on one SM. It has threads, and 32 threads form a *warp*, which runs in
+# lockstep: where they branch differently, the branches run one after the other (*divergence*). Warps of a program wait
+# for each other at *barriers* and exchange data through shared memory, which has 32 *banks* of 4 bytes: if threads of a
+# warp access different words of one bank, the accesses are serialized (*bank conflict*). *Occupancy* is how many warps
+# an SM holds at once, relative to its maximum, limited by registers and shared memory. Triton lets you write a whole
+# program as operations on tiles, and handles threads, banks and barriers itself; part b shows what it decides for you.
 # <!-- printed: splits -->
 
 
@@ -167,8 +168,8 @@ print(f"3 threads of a warp take one side of a branch, 29 the other: {warp.branc
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# A memory that counts is all we need to watch traffic. Attention first as three kernels, each of which takes its input
-# from memory and leaves its output there. Those are the **three round trips**: S, P, and the operands.
+# A memory that counts is all we need to observe traffic. First, attention as three kernels, each of which reads its
+# input from memory and writes its output there. Those are the **three round trips**: S, P, and the operands.
 
 
 # %% name="scratch-plain"
@@ -221,15 +222,15 @@ print(
 # %% [markdown] name="online-text"
 # ### Online softmax
 #
-# Softmax seems to need all scores first: `exp(s_j) / sum_i exp(s_i)`. Without a maximum it overflows. With one, it takes
-# three passes: the maximum, the sum, the quotients. Here is the update of the three notes when one more tile comes:
+# Softmax seems to need all scores first: `exp(s_j) / sum_i exp(s_i)`. Without a maximum it overflows. With one, it
+# takes three passes: the maximum, the sum, the quotients. Here is the update of the three notes for one more tile:
 
 
 # %% name="online"
 def update(m, total, acc, scores, values):
     """Notes of some queries after one more tile. scores [queries, keys], values [keys, d]; m and total [queries, 1]."""
     new = torch.maximum(m, scores.amax(1, keepdim=True))
-    shrink = (m - new).exp()  # the old notes in the new unit
+    shrink = (m - new).exp()  # rescales the old notes to the new maximum
     weights = (scores - new).exp()
     return new, total * shrink + weights.sum(1, keepdim=True), acc * shrink + weights @ values
 
@@ -242,7 +243,7 @@ scores, values = 300 * torch.randn(4, 40).double(), torch.randn(40, 3).double()
 bare = scores.float().exp()
 print("without a maximum some shares are NaN:", (bare / bare.sum(1, keepdim=True)).isnan().any().item())
 notes, seen = nothing_yet(4, 3), 0
-for size in (7, 1, 16, 3, 13):  # the tiles need not be alike
+for size in (7, 1, 16, 3, 13):  # tiles may differ in size
     tile = slice(seen, seen + size)
     notes, seen = update(*notes, scores[:, tile], values[tile]), seen + size
     m, total, acc = notes
@@ -255,24 +256,24 @@ print("after every tile the three notes are what their definitions say; at the e
 
 # %% [markdown] name="proof"
 # **Why this is exact, and not an approximation.** Let `m` be the largest score seen, `l = Σ exp(s_j − m)` (total) and
-# `acc = Σ exp(s_j − m) v_j`, over all keys `j` seen. A tile arrives, and the largest score becomes `m'`. Then
+# `acc = Σ exp(s_j − m) v_j`, over all keys `j` seen. With one more tile, the largest score becomes `m'`. Then
 #
 # `Σ_old exp(s_j − m') = Σ_old exp(s_j − m) · exp(m − m') = l · exp(m − m')`,
 #
-# because the factor is the same for every `j`. So `l' = l · exp(m − m') + Σ_new exp(s_j − m')`, and the same line with
-# `v_j` behind each term gives `acc'`. The invariant holds before the first tile (`m = −∞`, two empty sums), each tile
-# keeps it, and after the last one `acc / l = Σ exp(s_j − m) v_j / Σ exp(s_j − m)`, where `exp(−m)` cancels. That is
-# softmax. In floating point it rounds differently, like any other order of summation.
+# because the factor is the same for every `j`. So `l' = l · exp(m − m') + Σ_new exp(s_j − m')`, and the same equation
+# with `v_j` after each term gives `acc'`. The invariant holds before the first tile (`m = −∞`, two empty sums), each
+# tile keeps it, and after the last one `acc / l = Σ exp(s_j − m) v_j / Σ exp(s_j − m)`, where `exp(−m)` cancels. That
+# is softmax. In floating point it rounds differently, like any other order of summation.
 #
-# Nothing in the proof says how large a tile is, or in which order they come. So a tile may be as large as the desk.
+# The proof does not depend on the size of a tile or on the order of the tiles. So a tile may be as large as the desk.
 
 # %% [markdown] name="tiled-text"
 # ### Tiles, in two orders
 #
-# Two loops, over tiles of queries and over tiles of keys. Which is outside? **FlashAttention (2022) had the keys
-# outside**: a tile of keys stays on the desk, and all queries come by. Then the notes of each query go down to the cellar
-# and come up again for every tile of keys. **FlashAttention-2 (2023) has the queries outside**: their notes stay on the
-# desk to the end, and the keys come by. Pseudo-code "of FlashAttention" is nearly always this second one.
+# Two loops, over tiles of queries and over tiles of keys. Which is the outer one? **In FlashAttention (2022) it was the
+# keys**: a tile of keys stays on the desk, and all queries pass over it. Then the notes of each query go down to the
+# cellar and come up again for every tile of keys. **In FlashAttention-2 (2023) it is the queries**: their notes stay on
+# the desk to the end, and the keys pass by. Pseudo-code "of FlashAttention" is nearly always this second one.
 
 
 # %% name="tiled"
@@ -289,18 +290,18 @@ def flash1(memory, query_rows, key_rows):
         for at_q in tiles(n, query_rows):
             m, total, o = (memory.load(name, at_q) for name in ("m", "l", "O"))
             m, total, acc = update(m, total, o * total, memory.load("Q", at_q) @ k.T / d**0.5, v)
-            for name, note in (("m", m), ("l", total), ("O", acc / total)):  # O is kept divided, as in the paper
+            for name, note in (("m", m), ("l", total), ("O", acc / total)):  # O is stored normalized, as in the paper
                 memory.store(name, at_q, note)
 
 
 def flash2(memory, query_rows, key_rows):
     n, d = memory.tensors["Q"].shape
-    for at_q in tiles(n, query_rows):  # each a program of its own: they never meet
+    for at_q in tiles(n, query_rows):  # each a separate program: they never interact
         q, notes = memory.load("Q", at_q), nothing_yet(at_q.stop - at_q.start, d)
         for at_k in tiles(n, key_rows):
             notes = update(*notes, q @ memory.load("K", at_k).T / d**0.5, memory.load("V", at_k))
         _, total, acc = notes
-        memory.store("O", at_q, acc / total)  # once, and the division once
+        memory.store("O", at_q, acc / total)  # stored once, divided once
 
 
 counted = {"three kernels": memory}
@@ -315,16 +316,17 @@ assert counted["FlashAttention 1"].moved == traffic.flash1_moves(n, d, 64).total
 assert counted["FlashAttention 2"].moved == traffic.flash2_moves(n, d, 128).total
 
 # %% [markdown] name="tiled-reading"
-# All three give the same output. With 8 tiles of keys, the first order reads O eight times, and writes it nine times (once
-# as zeros). The second never reads it. It pays on the other side: K and V come once for each tile of queries.
+# All three give the same output. With 8 tiles of keys, the first order reads O eight times, and writes it nine times
+# (once as zeros). The second never reads it. The price is on the other side: K and V are read once for each tile of
+# queries.
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# Our Triton kernel is the second order. Its inner loop, from the file, without the parts for windows, trees, quantized
-# caches and skipped tiles (`needed` is for those). What it says is done by one program, with tiles: `tl.load` takes a tile
-# of addresses and a mask, and puts `other` where the mask is false; `at[:, None] + d_range[None, :]` are rows and columns,
-# as in NumPy. Part b begins with a smaller kernel.
+# Our Triton kernel uses the second order. Here is its inner loop, from the file, without the parts for windows, trees,
+# quantized caches and skipped tiles (`needed` is for those). The code is executed by one program, on tiles: `tl.load`
+# takes a tile of addresses and a mask, and returns `other` where the mask is false; `at[:, None] + d_range[None, :]`
+# are rows and columns, as in NumPy. Part b begins with a smaller kernel.
 
 # %% name="engine-kernel"
 if has_triton:
@@ -336,11 +338,12 @@ if has_triton:
 
 # %% [markdown] name="engine-reading"
 # `largest`, `total` and `acc` are m, l and acc. Two things are new. Keys are found through the **block table**, so the
-# same kernel reads prompts, chunks of prompts and cached prefixes. And tiles that every query sees (`phase 1`) skip the
-# mask. Powers are of 2, because the chip computes those; the scores are multiplied by log2(e) first.
+# same kernel reads prompts, chunks of prompts and cached prefixes. And tiles that every query attends to in full
+# (`phase 1`) skip the mask. Exponentials are powers of 2, because the hardware computes those; the scores are
+# multiplied by log2(e) first.
 #
-# Does it compute the same? Rows of a real step: a whole prompt, a chunk behind a prefix, a decoding token. The cache is
-# poisoned with NaN wherever no token was written. The rule for "the same": its error against float64 may be at most twice
+# Does it compute the same? Rows of a real step: a whole prompt, a chunk after a prefix, a decoding token. The cache is
+# filled with NaN wherever no token was written. The rule for "the same": its error against float64 may be at most twice
 # the error of plain torch in the same precision, plus the last bit.
 
 
@@ -368,7 +371,7 @@ def doubled(arguments):
 
 
 def errors(found, twin, arguments, **options):
-    """(error of what was found, what the rule allows) against float64."""
+    """(error of the result, error the rule allows) against float64."""
     exact, same = twin(*doubled(arguments), **options), twin(*arguments, **options)
     allowed = 2 * (same - exact).abs().max() + 2 * torch.finfo(found.dtype).eps * exact.abs().max()
     return float((found - exact).abs().max()), float(allowed)
@@ -388,16 +391,17 @@ print(f"paged decode, contexts of 5, 700 and 1,300:       error {error:.1e}, all
 assert error <= allowed
 
 # %% [markdown] name="paths-text"
-# ### Which attention ran?
+# ### Which attention kernel ran?
 #
-# In PyTorch attention is one call, `scaled_dot_product_attention`, and behind it are several kernels: FlashAttention,
-# cuDNN, a memory-efficient one, and *math*, which is the three kernels from above. It chooses by device, type, shape, mask
-# and strides, **and says nothing**. A fallback to math gives the right numbers, slowly, with the whole score matrix. So ask.
+# In PyTorch attention is one call, `scaled_dot_product_attention`, with several kernels behind it: FlashAttention,
+# cuDNN, a memory-efficient one, and *math*, which is the three kernels from above. It chooses by device, type, shape,
+# mask and strides, **silently**. A fallback to math gives the right numbers, slowly, with the whole score matrix. So
+# check.
 
 
 # %% name="paths"
 class Operations(TorchDispatchMode):
-    """Counts the operations that torch carries out. Attention that arrives as one call is looked into."""
+    """Counts the operations that torch executes. Attention that arrives as one call is decomposed."""
 
     def __init__(self):
         super().__init__()
@@ -437,7 +441,7 @@ for what, call in {
     "dropout (only in training)": lambda: F.scaled_dot_product_attention(q, q, q, dropout_p=0.1),
 }.items():
     print(f"{what:30s} {which(call)}")
-with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # to demand it turns a silent fallback into an error
+with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # requiring it turns a silent fallback into an error
     print(f"{'demanded':30s} {which(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))}")
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
@@ -448,13 +452,14 @@ with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # to demand it turns a silent fal
     print("and now it says why:", str(reasons[-1].message).partition("(Triggered")[0].strip())
 
 # %% [markdown] name="engine-path-text"
-# And the engine? Each step of its trace says what computed attention. The cell serves two prompts with torch, asks torch
-# itself, and fails on a fallback. Then the same engine runs a prompt on our kernels, and must give the same tokens.
+# And the engine? Each step of its trace records which kernels computed attention. The cell serves two prompts with
+# torch, checks what torch ran, and fails on a fallback. Then the same engine runs a prompt on our kernels, and must
+# give the same tokens.
 
 
 # %% name="engine-path"
 class Kept(TorchAttention):
-    """The engine's attention in torch, which keeps what the layers ask for in the first step."""
+    """The engine's attention in torch; records the inputs of the layers in the first step."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -475,7 +480,7 @@ engine = Engine(
 
 
 def served(engine, *prompts):
-    """The outputs, and what the trace says about attention, in each step."""
+    """The outputs, and the attention kernels of each step by the trace."""
     greedy = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
     requests = [engine.add(prompt, greedy) for prompt in prompts]
     while engine.has_work():
@@ -486,7 +491,7 @@ def served(engine, *prompts):
 with Operations() as asked:
     tokens, said = served(engine, text[:512], text[600:640])
 print(f"torch: {len(said)} steps, the trace says {set(said)}, torch ran {path(asked.count)}")
-if not on_gpu:  # on a GPU in float32 with grouped heads torch has no fused kernel: the engine does not use it there
+if not on_gpu:  # on a GPU torch has no fused kernel for float32 with grouped heads: the engine does not use it there
     assert "UNFUSED" not in path(asked.count), "no layer fell back to three kernels"
 if has_triton:
     ours = Engine(model, EngineConfig(num_blocks=64, prefix_cache="off", attention="triton"))
@@ -500,16 +505,16 @@ if has_triton:
 #
 # ### Traffic: the formula with its constants, and counted loads
 #
-# "O(N²d²/M)" hides what you want to know. With constants, in values, per head:
+# "O(N²d²/M)" hides the constants. With them, in values, per head:
 #
-# | order | moves | for instance |
+# | order | moves | where it comes from |
 # |---|---|---|
 # | three kernels | `4N² + 4Nd` | the four `N²` are S and P, written and read |
 # | FlashAttention 1 | `12 N²d²/M` | `N·4d/M` tiles of keys, each reads Q, reads O, writes O |
 # | FlashAttention 2 | `2N²d/rows + 2Nd` | `N/rows` tiles of queries, each reads K and V |
 # | floor | `4Nd` | everything once; reached where the L2 cache serves the repeats |
 #
-# The next cell counts loads with the code from above, at sizes that take no time, and draws them on the curves.
+# The next cell counts loads with the code from above, at small sizes, and draws them on the curves.
 
 # %% name="traffic"
 points, d, ROWS = {}, 64, 128
@@ -567,12 +572,12 @@ show(
 #
 # ### Memory
 #
-# The sheet also takes room. This cell asks torch how many bytes were alive at the same time.
+# The sheet also takes memory. This cell measures the peak of bytes allocated by torch.
 
 
 # %% name="peak"
 class Alive(TorchDispatchMode):
-    """Bytes of tensors made inside that are alive, and their maximum."""
+    """Bytes of live tensors created inside, and their maximum."""
 
     def __init__(self):
         super().__init__()
@@ -617,8 +622,8 @@ assert 3.9 < peaks[3][1] / peaks[2][1] < 4.1, "twice the tokens, four times the 
 assert 1.9 < peaks[3][2] / peaks[2][2] < 2.1, "twice the tokens, twice the memory"
 
 # %% [markdown] name="peak-reading"
-# Quadratic against linear, counted. The seconds are this machine's, now. The "2-4x" that is often quoted was measured on
-# GPUs of 2022, at the lengths of that time. What you gain depends on where you stand on the roofline.
+# Quadratic against linear, counted. The seconds are this machine's, now. The "2-4x" that is often quoted was measured
+# on GPUs of 2022, at the lengths of that time. The gain depends on the position on the roofline.
 #
 # ### The roofline: three different kernels
 
@@ -664,21 +669,23 @@ show(
 )
 
 # %% [markdown] name="roofline-reading"
-# - **Unfused**, attention is bound by memory: the time follows the bytes. Fusing wins by removing them. It does *no
-#   fewer* FLOP.
-# - **Fused, in prefill**, it is bound by arithmetic. Fewer bytes would not help any more; FlashAttention-2, 3 and 4 chase
-#   the tensor cores instead. Look at the third point: without the L2 cache a tile of 128 queries is still below the
-#   ridge. Programs that run side by side must find the same keys in the L2, and even that is not infinitely fast.
+# - **Unfused**, attention is bound by memory: the time is proportional to the bytes. Fusion wins by removing them. It
+#   saves *no* FLOP.
+# - **Fused, in prefill**, it is bound by arithmetic. Fewer bytes would no longer help; FlashAttention-2, 3 and 4
+#   improve tensor core utilization instead. Look at the third point: without the L2 cache a tile of 128 queries is
+#   still below the ridge. Programs that run concurrently must hit the same keys in the L2, and even the L2 is not
+#   infinitely fast.
 # - **In decode** there is one query. Its scores are one row. There is no sheet to save, and the keys are read once
-#   anyway. Decode attention stays bound by memory, and FlashAttention does not change that. Its problem is another one:
+#   anyway. Decode attention stays memory-bound, and FlashAttention does not change that. Its problem is a different
+#   one:
 
 # %% [markdown] name="decode-text"
 # ### Decode: too few programs
 #
-# A program per query tile and head fills a GPU with a long prompt. One decoding request has a single query. Grouped by KV
-# head (so that the group shares one read), Llama-3-8B gives 8 programs, for 132 SMs. *Flash-Decoding* (Dao et al., 2023)
-# cuts the **keys** into splits, each a program of its own, and merges the partial results. `wave_share` is the
-# share of the SMs that work on average, if all programs take equally long:
+# A program per query tile and head fills a GPU with a long prompt. One decoding request has a single query. With one
+# program per KV head (so that the group shares one read), Llama-3-8B has 8 programs, for 132 SMs. *Flash-Decoding* (Dao
+# et al., 2023) divides the **keys** into splits, each a separate program, and merges the partial results. `wave_share`
+# is the average share of busy SMs, if all programs take equally long:
 # <!-- printed: splits -->
 
 # %% name="splits"
@@ -696,9 +703,9 @@ print(
 )
 
 # %% [markdown] name="merge-text"
-# How do you merge? A split returns its weighted **mean** `o` and its **log-sum-exp** `lse = m + log l`: how much weight it
-# stands for. The whole is the mean of the means, weighted with `exp(lse)`. It is the proof of section 3 again, with splits
-# for tiles. Here is the merge of the engine (base 2, like the kernel), which also knows *empty* splits:
+# How do you merge? A split returns its weighted **mean** `o` and its **log-sum-exp** `lse = m + log l`, the log of its
+# total weight. The result is the mean of the means, weighted by `exp(lse)`. It is the proof of section 3 again, with
+# splits instead of tiles. Here is the engine's merge (base 2, like the kernel), which also handles *empty* splits:
 
 # %% name="merge"
 print(inspect.getsource(reference.merge_splits))
@@ -726,16 +733,16 @@ naive = torch.stack([part(q, *both)[0] for both in zip(k.split([700, 300]), v.sp
 print(f"a plain mean of the means instead: off by {float((naive - whole).abs().max()):.2f}")
 
 # %% [markdown] name="merge-reading"
-# Our `paged_decode` does exactly that, with splits of a fixed number of keys. Why not as many splits as fill the machine?
-# That number would depend on who else is in the batch, and a sum in another order rounds differently: a request's answer
-# would depend on its neighbours (chapter 02).
+# Our `paged_decode` does exactly that, with splits of a fixed number of keys. Why not as many splits as fill the GPU?
+# That number would depend on the other requests in the batch, and a sum in another order rounds differently: a
+# request's output would depend on the rest of the batch (chapter 02).
 #
 # ### One merge, three uses *(more)*
 #
-# **Cascade.** Requests that share a prefix each read it again. Instead: one pass of *all* their queries over the shared
-# keys (several queries, one read), one pass each over their own, and merge. FlashInfer calls it composable attention.
-# **Ring.** A context is spread over devices; keys go round, and each device merges what comes by (chapter 12). **Split-KV**
-# is above. All three are `merge_splits`.
+# **Cascade.** Requests that share a prefix each read it separately. Instead: one pass of *all* their queries over the
+# shared keys (several queries, one read), one pass each over their own, and merge. FlashInfer calls it composable
+# attention. **Ring.** A context is distributed over devices; keys are passed around a ring, and each device merges the
+# parts (chapter 12). **Split-KV** is above. All three are `merge_splits`.
 
 # %% name="cascade"
 requests, prefix, own = 8, 640, 40
@@ -752,7 +759,7 @@ reads = [traffic.cascade_keys(requests, prefix, own, cascade) for cascade in (Fa
 print(f"cascade: the same outputs; keys read {reads[0]:,} -> {reads[1]:,}, {reads[0] / reads[1]:.1f} times fewer")
 
 devices = 4
-held = list(zip(k.chunk(devices), v.chunk(devices), strict=True))  # each device has a quarter of the keys
+held = list(zip(k.chunk(devices), v.chunk(devices), strict=True))  # each device holds a quarter of the keys
 ring_q = torch.randn(devices, 3, 64).double()  # and queries of its own
 state = [None] * devices
 for _ in range(devices):
@@ -761,7 +768,7 @@ for _ in range(devices):
         both = [fresh_part] if state[rank] is None else [state[rank], fresh_part]
         total = torch.logsumexp(torch.stack([lse for _, lse in both]) * math.log(2), 0) / math.log(2)
         state[rank] = (merged(both), total)
-    held = held[-1:] + held[:-1]  # every device hands its keys to the next
+    held = held[-1:] + held[:-1]  # every device passes its keys to the next
 for rank in range(devices):
     torch.testing.assert_close(state[rank][0], part(ring_q[rank], k, v)[0])
 print(f"ring: {devices} devices, {devices} rounds, the same outputs")
@@ -769,9 +776,10 @@ print(f"ring: {devices} devices, {devices} rounds, the same outputs")
 # %% [markdown] name="index-text"
 # ### One index for many layouts *(more)*
 #
-# A block table is a **block-sparse matrix**: rows are groups of queries, columns are blocks of the cache, and a row lists the
-# blocks that it sees. Written like any sparse matrix (`indptr`, `indices`), the same few lines serve a paged cache, ragged
-# contiguous keys, a shared prefix and a tree of drafts (chapter 08). Kernels get one loop; layouts become data.
+# A block table is a **block-sparse matrix**: rows are groups of queries, columns are blocks of the cache, and a row
+# lists the blocks it attends to. Stored like any sparse matrix (`indptr`, `indices`), the same few lines handle a paged
+# cache, ragged contiguous keys, a shared prefix and a tree of drafts (chapter 08). Kernels have one loop; layouts
+# become data.
 
 
 # %% name="index"
@@ -807,7 +815,7 @@ for name, (groups, indptr, indices, last, size) in layouts.items():
     blocks = [indices[indptr[i] : indptr[i + 1]] for i in range(len(groups))]
     print(f"{name:7s} blocks of {size}: rows {blocks}")
 torch.testing.assert_close(results["tree"][0][2:], part(q[2:], flat_k[[40, 42]], flat_v[[40, 42]])[0])
-whole = merged([results["prefix"], results["tree"]])  # a prefix of 8 slots, and the drafts behind it
+whole = merged([results["prefix"], results["tree"]])  # a prefix of 8 slots, and the drafts after it
 for i, drafts in enumerate(([40], [40, 41], [40, 42])):
     seen = [*range(20, 24), *range(32, 36), *drafts]
     torch.testing.assert_close(whole[i : i + 1], part(q[i : i + 1], flat_k[seen], flat_v[seen])[0])
@@ -822,9 +830,9 @@ assert error <= allowed
 # %% [markdown] name="eight-text"
 # ### Eight bits *(more)*
 #
-# A cache of 8 bits halves what decode reads. What does it cost in accuracy? Real keys and values this time: those of the
-# course model's middle layer for 512 tokens of text. A code is stored per value, and a scale per token and head. The kernel
-# reads codes and scales and multiplies on the chip.
+# An 8-bit cache halves the KV bytes that decode reads. What does it cost in accuracy? Real keys and values this time:
+# those of the course model's middle layer for 512 tokens of text. Each value is stored as a code, with one scale per
+# token and head. The kernel reads codes and scales and dequantizes on the chip.
 
 
 # %% name="eight"
@@ -865,13 +873,14 @@ print(
 )
 
 # %% [markdown] name="eight-reading"
-# At equal bits, int8 with a scale per token and head errs less than e4m3: a scale per row needs little range, and e4m3
-# spends four of its bits on it. e5m2 spends five. FP8 wins where scales are coarse, and where the tensor cores multiply it
-# directly.
+# At equal bits, int8 with a scale per token and head has a smaller error than e4m3: with a scale per row little range
+# is needed, and e4m3 spends four of its bits on range. e5m2 spends five. FP8 wins where scales are coarse, and where
+# tensor cores multiply it directly.
 #
-# **FlashAttention-3 computes in FP8**, Q and K and P and V. It adds two things against the error. *Block quantization*: a
-# scale per tile instead of one per tensor. *Incoherent processing*: multiply Q and K by the same random orthogonal matrix,
-# which changes no product, and spreads an outlier over all dimensions. We rebuild both, with a few outliers put in:
+# **FlashAttention-3 computes in FP8**, Q and K and P and V. It adds two techniques to reduce the error. *Block
+# quantization*: a scale per tile instead of one per tensor. *Incoherent processing*: multiply Q and K by the same
+# random orthogonal matrix, which leaves the products unchanged and spreads an outlier over all dimensions. We reproduce
+# both, with a few injected outliers:
 
 
 # %% name="fp8"
@@ -897,7 +906,7 @@ def hadamard(d):
 
 
 q8, k8, v8 = torch.randn(3, 512, 128).double()
-outlier = torch.rand(512, 128) < 0.001  # as the paper does: rarely a value ten times as large
+outlier = torch.rand(512, 128) < 0.001  # as in the paper: a few values ten times as large
 q8, k8, v8 = (x + 10 * torch.randn_like(x) * outlier for x in (q8, k8, v8))
 truth, turn = part(q8, k8, v8)[0], hadamard(128)
 torch.testing.assert_close((q8 @ turn) @ (k8 @ turn).T, q8 @ k8.T)  # the products do not change
@@ -912,17 +921,18 @@ for name, arguments in {
 assert rmse["and Q, K turned"] < rmse["one scale per tensor"]
 
 # %% [markdown] name="fp8-reading"
-# Scales per tile change nothing here: every tile has its outliers, and a floating-point code is as exact for a tenth of a
-# value as for the value. They matter where tiles differ by more than the format's range. The turn removes the outliers
-# themselves. What is left comes from V and P. (The paper reports 2.6 times less error than its own FP8 baseline.)
+# Scales per tile change nothing here: every tile has its outliers, and a floating-point code has the same relative
+# precision for a tenth of a value as for the value. They matter where tiles differ by more than the format's range. The
+# rotation removes the outliers themselves. The remaining error comes from V and P. (The paper reports 2.6 times less
+# error than its own FP8 baseline.)
 # <!-- source: abstract of FlashAttention-3, Shah et al., July 2024 -->
 
 # %% [markdown] name="pipeline-text"
-# ### Copies beside arithmetic *(more)*
+# ### Overlapping copies with arithmetic *(more)*
 #
 # FlashAttention-3's other gains are about time, not bytes. The Tensor Memory Accelerator (TMA) copies tiles while warps
-# compute; some warps only load, others only multiply; and the exponentials of one tile run beside the products of another.
-# What can this be worth? A tile of 64 keys for 128 queries, at the rates of an H100's data sheet and L2:
+# compute; some warps only load, others only multiply; and the exponentials of one tile overlap with the products of
+# another. How much can this gain? A tile of 64 keys for 128 queries, at the rates of an H100's data sheet and L2:
 
 # %% name="pipeline"
 load = 2 * N * D * 2 / (chip.l2_bandwidth[0] / sms)
@@ -940,18 +950,18 @@ for gpu in ("A100-80GB", "H100", "B200"):
         )
 
 # %% [markdown] name="pipeline-reading"
-# The second table explains three generations. Each score costs one exponential and `4d` FLOP. Tensor cores double from
-# generation to generation; the units that compute exponentials do not. On an A100 they take a quarter to a half of the
-# products' time. On an H100 it is twice that, and FlashAttention-3 hides them behind products. On a B200 they take as long as the products, and
-# FlashAttention-4 computes part of them with ordinary multiply-adds. (Ceilings: tensor cores from data sheets, 16
-# exponentials a clock and SM.) The first line shows why tiles want to be large: at the lowest published bandwidth of the
-# L2, loading a tile for 128 queries takes longer than using it.
+# The second table explains three generations. Each score costs one exponential and `4d` FLOP. Tensor core throughput
+# doubles from generation to generation; that of the exponential units does not. On an A100 they take a quarter to a
+# half of the products' time. On an H100 it is twice that, and FlashAttention-3 overlaps them with products. On a B200
+# they take as long as the products, and FlashAttention-4 computes part of them with ordinary multiply-adds. (Ceilings:
+# tensor cores from data sheets, 16 exponentials a clock and SM.) The first line shows why tiles should be large: at the
+# lowest published L2 bandwidth, loading a tile for 128 queries takes longer than computing with it.
 
 # %% [markdown] name="explore"
 # ## 6. Explore
 #
 # The tile stepper, over scores of the course model: eight queries of a head in the middle layer, 40 keys, tiles of 8.
-# Watch `m`, `l` and `acc`. Where does `m` jump, and what does that do to `l`? Which tiles change the mean at all?
+# Watch `m`, `l` and `acc`. Where does `m` jump, and how does that change `l`? Which tiles change the mean at all?
 
 # %% name="explore-steps"
 head, kv_head = 1, 1 // (heads // kv_heads)
@@ -964,7 +974,8 @@ widgets.tile_stepper(steps, step=2, query=5)
 
 # %% [markdown] name="explore-traffic-text"
 # And the traffic counter. Try: (1) head_dim from 64 to 256 under the first order. When does it move *more* than three
-# kernels? (2) Double the queries of a tile. Which part of which bar halves? (3) Which bars change with the shared memory?
+# kernels? (2) Double the queries of a tile. Which part of which bar halves? (3) Which bars depend on the size of shared
+# memory?
 
 # %% name="explore-traffic"
 widgets.attention_traffic()
@@ -989,8 +1000,8 @@ print(f"written and read for S and P in one pass: 70B {travelled[80]:.2f} TB, 8B
 widgets.reveal("05-scores", travelled[80])
 
 # %% [markdown] name="errata-savings"
-# **"FlashAttention reads 5-20 times (or about 10 times) less."** (E05.2) Less than what, for which `d`, with how much shared
-# memory, in which order? At 8,192 tokens against three kernels:
+# **"FlashAttention reads 5-20 times (or about 10 times) less."** (E05.2) Less than what, for which `d`, with how much
+# shared memory, in which order? At 8,192 tokens, compared with three kernels:
 
 # %% name="errata-savings-cell"
 for d in (64, 128):
@@ -1007,20 +1018,20 @@ for d in (64, 128):
 # <!-- printed: errata-savings-cell -->
 #
 # The paper's own measurement (GPT-2 medium, d = 64, 40.3 GB to 4.4 GB) is one configuration, and its baseline also made
-# passes for masks, dropout and casts. Derive it, or measure bytes with a profiler.
+# passes for masks, dropout and casts. Derive the factor, or measure bytes with a profiler.
 # <!-- source: FlashAttention, Dao et al., 2022, figure 2 -->
 #
 # **"FlashAttention: outer loop over Q, inner loop over K and V."** (E05.3) That is FlashAttention-2. You counted both:
 # the first order read O once per tile of keys. The update in such pseudo-code (rescale, add, divide once at the end)
 # is FlashAttention-2's as well.
 #
-# **"FlashAttention-2 has fewer operations thanks to fewer synchronizations", "… better partitioning across SMs".** (E05.4)
-# It made three changes, each against another bottleneck. Count each:
+# **"FlashAttention-2 has fewer operations thanks to fewer synchronizations", "… better partitioning across SMs".**
+# (E05.4) It made three changes, each for a different bottleneck. Count each:
 
 
 # %% name="errata-changes"
 class Elementwise(TorchDispatchMode):
-    """Results of operations that are no matrix products, no copies and no views: what the slow units have to do."""
+    """Results of operations other than matrix products, copies and views: the work of the slow units."""
 
     FREE = ("mm", "t.", "view", "clone", "slice", "copy_", "detach", "zeros", "full", "transpose", "_to_copy", "select")
     results = 0
@@ -1058,11 +1069,11 @@ print(
 )
 
 # %% [markdown] name="errata-changes-reading"
-# (1) spares the slow units, (2) fills the GPU at small batch, (3) removes an exchange inside a program. (1) counts more
-# than it looks, since the tensor cores do a FLOP of a product that much faster than the other units do one of their own.
+# (1) relieves the slow units, (2) fills the GPU at small batch, (3) removes an exchange inside a program. (1) matters
+# more than it seems, since tensor cores do a FLOP that many times faster than the other units.
 #
 # **"Attention is bandwidth-bound: halve the traffic, halve the time."** (E05.5) True for three kernels and for decode.
-# Fused prefill sits under the flat roof of section 5.
+# Fused prefill is under the flat roof of section 5.
 
 # %% name="errata-bound"
 for name, value in (("three kernels", 64), ("decode, 70B", 8), ("fused prefill, 8,192", 4096)):
@@ -1074,10 +1085,10 @@ print(
 )
 
 # %% [markdown] name="errata-skip"
-# **"Skip Softmax: a quick check skips a block of near-zero scores entirely. 1.4 times faster, drop-in."** (E05.7) The check
-# needs the scores, so Q·Kᵀ is computed first, always. It compares the block's maximum with the *running* maximum, not with a
-# fixed threshold. What is skipped is the exponentials, P·V, and the load of V. The result is **approximate**, and it is off
-# by default where it exists. Real queries and keys again; our kernel has it as `skip_threshold`.
+# **"Skip Softmax: a quick check skips a block of near-zero scores entirely. 1.4 times faster, drop-in."** (E05.7) The
+# check needs the scores, so Q·Kᵀ is always computed first. It compares the block's maximum with the *running* maximum,
+# not with a fixed threshold. It skips the exponentials, P·V, and the load of V. The result is **approximate**, and the
+# feature is off by default where it exists. Real queries and keys again; our kernel has it as `skip_threshold`.
 
 
 # %% name="errata-skip-cell"
@@ -1147,8 +1158,9 @@ show(
 )
 
 # %% [markdown] name="errata-skip-reading"
-# On 512 tokens of this small model hardly anything can be skipped without an error that you would see. Long contexts, where
-# most tiles hold little weight, are what it is for, with a threshold calibrated on the model. No retraining, yes; but lossy.
+# On 512 tokens of this small model hardly anything can be skipped without a noticeable error. It is meant for long
+# contexts, where most tiles have little weight, with a threshold calibrated for the model. No retraining is needed, but
+# it is lossy.
 #
 # **"FlashAttention-3 is 1.5 times faster."** (E05.6) The paper (July 2024) says 1.5 to 2.0 times over FlashAttention-2, for
 # FP16, forward, on an H100. Without precision, direction and head_dim such a number says little; section 8 has the table.
@@ -1157,9 +1169,9 @@ show(
 # NVIDIA bought later. It is a community project, and NVIDIA is a main contributor today. The MLSys 2025 best-paper award
 # is right.
 #
-# **"Use FlashAttention when attention dominates."** (E05.13) It is not a switch for long contexts. It is the default of
-# every engine at every length. What to look for is the *fallback*, as section 4 did. And a fusion of "scale, mask, softmax
-# and dropout" is one of training: inference has no dropout. What does the shortest prompt gain?
+# **"Use FlashAttention when attention dominates."** (E05.13) It is not an option for long contexts. It is the default
+# of every engine at every length. Check for the *fallback*, as section 4 did. And a fusion of "scale, mask, softmax and
+# dropout" is for training: inference has no dropout. What does the shortest prompt gain?
 
 # %% name="errata-default"
 for n in (16, 64, 256):
@@ -1167,8 +1179,8 @@ for n in (16, 64, 256):
     print(f"{n:4d} tokens: three kernels move {base / floor:.2f} times the floor, in three launches instead of one")
 
 # %% [markdown] name="errata-decode"
-# **"FlashAttention and PagedAttention cut the bytes that decode must read."** (E05.14) Neither is a term of the sum. An 8B
-# at context 8,192, per generated token:
+# **"FlashAttention and PagedAttention cut the bytes that decode must read."** (E05.14) Neither changes a term of the
+# sum. An 8B at context 8,192, per generated token:
 
 # %% name="errata-decode-cell"
 levers = {
@@ -1188,13 +1200,13 @@ print(
 # %% [markdown] name="swap-text"
 # ### Before you swap a kernel *(more)*
 #
-# "Validate kernel compatibility" is good advice, and rarely done. This is a checklist that runs. Three candidates have one
-# realistic fault each. Which check finds which?
+# "Validate kernel compatibility" is good advice that is rarely followed. Here is an executable checklist. Three
+# candidates have one realistic fault each. Which check finds which?
 
 
 # %% name="swap"
 def by_sdpa(q, keys, values, table, starts, lens, scale, window=None, group=None, offset=True):
-    """A candidate: SDPA per row. group: how query heads map to KV heads; offset: whether a chunk knows its position."""
+    """A candidate: SDPA per row. group: how query heads map to KV heads; offset: whether the mask is shifted."""
     out = torch.empty_like(q)
     for row, length in enumerate(lens.tolist()):
         at = slice(*starts[row : row + 2].tolist())
@@ -1205,7 +1217,7 @@ def by_sdpa(q, keys, values, table, starts, lens, scale, window=None, group=None
                 for t in (k, v))  # fmt: skip
         count = at.stop - at.start
         mask = reference.causal_mask(count, length, q.device, window)
-        if not offset:  # the first query sees the first key only: right for whole prompts, wrong behind a prefix
+        if not offset:  # the first query attends to the first key only: right for whole prompts, wrong after a prefix
             mask = torch.ones(count, length, dtype=torch.bool, device=q.device).tril()
         found = F.scaled_dot_product_attention(q[at].transpose(0, 1), k, v, attn_mask=mask, scale=scale)
         out[at] = found.transpose(0, 1)
@@ -1267,10 +1279,10 @@ carried = {
 print("significant bits:", {str(t).removeprefix("torch."): int(bits) for t, bits in carried.items()})
 
 # %% [markdown] name="swap-reading"
-# Note that most faults pass most checks: wrong grouping passes MHA *and* MQA, a missing offset passes every whole prompt.
-# Types carry few bits (the last line). When you change the type, compare with float64 and with the old
-# kernel in the *new* type, as the rule above does, and then with a quality measure (chapter 18). A fixed tolerance
-# forgives a fault in fp32 and blames a good kernel in bf16.
+# Note that most faults pass most checks: wrong grouping passes MHA *and* MQA, a missing offset passes every whole
+# prompt. Low-precision types have few bits (the last line). When you change the type, compare with float64 and with the
+# old kernel in the *new* type, as the rule above does, and then with a quality measure (chapter 18). A fixed tolerance
+# misses a fault in fp32 and fails a good kernel in bf16.
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -1280,10 +1292,10 @@ print("significant bits:", {str(t).removeprefix("torch."): int(bits) for t, bits
 # | | what it added | claimed |
 # |---|---|---|
 # | **Online softmax**, Milakov and Gimelshein, 2018 (arXiv 1805.02867) | maximum and sum in one pass, so softmax reads its input twice, not three times | up to 1.3x softmax (V100) |
-# | **FlashAttention**, Dao et al., 2022 (2205.14135) | tiles over it, no S or P in memory; recomputes them backward | 40.3 → 4.4 GB on GPT-2 medium, A100 |
+# | **FlashAttention**, Dao et al., 2022 (2205.14135) | tiling, no S or P in memory; recomputed in the backward pass | 40.3 → 4.4 GB on GPT-2 medium, A100 |
 # | **FlashAttention-2**, Dao, 2023 (2307.08691) | queries outside; the three changes of section 7 | about 2x over 1; up to 230 TFLOP/s, A100 |
 # | **Flash-Decoding**, Dao, Haziza, Massa, Sizov, October 2023 | splits of the keys, merged | up to 8x a decode step at very long context |
-# | **FlashAttention-3**, Shah et al., July 2024 (2407.08608) | Hopper: TMA, warps with roles, exponentials beside products, FP8 | 1.5-2.0x over 2, FP16 forward, up to 740 TFLOP/s; FP8 near 1.2 PFLOP/s, H100 |
+# | **FlashAttention-3**, Shah et al., July 2024 (2407.08608) | Hopper: TMA, specialized warps, exponentials overlapped with products, FP8 | 1.5-2.0x over 2, FP16 forward, up to 740 TFLOP/s; FP8 near 1.2 PFLOP/s, H100 |
 # | **FlashAttention-4**, Zadouri et al., March 2026 (2603.05451) | Blackwell: exponentials partly in software, fewer rescales; written in CuTe DSL (Python), runs on Hopper too | up to 1.3x cuDNN 9.13, 2.7x Triton, up to 1613 TFLOP/s, BF16, B200 |
 #
 # **vLLM** picks an attention backend from a priority list by GPU, head size, type and cache format, and prints its choice;
@@ -1296,13 +1308,13 @@ print("significant bits:", {str(t).removeprefix("torch."): int(bits) for t, bits
 # a target sparsity; off unless configured). The algorithm is BLASST (arXiv 2512.12087). "Up to 1.4x" in TTFT and TPOT is
 # NVIDIA's figure.
 #
-# **FlashInfer** (Ye et al., 2025, arXiv 2501.01005) describes every cache layout as one block-sparse matrix, as section 5
-# did. Kernels are compiled when they are first needed, for the type, head size and variant at hand; a *plan* step on the
-# host balances the splits; *composable* attention is the cascade.
+# **FlashInfer** (Ye et al., 2025, arXiv 2501.01005) describes every cache layout as one block-sparse matrix, as section
+# 5 did. Kernels are compiled at first use for the type, head size and variant; a *plan* step on the host balances the
+# splits; *composable* attention is the cascade.
 #
-# **PyTorch**: `scaled_dot_product_attention` dispatches (section 4); `sdpa_kernel` demands a backend. FlexAttention
-# compiles a mask or score function that you write in Python into a fused kernel. `torch.nn.attention.varlen` takes ragged
-# batches.
+# **PyTorch**: `scaled_dot_product_attention` dispatches (section 4); `sdpa_kernel` requires a backend. FlexAttention
+# compiles a mask or score function that you write in Python into a fused kernel. `torch.nn.attention.varlen` takes
+# ragged batches.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
@@ -1321,8 +1333,8 @@ widgets.quiz(load_quiz("05_flash_attention").draw(seed=1, tag="traffic"))
 widgets.quiz(load_quiz("05_flash_attention").draw(seed=1, tag="softmax"))
 
 # %% [markdown] name="quiz-decode-text"
-# Decode, generations, and what to check. Then build it:
-# [lab 05](../../labs/05_flash_attention/flash_attention.ipynb).
+# Decode, FlashAttention's generations, and what to check. Then build it: [lab
+# 05](../../labs/05_flash_attention/flash_attention.ipynb).
 
 # %% name="quiz-decode"
 widgets.quiz(load_quiz("05_flash_attention").draw(seed=1, tag="decode"))
@@ -1335,17 +1347,17 @@ widgets.quiz(load_quiz("05_flash_attention").draw(seed=1, tag="variants"))
 #
 # - Three kernels move `4N² + 4Nd` values per head; the sheet is `N²` per head and layer. 70B at 8k: 2.75 TB.
 #   <!-- printed: errata-size -->
-# - Online softmax keeps `m`, `l`, `acc` per query. New maximum `m'`: multiply `l` and `acc` by `exp(m − m')`. At the end
-#   `acc / l`. Exact, for every size and order of tiles.
-# - FA-1: keys outside, O read and written per tile of keys, `12N²d²/M`. FA-2: queries outside, O written once,
-#   `2N²d/rows + 2Nd`. Floor `4Nd`, with the L2 cache. Derive the saving; do not quote it.
+# - Online softmax keeps `m`, `l`, `acc` per query. New maximum `m'`: multiply `l` and `acc` by `exp(m − m')`. At the
+#   end `acc / l`. Exact, for any size and order of tiles.
+# - FA-1: keys in the outer loop, O read and written per tile of keys, `12N²d²/M`. FA-2: queries in the outer loop, O
+#   written once, `2N²d/rows + 2Nd`. Floor `4Nd`, with the L2 cache. Derive the saving; do not quote it.
 # - FA-2's three changes: divide once; programs over query tiles; warps split queries. FA-3: overlap and FP8. FA-4:
 #   exponentials.
 # - FLOP per byte at d = 128: unfused 64 (memory), fused prefill N/2 (compute), decode = heads per KV head (memory).
-# - Decode has too few programs: split the keys, return mean and lse, merge with weights `exp(lse)`. The same merge makes
-#   cascade and ring. Empty split: lse = −∞, weight 0.
+# - Decode has too few programs: split the keys, return mean and lse, merge with weights `exp(lse)`. The same merge
+#   gives cascade and ring. Empty split: lse = −∞, weight 0.
 # - Skip Softmax computes all scores and is approximate; `1 / (1 − skipped / 2)` at best.
 # - A block table is a block-sparse index. Paged, ragged, shared prefix and tree are data, not kernels.
-# - FlashAttention is the default. Ask which path ran. Demand it, so that a fallback is an error.
-# - Swap check: MHA, GQA, MQA; chunk behind a prefix; window; positions; each type against float64.
+# - FlashAttention is the default. Check which path ran. Require it, so that a fallback is an error.
+# - Swap check: MHA, GQA, MQA; chunk after a prefix; window; positions; each type against float64.
 # - FlashAttention saves the sheet, paging saves capacity. Neither saves decode's bytes: bits, KV heads, batch do.

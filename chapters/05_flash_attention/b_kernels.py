@@ -1,11 +1,11 @@
 # %% [markdown] name="title"
 # # 05b · Kernels: what runs on the GPU, and what it costs to start it
 #
-# About 45 minutes. Parts whose heading says *(more)* come on top, about 25 minutes together. You need the roofline
+# About 45 minutes. Parts whose heading says *(more)* are optional, about 25 minutes together. You need the roofline
 # (chapter 00); part a of this chapter helps. Kernels run in Triton's interpreter here, and on the GPU if there is one.
 # They are also *compiled* here, for GPUs that you do not have. Triton needs Linux (WSL and Colab count); elsewhere the
-# cells that need it do nothing. The lab is
-# [Build flash attention](../../labs/05_flash_attention/flash_attention.ipynb).
+# cells that need it do nothing. The lab is [Build flash
+# attention](../../labs/05_flash_attention/flash_attention.ipynb).
 
 # %% name="setup"
 import importlib.util
@@ -65,8 +65,8 @@ else:
 # output is **added** to the residual stream. The sum is **normalised**. The result is **converted** to 8 bits for the
 # product. The values are 16 bits wide, 8,192 of them per token, and each of the three steps is a kernel of its own.
 #
-# Somebody writes *one* kernel that does all three. **How many times fewer bytes travel between memory and chip?** The
-# arithmetic is negligible, so it cannot get faster by more than that, launches aside.
+# Suppose *one* kernel does all three. **How many times fewer bytes move between memory and chip?** The arithmetic is
+# negligible, so the speedup cannot be larger than that, apart from launches.
 
 # %% name="predict"
 widgets.predict("05b-fused", "How many times fewer bytes does the one kernel move than the three?", "times")
@@ -74,20 +74,21 @@ widgets.predict("05b-fused", "How many times fewer bytes does the one kernel mov
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# A GPU is a street with a hundred kitchens. The market, where all food comes from, is far away.
+# Picture a GPU as a street with a hundred kitchens. The market, where all food comes from, is far away.
 #
 # - An order is cut into **blocks** of work. A block is cooked in *one* kitchen (a **streaming multiprocessor**, SM) from
 #   beginning to end.
 # - Cooks stand in rows of 32, a **warp**, and a row does what one voice tells it: all 32 chop, or all 32 stir. If half
 #   of them have to chop and the others to stir, first one half works and then the other: **divergence**.
-# - What a cook holds in his hands are **registers**. What lies on the table of the kitchen, for all of a block, is
-#   **shared memory**. The table has 32 drawers, the **banks**; two cooks of a row who want different things from one
-#   drawer wait for each other. A **barrier** means: nobody goes on before all have put their bowl on the table.
-# - When a row waits for the market, another row of the same kitchen uses the stove, at once and for nothing, because
-#   everyone keeps what he holds in his hands. How many rows have room in the kitchen, of those that could, is the
+# - What a cook holds in both hands are **registers**. What lies on the kitchen's table, for all of a block, is **shared
+#   memory**. The table has 32 drawers, the **banks**; two cooks of a row who want different things from one drawer wait
+#   for each other. A **barrier** means: nobody goes on before all have put their bowl on the table.
+# - When a row waits for the market, another row of the same kitchen uses the stove, at once and at no cost, because all
+#   cooks keep what they hold in their hands. The share of the kitchen's places for rows that are taken is the
 #   **occupancy**.
-# - A **kernel** is one order. It starts with empty hands and ends with everything carried back to the market. Of
-#   three small orders in a row, each fetches what the one before has just carried away. All in one go is **fusion**.
+# - A **kernel** is one order. It starts with empty hands and ends with everything carried back to the market. With
+#   three small orders in a row, each fetches what the one before has just carried away. Doing all in one order is
+#   **fusion**.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 from matplotlib.patches import Rectangle
@@ -148,11 +149,11 @@ show(
 )
 
 # %% [markdown] name="warp-text"
-# ### What a row of 32 costs
+# ### What a warp's accesses cost
 #
 # Three rules, counted. A request of a warp to device memory moves whole **sectors** of 32 bytes. A request to shared
-# memory takes as many passes as the busiest bank has different words to give. A branch is executed once for each side
-# that somebody takes.
+# memory takes as many passes as there are different words in the busiest bank. A branch is executed once for each side
+# that any thread takes.
 
 # %% name="warp"
 print("each of 32 threads asks for 4 bytes; distance between neighbours in values:")
@@ -170,17 +171,17 @@ assert warp.strided_bank_passes(33) == 1
 
 # %% [markdown] name="warp-reading"
 # Neighbouring threads should read neighbouring values: that is **coalescing**. A tile that is 32 values wide and read
-# by columns is the worst case of shared memory; with one unused value at the end of each row, so 33, it is the best. Such
-# paddings and swizzles are what a CUDA programmer lays out by hand, what CUTLASS gives names to, and what Triton's
-# compiler chooses alone.
+# by columns is the worst case of shared memory; with one unused value at the end of each row, so 33, it is the best. A
+# CUDA programmer lays out such paddings and swizzles by hand, CUTLASS has names for them, and Triton's compiler chooses
+# them itself.
 #
-# Why barriers? Warps of a block run in any order. Below, four of them add up a row: each writes its part into shared
+# Why barriers? Warps of a block run in any order. Below, four of them sum a row: each writes its part into shared
 # memory, and the first one adds the parts. It is run 200 times in random order, without and with a barrier.
 
 
 # %% name="barrier"
 def block_sum(parts, barrier, rng):
-    """Four warps as generators; the scheduler lets any of them take its next step that is not held at the barrier."""
+    """Four warps as generators; the scheduler picks any that is not waiting at the barrier for its next step."""
     shared, result, waiting = [0] * len(parts), [], set()
 
     def one_warp(me):
@@ -213,10 +214,10 @@ for barrier in (False, True):
 assert results == {sum(parts): 200}
 
 # %% [markdown] name="occupancy-text"
-# ### Occupancy: how many rows have room
+# ### Occupancy: how many warps fit
 #
-# Registers and shared memory are handed out when a block starts, and kept until it ends. So they decide how many blocks
-# an SM holds. The arithmetic below is that of NVIDIA's own calculator, and agrees with it case by case.
+# Registers and shared memory are allocated when a block starts and held until it ends. So they determine how many
+# blocks an SM holds. The calculation below is that of NVIDIA's own calculator, and agrees with it case by case.
 
 # %% name="occupancy"
 print(inspect.getsource(occupancy).split('"""')[2])
@@ -224,7 +225,7 @@ for registers in (32, 64, 65, 128, 168, 255):
     it = occupancy("sm_90", num_warps=4, registers=registers, shared_bytes=16 * KiB)
     print(f"4 warps, {registers:3d} registers each thread, 16 KiB: {it.blocks:2d} blocks, {it.warps:2d} of {it.sm.max_warps} warps "
           f"({it.share:4.0%}), limited by {' and '.join(it.binding)}")  # fmt: skip
-LATENCY = 450 / chip.clock  # seconds until device memory answers: published figures for an idle H100 are 400-500 clocks
+LATENCY = 450 / chip.clock  # latency of device memory in seconds: published figures for an idle H100 are 400-500 clocks
 needed = bytes_in_flight(H100.bandwidth, LATENCY)
 per_sm = needed / chip.num_sms
 print(f"\nto keep {H100.bandwidth / 1e12:.2f} TB/s busy over {LATENCY * 1e9:.0f} ns, {format_bytes(needed)} must be on their way: "
@@ -237,10 +238,11 @@ for loads in (1, 2, 8):
 
 # %% [markdown] name="occupancy-reading"
 # One register more than 64 costs a whole block. But look at the last lines: what must be high is the number of *bytes
-# on their way*, and a few warps with many loads each do as well as many warps with one. Kernels for matrix products and
-# attention run at an eighth of the warps, on purpose: they spend the registers on large tiles. **Occupancy is a means.**
+# in flight*, and a few warps with many loads each do as well as many warps with one. Kernels for matrix products and
+# attention run at an eighth of the warps, on purpose: they use the registers for large tiles. **Occupancy is a means,
+# not a goal.**
 #
-# What also counts is how blocks fill the SMs. All run at once, and the last round may be nearly empty:
+# It also matters how blocks fill the SMs. They run in waves, and the last wave may be nearly empty:
 
 # %% name="waves"
 for blocks in (132, 133, 264, 1024):
@@ -252,12 +254,12 @@ for blocks in (132, 133, 264, 1024):
 #
 # First in plain PyTorch: residual add and RMSNorm. Then the same as one Triton kernel. In Triton you write what *one
 # block* does, called a **program**, with whole rows of values at once. `tl.load` takes many addresses. Which thread
-# holds which value, how warps add up a sum, where the barriers are: none of that is written.
+# holds which value, how warps reduce a sum, where the barriers are: you write none of that.
 
 
 # %% name="scratch"
 def add_then_norm(x, residual, weight, eps):
-    total = x + residual  # a kernel: reads 2 rows, writes 1
+    total = x + residual  # one kernel: reads 2 rows, writes 1
     return total * torch.rsqrt(total.pow(2).mean(-1, keepdim=True) + eps) * weight, total  # several more
 
 
@@ -265,7 +267,7 @@ if has_triton:
 
     @triton.jit
     def add_norm(x, residual, weight, total, normed, eps, N, BLOCK: tl.constexpr):
-        row = tl.program_id(0)  # which block am I: one per row
+        row = tl.program_id(0)  # index of this block: one per row
         column = tl.arange(0, BLOCK)  # BLOCK is a power of two, a row has N values
         inside = column < N
         s = tl.load(x + row * N + column, mask=inside, other=0.0).to(tl.float32)
@@ -285,15 +287,15 @@ if has_triton:
     print("the same results as PyTorch's, from one kernel")
 
 # %% [markdown] name="count-text"
-# How many bytes does it ask for? The interpreter carries out each load and store, so they can be counted. The rule for
-# three kernels and for one comes from `reference_impl.theory.fusion`. One thing differs: every program asks for the
-# weight, and theory counts it once, because the L2 cache holds it.
+# How many bytes does it request? The interpreter executes each load and store, so they can be counted. The formulas for
+# separate kernels and for one come from `reference_impl.theory.fusion`. There is one difference: every program loads
+# the weight, and theory counts it once, because the L2 cache holds it.
 
 
 # %% name="count"
 @contextmanager
 def counted():
-    """Launches, and bytes that kernels ask for, in the interpreter; without masked lanes."""
+    """Launches and bytes requested by kernels, in the interpreter; without masked lanes."""
     from triton.runtime.interpreter import GridExecutor, InterpreterBuilder
 
     load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
@@ -334,11 +336,11 @@ else:
     print("counting needs the interpreter: run this notebook with TRITON_INTERPRET=1 on a machine with Triton")
 
 # %% [markdown] name="compile-text"
-# ### Compiled for a GPU that is not here
+# ### Compiling for a GPU that you do not have
 #
-# Triton is a compiler: it brings its own assembler, and needs no GPU to make a GPU's machine code. Only the interpreter
-# is in its way: a process runs one of both. So a second process compiles, with a cache of its own, while you read on.
-# It is told what Triton's launcher would see: types, constants, and which pointers and integers are divisible by 16.
+# Triton is a compiler: it includes an assembler, and needs no GPU to generate a GPU's machine code. The only obstacle
+# is the interpreter: a process uses either one. So a second process compiles, with its own cache, while you read on. It
+# is given what Triton's launcher would see: types, constants, and which pointers and integers are divisible by 16.
 
 
 # %% name="compile"
@@ -393,7 +395,7 @@ def start_compiling(kernel, requests):
 
 
 def compiled_by(job):
-    """What it found, one mapping per request."""
+    """Its results, one mapping per request."""
     out, errors = job[0].communicate(timeout=300)
     job[1].cleanup()
     if job[0].returncode:
@@ -413,8 +415,8 @@ if has_triton:
     norm_job = start_compiling(add_norm, NORMS.values())
 
 # %% [markdown] name="matmul-text"
-# While it works, the kernel that everything else in this book stands on: a **tiled matrix product**. A program owns a
-# tile of the result and walks along the inner dimension. What it reads in a step is used `BLOCK_N` and `BLOCK_M` times.
+# While it works, here is the kernel that everything else is built on: a **tiled matrix product**. A program computes a
+# tile of the result and iterates over the inner dimension. Each value it reads is used `BLOCK_N` or `BLOCK_M` times.
 
 
 # %% name="matmul"
@@ -461,7 +463,7 @@ if has_triton:
 # ### Reading PTX
 #
 # PTX is NVIDIA's portable assembly, SASS the machine code of one GPU. You need not write either. But you can *look* for
-# three things in a minute: how wide the loads are, whether the matrix units are used, and whether anything spills.
+# three things in a minute: how wide the loads are, whether the tensor cores are used, and whether registers spill.
 
 # %% name="ptx"
 if has_triton:
@@ -478,17 +480,17 @@ if has_triton:
     print("\n" + next(line.strip() for line in wide["ptx"].splitlines() if "ld.global.v4" in line))
 
 # %% [markdown] name="ptx-reading"
-# The same source, and eight times as many load instructions for a row of 4,001 values as for one of 4,096. A row of 4,001
-# values of 2 bytes begins at any even address, so the compiler must not fetch 16 bytes at once. It knows about 4,096
-# because it is a constant, or because Triton's launcher looked at the number, saw that 16 divides it, and compiled a
-# version for that. **Alignment is a promise, and the compiler works with promises.**
+# The same source gives eight times as many load instructions for a row of 4,001 values as for one of 4,096. A row of
+# 4,001 values of 2 bytes may begin at any even address, so the compiler must not load 16 bytes at once. For 4,096 it
+# can, because the number is a constant, or because Triton's launcher checked that it is divisible by 16 and compiled a
+# version for that. **Alignment is a guarantee, and the compiler relies on guarantees.**
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine's kernels lie in `reference_impl/kernels`, one file each, and each has a **twin** in plain torch that says
-# what is right. Here are three that fuse: add, norm and conversion to FP8; SwiGLU's gate with conversion; and rotary
-# embedding with the write into the paged cache. They are checked against their twins, and counted.
+# The engine's kernels are in `reference_impl/kernels`, one file each, and each has a **twin** in plain torch that
+# defines the right result. Here are three that fuse: add, norm and conversion to FP8; SwiGLU's gate with conversion;
+# and rotary embedding with the write into the paged cache. They are checked against their twins, and counted.
 
 # %% name="engine-kernels"
 if has_triton and fp8_here:  # FP8 needs compute capability 8.9
@@ -501,7 +503,7 @@ if has_triton and fp8_here:  # FP8 needs compute capability 8.9
     for ours, twin in zip(
         add_rms_norm_fp8(x, residual, weight, 1e-6), reference.add_rms_norm_fp8(x, residual, weight, 1e-6), strict=True
     ):
-        torch.testing.assert_close(ours.float(), twin.float(), rtol=0.08, atol=1e-3)  # FP8 steps are an eighth apart
+        torch.testing.assert_close(ours.float(), twin.float(), rtol=0.08, atol=1e-3)  # FP8 steps are up to an eighth
     print("add, norm and FP8: as the twin, up to a step of FP8")
 if interpreted:
     with counted() as asked:
@@ -520,8 +522,8 @@ if interpreted:
     assert asked["read"] + asked["written"] == chain.fused_bytes
 
 # %% [markdown] name="rotary-text"
-# Rotary embedding turns the keys, and the very next thing that happens to them is to be written into their slots. So the
-# rotated keys are an intermediate: the only one of this chain. Values just pass through.
+# Rotary embedding rotates the keys, which are then written straight to their slots. So the rotated keys are an
+# intermediate, the only one of this chain. Values are written unchanged.
 
 # %% name="rotary"
 if has_triton:
@@ -547,9 +549,9 @@ print(f"{L8.name}, per token and layer: {chain.bytes:,} bytes as two kernels, {c
 assert chain.saved == 2 * chain.sizes["rotated k"]
 
 # %% [markdown] name="engine-triton-text"
-# And the whole engine, with its Triton kernels: attention, norms, gates, rotary embedding and cache write, and for a few
-# tokens the products, too. In the interpreter that is very slow, so the course's draft model, of two layers, and two
-# tokens have to do. They must be the same.
+# Now the whole engine, with its Triton kernels: attention, norms, gates, rotary embedding and cache write, and for a
+# few tokens the products, too. In the interpreter that is very slow, so we use the course's draft model, of two layers,
+# and two tokens. They must be the same.
 
 # %% name="engine-triton"
 if interpreted:
@@ -571,10 +573,10 @@ if interpreted:
     assert outputs["torch"] == outputs["triton"]
 
 # %% [markdown] name="where-text"
-# ### Where each tensor lies
+# ### Where each tensor is stored
 #
-# Attention again, on the map of the machine. The tile comes from the engine's own choice for an H100 with heads of 128,
-# the figures beside it from the compile table.
+# Attention again, mapped to the memory hierarchy. The tile is the engine's own choice for an H100 with heads of 128;
+# the compiler's figures come from the compile table.
 
 # %% name="where"
 if has_triton:
@@ -615,9 +617,9 @@ if has_triton:
 #
 # ### What fusion saves in bytes
 #
-# Count what is written by one kernel and read by the next. A chain of *n* kernels in a row has *n* − 1 such
-# **intermediates**. Each costs its bytes twice. If somebody else needs it later, as the residual stream does, it has to
-# be written anyway, and fusing saves only the reads.
+# Count what one kernel writes and the next reads. A chain of *n* kernels has *n* − 1 such **intermediates**. Each is
+# moved twice. If it is needed again later, as the residual stream is, it has to be written anyway, and fusion saves
+# only the reads.
 
 # %% name="chains"
 T, H = 64, 8192  # tokens of a decode batch, hidden size of a 70B model
@@ -665,18 +667,18 @@ show(
 )  # fmt: skip
 
 # %% [markdown] name="chains-reading"
-# Not three times: the inputs and the results still travel, and two of them are as large as what was saved. If you guessed
-# three, you counted kernels instead of bytes. `rotary, cache write` gains little in bytes. It is fused for another
-# reason, which comes next.
+# Not three times: the inputs and the results still have to be moved, and they are larger than what was saved. If you
+# guessed three, you counted kernels instead of bytes. `rotary, cache write` gains little in bytes. It is fused for
+# another reason, which comes next.
 #
-# ### What launching costs
+# ### What launches cost
 #
-# A kernel has to be started. In PyTorch's eager mode the host spends some microseconds per operation (checks, allocation,
-# dispatch, driver). It runs ahead of the GPU, so long kernels hide that. Short ones do not: the GPU waits for the host.
-# Decode is made of short ones. On a GPU each layer of our engine is **six launches** for a few tokens: four products with
-# their neighbours, the rotary embedding with the cache write, and attention. It is nine where norms and gate are kernels
-# of their own. A **CUDA graph** records the launches of a whole step once, and replays them with one call. Between kernels
-# a gap remains, about a microsecond, which only *fewer* kernels remove.
+# A kernel has to be started. In PyTorch's eager mode the host spends some microseconds per operation (checks,
+# allocation, dispatch, driver). It runs ahead of the GPU, so long kernels hide that. Short ones do not: the GPU waits
+# for the host. Decode consists of short kernels. On a GPU each layer of our engine is **six launches** for a few
+# tokens: four products with their neighbours, the rotary embedding with the cache write, and attention. It is nine
+# where norms and gate are separate kernels. A **CUDA graph** records the launches of a whole step once, and replays
+# them with one call. Between kernels a gap remains, about a microsecond, which only *fewer* kernels remove.
 # <!-- tested: tests/layers/test_fused_layers.py::test_a_layer_is_six_launches_that_read_its_weights_and_little_else -->
 # <!-- tested: tests/bench/test_gpu_counts.py::test_launches_of_a_layer_are_those_of_the_predictions -->
 
@@ -685,7 +687,7 @@ LAUNCH, GAP, PER_LAYER = 5e-6, 1.3e-6, 6  # seconds: orders of magnitude for mac
 for name in ("qwen3-0.6b", "llama-3-8b"):
     shape = model_shapes.model(name)
     kernels = PER_LAYER * shape.layers
-    work = kv_cache.weight_bytes(shape) / H100.bandwidth  # one request: the weights are read once
+    work = kv_cache.weight_bytes(shape) / H100.bandwidth  # per step, the weights are read once
     durations = [work / kernels] * kernels
     eager, graph = fusion.finish(durations, LAUNCH, GAP), fusion.finish(durations, 0, GAP) + LAUNCH
     print(f"{name}: {kernels} kernels of {work / kernels * 1e6:.1f} us. Weights alone {format_seconds(work)}, eager "
@@ -696,19 +698,19 @@ for name in ("qwen3-0.6b", "llama-3-8b"):
         )
 
 # %% [markdown] name="launches-reading"
-# For the 8B model the launches hide behind 25 µs of work each, and a graph gains little. For the 0.6B model they are the
-# time. Quantize the 8B model to 4 bits, or put it on eight GPUs, and its kernels become as short. That is why fusing
-# pays even where it saves few bytes: **fewer kernels, fewer gaps**.
+# For the 8B model the launches hide behind 25 µs of work each, and a graph gains little. For the 0.6B model the
+# launches dominate. Quantize the 8B model to 4 bits, or split it over eight GPUs, and its kernels become as short. That
+# is why fusion pays off even where it saves few bytes: **fewer kernels, fewer gaps**.
 # <!-- printed: launches -->
 #
-# How many kernels is a decode step in eager mode? The cell counts the operations that PyTorch is asked for in one step
-# of the course model, for one request and for eight, views (which compute nothing) left out. Then it asks what they would
-# cost an H100.
+# How many kernels does a decode step launch in eager mode? The cell counts the PyTorch operations in one step of the
+# course model, for one request and for eight, without views (which compute nothing). Then it computes what they would
+# cost on an H100.
 
 
 # %% name="dispatch"
 class Operations(TorchDispatchMode):
-    """Counts what torch is asked to compute."""
+    """Counts the operations that torch computes."""
 
     count = 0
 
@@ -724,7 +726,7 @@ for requests in (1, 8):
     engine = Engine(model, EngineConfig(num_blocks=256, prefix_cache="off", attention="torch"))
     for i in range(requests):
         engine.add(text[i : i + 64], SamplingParams(max_tokens=40, temperature=0, ignore_eos=True))
-    for _ in range(3):  # prompts, and the first steps, which set things up
+    for _ in range(3):  # prefill, and the first steps, which include setup
         engine.step()
     with Operations() as asked:
         engine.step()
@@ -735,13 +737,13 @@ for requests in (1, 8):
     assert eager > 20 * weights, "the time of such a step is that of its launches"
 
 # %% [markdown] name="dispatch-reading"
-# Nearly as many operations for eight requests as for one, and hundreds of times the time that the weights need: for a
-# model this small an eager step on a GPU is nothing but launches. That is why engines record graphs.
+# Nearly as many operations for eight requests as for one, and hundreds of times as long as reading the weights: for a
+# model this small an eager step on a GPU is almost all launches. That is why engines use CUDA graphs.
 
 
 # %% name="cuda-graph"
 def best_seconds(call, times=15):
-    """Of several, because others use this machine, too; until the GPU is done."""
+    """Shortest of several runs, until the GPU is done; other programs may disturb some."""
     best = float("inf")
     for _ in range(times):
         started = time.perf_counter()
@@ -760,7 +762,7 @@ if on_gpu:
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        many()  # warm-up outside of the capture
+        many()  # warm-up before the capture
     torch.cuda.synchronize()
     recorded = torch.cuda.CUDAGraph()
     with torch.cuda.graph(recorded):
@@ -777,8 +779,8 @@ else:
 # ### Profile a forward pass: the five largest
 #
 # A profiler says where the time went. Theory says where it *should* have gone. Look at both. Here the course model
-# reads a prompt of 512 tokens. Operations are put together by what they do, and next to the time stands what they have
-# to do: arithmetic for products and attention, bytes for the rest.
+# prefills a prompt of 512 tokens. Operations are grouped by function, with their work next to their time: arithmetic
+# for products and attention, bytes for the rest.
 
 
 # %% name="profile"
@@ -787,7 +789,7 @@ from torch.profiler import ProfilerActivity, profile
 
 @contextmanager
 def quiet():
-    """The profiler's library prints a line to stderr on start and stop, past Python."""
+    """The profiler's library prints to stderr on start and stop, bypassing Python."""
     kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)
     try:
@@ -847,10 +849,10 @@ print(f"{products} products: {len(model.linears())} linear layers and the logits
 assert on_gpu or counted_flops >= logits_flops
 
 # %% [markdown] name="profile-reading"
-# Products take most of a prompt, attention comes next and grows with the square of the length. What remains, gates and
-# norms and copies, has hardly any arithmetic, and it is what fusion can take away.
+# Products take most of a prefill, attention comes next and grows with the square of the length. The rest, gates, norms
+# and copies, has hardly any arithmetic, and is what fusion can remove.
 #
-# On an NVIDIA GPU the tools are **Nsight Systems** for the time line (gaps between kernels!) and **Nsight Compute** for
+# On an NVIDIA GPU the tools are **Nsight Systems** for the timeline (gaps between kernels!) and **Nsight Compute** for
 # one kernel (occupancy, bytes, stalls; as of November 2026):
 #
 # ```
@@ -859,14 +861,15 @@ assert on_gpu or counted_flops >= logits_flops
 # ```
 #
 # Sort the kernels by *total* time, take the five largest, and for each write down FLOPs and bytes, divide by peak and
-# bandwidth, and compare. A kernel near its limit is done. One far from it has a reason, and the gaps count as one, too.
+# bandwidth, and compare. A kernel near its limit is done. If one is far from it, find the reason, and look at the gaps
+# as well.
 
 # %% [markdown] name="gemm-text"
 # ### What a tile costs
 #
 # The second process has compiled our matrix product with several tiles. Same source, same result. `BLOCK_K` is 64
-# everywhere; *warps* share a tile; *stages* are the copies of the operands that lie in shared memory at a time, so that
-# the next one arrives while this one is multiplied.
+# everywhere; *warps* share a tile; *stages* are the number of operand tiles buffered in shared memory, so that the next
+# one is loaded while the current one is multiplied.
 
 # %% name="gemm"
 if has_triton:
@@ -885,14 +888,16 @@ if has_triton:
     assert tiles["sm_90", 128, 128, 8, 4]["shared_bytes"] > tiles["sm_90", 128, 128, 8, 3]["shared_bytes"]
 
 # %% [markdown] name="gemm-reading"
-# - **Larger tiles** use each byte more often. With 128 × 256 results and four warps, each thread would have to hold 256
-#   sums: more than its 255 registers. It **spills** to memory. Eight warps share the load, and nothing does.
+# - **Larger tiles** reuse each byte more often. With 128 × 256 results and four warps, each thread would have to hold
+#   256 accumulators: more than its 255 registers. It **spills** to memory. With eight warps each holds half, and
+#   nothing spills.
 # - **More stages** hide more latency and take more shared memory.
 # - On Hopper (`sm_90`) tiles of 128 rows use `HGMMA`, which a group of four warps issues together and which reads its
-#   operands from shared memory. A tile of 16 rows falls back to `HMMA`, the instruction of Ampere: Hopper's has 64 rows.
-#   A decode batch *has* 16 rows. So a good kernel computes the transposed product, with the weights as the 64 rows.
-# - Nothing here says which tile is *fastest*. That depends on shape and GPU, and is found by measuring, **autotuning**.
-#   Without a GPU one can do the other half: throw out what spills or does not fit.
+#   operands from shared memory. A tile of 16 rows falls back to `HMMA`, Ampere's instruction: Hopper's has 64 rows. A
+#   decode batch often *has* 16 rows or fewer. So a good kernel computes the transposed product, with the weights as the
+#   64 rows.
+# - Nothing here says which tile is *fastest*. That depends on shape and GPU, and is found by measuring
+#   (**autotuning**). Without a GPU you can do the other half: discard tiles that spill or do not fit.
 
 # %% name="sass"
 if has_triton:
@@ -911,12 +916,12 @@ if has_triton:
     assert families["LDL"] + families["STL"] == 0
 
 # %% [markdown] name="engine-gemm-text"
-# **Your turn.** Add a line to `TILES` above, for example for a small card, `("sm_86", 64, 128, 4, 3)`. Guess first: will it
-# spill? will it fit? which instruction? Then run that cell and those below it.
+# **Your turn.** Add a line to `TILES` above, for example for a small card, `("sm_86", 64, 128, 4, 3)`. Guess first:
+# does it spill, does it fit, which instruction does it use? Then run that cell and those below it.
 #
 # The engine's own products (`reference_impl/kernels/gemm.py` and its neighbours for FP8, 4 and 8 bits) choose a tile
-# from a list by shape and by what fits the GPU, turn the product around for few tokens, and split the inner dimension
-# where there are fewer tiles than SMs.
+# from a list by shape and GPU, compute the transposed product for few tokens, and split the inner dimension where there
+# are fewer tiles than SMs (split-K).
 
 # %% name="engine-gemm"
 if has_triton and known_gpu:
@@ -944,17 +949,17 @@ if has_triton and known_gpu:
               f"{roofline.gemm_intensity(tokens, 8192, 8192):,.0f} FLOP per byte")  # fmt: skip
 
 # %% [markdown] name="engine-gemm-reading"
-# One row and a thousand rows are two different problems, which is chapter 01 seen from the inside: with few rows, one
-# operation per byte of weight and row, memory decides, and the tile only has to keep loads on their way. With many, the
-# matrix units decide, and the tile has to feed them. Whether ours reach cuBLAS is a question for a GPU: `python -m
-# reference_impl.bench kernels` measures them side by side, and prints the percentage of the limit.
+# One row and a thousand rows are two different problems, which is chapter 01 at the level of a kernel: with few rows,
+# at one operation per byte of weight and row, memory is the limit, and the tile only has to keep loads in flight. With
+# many, the tensor cores are the limit, and the tile has to keep them fed. Whether ours match cuBLAS has to be measured
+# on a GPU: `python -m reference_impl.bench kernels` measures both, and prints the percentage of the limit.
 
 # %% [markdown] name="special-text"
-# ### Specialization: constants against compile time *(more)*
+# ### Specialization: constants versus compile time *(more)*
 #
-# A constant lets the compiler drop what does not happen: a mask, a window, a branch. But each combination is machine
-# code of its own, compiled when it is first met. In a server that is a request that waits for a second. The table of the
-# engine's kernels shows both sides.
+# A constant lets the compiler eliminate code: a mask, a window, a branch. But each combination is compiled separately,
+# at its first use. In a server a request then waits for a second or so. The table of the engine's kernels shows both
+# sides.
 
 # %% name="special"
 lines = table()
@@ -974,16 +979,16 @@ if has_triton:
 
 # %% [markdown] name="special-reading"
 # - The cache on disk is keyed by source, types, constants and target. It survives a restart, not an upgrade of Triton.
-# - What changes from step to step must *not* be a constant, or every step compiles: batch size, context length, number
-#   of blocks. Triton goes one step further by itself, as you saw: integers that are 1 or divisible by 16 get versions of
-#   their own, unless the kernel says `do_not_specialize`. The engine's kernels say so for what grows.
-# - FlashInfer compiles an attention variant (mask, soft cap, cache type) from a template when it is asked for, and keeps
-#   it. It is the same bargain: seconds once, against a branch in the innermost loop forever.
+# - Values that change from step to step must *not* be constants, or every step compiles: batch size, context length,
+#   number of blocks. Triton goes one step further by default, as you saw: integers that are 1 or divisible by 16 get
+#   separate versions, unless the kernel uses `do_not_specialize`. The engine's kernels do so for values that grow.
+# - FlashInfer compiles an attention variant (mask, soft cap, cache type) from a template on first use, and caches it.
+#   It is the same trade-off: seconds once, against a branch in the innermost loop forever.
 
 # %% [markdown] name="explore"
 # ## 6. Explore
 #
-# The occupancy explorer: every line of the engine's compile table, on seven GPUs. Which resource binds? What would the
+# The occupancy explorer: every entry of the engine's compile table, on seven GPUs. Which resource binds? What would the
 # kernel gain from fewer registers? Look for: flash attention on `sm_90` (one block, by its registers, on purpose), the
 # same on `sm_86` with its smaller shared memory, and `merge_splits`, a kernel of one warp, which runs out of *blocks*.
 
@@ -993,10 +998,10 @@ widgets.occupancy()
 # %% [markdown] name="errata-compile"
 # ## 7. What the cheat sheets get wrong
 #
-# **"`torch.compile` fuses the custom attention kernel with its neighbours."** (E05.9) A custom operator is *opaque*: the
-# compiler sees a name, shapes and types, and has to leave it whole. Here is a toy block, add and norm, then something,
-# then add, norm and gate. Something is real attention as a custom op; or a gate as a custom op; or the same gate in plain
-# sight. What does the compiler do?
+# **"`torch.compile` fuses the custom attention kernel with its neighbours."** (E05.9) A custom operator is *opaque*:
+# the compiler sees a name, shapes and types, and has to leave it intact. Here is a toy block: add and norm, then an
+# operation, then add, norm and gate. The operation is attention as a custom op, or a gate as a custom op, or the same
+# gate in plain PyTorch. What does the compiler do?
 
 
 # %% name="errata-compile-block"
@@ -1011,7 +1016,7 @@ def gate(q: torch.Tensor) -> torch.Tensor:
 
 
 for op in (attention, gate):
-    op.register_fake(torch.empty_like)  # all that the compiler knows: what comes out has this shape and type
+    op.register_fake(torch.empty_like)  # all that the compiler knows: shape and type of the output
 
 
 def norm(x, weight):
@@ -1033,7 +1038,7 @@ inputs = (*torch.randn(2, 64, 256, device=DEVICE), torch.randn(256, device=DEVIC
 
 
 def traced(function):
-    """The operations that the compiler gets to see, in order; a backend that changes nothing and writes them down."""
+    """The operations that the compiler sees, in order, from a backend that records them and changes nothing."""
     seen = []
 
     def backend(module, example_inputs):
@@ -1055,9 +1060,9 @@ for name, function in BLOCKS.items():
     assert len(at) == ("an op" in name), "the op is one node, whatever is inside it"
 
 # %% [markdown] name="errata-inductor-text"
-# That is the graph. Now what Inductor, PyTorch's compiler, makes of it. The cell reads the code that it *generates*
-# without running it: C++ on a CPU, Triton on a GPU. (On a CPU it wants to know which C++ compiler there is; without one,
-# the graph above is all there is to see.)
+# That is the graph. Now see what Inductor, PyTorch's compiler, generates from it. The cell reads the *generated* code
+# without running it: C++ on a CPU, Triton on a GPU. (On a CPU it needs a C++ compiler; without one, only the graph
+# above is shown.)
 
 
 # %% name="errata-inductor"
@@ -1067,7 +1072,7 @@ def generated(function):
     from torch._inductor.utils import get_code
 
     torch._dynamo.reset()
-    # fx_graph_cache: what is cached is not generated. vec_isa_ok: no test program for vector instructions.
+    # fx_graph_cache: off, as cached code is not generated. vec_isa_ok: no test program for vector instructions.
     with inductor.patch({"fx_graph_cache": False, "cpp.vec_isa_ok": False}), torch.no_grad():
         code = get_code(torch.compile(function), *inputs)[0]
     code = code[code.index("def call(") :].split("def benchmark_compiled_module")[0]
@@ -1097,39 +1102,39 @@ if found:
     assert len(found["gate, in plain sight"]) < len(found["gate, an op"])
 
 # %% [markdown] name="errata-compile-reading"
-# Before and behind the op everything becomes one kernel each: here the compiler earns its money. *Across* the op nothing
-# fuses, for attention and for the harmless gate alike. In plain sight the same gate disappears into its neighbours. (The
-# name of the op in a kernel's name only says what is near.) So what compiling adds around a custom kernel is fusion
-# **between** opaque ops, less Python, and the launches recorded as CUDA graphs. And a graph fuses nothing: it replays the
-# same kernels. If attention is to be fused with something, say with the conversion of its output to 8 bits, somebody
-# writes that kernel, and a pattern in the compiler puts it in place.
+# Everything before the op becomes one kernel, and everything after it another: that is where the compiler helps.
+# *Across* the op nothing fuses, neither for attention nor for the simple gate. In plain PyTorch the same gate is fused
+# with its neighbours. (The name of the op in a kernel's name only says what is near.) So around a custom kernel,
+# compiling adds fusion **between** opaque ops, less Python, and the launches recorded as CUDA graphs. And a graph fuses
+# nothing: it replays the same kernels. To fuse attention with, say, the conversion of its output to 8 bits, someone has
+# to write that kernel, and a pattern in the compiler substitutes it.
 #
 # **"CUTLASS is a C++ template library, not a language."** (E05.10) It was. Since version 4 (2025) it also has Python
-# languages, of which CuTe DSL is the first; FlashAttention-4 (2026) is written in it. What you have to know stays: layouts,
-# tiles, copies and matrix instructions as objects, who waits for whom. That is what Triton hides:
+# languages, of which CuTe DSL is the first; FlashAttention-4 (2026) is written in it. What you have to know is the
+# same: layouts, tiles, copies and matrix instructions as objects, and synchronization. That is what Triton hides:
 #
 # | | you write | decided for you |
 # |---|---|---|
 # | CUDA C++ | what one thread does; shared memory, barriers, copies, matrix instructions | registers |
 # | CUTLASS, CuTe (C++ or Python) | tiles, layouts, pipeline stages, roles of warps, from parts that map to the hardware | registers, addresses |
 # | Triton | what one block does with tiles; tile sizes, warps, stages | threads, layouts, shared memory, barriers, copies |
-# | Gluon (Triton's lower level) | the same with layouts, shared memory and roles of warps in your hands | threads |
+# | Gluon (Triton's lower level) | the same, plus layouts, shared memory and roles of warps | threads |
 # | TVM, TensorRT, Inductor | the model; sometimes a schedule or a plugin | the rest |
 #
 # **"Triton hides warps and registers and yields near-optimal code."** (E05.11) You just saw what it hides and what it
-# does not: 128 × 256 with four warps spilled, with eight it did not, and the compiler said nothing. Number and shape of
-# tiles, warps and stages stay yours. In published figures (H100, bf16, head size 128, long prompts) attention in Triton
-# reaches 380 to 480 TFLOP/s and FlashAttention-3, in CUDA and CUTLASS, about 600. Triton lowers the price of a *good*
-# kernel. The last part of the speed on a new GPU is often written lower down. (And it has nothing to do with NVIDIA's
-# *Triton Inference Server*.)
+# does not: 128 × 256 spilled with four warps and not with eight, and the compiler gave no warning. You still choose the
+# number and shape of tiles, warps and stages. In published figures (H100, bf16, head size 128, long prompts) attention
+# in Triton reaches 380 to 480 TFLOP/s and FlashAttention-3, in CUDA and CUTLASS, about 600. Triton makes a *good*
+# kernel cheaper to write. The last bit of speed on a new GPU often needs a lower level. (And it has nothing to do with
+# NVIDIA's *Triton Inference Server*.)
 # <!-- source: FlashAttention-3 (2024), causal forward at head size 128, 16k: Triton 378, FA-3 616; pytorch/benchmark #2391
 # (July 2024): Triton 477, FA-3 621 -->
 
 # %% [markdown] name="errata-fusion"
-# **"LayerNorm, FP8 conversion and Linear become one kernel."** (E05.12) What one finds is [add + norm + convert] as one
-# kernel in front of the product, and [activation, scale, convert] in the product's end, its *epilogue*. Why not the norm
-# inside, too? A conversion to 8 bits needs the largest value of the row before the first product, and every program of
-# the product would compute that again:
+# **"LayerNorm, FP8 conversion and Linear become one kernel."** (E05.12) In practice, [add + norm + convert] is one
+# kernel before the product, and [activation, scale, convert] is in the end of the product, its *epilogue*. Why not the
+# norm inside, too? A conversion to 8 bits needs the largest value of the row before the first multiplication, and every
+# program of the product would recompute it:
 
 # %% name="errata-fusion-cell"
 x, weight, W = torch.randn(4, 256), 1 + 0.1 * torch.randn(256), torch.randn(512, 256)
@@ -1147,10 +1152,10 @@ print(inspect.getsource(Gemma2Layer.forward))
 
 # %% [markdown] name="errata-order"
 # **"All-reduce, LayerNorm, add: in this order."** (E05.12) Look at the sources above. In a Llama the result of the
-# output projection `self.o` is added to the stream `x` at once, and then `rms_norm` is taken of the sum, with `mlp_norm`.
-# So with tensor parallelism the order is all-reduce, **add, norm**. Gemma 2 and 3 normalise what a layer puts out *before*
-# the add, too, with `attention_output_norm`; there it is all-reduce, norm, add. So it is in OLMo-2, which has no other
-# norms. Fuse in the order of the model at hand.
+# output projection `self.o` is added to the stream `x` first, and then `rms_norm` is applied to the sum, with
+# `mlp_norm`. So with tensor parallelism the order is all-reduce, **add, norm**. Gemma 2 and 3 also normalise the output
+# *before* the add, with `attention_output_norm`; there it is all-reduce, norm, add. The same holds for OLMo-2, which
+# has no norm before attention or MLP. Fuse in the order of the given model.
 #
 # **A figure under the wrong caption.** (E05.15) A popular page shows norm, conversion and linear with "three round trips",
 # and under it "3x for fused all-reduce + norm". These are different operations. And three kernels in a row have two
@@ -1193,15 +1198,15 @@ print(f"if that kernel is 23 % of a step and becomes 3 times faster, the step ta
 # vLLM, SGLang and TensorRT-LLM for FP8 and FP4; DeepGEMM compiles products for their shapes at run time. On AMD, AITER
 # collects kernels in assembly, CK and Triton.
 #
-# **Fused all-reduce.** TensorRT-LLM, vLLM and FlashInfer have kernels that reduce over NVLink, add and normalise in one.
-# They pay for small messages, in decode; large ones are left to NCCL.
+# **Fused all-reduce.** TensorRT-LLM, vLLM and FlashInfer have kernels that reduce over NVLink, add and normalise in
+# one. They pay off for small messages, in decode; large ones are left to NCCL.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
 #
-# Wrong answers stand for a particular mistake, and the answer names it. Change the seed for other numbers. Then build
-# attention yourself, with a report on what your kernel would take of an A100 and an H100:
-# [lab 05](../../labs/05_flash_attention/flash_attention.ipynb).
+# Each wrong option stands for a particular mistake, and the feedback names it. Change the seed for other numbers. Then
+# build attention yourself, with a report on the resources your kernel would use on an A100 and an H100: [lab
+# 05](../../labs/05_flash_attention/flash_attention.ipynb).
 
 # %% name="quiz-execution"
 from grader.quiz import load_quiz
@@ -1217,18 +1222,21 @@ widgets.quiz(load_quiz("05_flash_attention").draw(seed=2, tag="kernels"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - Grid of blocks; a block stays on one SM; a warp is 32 threads under one instruction. Registers belong to threads, shared
-#   memory to blocks, and both are handed out for a block's whole life.
-# - Coalesced: 32 neighbours × 4 bytes = 4 sectors of 32 bytes. Shared memory: passes = most different words in one of 32
-#   banks; stride 32 is worst, 33 is best. A branch costs each side that somebody in the warp takes.
-# - Blocks per SM = the least of registers, shared memory, warps, block slots. 64 registers × 32 warps fill 65,536.
-#   Occupancy is a means: what counts is bytes on their way = bandwidth × latency.
+# - Grid of blocks; a block stays on one SM; a warp is 32 threads under one instruction. Registers belong to threads,
+#   shared memory to blocks, and both are allocated for a block's whole lifetime.
+# - Coalesced: 32 neighbours × 4 bytes = 4 sectors of 32 bytes. Shared memory: passes = most different words in one of
+#   32 banks; stride 32 is worst, 33 is best. A branch costs each side that any thread of the warp takes.
+# - Blocks per SM = the minimum over registers, shared memory, warps, block slots. 64 registers × 32 warps fill 65,536.
+#   Occupancy is a means: what counts is bytes in flight = bandwidth × latency.
 #   <!-- stands: reference_impl/theory/occupancy.py -->
-# - A chain of n kernels has n − 1 intermediates; fusing saves twice their bytes, but only the read of one that is kept. Add
+# - A chain of n kernels has n − 1 intermediates; fusion saves twice their bytes, but only the read of one that is kept.
+#   Add
 #   + norm + FP8: 13 → 7 bytes per value.
 # - Decode is many short kernels: step ≥ max(work, kernels × launch). A CUDA graph removes launches, not kernels and not
 #   the gaps between them; fusion removes those.
 # - `torch.compile` fuses between opaque ops, never through them.
-# - Triton: you choose tiles, warps, stages; it chooses threads, layouts, barriers. CuTe and Gluon give those back to you.
-# - Three looks at machine code: width of loads (`ld.global.v4`), matrix instructions (HMMA, HGMMA), spills (LDL, STL).
-# - A constant is faster and costs a compilation per value. What changes from step to step is never one.
+# - Triton: you choose tiles, warps, stages; it chooses threads, layouts, barriers. CuTe and Gluon leave most of those
+#   to you.
+# - Three things to check in machine code: width of loads (`ld.global.v4`), matrix instructions (HMMA, HGMMA), spills
+#   (LDL, STL).
+# - A constant is faster and costs a compilation per value. Values that change from step to step are never constants.

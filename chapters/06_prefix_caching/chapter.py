@@ -1,9 +1,9 @@
 # %% [markdown] name="title"
 # # 06 · Prefix caching and radix trees
 #
-# About 45 minutes. Parts whose heading says *(more)* come on top, about 30 minutes together; nothing later needs them.
-# You need chapter 02 (the KV cache); chapter 04 (blocks and block tables) helps. The lab is
-# [Build a prefix index](../../labs/06_prefix_caching/prefix_index.ipynb).
+# About 45 minutes. Parts whose heading says *(more)* are optional, about 30 minutes together; nothing later needs them.
+# You need chapter 02 (the KV cache); chapter 04 (blocks and block tables) helps. The lab is [Build a prefix
+# index](../../labs/06_prefix_caching/prefix_index.ipynb).
 
 # %% name="setup"
 import hashlib
@@ -63,10 +63,10 @@ def random_tokens(n):
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# A chat has eight turns. Each turn sends the model everything again: a system prompt of 100 tokens, all messages (20
-# tokens each) and answers (40 tokens each) so far, and the new message. Together that makes 2,640 prompt tokens. The
-# engine has memory enough to keep the keys and values of finished requests. It keeps them in *blocks* of 16 tokens, and
-# uses a block again as a whole or not at all.
+# A chat has eight turns. Each turn sends everything again: a system prompt of 100 tokens, all messages (20 tokens each)
+# and answers (40 tokens each) so far, and the new message. Together that makes 2,640 prompt tokens. The engine has
+# enough memory to keep the keys and values of finished requests. It keeps them in *blocks* of 16 tokens, and reuses a
+# block as a whole or not at all.
 # <!-- printed: chat -->
 #
 # **What percentage of the 2,640 prompt tokens does it not have to compute?**
@@ -78,18 +78,18 @@ widgets.predict("06-chat", "What percentage of a chat's prompt tokens is in the 
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
-# A forest after heavy snow. The first one who walks from the hut to the lake breaks the trail step by step. The second
-# one, on the way to the ridge, has the same first half: he walks in the trail as far as it leads his way, and breaks new
-# snow from the fork on. All who start at the hut share the first stretch, however many there are.
+# Picture a forest after heavy snow. The first hiker from the hut to the lake breaks the trail step by step. The second
+# one, on the way to the ridge, has the same first half: this hiker follows the trail to the fork, and breaks new snow
+# from there. All who start at the hut share the first stretch, however many there are.
 #
-# - **Only from the start.** A trail helps if you come along it from the hut. Two people may cross the same clearing; if
-#   they came to it by different ways, they do not stand in the same place. Keys and values are like that: behind the
-#   first layer they depend on *all* tokens before them, not on their own token alone. So what can be shared is a **prefix**.
-# - **Marked posts.** Every few steps stands a post with a number. The number is made of the number on the post before and
-#   of the stretch between them. So one look at a post tells whether the *whole* way to it is yours. That is a **chain of
-#   hashes**. Or you keep a map of all forks, and follow your way on it: a **radix tree**.
-# - **Snow falls.** Memory is short, and trails that nobody used for long disappear, from their far ends. A gap in the
-#   middle would cut off everything behind it. And where somebody is walking right now, no snow falls.
+# - **Only from the start.** A trail helps only if you follow it from the hut. Two hikers may cross the same clearing;
+#   if they reached it by different ways, they do not share a trail. Keys and values are like that: after the first
+#   layer they depend on *all* tokens before them, not only on their own token. So only a **prefix** can be shared.
+# - **Marked posts.** Every few steps there is a post with a number. The number is computed from the number on the
+#   previous post and the stretch between them. So one look at a post tells whether the *whole* way to it is yours. That
+#   is a **chain of hashes**. Or you keep a map of all forks, and follow your way on it: a **radix tree**.
+# - **Snow falls.** Memory is limited, and trails that were not used for long disappear, from their far ends. A gap in
+#   the middle would cut off everything beyond it. And trails in use are not snowed in.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 from matplotlib.patches import Rectangle
@@ -124,8 +124,8 @@ show(
 )
 
 # %% [markdown] name="position-text"
-# Is it true that the same token has other keys and values after another prefix? Take two prefixes of equal length, let
-# the same 16 tokens follow, and compare what the course model caches for those 16, layer by layer.
+# Does the same token really have different keys and values after another prefix? Take two prefixes of equal length,
+# append the same 16 tokens, and compare what the course model caches for those 16, layer by layer.
 
 
 # %% name="position"
@@ -133,7 +133,7 @@ def cached_after(tokens, last=16):
     """Keys and values of the last tokens of a prompt, [layers, 2, last, kv_heads, head_dim], from the engine's cache."""
     engine = new_engine("off", num_blocks=8)
     engine.add(tokens, SamplingParams(max_tokens=2, temperature=0, ignore_eos=True), request_id="r")
-    engine.step()  # one of two tokens is there, so the request still holds its blocks
+    engine.step()  # one of two outputs is computed, so the request still holds its blocks
     slots = reference.context_slots(torch.tensor(engine.requests["r"].block_table), len(tokens), 16)
     return engine.kv_cache.data.flatten(2, 3)[:, :, slots[-last:]].clone()
 
@@ -146,22 +146,23 @@ for layer, gap in enumerate(gaps):
 assert gaps[0] < 1e-4 < gaps[1:].min()
 
 # %% [markdown] name="position-reading"
-# In layer 0 a key depends on its token and its position only. From layer 1 on it carries what attention has mixed in from
-# the whole text before it. So the cached block is right only behind exactly the same tokens.
+# In layer 0 a key depends only on its token and position. From layer 1 on it includes what attention has mixed in from
+# the whole text before it. So a cached block is valid only after exactly the same tokens.
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# Two ways to find a prefix again. Neither touches a tensor: an index only remembers **which block holds which tokens**.
+# There are two ways to find a prefix again. Neither touches a tensor: an index only records **which block holds which
+# tokens**.
 #
 # The **hash chain** has one entry per full block. Its key is a hash of the parent's hash and of the block's tokens. The
-# table is flat; the chain makes a tree of it.
+# table is flat; the chain makes it a tree.
 
 # %% name="scratch-chain"
 BLOCK = 4
 
 
-def link(parent, tokens, extra=""):  # extra: whatever else the keys and values depend on
+def link(parent, tokens, extra=""):  # extra: anything else the keys and values depend on
     return hashlib.sha256(parent + repr((tuple(tokens), extra)).encode()).digest()
 
 
@@ -190,9 +191,9 @@ print("same first block:         ", match_chain(table, [1, 2, 3, 4, 5, 6, 0, 0])
 print("same tokens, other prefix:", match_chain(table, [0, 0, 0, 0, 5, 6, 7, 8]))
 
 # %% [markdown] name="scratch-tree-text"
-# The **radix tree** has one node per stretch without a fork. A node holds a segment of tokens and the *slots* (places
-# in the cache) of their keys and values. When a new text leaves a segment in its middle, the node is **split** there.
-# Nothing is computed or copied by a split; the tree only learns that there is a fork.
+# The **radix tree** has one node per stretch without a fork. A node holds a segment of tokens and the *slots*
+# (positions in the cache) of their keys and values. When a new text diverges in the middle of a segment, the node is
+# **split** there. A split computes and copies nothing; the tree only records the fork.
 
 
 # %% name="scratch-tree"
@@ -208,7 +209,7 @@ def insert_tree(children, tokens, slots):  # children: {first token: [segment, s
         return
     node = children[tokens[0]]
     n = common(node[0], tokens)
-    if n < len(node[0]):  # the text leaves, or ends, inside the segment: split
+    if n < len(node[0]):  # the text diverges, or ends, inside the segment: split
         below = [node[0][n:], node[1][n:], node[2]]
         node[:] = [node[0][:n], node[1][:n], {below[0][0]: below}]
     insert_tree(node[2], tokens[n:], slots[n:])
@@ -239,7 +240,7 @@ print("the chain, over the same two texts, finds", len(match_chain(table, [1, 2,
 
 # %% [markdown] name="scratch-reading"
 # The tree finds seven tokens, in slots of two different requests: six of the first, one of the second. The chain finds
-# four, because it knows whole blocks only. The tree here is cut at any token (a *page size* of 1); the engine's tree is
+# four, because it has only whole blocks. The tree here is cut at any token (a *page size* of 1); the engine's tree is
 # cut at whole blocks, like its chain. Then both find the same.
 
 # %% [markdown] name="engine-text"
@@ -247,7 +248,7 @@ print("the chain, over the same two texts, finds", len(match_chain(table, [1, 2,
 #
 # Request `a` has a prompt of 40 tokens. It runs, and while it decodes, `b` arrives. The first 32 tokens of both are the
 # same: two full blocks of 16. Watch the *block tables* (a request's block table lists the numbers of its blocks, in
-# order), and how many *references* each block has, that is, how many hold it.
+# order), and how many *references* each block has, that is, how many holders.
 
 # %% name="share"
 engine = new_engine("radix", num_blocks=12)
@@ -313,14 +314,14 @@ show(
 )
 
 # %% [markdown] name="share-reading"
-# - Two tables, **one physical copy** of blocks 0 and 1. `b` read 8 tokens instead of 40.
-# - Here a block has one reference for each request that holds it, and one of the index's own as soon as it is full and
-#   computed. The third blocks hold 8 prompt tokens and a few answers, are not full, and are not indexed.
-# - When `a` ends, nothing is erased: its references go, the index's stay. A block with the index's reference only is in
-#   nobody's way. It counts as available, and it still answers the next request. A half-filled block goes back at once.
-# - Nothing was copied. `b` writes behind the shared blocks, into a block of its own (more in section 7).
+# - Two tables, **one physical copy** of blocks 0 and 1. `b` computed 8 tokens instead of 40.
+# - Here a block has one reference for each request that holds it, and one from the index as soon as it is full and
+#   computed. The third blocks hold 8 prompt tokens and a few output tokens, are not full, and are not indexed.
+# - When `a` ends, nothing is erased: its references are dropped, those of the index remain. A block that only the index
+#   references counts as available, and the next request can still hit it. A half-filled block is freed at once.
+# - Nothing was copied. `b` writes after the shared blocks, into a block of its own (more in section 7).
 #
-# Three rules, in the engine's own words:
+# Three rules, in the engine's own code:
 
 # %% name="engine-source"
 print(inspect.getsource(KVManager._match))
@@ -328,10 +329,10 @@ print(inspect.getsource(KVManager.commit))
 print(inspect.getsource(HashIndex.digests))
 
 # %% [markdown] name="last-token-text"
-# The first: even a prompt that is cached from end to end computes its last token, because somebody needs the logits behind
-# it. The second: if two requests computed the same block, one of the two copies is kept, and the other goes back at once.
-# The third is the chain of section 3. A prompt of 48 tokens, three full blocks, is served twice. How many tokens does it
-# find the second time? Guess, then run the cell.
+# The first: even a fully cached prompt computes its last token, because its logits are needed. The second: if two
+# requests computed the same block, one of the two copies is kept, and the other is freed at once. The third is the
+# chain of section 3. A prompt of 48 tokens, three full blocks, is served twice. How many cached tokens are found the
+# second time? Guess, then run the cell.
 
 # %% name="last-token"
 for n in (47, 48, 49):
@@ -345,7 +346,7 @@ for n in (47, 48, 49):
 # With whole blocks, "at least the last token" can mean a whole block.
 #
 # Nothing has to be declared. System prompts, few-shot examples, a long document with many questions, the history of a
-# chat: whatever repeats from the start is found. Six prompts of that kind, served one after the other by three engines.
+# chat: any repeated prefix is found. Six prompts of that kind, served one after the other by three engines.
 
 # %% name="identical"
 SYSTEM = "# You complete Python code. Answer with code only, no prose.\n"
@@ -367,9 +368,9 @@ print("the same outputs in all three")
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# First the chat of the question, turn by turn, in the engine. The *hit ratio* is found tokens over prompt tokens, and it
-# comes from the trace: each admission says how many tokens it found. A request that is preempted (sent back to wait,
-# because memory ran out) is admitted again and may find its own blocks, so only its first admission counts.
+# First the chat of the question, turn by turn, in the engine. The *hit ratio* is found tokens over prompt tokens, and
+# it comes from the trace: each admission records how many tokens were found. A request that is preempted (sent back to
+# wait, because memory ran out) is admitted again and may find its own blocks, so only its first admission counts.
 
 
 # %% name="chat"
@@ -402,12 +403,12 @@ assert 0 <= prompted - floor - found < 16 * 8
 widgets.reveal("06-chat", 100 * found / prompted)
 
 # %% [markdown] name="chat-reading"
-# Nobody wrote anything twice, and yet most of what was sent was found: each turn repeats the whole history, answers
-# included. What is missing to the ideal is less than one block per turn.
+# No user wrote anything twice, and yet most of what was sent was found: each turn repeats the whole history, answers
+# included. The gap to the ideal is less than one block per turn.
 #
-# ### What it does to the time to first token
+# ### The effect on the time to first token
 #
-# One prompt length, and more and more of it cached. The line is the number of operations that are left, computed by
+# One prompt length, and more and more of it cached. The line is the number of remaining operations, computed by
 # `reference_impl.theory`, scaled to the time of the first point. The points are measured.
 
 # %% name="ttft"
@@ -415,7 +416,7 @@ n = 2032 if on_gpu else 1024  # full blocks; the course model has 2,048 position
 engine = new_engine("radix", num_blocks=1024)
 shares = [*(16 * round(part * n / 16) for part in (0, 0.25, 0.5, 0.75, 0.875)), n - 64, n - 16]
 measured, base = [], random_tokens(n)
-serve(engine, random_tokens(64))  # warm up
+serve(engine, random_tokens(64))  # warm-up
 serve(engine, base)
 for cached in shares:
     times = []
@@ -449,17 +450,17 @@ show(
 )
 
 # %% [markdown] name="ttft-reading"
-# The time follows the operations, until few are left: compare the last rows of the table. A pass over 16 tokens still
-# runs every layer: it reads all weights, starts every operation, and walks through Python. That price does not shrink
-# with the prompt. (Times vary with what else your machine does; the operations do not.) The decode steps of such a request
-# gain nothing: with the same context, tokens come out as fast as before.
+# The time is proportional to the operations, until few are left: compare the last rows of the table. A pass over 16
+# tokens still runs every layer: it reads all weights, launches every operation, and runs through Python. That cost does
+# not shrink with the prompt. (Times vary with your machine's other load; the operations do not.) The decode steps of
+# such a request gain nothing: with the same context, tokens come as fast as before.
 #
 # ### A long system prompt on a real machine
 #
-# A formula for a larger model: Llama-3-8B in bf16 on one H100 SXM, 100 tokens of the user's own behind the system prompt,
-# nobody waiting. (Its successor 3.1 has the same shape and takes prompts of 128k tokens; 3 itself stops at 8k.) The time is
-# that of the operations at 50 % of the dense peak, or of reading weights and cache, whichever is longer. So a hit cannot be
-# faster than reading all weights once.
+# A formula for a larger model: Llama-3-8B in bf16 on one H100 SXM, 100 user tokens after the system prompt, no queue.
+# (Its successor 3.1 has the same shape and a context of 128k tokens; 3 itself stops at 8k.) The time is that of the
+# operations at 50 % of the dense peak, or of reading weights and cache, whichever is longer. So a hit cannot be faster
+# than reading all weights once.
 
 # %% name="system-prompt"
 llama, h100 = model_shapes.model("llama-3-8b"), device("H100")
@@ -496,15 +497,16 @@ show(
 )
 
 # %% [markdown] name="system-prompt-reading"
-# That is why prefix caching is so large a gain for chat services: the instructions are long, the same for everybody, and
-# the user's part is short. The cached curve rises at last, because the 100 new tokens attend to the whole system prompt.
+# That is why prefix caching gains so much for chat services: the instructions are long and the same for all users, and
+# the user's part is short. The cached curve eventually rises, because the 100 new tokens attend to the whole system
+# prompt.
 #
-# Memory gains as well: the shared blocks lie there **once**. The last line counts the blocks of 50 such requests.
+# It saves memory as well: the shared blocks are stored **once**. The last line counts the blocks of 50 such requests.
 #
 # ### Many short requests *(more)*
 #
-# Three templates of 160 tokens with examples, 24 short questions. The same requests, arriving one after the other, or all
-# at once at a cold engine.
+# Three templates of 160 tokens with examples, 24 short questions. The same requests, one after the other, or all at
+# once on a cold engine.
 
 
 # %% name="many-short"
@@ -539,20 +541,20 @@ assert counts["one after the other"] == 3 * 160 + 24 * 8
 assert counts["all at once, templates warmed up"] == 24 * 8
 
 # %% [markdown] name="many-short-reading"
-# With `N` requests of `q` own tokens over a prefix of `P` (full blocks), an index turns `N·(P + q)` computed tokens into
-# `P + N·q`. But a block can be found only after it was computed. Requests that are admitted together, before the first of
-# them has finished its prefix, all compute it: here as many as fit into the first step of at most 2,048 tokens. One warm-up
-# request per template, or a scheduler that holds the others back, repairs that.
+# With `N` requests of `q` own tokens over a prefix of `P` (full blocks), an index turns `N·(P + q)` computed tokens
+# into `P + N·q`. But a block can be found only after it has been computed. Requests that are admitted together, before
+# the first of them has finished its prefix, all compute it: here as many as fit into the first step of at most 2,048
+# tokens. One warm-up request per template, or a scheduler that holds the others back, avoids that.
 #
-# ### How much is found depends on the work, and on memory
+# ### The hit ratio depends on the workload and on memory
 #
-# No model is needed to count hits. `Replica` is the engine's own manager with its pool and index, fed one request at a
-# time. Four kinds of work, each with caches of growing size.
+# No model is needed to count hits. `Replica` is the engine's own manager with its pool and index, given one request at
+# a time. Four workloads, each with caches of growing size.
 
 
 # %% name="replica"
 class Replica:
-    """A prefix cache without a model: admit, pretend to compute, free."""
+    """A prefix cache without a model: admit, mark as computed, free."""
 
     def __init__(self, num_blocks, index=HashIndex):
         self.index = index(16)
@@ -581,7 +583,7 @@ def support(requests=60):  # one fixed system prompt, short questions
     return [(i, system + random_tokens(100), random_tokens(100)) for i in range(requests)]
 
 
-def sessions(users, turns, system, message, answer):  # turns of all users interleave at random
+def sessions(users, turns, system, message, answer):  # turns of all users in random order
     first = random_tokens(system)
     history = {user: list(first) for user in range(users)}
     order = [user for user in range(users) for _ in range(turns)]
@@ -628,17 +630,17 @@ show(
 )
 
 # %% [markdown] name="replica-reading"
-# A fixed system prompt needs little memory to be found by everybody. With many requests its ratio comes near `system /
-# (system + question)`, the system prompt counted in whole blocks. Chats and agents hit more than that when the cache is
-# large enough to keep each session until its next turn, and less when it is not. There is no kind of work that always
-# hits most: **measure found tokens over prompt tokens**, and name the cache's size with it.
+# A fixed system prompt needs little memory to be found by every request. With many requests its ratio approaches
+# `system / (system + question)`, the system prompt counted in whole blocks. Chats and agents hit more than that when
+# the cache is large enough to keep each session until its next turn, and less when it is not. No workload always has
+# the highest ratio: **measure found tokens over prompt tokens**, and state the cache size with it.
 #
 # ### Where the prefix is: routing *(more)*
 #
-# With several engines (*replicas*), each has its own index. A request hits only if it is sent where its prefix lies. The
-# same chats over one to eight replicas, with four ways to choose one. The router asks each real index how far it would
-# match, without counting that as a use. The fourth way follows the longest match too, unless that replica has computed 600
-# tokens more than the least busy one.
+# With several engines (*replicas*), each has its own index. A request hits only if it is sent to a replica that has its
+# prefix cached. The same chats over one to eight replicas, with four routing policies. The router asks each real index
+# how far it would match, without counting that as a use. The fourth policy also follows the longest match, unless that
+# replica has computed 600 tokens more than the least busy one.
 
 
 # %% name="routing"
@@ -693,21 +695,23 @@ show(
 )
 
 # %% [markdown] name="routing-reading"
-# Round robin makes every replica learn every session. A session that stays on its replica finds its history. A router that
-# follows the longest match alone can do harm: every chat begins with the same system prompt, so all new sessions go to
-# the first replica that has it. So routers weigh match against load. (Here one request runs at a time, and load is the
-# number of tokens computed. The exercise below has queues; a gateway that speaks HTTP comes with chapter 15.)
+# With round robin every replica has to compute every session. A session that stays on its replica finds its history. A
+# router that follows the longest match alone can do harm: every chat begins with the same system prompt, so all new
+# sessions go to the first replica that has it. So routers weigh match against load. (Here one request runs at a time,
+# and load is the number of tokens computed. The exercise below has queues; a gateway that speaks HTTP comes with
+# chapter 15.)
 #
 # ### Your turn: a router *(more)*
 #
-# Four replicas that serve for real: each is the engine's scheduler, its blocks and its prefix cache, on an H100 whose
-# seconds come from a formula. The load is `agents` (`datasets/traces`): runs of agents that send everything again with
-# every call, behind one of 30 system prompts, 16 calls per second in bursts. In turn, each replica learns every run.
+# Four replicas with real scheduling: each is the engine's scheduler, its blocks and its prefix cache, on an H100 whose
+# step times come from a formula. The load is `agents` (`datasets/traces`): runs of agents that send everything again
+# with every call, behind one of 30 system prompts, 16 calls per second in bursts. With round robin, each replica has to
+# compute every run.
 # <!-- stands: datasets/traces/agents.yaml -->
 #
 # **Write `my_router`.** It is called once, with the number of replicas, and returns `choose`, which is called for each
-# request in the order of arrival and returns a replica, 0 to 3. A gateway knows what it has sent where, and nothing else.
-# So whatever you want to remember goes into variables of `my_router`. Of a request you see
+# request in the order of arrival and returns a replica, 0 to 3. A gateway knows only what it has sent where. So keep
+# your state in variables of `my_router`. Of a request you see
 #
 # - `request.pages`: a hash for each 64 tokens of the prompt. They are chained: the same page means the same text *up to
 #   there*;
@@ -715,13 +719,13 @@ show(
 # - `request.num_prompt_tokens`, and `request.arrival` in seconds.
 #
 # The check asks for two things at once: more tokens found, **and** a shorter p99 of the time to first token. Start with
-# one replica per session, and look which of the two you get. Trap: a run of agents that happens to be long, or a system
-# prompt that everybody has, makes one replica the busiest.
+# one replica per session, and see which of the two you get. The trap: a long agent run, or a system prompt that all
+# runs share, overloads one replica.
 
 
 # %% name="router-exercise"
 def my_router(replicas):
-    # What your router remembers stands here, for example: sent = [0] * replicas
+    # The state of your router goes here, for example: sent = [0] * replicas
     def choose(request):
         return None  # yours: 0 to replicas - 1
 
@@ -758,27 +762,28 @@ else:
         print("that is it. The course's router is reference_impl/simulation/routers.py")
 
 # %% [markdown] name="router-reading"
-# What is found is not what is felt. A router that sends each session to one replica finds most of what there is, and yet
-# its slowest requests can wait longer than in turn: the dice give one replica more of the long runs, and all behind
-# them wait there. Following the longest match does better, with a look at the load better still. What a router
-# remembers is only what it sent. Replicas evict, and a gateway that wants to be sure has to be told (chapter 15).
+# A higher hit ratio is not always a lower latency. A router that sends each session to one replica finds most of what
+# can be found, and yet its slowest requests can wait longer than with round robin: by chance one replica gets more of
+# the long runs, and requests queue behind them. Following the longest match does better, and taking load into account
+# better still. A router only knows what it has sent. Replicas evict, and a gateway that needs certainty has to be told
+# (chapter 15).
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
 #
-# Two engines serve the same five requests, one over a radix tree and one over a hash chain, with 18 blocks of **four**
-# tokens. After each step a picture is taken. Move the step with the slider or the arrow keys, and choose what stands in
-# the blocks. Find:
+# Two engines serve the same five requests, one with a radix tree and one with a hash chain, with 18 blocks of **four**
+# tokens. A snapshot is taken after each step. Move the step with the slider or the arrow keys, and choose what the
+# blocks show. Find:
 #
-# - the step in which a node is split, and that no block changed its number by it;
+# - the step in which a node is split, without changing any block number;
 # - a block with two holders;
-# - the same text twice, because the second one comes from another tenant (key 2): a customer with a *salt* of his own, see
-#   section 7;
-# - what goes next when memory is short, and that it is always the end of a path that nobody holds. The cell prints which
-#   blocks were evicted.
+# - the same text twice, because the second one comes from another tenant (key 2): a customer with a separate *salt*,
+#   see section 7;
+# - which block is evicted next when memory is short: always the end of a path that no request holds. The cell prints
+#   which blocks were evicted.
 #
-# Half-filled blocks are in no index, so they are not drawn. And when a branch is evicted, the two nodes that are left of a
-# fork stay two: nothing joins them.
+# Half-filled blocks are not indexed, so they are not drawn. And when a branch is evicted, the two remaining nodes of a
+# fork stay separate: they are not merged.
 
 # %% name="explore"
 pair = {kind: new_engine(kind, num_blocks=18, block_size=4) for kind in ("radix", "hash")}
@@ -807,7 +812,7 @@ print("evicted at last:", [block for step in pair["radix"].trace.steps() for blo
 widgets.radix_tree(shots, step=7)
 
 # %% [markdown] name="hygiene-text"
-# ### Write prompts that can be found
+# ### Write prompts that hit
 #
 # The index compares tokens, not meaning. Here are 20 requests with the same instructions and facts, written in five ways.
 
@@ -846,16 +851,16 @@ for how, write in WRITTEN.items():
 assert max(ratios, key=ratios.get) == "rules, sorted facts, the time last"
 
 # %% [markdown] name="hygiene-reading"
-# Stable parts first, volatile parts last, one template for all, and nothing in it that changes by itself: no time, no
-# random id, no unordered set, no stray blank. A change costs everything behind it. (Three ways to begin are three
-# prefixes, each found again once it was computed: that is why the blank costs less than the time.)
+# Stable parts first, volatile parts last, one template for all, and nothing in it that varies needlessly: no time, no
+# random id, no unordered set, no stray blank. A change loses everything after it. (Three ways to begin are three
+# prefixes, each found again once it has been computed: that is why the blank costs less than the time.)
 
 # %% [markdown] name="errata-hash"
 # ## 7. What the cheat sheets get wrong
 #
-# **"Hash the prompt's KV cache to find it again."** (E06.1) To hash keys and values you would have to compute them, which
-# is what you want to avoid. The key is made of **token ids**, chained with the hash of all blocks before, and with
-# whatever else the values depend on. Keys and values are what is *found*.
+# **"Hash the prompt's KV cache to find it again."** (E06.1) To hash keys and values you would have to compute them,
+# which is what you want to avoid. The hash is of **token ids**, chained with the hash of all blocks before, and with
+# anything else the values depend on. Keys and values are what is *found*.
 
 # %% name="errata-hash-cell"
 index, block = HashIndex(16), text[200:216]
@@ -866,10 +871,11 @@ assert index.match(text[:16] + block, b"") == [3, 4]
 assert index.match(text[64:80] + block, b"") == []
 
 # %% [markdown] name="errata-flag"
-# **"It needs a flag." "It needs nothing."** (E06.2) Two sheets, two versions of vLLM. In V0 it had to be switched on; in the V1
-# engine (default since 2025) it is on, and `enable_prefix_caching=False` switches it off. Say the version. This engine's
-# option is `prefix_cache`. In both settings the outputs are the same, and only the work differs. (Up to rounding: a prompt
-# that is computed in other pieces may be rounded otherwise, which can tip a near tie, above all in 16 bits.)
+# **"It needs a flag." "It needs nothing."** (E06.2) Two sheets, two versions of vLLM. In V0 it had to be switched on;
+# in the V1 engine (default since 2025) it is on, and `enable_prefix_caching=False` switches it off. State the version.
+# This engine's option is `prefix_cache`. With either setting the outputs are the same, and only the work differs. (Up
+# to rounding: a prompt that is computed in different chunks may be rounded differently, which can flip a near tie,
+# especially in 16 bits.)
 
 # %% name="errata-flag-cell"
 print("default:", EngineConfig().prefix_cache)
@@ -879,11 +885,11 @@ print(
 
 # %% [markdown] name="errata-partial"
 # **"The last block that matches only in part is recomputed, or copied on write."** (E06.3, E04.2) It depends on the
-# structure, so name its granularity. An index of whole blocks finds whole blocks; the rest is computed into a new block.
-# A tree cut at every token finds every shared token. On the same prompts they differ by less than a block each. And neither
-# copies anything: whoever finds a full block writes *behind* it. *Copy-on-write* (a block that others read too is copied
-# before it is written) belongs to requests that are **forked inside a block**: several samples of one prompt (`n > 1`), or
-# beams.
+# structure, so name its granularity. An index of whole blocks finds whole blocks; the rest is computed into a new
+# block. A tree cut at every token finds every shared token. On the same prompts they differ by less than a block each.
+# And neither copies anything: a request that hits a full block writes *after* it. *Copy-on-write* (a block that others
+# read too is copied before it is written) is for requests that are **forked inside a block**: several samples of one
+# prompt (`n > 1`), or beams.
 
 # %% name="errata-partial-cell"
 rows = []
@@ -907,12 +913,13 @@ print(f"blocks copied: {copies[0]} by four requests with a common prefix, {copie
 assert copies[0] == 0 < copies[1]
 
 # %% [markdown] name="errata-partial-reading"
-# A prompt of 40 tokens ends inside its third block. Each of the four samples goes on writing there: three take a copy, and
-# the last one keeps the original.
+# A prompt of 40 tokens ends inside its third block. Each of the four samples continues writing there: three make a
+# copy, and the last one keeps the original.
 #
-# **"A fixed system prompt guarantees a hit on every request after the first."** (E06.4) Section 5 has the conditions: the
-# same replica (or a router that knows), not evicted since, the same tokens to the last blank, and *after* the first one
-# is computed, not while. The same adapter and salt come on top (below). The cold bursts and the routes again:
+# **"A fixed system prompt guarantees a hit on every request after the first."** (E06.4) Section 5 has the conditions:
+# the same replica (or a prefix-aware router), not evicted since, the same tokens to the last blank, and *after* the
+# first one is computed, not during. The same adapter and salt are also required (below). The cold bursts and the
+# routing again:
 
 # %% name="errata-guarantee-cell"
 print(f"24 requests over 3 templates, at once and cold: {counts['all at once, cold']} tokens computed, "
@@ -926,16 +933,16 @@ rare, found, prompted = Replica(320), 0, 0
 for i, (_, prompt, answer) in enumerate(fixed):
     if i % 8 == 0:
         found, prompted = found + rare.serve(prompt, answer), prompted + len(prompt)
-    else:  # in between, others fill the cache
+    else:  # in between, other requests fill the cache
         rare.serve(random_tokens(1050), answer)
 print(f"asked rarely, among other work, in a cache of 320 blocks: {found / prompted:.1%} found")
 
 # %% [markdown] name="errata-evict"
-# **"LRU with pinning."** (E06.5) Evicting the least recently used and pinning what must stay is not wrong, but pins are not
-# what protects a system prompt. Two rules do: a block that a request holds is never evicted, and eviction goes **leaf
-# first**. A block is used whenever anything behind it is used, so a shared root is at least as recent as its most recent
+# **"LRU with pinning."** (E06.5) Evicting the least recently used and pinning what must stay is not wrong, but pins do
+# not protect a system prompt. Two rules do: a block that a request holds is never evicted, and eviction goes **leaf
+# first**. A block is used whenever anything after it is used, so a shared root is at least as recent as its most recent
 # leaf. What goes wrong without the second rule? Below is an LRU that stamps each block as it walks along the path. The
-# front of a path is touched first, so the front is the oldest.
+# front of a path is stamped first, so it is the oldest.
 
 
 # %% name="errata-evict-cell"
@@ -971,7 +978,7 @@ class BlockLRU(HashIndex):
         return [self.table.pop(digest)[0] for digest in going]
 
     def stranded(self):
-        """Blocks that no walk from the start can reach any more."""
+        """Blocks that can no longer be reached from the root."""
         reached = set()
         for digest, (_, parent) in self.table.items():
             path = [digest]
@@ -1003,14 +1010,14 @@ assert evictions["leaf first"][1] > evictions["block by block"][1]
 
 # %% [markdown] name="errata-evict-reading"
 # Both leaf-first indexes find the same. Stamped block by block, the cache loses a whole session because of one missing
-# block, and part of its memory holds blocks that nobody can reach. It finds a few percent less of these chats. In a
-# cache with room for all there is no difference: policies matter when memory is short.
+# block, and part of its memory holds unreachable blocks. It finds a few percent less of these chats. If everything fits
+# in the cache there is no difference: policies matter when memory is short.
 #
-# Pins and other orders (priorities, times to live, least *frequently* used) are additions for special work.
+# Pins and other orders (priorities, times to live, least *frequently* used) are additions for special workloads.
 
 # %% [markdown] name="errata-adapter"
-# **"Whether the prefix cache is separate for each adapter depends on the implementation."** (E06.6) It does not depend; it is
-# a matter of right and wrong. An *adapter* (LoRA) adds a small low-rank matrix to some weights of a model; here, to one
+# **"Whether the prefix cache is separate for each adapter depends on the implementation."** (E06.6) It is not a choice
+# but a matter of correctness. An *adapter* (LoRA) adds a low-rank matrix to some weights of a model; here, to one
 # layer's projections. Which layers' cached keys and values does it change?
 
 
@@ -1042,16 +1049,17 @@ for what, layer, outputs_of in (("K and V of layer 2", 2, KEYS_VALUES), ("Q of l
     print(f"adapter on {what:20s} changes the cache of layers {changed.nonzero().flatten().tolist() or 'none'}")
 
 # %% [markdown] name="errata-adapter-text"
-# An adapter on queries only still changes the keys and values of every layer *above* it. Sharing is right only where you
-# can prove that no cached value depends on the adapter (the last line; or tokens that stand before an *activated* LoRA is
-# invoked, whose keys and values are the base model's). So the adapter belongs into the key. Without it, and with it:
+# An adapter on queries only still changes the keys and values of every layer *above* it. Sharing is correct only where
+# you can prove that no cached value depends on the adapter (the last line; or tokens before the invocation of an
+# *activated* LoRA, whose keys and values are the base model's). So the adapter has to be part of the key. Without it,
+# and with it:
 
 # %% name="errata-adapter-run"
 prompt = text[:64]
 
 
 def after_base(name):
-    """The base model serves the prompt; then the adapter does. What it writes, and what it found."""
+    """The base model serves the prompt, then the adapter. Returns the adapter's output and tokens found."""
     engine = new_engine("hash", num_blocks=32)
     serve(engine, prompt, max_tokens=12)
     with adapter(2, KEYS_VALUES):
@@ -1070,11 +1078,11 @@ for name in (None, "poet"):
     assert (tokens == alone) == (name is not None)
 
 # %% [markdown] name="keys-text"
-# The same holds for **images**: pictures of one size are the same row of placeholder tokens, so a hash of the picture has to
-# be in the key, or two pictures share one cache. (It is needed from the picture's first block on; here all blocks have it.)
-# And for **tenants**: a hit is faster than a miss, so a shared cache lets one customer find out whether another one sent
-# the same prompt. A *salt* per tenant, a string that goes into the key, keeps them apart, at the price of the hits between
-# them.
+# The same holds for **images**: images of one size are the same row of placeholder tokens, so a hash of the image has
+# to be in the key, or two images share one cache. (It is needed from the image's first block on; here all blocks have
+# it.) And for **tenants**: a hit is faster than a miss, so a shared cache lets one customer find out whether another
+# one sent the same prompt. A *salt* per tenant, a string in the key, keeps them apart, at the price of hits across
+# tenants.
 
 # %% name="keys"
 picture = [1, 2, 3, 4] + [999] * 8  # a question, then eight placeholders
@@ -1094,30 +1102,31 @@ for salt in ("tenant 1", "tenant 1", "tenant 2"):
 # As of 2026-11. Names and defaults change; look them up in the version you run.
 #
 # **vLLM** keeps a table from block hashes to blocks (16 tokens by default on GPUs): the hash of the parent, the block's
-# tokens, and extras (adapter, hashes of pictures, salt). Only full blocks are cached. References count requests only: a
-# block with none waits among the free blocks, and can be found until it is reused. A finished request's blocks are freed
+# tokens, and extras (adapter, hashes of images, salt). Only full blocks are cached. References count requests only: a
+# block with none is among the free blocks, and can be found until it is reused. A finished request's blocks are freed
 # in reverse order, so that the end of a path is reused before its start. On by default in V1.
 #
 # **SGLang** has the radix tree (RadixAttention), cut at tokens or, with a larger page size, at pages. It evicts leaves that
 # no running request holds; `lru` is the default, and others (such as `lfu`) can be chosen. Its scheduler can serve
 # waiting requests with the longest match first.
 #
-# **TensorRT-LLM** reuses blocks by default (`enable_block_reuse`), 32 tokens each unless told otherwise. It can also take a
-# block that matches only in part, and then may **copy** it (`enable_partial_reuse`, `copy_on_partial_reuse`). So the
-# sentence of E06.3 is right for TensorRT-LLM and wrong for the two above. Priorities can be given to ranges of tokens.
+# **TensorRT-LLM** reuses blocks by default (`enable_block_reuse`), 32 tokens each by default. It can also reuse a block
+# that matches only in part, and then may **copy** it (`enable_partial_reuse`, `copy_on_partial_reuse`). So the sentence
+# of E06.3 is right for TensorRT-LLM and wrong for the two above. Priorities can be assigned to ranges of tokens.
 #
-# **Providers** sell the same thing as *prompt caching*. OpenAI's is automatic for prompts from 1,024 tokens on, found in
-# steps of 128, and routes by a hash of the start and an optional `prompt_cache_key`; it depends on the model what a read
-# costs, and whether a write costs more than plain input. Anthropic's has to be asked for, with one `cache_control` for the
-# request or up to four marks inside it: a write costs 1.25 times an input token (2 times if it shall live an hour instead
-# of five minutes), a read 0.1 times. Google's Gemini has both kinds, and bills stored tokens by the hour for the explicit
-# one.
+# **Providers** sell the same thing as *prompt caching*. OpenAI's is automatic for prompts from 1,024 tokens on, found
+# in steps of 128, and routes by a hash of the start and an optional `prompt_cache_key`; the price of a read, and
+# whether a write costs more than plain input, depend on the model. Anthropic's has to be requested, with one
+# `cache_control` for the request or up to four marks inside it: a write costs 1.25 times an input token (2 times for a
+# lifetime of an hour instead of five minutes), a read 0.1 times. Google's Gemini has both kinds, and bills stored
+# tokens by the hour for the explicit one.
 #
-# **What to watch.** vLLM counts queried and found tokens (`vllm:prefix_cache_queries`, `vllm:prefix_cache_hits`). Providers
-# send the number with each answer: `cached_tokens` at OpenAI, `cache_read_input_tokens` at Anthropic.
+# **What to watch.** vLLM counts queried and found tokens (`vllm:prefix_cache_queries`, `vllm:prefix_cache_hits`).
+# Providers return the number with each response: `cached_tokens` at OpenAI, `cache_read_input_tokens` at Anthropic.
 #
-# For the user it is a price list. The figure shows a chat (system prompt of 2,000 tokens, messages of 100, answers of 300)
-# under three of them, in prices of one input token: each turn reads the prompt of the turn before, and writes the rest.
+# For the user it is a price list. The figure shows a chat (system prompt of 2,000 tokens, messages of 100, answers of
+# 300) under three price lists, in units of one input token: each turn reads the prompt of the turn before, and writes
+# the rest.
 
 # %% name="prices"
 turns = np.arange(1, 13)
@@ -1148,10 +1157,10 @@ show(
 )
 
 # %% [markdown] name="prices-reading"
-# Prices are for input tokens only, every read in time. Where a write costs 1.25, the first read pays for it; where it costs
-# 2, the second does. If the user pauses longer than the cache lives, the next turn pays for the whole write again: that
-# turn costs more than without caching. The provider saves prefill, and spends memory on what it keeps; part of what is won
-# comes back as a discount. And the discount makes customers write prompts that hit.
+# Prices are for input tokens only, with every read before expiry. Where a write costs 1.25, the first read pays for it;
+# where it costs 2, the second does. If the user pauses longer than the cache's lifetime, the next turn pays for the
+# whole write again: that turn costs more than without caching. The provider saves prefill, and spends memory on the
+# cache; part of the saving is passed on as a discount. And the discount makes customers write prompts that hit.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
@@ -1164,7 +1173,7 @@ from grader.quiz import load_quiz
 widgets.quiz(load_quiz("06_prefix_caching").draw(seed=1, tag="structure"))
 
 # %% [markdown] name="quiz-gain-text"
-# And what they bring:
+# And the gain:
 
 # %% name="quiz-gain"
 widgets.quiz(load_quiz("06_prefix_caching").draw(seed=1, tag="gain"))
@@ -1172,16 +1181,17 @@ widgets.quiz(load_quiz("06_prefix_caching").draw(seed=1, tag="gain"))
 # %% [markdown] name="card"
 # ## 10. Card
 #
-# - Shared is a **prefix**: the same tokens from the start, the same adapter, pictures and salt. Keys and values depend on
-#   everything before them.
+# - Only a **prefix** is shared: the same tokens from the start, the same adapter, images and salt. Keys and values
+#   depend on everything before them.
 # - Hash of a block = hash(hash of the block before, its tokens, extras). Tokens are hashed; keys and values are found.
 # - Hash chain: flat table, whole blocks. Radix tree: nodes with segments, split at forks, by block or by token.
-# - Found = `floor(min(shared, prompt − 1) / B) · B`: the last token is always computed. Full blocks are shared, writing goes
-#   behind them, nothing is copied. Copy-on-write is for forks inside a block (`n > 1`, beams).
-# - References here: one per request, one of the index. Only the index's left: cached, and free to be evicted. Evict
-#   **leaf first**, least recently used; never what is held.
-# - A hit saves prefill (TTFT, FLOP), and memory among those that share. It leaves a request's decode steps as they are, and
-#   not even prefill falls below one read of the weights.
-# - Hit ratio = found tokens / prompt tokens. It depends on work, memory, arrival, routing and template. Turns of a chat hit
-#   because each repeats its history.
-# - Stable first, volatile last; one template; nothing that changes by itself. Route by session or match, and look at load.
+# - Found = `floor(min(shared, prompt − 1) / B) · B`: the last token is always computed. Full blocks are shared, writes
+#   go after them, nothing is copied. Copy-on-write is for forks inside a block (`n > 1`, beams).
+# - References here: one per request, one from the index. With only the index's left, a block is cached and evictable.
+#   Evict **leaf first**, least recently used; never a block that a request holds.
+# - A hit saves prefill (TTFT, FLOP), and memory among the requests that share. It does not change a request's decode
+#   steps, and even prefill does not fall below one read of the weights.
+# - Hit ratio = found tokens / prompt tokens. It depends on workload, memory, arrival, routing and template. Turns of a
+#   chat hit because each repeats its history.
+# - Stable first, volatile last; one template; nothing that varies needlessly. Route by session or match, and take load
+#   into account.

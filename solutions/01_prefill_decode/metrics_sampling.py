@@ -6,17 +6,17 @@
 # are right.
 #
 # In the first half you turn what an engine reports into latency, throughput and goodput. In the second half you choose
-# tokens: temperature, top-k, top-p and one draw. At the end both halves run inside the engine: it writes text with your
-# sampler, and your metrics say how fast.
+# tokens: temperature, top-k, top-p and one draw. At the end both halves run inside the engine: it generates text with
+# your sampler, and your metrics say how fast.
 #
 # - Parts 1 to 5 need notebook 01c, parts 6 to 11 notebook 01d.
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like; `inferlab lab check 01`
 #   runs all of them on the saved notebook.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
-# - Times are in seconds. Tensors are on the CPU. What your functions are given belongs to the caller: do not write into
-#   it.
-# - Your own cells may use `torch`, `numpy` and the standard library. Where they are graded nothing else exists, no
-#   engine and no grader.
+# - Times are in seconds. Tensors are on the CPU. The arguments of your functions belong to the caller: do not modify
+#   them.
+# - Your own cells may use `torch`, `numpy` and the standard library. Nothing else is available when they are graded,
+#   neither engine nor grader.
 #
 # 20 points.
 
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 # %% nbgrader={"grade_id": "tools"}
-# Given: what the checks use. You may read it; it is not yours to change.
+# Given: helpers of the checks. You may read them, but do not change them.
 
 from grader.checks import rng, seed
 
@@ -51,7 +51,7 @@ def agrees(seen, expected):
 
 
 def first_difference(seen, expected):
-    """What differs first between two dicts of numbers and lists of numbers, as a sentence; None if nothing does."""
+    """The first difference between two dicts of numbers and lists of numbers, as a sentence; None if there is none."""
     if not isinstance(seen, dict):
         return f"expected a dict, saw {seen!r}"
     for key, value in expected.items():
@@ -73,7 +73,7 @@ def measured(arrived, ttft, gaps):
 
 
 def random_requests(num_requests, generator):
-    """Described requests in order of arrival: some without a token, some with a lone one. The clock is not at 0."""
+    """Described requests in order of arrival: some without a token, some with a single one. The clock is not at 0."""
     arrived, requests = 100 + random_seconds(900, generator), []
     for i in range(num_requests):
         arrived += random_seconds(2, generator)
@@ -94,7 +94,7 @@ def random_events(num_requests, generator):
             time += random_seconds(1, generator)
             events.append((time, "scheduled", name))
         for k in range(num_tokens):
-            time += random_seconds(0.5, generator) * (random_int(0, 3, generator) > 0)  # now and then the same time
+            time += random_seconds(0.5, generator) * (random_int(0, 3, generator) > 0)  # sometimes the same time
             if not (i % 2 or k):
                 events.append((time, "scheduled", name))
             events.append((time, "token", name))
@@ -132,7 +132,7 @@ def shares_of(tokens, vocab_size):
 
 
 def even_u(num_rows, generator):
-    """num_rows numbers in (0, 1) at equal distances, shuffled: a token of probability p is drawn by p of them."""
+    """num_rows evenly spaced numbers in (0, 1), shuffled: a token of probability p is drawn by a share p of them."""
     u = (torch.arange(num_rows) + 0.5) / num_rows
     return u[torch.randperm(num_rows, generator=generator)]
 
@@ -140,29 +140,30 @@ def even_u(num_rows, generator):
 # %% [markdown] nbgrader={"grade_id": "text_timelines"}
 # ## 1. One timeline for each request
 #
-# An engine reports what happens as a list of events, each a tuple `(time, kind, request_id)`:
+# An engine reports a list of events, each a tuple `(time, kind, request_id)`:
 #
 # | kind | what happened |
 # |---|---|
-# | `"arrived"` | the request came in: always its first event |
-# | `"scheduled"` | the engine began to compute it; again, if it was interrupted and had to wait a second time |
-# | `"token"` | one token of its output came out |
+# | `"arrived"` | the request arrived: always its first event |
+# | `"scheduled"` | the engine began to compute it; again, if it was preempted and had to wait a second time |
+# | `"token"` | one output token was generated |
 # | `"finished"` | its output is complete |
-# | `"aborted"` | somebody gave up on it, perhaps before it had a token |
+# | `"aborted"` | it was cancelled, perhaps before it had a token |
 #
-# Events are in order of time, and those of several requests are mixed. Times are seconds on some clock whose 0 has no
-# meaning: only the difference of two times has one. Two tokens may have the same time: a step can yield more than one.
-# An id stands for one request. The list stops where the recording stopped, so the last events of a request may be
-# missing.
+# Events are in order of time, and those of several requests are interleaved. Times are seconds on a clock with an
+# arbitrary zero: only differences of times have a meaning. Two tokens may have the same time: a step can yield more
+# than one. An id identifies one request. The list ends where the recording ended, so the last events of a request may
+# be missing.
 #
-# **Build** `timelines(events)`: a dict with an entry for every request that arrived, however it ended:
+# **Build** `timelines(events)`: a dict with an entry for every request that arrived, regardless of how it ended:
 # `{request_id: {"arrived": time, "scheduled": time, "tokens": [time, time, ...]}}`. `"scheduled"` is the *first* time
 # it was scheduled, or `None`. `"tokens"` has one time for each token, in order.
 #
-# **Hint:** one pass over the events. Make the entry, with an empty list in it, when the request arrives. "Not yet
-# scheduled" is `is None`; a time of 0.0 would be a time.
+# **Hint:** one pass over the events. Create the entry, with an empty list in it, when the request arrives. Test for
+# "not yet scheduled" with `is None`; 0.0 is a valid time.
 #
-# **Trap (mixed):** the event before a token usually belongs to another request. Only the id says whose token it is.
+# **Trap (mixed):** the event before a token usually belongs to another request. Only the id tells which request a token
+# belongs to.
 
 
 # %% nbgrader={"grade_id": "timelines", "solution": true}
@@ -202,7 +203,7 @@ events = [
     (101.0, "scheduled", "ben"),
     (101.5, "token", "anna"),
     (101.5, "token", "ben"),
-    (102.0, "scheduled", "anna"),  # again: it had been interrupted
+    (102.0, "scheduled", "anna"),  # again: it had been preempted
     (102.25, "arrived", "cleo"),
     (102.5, "token", "anna"),
     (102.5, "token", "ben"),
@@ -235,7 +236,8 @@ for _ in range(4):
 # %% [markdown] nbgrader={"grade_id": "text_request"}
 # ## 2. The latency of one request
 #
-# **Build** `request_metrics(arrived, scheduled, tokens)`: from one timeline to a dict. The N tokens came at t1 ... tN.
+# **Build** `request_metrics(arrived, scheduled, tokens)`: from one timeline to a dict. The N tokens were generated at
+# t1 ... tN.
 #
 # | key | value | if N = 0 |
 # |---|---|---|
@@ -244,17 +246,17 @@ for _ in range(4):
 # | `"queue"` | scheduled - arrived; `None` if it never was scheduled | the same |
 # | `"ttft"` | t1 - arrived: time to first token | `None` |
 # | `"itl"` | the gaps t2 - t1, t3 - t2, ... as a list: inter-token latencies | `[]` |
-# | `"tpot"` | (tN - t1) / (N - 1): time per output token; `None` for a lone token, which has no gap | `None` |
+# | `"tpot"` | (tN - t1) / (N - 1): time per output token; `None` for a single token, which has no gap | `None` |
 # | `"latency"` | tN - arrived: end to end, up to the last token | `None` |
 #
 # **Count:** N tokens have N - 1 gaps, so ttft + sum(itl) = latency and ttft + (N - 1)·tpot = latency. The
 # check prints both sides.
 #
-# **Hint:** the gaps are `tokens[k] - tokens[k - 1]` for k from 1. Deal with N = 0 before you take `tokens[0]`, and with
-# N = 1 before you divide.
+# **Hint:** the gaps are `tokens[k] - tokens[k - 1]` for k from 1. Handle N = 0 before you take `tokens[0]`, and N = 1
+# before you divide.
 #
-# **Trap (queue):** TTFT begins when the request *arrived*. Somebody who waits in a queue waits. Measured from
-# `scheduled`, an overloaded server looks as fast as an idle one.
+# **Trap (queue):** TTFT begins when the request *arrived*. Time in the queue counts. Measured from `scheduled`, an
+# overloaded server looks as fast as an idle one.
 
 
 # %% nbgrader={"grade_id": "request_metrics", "solution": true}
@@ -340,7 +342,7 @@ for num_tokens in (1, 2, 3, random_int(4, 30, draw_numbers)):
 # | key | value | if there is nothing to measure |
 # |---|---|---|
 # | `"num_tokens"` | output tokens of all requests | 0 |
-# | `"duration"` | from the first arrival, also of a request without a token, to the last token | 0.0 if no token came |
+# | `"duration"` | from the first arrival, even of a request without a token, to the last token | 0.0 if no token came |
 # | `"throughput"` | num_tokens / duration | 0.0 if the duration is 0 |
 # | `"mean_ttft"` | mean over the requests that have a TTFT | `None` |
 # | `"mean_tpot"` | mean over the requests that have a TPOT: every *request* weighs the same | `None` |
@@ -350,11 +352,11 @@ for num_tokens in (1, 2, 3, random_int(4, 30, draw_numbers)):
 # A percentile of n values: sort them and go to place 0.99·(n - 1), counted from 0. If that lies between two
 # values, take the point on the straight line between them. `np.percentile(values, 99)` does this.
 #
-# **Hint:** the last token of a request came at arrived + latency.
+# **Hint:** the time of a request's last token is arrived + latency.
 #
-# **Trap (mean of means):** mean ITL is not the mean of the requests' mean gaps. That is mean TPOT, another number.
-# Either may be the larger one; the cell below the checks shows both cases. People use the two names for one another,
-# so state the formula when you state a number.
+# **Trap (mean of means):** mean ITL is not the mean of the requests' mean gaps. That is mean TPOT, a different number.
+# Either may be the larger one; the cell below the checks shows both cases. The two names are often confused, so state
+# the formula when you state a number.
 
 
 # %% nbgrader={"grade_id": "load_metrics", "solution": true}
@@ -380,7 +382,7 @@ def load_metrics(requests):
 
 
 # %% nbgrader={"grade_id": "check_throughput", "grade": true, "points": 1}
-# property: throughput is all tokens over the time from the first arrival to the last token, whoever they belong to.
+# property: throughput is all tokens over the time from the first arrival to the last token, over all requests.
 # hint: the clock does not start at 0; the first to arrive may have no token; rates of requests do not add up, because
 #   not all requests ran all the time.
 def check_rate(requests, num_tokens, duration):
@@ -456,9 +458,9 @@ for _ in range(4):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_two_means"}
-# Here is the question from the top, in ms, and a second load for which the order is the other way round. In the first,
-# the stuttering request has few tokens, so it weighs more when requests are counted. In the second, the slow
-# request has most of the tokens.
+# Here is the question from the top, in ms, and a second load for which the order is reversed. In the first, the
+# stuttering request has few tokens, so it weighs more when requests are counted. In the second, the slow request has
+# most of the tokens.
 
 # %% nbgrader={"grade_id": "two_means"} inferlab={"where": "notebook"}
 for gaps in (([10] * 9, [10, 10, 200]), ([100] * 9, [10] * 3)):
@@ -468,27 +470,29 @@ for gaps in (([10] * 9, [10, 10, 200]), ([100] * 9, [10] * 3)):
 # %% [markdown] nbgrader={"grade_id": "text_goodput"}
 # ## 4. Goodput
 #
-# Tokens that come too late are of little use. An objective says what is fast enough, for example TTFT at most 1 s and
-# TPOT at most 50 ms. *Attainment* is the share of requests that meet both objectives, *goodput* the number of such
+# Tokens that come too late are of little use. An objective defines what is fast enough, for example TTFT at most 1 s
+# and TPOT at most 50 ms. *Attainment* is the share of requests that meet both objectives, *goodput* the number of such
 # requests per second.
 #
 # **Build** `goodput(requests, duration, max_ttft, max_tpot)`. `requests` and `duration` are as in part 3, the
 # two limits in seconds. Return `{"attainment": share, "goodput": requests per second}`.
 #
-# - A request meets both objectives if its TTFT is at most `max_ttft` and its TPOT is at most `max_tpot`. Equal is met.
-# - A lone token has no TPOT to miss: its TTFT decides. A request without a token meets nothing.
-# - If the duration is 0, goodput is 0.0. If there is no request, raise `ValueError`: a share of nothing is not defined.
+# - A request meets both objectives if its TTFT is at most `max_ttft` and its TPOT is at most `max_tpot`. Equal counts
+#   as met.
+# - A single token has no TPOT to miss: its TTFT decides. A request without a token meets no objective.
+# - If the duration is 0, goodput is 0.0. If there is no request, raise `ValueError`: the share of an empty list is
+#   undefined.
 #
 # **Hint:** count once how many meet both. Divided by the number of all requests it is the attainment, divided by the
-# duration the goodput.
+# duration it is the goodput.
 #
-# **Trap (survivors):** a request that was aborted without a token stays in the denominator of the share. Leave such
-# requests out, and a server gets the better marks the more people give up waiting.
+# **Trap (survivors):** a request that was aborted without a token stays in the denominator of the share. If such
+# requests are left out, a server scores better the more users give up waiting.
 
 
 # %% nbgrader={"grade_id": "goodput", "solution": true}
 def goodput(requests, duration, max_ttft, max_tpot):
-    """Share of requests that meet both objectives, and how many a second: {"attainment": ..., "goodput": ...}."""
+    """Share of requests that meet both objectives, and their number per second: {"attainment": ..., "goodput": ...}."""
     ### BEGIN SOLUTION
     if not requests:
         raise ValueError("expected at least one request, got none")
@@ -547,8 +551,8 @@ for _ in range(4):
 # %% [markdown] nbgrader={"grade_id": "text_metrics"}
 # ## 5. From events to metrics
 #
-# **Build** `metrics(events)`: put parts 1 to 3 together. Return
-# `{"requests": {request_id: what request_metrics says}, "load": what load_metrics says of all of them}`.
+# **Build** `metrics(events)`: combine parts 1 to 3. Return `{"requests": {request_id: result of request_metrics},
+# "load": result of load_metrics for all of them}`.
 #
 # **Hint:** the keys of a timeline have the names of the arguments, so `request_metrics(**timeline)` passes each value
 # to the argument of its name.
@@ -565,7 +569,7 @@ def metrics(events):
 
 # %% nbgrader={"grade_id": "check_metrics", "grade": true, "points": 1}
 # property: metrics has an entry for every request, also without tokens, and the load's metrics of all of them.
-# hint: timelines, then request_metrics for each, then load_metrics of the list of all; leave nobody out.
+# hint: timelines, then request_metrics for each, then load_metrics of the list of all; leave none out.
 def check_composed(events):
     seen = metrics(list(events))
     assert isinstance(seen, dict), f"expected a dict, saw {type(seen).__name__}"
@@ -609,19 +613,19 @@ for _ in range(3):
 # ## 6. From logits to probabilities
 #
 # The second half. After each step the model gives for every request a row of *logits*: one number per token id, the
-# larger the more likely. Choosing the next token turns a row into probabilities, cuts off what is unlikely, and draws.
-# Each row is a request of its own. What stands in one row must not change what another row gets.
+# larger the more likely. Sampling the next token turns a row into probabilities, filters out unlikely tokens, and
+# draws. Each row belongs to a different request. The contents of one row must not affect another.
 #
 # **Build** `probabilities(logits, temperature)`: `logits` `[rows, vocab]` float32, `temperature` a number.
 # Return `[rows, vocab]` float32.
 #
-# - Above 0: softmax(logits / temperature) over each row. Below 1 this makes likely tokens likelier, above 1 it evens
-#   the row out.
+# - Above 0: softmax(logits / temperature) over each row. Below 1 this makes likely tokens likelier, above 1 it flattens
+#   the distribution.
 # - Temperature 0 is *greedy*: probability 1 for the largest logit of the row, 0 for all others. If several are equal,
 #   the one with the lowest token id gets it.
 # - A logit of -inf means "never": probability exactly 0. Each row has at least one finite logit. Logits may be as large
 #   as 10 000 and temperatures as small as 0.00001.
-# - `logits` belongs to the caller and stays as it is.
+# - `logits` belongs to the caller and is not modified.
 #
 # **Hint:** subtracting the same number from all logits of a row does not change the softmax. With the row's largest
 # logit subtracted, no exponent is above 0. `argmax` finds the first of equals.
@@ -708,15 +712,15 @@ for _ in range(3):
 # %% [markdown] nbgrader={"grade_id": "text_top_k"}
 # ## 7. Top-k
 #
-# Even a token of probability 0.0001 is drawn once in ten thousand, and vocabularies are large: all the unlikely tokens
-# together are drawn often. Two filters cut them off.
+# A token of probability 0.0001 is drawn once in ten thousand, but vocabularies are large: all the unlikely tokens
+# together are drawn often. Two filters remove them.
 #
 # **Build** `keep_top_k(probs, k)`: `probs` `[rows, vocab]` float32, each row sums to 1. Keep the k largest of each row,
-# set the others to 0, and divide by what is left, so that each row sums to 1 again. Return `[rows, vocab]` float32; ids
-# keep their places.
+# set the others to 0, and renormalize, so that each row sums to 1 again. Return `[rows, vocab]` float32; ids keep their
+# positions.
 #
-# - Exactly k tokens stay. Of equal ones at the edge, those with the lower ids stay.
-# - `k = 0` switches the filter off: all stay. A k larger than the vocabulary keeps all, too.
+# - Exactly k tokens are kept. Of equal ones at the cutoff, those with the lower ids stay.
+# - `k = 0` switches the filter off: all are kept. A k larger than the vocabulary also keeps all.
 #
 # **Hint:** `probs.sort(dim=-1, descending=True, stable=True)` returns values and ids and leaves equal values in
 # the order of their ids. (`topk` promises nothing about equal ones.) `torch.zeros_like(probs).scatter(1, ids, values)`
@@ -779,23 +783,23 @@ for _ in range(4):
 # %% [markdown] nbgrader={"grade_id": "text_top_p"}
 # ## 8. Top-p
 #
-# k = 50 is many where the model is sure, and few where hundreds of tokens would do. Top-p (also called nucleus
-# sampling) counts mass and not tokens.
+# k = 50 is too many where the model is confident, and too few where hundreds of tokens are plausible. Top-p (also
+# called nucleus sampling) counts probability mass, not tokens.
 #
-# **Build** `keep_top_p(probs, p)`: of each row keep the smallest set of most likely tokens whose probabilities
-# together reach `p` (`0 < p <= 1`). Set the others to 0 and divide by what is left. Return `[rows, vocab]` float32.
+# **Build** `keep_top_p(probs, p)`: of each row keep the smallest set of most likely tokens whose probabilities together
+# reach `p` (`0 < p <= 1`). Set the others to 0 and renormalize. Return `[rows, vocab]` float32.
 #
-# - Reaching is enough: if the first two have exactly p together, these two stay. Of equal ones at the edge, those with
-#   the lower ids stay.
-# - The most likely token always stays, however small p is.
-# - `p = 1` switches the filter off: every token stays. Make it a case of its own, because a sum of rounded numbers can
+# - Reaching is enough: if the first two have exactly p together, these two are kept. Of equal ones at the cutoff, those
+#   with the lower ids stay.
+# - The most likely token is always kept, however small p is.
+# - `p = 1` switches the filter off: every token is kept. Make it a special case, because a sum of rounded numbers can
 #   reach 1 before the last token.
 #
-# **Hint:** sort as before. A token stays if the mass *before* it is less than p. `cumsum` counts the mass up to
-# and including each token.
+# **Hint:** sort as before. A token is kept if the mass *before* it is less than p. `cumsum` gives the mass up to and
+# including each token.
 #
-# **Trap (the one that crosses):** the token with which the sum first reaches p stays. Without it the set is too small:
-# in a row of 0.6 and 0.4, p = 0.5 would leave nothing.
+# **Trap (the one that crosses):** the token with which the sum first reaches p is kept. Without it the set is too
+# small: in a row of 0.6 and 0.4, p = 0.5 would leave nothing.
 
 
 # %% nbgrader={"grade_id": "keep_top_p", "solution": true}
@@ -837,7 +841,7 @@ for _ in range(5):
     ids = sorted(range(vocab), key=lambda i, row=row: (-row[i], i))
     probs = weights / weights.sum()
     num_kept = random_int(2, vocab, draw_numbers)
-    p = float(probs[0, ids[: num_kept - 1]].sum() + probs[0, ids[num_kept - 1]] / 2)  # half way through its last one
+    p = float(probs[0, ids[: num_kept - 1]].sum() + probs[0, ids[num_kept - 1]] / 2)  # halfway through its last one
     check_kept(keep_top_p, "top-p", probs.clone(), p, [ids[:num_kept]])
     check_kept(keep_top_p, "top-p", probs.clone(), 1e-4, [ids[:1]])
 ### END HIDDEN TESTS
@@ -846,11 +850,11 @@ for _ in range(5):
 # ## 9. The draw
 #
 # Lay the tokens of a row side by side on a line, each as long as its probability, in the order of their *ids*. A number
-# u in [0, 1) is a place on that line, and the token that lies there is chosen. This is called inverse transform
+# u in [0, 1) is a place on that line, and the token at that position is chosen. This is called inverse transform
 # sampling. With u from a random generator each token comes up as often as its probability says.
 #
-# The order is a convention. Sorted by probability, every token would come up just as often, but the same u would
-# give another token, and so the same seed another text. The engine draws in the order of ids; so do you.
+# The order is a convention. Sorted by probability, every token would be drawn just as often, but the same u would give
+# a different token, and so the same seed a different text. The engine draws in the order of ids; so do you.
 #
 # **Build** `draw(probs, u)`: `probs` `[rows, vocab]` float32, `u` `[rows]` float32, one number for each row. Return
 # token ids `[rows]`, int64: in each row the first id whose cumulative probability (its own included) is *greater* than
@@ -858,13 +862,13 @@ for _ in range(5):
 #
 # - u = 0 is possible. A token of probability 0 is never chosen, also not by u = 0.
 #
-# **Hint:** `cumsum`, then count the ids whose cumulative probability is not greater: that many come before.
-# `u[:, None]` stands beside the rows as a column. `.double()` before the cumsum makes it exact enough for a large
+# **Hint:** `cumsum`, then count the ids whose cumulative probability is not greater: that many come before. `u[:,
+# None]` turns u into a column, one entry per row. `.double()` before the cumsum makes it exact enough for a large
 # vocabulary.
 #
 # **Trap (rounding):** the probabilities may sum to a little less than 1. If you compare with u itself, a u close to 1
-# is beyond the end of the line, and the answer is no token, or the last one of the vocabulary, whatever its
-# probability. The check exaggerates and uses rows that sum to 0.75.
+# is beyond the end of the line, and the result is no token, or the last one of the vocabulary, whatever its
+# probability. The check exaggerates this with rows that sum to 0.75.
 
 
 # %% nbgrader={"grade_id": "draw", "solution": true}
@@ -903,7 +907,7 @@ for _ in range(4):
     rows, vocab = 20, random_int(3, 50, draw_numbers)
     weights = torch.randint(0, 6, (rows, vocab), generator=draw_numbers).double()
     weights[:, random_int(0, vocab - 1, draw_numbers)] += 1
-    expected = weights.multinomial(1, generator=draw_numbers)[:, 0]  # which token; then a u inside its part of the line
+    expected = weights.multinomial(1, generator=draw_numbers)[:, 0]  # a token; then a u inside its interval
     end = weights.cumsum(dim=-1).gather(1, expected[:, None])[:, 0]
     inside = 0.1 + 0.8 * torch.rand(rows, generator=draw_numbers, dtype=torch.float64)
     u = (end - inside * weights.gather(1, expected[:, None])[:, 0]) / weights.sum(dim=-1)
@@ -916,10 +920,10 @@ for _ in range(4):
 # ## 10. The sampler
 #
 # **Build** `sample(logits, u, temperature, top_k, top_p)`: `logits` `[rows, vocab]` float32, `u` `[rows]` float32, and
-# three numbers that hold for all rows. Return token ids `[rows]`, int64. In this order: temperature, top-k, top-p
+# three numbers that apply to all rows. Return token ids `[rows]`, int64. In this order: temperature, top-k, top-p
 # within what top-k left, draw.
 #
-# **Hint:** four calls. Temperature 0 needs no case here: its row has one token, and that one is drawn whatever u is.
+# **Hint:** four calls. Temperature 0 needs no special case here: its row has one token, which is drawn for any u.
 #
 # **Trap (order):** top-p comes after the temperature. The temperature changes the masses, so it changes which tokens
 # reach p. The first lines of the check show a row in which the order decides.
@@ -941,7 +945,7 @@ def sample(logits, u, temperature, top_k, top_p):
 # hint: each filter gets what the one before it returned; make the checks of the four parts pass first. If they do and a
 #   share is wrong, it is the order.
 def check_shares(weights, temperature, top_k, top_p, expected, num_rows=1000):
-    """Draws from a row whose probabilities at this temperature are in proportion to the weights."""
+    """Draws from a row whose probabilities at this temperature are proportional to the weights."""
     logits = (torch.tensor([weights]).log() * temperature).repeat(num_rows, 1)
     tokens = unchanged(sample, logits, even_u(num_rows, rng("even")), temperature, top_k, top_p)
     seen, expected = shares_of(tokens, len(weights)), torch.tensor(expected) / sum(expected)
@@ -954,7 +958,7 @@ def check_shares(weights, temperature, top_k, top_p, expected, num_rows=1000):
 
 
 def check_rows(logits, u, settings, expected):
-    """Every row's token, in one batch and in each row alone."""
+    """Every row's token, in one batch and with each row alone."""
     tokens = unchanged(sample, logits, u, *settings)
     assert_tensor("sample", tokens, (len(logits),), torch.int64)
     seen = tokens.tolist()
@@ -991,7 +995,7 @@ for _ in range(5):
         less, exact, *more = (engine_probabilities(row.double(), temperature, top_k, p)[0] for p in near)
         token = int(exact.multinomial(1, generator=draw_numbers))
         if exact[token] < 0.01 or any(not torch.equal(less > 0, other > 0) for other in (exact, *more)):
-            continue  # too close to an edge: rounding would decide
+            continue  # too close to a boundary: rounding would decide
         inside = 0.25 + random_seconds(0.5, draw_numbers)
         u.append(float(exact[: token + 1].sum() - inside * exact[token]))
         logits.append(row[0])
@@ -1008,14 +1012,14 @@ assert distance < 0.05, f"5000 random draws: expected shares {exact.tolist()}, s
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 11. Inside the engine: your sampler
 #
-# The engine asks a *sampler* for the next token of each request: a callable `(logits, requests)`. `SamplerBySettings` is
-# one that looks up each request's temperature, top-k and top-p, and asks once for all rows that have the same; the cell
-# below answers with your `sample`. u is the engine's own: computed from the request's seed and the number of its
-# tokens, so that a text depends neither on who shares its batch nor on when it runs.
+# The engine asks a *sampler* for the next token of each request: a callable `(logits, requests)`. `SamplerBySettings`
+# is one that looks up each request's temperature, top-k and top-p, and makes one call for all rows with the same
+# settings; the cell below calls your `sample`. u is the engine's own: computed from the request's seed and the number
+# of its tokens, so that a text depends neither on the other requests in its batch nor on when it runs.
 #
-# The engine's scheduler, model and cache stay as they are. Your token is what the model goes on with. The text must be
-# that of the engine's own sampler, token for token. One exception: if u lies so close to the edge between two tokens
-# that rounding decides which one it hits, both are accepted, and the model goes on with the engine's.
+# The engine's scheduler, model and cache stay as they are. The model continues with your token. The text must be that
+# of the engine's own sampler, token for token. One exception: if u is so close to the boundary between two tokens that
+# rounding decides which one it hits, both are accepted, and the model continues with the engine's.
 
 
 # %% nbgrader={"grade_id": "engine_sampler"}
@@ -1029,7 +1033,7 @@ from reference_impl.assembly.lab_parts import (
 
 
 def your_tokens(asked):
-    """What your `sample` chooses for rows with the same settings, each compared with the engine's token."""
+    """The tokens your `sample` chooses for rows with the same settings, each compared with the engine's token."""
     logits, u, settings = asked.logits, asked.u, asked.settings
     seen = sample(logits.clone(), u.clone(), *settings)
     assert_tensor("sample", seen, (len(u),), torch.int64)
@@ -1039,11 +1043,11 @@ def your_tokens(asked):
         wrong = first_wrong_part(logits[row : row + 1], u[row : row + 1], settings)
         raise AssertionError(f"temperature, top-k, top-p {settings}, u {float(u[row]):.6f}: the engine "
                              f"chooses token {own}, sample chose {token}: {wrong}")  # fmt: skip
-    return asked.expected  # yours, too, unless u is at an edge
+    return asked.expected  # also yours, unless u is at a boundary
 
 
 def possible_tokens(logits, u, settings):
-    """Ids that u may give: two where u is within rounding of the edge between them."""
+    """Ids that u may give: two where u is within rounding of the boundary between them."""
     temperature, top_k, top_p = settings
     found = set()
     for nearby_p in (top_p - 1e-5, top_p + 1e-5):
@@ -1072,7 +1076,7 @@ def first_wrong_part(logits, u, settings):
 
 
 def write(prompt, settings, sampler, num_tokens):
-    """Token ids that the engine writes after each prompt. settings: per prompt (temperature, top_k, top_p, seed)."""
+    """Token ids that the engine generates for each prompt. settings: per prompt (temperature, top_k, top_p, seed)."""
     engine = LabEngine(course_llm(), {"num_blocks": 64}, sampler=sampler)
     for temperature, top_k, top_p, number in settings:
         params = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": number}
@@ -1081,7 +1085,7 @@ def write(prompt, settings, sampler, num_tokens):
 
 
 def check_written(prompt, settings, num_tokens):
-    """Writes with your sampler and without, and compares; returns the texts."""
+    """Generates with and without your sampler, and compares; returns the texts."""
     seen, expected = (
         write(prompt, settings, sampler, num_tokens) for sampler in (SamplerBySettings(your_tokens), None)
     )
@@ -1109,9 +1113,9 @@ check_written("class Reader:\n    def read(self):\n", settings, 4)
 # %% [markdown] nbgrader={"grade_id": "text_engine_metrics"}
 # ## 12. Inside the engine: your metrics
 #
-# The engine keeps a trace of what it did, step by step. `events_of` turns such a trace into the events of part 1. The
-# check runs a small load in which requests queue, one is aborted in the queue and one has a single token. It runs on a
-# clock that goes on whenever it is read, and compares your `metrics` with the engine's.
+# The engine records a trace of its steps. `events_of` turns such a trace into the events of part 1. The check runs a
+# small load in which requests queue, one is aborted in the queue and one has a single token. It uses a clock that
+# advances whenever it is read, and compares your `metrics` with the engine's.
 
 
 # %% nbgrader={"grade_id": "engine_events"}
@@ -1119,9 +1123,9 @@ from reference_impl.assembly.lab_parts import MovingClock, events_of
 
 
 def run_load(prompts, settings, num_tokens, sampler=None, clock=None):
-    """Serves prompts two at a time, the third and later ones arriving while it runs; the last is aborted in the queue.
+    """Serves prompts two at a time; the third and later ones arrive while it runs; the last is aborted in the queue.
 
-    settings: per prompt (temperature, top_k, top_p, seed). Returns the engine, whose trace says what was done.
+    settings: per prompt (temperature, top_k, top_p, seed). Returns the engine, with its trace.
     """
     engine = LabEngine(course_llm(), {"num_blocks": 64, "max_num_seqs": 2}, sampler=sampler, clock=clock)
     for i, (prompt, n) in enumerate(zip(prompts, num_tokens, strict=True)):
@@ -1178,13 +1182,14 @@ check_run(num_tokens, start=100 + random_seconds(900, draw_numbers))
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_report"}
-# ## 13. Your engine writes, and you say how fast
+# ## 13. Your engine generates, and you measure it
 #
-# Now on the real clock: your sampler chooses every token, your metrics read the trace. Two requests run at a time, so
+# Now with the real clock: your sampler chooses every token, your metrics read the trace. Two requests run at a time, so
 # the later ones wait; the last is aborted while it waits. Look at how much of each TTFT is queue, and at how few
-# requests meet an objective of 50 ms. Change temperatures and seeds and run it again. The seconds belong to this
-# machine and are not checked; they include the engine's own sampler, which `SamplerBySettings` asks in every step, to compare.
-# The model is a small one trained for this course on Python code: it has the form of code and little sense.
+# requests meet an objective of 50 ms. Change temperatures and seeds and run it again. The seconds depend on this
+# machine and are not checked; they include the engine's own sampler, which `SamplerBySettings` runs in every step for
+# comparison. The model is a small one trained for this course on Python code: its output has the form of code and
+# little meaning.
 
 # %% nbgrader={"grade_id": "report"} inferlab={"where": "notebook"}
 prompts = [
@@ -1228,9 +1233,9 @@ print(f"TTFT and TPOT at most 50 ms: {good['attainment']:.0%} of the requests, {
 # %% [markdown] nbgrader={"grade_id": "text_loop"}
 # ## 14. The loop itself
 #
-# All that an engine does for one request, without the engine: run the model, take the last logits, choose a token,
-# append it, repeat. It computes the whole sequence anew for every token; lab 02 ends that. The bars show what
-# the temperature does to the model's first choice.
+# Everything an engine does for one request, without the engine: run the model, take the last logits, choose a token,
+# append it, repeat. It recomputes the whole sequence for every token; lab 02 avoids that. The bars show how the
+# temperature changes the distribution of the first token.
 
 # %% nbgrader={"grade_id": "loop"} inferlab={"where": "notebook"}
 from reference_impl.annexes.baselines.contiguous_cache import ContiguousAttention, ContiguousKVCache
@@ -1241,7 +1246,7 @@ decoder = course_llm().engine.model
 
 @torch.inference_mode()
 def last_logits(tokens):
-    """Logits [1, vocab] after the last of the tokens, with nothing kept from earlier calls."""
+    """Logits [1, vocab] after the last of the tokens, with no state from earlier calls."""
     cache = ContiguousKVCache(decoder, rows=1, max_len=len(tokens))
     batch = ragged_batch([(tokens, 0)], len(tokens), decoder.device)
     return decoder(batch, cache, ContiguousAttention(decoder.config.head_dim**-0.5))
@@ -1263,10 +1268,10 @@ print(course_llm().tokenizer.decode(tokens))
 #
 # Add cells below and try one.
 #
-# - **What a client sees.** A server sends tokens in bundles of two. What do the client's gaps look like, and what is
-#   the mean ITL then, compared with TPOT?
-# - **Min-p.** Keep the tokens whose probability is at least m times that of the most likely one. For which rows does
-#   it keep more than top-p, for which fewer?
+# - **What a client sees.** A server sends two tokens at a time. What do the client's gaps look like, and what is the
+#   mean ITL then, compared with TPOT?
+# - **Min-p.** Keep the tokens whose probability is at least m times that of the most likely one. For which rows does it
+#   keep more tokens than top-p, for which fewer?
 # - **Two at a time, or eight.** Change `max_num_seqs` in `run_load`. What happens to TTFT, TPOT and throughput?
 #   (Lab 03.)
 # - **Without sorting.** Draw with the largest of log(p) plus Gumbel noise, -log(-log(u)) with one u per token. Is the

@@ -4,14 +4,14 @@
 # A prompt has 200 tokens and the model writes 500 more. Without a cache, how many tokens go through the model's
 # linear layers in all? With one? Write both guesses down; a cell below computes them.
 #
-# You build, in this order: generation without a cache, the cache, attention that works on it, one step of a layer,
-# generation with the cache, a batch of unequal rows, and the memory budget. At the end your pieces run inside the
-# engine and serve text.
+# You build, in this order: generation without a cache, the cache, attention over it, one step of a layer, generation
+# with the cache, a batch of unequal rows, and the memory budget. At the end your parts run inside the engine and serve
+# text.
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
-# - Everything is float32 on the CPU. Use `torch`, `numpy` and the standard library: when your cells are graded, nothing
-#   else is there, no engine and no grader.
+# - Everything is float32 on the CPU. Use `torch`, `numpy` and the standard library: nothing else is available when your
+#   cells are graded, neither engine nor grader.
 #
 # 20 points.
 
@@ -21,18 +21,18 @@ import math
 import torch
 
 # %% nbgrader={"grade_id": "tools"}
-# Given: what the checks use. You may read it; it is not yours to change.
+# Given: helpers of the checks. You may read them, but do not change them.
 import hashlib
 
 from grader.checks import rng, seed
 
 
 class CountingModel:
-    """A stand-in for a model with a KV cache of its own. It counts what it is asked to compute.
+    """A stand-in for a model with its own KV cache. It counts the tokens and pairs it computes.
 
     forward(tokens, start): computes `tokens` at positions start, start + 1, ... and returns the logits [VOCAB] after
-    the last of them. They depend on every token so far. start 0 forgets what was cached; any other start must be
-    the number of tokens cached so far.
+    the last of them. They depend on every token so far. start 0 clears the cache; any other start must be the number of
+    tokens cached so far.
     """
 
     VOCAB = 64
@@ -78,7 +78,7 @@ class CountingModel:
 
     @property
     def num_pairs(self):
-        """(query, key) pairs of attention: the token at position p looks at p + 1 keys."""
+        """(query, key) pairs of attention: the token at position p attends to p + 1 keys."""
         return sum(n * start + n * (n + 1) // 2 for start, n in self.log)
 
 
@@ -110,9 +110,9 @@ def difference(seen, expected):
 
 
 def seen_by(attend, num_new, past_len, unused=0):
-    """What each new query sees: weights [num_new, tokens] of `attend` with all keys zero and one-hot values.
+    """The attention weights [num_new, tokens] of `attend` with all keys zero and one-hot values.
 
-    Each of the n keys a query sees weighs 1/n, the others 0. Unused slots hold NaN.
+    Each of the n visible keys of a query has weight 1/n, the others 0. Unused slots hold NaN.
     """
     num_tokens = past_len + num_new
     k, v = torch.zeros(num_tokens + unused, 1, num_tokens), torch.eye(num_tokens + unused, num_tokens)[:, None]
@@ -127,24 +127,23 @@ def seen_by(attend, num_new, past_len, unused=0):
 # ## 1. Generate without a cache
 #
 # A model is a function `model(tokens, start)`: it computes `tokens` (a list of token ids) at positions `start`,
-# `start + 1`, ... and returns the logits `[vocab]` after the last of them. With `start=0` it forgets all it knew.
+# `start + 1`, ... and returns the logits `[vocab]` after the last of them. With `start=0` it clears its cache.
 #
-# **Build** `generate_no_cache(model, prompt, num_new_tokens)`: greedy generation (always the most likely token).
-# Every step hands the model the whole sequence so far, prompt and generated tokens, at `start=0`. Return the new
-# tokens as a list of `num_new_tokens` ints.
+# **Build** `generate_no_cache(model, prompt, num_new_tokens)`: greedy generation (always the most likely token). Every
+# step gives the model the whole sequence so far, prompt and generated tokens, at `start=0`. Return the new tokens as a
+# list of `num_new_tokens` ints.
 #
 # **Count** with S prompt tokens and N new ones. Step t (from 0) computes S + t tokens, so all steps together put
 # N·S + N(N-1)/2 tokens through the linear layers, in N calls.
 #
 # **Hint:** `int(logits.argmax())` is the next token.
 #
-# **Trap (one call too many):** the model has spoken N times when you have N tokens. What the last token would lead
-# to, nobody asked.
+# **Trap (one call too many):** N tokens take N calls. Do not compute the logits after the last token.
 
 
 # %% nbgrader={"grade_id": "generate_no_cache", "solution": true}
 def generate_no_cache(model, prompt, num_new_tokens):
-    """Greedy generation that recomputes everything. prompt: list of S ids -> list of num_new_tokens ids."""
+    """Greedy generation without a cache. prompt: list of S ids -> list of num_new_tokens ids."""
     ### BEGIN SOLUTION
     tokens = list(prompt)
     for _ in range(num_new_tokens):
@@ -182,15 +181,15 @@ for case in range(3):
 
 
 # %% [markdown] nbgrader={"grade_id": "text_why"}
-# ## 2. What to keep: K and V, never Q
+# ## 2. What to cache: K and V, never Q
 #
-# Per head, the output at position t is a weighted mean of the values at positions 0..t, with weights from the query
-# at t and the keys at 0..t. The query of an earlier position appears nowhere in it: it was used once, for its own
-# position, and that output does not change when tokens follow, because no position looks ahead. Keys and values
-# are different: every later query reads them again. So K and V are kept and Q is not.
+# Per head, the output at position t is a weighted mean of the values at positions 0..t, with weights from the query at
+# t and the keys at 0..t. The query of an earlier position does not appear in it: it was used once, for its own
+# position, and that output does not change when tokens follow, because no position looks ahead. Keys and values are
+# different: every later query reads them again. So K and V are cached and Q is not.
 #
-# The cell below throws away all queries but the last, and the last output stays the same. It also changes the last
-# token's key and value, and no earlier output moves.
+# The cell below drops all queries but the last, and the last output stays the same. It also changes the last token's
+# key and value, and no earlier output changes.
 
 # %% nbgrader={"grade_id": "why_not_q"} inferlab={"where": "notebook"}
 sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -207,31 +206,31 @@ print(
 # %% [markdown] nbgrader={"grade_id": "text_cache"}
 # ## 3. The cache
 #
-# **Build** the class `KVCache` for one sequence and one layer: a buffer that is allocated once, with room for
-# `max_len` tokens, and a counter of how many are in it. The buffer does not grow; only the counter does.
+# **Build** the class `KVCache` for one sequence and one layer: a buffer that is allocated once, with capacity for
+# `max_len` tokens, and a count of the tokens in it. The buffer does not grow; only the count does.
 #
 # What you take and give has positions first, `[tokens, heads, head_dim]`. How it lies in your buffer is your choice:
 # kernels exist for positions first and for heads first.
 #
 # - `KVCache(num_kv_heads, head_dim, max_len)`: empty, float32.
-# - `append(k, v)`: `k` and `v` are `[num_new, num_kv_heads, head_dim]`. They go behind what is there. A prompt, a
-#   piece of a prompt and a single token are the same case: `num_new` differs.
-# - `view()`: `(keys, values)`, each `[len, num_kv_heads, head_dim]`, in the order of arrival. Nothing of the unused
-#   room shows.
+# - `append(k, v)`: `k` and `v` are `[num_new, num_kv_heads, head_dim]`. They are appended to the cached tokens. A
+#   prompt, a chunk of a prompt and a single token are the same case: `num_new` differs.
+# - `view()`: `(keys, values)`, each `[len, num_kv_heads, head_dim]`, in the order of arrival. Unused slots are not
+#   included.
 # - `len(cache)`: tokens in it.
 # - If the new tokens do not all fit, `append` raises `ValueError` and the cache stays as it was. `max_len` tokens fit.
 #
 # **Hint:** slots `[length, length + num_new)` are next; `view()` is a slice.
 #
 # **Trap (borrowed memory):** `k` and `v` belong to the caller. An engine computes them into the same memory in every
-# step, so what you keep must be a copy. The method `append_from_workspace` is given and does what such an engine does.
+# step, so you must store a copy. The method `append_from_workspace` is given and simulates such an engine.
 
 
 # %% nbgrader={"grade_id": "KVCache", "solution": true}
 class KVCache:
     """Keys and values of one sequence in one layer: a preallocated buffer and a length.
 
-    max_len: most tokens it can hold. All tensors are float32, [tokens, num_kv_heads, head_dim].
+    max_len: its capacity in tokens. All tensors are float32, [tokens, num_kv_heads, head_dim].
     """
 
     def __init__(self, num_kv_heads, head_dim, max_len):
@@ -264,7 +263,7 @@ class KVCache:
         ### END SOLUTION
 
     def append_from_workspace(self, k, v):
-        """Given, leave it as it is: appends from memory that is written over right afterwards."""
+        """Given, do not change: appends from memory that is overwritten right afterwards."""
         workspace_k, workspace_v = k.clone(), v.clone()
         self.append(workspace_k, workspace_v)
         workspace_k.fill_(float("nan"))
@@ -282,7 +281,7 @@ def check_appends(sizes, num_kv_heads, head_dim, max_len, generator):
     for size in sizes:
         end = start + size
         cache.append(k[start:end].clone(), v[start:end].clone())
-        other.append(v[start:end].clone(), k[start:end].clone())  # another sequence, as long
+        other.append(v[start:end].clone(), k[start:end].clone())  # another sequence of the same length
         start = end
         print(f"append {size:2d}: len {len(cache):2d}, keys {tuple(cache.view()[0].shape)}")
         assert len(cache) == end, f"{end} tokens were appended, len() says {len(cache)}"
@@ -358,28 +357,28 @@ for num_tokens in (1, random_int(2, 9, draw)):
 # %% [markdown] nbgrader={"grade_id": "text_attend"}
 # ## 4. Attention on a cache
 #
-# **Build** `attend(q, k, v, past_len)`, one function for prefill, for a chunk of a prompt and for decode.
+# **Build** `attend(q, k, v, past_len)`, one function for prefill, chunks of a prompt and decode.
 #
 # - `q` `[num_new, num_heads, head_dim]`: queries of the new tokens, at positions `past_len`, `past_len + 1`, ...
 # - `k`, `v` `[num_slots, num_kv_heads, head_dim]`: keys and values from position 0 on, those of the new tokens
-#   included. `num_slots` is at least `past_len + num_new`; slots behind that are unused and may hold anything, also NaN.
-# - The query at position p sees the keys at positions 0..p, with weights softmax(q·k / sqrt(head_dim)).
-#   All other keys have weight exactly 0.
-# - `num_heads` is a multiple of `num_kv_heads` (grouped-query attention): query head h reads KV head
-#   `h // (num_heads // num_kv_heads)`. Neighbours share; the KV heads are not dealt round.
-# - Returns `[num_new, num_heads, head_dim]`, float32. The inputs stay as they are.
+#   included. `num_slots` is at least `past_len + num_new`; later slots are unused and may hold anything, even NaN.
+# - The query at position p attends to the keys at positions 0..p, with weights softmax(q·k / sqrt(head_dim)). All other
+#   keys have weight exactly 0.
+# - `num_heads` is a multiple of `num_kv_heads` (grouped-query attention): query head h reads KV head `h // (num_heads
+#   // num_kv_heads)`. Adjacent query heads share a KV head; KV heads are not assigned round-robin.
+# - Returns `[num_new, num_heads, head_dim]`, float32. The inputs are not modified.
 #
-# You often read "prefill has T > 1 and a mask, decode has T = 1 and needs none". A chunk of a prompt, a prompt whose
-# first part is cached, and the verification of drafted tokens have T > 1 *and* a past. One query needs no mask only
-# because it is the last: it sees every key there is. That is the same rule, not another one.
+# You often read "prefill has T > 1 and a mask, decode has T = 1 and needs none". A chunk of a prompt, a prompt with a
+# cached prefix, and the verification of drafted tokens have T > 1 *and* cached tokens. One query needs no mask only
+# because it is the last: it attends to all keys. That is the same rule, not a different one.
 #
-# **Hint:** cut `k` and `v` to `past_len + num_new` slots first. A mask does not save you from NaN: 0 × NaN is NaN.
-# `torch.einsum` keeps the axes readable; `repeat_interleave` on the head axis spreads the KV heads.
+# **Hint:** slice `k` and `v` to `past_len + num_new` slots first. A mask does not protect from NaN: 0 × NaN is NaN.
+# `torch.einsum` keeps the axes readable; `repeat_interleave` on the head axis repeats the KV heads.
 #
-# **Trap (top-left):** the mask is aligned at the *bottom right*: the last query sees everything.
-# `scaled_dot_product_attention(..., is_causal=True)` aligns it at the *top left* when there are more keys than
-# queries. The cell below shows it: keys are zero, so every visible key has the same weight, and row i is what query i
-# sees.
+# **Trap (top-left):** the mask is aligned at the *bottom right*: the last query attends to all keys.
+# `scaled_dot_product_attention(..., is_causal=True)` aligns it at the *top left* when there are more keys than queries.
+# The cell below shows it: keys are zero, so every visible key has the same weight, and row i shows what query i attends
+# to.
 
 # %% nbgrader={"grade_id": "top_left"} inferlab={"where": "notebook"}
 zero_q, zero_k, one_hot = torch.zeros(1, 2, 5), torch.zeros(1, 5, 5), torch.eye(5)[None]  # 3 tokens cached, 2 new
@@ -390,7 +389,7 @@ print("bottom right: query 3 and 4 see\n", sdpa(zero_q, zero_k, one_hot, attn_ma
 
 # %% nbgrader={"grade_id": "attend", "solution": true}
 def attend(q, k, v, past_len):
-    """Causal attention of new tokens over a cache that holds them and past_len tokens before them.
+    """Causal attention of new tokens over a cache that holds them and the past_len tokens before them.
 
     q [num_new, num_heads, head_dim]; k, v [num_slots, num_kv_heads, head_dim] -> like q.
     """
@@ -412,9 +411,9 @@ def attend(q, k, v, past_len):
 # property: weights are softmax(q.k / sqrt(head_dim)) over the keys; the inputs stay as they are.
 # hint: scale before the softmax, over the axis of the keys; do not write into q, k or v.
 def last_weights(q, k):
-    """What the last of the queries gives to each key: with one-hot values the output is the weights."""
+    """The weights of the last query: with one-hot values the output is the weights."""
     num_tokens, _, head_dim = k.shape
-    v = torch.eye(num_tokens, head_dim)[:, None]  # value of token j: 1 at place j
+    v = torch.eye(num_tokens, head_dim)[:, None]  # value of token j: 1 at index j
     given = [tensor.clone() for tensor in (q, k, v)]
     out = attend(q, k, v, 0)
     for name, now, before in zip("qkv", (q, k, v), given, strict=True):
@@ -445,7 +444,7 @@ for _ in range(4):
 # property: query head h reads KV head h // (num_heads // num_kv_heads).
 # hint: with 6 query and 2 KV heads, query heads 0, 1, 2 read KV head 0 and 3, 4, 5 read KV head 1.
 def heads_read(num_heads, num_kv_heads, num_new, past_len):
-    """Which KV head each query head reads: all values of KV head g are g, so every weighted mean of them is g."""
+    """The KV head that each query head reads: all values of KV head g are g, so every weighted mean of them is g."""
     q, k = torch.zeros(num_new, num_heads, 8), torch.zeros(past_len + num_new, num_kv_heads, 8)
     v = torch.arange(num_kv_heads).float()[None, :, None].expand(past_len + num_new, -1, 8).clone()
     out = attend(q, k, v, past_len)
@@ -485,7 +484,7 @@ def check_seen(num_new, past_len):
 
 
 def check_chunks_of(chunk_size, num_tokens, generator):
-    """A prompt in chunks gives what it gives at once."""
+    """A prompt in chunks gives the same as in one pass."""
     q = torch.randn(num_tokens, 4, 8, generator=generator)
     k, v = torch.randn(2, num_tokens, 2, 8, generator=generator)
     once = attend(q.clone(), k.clone(), v.clone(), 0)
@@ -510,7 +509,7 @@ for _ in range(2):
     check_chunks_of(random_int(2, 9, draw), random_int(10, 30, draw), draw)
 q, (k, v) = torch.randn(5, 2, 8, generator=draw), torch.randn(2, 9, 2, 8, generator=draw)
 out = attend(q.clone(), k.clone(), v.clone(), 4)
-k[7:], v[7:] = 50.0, 1e6  # the future of the first three queries
+k[7:], v[7:] = 50.0, 1e6  # future keys of the first three queries
 off = difference(attend(q, k, v, 4)[:3], out[:3])
 assert off < 1e-5, f"other keys and values in the future changed the present by {off:.2g}"
 ### END HIDDEN TESTS
@@ -524,7 +523,7 @@ def check_unused_slots(num_new, past_len, unused):
     num_nan = int(rows.isnan().sum())
     print(f"{past_len} + {num_new} tokens in {past_len + num_new + unused} slots: {num_nan} NaN in the output")
     assert num_nan == 0, f"{num_nan} NaN from unused slots reached the output"
-    # Only the last row, and only without a past: which keys the others see is another check's business.
+    # Only the last row, and only without cached tokens: other checks test which keys the others see.
     if past_len == 0:
         off = difference(rows[-1], torch.full((num_new,), 1 / num_new))
         assert off < 1e-5, f"the last query must see keys 0..{num_new - 1} alike, saw {rows[-1].tolist()}"
@@ -542,10 +541,10 @@ for past_len in (0, random_int(1, 9, draw), random_int(1, 9, draw)):
 # ## 5. One step of one layer
 #
 # **Build** `attention_step(cache, attend, q, k, v)`: what an attention layer does with the new tokens of a sequence.
-# Put their keys and values into `cache`, then let their queries attend to all that is in it.
+# Append their keys and values to `cache`, then let their queries attend to all its tokens.
 #
 # - `cache` has the methods of your `KVCache`; `attend` has the signature of yours. The check passes its own, so this
-#   part can be right although an earlier one is not.
+#   part can be right even if an earlier one is not.
 # - `q` `[num_new, num_heads, head_dim]`; `k`, `v` `[num_new, num_kv_heads, head_dim]`. Returns what `attend` returns.
 #
 # **Hint:** there is no branch for prefill or decode, and no mask here.
@@ -569,7 +568,7 @@ def attention_step(cache, attend, q, k, v):
 # property: the new keys and values are stored first; then attend gets all keys and the number of tokens before.
 # hint: read len(cache), append, view, attend: in this order, for any number of new tokens.
 class Recorder:
-    """Stands for a cache and for attend, and writes down how it is used. Its keys are just numbered."""
+    """Stands in for a cache and for attend, and records its calls. Its keys are just numbered."""
 
     def __init__(self, held):
         self.held = held
@@ -625,23 +624,23 @@ for _ in range(4):
 # ## 6. Generate with the cache
 #
 # Now `model` has a KV cache inside. `model(tokens, start)` with `start > 0` computes only `tokens` and attends to the
-# `start` tokens it has cached; it refuses any `start` but the number of cached tokens.
+# `start` tokens it has cached; it rejects any `start` other than the number of cached tokens.
 #
 # **Build** `generate_cached(model, prompt, num_new_tokens, chunk_size)`: the same greedy tokens as
 # `generate_no_cache`, each token computed once.
 #
-# - Prefill: the prompt goes in, in as few calls as possible of at most `chunk_size` tokens each. The last may be
-#   shorter. Only the logits after the *last* prompt token choose the first new token.
+# - Prefill: feed the prompt in as few calls as possible, of at most `chunk_size` tokens each. The last may be shorter.
+#   Only the logits after the *last* prompt token choose the first new token.
 # - Decode: each call feeds the one token that was chosen last.
 #
 # **Count:** S + N - 1 tokens go through the linear layers, in ceil(S / chunk_size) + N - 1 calls. Attention still
-# looks back: the token at position p meets p + 1 keys, cache or not. A cache saves computing the old keys and values
-# again, and the outputs of the old positions. It does not save attending to them.
+# covers all tokens: the token at position p attends to p + 1 keys, with or without a cache. A cache saves recomputing
+# the old keys and values, and the outputs of the old positions. It does not save attending to them.
 #
 # **Hint:** keep a variable for the position where the next call starts.
 #
-# **Trap (last token):** the first new token comes out of the prefill. Every later call takes in one new token and
-# gives the next. The last one comes out and is never fed in, so after N outputs the cache holds S + N - 1 tokens.
+# **Trap (last token):** the prefill gives the first new token. Every later call takes one new token as input and gives
+# the next. The last one is never fed in, so after N outputs the cache holds S + N - 1 tokens.
 
 
 # %% nbgrader={"grade_id": "generate_cached", "solution": true}
@@ -730,10 +729,10 @@ for case in range(4):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_counts"}
-# ### What the cache holds, and what it saves
+# ### The contents of the cache, and its savings
 #
-# The first cell follows three prompt tokens and two new ones. The first new token comes out of the prefill; its key
-# and value enter the cache one call later; the last new token never does.
+# The first cell follows three prompt tokens and two new ones. The prefill gives the first new token; its key and value
+# are cached one call later; those of the last new token never are.
 #
 # The second cell answers the question from the top with the closed forms, after comparing them with your counts on a
 # small case. "O(n²) becomes O(n)" is only half a sentence: per step, attention falls from O(n²) to O(n) and the linear
@@ -755,7 +754,7 @@ print("output", generate_cached(tracing, [11, 12, 13], 2, chunk_size=3))
 
 # %% nbgrader={"grade_id": "closed_forms"} inferlab={"where": "notebook"}
 def closed_forms(S, N):
-    """(tokens, pairs) without a cache, and with one."""
+    """(tokens, pairs) without a cache, and with a cache."""
     lengths = range(S, S + N)  # what each step computes without a cache
     without = sum(lengths), sum(n * (n + 1) // 2 for n in lengths)
     return without, (S + N - 1, (S + N - 1) * (S + N) // 2)
@@ -777,13 +776,13 @@ print(f"             {pairs_without:,} pairs without a cache, {pairs_with:,} wit
 # %% [markdown] nbgrader={"grade_id": "text_batch"}
 # ## 7. Two sequences of unequal length
 #
-# The simplest batch pads: one buffer `[rows, max_len, num_kv_heads, head_dim]` for all rows, each row with a length
-# of its own. Paging will replace it; here you see what it costs.
+# The simplest batch pads: one buffer `[rows, max_len, num_kv_heads, head_dim]` for all rows, each row with its own
+# length. Paging will replace it; here you see its cost.
 #
 # **Build** `attend_batch(q, k, v, k_cache, v_cache, lengths)`: one step of a layer for all rows.
 #
-# - `k_cache`, `v_cache` `[rows, max_len, num_kv_heads, head_dim]`: row r holds `lengths[r]` tokens. The slots behind
-#   them may hold anything, also NaN.
+# - `k_cache`, `v_cache` `[rows, max_len, num_kv_heads, head_dim]`: row r holds `lengths[r]` tokens. Later slots may
+#   hold anything, even NaN.
 # - `q` `[rows, num_new, num_heads, head_dim]`; `k`, `v` `[rows, num_new, num_kv_heads, head_dim]`: each row's new
 #   tokens, at *its* positions `lengths[r]`, `lengths[r] + 1`, ... They fit. `lengths` is a list of ints.
 # - Write `k` and `v` into the caches, in place, each row at its own positions; no other slot changes. Then return
@@ -792,7 +791,7 @@ print(f"             {pairs_without:,} pairs without a cache, {pairs_with:,} wit
 # **Hint:** a loop over rows is fine. All rows at once is one mask `[rows, num_new, max_len]` with
 # `key <= lengths[r] + i`, and values in hidden slots set to 0.
 #
-# **Trap (padding):** the padding of a short row is not empty, it is memory nobody wrote. Masking its scores makes its
+# **Trap (padding):** the padding of a short row is not empty but uninitialized memory. Masking its scores makes its
 # weight 0, and 0 × NaN is still NaN.
 
 
@@ -902,13 +901,13 @@ for _ in range(3):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_padding"}
-# ### What padding costs, and what masks do not do
+# ### The cost of padding, and the limits of masks
 #
-# Per-row positions are a matter of arithmetic, and the mask follows from them; it does not replace them. The rotary
-# embedding needs the same positions. And a mask hides scores that were computed all the same. The cell below takes
-# three prompts of 3, 5 and 2 tokens. Packed into one row of 10 tokens with one big mask they cost more scores than
-# padded, and several times what they need. Engines run the linear layers on the packed tokens and attention per
-# sequence, which needs no mask between sequences at all.
+# Per-row positions have to be computed, and the mask follows from them; it does not replace them. The rotary embedding
+# needs the same positions. And a mask hides scores that are computed anyway. The cell below takes three prompts of 3, 5
+# and 2 tokens. Packed into one row of 10 tokens with one big mask they take more scores than padded, and several times
+# the necessary ones. Engines run the linear layers on the packed tokens and attention per sequence, which needs no mask
+# between sequences at all.
 
 # %% nbgrader={"grade_id": "padding"} inferlab={"where": "notebook"}
 prompts = (3, 5, 2)
@@ -931,8 +930,8 @@ print(f"cache slots reserved when padded: {slots}, of which {1 - sum(prompts) / 
 # - `config` is a dict as in a model's `config.json`: `num_hidden_layers`, `hidden_size`, `num_attention_heads`,
 #   `num_key_value_heads`, `head_dim`.
 #
-# **Hint:** `//` rounds down. `head_dim` is a number of its own: in some models it is not
-# `hidden_size / num_attention_heads`.
+# **Hint:** `//` rounds down. `head_dim` is an independent number: in some models it is not `hidden_size /
+# num_attention_heads`.
 #
 # **Trap (total context):** memory divided by bytes per token is the whole context, prompt *and* output.
 
@@ -999,7 +998,7 @@ for _ in range(8):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_drill"}
-# Want more of these? The cell below draws a model, a machine and questions about them. Put your answer into the last
+# For more practice, the cell below draws a model, a machine and questions about them. Put your answer into the last
 # line; change the seed for another drill.
 
 # %% nbgrader={"grade_id": "drill"} inferlab={"where": "notebook"}
@@ -1014,14 +1013,14 @@ print("\n" + drills.check(drill, drill.questions[0].key, given=1.0).message)
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 9. Inside the engine
 #
-# The engine asks an *attention backend* for attention over a batch of ragged rows. `AttentionByRequest` is one that asks
-# for each request by itself, and the cell below answers with your work: one `KVCache` per request and layer, and
-# `attention_step` with your `attend`. Each cache has room for exactly prompt + output - 1 tokens. The engine's
-# scheduler, model and sampler stay as they are; prompts are cut into chunks, and two requests of unequal length run
+# The engine asks an *attention backend* for attention over a batch of ragged rows. `AttentionByRequest` is one that
+# makes one call per request, and the cell below implements it with your code: one `KVCache` per request and layer, and
+# `attention_step` with your `attend`. Each cache has a capacity of exactly prompt + output - 1 tokens. The engine's
+# scheduler, model and sampler stay as they are; prompts are split into chunks, and two requests of unequal length run
 # together.
 #
-# With each question comes what the engine's own attention answers, to tell you at the first difference which property
-# failed. Your output is what the model goes on with. The tokens must be those that the engine generates by itself.
+# Each call also has the result of the engine's own attention, to tell you at the first difference which property
+# failed. The model continues with your output. The tokens must be those that the engine generates by itself.
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
@@ -1029,7 +1028,7 @@ from reference_impl.assembly.lab_parts import AttentionByRequest, LabEngine, cou
 
 
 class YourAttention:
-    """Attention of one request at a time over your pieces. max_len: room in the caches, by request id."""
+    """Attention of one request at a time with your parts. max_len: capacity of the caches, by request id."""
 
     def __init__(self, max_len):
         self.max_len = max_len
@@ -1051,7 +1050,7 @@ class YourAttention:
 
 
 def _first_failing(cache, keys, values, off):
-    """keys, values: those that the engine itself has for the request, in order."""
+    """keys, values: the engine's own for the request, in order."""
     if len(cache) != len(keys):
         return f"append or len() is wrong: the cache must hold {len(keys)} tokens, len() says {len(cache)}"
     seen_keys, seen_values = cache.view()
@@ -1062,7 +1061,7 @@ def _first_failing(cache, keys, values, off):
 
 def serve(prompts, num_new_tokens, attention=None, max_num_batched_tokens=16):
     """Greedy output of the course model for prompts of token ids, all in one engine, in chunks."""
-    # A prompt that finds its beginning in the engine's prefix cache would skip tokens that your cache has never seen.
+    # A hit in the engine's prefix cache would skip tokens that are not in your cache.
     options = {"num_blocks": 64, "max_num_batched_tokens": max_num_batched_tokens, "prefix_cache": "off"}
     engine = LabEngine(course_llm(), options, attention=attention)
     for prompt in prompts:
@@ -1071,7 +1070,7 @@ def serve(prompts, num_new_tokens, attention=None, max_num_batched_tokens=16):
 
 
 def check_served(prompts, num_new_tokens, max_num_batched_tokens):
-    """Serves with your pieces and without, and compares; returns the tokens."""
+    """Serves with and without your parts, and compares; returns the tokens."""
     max_len = {str(i): len(prompt) + num_new_tokens - 1 for i, prompt in enumerate(prompts)}
     yours = YourAttention(max_len)
     attention = AttentionByRequest(course_llm().engine.attention, yours)
@@ -1106,19 +1105,19 @@ check_served(prompts, num_new_tokens=4, max_num_batched_tokens=random_int(6, 20,
 # %% [markdown] nbgrader={"grade_id": "text_measure"}
 # ## 10. Operations and seconds
 #
-# Now your two generators drive the course model itself, with and without its cache, and a clock runs. The ratio of
-# tokens is exact. The ratio of seconds belongs to this machine, so it is printed and never checked.
+# Now your two generators run the course model itself, with and without its cache, and are timed. The ratio of tokens is
+# exact. The ratio of seconds depends on this machine, so it is printed and never checked.
 #
-# You will read that a KV cache makes generation 40 or 50 times faster. What you measure is likely far below that,
-# and below the ratio of tokens. Why:
+# You will read that a KV cache makes generation 40 or 50 times faster. Your measurement is likely far below that, and
+# below the ratio of tokens. The reasons:
 #
-# - Both ways make the same number of calls, and a call has a cost that does not depend on the number of tokens: Python,
-#   starting kernels, reading every weight once. For a small model and a short sequence that is most of the time.
-# - Many tokens in one call are cheaper each than one token alone, because each weight is read once and used for all of
-#   them. The run without a cache does its many tokens in that cheaper way.
-# - So the ratio grows with the length, and with the size of the model, and there is no one number for it. The
-#   last line shows the ratio of tokens for a circulated example (prompt 16, 256 new tokens): it is what the linear
-#   layers could gain at most.
+# - Both ways make the same number of calls, and a call has a fixed cost: Python, kernel launches, reading every weight
+#   once. For a small model and a short sequence that is most of the time.
+# - Many tokens in one call are cheaper per token than one alone, because each weight is read once and used for all of
+#   them. The run without a cache computes its many tokens in that cheaper way.
+# - So the ratio grows with the length, and with the size of the model, and no single number describes it. The last line
+#   shows the ratio of tokens for a commonly quoted example (prompt 16, 256 new tokens): it is the most that the linear
+#   layers could gain.
 
 # %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
 import time
@@ -1160,14 +1159,14 @@ print(f"S=16, N=256: {tokens_without} against {tokens_with} tokens = {tokens_wit
 # %% [markdown] nbgrader={"grade_id": "extensions"}
 # ## Further (not graded)
 #
-# Add cells below and try one. Each is a lab of its own later.
+# Add cells below and try one. Each is the subject of another lab.
 #
-# - **Shared prefix.** Two requests begin with the same 100 tokens. Let the second start with a copy of the first
-#   one's rows, and count what `generate_cached` still has to feed. What must you recompute if *all* of the prompt is
-#   there already? (Lab 06.)
+# - **Shared prefix.** Two requests begin with the same 100 tokens. Let the second start with a copy of the first one's
+#   rows, and count what `generate_cached` still has to feed. What must you recompute if *all* of the prompt is already
+#   cached? (Lab 06.)
 # - **Blocks.** Replace the one buffer by blocks of 16 tokens and a list of block numbers, with the same `append` and
-#   `view`. Your checks above still hold. How much room does a short request reserve now? (Lab 04.)
-# - **Temperature and top-p.** Replace `argmax` by a draw. Is the output with and without a cache still the same?
-#   When? (Lab 01.)
+#   `view`. Your checks above still hold. How much memory does a short request reserve now? (Lab 04.)
+# - **Temperature and top-p.** Replace `argmax` by a draw. When is the output still the same with and without a cache?
+#   (Lab 01.)
 # - **A draft model.** Let a small model guess four tokens and feed them in one call at `start`. What must the model
-#   return, and what must the cache forget when a guess is wrong? (Lab 08.)
+#   return, and what must be removed from the cache when a guess is wrong? (Lab 08.)

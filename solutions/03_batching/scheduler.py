@@ -2,19 +2,19 @@
 # # Lab 03: a scheduler
 #
 # Four requests will write 1000, 200, 400 and 100 tokens. They run as one batch that ends when the last of them has
-# ended. What share of the batch's work is useful? And with only two places (the chapter's seats): how many steps do two
-# batches take one after another, and how many if a place is given on as soon as it is free? Write your guesses down;
-# two checks below compute them.
+# finished. What share of the batch's work is useful? And with only two places (the chapter's seats): how many steps do
+# two batches take one after another, and how many if a place is refilled as soon as it is free? Write your guesses
+# down; two checks below compute them.
 #
 # You build, in this order: static and continuous batching on paper, the split of a step's budget, the count of blocks,
-# admission, the choice of victims, the order of the queue, and the scheduler that puts them together. At the end it
-# runs inside the engine and serves text.
+# admission, the choice of victims, the order of the queue, and the scheduler that combines them. At the end it runs
+# inside the engine and serves text.
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Hidden checks test the same properties on other workloads. A check that passes here for the right reason passes
 #   there.
-# - A scheduler touches no tensor: everything here is whole numbers, strings, lists and dicts. When your cells are
-#   graded, nothing but the standard library, `torch` and `numpy` is there, no engine and no grader.
+# - A scheduler touches no tensors: everything here is integers, strings, lists and dicts. When your cells are graded,
+#   only the standard library, `torch` and `numpy` are available, neither engine nor grader.
 #
 # 20 points.
 
@@ -22,10 +22,9 @@
 import math
 
 # %% nbgrader={"grade_id": "tools"}
-# Given: what the checks use. You may read it; it is not yours to change.
-#
-# The examiner owns the world: lengths, blocks and time. Your scheduler is told what happened, and says what to do next;
-# the ledger keeps the books and writes down every promise that is broken, under the name of the promise.
+# Given: helpers of the checks. You may read them, but do not change them. The examiner controls the simulation:
+# lengths, blocks and time. Your scheduler is told what happened and decides what to do next; the ledger keeps account
+# and records every broken promise under the promise's name.
 import functools
 
 import torch
@@ -43,7 +42,7 @@ def is_count(value):
 
 
 def room_for(num_tokens, block_size):
-    """Blocks that must be free when a request with num_tokens missing tokens is let in."""
+    """Blocks that must be free when a request with num_tokens missing tokens is admitted."""
     return math.ceil(num_tokens / block_size)
 
 
@@ -76,9 +75,9 @@ def urgent_first(sequence, now):
 
 
 class Ledger:
-    """The examiner's books: judges every plan, then does what of it can be done.
+    """The examiner's ledger: checks every plan, then executes as much of it as possible.
 
-    faults: (promise, what was seen), of the first step that breaks a promise; what comes later may follow from it.
+    faults: (promise, what was seen), of the first step that breaks a promise; later faults may follow from it.
     """
 
     def __init__(self, num_blocks, block_size, max_num_seqs, budget, rank=first_come):
@@ -100,7 +99,7 @@ class Ledger:
             self.faults.append((promise, f"step {self.step}: {text}"))
 
     def judge(self, now, plan, preempted):
-        """Check a plan; take its victims' blocks away, give its rows theirs. Returns the rows that can be run."""
+        """Check a plan; free its victims' blocks, allocate those of its rows. Returns the rows that can be run."""
         plan, preempted = self._known_only(plan, preempted)
         line = sorted(self.live.values(), key=lambda sequence: self.rank(sequence, now))  # whose turn it is
         running, waiting = ([s for s in line if s.running == state] for state in (True, False))
@@ -139,7 +138,7 @@ class Ledger:
         if victims and any(names.index(s.id) > names.index(victims[0].id) for s in stay):
             self.fault("preemption", f"of {names} {preempted} are preempted; the last of them must go first")
 
-        if victims:  # without the first of them in line, the others' blocks must not have been enough
+        if victims:  # the other victims' blocks alone must not have been enough
             needed = sum(max(0, math.ceil(s.known / self.block_size) - s.blocks) for s in [*stay, victims[0]])
             enough = needed <= self.free + sum(s.blocks for s in victims[1:])
             if enough:
@@ -183,11 +182,11 @@ class Ledger:
                 passed_over = passed_over or sequence
                 continue
             if passed_over:
-                self.fault("turn", f"{sequence.id} is let in, although {passed_over.id} comes before it")
+                self.fault("turn", f"{sequence.id} is admitted, although {passed_over.id} comes before it")
             if preempted:
-                self.fault("preemption", f"{sequence.id} is let in in a step that preempts {preempted}")
+                self.fault("preemption", f"{sequence.id} is admitted in a step that preempts {preempted}")
             if (room := room_for(sequence.known, self.block_size)) > self.free:
-                self.fault("room", f"{sequence} is let in with {self.free} free blocks, {room} must be free")
+                self.fault("room", f"{sequence} is admitted with {self.free} free blocks, {room} must be free")
             sequence.running, sequence.blocks = True, math.ceil(sequence.known / self.block_size)
             num_running += 1
         if num_running > self.max_num_seqs:
@@ -195,7 +194,7 @@ class Ledger:
         first = next((s for s in waiting if not s.running), None)
         fits = first and num_running < self.max_num_seqs and room_for(first.known, self.block_size) <= self.free
         if fits and not preempted and sum(plan.values()) < self.budget:
-            self.fault("idle", f"{first} is first in line and fits, and is not let in: {plan}")
+            self.fault("idle", f"{first} is first in line and fits, and is not admitted: {plan}")
 
     def ran(self, name, num_tokens, sampled, finished):
         """A row was run."""
@@ -224,7 +223,7 @@ class World:
         self.scheduler.add(dict(info))
 
     def abort(self, name):
-        """As a client does that hangs up: at any moment, perhaps too late."""
+        """Like a client that disconnects: at any moment, perhaps too late."""
         self.ledger.live.pop(name, None)
         return self.scheduler.abort(name)
 
@@ -259,18 +258,18 @@ class World:
         return bool(self.ledger.live) or any(step >= len(self.plans) for step in self.arrivals)
 
     def run(self, hang_up=None):
-        """Until all is done, or the time is up in which any scheduler that keeps its promises is done."""
+        """Until all are done, or until any scheduler that keeps its promises would be done."""
         seconds = max(self.arrivals) + 2
         for prompt, output in ((p, o) for arrived in self.arrivals.values() for _, p, o, *_ in arrived):
             seconds += math.ceil((prompt + output) / self.ledger.budget) + output + 2
         while self.has_work and len(self.plans) < 2 * seconds:
             self.step((hang_up or {}).get(len(self.plans), ()))
             if not self.plans[-1] and self.ledger.live and max(self.arrivals) < len(self.plans):
-                break  # nothing ran, and nothing will change
+                break  # nothing ran, so nothing will change
         return self
 
     def show(self):
-        """One line per request, one sign per step: P prompt (or what must be computed again), d decode."""
+        """One line per request, one sign per step: P prompt (or recomputed tokens), d decode."""
         print("P prompt tokens, d decode, . waits, x preempted")
         for name, marks in self.marks.items():
             print(f"{name:>4} {marks}")
@@ -284,7 +283,7 @@ class World:
 
 
 def asked(scheduler, now, free_blocks):
-    """What schedule() answers, after a look at its form."""
+    """What schedule() returns, after a check of its form."""
     answer = scheduler.schedule(now, free_blocks)
     right = isinstance(answer, tuple | list) and len(answer) == 2 and isinstance(answer[0], dict)
     right = right and isinstance(answer[1], tuple | list) and all(isinstance(name, str) for name in answer[1])
@@ -294,7 +293,7 @@ def asked(scheduler, now, free_blocks):
 
 
 def random_arrivals(generator, num_requests, longest_prompt, longest_output, priorities):
-    """Requests that arrive one after another, some at the same moment; their names say nothing about the order."""
+    """Requests that arrive one after another, some at the same moment; their names do not follow the order."""
     arrivals, step = {}, 0
     for number in torch.randperm(num_requests, generator=generator).tolist():
         step += random_int(0, 3, generator)
@@ -305,7 +304,7 @@ def random_arrivals(generator, num_requests, longest_prompt, longest_output, pri
 
 
 def random_world(generator, tight, longest_prompt=30, longest_output=12, priorities=(0,), **more):
-    """A workload and a machine. tight: memory for little more than one request; otherwise for all of them."""
+    """A workload and a machine. tight: memory for little more than one request; otherwise for all."""
     arrivals = random_arrivals(generator, random_int(5, 9, generator), longest_prompt, longest_output, priorities)
     block_size, max_num_seqs = random_int(1, 5, generator), random_int(2, 5, generator)
     sizes = [math.ceil((prompt + output) / block_size) for step in arrivals.values() for _, prompt, output, _ in step]
@@ -317,24 +316,22 @@ def random_world(generator, tight, longest_prompt=30, longest_output=12, priorit
 # %% [markdown] nbgrader={"grade_id": "text_static"}
 # ## 1. Static batching
 #
-# A static batch is formed once and runs until its longest sequence has ended. A row whose sequence ended earlier stays
-# in the batch and computes nothing that anybody reads.
+# A static batch is formed once and runs until its longest sequence has finished. A row whose sequence finished earlier
+# stays in the batch and computes nothing useful.
 #
 # **Build** `static_batching(lengths, max_num_seqs)`: requests that will generate `lengths[i]` tokens (whole numbers,
 # at least 1) are put into batches of `max_num_seqs`, in the order given. The batches run one after another. Each step
 # gives every row of the batch one token. Return `(steps, useful)`:
 #
 # - `steps`: how many steps all batches take together,
-# - `useful`: the share of row-steps in which a row had something to do, a float from 0 to 1. A batch of R rows
-#   that runs T steps has R·T row-steps.
+# - `useful`: the share of row-steps in which a row produced a token, a float from 0 to 1. A batch of R rows that runs T
+#   steps has R·T row-steps.
 #
-# The same formula tells what padding costs when prompts of unequal length are put into one rectangle: `1 - useful` of
-# it is padding.
+# The same formula gives the cost of padding prompts of unequal length to one rectangle: `1 - useful` of it is padding.
 #
 # **Hint:** a batch takes as many steps as its longest sequence has tokens.
 #
-# **Trap (last batch):** the last batch may have fewer than `max_num_seqs` rows. Places that nobody was put into are
-# not rows.
+# **Trap (last batch):** the last batch may have fewer than `max_num_seqs` rows. Empty places are not rows.
 
 
 # %% nbgrader={"grade_id": "static_batching", "solution": true}
@@ -382,17 +379,17 @@ for case in range(6):
 # %% [markdown] nbgrader={"grade_id": "text_continuous"}
 # ## 2. Continuous batching
 #
-# Orca's idea (2022): decide before *every step* who takes part. A sequence that has ended leaves at once, and the next
-# request takes its place in the very next step.
+# Orca's idea (2022): decide before *every step* which requests take part. A sequence that has finished leaves at once,
+# and the next request takes its place in the very next step.
 #
-# **Build** `continuous_batching(lengths, max_num_seqs)` for the same requests, all of them there from the beginning: at
-# most `max_num_seqs` run in a step, free places are filled in the order given, each running request gets one token per
-# step. Return a list: `finished[i]` is the number of the step, counted from 1, in which request i gets its last token.
+# **Build** `continuous_batching(lengths, max_num_seqs)` for the same requests, all waiting from the beginning: at most
+# `max_num_seqs` run in a step, free places are filled in the order given, each running request gets one token per step.
+# Return a list: `finished[i]` is the number of the step, counted from 1, in which request i gets its last token.
 #
-# **Hint:** either play it step by step, or keep for each place the step in which it was last used.
+# **Hint:** either simulate it step by step, or keep for each place the step in which it was last used.
 #
-# **Trap (idle step):** many drawings show an empty place for one step between two requests. There is none: the
-# scheduler knows after step 3 that a request has ended, before it plans step 4.
+# **Trap (idle step):** many drawings show an empty place for one step between two requests. That is wrong: the
+# scheduler knows after step 3 that a request has finished, before it plans step 4.
 
 
 # %% nbgrader={"grade_id": "continuous_batching", "solution": true}
@@ -441,8 +438,8 @@ for _ in range(6):
 
 # %% [markdown] nbgrader={"grade_id": "text_gain"}
 # How much this can gain depends on how unequal the lengths are, because a static batch waits for its longest. The cell
-# below counts the steps of static batches against the least possible, which is all places full in every step, for 256
-# outputs of about 200 tokens in the mean. A ratio without its workload says nothing.
+# below compares the steps of static batches with the minimum, all places full in every step, for 256 outputs of about
+# 200 tokens on average. A ratio without its workload says nothing.
 
 # %% nbgrader={"grade_id": "gain"} inferlab={"where": "notebook"}
 draw = rng("gain")
@@ -457,29 +454,29 @@ for name, lengths in (("all 200", equal), ("150 to 250", near), ("exponential", 
 # %% [markdown] nbgrader={"grade_id": "text_plan"}
 # ## 3. One step: decodes first, then chunks
 #
-# So far a step gave each row one token. A prompt brings many at once: they are known, so they can all be computed in
-# one pass. A step with an 8,192-token prompt takes long, and everybody who is decoding waits for it. So a step has a
-# *budget* of new tokens, and a prompt that exceeds what is left of it is cut: the rest comes in later steps. That is
+# So far a step gave each row one token. A prompt adds many at once: they are known, so they can all be computed in one
+# pass. A step with an 8,192-token prompt takes long, and every decoding request waits for it. So a step has a *budget*
+# of new tokens, and a prompt that exceeds the rest of it is split: the remainder follows in later steps. That is
 # chunked prefill.
 #
-# There is no prefill and no decode as such. A running request has tokens that are known and *missing* in the cache: one
-# if it decodes, many if its prompt is being read.
+# There is no separate prefill or decode. A running request has tokens that are known and *missing* in the cache: one if
+# it decodes, many if its prompt is being prefilled.
 #
-# **Build** `plan_step(running, budget)`. `running` is a list of `(id, missing)`, the one whose turn it is first;
-# `missing` is at least 1. Return a dict `{id: n}`, n new tokens for each request that gets any:
+# **Build** `plan_step(running, budget)`. `running` is a list of `(id, missing)`, in order of rank; `missing` is at
+# least 1. Return a dict `{id: n}`, n new tokens for each request that gets any:
 #
-# - requests that miss one token come first, in their order;
-# - then the others, in their order: each gets all it misses, or what is left of the budget.
+# - requests with one missing token come first, in their order;
+# - then the others, in their order: each gets all its missing tokens, or the rest of the budget.
 #
 # **Hint:** two passes over the list, one `min`.
 #
 # **Trap (zero tokens):** a request that gets nothing is not in the dict. A row of zero tokens is not harmless:
-# nano-vllm once planned one (its issue 144), and attention was called with a query of no tokens.
+# nano-vllm once planned one (its issue 144), and attention was called with an empty query.
 
 
 # %% nbgrader={"grade_id": "plan_step", "solution": true}
 def plan_step(running, budget):
-    """Shares out `budget` new tokens. running: [(id, missing)] in order -> {id: n}, every n at least 1."""
+    """Distributes `budget` new tokens. running: [(id, missing)] in order -> {id: n}, every n at least 1."""
     ### BEGIN SOLUTION
     plan = {}
     decodes = [row for row in running if row[1] == 1]
@@ -494,8 +491,8 @@ def plan_step(running, budget):
 
 
 # %% nbgrader={"grade_id": "check_decodes_first", "grade": true, "points": 1}
-# property: who misses one token gets it, however long the prompts before it in the list are.
-# hint: go over those that miss one token first, then over the others.
+# property: a request with one missing token gets it, however long the prompts before it in the list are.
+# hint: go over those with one missing token first, then over the others.
 def check_decodes_served(running, budget):
     plan = plan_step(list(running), budget)
     print(f"{running}, budget {budget}: {plan}")
@@ -520,7 +517,7 @@ for _ in range(8):
 
 # %% nbgrader={"grade_id": "check_chunks", "grade": true, "points": 1}
 # property: the budget is never exceeded and never left over while tokens are missing; prompts are served in their
-#   order; a chunk is all that is missing or all that is left; nobody gets zero tokens.
+#   order; a chunk is all that is missing or all that is left; no request gets zero tokens.
 # hint: n = min(missing, what is left); leave out those for whom nothing is left.
 def check_shares(running, budget):
     plan = plan_step(list(running), budget)
@@ -557,9 +554,9 @@ check_shares([("p", 6), ("q", 40), ("a", 1), ("r", 9)], random_int(3, 30, draw))
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_chunked"}
-# A prompt of 10,000 tokens beside 48 decodes, with a budget of 2,048: the cell below shows the chunks. A larger budget
-# brings this prompt's first token sooner; a smaller one makes the steps of the 48 shorter. That is the trade, and
-# there is no value that is best for both.
+# A prompt of 10,000 tokens beside 48 decodes, with a budget of 2,048: the cell below shows the chunks. With a larger
+# budget this prompt's first token comes sooner; with a smaller one the steps of the 48 are shorter. That is the
+# trade-off, and no value is best for both.
 
 # %% nbgrader={"grade_id": "chunked"} inferlab={"where": "notebook"}
 for budget in (512, 2048, 8192):
@@ -574,25 +571,24 @@ for budget in (512, 2048, 8192):
 # %% [markdown] nbgrader={"grade_id": "text_blocks"}
 # ## 4. How many blocks
 #
-# Each computed token leaves its keys and values in the cache. The cache is handed out in blocks of `block_size` tokens.
-# A request's tokens fill its blocks one after another; only the last block may be partly empty.
+# Each computed token's keys and values are stored in the cache. The cache is allocated in blocks of `block_size`
+# tokens. A request's tokens fill its blocks one after another; only the last block may be partly empty.
 #
-# **Build** `more_blocks(num_tokens, num_held, block_size)`: a request holds `num_held` blocks. How many *more* must it
-# get so that `num_tokens` tokens have a place, those that it has computed before included? A whole number, never below
-# 0.
+# **Build** `more_blocks(num_tokens, num_held, block_size)`: a request holds `num_held` blocks. How many *more* does it
+# need to store `num_tokens` tokens, including those already computed? A whole number, never below 0.
 #
 # **Count** for a decode: 32 tokens are in the cache, in 2 blocks of 16. The 33rd token was sampled in the last step and
-# is computed now, so 33 tokens need a place: one more block. The token that *this* step samples needs none yet.
+# is computed now, so 33 tokens have to be stored: one more block. The token that *this* step samples does not need a
+# slot yet.
 #
 # **Hint:** round up: `-(-a // b)` is a / b, rounded up.
 #
-# **Trap (full block):** blocks that are full to the last slot have no room for the next token; and 32 tokens need 2
-# blocks of 16, not 3.
+# **Trap (full block):** full blocks have no slot for the next token; and 32 tokens need 2 blocks of 16, not 3.
 
 
 # %% nbgrader={"grade_id": "more_blocks", "solution": true}
 def more_blocks(num_tokens, num_held, block_size):
-    """How many blocks a request that holds num_held lacks for num_tokens tokens in all."""
+    """How many more blocks a request that holds num_held needs for num_tokens tokens in all."""
     ### BEGIN SOLUTION
     return max(0, -(-num_tokens // block_size) - num_held)
     ### END SOLUTION
@@ -600,7 +596,7 @@ def more_blocks(num_tokens, num_held, block_size):
 
 # %% nbgrader={"grade_id": "check_blocks", "grade": true, "points": 1}
 # property: tokens need tokens / block_size blocks, rounded up; what is held already counts; never below 0.
-# hint: 33 tokens in blocks of 16 need 3 blocks; who holds 2 of them lacks 1, who holds 5 lacks 0.
+# hint: 33 tokens in blocks of 16 need 3 blocks; with 2 of them held 1 is missing, with 5 held 0.
 def check_lacking(num_tokens, held, block_size, expected):
     seen = more_blocks(num_tokens, held, block_size)
     print(f"{num_tokens} tokens, blocks of {block_size}, {held} held: {seen} more")
@@ -621,31 +617,32 @@ for _ in range(30):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_admit"}
-# ## 5. Who is let in
+# ## 5. Admission
 #
-# A waiting request holds no blocks. It is let in when there is room, and from then on it is running.
+# A waiting request holds no blocks. It is admitted when it fits, and from then on it is running.
 #
 # **Build** `admit(waiting, budget, num_places, free_blocks, block_size)`. `waiting` is a list of `(id, missing)`, the
-# one whose turn it is first. Return `{id: n}`: who is let in, with how many tokens in this step.
+# one whose turn it is first. Return `{id: n}`: the admitted requests, with their tokens in this step.
 #
-# - Each needs one of the `num_places` places and at least one token of the `budget`; it gets all it misses, or what is
-#   left of the budget.
-# - Each takes blocks for *all* the tokens it misses, at once, also when only a chunk is computed in this step. So all
-#   of these blocks must be free.
-# - First come, first served: when the first in line cannot be let in, nobody behind it is, although it might fit.
+# - Each needs one of the `num_places` places and at least one token of the `budget`; it gets all its missing tokens, or
+#   the rest of the budget.
+# - Each takes blocks for *all* its missing tokens at once, even when only a chunk is computed in this step. So all of
+#   these blocks must be free.
+# - First come, first served: when the first in line cannot be let in, none behind it is, even if it would fit.
 #
-# **Hint:** a loop that ends at the first that does not fit. `more_blocks(missing, 0, block_size)` is what it takes.
+# **Hint:** a loop that ends at the first that does not fit. `more_blocks(missing, 0, block_size)` is the number it
+# needs.
 #
-# **Trap (half a prompt):** blocks for the first chunk alone are not enough. A request that is let in on them runs out
-# of memory in the middle of its prompt, is preempted, and has computed for nothing.
+# **Trap (half a prompt):** blocks for the first chunk alone are not enough. A request admitted with them runs out of
+# memory in the middle of its prompt, is preempted, and its work is wasted.
 #
-# **Trap (overtaking):** letting small requests pass a large one looks harmless. While small ones keep coming, the large
-# one never gets in.
+# **Trap (overtaking):** letting small requests pass a large one looks harmless. While small ones keep arriving, the
+# large one is never admitted.
 
 
 # %% nbgrader={"grade_id": "admit", "solution": true}
 def admit(waiting, budget, num_places, free_blocks, block_size):
-    """Lets in from the head of the line while all of a request fits. waiting: [(id, missing)] -> {id: n}."""
+    """Admits from the head of the line while all of a request fits. waiting: [(id, missing)] -> {id: n}."""
     ### BEGIN SOLUTION
     admitted = {}
     for request_id, missing in waiting:
@@ -660,8 +657,8 @@ def admit(waiting, budget, num_places, free_blocks, block_size):
 
 
 # %% nbgrader={"grade_id": "check_admit_order", "grade": true, "points": 1}
-# property: requests are let in from the head of the line, while places and budget last; nobody overtakes.
-# hint: stop (break, not continue) at the first that cannot be let in; count places and budget down.
+# property: requests are admitted from the head of the line, while places and budget last; none overtakes.
+# hint: stop (break, not continue) at the first that cannot be admitted; count places and budget down.
 def check_admitted(waiting, budget, places, free_blocks, expected):
     seen = admit(list(waiting), budget, places, free_blocks, 4)
     print(f"{waiting}, budget {budget}, {places} places, {free_blocks} free blocks of 4: {seen}")
@@ -694,7 +691,7 @@ for _ in range(10):
 
 
 # %% nbgrader={"grade_id": "check_admit_whole", "grade": true, "points": 1}
-# property: who is let in takes blocks for all it misses, even if only a chunk is computed now; they must all be free.
+# property: who is admitted takes blocks for all it misses, even if only a chunk is computed now; they must all be free.
 # hint: compare the blocks of the whole request with what is free, then count what is free down.
 def check_let_in(waiting, free_blocks, block_size):
     """With a budget too small for the first request."""
@@ -724,25 +721,25 @@ for _ in range(10):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_victims"}
-# ## 6. Who has to go
+# ## 6. Preemption: choosing victims
 #
-# Running requests grow by a token per step, and at some moment a decode needs a block and none is free. Somebody must
-# give blocks back: *preemption*. Whoever came last has waited least and is the first to go.
+# Running requests grow by a token per step, and at some point a decode needs a block and none is free. A request must
+# give up its blocks: *preemption*. The last to arrive has waited least and is preempted first.
 #
 # **Build** `choose_victims(running, request_id, needed, free_blocks)`. `running` is a list of `(id, num_held)`, blocks
-# held, in order, who came last at the end. Request `request_id`, one of them, needs `needed` more blocks. Return the
-# list of victims, last come first: as few as are needed. If the blocks of all that came after `request_id` are not
-# enough, then `request_id` itself is the last in the list: it goes too, and nobody before it.
+# held, in order, the last to arrive at the end. Request `request_id`, one of them, needs `needed` more blocks. Return
+# the list of victims, last come first: as few as are needed. If the blocks of all that came after `request_id` are not
+# enough, then `request_id` itself is the last in the list: it is preempted too, and none before it.
 #
 # **Hint:** go from the end of the list; stop as soon as enough is free, and stop at `request_id`.
 #
-# **Trap (thrash):** do not preempt when the free blocks are enough, nor one more than needed. Each victim computes all
-# its tokens again.
+# **Trap (thrash):** do not preempt when the free blocks are enough, nor one more than needed. Each victim recomputes
+# all its tokens.
 
 
 # %% nbgrader={"grade_id": "choose_victims", "solution": true}
 def choose_victims(running, request_id, needed, free_blocks):
-    """Who gives blocks back so that request_id gets `needed`. running: [(id, num_held)] -> ids, last come first."""
+    """The victims whose blocks request_id needs. running: [(id, num_held)] -> ids, last come first."""
     ### BEGIN SOLUTION
     victims = []
     for victim, num_held in reversed(running):
@@ -788,22 +785,22 @@ for _ in range(12):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_order"}
-# ## 7. Whose turn it is
+# ## 7. The order of the queue
 #
-# So far everybody waits in line. With priorities, urgent requests go first, and whoever is not urgent may wait forever
-# if urgent ones keep coming. *Aging* ends that: who waits becomes more urgent.
+# So far requests wait in order of arrival. With priorities, urgent requests go first, and others may wait forever if
+# urgent ones keep arriving. *Aging* prevents that: waiting makes a request more urgent.
 #
 # **Build** `queue_order(requests, now, aging)`. `requests` is a list of dicts with `id`, `arrival` (seconds) and
-# `priority` (a number, the *smaller* goes first, as in Unix and vLLM). `aging` is how many levels of priority a second
-# of waiting is worth; 0 is no aging. At time `now` (seconds) a request's urgency is
+# `priority` (a number, the *smaller* goes first, as in Unix and vLLM). `aging` is how many priority levels a request
+# gains per second of waiting; 0 is no aging. At time `now` (seconds) a request's urgency is
 #
 # `priority - aging * (now - arrival)`
 #
-# Return the ids, the smallest urgency first; of equal ones, the earlier arrival first; of equal arrivals, in the order
-# given. With equal priorities that is first come, first served, with aging or without.
+# Return the ids, the smallest urgency first; ties by earlier arrival; equal arrivals in the given order. With equal
+# priorities that is first come, first served, with or without aging.
 #
-# **Hint:** `sorted` with a tuple as key; it keeps the order of equals. Two requests never change their order as `now`
-# passes (why?), so an engine may sort them once, when they arrive.
+# **Hint:** `sorted` with a tuple as key; it is stable. The order of two requests never changes with `now` (why?), so an
+# engine may sort them once, when they arrive.
 #
 # **Trap (wrong way):** smaller is more urgent, so waiting must make the number smaller.
 
@@ -849,55 +846,57 @@ for _ in range(10):
 # %% [markdown] nbgrader={"grade_id": "text_scheduler"}
 # ## 8. The scheduler
 #
-# **Build** the class `Scheduler` from your pieces. It sees no lengths of outputs, no tokens and no blocks: it is told
-# what happened and says what to do. Ids are strings.
+# **Build** the class `Scheduler` from your pieces. It sees no output lengths, tokens or blocks: it is told what
+# happened and decides what to do. Ids are strings.
 #
 # - `Scheduler(max_num_seqs, max_num_batched_tokens, block_size, aging)`: at most `max_num_seqs` requests run at a time;
-#   `max_num_batched_tokens` is the budget of a step, at least `max_num_seqs`, so that every decode always has its
+#   `max_num_batched_tokens` is the budget of a step, at least `max_num_seqs`, so that every decode always gets its
 #   token.
 # - `add(info)`: a new request waits. `info` is a dict: `id`, `num_tokens` of its prompt, `arrival`, `priority`.
-# - `schedule(now, free_blocks)` returns `({id: n}, preempted)`: who computes how many tokens in this step, and a list
-#   of those that lose their place and all their blocks. `free_blocks` is how many blocks nobody holds at this moment.
+# - `schedule(now, free_blocks)` returns `({id: n}, preempted)`: how many tokens each request computes in this step, and
+#   a list of the requests that lose their place and all their blocks. `free_blocks` is the number of blocks that are
+#   free at this moment.
 # - `update(report)`: `report` is `{id: (computed, sampled, finished)}`: `computed` more tokens of the request are in
-#   the cache, `sampled` (0 or 1) more are known. A finished one is gone. A row samples when it has computed the last
+#   the cache, `sampled` (0 or 1) more are known. A finished one is removed. A row samples when it has computed the last
 #   known token: a decode, or the last chunk of a prompt.
-# - `abort(request_id)`: the request is gone. This may come at any moment, also between `schedule` and `update`.
+# - `abort(request_id)`: the request is gone. This may come at any moment, even between `schedule` and `update`.
 #
 # `schedule` goes through these steps:
 #
-# 1. All requests, running and waiting, stand in one line: what `queue_order` returns for all of them, given in the order
+# 1. All requests, running and waiting, form one line: the result of `queue_order` for all of them, given in the order
 #    in which they were added.
-# 2. The running ones, in this order, get the blocks that their known tokens lack. Where they do not suffice,
-#    `choose_victims` says who goes. A request that was let in holds blocks for all it knew then, so only decodes lack
-#    any.
-# 3. `plan_step` shares the budget out among those who still run.
-# 4. If nobody was preempted in this step, `admit` lets in from the head of the waiting with what is left of budget,
-#    places and blocks.
+# 2. The running ones, in this order, get the blocks that their known tokens still need. If there are too few,
+#    `choose_victims` picks the victims. An admitted request holds blocks for all tokens it had at admission, so only
+#    decodes need more.
+# 3. `plan_step` distributes the budget among those still running.
+# 4. If none was preempted in this step, `admit` admits from the head of the waiting requests, with the remaining
+#    budget, places and blocks.
 #
-# `make_room` is step 2 in a method of its own. Only your `schedule` calls it, so what `running` holds is up to you.
+# `make_room` is step 2 as a separate method. Only your `schedule` calls it, so the contents of `running` are up to you.
 #
-# You can rely on this: blocks of who is preempted, finished or aborted are free at once; what a plan's rows need, and
-# all the blocks of who is let in, are taken when it runs; and every request fits into an empty cache by itself.
+# You can rely on this: the blocks of preempted, finished or aborted requests are free at once; the blocks that a plan's
+# rows need, and all blocks of admitted requests, are taken when it runs; and every request fits into an empty cache by
+# itself.
 #
-# **Hint:** per request keep how many tokens it knows, how many are computed, how many blocks it holds, and whether it
-# runs. Missing is known minus computed. A preempted request is a waiting one that knows more tokens.
+# **Hint:** per request keep how many tokens are known, how many are computed, how many blocks it holds, and whether it
+# runs. Missing is known minus computed. A preempted request is a waiting one with more known tokens.
 #
-# **Trap (discarded tokens):** a victim's computed tokens are 0 again, but what it has generated stays known; some users
-# have read it already. When it is let in again, it misses prompt *and* generated tokens.
+# **Trap (discarded tokens):** a victim's computed tokens are 0 again, but its generated tokens stay known; the user may
+# already have read them. When it is readmitted, its prompt *and* generated tokens are missing.
 #
 # **Trap (same step):** a victim has no row in the step that preempts it: it would write into blocks that belong to
-# somebody else by then. So make room for all before you plan anybody's row.
+# another request by then. So free blocks for all running requests before you plan any row.
 #
-# **Trap (let in at once):** when somebody had to be preempted, the few blocks that are free then are needed by those
-# who run, in this step or the next. Whoever is let in on them is the next victim.
+# **Trap (admitted at once):** after a preemption, the few free blocks are needed by the running requests, in this step
+# or the next. A request admitted with them is the next victim.
 #
 # **Trap (late news):** a report may name a request that was aborted while its step ran, and `abort` may name one that
-# has just finished. Both are harmless, and neither brings a request back.
+# has just finished. Both are harmless, and neither revives a request.
 
 
 # %% nbgrader={"grade_id": "Scheduler", "solution": true}
 class Scheduler:
-    """Continuous batching with chunked prefill and preemption by recomputation. Whole numbers only, no tensors."""
+    """Continuous batching with chunked prefill and preemption by recomputation. Integers only, no tensors."""
 
     def __init__(self, max_num_seqs, max_num_batched_tokens, block_size, aging=0.0):
         ### BEGIN SOLUTION
@@ -936,7 +935,7 @@ class Scheduler:
         ### END SOLUTION
 
     def make_room(self, running, free_blocks):
-        """Blocks for the known tokens of all that run, in order. -> (ids of the preempted, blocks still free)."""
+        """Blocks for the known tokens of all running requests, in order. -> (ids of the preempted, free blocks)."""
         ### BEGIN SOLUTION
         preempted = []
         for request in running:
@@ -956,7 +955,7 @@ class Scheduler:
         ### END SOLUTION
 
     def update(self, report):
-        """What a step did: {id: (computed tokens, sampled tokens, finished)}. Unknown ids were aborted."""
+        """Results of a step: {id: (computed tokens, sampled tokens, finished)}. Unknown ids were aborted."""
         ### BEGIN SOLUTION
         for name, (computed, sampled, finished) in report.items():
             if name not in self.requests:
@@ -976,7 +975,7 @@ class Scheduler:
 
 # %% nbgrader={"grade_id": "check_limits", "grade": true, "points": 1}
 # property: no step has more tokens than the budget, no more requests run than there are places, no row is empty.
-# hint: what plan_step gives away is not there for admit; who runs has a place, with a row in this step or without.
+# hint: what plan_step uses is not left for admit; a running request has a place, with or without a row.
 assert asked(Scheduler(2, 8, 4, 0.0), 100.0, 10) == ({}, []), "where nobody is, schedule returns ({}, [])"
 world = World(
     {0: [("a", 30, 4), ("b", 9, 6), ("c", 3, 8), ("d", 2, 5)], 3: [("e", 5, 3)]}, 60, max_num_seqs=3, budget=8
@@ -1009,7 +1008,7 @@ for _ in range(8):
 
 # %% nbgrader={"grade_id": "check_decodes", "grade": true, "points": 1}
 # property: while a long prompt is read in chunks, every request that decodes gets its token in every step.
-# hint: plan_step must see all running requests, each with what it misses.
+# hint: plan_step must see all running requests, each with its missing tokens.
 world = World({0: [("a", 3, 12), ("b", 2, 12)], 2: [("long", 60, 2)]}, 60, budget=10).run()
 world.show()
 world.expect("decodes")
@@ -1028,7 +1027,7 @@ for _ in range(8):
 
 # %% nbgrader={"grade_id": "check_memory", "grade": true, "points": 1}
 # property: no plan needs more blocks than there are, counting those of its victims; who is let in fits as a whole.
-# hint: what the decodes take in this step is not free for admit.
+# hint: blocks that the decodes take in this step are not free for admit.
 for arrivals, num_blocks in (
     ({0: [("a", 8, 6), ("b", 16, 3)]}, 6),
     ({0: [("a", 8, 3), ("b", 8, 3), ("c", 8, 3)]}, 5),
@@ -1047,7 +1046,7 @@ for _ in range(12):
 
 
 # %% nbgrader={"grade_id": "check_turn", "grade": true, "points": 1}
-# property: requests are let in and read in order of arrival, each in the first step in which it fits.
+# property: requests are admitted and prefilled in order of arrival, each in the first step in which it fits.
 # hint: a place that became free in the last update is filled now; what is left of a step's budget is used.
 world = World(
     {0: [("a", 4, 3), ("b", 4, 6), ("c", 4, 2), ("d", 9, 2), ("e", 6, 2)]}, 60, max_num_seqs=2, budget=8
@@ -1064,9 +1063,9 @@ for _ in range(8):
 
 
 # %% nbgrader={"grade_id": "check_preemption", "grade": true, "points": 1}
-# property: when blocks run out, those at the end of the line go, no more than needed; a victim has no tokens in that
-#   step, and nobody is let in.
-# hint: make room for all running requests before you plan any row; no admission in a step that preempts; a decode
+# property: when blocks run out, those at the end of the line are preempted, no more than needed; a victim has no tokens
+#   in that step, and none is admitted.
+# hint: find blocks for all running requests before you plan any row; no admission in a step that preempts; a decode
 #   that lacks a block gets one, or is a victim itself.
 world = World({0: [("x", 8, 9)], 1: [("m", 8, 9), ("d", 4, 9)]}, num_blocks=8, budget=24).run()
 world.show()
@@ -1087,7 +1086,7 @@ for _ in range(12):
 
 
 # %% nbgrader={"grade_id": "check_return", "grade": true, "points": 1}
-# property: who was preempted keeps its place in the line and, let in again, computes prompt and generated tokens again.
+# property: a preempted request keeps its rank and, when readmitted, recomputes prompt and generated tokens.
 # hint: computed and blocks go to 0, known stays as it is, and so does the arrival.
 world = World({0: [("a", 8, 9), ("b", 8, 9)], 1: [("c", 3, 4)]}, num_blocks=6, budget=24).run()
 world.show()
@@ -1098,7 +1097,7 @@ back, victim = next(((step, names[0]) for step, names in enumerate(world.victims
 assert victim, "6 blocks of 4 are not enough for these three: somebody must be preempted"
 prompt, again = {"a": 8, "b": 8, "c": 3}[victim], next((p[victim] for p in world.plans[back + 1 :] if victim in p), 0)
 assert again > prompt, (
-    f"{victim} had a prompt of {prompt} and generated tokens; let in again it computes all of them, saw {again}"
+    f"{victim} had a prompt of {prompt} and generated tokens; readmitted it computes all of them, saw {again}"
 )
 ### BEGIN HIDDEN TESTS
 draw = rng("check_return")
@@ -1109,7 +1108,7 @@ for _ in range(12):
 
 
 # %% nbgrader={"grade_id": "check_abort", "grade": true, "points": 1}
-# property: who is finished or aborted is gone at once: no tokens, no place; abort and late reports are never an error.
+# property: what is finished or aborted is gone at once: no tokens, no place; abort and late reports are never an error.
 # hint: abort forgets the request wherever it is; update skips ids it does not know.
 world = World({0: [("a", 4, 6), ("b", 20, 3), ("c", 4, 5), ("d", 3, 3)]}, 60, max_num_seqs=2, budget=8)
 world.run({1: ["b"], 2: ["d"], 3: ["a"]}).show()  # aborted while steps 1, 2, 3 run
@@ -1136,7 +1135,7 @@ seen = asked(scheduler, 2.0, 9)
 assert seen == ({}, []), f"x is finished and y aborted, nothing is left to do: saw {seen}"
 ### BEGIN HIDDEN TESTS
 draw = rng("check_abort")
-scheduler.add({"id": "y", "num_tokens": 5, "arrival": 3.0, "priority": 0})  # the name is free again
+scheduler.add({"id": "y", "num_tokens": 5, "arrival": 3.0, "priority": 0})  # the id is free again
 scheduler.update({"x": (3, 1, False), "nobody": (1, 1, False)})
 seen = asked(scheduler, 3.0, 9)
 assert seen == ({"y": 5}, []), f"y was aborted; a new request of that name has 5 tokens to compute: saw {seen}"
@@ -1150,7 +1149,7 @@ for tight in (False, False, False, True, True, True):
 
 
 # %% nbgrader={"grade_id": "check_starvation", "grade": true, "points": 1}
-# property: nobody waits forever: not behind more urgent ones when there is aging, not a large one behind small ones.
+# property: no request waits forever: not behind more urgent ones if there is aging, not a large one behind small ones.
 # hint: the line is queue_order(all, now, aging), with the now and the aging that you were given.
 urgent = {step: [(f"u{step}", 2, 2, 0)] for step in range(1, 30)}
 world = World({0: [("first", 2, 2, 0), ("patient", 2, 2, 6)]} | urgent, 60, max_num_seqs=1, aging=1.0)
@@ -1180,14 +1179,14 @@ for _ in range(8):
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 9. Inside the engine
 #
-# The engine asks a *scheduler* for the plan of every step. `scheduler_parts` makes one of yours: it tells you ids and
-# counts, and does with your answer what an engine does, which is to keep block tables, token ids and the reasons to
-# stop. Model, attention, cache and sampler are the engine's own.
+# The engine asks a *scheduler* for the plan of every step. `scheduler_parts` wraps yours: it passes ids and counts to
+# it, and does the rest of an engine's work with the result: block tables, token ids and stop conditions. Model,
+# attention, cache and sampler are the engine's own.
 #
-# Whatever you schedule, the text must be what each prompt gives by itself. That holds because a row's numbers do not
-# depend on its neighbours, nor on where a prompt is cut, nor on whether its tokens are computed a second time. In the
-# cell below the ledger reads along and names the first promise that is broken; how many steps it took is counted in
-# the engine's trace.
+# Whatever you schedule, the text must be the one each prompt gives by itself. That holds because a row's numbers do not
+# depend on the rest of the batch, nor on how a prompt is chunked, nor on whether its tokens are recomputed. In the cell
+# below the ledger checks every plan and names the first broken promise; the number of steps is counted in the engine's
+# trace.
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
@@ -1201,7 +1200,7 @@ PROVED_BY = {
 
 
 class Judged:
-    """Your scheduler, and the ledger that reads along. limits: max_num_seqs, max_num_batched_tokens."""
+    """Your scheduler, and the ledger that checks it. limits: max_num_seqs, max_num_batched_tokens."""
 
     def __init__(self, num_blocks, block_size, limits):
         self.yours = Scheduler(*limits, block_size, 0.0)
@@ -1288,10 +1287,10 @@ check_served(prompts, 9, hang_up, num_blocks=num_blocks, max_num_batched_tokens=
 # ## 10. Steps and seconds
 #
 # The same prompts one after another, and together under your scheduler. The ratio of steps is exact. The ratio of
-# seconds belongs to this model and machine, so it is printed and never checked: a step with eight rows takes longer
+# seconds depends on this model and machine, so it is printed and never checked: a step with eight rows takes longer
 # than a step with one, and how much longer depends on what limits it. The last line is the host's work: the share of
-# the time that passed inside `schedule` and `update`, yours and the ledger's. The shorter a step is on the device, the
-# larger this share becomes; that is why engines for fast devices plan the next step while the last one still runs.
+# the time spent inside `schedule` and `update`, yours and the ledger's. The shorter a step is on the device, the larger
+# this share; that is why engines for fast devices plan the next step while the current one still runs.
 
 # %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
 import time
@@ -1310,7 +1309,7 @@ def timed(function, spent):
 
 prompts = [course_llm().encode(f"def function_{i}(path):\n    return ") for i in range(8)]
 limits = {"block_size": 16, "num_blocks": 64, "max_num_batched_tokens": 64}
-serve(prompts[:1], 2, False, max_num_seqs=1, **limits)  # warm up
+serve(prompts[:1], 2, False, max_num_seqs=1, **limits)  # warm-up
 spent, schedule, update = [], Judged.schedule, Judged.update
 Judged.schedule, Judged.update = timed(schedule, spent), timed(update, spent)
 seconds, steps, outputs = [], [], []
@@ -1329,12 +1328,13 @@ print(f"scheduling: {sum(spent) / steps[1] * 1e3:.2f} ms per step, {sum(spent) /
 # %% [markdown] nbgrader={"grade_id": "extensions"}
 # ## Further (not graded)
 #
-# - **Worst case.** Let `info` carry `max_tokens` and let in only who fits with all the tokens it may ever have. Nobody
-#   is ever preempted then. Count steps and running requests against what you built, with short and with long outputs.
-# - **Swap.** Instead of computing a victim's tokens again, its blocks can be copied to the host's memory and back. What
-#   does `schedule` have to say in addition, and from how many tokens on is copying cheaper than computing?
+# - **Worst case.** Let `info` carry `max_tokens` and admit only requests that fit with all the tokens they may ever
+#   have. Then none is ever preempted. Compare steps and running requests with what you built, with short and with long
+#   outputs.
+# - **Swap.** Instead of recomputing a victim's tokens, its blocks can be copied to host memory and back. What else does
+#   `schedule` have to return, and from how many tokens on is copying cheaper than recomputing?
 # - **Read a real one.** Open vLLM's `vllm/v1/core/sched/scheduler.py` and explain `schedule()` on one page. Where does
-#   it share out the budget, whom does it preempt, what can be admitted in a step that preempts, and what is there that
-#   you did not need?
-# - **A preemptive policy.** Let an urgent request that waits take the place of a running one that is less urgent. What
-#   keeps two of them from throwing each other out for ever?
+#   it distribute the budget, which requests does it preempt, what can be admitted in a step that preempts, and what
+#   does it have that you did not need?
+# - **A preemptive policy.** Let an urgent waiting request take the place of a less urgent running one. What keeps two
+#   requests from preempting each other forever?

@@ -1,24 +1,24 @@
 # %% [markdown] nbgrader={"grade_id": "intro"}
 # # Lab 04: paged attention
 #
-# A model takes up to 32,768 tokens, and a server reserves room for that many when a request comes in. The request ends
-# after 300. Which share of its room did it ever use? And if room came in blocks of 16 tokens, one after another? Write
-# both guesses down; a cell below computes them with your function.
+# A model takes up to 32,768 tokens, and a server reserves memory for that many when a request arrives. The request ends
+# after 300. What share of its memory did it ever use? And if memory were allocated in blocks of 16 tokens, one after
+# another? Write both guesses down; a cell below computes them with your function.
 #
-# You build, in this order: the count of what is wasted, a pool of numbered blocks, sharing, the growth of a block table
+# You build, in this order: the count of wasted slots, a pool of numbered blocks, sharing, the growth of a block table
 # with copy-on-write, the translation from positions to slots, and attention that reads through the table. At the end
-# your pieces run inside the engine and serve text.
+# your parts run inside the engine and serve text.
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
-# - Everything is float32 on the CPU. Use `torch`, `numpy` and the standard library: when your cells are graded, nothing
-#   else is there, no engine and no grader.
+# - Everything is float32 on the CPU. Use `torch`, `numpy` and the standard library: nothing else is available when your
+#   cells are graded, neither engine nor grader.
 #
 # | word | what it is | in an operating system |
 # |---|---|---|
-# | block | room for `block_size` tokens' keys and values, a number | physical page |
-# | position | which token of its request: 0, 1, 2, ... | virtual address |
-# | slot | which token of the whole memory: block × `block_size` + offset | physical address |
+# | block | memory for the keys and values of `block_size` tokens, identified by a number | physical page |
+# | position | index of a token in its request: 0, 1, 2, ... | virtual address |
+# | slot | index of a token in the whole memory: block × `block_size` + offset | physical address |
 # | block table | the blocks of one request, in the order of its tokens | page table |
 # | block pool | which blocks are free, and how many tables hold each of the others | free list |
 #
@@ -30,15 +30,15 @@ import math
 import torch
 
 # %% nbgrader={"grade_id": "tools"}
-# Given: what the checks use. You may read it; it is not yours to change.
+# Given: helpers of the checks. You may read them, but do not change them.
 
 from grader.checks import rng
 
 
 class Ledger:
-    """Stands for a pool where a check is about something else: a list with one entry for each reference.
+    """A stand-in for a pool where a check tests something else: a list with one entry for each reference.
 
-    held: these references exist already. order: free blocks are handed out in this order.
+    held: these references exist already. order: free blocks are allocated in this order.
     """
 
     def __init__(self, order, held=()):
@@ -74,7 +74,7 @@ class Ledger:
 
 
 class Memory:
-    """What the slots hold, one token each; None where nobody wrote. It writes down what is copied."""
+    """The contents of the slots, one token each; None where never written. It records copies."""
 
     def __init__(self, block_size):
         self.block_size = block_size
@@ -91,7 +91,7 @@ class Memory:
         self.slots.update(zip(slots, tokens, strict=True))
 
     def read(self, block_table, num_tokens):
-        """The tokens that stand behind a block table."""
+        """The tokens that a block table refers to."""
         return [self.slots.get(slot) for slot in slots_behind(block_table, range(num_tokens), self.block_size)]
 
 
@@ -104,7 +104,7 @@ def blocks_for(num_tokens, block_size):
 
 
 def appended(pool, block_table, num_tokens, num_new, block_size, copy):
-    """What your append_slots answers: (block_table, slots), two lists of ints."""
+    """The result of your append_slots: (block_table, slots), two lists of ints."""
     answer = append_slots(pool, list(block_table), num_tokens, num_new, block_size, copy)
     pair = isinstance(answer, tuple | list) and len(answer) == 2
     assert pair, f"append_slots returns (block_table, slots), saw {answer!r}"
@@ -112,7 +112,7 @@ def appended(pool, block_table, num_tokens, num_new, block_size, copy):
 
 
 def attended(q, k_cache, v_cache, block_table, seq_lens):
-    """What your paged_attention answers; block_table is a list of lists, padded here with block 0."""
+    """The result of your paged_attention; block_table is a list of lists, padded here with block 0."""
     width = max(len(table) for table in block_table)
     table = torch.tensor([[*blocks, *[0] * (width - len(blocks))] for blocks in block_table], dtype=torch.int32)
     out = paged_attention(q, k_cache, v_cache, table, torch.tensor(seq_lens, dtype=torch.int32))
@@ -122,7 +122,8 @@ def attended(q, k_cache, v_cache, block_table, seq_lens):
 
 
 def paged(contexts, tables, num_blocks, block_size, unused, generator=None):
-    """Caches [num_blocks, block_size, num_kv_heads, head_dim] with contexts[r] = (keys, values) behind tables[r].
+    """Caches [num_blocks, block_size, num_kv_heads, head_dim] with contexts[r] = (keys, values) in the blocks of
+    tables[r].
 
     unused: what all other slots hold; None draws random numbers.
     """
@@ -173,19 +174,19 @@ def difference(seen, expected):
 
 
 # %% [markdown] nbgrader={"grade_id": "text_waste"}
-# ## 1. What is reserved and never used
+# ## 1. Memory that is reserved and never used
 #
-# **Build** `wasted_slots(lengths, max_len, block_size)`: how many slots are taken and hold no token, for requests of
-# `lengths` tokens (a list of ints), as a pair of ints `(contiguous, paged)`:
+# **Build** `wasted_slots(lengths, max_len, block_size)`: how many slots are allocated and hold no token, for requests
+# of `lengths` tokens (a list of ints), as a pair of ints `(contiguous, paged)`:
 #
 # - *contiguous*: each request has `max_len` slots in one piece, from its beginning to its end.
 # - *paged*: each request has as many blocks of `block_size` slots as its tokens need.
 #
-# A block belongs to one request here, so two requests never meet in one block.
+# A block belongs to one request here, so two requests never share a block.
 #
-# "No fragmentation" is not true of paging: part of each request's *last* block is empty, at most `block_size - 1` slots,
-# and about half a block on average unless texts are as short as blocks. What is gone is the reservation, and the holes
-# between requests that no request fits into. The bytes per token are what they were.
+# "No fragmentation" is not true of paging: part of each request's *last* block is empty, at most `block_size - 1`
+# slots, and about half a block on average unless texts are as short as blocks. Paging removes the reservation, and the
+# holes between requests that no request fits into. The bytes per token stay the same.
 #
 # **Hint:** `-(-n // b)` is n / b rounded up, without floating point.
 #
@@ -204,7 +205,7 @@ def wasted_slots(lengths, max_len, block_size):
 
 
 # %% nbgrader={"grade_id": "check_waste", "grade": true, "points": 1}
-# property: contiguous room wastes max_len - length per request, paged room only what is empty in the last block.
+# property: contiguous memory wastes max_len - length per request, paged memory what is empty in the last block.
 # hint: round each request's own length up to whole blocks, then subtract the length.
 def check_wasted(lengths, max_len, block_size):
     answer = wasted_slots(list(lengths), max_len, block_size)
@@ -230,8 +231,8 @@ for block_size in (1, 8, random_int(2, 30, draw)):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_shares"}
-# The cell below answers the question from the top, and draws 1,000 requests to see what block sizes cost. The share
-# that is wasted depends on the lengths: "under 4 %" is right for some and wrong for short ones.
+# The cell below answers the question from the top, and draws 1,000 requests to compare block sizes. The wasted share
+# depends on the lengths: "under 4 %" is right for some and wrong for short ones.
 
 # %% nbgrader={"grade_id": "shares"} inferlab={"where": "notebook"}
 contiguous, blocks = wasted_slots([300], 32_768, 16)
@@ -248,33 +249,33 @@ for mean in (50, 500, 2000):
 # %% [markdown] nbgrader={"grade_id": "text_pool"}
 # ## 2. The pool
 #
-# **Build** the class `BlockPool`: which of the blocks 0, 1, ..., `num_blocks - 1` are free, and how many references each
-# of the others has. A reference is a block table with this block in it, or anybody else who relies on its contents. It
-# counts numbers and never sees a tensor.
+# **Build** the class `BlockPool`: which of the blocks 0, 1, ..., `num_blocks - 1` are free, and how many references
+# each of the others has. A reference is a block table with this block in it, or any other user of its contents. The
+# pool handles numbers and never sees a tensor.
 #
-# - `BlockPool(num_blocks)`: all blocks are free. `num_free`: how many are, a property.
+# - `BlockPool(num_blocks)`: all blocks are free. `num_free`: the number of free blocks, a property.
 # - `allocate(n)`: a list of `n` different free blocks; each has one reference now. Which of the free blocks it takes is
 #   your choice.
 # - `incref(ids)`: one more reference to each block of the list.
-# - `decref(ids)`: one reference less for each entry of the list. A block whose last reference went is free again.
-#   Returns the list of the blocks that became free. A block may stand in the list several times, once for each
-#   reference that goes.
+# - `decref(ids)`: one reference less for each entry of the list. A block that loses its last reference is free again.
+#   Returns the list of the blocks that became free. A block may be in the list several times, once for each reference
+#   dropped.
 # - `ref_count(block)`: 0 for a free block.
 #
-# What is refused changes *nothing*:
+# A rejected call changes *nothing*:
 #
-# - `allocate` of more blocks than are free: `RuntimeError`. This happens every day: somebody is made to wait.
+# - `allocate` of more blocks than are free: `RuntimeError`. This is routine: a request has to wait.
 # - `incref` or `decref` of a block that is free, or that does not exist, or `decref` of more references than there are:
-#   `ValueError`. This is a bug of the caller's, so it must not pass in silence: a block that is freed twice goes to
+#   `ValueError`. This is a bug in the caller, so it must not pass silently: a block that is freed twice is allocated to
 #   two requests, and each overwrites the other's keys. (The engine's own pool, which the chapter shows, is less strict:
-#   it stops at the first bad entry of a list, and what it has counted by then stays counted.)
+#   it stops at the first bad entry of a list, and the entries before it stay counted.)
 #
-# **Hint:** a list of counts and a list of free blocks. First look at all that was asked for, then change something.
+# **Hint:** a list of counts and a list of free blocks. Check the whole call first, then change something.
 #
-# **Trap (taken half):** a loop that takes block after block until none is left has taken some when it fails, and
-# nobody knows of them.
+# **Trap (taken half):** a loop that takes block after block until none is left has taken some when it fails, and these
+# are leaked.
 #
-# **Trap (freed twice):** a free block that is freed again stands in the free list twice.
+# **Trap (freed twice):** a free block that is freed again is in the free list twice.
 #
 # **Trap (minus one):** many engines write -1 where a table has no block, and `counts[-1]` is the last block's.
 
@@ -342,8 +343,8 @@ class BlockPool:
 
 
 # %% nbgrader={"grade_id": "check_allocate", "grade": true, "points": 1}
-# property: each block goes to one holder, all of them can be had, and each has one reference then.
-# hint: what is handed out leaves the free list; a block's count becomes 1.
+# property: each block goes to one holder, all of them can be allocated, and each has one reference then.
+# hint: an allocated block leaves the free list; its count becomes 1.
 def check_hands_out(num_blocks, sizes):
     pool, taken = BlockPool(num_blocks), []
     assert pool.num_free == num_blocks, f"all {num_blocks} blocks of a new pool are free, num_free says {pool.num_free}"
@@ -377,7 +378,7 @@ for _ in range(3):
 
 
 # %% nbgrader={"grade_id": "check_refs", "grade": true, "points": 1}
-# property: a block is free when its last reference goes, not before, and can be had again then.
+# property: a block is free when its last reference is dropped, not before, and can be had again then.
 # hint: decref returns the blocks whose count has become 0, and only these go back to the free list.
 def check_life(num_blocks, num_steps, generator):
     """Random calls; `held` is the truth, with one entry for each reference there is."""
@@ -501,21 +502,21 @@ for name in ("incref", "decref"):
 # %% [markdown] nbgrader={"grade_id": "text_fork"}
 # ## 3. Sharing
 #
-# Three answers to one prompt need its keys and values once. A table is a list of numbers, so a second one that begins
-# with the same numbers shares what they stand for.
+# Three samples of one prompt need its keys and values once. A table is a list of numbers, so a second one that begins
+# with the same numbers shares these blocks.
 #
 # **Build** `fork(pool, block_table, num_tokens, block_size)`: the block table of a new request whose first `num_tokens`
-# tokens are those of the request that `block_table` belongs to. It holds the blocks in which these tokens lie, and no
+# tokens are those of the request that `block_table` belongs to. It holds the blocks that contain these tokens, and no
 # others, and has a reference to each of them. Nothing is copied and nothing is allocated.
 #
-# - `pool` has the methods of your `BlockPool`. The checks pass their own, so this part can be right although an
-#   earlier one is not.
+# - `pool` has the methods of your `BlockPool`. The checks pass their own, so this part can be right even if an earlier
+#   one is not.
 # - `block_table` is a list of ints and may have more blocks than `num_tokens` tokens need. It stays as it is.
 #
 # **Hint:** two lines.
 #
-# **Trap (part of a block):** the last of the shared blocks may be half full. It is shared too. Who writes into it
-# first is the next part's business.
+# **Trap (part of a block):** the last of the shared blocks may be half full. It is shared too. The next part handles
+# writes into it.
 
 
 # %% nbgrader={"grade_id": "fork", "solution": true}
@@ -559,39 +560,39 @@ for _ in range(4):
 # %% [markdown] nbgrader={"grade_id": "text_append"}
 # ## 4. New tokens, and copy-on-write
 #
-# **Build** `append_slots(pool, block_table, num_tokens, num_new, block_size, copy)`: room for the next `num_new` tokens
-# (at least 1) of a request that has `num_tokens` so far. Returns the pair `(block_table, slots)`:
+# **Build** `append_slots(pool, block_table, num_tokens, num_new, block_size, copy)`: slots for the next `num_new`
+# tokens (at least 1) of a request that has `num_tokens` so far. Returns the pair `(block_table, slots)`:
 #
-# - `block_table`: a list of ints, the table afterwards. It has the old blocks in their places and grows at its end by as
-#   many blocks as are missing, and no more. It may have been longer than needed: a scheduler can reserve a prompt's
-#   blocks at once and fill them chunk by chunk. Whether it is the list you were given or a new one is your choice.
+# - `block_table`: a list of ints, the table afterwards. It keeps the old blocks in place and grows at its end by
+#   exactly the missing blocks. It may have been longer than needed: a scheduler can allocate a prompt's blocks at once
+#   and fill them chunk by chunk. Whether it is the given list or a new one is your choice.
 # - `slots`: a list of `num_new` ints, where the new tokens go: token number p goes to slot
 #   `block_table[p // block_size] * block_size + p % block_size`.
 #
-# **Copy-on-write.** If the block that token `num_tokens` falls in stands in the table already and somebody else holds
-# it too, the request must not write into it: the other would read it. It takes a new block, has the contents copied by
-# `copy(src, dst)`, puts the new block into its table in place of the old one, and gives its reference to the old one
-# back. `copy` is the only way to move contents, and is counted.
+# **Copy-on-write.** If the block of token `num_tokens` is already in the table and has another holder, the request must
+# not write into it: the other holder would read it. It allocates a new block, copies the contents with `copy(src,
+# dst)`, replaces the old block by the new one in its table, and drops its reference to the old one. `copy` is the only
+# way to move contents, and is counted.
 #
-# - A block that nobody else holds is written in place. So of two who share a block, the first copies and the second,
-#   who is then alone, does not.
-# - Full blocks are never written, so they stay shared for good. A new token behind a *full* last block goes to a new
-#   block and copies nothing. (That is why a cache of prefixes, which shares full blocks only, never copies.)
+# - A block without another holder is written in place. So of two requests that share a block, the first copies and the
+#   second, then the only holder, does not.
+# - Full blocks are never written, so they stay shared. A new token after a *full* last block goes to a new block,
+#   without a copy. (That is why a prefix cache, which shares only full blocks, never copies.)
 # - If there are too few free blocks, `RuntimeError`, and *nothing* has changed: no block taken, no reference moved,
 #   nothing copied.
 #
-# **Hint:** count first how many blocks you need in all, those for growth and the one for the copy. Then a single call
-# of `allocate` is all or nothing already.
+# **Hint:** first count the blocks you need in all, for growth and for the copy. Then a single call of `allocate` is
+# already all or nothing.
 #
-# **Trap (boundary):** with 8 tokens in blocks of 4 the next token falls in the third block, which is not there yet.
+# **Trap (boundary):** with 8 tokens in blocks of 4 the next token goes to the third block, which is not allocated yet.
 # The last block of the table, `block_table[-1]`, is not the one you write into.
 #
-# **Trap (lost reference):** who replaces a block in its table no longer holds it. Without `decref` it can never be free
-# again, and the last one to write copies for nobody.
+# **Trap (lost reference):** a request that replaces a block in its table no longer holds it. Without `decref` it is
+# never freed, and the last holder makes a needless copy.
 #
 # **Trap (direction):** `copy(src, dst)`: from the shared block into the new one.
 #
-# **Trap (copied, then refused):** the copy may be possible and the growth behind it not.
+# **Trap (copied, then rejected):** there may be a block for the copy but none for the growth after it.
 
 
 # %% nbgrader={"grade_id": "append_slots", "solution": true}
@@ -602,7 +603,7 @@ def append_slots(pool, block_table, num_tokens, num_new, block_size, copy):
     """
     ### BEGIN SOLUTION
     table = list(block_table)
-    first = num_tokens // block_size  # the entry of the table that the first new token falls in
+    first = num_tokens // block_size  # the table entry of the first new token
     missing = max(0, -(-(num_tokens + num_new) // block_size) - len(table))
     shared = first < len(table) and pool.ref_count(table[first]) > 1
     new = pool.allocate(missing + shared)
@@ -617,10 +618,10 @@ def append_slots(pool, block_table, num_tokens, num_new, block_size, copy):
 
 
 # %% nbgrader={"grade_id": "check_append", "grade": true, "points": 2}
-# property: new tokens go behind the old ones; the table grows by the blocks that are missing, and by no more.
-# hint: ceil((num_tokens + num_new) / block_size) blocks are needed, len(block_table) are there.
+# property: new tokens go after the old ones; the table grows by the blocks that are missing, and by no more.
+# hint: ceil((num_tokens + num_new) / block_size) blocks are needed, the table has len(block_table).
 def check_growth(order, block_size, sizes, reserved=()):
-    """One request alone, which grows by pieces of these sizes; reserved: blocks that its table has from the start."""
+    """One request alone, which grows by these sizes; reserved: blocks that its table has from the start."""
     pool, memory, table, tokens = Ledger(order, held=reserved), Memory(block_size), list(reserved), []
     for size in sizes:
         before, start = list(table), len(tokens)
@@ -660,10 +661,10 @@ for case in range(5):
 
 
 # %% nbgrader={"grade_id": "check_copy_on_write", "grade": true, "points": 2}
-# property: who writes into a shared block copies it first, once; the others keep what they had; the last writes in place.
+# property: a write into a shared block copies it first, once; the others keep what they had; the last writes in place.
 # hint: ref_count of the block that token num_tokens falls in; new block, copy(old, new), decref([old]), table entry.
 def check_sharers(num_sharers, num_tokens, num_new, block_size, order):
-    """Requests with one table in common write one after another."""
+    """Requests with a common table write one after another."""
     memory, common = Memory(block_size), order[: blocks_for(num_tokens, block_size)]
     pool = Ledger(order, held=common * num_sharers)
     prompt = [f"prompt {p}" for p in range(num_tokens)]
@@ -733,7 +734,7 @@ draw = rng("check_append_refused")
 for num_sharers in (1, 2, 3):
     block_size = random_int(2, 6, draw)
     num_tokens = random_int(0, 3, draw) * block_size + random_int(1, block_size - 1, draw)
-    grow = random_int(1, 3, draw)  # whole blocks more than the one that is begun
+    grow = random_int(1, 3, draw)  # whole blocks in addition to the partial one
     num_free = grow + (num_sharers > 1) - 1
     check_no_room(num_sharers, num_tokens, grow * block_size, block_size, num_free, random_order(60, draw))
 ### END HIDDEN TESTS
@@ -741,18 +742,18 @@ for num_sharers in (1, 2, 3):
 # %% [markdown] nbgrader={"grade_id": "text_slots"}
 # ## 5. From positions to slots
 #
-# What you just did with lists, a kernel does with tensors: it is handed a row of a block table and must find the slots.
+# What you just did with lists, a kernel does with tensors: it gets a row of a block table and must find the slots.
 #
 # **Build** `slot_mapping(block_table, positions, block_size)`: the slots of tokens of one request, int64.
 #
-# - `block_table` int32 `[max_blocks]`, the request's blocks in order; behind them stands padding.
+# - `block_table` int32 `[max_blocks]`, the request's blocks in order, followed by padding.
 # - `positions` `[n]`, int64, in any order. Returns `[n]`, int64.
 #
-# **Hint:** `positions // block_size` says which entry of the table, `positions % block_size` where in the block.
+# **Hint:** `positions // block_size` is the table entry, `positions % block_size` the offset in the block.
 #
-# **Trap (int32):** block tables are int32 to save memory, and `block × block_size` has the type of the table. A slot, or
-# worse a slot times the numbers per slot, exceeds 2,147,483,647 sooner than one thinks; then it becomes negative without
-# an error, and you read somebody else's memory. Convert before you multiply.
+# **Trap (int32):** block tables are int32 to save memory, and `block × block_size` has the type of the table. A slot,
+# or worse a slot times the numbers per slot, exceeds 2,147,483,647 sooner than one might think; then it becomes
+# negative without an error, and you read another request's memory. Convert before you multiply.
 
 
 # %% nbgrader={"grade_id": "slot_mapping", "solution": true}
@@ -765,8 +766,8 @@ def slot_mapping(block_table, positions, block_size):
 
 
 # %% nbgrader={"grade_id": "check_slot_mapping", "grade": true, "points": 1}
-# property: position p lies in slot block_table[p // block_size] * block_size + p % block_size.
-# hint: index the table with all entries at once; blocks need neither lie side by side nor be sorted.
+# property: position p is in slot block_table[p // block_size] * block_size + p % block_size.
+# hint: index the table with all entries at once; blocks need be neither adjacent nor sorted.
 def check_slots(block_table, positions, block_size):
     table = torch.tensor(block_table, dtype=torch.int32)
     slots = slot_mapping(table, torch.tensor(positions), block_size)
@@ -812,31 +813,33 @@ for bits in (15, 16, 27, 30):
 #
 # - `q` `[rows, num_heads, head_dim]`: row r's newest token.
 # - `k_cache`, `v_cache` `[num_blocks, block_size, num_kv_heads, head_dim]`: one layer's memory, for all requests. The
-#   new tokens' keys and values are in it already.
-# - `block_table` int32 `[rows, max_blocks]`, `seq_lens` int32 `[rows]`: row r's tokens are the first `seq_lens[r]`
-#   behind its table, the newest included, so a length is at least 1. Behind its last block stand zeros, and block 0 is a
-#   block like any other: it may be somebody's.
-# - Row r's query sees all of its tokens, with weights softmax(q·k / sqrt(head_dim)). No mask is needed: it is the last.
+#   new tokens' keys and values are already in it.
+# - `block_table` int32 `[rows, max_blocks]`, `seq_lens` int32 `[rows]`: row r's tokens are the first `seq_lens[r]` of
+#   its table, including the newest, so a length is at least 1. The table is padded with zeros, and block 0 is a block
+#   like any other: it may belong to another request.
+# - Row r's query attends to all of its tokens, with weights softmax(q·k / sqrt(head_dim)). No mask is needed: it is the
+#   last.
 # - Query head h reads KV head `h // (num_heads // num_kv_heads)`.
-# - Returns `[rows, num_heads, head_dim]`, float32. The inputs stay as they are: a copy of the whole cache would be as
-#   dear as reserving it, and somebody else's blocks are not yours to write.
+# - Returns `[rows, num_heads, head_dim]`, float32. The inputs are not modified: a copy of the whole cache would be as
+#   expensive as reserving it, and you must not write other requests' blocks.
 #
-# A chunk of a prompt is no other case: its tokens are rows with the same block table and lengths that grow by one. That
-# *is* the causal mask, and the last section uses it. (Kernels compute a chunk's rows together, to read each block once.)
+# A chunk of a prompt is not a special case: its tokens are rows with the same block table and lengths that grow by one.
+# That *is* the causal mask, and the last section uses it. (Kernels compute a chunk's rows together, to read each block
+# once.)
 #
-# Blocks may lie anywhere, in any order, and may be shared by rows. Where a request's blocks lie must not change its
-# output.
+# Blocks may be anywhere, in any order, and may be shared by rows. The location of a request's blocks must not change
+# its output.
 #
 # **Hint:** a loop over rows is fine. For one row, `k_cache[blocks, offsets]` with two index tensors of `seq_lens[r]`
 # numbers gathers exactly its keys, `[seq_lens[r], num_kv_heads, head_dim]`.
 #
-# **Trap (tail):** the last block is seldom full. What stands behind the row's tokens was written by nobody, or by an
-# earlier owner: it may be NaN. A mask gives it the weight 0, and 0 × NaN is NaN.
+# **Trap (tail):** the last block is seldom full. The slots after the row's tokens were never written, or were written
+# by an earlier owner: they may be NaN. A mask gives them weight 0, and 0 × NaN is NaN.
 #
-# **Trap (heads dealt round):** neighbouring query heads share a KV head; `h % num_kv_heads` is another one.
+# **Trap (round-robin heads):** adjacent query heads share a KV head; `h % num_kv_heads` is a different one.
 #
 # **Trap (fresh memory):** on a device, memory that was never written and memory that was freed look alike. Zeroing the
-# cache first hides the fault from your tests and not from your users.
+# cache first hides the bug from your tests but not from your users.
 
 
 # %% nbgrader={"grade_id": "paged_attention", "solution": true}
@@ -865,7 +868,7 @@ def paged_attention(q, k_cache, v_cache, block_table, seq_lens):
 # property: weights are softmax(q.k / sqrt(head_dim)) over the row's keys.
 # hint: scale the scores before the softmax, and take it over the tokens.
 def weights_of(q, keys):
-    """What the query gives to each key, in one full block: with one-hot values the output is the weights."""
+    """The weights of the query, in one full block: with one-hot values the output is the weights."""
     num_tokens, head_dim = keys.shape
     values = torch.eye(num_tokens, head_dim)
     out = attended(q[None, None], keys[None, :, None].clone(), values[None, :, None].clone(), [[0]], [num_tokens])
@@ -892,7 +895,7 @@ for _ in range(4):
 # property: query head h reads KV head h // (num_heads // num_kv_heads).
 # hint: with 6 query and 2 KV heads, query heads 0, 1, 2 read KV head 0 and 3, 4, 5 read KV head 1.
 def heads_read(num_heads, num_kv_heads, block_size):
-    """Which KV head each query head reads: all values of KV head g are g, so every weighted mean of them is g."""
+    """The KV head that each query head reads: all values of KV head g are g, so every weighted mean of them is g."""
     keys = torch.zeros(1, block_size, num_kv_heads, 8)
     values = torch.arange(num_kv_heads).float()[None, None, :, None].expand(1, block_size, -1, 8).clone()
     return attended(torch.zeros(1, num_heads, 8), keys, values, [[0]], [block_size])[0, :, 0]
@@ -964,11 +967,11 @@ check_rows([3, 4], [[39_999, 32_768], [33_333, 1]], 40_000, 2, draw, head_dim=3)
 # property: nothing but the rows' own tokens is read, and nothing is written: everything else may be NaN.
 # hint: gather seq_lens[r] positions and no more; do not clean the cache, it is not yours.
 def check_poisoned(lengths, tables, num_blocks, block_size, generator):
-    """All slots that hold none of the rows' tokens are NaN; block 0, with which tables are padded, is nobody's."""
+    """All slots without the rows' tokens are NaN; block 0, with which tables are padded, is unused."""
     contexts = [torch.randn(2, n, 1, 5, generator=generator) for n in lengths]
     k_cache, v_cache = paged(contexts, tables, num_blocks, block_size, math.nan)
     before = torch.stack((k_cache, v_cache))
-    out = attended(torch.zeros(len(lengths), 2, 5), k_cache, v_cache, tables, lengths)  # all keys weigh the same
+    out = attended(torch.zeros(len(lengths), 2, 5), k_cache, v_cache, tables, lengths)  # all keys have equal weight
     nan = [int(row.isnan().sum()) for row in out]
     print(f"lengths {lengths} in blocks {tables} of {block_size}: {nan} NaN in the rows' outputs")
     assert not any(nan), f"NaN from unused slots reached rows {[r for r, n in enumerate(nan) if n]}"
@@ -996,13 +999,13 @@ for _ in range(3):
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 7. Inside the engine
 #
-# First your pool alone: the engine asks for `Parts(block_pool=...)` and puts its own KV manager, prefix cache and
-# scheduler on top. There is too little memory for all requests at once, so some are thrown out and come back.
+# First your pool alone: the engine takes `Parts(block_pool=...)` and uses its own KV manager, prefix cache and
+# scheduler with it. There is too little memory for all requests at once, so some are preempted and resume later.
 #
-# Then all pieces. `BlocksByTable` is a small KV manager over your pool, `append_slots` and `fork`; three answers to one
-# prompt share its blocks, and copy when they part. `AttentionByTable` asks for slots, which are your `slot_mapping`'s,
-# and for attention, which your `paged_attention` computes, a chunk of a prompt as rows over one table. The engine's
-# memory is NaN where nobody wrote.
+# Then all parts. `BlocksByTable` is a small KV manager over your pool, `append_slots` and `fork`; three samples of one
+# prompt share its blocks, and copy when they diverge. `AttentionByTable` gets slots from your `slot_mapping` and
+# attention from your `paged_attention`, with a chunk of a prompt as rows over one table. The engine's memory is NaN
+# where it was never written.
 #
 # Each cell compares at every call and tells you at the first difference which property failed. The tokens must be
 # those that the engine generates by itself.
@@ -1013,9 +1016,9 @@ from reference_impl.assembly.lab_parts import AttentionByTable, BlocksByTable, L
 
 
 class YourPool:
-    """Your BlockPool as the engine sees it, and a second count beside it that names what goes wrong first.
+    """Your BlockPool as the engine sees it, with a second count that names the first error.
 
-    The numbers of the blocks are shuffled on the way, so that nothing depends on the order in which you hand them out.
+    Block numbers are shuffled in between, so that nothing depends on the order in which you allocate them.
     """
 
     def __init__(self, num_blocks):
@@ -1065,7 +1068,7 @@ class YourPool:
 
 
 def your_blocks(num_blocks, block_size):
-    """A KV manager over your pool, append_slots and fork, each answer compared."""
+    """A KV manager over your pool, append_slots and fork, each result compared."""
     pool = YourPool(num_blocks)
 
     def append(table, start, num_new, copy):
@@ -1105,7 +1108,7 @@ def check_your_slots(table, positions, block_size, expected):
 
 
 def your_attention(asked):
-    """What your paged_attention answers to a step's queries in a layer; a chunk of a prompt is rows over one table."""
+    """The result of your paged_attention for a step's queries in a layer; a prompt's chunk is rows over one table."""
     seen = paged_attention(asked.q, asked.key_cache, asked.value_cache, asked.block_tables, asked.seq_lens)
     off = difference(seen, asked.expected)
     how = f"is off by {off:.2g}" if off < math.inf else f"is not finite, or its shape is not {tuple(asked.q.shape)}"
@@ -1114,9 +1117,9 @@ def your_attention(asked):
 
 
 def serve(prompts, samples, num_new_tokens, num_blocks, block_size, parts=None):
-    """(tokens that the course model generates, by request; how often a request was thrown out); samples[i] of prompt i.
+    """(tokens that the course model generates, by request; number of preemptions); samples[i] of prompt i.
 
-    Memory that nobody wrote is NaN.
+    Memory that was never written is NaN.
     """
     options = {"num_blocks": num_blocks, "block_size": block_size, "max_num_batched_tokens": 12}
     engine = LabEngine(course_llm(), options, unwritten=math.nan, **(parts or {}))
@@ -1139,7 +1142,7 @@ def check_pool_serves(prompts, num_new_tokens, num_blocks, block_size):
 
 
 texts = ["def add(a, b):\n", "class Reader:\n    def __init__(self, path):\n        self.path =", "def add(a, b):\n"]
-prompts = [course_llm().encode(text) for text in texts]  # the third finds a block of the first in the prefix cache
+prompts = [course_llm().encode(text) for text in texts]  # the third hits a block of the first in the prefix cache
 for text, tokens in zip(texts, check_pool_serves(prompts, 6, num_blocks=8, block_size=4).values(), strict=True):
     print(repr(text), "->", repr(course_llm().tokenizer.decode(tokens)))
 ### BEGIN HIDDEN TESTS
@@ -1153,7 +1156,7 @@ check_pool_serves([*prompts, prompts[0]], 6, num_blocks=random_int(8, 10, draw),
 # property: with all your pieces the engine generates the same tokens, shares a prompt's blocks, and copies when they part.
 # hint: the message names the first property that failed; make that part's own checks pass first.
 def check_served(prompts, samples, num_new_tokens, num_blocks, block_size):
-    """Serves with your pieces and without, and compares; returns the tokens by request."""
+    """Serves with and without your parts, and compares; returns the tokens by request."""
     blocks = your_blocks(num_blocks, block_size)
     attention = AttentionByTable(course_llm().engine.attention, check_your_slots, your_attention)
     parts = {"block_pool": blocks.pool, "kv_manager": blocks, "attention": attention}
@@ -1179,12 +1182,12 @@ for block_size in (3, 8):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_saving"}
-# ## 8. What it saves
+# ## 8. The savings
 #
-# The cell below puts requests into a memory of 4,096 slots, one after another, until the next one does not fit: once
-# with room for 512 tokens reserved for each, once in blocks. Then three answers to each prompt, with the prompt's full
-# blocks shared. The tokens that are stored cost the same bytes in all cases: paging does not make the cache smaller, it
-# leaves less of it empty. What a server gains is what more requests at a time bring it.
+# The cell below fills a memory of 4,096 slots with requests, one after another, until the next one does not fit: once
+# with 512 slots reserved for each, once in blocks. Then three samples of each prompt, with the prompt's full blocks
+# shared. Stored tokens take the same bytes in all cases: paging does not make the cache smaller, it leaves less of it
+# empty. A server's gain is that of more concurrent requests.
 
 # %% nbgrader={"grade_id": "saving"} inferlab={"where": "notebook"}
 slots, max_len, block_size, draw = 4096, 512, 16, rng("saving")
@@ -1193,7 +1196,7 @@ output_lens = torch.randint(20, 200, (400,), generator=draw).tolist()
 
 
 def fit(taken):
-    """How many requests fit, if request i takes taken[i] slots."""
+    """The number of requests that fit, if request i takes taken[i] slots."""
     total = 0
     for number, size in enumerate(taken):
         total += size
@@ -1206,19 +1209,19 @@ lengths = [p + n for p, n in zip(prompt_lens, output_lens, strict=True)]
 in_blocks = [blocks_for(n, block_size) * block_size for n in lengths]
 print(f"{slots} slots: {fit([max_len] * 400)} requests reserve {max_len} each, {fit(in_blocks)} fit in blocks")
 whole = [3 * size for size in in_blocks]
-full = [p // block_size * block_size for p in prompt_lens]  # of each prompt, what is in full blocks
+full = [p // block_size * block_size for p in prompt_lens]  # the part of each prompt in full blocks
 shared = [size - 2 * prompt for size, prompt in zip(whole, full, strict=True)]
 print(f"with three answers each: {fit(whole)} requests apart, {fit(shared)} that share their prompts' full blocks")
 
 # %% [markdown] nbgrader={"grade_id": "extensions"}
 # ## Further (not graded)
 #
-# Add cells below and try one. Each is a lab of its own later.
+# Add cells below and try one. Several are the subject of other labs.
 #
-# - **Blocks that outlive their request.** Keep a block with no reference until its room is needed, and give it to the
-#   next request whose prompt begins with the same tokens. What do you look it up by? (Lab 06.)
+# - **Blocks that outlive their request.** Keep a block with no reference until it is needed, and give it to the next
+#   request whose prompt begins with the same tokens. By what key do you look it up? (Lab 06.)
 # - **One read per block.** Your `paged_attention` repeats keys for every query head. Let all query heads of a KV head
 #   use one read of a block, then go through the blocks one by one with a running maximum and sum. (Lab 05.)
-# - **A window.** A layer sees the last 1,024 tokens only. Which blocks of a table can go back to the pool, and when?
-# - **Out of blocks.** Your pool refuses. Who gives up: the newest request, the longest, the one that has most left?
-#   (Lab 03.)
+# - **A window.** A layer attends only to the last 1,024 tokens. Which blocks of a table can be freed, and when?
+# - **Out of blocks.** Your pool raises. Which request is preempted: the newest, the longest, the one with most tokens
+#   left? (Lab 03.)

@@ -6,21 +6,22 @@
 # if they never leave the chip? Write both guesses down; a cell below computes them.
 #
 # You build, in this order: the softmax in one pass, attention tile by tile over a memory that counts, the merge of
-# parts, and then the same as a Triton kernel. At the end it serves text inside the engine.
+# partial results, and then the same as a Triton kernel. At the end it serves text inside the engine.
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
-# - Use `torch`, `triton`, `numpy` and the standard library: when your cells are graded, nothing else is there. The
-#   functions of the given cells (`tiles_for`, `whole` and so on) are not there either.
+# - Use `torch`, `triton`, `numpy` and the standard library: nothing else is available when your cells are graded.
+#   Neither are the functions of the given cells (`tiles_for`, `whole` and so on).
 # - Everything is checked on the CPU: Triton's *interpreter* runs a kernel step by step in NumPy. It is slow, so sizes
-#   are small. Triton is there on Linux only; elsewhere do parts 1 to 3 here, and the rest on Colab or in a container.
+#   are small. Triton is available on Linux only; elsewhere do parts 1 to 3 here, and the rest on Colab or in a
+#   container.
 #
 # | name | what it is | shape |
 # |---|---|---|
 # | q | queries | `[q_len, num_heads, head_dim]` |
 # | k, v | keys and values, as many heads or fewer | `[kv_len, num_kv_heads, head_dim]` |
 # | o | outputs | that of q |
-# | first | the position of query 0: query i sees the keys j with j <= first + i | int |
+# | first | the position of query 0: query i attends to the keys j with j <= first + i | int |
 # | lse | log-sum-exp: the natural logarithm of the sum of exp(score) over the keys a query sees | `[num_heads, q_len]` |
 #
 # A score is q·k / sqrt(head_dim). Query head h reads KV head h // (num_heads // num_kv_heads).
@@ -37,14 +38,14 @@ import importlib.util
 import os
 import sys
 
-# Triton reads this when it is imported: then it runs kernels on the CPU.
+# Triton reads this at import and then runs kernels on the CPU.
 if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("Triton was imported before this cell. Restart the kernel, then run this cell first.")
 os.environ["TRITON_INTERPRET"] = "1"
 
 
 def watch_kernels():
-    """Make the interpreter refuse what would go wrong on a GPU.
+    """Make the interpreter reject what would go wrong on a GPU.
 
     By itself it reads and writes behind the end of a tensor, which gives wrong numbers or ends the process; what a load
     without `other` leaves out is 0; and tiles may have any size.
@@ -63,7 +64,7 @@ def watch_kernels():
     GridExecutor.watched, copied, places, gap = True, GridExecutor._init_args_hst, [], 1 << 20
 
     def spaced(self, args, kwargs):
-        """A launch's tensors, each with a gap before and behind it, so that no tensor begins where another one ends."""
+        """A launch's tensors, each with a gap before and after it, so that no tensor begins where another one ends."""
         args, kwargs = copied(self, args, kwargs)
         places.clear()
         moved = {}
@@ -136,14 +137,14 @@ if importlib.util.find_spec("triton") is not None:
     watch_kernels()
 
 # %% nbgrader={"grade_id": "tools"}
-# Given: what the checks use. You may read it; it is not yours to change.
+# Given: helpers of the checks. You may read them, but do not change them.
 from collections import Counter
 
 from grader.checks import rng
 
 
 class Stream:
-    """Chunks (scores [n], values [n, head_dim]), one after another, once."""
+    """Chunks (scores [n], values [n, head_dim]), one after another, readable once."""
 
     LEARNER_SEES = ("__iter__", "__next__")
 
@@ -160,7 +161,7 @@ class Stream:
 
 
 class HBM:
-    """The large slow memory with q, k, v and room for o, in tiles; it counts what is moved.
+    """The large slow memory with q, k, v and o, in tiles; it counts the traffic.
 
     A tile is [rows, head_dim] of one head: block_m rows of q and o, block_n rows of k and v, fewer in the last one.
     """
@@ -205,7 +206,7 @@ def tiles_for(num_rows, rows):
 
 
 def whole(q, k, v, first):
-    """(o, lse) of attention in one piece, float64; a query that sees no key gets zeros and minus infinity."""
+    """(o, lse) of attention in one pass, float64; a query without visible keys gets zeros and minus infinity."""
     group = q.shape[1] // k.shape[1]
     keys, values = (t.double().repeat_interleave(group, dim=1) for t in (k, v))
     scores = torch.einsum("ihd,jhd->hij", q.double(), keys) / math.sqrt(q.shape[2])
@@ -266,7 +267,7 @@ def to_yours(lse):
 
 
 def pair_of(answer, name, shape):
-    """(o, lse) as your function answers it."""
+    """(o, lse) as your function returns it."""
     pair = isinstance(answer, tuple | list) and len(answer) == 2 and all(isinstance(t, torch.Tensor) for t in answer)
     assert pair, f"{name} returns two tensors (o, lse), saw {answer!r:.200}"
     o, lse = answer[0], from_yours(answer[1])
@@ -281,9 +282,9 @@ def pair_of(answer, name, shape):
 # %% [markdown] nbgrader={"grade_id": "text_online"}
 # ## 1. The softmax in one pass
 #
-# A softmax needs the largest score before it can take the first exp, and the sum before it can divide. Both are known
-# only at the end. *Online softmax* (Milakov and Gimelshein 2018) goes on with what it has seen so far, and corrects what
-# it has when something larger comes.
+# A softmax needs the largest score before the first exp, and the sum before it can divide. Both are known only at the
+# end. *Online softmax* (Milakov and Gimelshein 2018) uses the largest score so far, and rescales its sums when a larger
+# one comes.
 #
 # **Build** `online_softmax(stream)`. `stream` can be iterated over once and gives chunks `(scores, values)`: float32
 # tensors `[n]` and `[n, head_dim]`, with another n each time, at least one chunk. Return `(largest, total, mean)` over
@@ -292,14 +293,14 @@ def pair_of(answer, name, shape):
 # - `largest`: the largest score, a float. `total`: the sum of exp(score - largest), a float.
 # - `mean` `[head_dim]`: the sum of exp(score - largest) × value, divided by `total`.
 #
-# Keep three things between the chunks, and no chunk. A score of minus infinity is a masked key: it weighs nothing. With
-# no key at all, or only masked ones, return minus infinity, 0.0 and zeros.
+# Keep three values between chunks, and no chunk. A score of minus infinity is a masked key: its weight is 0. With no
+# keys, or only masked ones, return minus infinity, 0.0 and zeros.
 #
-# **Hint:** with m the largest so far and m' the new one, what was summed with m is exp(m - m') times as much with m'.
+# **Hint:** with m the largest so far and m' the new one, multiply the sums by exp(m - m').
 #
-# **Trap (old values):** the sum of weights is corrected, and the sum of weighted values has to be corrected, too.
+# **Trap (old values):** rescale the sum of weights, and the sum of weighted values, too.
 #
-# **Trap (begin with zero):** a largest score that begins as 0 stays 0 when all scores are below. At -10,000 every
+# **Trap (begin with zero):** a largest score that begins as 0 stays 0 when all scores are negative. At -10,000 every
 # exp is then 0.
 #
 # **Trap (nothing minus nothing):** minus infinity minus minus infinity is NaN.
@@ -322,7 +323,7 @@ def online_softmax(stream):
 
 
 # %% nbgrader={"grade_id": "online_checks"}
-# Given: how this part's checks look at your answer.
+# Given: how this part's checks test your result.
 
 
 def read_online(chunks):
@@ -416,27 +417,29 @@ for _ in range(3):
 # %% [markdown] nbgrader={"grade_id": "text_tiled"}
 # ## 2. Attention tile by tile
 #
-# The chip's own memory is fast and has room for a few tiles; `hbm` is large, slow, and counts. **Build**
+# On-chip memory is fast and holds a few tiles; `hbm` is large, slow, and counts traffic. **Build**
 # `tiled_attention(hbm, q_len, kv_len, num_heads, num_kv_heads, block_m, block_n, first)`, causal attention as in
 # FlashAttention-2 (Dao 2023):
 #
-# - `hbm.load("q", head, i)` gives tile i of a query head, rows i × `block_m` and the following: `[rows, head_dim]`,
-#   float32. `hbm.load("k", kv_head, j)` and `hbm.load("v", kv_head, j)` give tile j of `block_n` rows. A last tile has
-#   as many rows as are left.
+# - `hbm.load("q", head, i)` returns tile i of a query head, rows from i × `block_m`: `[rows, head_dim]`, float32.
+#   `hbm.load("k", kv_head, j)` and `hbm.load("v", kv_head, j)` return tile j of `block_n` rows. The last tile has the
+#   remaining rows.
 # - `hbm.store("o", head, i, tile)` writes a tile of the output. It returns nothing, and so does your function.
 #
-# What may be moved: each tile of q is loaded once, and each tile of o is stored once. For each tile of *queries*, a tile of
-# k or v is loaded once for *all* query heads that share its KV head, and not at all if no query of the tile sees one of
-# its keys. There is room for one tile of k and v at a time, so the next tile of queries loads them again. `first` >= 0.
+# Allowed traffic: each tile of q is loaded once, and each tile of o is stored once. For each tile of *queries*, a
+# tile of k or v is loaded once for *all* query heads that share its KV head, and not at all if no query of the tile
+# attends to one of its keys. Only one tile of k and v fits at a time, so the next tile of queries loads them again.
+# `first` >= 0.
 #
-# **Hint:** three loops: KV heads, tiles of queries, tiles of keys. Between the tiles of keys you keep, per query head
-# and query, what `online_softmax` keeps.
+# **Hint:** three loops: KV heads, tiles of queries, tiles of keys. Between tiles of keys you keep, per query head and
+# query, the three values of `online_softmax`.
 #
 # **Trap (once for a group):** in a loop over query heads, every head loads the same keys again.
 #
-# **Trap (diagonal):** of the tile in which a query's own key lies, it sees a part. The tiles behind it are not loaded.
+# **Trap (diagonal):** a query attends to only part of the tile that contains its own key. The tiles after it are not
+# loaded.
 #
-# **Trap (last tile):** key number c of tile j is key j × `block_n` + c. `len(tile)` is something else at the end.
+# **Trap (last tile):** key number c of tile j is key j × `block_n` + c. `len(tile)` is smaller in the last tile.
 
 
 # %% nbgrader={"grade_id": "tiled_attention", "solution": true}
@@ -451,7 +454,7 @@ def tiled_attention(hbm, q_len, kv_len, num_heads, num_kv_heads, block_m, block_
             position = first + i * block_m + torch.arange(query.shape[1])
             largest = torch.full(query.shape[:2], -math.inf)
             total, acc = torch.zeros(query.shape[:2]), torch.zeros_like(query)
-            seen = min(kv_len, int(position[-1]) + 1)  # keys that the last query sees, and so any
+            seen = min(kv_len, int(position[-1]) + 1)  # keys visible to the last query, and so to any
             for j in range(-(-seen // block_n)):
                 key, value = hbm.load("k", kv_head, j), hbm.load("v", kv_head, j)
                 score = query @ key.T / math.sqrt(query.shape[2])
@@ -468,11 +471,11 @@ def tiled_attention(hbm, q_len, kv_len, num_heads, num_kv_heads, block_m, block_
 
 
 # %% nbgrader={"grade_id": "tiled_checks"}
-# Given: how this part's checks look at your answer.
+# Given: how this part's checks test your result.
 
 
 def run_tiled(q_len, kv_len, num_heads, num_kv_heads, head_dim, block_m, block_n, first, generator):
-    """Your function over a new memory, which is returned, by how much o is off, and where."""
+    """Runs your function on a new memory; returns the memory, the error of o, and where it is."""
     q, k, v = random_qkv(q_len, kv_len, num_heads, num_kv_heads, head_dim, generator)
     hbm = HBM(q, k, v, block_m, block_n)
     tiled_attention(hbm, q_len, kv_len, num_heads, num_kv_heads, block_m, block_n, first)
@@ -495,7 +498,7 @@ def check_tiles(*shape, generator):
 
 
 check_tiles(8, 8, 1, 1, 4, 4, 4, 0, generator=rng("tiled"))  # a whole prompt
-check_tiles(7, 7, 4, 2, 5, 4, 3, 0, generator=rng("tiled"))  # nothing divides anything
+check_tiles(7, 7, 4, 2, 5, 4, 3, 0, generator=rng("tiled"))  # no size divides another
 check_tiles(5, 16, 2, 1, 4, 2, 4, 11, generator=rng("tiled"))  # the last chunk of a prompt
 check_tiles(1, 9, 6, 2, 4, 4, 4, 8, generator=rng("tiled"))  # one new token
 ### BEGIN HIDDEN TESTS
@@ -544,9 +547,9 @@ for _ in range(3):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_bytes"}
-# The cell below counts what your function moves for one head of 256 tokens, with three sizes of tiles. Then the
-# formulas for the question from the top. A causal prompt moves about half of that. And programs that run at the same
-# time find each other's keys in the L2 cache, so what memory itself sees is less, down to the 8 MiB of Q, K, V and O.
+# The cell below counts the traffic of your function for one head of 256 tokens, with three tile sizes. Then the
+# formulas for the question from the top. A causal prompt moves about half of that. And concurrent programs hit each
+# other's keys in the L2 cache, so traffic to device memory is less, down to the 8 MiB of Q, K, V and O.
 
 # %% nbgrader={"grade_id": "bytes"} inferlab={"where": "notebook"}
 from reference_impl.theory.attention_traffic import flash2_values, unfused_values
@@ -560,24 +563,24 @@ print(f"{n} tokens, head_dim {d}, float16: {2 * unfused_values(n, d) / 2**20:.0f
       f"{2 * flash2_values(n, d, 128) / 2**20:.0f} MiB in tiles of 128 queries, nothing masked")  # fmt: skip
 
 # %% [markdown] nbgrader={"grade_id": "text_merge"}
-# ## 3. Parts that are put together
+# ## 3. Merging partial results
 #
-# One new token over a long context is one query: one program, and a GPU with a hundred processors waits. *Flash-Decoding*
-# (Dao et al. 2023) cuts the keys into splits that are computed at the same time, then merges. What a split hands on is
-# its weighted mean and its lse.
+# One new token over a long context is one query: one program, and most of a GPU's hundred SMs are idle.
+# *Flash-Decoding* (Dao et al. 2023) divides the keys into splits that are computed concurrently, then merges. Each
+# split returns its weighted mean and its lse.
 #
 # **Build** `merge_splits(means, lse)`: float32 tensors `means` `[num_splits, q_len, num_heads, head_dim]` and `lse`
 # `[num_splits, num_heads, q_len]`. Return `(o, lse)` over all keys: `[q_len, num_heads, head_dim]` and
 # `[num_heads, q_len]`.
 #
-# A split without a key for a query has lse minus infinity, and *anything* as its mean: nobody wrote it. A query without
-# any key gets zeros and minus infinity.
+# A split without a key for a query has lse minus infinity, and *anything* as its mean: it was never written. A query
+# without any key gets zeros and minus infinity.
 #
-# **Hint:** split s has the share exp(lse[s]) / sum of exp(lse) of the weight; subtract the largest lse first.
+# **Hint:** the weight of split s is exp(lse[s]) / sum of exp(lse); subtract the largest lse first.
 #
-# **Trap (nothing times NaN):** memory that nobody wrote may hold NaN, and 0 × NaN is NaN.
+# **Trap (nothing times NaN):** uninitialized memory may hold NaN, and 0 × NaN is NaN.
 #
-# **Trap (no split at all):** where all splits are empty, the largest lse is minus infinity and the sum is 0.
+# **Trap (all splits empty):** where all splits are empty, the largest lse is minus infinity and the sum is 0.
 
 
 # %% nbgrader={"grade_id": "merge_splits", "solution": true}
@@ -596,11 +599,11 @@ def merge_splits(means, lse):
 
 
 # %% nbgrader={"grade_id": "merge_checks"}
-# Given: how this part's checks look at your answer.
+# Given: how this part's checks test your result.
 
 
 def split_means(q, k, v, sizes):
-    """(means, lse) of splits of these sizes, float32, all keys visible; of a split without keys the means are NaN."""
+    """(means, lse) of splits of these sizes, float32, all keys visible; the means of an empty split are NaN."""
     parts = [whole(q, keys, values, len(k)) for keys, values in zip(k.split(sizes), v.split(sizes), strict=True)]
     means = torch.stack(
         [o if size else torch.full_like(o, math.nan) for (o, _), size in zip(parts, sizes, strict=True)]
@@ -681,16 +684,16 @@ for _ in range(3):
 #
 # **Build** `attention(q, k, v, first)`: it launches a Triton kernel of yours and returns `(o, lse)`.
 #
-# - q, k, v as in the table at the top, of one dtype, float32 or float16, each in one piece. Any other dtype:
-#   `TypeError`. (The interpreter would compute bfloat16 wrongly and say nothing.)
+# - q, k, v as in the table at the top, of one dtype, float32 or float16, each contiguous. Any other dtype: `TypeError`.
+#   (The interpreter would silently compute bfloat16 wrongly.)
 # - `o` has the dtype of q, `lse` is float32. Scores, sums and the weighted sum of values are float32 in any case.
-# - Any q_len >= 1, kv_len >= 0, head_dim >= 1, and any `first`, negative too. A query that sees no key gets zeros, and
-#   minus infinity for its lse.
+# - Any q_len >= 1, kv_len >= 0, head_dim >= 1, and any `first`, even negative. A query without visible keys gets zeros,
+#   and minus infinity for its lse.
 #
-# The stub proposes the kernel's arguments; they are yours to change. A *program* computes BLOCK_M queries of one head,
-# with the loop over keys from part 2. `kernel[grid](...)` runs `grid` programs, `tl.program_id(0)` says which one it is.
-# Chapter 05b, section 3, has two kernels to learn from, and chapter 05a, section 4, the loop of the engine's own. This one
-# doubles a matrix, tile by tile:
+# The stub suggests the kernel's arguments; you may change them. A *program* computes BLOCK_M queries of one head, with
+# the loop over keys from part 2. `kernel[grid](...)` runs `grid` programs, `tl.program_id(0)` is the index of the
+# program. Chapter 05b, section 3, has two kernels to learn from, and chapter 05a, section 4, the loop of the engine's
+# own. This one doubles a matrix, tile by tile:
 #
 # ```python
 # @triton.jit
@@ -705,26 +708,27 @@ for _ in range(3):
 # double[(triton.cdiv(rows, 16),)](x, out, rows, COLUMNS=40, BLOCK=16, WIDE=64)
 # ```
 #
-# What you need besides: `tl.zeros`, `tl.full`, `tl.dot`, `tl.trans`, `tl.where`, `tl.maximum`, `tl.max`, `tl.sum`, `tl.exp`,
-# `tl.log`, `tile.to(other.dtype)`, `triton.next_power_of_2`. `tl.arange` and the sides of `tl.dot` are powers of 2, and at
-# least 16 for `tl.dot`. On a GPU it rounds float32 to 11 bits; `input_precision="ieee"` forbids that. `triton.autotune`
-# measures on a GPU, so it does not run here.
+# You also need: `tl.zeros`, `tl.full`, `tl.dot`, `tl.trans`, `tl.where`, `tl.maximum`, `tl.max`, `tl.sum`, `tl.exp`,
+# `tl.log`, `tile.to(other.dtype)`, `triton.next_power_of_2`. The sizes of `tl.arange` and `tl.dot` are powers of 2, and
+# at least 16 for `tl.dot`. On a GPU `tl.dot` rounds float32 to 11 bits; `input_precision="ieee"` prevents that.
+# `triton.autotune` measures on a GPU, so it does not run here.
 #
-# The cell at the top makes the interpreter strict. It refuses an address outside of all tensors of the launch, a tile of
+# The cell at the top makes the interpreter strict. It rejects addresses outside of all tensors of the launch, a tile of
 # 65,536 numbers or more (as many as a GPU's multiprocessor has registers), and a `tl.dot` over fewer than 16 columns;
-# what a load without `other` leaves out is NaN. The message names the line of your kernel.
+# masked elements of a load without `other` are NaN. The message names the line of your kernel.
 #
-# **Hint:** first one program with all keys in one tile; then the loop; then masks for all that is not there.
+# **Hint:** first one program with all keys in one tile; then the loop; then masks for everything out of bounds.
 #
-# **Trap (behind the end):** a tile's last rows may lie behind the tensor's. Reading and writing there hits other memory.
+# **Trap (out of bounds):** a tile's last rows may be beyond the end of the tensor. Reading and writing there hits other
+# memory.
 #
-# **Trap (keys that are not there):** a key that the mask filled with zeros has score 0, not weight 0.
+# **Trap (masked keys):** a key that the mask filled with zeros has score 0, not weight 0.
 #
 # **Trap (tile for head_dim):** BLOCK_D is a power of 2 and head_dim may be 40. The memory has rows of 40.
 #
-# **Trap (half a number):** float16 ends at 65,504. Sums of values pass it soon.
+# **Trap (float16 overflow):** float16 ends at 65,504. Sums of values soon exceed it.
 #
-# **Trap (sees nothing):** with `first` = -2, queries 0 and 1 see no key, and their sum is 0.
+# **Trap (no visible keys):** with `first` = -2, queries 0 and 1 have no visible key, and their sum is 0.
 
 
 # %% nbgrader={"grade_id": "attention", "solution": true}
@@ -749,7 +753,7 @@ def flash_kernel(
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    end = tl.minimum(kv_len, first + start + BLOCK_M)  # keys behind are seen by no query of the tile
+    end = tl.minimum(kv_len, first + start + BLOCK_M)  # later keys are visible to no query of the tile
     for n_start in range(0, end, BLOCK_N):
         n = n_start + tl.arange(0, BLOCK_N)
         at_kv = n[:, None] * kv_stride + head // GROUP * HEAD_DIM + d[None, :]
@@ -792,13 +796,13 @@ def attention(q, k, v, first):
 
 
 # %% nbgrader={"grade_id": "kernel_checks"}
-# Given: how this part's checks look at your answer.
+# Given: how this part's checks test your result.
 
 
 def check_attention(
     q_len, kv_len, num_heads, num_kv_heads, head_dim, first, generator, dtype=torch.float32, factor=1, limit=1e-4
 ):
-    """first: None lets every query see all keys. factor: makes queries, and so scores, larger."""
+    """first: None lets every query attend to all keys. factor: scales queries, and so scores."""
     q, k, v = random_qkv(q_len, kv_len, num_heads, num_kv_heads, head_dim, generator, dtype)
     q, at = factor * q, kv_len if first is None else first
     expected = whole(q, k, v, at)
@@ -857,7 +861,7 @@ draw = rng("check_causal")
 q_len, first = random_int(65, 90, draw), random_int(1, 40, draw)
 check_attention(q_len, q_len + first, 1, 1, random_int(9, 20, draw), first, draw)
 check_attention(random_int(20, 40, draw), random_int(3, 9, draw), 2, 2, 6, -random_int(1, 12, draw), draw)
-check_attention(3, random_int(1, 9, draw), 2, 1, 4, -random_int(3, 90, draw), draw)  # nobody sees anything
+check_attention(3, random_int(1, 9, draw), 2, 1, 4, -random_int(3, 90, draw), draw)  # no visible keys
 ### END HIDDEN TESTS
 
 
@@ -866,7 +870,7 @@ check_attention(3, random_int(1, 9, draw), 2, 1, 4, -random_int(3, 90, draw), dr
 # hint: scores, acc and sums are tl.float32, so scale the scores and not q; weights become float16 only to be multiplied;
 #   look at q.dtype before the launch.
 def check_sum(num_keys, size):
-    """All keys weigh the same, and all values are `size`: so is their mean, while their sum is no float16."""
+    """All keys have equal weight, and all values are `size`: so is their mean, while their sum exceeds float16."""
     q, k, v = torch.zeros(1, 1, 16), torch.zeros(num_keys, 1, 16), torch.full((num_keys, 1, 16), float(size))
     o, lse = pair_of(attention(*(t.half() for t in (q, k, v)), num_keys), "attention", q.shape)
     print(f"{num_keys} values of {size}: their mean is {float(o[0, 0, 0]):g}, lse {float(lse[0, 0]):.5f}")
@@ -874,7 +878,7 @@ def check_sum(num_keys, size):
 
 
 def check_fine(num_keys):
-    """Scores from 256 in steps of 1/64, which float16 does not have; the value is the key's number / 64."""
+    """Scores from 256 in steps of 1/64, which float16 cannot represent; the value is the key's number / 64."""
     steps = torch.arange(num_keys) / 64
     q, k, v = torch.full((1, 1, 16), 64.0), torch.ones(num_keys, 1, 16), steps[:, None, None].expand(-1, 1, 16)
     k[:, 0, 0] += steps / 16
@@ -914,17 +918,17 @@ check_refusal(torch.float64)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_compiled"}
-# ## 5. What a GPU would make of it
+# ## 5. Your kernel compiled for GPUs
 #
-# Nothing here is graded. The cell below compiles *your* kernel for GPUs that need not be here, in another process
-# without the interpreter, and reads the machine code: registers of a thread (at most 255 on NVIDIA), bytes that did not
-# fit into them and went to slow memory (*spilled*: should be 0), shared memory of a program (more than the GPU has:
-# it cannot be launched), instructions of the matrix units (none: slow). Where there is a CUDA GPU, it is also timed beside
-# PyTorch's own attention (SDPA).
+# Nothing here is graded. The cell below compiles *your* kernel for GPUs that you need not have, in another process
+# without the interpreter, and reads the machine code: registers per thread (at most 255 on NVIDIA), bytes *spilled*
+# from registers to slow memory (should be 0), shared memory of a program (more than the GPU has: it cannot be
+# launched), tensor core instructions (none: slow). On a CUDA GPU, it is also timed and compared with PyTorch's own
+# attention (SDPA).
 #
-# On a T4, Triton computes `tl.dot` without matrix units and runs out of registers, so that it is not compiled there.
-# What the interpreter lets pass and a compiler does not is named here, too. It takes a minute or more. Then try other tiles, and `num_warps=8` or
-# `num_stages=3` behind your kernel's arguments.
+# On a T4, Triton computes `tl.dot` without tensor cores and runs out of registers, so the kernel is not compiled for
+# it. Code that the interpreter accepts and the compiler rejects is also reported. It takes a minute or more. Then try
+# other tiles, and `num_warps=8` or `num_stages=3` after your kernel's arguments.
 
 # %% nbgrader={"grade_id": "compiled"} inferlab={"where": "notebook"}
 from reference_impl.kernels.own_kernel import report
@@ -934,10 +938,10 @@ print(report(attention))
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 6. Inside the engine
 #
-# `AttentionByRequest` gathers each request's keys and values from the paged cache, and `YourSplits` answers with your
-# pieces: it cuts them into splits, calls `attention` for each split and `merge_splits` for all. Every request of a step
-# gets as many splits as the longest needs, so some are empty: that is what a GPU does, whose grid is one for all. The
-# `first` of a split is the query's position minus the split's first key, and may be negative.
+# `AttentionByRequest` gathers each request's keys and values from the paged cache, and `YourSplits` uses your parts: it
+# divides them into splits, calls `attention` for each split and `merge_splits` for all. Every request of a step gets as
+# many splits as the longest needs, so some are empty: as on a GPU, where one grid serves all requests. The `first` of a
+# split is the query's position minus the split's first key, and may be negative.
 #
 # It compares at every call and tells you at the first difference which part failed. The tokens must be those that the
 # engine generates by itself.
@@ -978,7 +982,7 @@ class YourSplits:
 
 
 def serve(prompts, num_new_tokens, attention_backend=None):
-    """Tokens that the smaller course model generates, by request."""
+    """The tokens that the smaller course model generates, by request."""
     options = {"num_blocks": 32, "block_size": 4, "max_num_batched_tokens": 16}
     engine = LabEngine(course_llm("draft"), options, attention=attention_backend)
     for prompt in prompts:
@@ -1014,9 +1018,10 @@ check_served(prompts, 1, split=random_int(6, 8, draw))
 #
 # Add cells below and try one.
 #
-# - **One read for a group.** In decoding, let the query heads of a group be the rows of one tile, as in part 2. How many
-#   bytes less are read? (The engine's `reference_impl/kernels/paged_decode.py` does it.)
-# - **Powers of 2.** A GPU computes 2^x and multiplies for e^x. Put log2(e) into the scale, and use `tl.exp2`.
-# - **A window.** A query sees the last 1,024 keys only. Where does the loop over keys begin?
-# - **Through a block table.** Hand the kernel the paged cache itself, so that nothing has to be gathered.
+# - **One read for a group.** In decoding, let the query heads of a group be the rows of one tile, as in part 2. How
+#   many fewer bytes are read? (The engine's `reference_impl/kernels/paged_decode.py` does it.)
+# - **Powers of 2.** A GPU computes e^x as 2^x with an extra multiplication. Put log2(e) into the scale, and use
+#   `tl.exp2`.
+# - **A window.** A query attends only to the last 1,024 keys. Where does the loop over keys begin?
+# - **Through a block table.** Pass the paged cache itself to the kernel, so that nothing has to be gathered.
 #   (`reference_impl/kernels/flash_attention.py`.)

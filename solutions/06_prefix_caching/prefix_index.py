@@ -1,19 +1,19 @@
 # %% [markdown] nbgrader={"grade_id": "intro"}
 # # Lab 06: a prefix index
 #
-# A support desk asks a model 200 questions of 50 tokens each. Before every question stands the same system prompt of
-# 1,000 tokens, and a block of the KV cache holds 16 tokens. How many of the 210,000 prompt tokens need not be computed?
-# And how many, if the template puts the time of day before the system prompt? Write both guesses down; a cell below
-# computes them.
+# A support desk asks a model 200 questions of 50 tokens each. Every question follows the same system prompt of 1,000
+# tokens, and a block of the KV cache holds 16 tokens. How many of the 210,000 prompt tokens need not be computed? And
+# how many if the template puts the time of day before the system prompt? Write both guesses down; a cell below computes
+# them.
 #
-# You build, in this order: the key of a tenant, one link of a hash chain, an index of hashes, an index that is a radix
-# tree, the count of what an index saves, and the order of a template's parts. At the end both indexes run inside the
-# engine and serve text.
+# You build, in this order: the key of a tenant, one link of a hash chain, a hash index, a radix-tree index, the tokens
+# that an index saves, and the order of a template's parts. At the end both indexes run inside the engine and serve
+# text.
 #
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
 # - There are no tensors in this lab. A token is an int, a block is the number of a block in the KV cache, and an index
-#   only remembers which block holds what. Use the standard library: when your cells are graded, no engine is there.
+#   only records which block holds what. Use the standard library: no engine is available when your cells are graded.
 #
 # 20 points.
 
@@ -21,7 +21,7 @@
 import hashlib
 
 # %% nbgrader={"grade_id": "tools"}
-# Given: what the checks use. You may read it; it is not yours to change.
+# Given: helpers of the checks. You may read them, but do not change them.
 import functools
 
 import torch
@@ -41,10 +41,10 @@ def random_tokens(num_tokens, generator, vocab_size=1000):
 
 
 class Links:
-    """A link function that writes down its calls. What it returns is drawn, and the same for the same arguments."""
+    """A link function that records its calls. It returns random bytes, the same for the same arguments."""
 
     def __init__(self):
-        self.calls = []  # (parent, tokens, what was returned)
+        self.calls = []  # (parent, tokens, returned name)
         self.drawn = {}
 
     def link(self, parent, tokens):
@@ -62,7 +62,7 @@ def bytes_of(what, seen):
 
 
 def blocks_of(what, seen):
-    """What an index returned as a list of block numbers."""
+    """The result of an index as a list of block numbers."""
     whole = isinstance(seen, list | tuple) and all(isinstance(b, int) and not isinstance(b, bool) for b in seen)
     assert whole, f"{what}: expected a list of block numbers, saw {seen!r}"
     return list(seen)
@@ -94,7 +94,7 @@ def expect_len(index, expected):
 
 
 class Prompts:
-    """Random prompts in which much is shared: each continues, cuts or changes an earlier one, under one of three keys."""
+    """Random prompts that share much: each continues, truncates or changes an earlier one, under one of three keys."""
 
     def __init__(self, block_size, generator):
         self.block_size, self.draw = block_size, generator
@@ -111,27 +111,27 @@ class Prompts:
         return tokens[:length], bytes([random_int(0, 2, self.draw)]) * 32
 
     def new_blocks(self, n):
-        """Numbers of n blocks that nobody had yet."""
+        """Numbers of n blocks that were not used yet."""
         self.next_block += n
         return list(range(self.next_block - n, self.next_block))
 
 
 # %% [markdown] nbgrader={"grade_id": "text_root"}
-# ## 1. Whose prefix is it?
+# ## 1. The key of a prefix
 #
-# Two requests may share keys and values only if the same numbers would come out. With another LoRA *adapter*, a small
-# addition to the model's weights, other numbers come out for the same tokens. With another *salt*, sharing is not wanted:
-# a tenant could measure, by how fast an answer comes, what another tenant has asked. Both go into the key, always; it is
-# no detail that an engine may leave out.
+# Two requests may share keys and values only if computing them would give the same numbers. With a different LoRA
+# *adapter*, a small addition to the model's weights, the numbers differ for the same tokens. With a different *salt*,
+# sharing is not wanted: a tenant could tell from the latency of an answer what another tenant has asked. Both are
+# always part of the key; an engine must not leave them out.
 #
 # **Build** `root_key(adapter, salt)`: 32 bytes (a SHA-256 digest) for a request's adapter and salt. Each is a string or
-# None; None means that there is none.
+# None; None means no adapter or salt.
 #
 # - The same pair always gives the same key. Different pairs give different keys, also `None` and `""`.
-# - What exactly goes into the digest is yours to choose.
+# - What exactly goes into the digest is your choice.
 #
-# **Hint:** the strings may hold any character, so no separator is safe. Write the length of a part before the part, or
-# use a notation that quotes, as JSON does.
+# **Hint:** the strings may contain any character, so no separator is safe. Write the length of a part before the part,
+# or use a notation with quoting, such as JSON.
 #
 # **Trap (concatenation):** `"a" + "bc"` and `"ab" + "c"` are the same string, and `str(None)` is the string `"None"`.
 
@@ -179,22 +179,22 @@ check_keys([(None, name), (None, name.lower()), (None, f"{name} "), (None, f" {n
 # %% [markdown] nbgrader={"grade_id": "text_link"}
 # ## 2. One link of the chain
 #
-# What is hashed are *token ids*, never keys and values: to hash those you would have to compute them first, and to
-# compute them is what you want to save. But the keys and values of a block depend on everything before it, too. So the
-# name of a block is a hash over its own tokens and the name of the block before it, and each name stands for a whole
-# prefix. For the first block, the key of part 1 takes the place of the block before it.
+# Hash *token ids*, never keys and values: to hash those you would have to compute them first, which is what you want to
+# avoid. But the keys and values of a block also depend on everything before it. So the name of a block is a hash of its
+# own tokens and the name of the block before it, and each name identifies a whole prefix. For the first block, the key
+# of part 1 replaces the name of the block before it.
 #
 # **Build** `block_hash(parent, tokens)`: the SHA-256 digest (32 bytes) of `parent`, followed by each token id as 8
 # bytes, little-endian.
 #
 # - `parent`: bytes, the name of the block before, or the key. `tokens`: the block's token ids, ints from 0 on.
-# - The form is fixed to the byte because processes share these names: two engines on two machines with one store of
-#   blocks must give the same block the same name.
+# - The format is fixed to the byte because processes share these names: two engines on two machines with a common block
+#   store must give the same block the same name.
 #
 # **Hint:** `int.to_bytes`. Seven tokens and a parent of 32 bytes make 88 bytes to hash.
 #
-# **Trap (hash):** Python's `hash()` of a string or of bytes is another number in every process. That of a tuple of ints
-# stays the same, and whoever likes can compute other tokens with the same number; then one request reads the keys and
+# **Trap (hash):** Python's `hash()` of a string or bytes is a different number in every process. That of a tuple of
+# ints is stable, and an attacker can compute other tokens with the same hash; then one request reads the keys and
 # values of another's prompt. The same holds for checksums.
 
 
@@ -232,7 +232,7 @@ for _ in range(4):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_promise"}
-# ## 3. What an index promises
+# ## 3. The contract of an index
 #
 # Both indexes have the same four methods, those of the engine's `PrefixIndex`. `tokens` is a list of ids, `key` the
 # bytes of part 1, `blocks` a list of block numbers. Only full blocks are indexed: block i of a prefix holds the tokens
@@ -241,24 +241,24 @@ for _ in range(4):
 # - `match(tokens, key)`: the blocks of the longest indexed prefix of `tokens` under this key, in order; `[]` if there is
 #   none. They count as used now.
 # - `insert(tokens, key, blocks)`: index these blocks. `len(tokens)` is `block_size × len(blocks)`. Returns the blocks
-#   that stand for this prefix from now on: where one is indexed already, that one stays, and the one given is not taken
-#   (its owner gives it back). They count as used now.
-# - `evict(num_blocks, evictable)`: forget up to `num_blocks` blocks and return them, in any order. They go one by one. A
-#   *leaf* is a block that no other indexed block continues; of the leaves that may go, the least recently used goes
-#   next. `evictable(block)` is a function that says whether a block may go; requests may still read it. Fewer than
-#   `num_blocks` go only when no leaf may go any more.
+#   that represent this prefix from now on: where one is already indexed, it is kept, and the given one is not taken
+#   (its owner frees it). They count as used now.
+# - `evict(num_blocks, evictable)`: remove up to `num_blocks` blocks and return them, in any order. They are evicted one
+#   by one. A *leaf* is a block that no other indexed block continues; of the evictable leaves, the least recently used
+#   is next. `evictable(block)` is a function that says whether a block may be evicted; requests may still read it.
+#   Fewer than `num_blocks` are evicted only when no leaf is evictable.
 # - `len(index)`: how many blocks are indexed.
 #
-# A moment is one call of `match` or `insert`: all blocks of one call are used at the same moment. A counter is a better
-# clock here than the time of day.
+# Each call of `match` or `insert` is one moment: all blocks of one call are used at the same moment. A counter is a
+# better clock here than the time of day.
 #
-# An index counts no references and frees nothing. It does not know who reads a block; it asks `evictable`.
+# An index counts no references and frees nothing. It does not know which requests read a block; it asks `evictable`.
 #
-# The cell below says it in code: what the checks of both indexes ask.
+# The cell below states this in code, as used by the checks of both indexes.
 
 
 # %% nbgrader={"grade_id": "promise"}
-# Given: what both indexes are asked. Each function gets a new index with blocks of 4 tokens.
+# Given: the checks of both indexes. Each function gets a new index with blocks of 4 tokens.
 def check_matches(index, generator):
     A = random_tokens(12, generator)
     index.insert(list(A), KEY, [20, 21, 22])
@@ -332,7 +332,7 @@ def check_order(index, generator):
 
 
 def evict_some(index, num_rounds, block_size, generator):
-    """Random rounds of insert and evict: what goes must be allowed to go, and strand nothing."""
+    """Random rounds of insert and evict: evicted blocks must be evictable, and strand nothing."""
     prompts, held = Prompts(block_size, generator), {}  # held: block -> (key, its prefix)
     for _ in range(num_rounds):
         full, key = prompts.prompt(full=True)
@@ -358,7 +358,7 @@ def evict_some(index, num_rounds, block_size, generator):
 
 
 def compare_order(index, oracle, num_rounds, block_size, generator):
-    """Random rounds of insert, match and evict(1): the block that goes is the one that `oracle` says."""
+    """Random rounds of insert, match and evict(1): the evicted block is the one that `oracle` names."""
     prompts = Prompts(block_size, generator)
     for _ in range(num_rounds):
         full, key = prompts.prompt(full=True)
@@ -374,23 +374,23 @@ def compare_order(index, oracle, num_rounds, block_size, generator):
 
 
 # %% [markdown] nbgrader={"grade_id": "text_hash"}
-# ## 4. An index of hashes
+# ## 4. A hash index
 #
-# **Build** `HashIndex(block_size, link)`. `link(parent, tokens)` gives the name of a block as your `block_hash` does. The
-# checks pass a function of their own that counts; at the end of the lab it is yours.
+# **Build** `HashIndex(block_size, link)`. `link(parent, tokens)` gives the name of a block as your `block_hash` does.
+# The checks pass their own counting function; at the end of the lab it is yours.
 #
-# **Count:** a prompt of n full blocks takes at most n calls of `link`, each with `block_size` tokens. The tokens behind
-# the last full block are hashed by nobody: there is no block for them.
+# **Count:** a prompt of n full blocks takes at most n calls of `link`, each with `block_size` tokens. The tokens after
+# the last full block are not hashed: they have no block.
 #
 # **Hint:** a dict from a name to its block, one from a name to the name before it, one from a name to its last moment.
-# The leaves are the names that are nobody's parent. Looking through all of them at every eviction is fine here.
+# The leaves are the names that are not the parent of any other. Scanning all of them at every eviction is fine here.
 #
-# **Trap (partial block):** a hash table knows whole blocks. If 15 of 16 tokens agree, nothing of the block is reused; its
-# tokens are computed again, and nothing is copied.
+# **Trap (partial block):** a hash table has only whole blocks. If 15 of 16 tokens agree, nothing of the block is
+# reused; its tokens are recomputed, and nothing is copied.
 #
-# **Trap (inner block):** without the blocks before it, no `match` ever reaches a block. Evict a block that others
-# continue, and those are stranded: they take up memory and can never be found. This holds also when the block itself is
-# free to go and the one behind it is in use.
+# **Trap (inner block):** without the blocks before it, no `match` ever reaches a block. If a block that others continue
+# is evicted, those are stranded: they take up memory and can never be found. This also holds when the block itself is
+# evictable and the one after it is in use.
 
 
 # %% nbgrader={"grade_id": "HashIndex", "solution": true}
@@ -542,8 +542,8 @@ for _ in range(3):
 
 
 # %% nbgrader={"grade_id": "check_hash_evict", "grade": true, "points": 2}
-# property: what goes is evictable and continued by no block that stays; as many go as asked, if so many can.
-# hint: look for the leaves again after each block that went: its parent may be a leaf now.
+# property: evicted blocks are evictable and continued by no remaining block; as many as asked, if possible.
+# hint: look for the leaves again after each evicted block: its parent may be a leaf now.
 check_evicts(HashIndex(4, Links().link), rng("hash_evict"))
 evict_some(HashIndex(2, Links().link), 3, 2, rng("hash_evict"))
 ### BEGIN HIDDEN TESTS
@@ -566,12 +566,12 @@ for block_size in (1, random_int(2, 4, draw)):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_radix"}
-# ## 5. A radix tree
+# ## 5. A radix-tree index
 #
-# The same promise, kept in another way. A radix tree has one node for each run of blocks that is never left in the
-# middle. A node holds the run's tokens and its blocks; its children continue it. A prompt walks down from the root: it
-# compares its tokens with a node's, and goes on to a child when the whole node agrees. No hashes, and a long prompt that
-# nobody shares is one node.
+# The same contract with another structure. A radix tree has one node for each run of blocks without a fork. A node
+# holds the run's tokens and its blocks; its children continue it. The lookup of a prompt walks down from the root: it
+# compares the tokens with a node's, and goes on to a child when the whole node agrees. No hashes, and a long prompt
+# that is not shared is one node.
 #
 # ```
 # after insert(system + question 1)      after insert(system + question 2)
@@ -580,28 +580,28 @@ for block_size in (1, random_int(2, 4, draw)):
 #                                                          └─ [question 2]
 # ```
 #
-# When a prompt leaves a node in the middle, the node is *split* there: the first part stays above, the rest becomes its
-# child and keeps the node's own children. Since only whole blocks can be shared, a split is at the edge of a block: tokens
-# that agree beyond it are cut off. A tree with blocks of one token matches to the token.
+# When a prompt diverges in the middle of a node, the node is *split* there: the first part stays above, the rest
+# becomes its child and keeps the node's own children. Since only whole blocks can be shared, a split is at a block
+# boundary: matching tokens beyond it are ignored. A tree with blocks of one token matches to the token.
 #
 # **Build** `RadixIndex(block_size)`, with the methods of part 3. The class `Node` is given; you may use another.
 #
-# **Hint:** let `match` split, too: then each node is used as a whole, and one moment per node is enough. Let both methods
-# begin with one that walks down, splits where the prompt leaves a node, and sets the moment. Children are found by
-# their first block, a tuple of tokens: of two children the first *token* may be the same, and a child of which no block
-# agrees must not be split.
+# **Hint:** let `match` split, too: then each node is used as a whole, and one moment per node is enough. Let both
+# methods start with a common one that walks down, splits where the prompt diverges, and sets the moment. Children are
+# found by their first block, a tuple of tokens: of two children the first *token* may be the same, and a child without
+# a matching block must not be split.
 #
-# **Trap (split):** the lower half takes three things along: the rest of the tokens, the rest of the blocks, and the
-# children. And the lower half, not the upper, is the node that those children call their parent.
+# **Trap (split):** the lower half takes over three things: the rest of the tokens, the rest of the blocks, and the
+# children. And the lower half, not the upper, becomes the parent of those children.
 #
-# **Trap (whole node):** eviction takes blocks, not nodes, from the end of a leaf, one at a time. Asked for one block, a
+# **Trap (whole node):** eviction takes blocks, not nodes, from the end of a leaf, one at a time. To evict one block, a
 # leaf of 50 blocks loses one.
 
 
 # %% nbgrader={"grade_id": "node"} inferlab={"where": "both"}
 # Given: one node of the tree.
 class Node:
-    """A run of blocks that is never left in the middle. parent None: a root, which has no tokens and no blocks."""
+    """A run of blocks without a fork. parent None: a root, which has no tokens and no blocks."""
 
     def __init__(self, tokens, blocks, parent):
         self.tokens = tokens  # list of block_size x len(blocks) ids
@@ -677,7 +677,7 @@ class RadixIndex:
             blocks = blocks + node.blocks
 
     def split(self, node, num_blocks):
-        """Cut a node behind its first num_blocks blocks. Returns the upper part; the node itself is the lower one."""
+        """Split a node after its first num_blocks blocks. Returns the upper part; the node itself is the lower one."""
         cut = num_blocks * self.block_size
         upper = Node(node.tokens[:cut], node.blocks[:num_blocks], node.parent)
         node.parent.children[self.first_block(upper)] = upper
@@ -688,7 +688,7 @@ class RadixIndex:
     def nodes(self):
         """All nodes but the roots."""
         found = list(self.roots.values())
-        for node in found:  # grows while it is read
+        for node in found:  # grows during the iteration
             found += node.children.values()
         return found[len(self.roots) :]
 
@@ -708,7 +708,7 @@ expect_match(tree, [*tokens[:9], 1000, 1000, 1000], KEY, list(range(9)), "blocks
 draw = rng("check_radix_match")
 check_matches(RadixIndex(4), draw)
 for block_size in (1, 2, random_int(3, 6, draw)):
-    for _ in range(12):  # one prompt in the index, and one that agrees with a part of it
+    for _ in range(12):  # one prompt in the index, and one that matches part of it
         index, tokens = RadixIndex(block_size), random_tokens(block_size * random_int(1, 8, draw), draw, vocab_size=2)
         blocks = list(range(len(tokens) // block_size))
         index.insert(list(tokens), KEY, list(blocks))
@@ -768,7 +768,7 @@ for block_size in (1, random_int(2, 4, draw)):
 
 
 # %% nbgrader={"grade_id": "check_radix_evict", "grade": true, "points": 2}
-# property: what goes is evictable and continued by no block that stays; as many go as asked, if so many can.
+# property: evicted blocks are evictable and continued by no remaining block; as many as asked, if possible.
 # hint: take the last block of a leaf node; a node without blocks leaves the tree, and its parent may be a leaf then.
 check_evicts(RadixIndex(4), rng("radix_evict"))
 evict_some(RadixIndex(2), 3, 2, rng("radix_evict"))
@@ -808,11 +808,11 @@ for block_size in (1, random_int(2, 4, draw)):
 # Return `(saved, rate)`: the saved tokens of all requests, and their share of all prompt tokens, a number in [0, 1).
 # Without requests both are 0.
 #
-# **Hint:** `index` has the methods of part 3. The check passes its own, so this part can be right although an earlier one
-# is not.
+# **Hint:** `index` has the methods of part 3. The check passes its own, so this part can be right even if an earlier
+# one is not.
 #
-# **Trap (whole prompt):** a prompt of 64 tokens that is indexed to the last leaves nothing to compute, and a step of 0
-# tokens gives no logits: nano-vllm shipped that (its issue 144). With blocks of 16, the last block is computed again.
+# **Trap (whole prompt):** a fully indexed prompt of 64 tokens leaves nothing to compute, and a step of 0 tokens gives
+# no logits: nano-vllm shipped that bug (its issue 144). With blocks of 16, the last block is recomputed.
 #
 # **Trap (mean of rates):** the hit rate is saved tokens over prompt tokens. The mean over the requests counts a prompt of
 # 20 tokens as much as one of 20,000.
@@ -839,7 +839,8 @@ def replay(index, requests, block_size):
 # property: each request is matched, then indexed; all but its last token can be saved; the rate is over all tokens.
 # hint: cut the match to (len(tokens) - 1) // block_size blocks when you count, and index the full blocks.
 class Scripted:
-    """Stands for an index: request i finds its first num_matched[i] blocks, which are 0, 1, ...; writes all calls down."""
+    """A stand-in for an index: request i finds its first num_matched[i] blocks, which are 0, 1, ...; records all
+    calls."""
 
     def __init__(self, num_matched):
         self.num_matched = num_matched
@@ -909,15 +910,15 @@ for _ in range(3):
 # %% [markdown] nbgrader={"grade_id": "text_desk"}
 # ### The question from the top
 #
-# The first two lines answer it. With another time in front of each, every prompt is new from its first token on, and not
-# one token is saved: a prefix cache does not look for the same text, it looks for the same *beginning*.
+# The first two lines answer it. With a different time in front of each, every prompt differs from its first token on,
+# and no token is saved: a prefix cache does not look for the same text, it looks for the same *beginning*.
 #
-# Nothing guarantees a hit. The first request of a prefix computes it; so does the first on another machine, under another
-# key, or after the blocks were evicted. And long chats can have a higher rate without any system prompt, because each
-# turn repeats the whole conversation before it: the third line.
+# Nothing guarantees a hit. The first request of a prefix computes it; so does the first on another machine, under
+# another key, or after the blocks were evicted. And long chats can have a higher rate without any system prompt,
+# because each turn repeats the whole conversation before it, as in the third line.
 #
-# The last lines are one trace on three structures. What differs is how fine they cut: blocks of 16 tokens lose up to 15
-# tokens of what two prompts share.
+# The last lines are one trace on three structures. They differ in granularity: blocks of 16 tokens lose up to 15 of the
+# tokens that two prompts share.
 
 # %% nbgrader={"grade_id": "desk"} inferlab={"where": "notebook"}
 draw = rng("desk")
@@ -942,20 +943,20 @@ for name, index, size in (("hash chain, blocks of 16", HashIndex(16, block_hash)
 # %% [markdown] nbgrader={"grade_id": "text_parts"}
 # ## 7. Stable parts first
 #
-# An application makes its prompts from a template with parts: instructions, tool descriptions, the date, a profile of the
-# user, the question. What changes rarely belongs to the front, what changes with every request to the end.
+# An application makes its prompts from a template with parts: instructions, tool descriptions, the date, a profile of
+# the user, the question. Parts that rarely change belong at the front, parts that change with every request at the end.
 #
 # **Build** `stable_first(requests)`: in which order the parts should stand. `requests` is a list of dicts, one for each
 # request of a log: the names of the parts, in the order of today's template, with their texts. All have the same names.
 # Returns the names: the part with the fewest different texts in the log comes first. Parts with equally many keep the
 # order of today's template.
 #
-# The same text must also be the same tokens. Before you blame the order, look for a space at the end, a JSON object whose
-# keys come in another order, a list of tools that is shuffled, an id in the first line.
+# The same text must also be the same tokens. Before you blame the order, look for a trailing space, a JSON object with
+# its keys in a different order, a shuffled list of tools, an id in the first line.
 #
 # **Hint:** `sorted` keeps the order of what it finds equal.
 #
-# **Trap (first two):** two requests of the same morning have the same date. Compare all of the log.
+# **Trap (first two):** two requests of the same morning have the same date. Compare the whole log.
 
 
 # %% nbgrader={"grade_id": "stable_first", "solution": true}
@@ -1000,14 +1001,14 @@ for _ in range(4):
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 8. Inside the engine
 #
-# The engine's KV manager asks a *prefix index* when a request is let in, hands it the blocks whose tokens are computed,
-# and lets it evict when no block is free. The cells below put your index there, as `prefix_index`. The manager
-# makes the keys, from adapter and salt, counts the references, and recomputes at least the last token of a prompt. The
+# The engine's KV manager queries a *prefix index* when a request is admitted, inserts blocks once their tokens are
+# computed, and evicts when no block is free. The cells below use your index there, as `prefix_index`. The manager makes
+# the keys, from adapter and salt, counts the references, and recomputes at least the last token of a prompt. The
 # scheduler, the model and the sampler stay as they are.
 #
-# The memory is so small that blocks must be evicted. Your index is watched: at the first wrong answer the message names
-# the method. The tokens must be those that the engine generates without a cache, and how many were computed is counted
-# from the engine's trace.
+# The memory is so small that blocks must be evicted. Your index is checked: at the first wrong result the message names
+# the method. The tokens must be those that the engine generates without a cache, and the number of computed tokens is
+# counted in the engine's trace.
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
@@ -1015,7 +1016,8 @@ from reference_impl.assembly.lab_parts import LabEngine, course_llm
 
 
 class Watched:
-    """Your index as the engine's PrefixIndex. A ledger says what each block holds; every answer is compared with it."""
+    """Your index as the engine's PrefixIndex. A ledger records what each block holds; every result is compared with
+    it."""
 
     def __init__(self, index, block_size):
         self.index, self.block_size = index, block_size
@@ -1065,7 +1067,7 @@ class Watched:
 
 
 def serve(waves, num_blocks, index=None):
-    """Greedy output and computed tokens of each request (prompt, salt). A wave begins when the one before is done."""
+    """Greedy output and computed tokens of each request (prompt, salt). A wave begins when the previous one is done."""
     options = {"block_size": 16, "num_blocks": num_blocks, "prefix_cache": "off"}
     engine = LabEngine(course_llm("draft"), options, prefix_index=index)
     for wave in waves:
@@ -1092,17 +1094,17 @@ def shared_tokens(waves):
 
 @functools.cache
 def without_cache(prompts):
-    """The output of each prompt, all in one engine that shares nothing: {prompt: output}."""
+    """The output of each prompt, all in one engine without sharing: {prompt: output}."""
     outputs, _ = serve([[(list(prompt), None) for prompt in prompts]], num_blocks=64)
     return dict(zip(prompts, outputs, strict=True))
 
 
 def check_served(index, system, questions):
-    """Serves questions behind a system prompt of 4 blocks, and what looks like it, in 10 blocks of memory."""
+    """Serves questions after a system prompt of 4 blocks, and similar prompts, in 10 blocks of memory."""
     first, second, *others = [(system + question, None) for question in questions]
     other_order = (system[16:32] + system[:16] + questions[0], None)
     waves = [[first], [first], [other_order], [second]]
-    waves += [[request, request] for request in others]  # two alike, at once
+    waves += [[request, request] for request in others]  # two identical ones at once
     waves += [[(system, None)], [(first[0], "another tenant")]]
     yours = Watched(index, 16)
     seen, computed = serve(waves, 10, yours)
@@ -1159,10 +1161,10 @@ check_served(RadixIndex(16), random_tokens(64, draw), questions)
 # %% [markdown] nbgrader={"grade_id": "text_measure"}
 # ## 9. Tokens and seconds
 #
-# What a user feels of a hit is the time to the first token. The cell below gives the engine a long prompt and then the
-# same prompt with another end, with your tree and without. The tokens are exact. The seconds belong to this machine, so
-# they are printed and never checked. The new tokens still attend to all of the prefix: what is saved is computing it,
-# not reading it.
+# A user notices a hit in the time to first token. The cell below gives the engine a long prompt and then the same
+# prompt with a different end, with and without your tree. The tokens are exact. The seconds depend on this machine, so
+# they are printed and never checked. The new tokens still attend to the whole prefix: a hit saves computing it, not
+# reading it.
 
 # %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
 encode = course_llm("draft").encode
@@ -1185,9 +1187,9 @@ for name, index in (("without a cache", None), ("with your RadixIndex", RadixInd
 #
 # - **No scan.** Your `evict` looks at all leaves for every block. Keep them in a heap or in order of use instead. What
 #   must happen when a leaf is used, and when it gets a child? Time both with 100,000 blocks.
-# - **Token by token.** Let nodes of the tree end anywhere, not only at the edge of a block. Whose is a block that
-#   reaches over the end of a node?
+# - **Token by token.** Let nodes of the tree end anywhere, not only at block boundaries. Which node owns a block that
+#   extends beyond the end of a node?
 # - **Another policy.** Evict the block that was used least often, or the one whose recomputation costs least. For which
-#   of the traces in part 6, cut to a small memory, is that better than least recently used?
-# - **Two machines.** Send the requests of part 6 to two indexes, in turns, and then by the hash of their first block. How
-#   many tokens does each way save? (Chapter 15.)
+#   of the traces in part 6, with a small memory, is that better than least recently used?
+# - **Two machines.** Send the requests of part 6 to two indexes, alternately, and then by the hash of their first
+#   block. How many tokens does each policy save? (Chapter 15.)
