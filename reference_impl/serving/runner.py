@@ -5,6 +5,7 @@ and it runs them between two steps; what a step gave comes back as one message, 
 
     there  ("start", number, request_id, prompts, sampling, options)    ("leave", number)    ("ask", number, name, args)
     back   ("step", rows, usages)    ("answer", number, value, refusal)    ("failed", why)
+    of a supervised engine (supervision.py) also    ("restarting", how)    ("restarted",)
 
 number: of a command that is answered, and of the stream that it starts. None ends the engine.
 """
@@ -32,6 +33,10 @@ class Overloaded(Exception):
 
 class Unavailable(Exception):
     """The engine accepts no more requests: it is shutting down, or it has failed."""
+
+
+class Restarting(Unavailable):
+    """It accepts none now, and may again in some seconds."""
 
 
 @dataclass
@@ -110,7 +115,7 @@ class Stream:
         self._runner, self.number, self._unfinished = runner, number, num_samples
         self._waiting: dict[int, Piece] = {}
         self._awaited: asyncio.Future[None] | None = None  # by the iterating task, when no piece is ready
-        self._failure: str | None = None
+        self._failure: Unavailable | None = None
         self.num_samples, self.usage = num_samples, Usage(0, 0, 0)
 
     def put(self, piece: Piece) -> None:
@@ -121,8 +126,8 @@ class Stream:
         self._unfinished -= piece.finish_reason is not None
         self._wake()
 
-    def fail(self, why: str) -> None:
-        """The stream ends with Unavailable, after what it has got so far."""
+    def fail(self, why: Unavailable) -> None:
+        """The stream raises it after what it has got so far."""
         self._failure = why
         self._wake()
 
@@ -139,7 +144,7 @@ class Stream:
             if not self._unfinished:
                 raise StopAsyncIteration
             if self._failure is not None:
-                raise Unavailable(self._failure)
+                raise self._failure
             self._awaited = asyncio.get_running_loop().create_future()
             await self._awaited
         pieces, self._waiting = list(self._waiting.values()), {}
@@ -160,6 +165,8 @@ class Runner:
         self.engine, self.max_unfinished = engine, max_unfinished
         self.num_unfinished = 0  # samples of open streams
         self.failure: str | None = None
+        self.restarting: str | None = None  # which try, and why; None while the engine serves, or has failed for good
+        self.num_restarts = 0  # tries that have begun
         self.draining = False
         self._begun = False
         self._numbers = itertools.count()
@@ -176,7 +183,7 @@ class Runner:
 
     @property
     def is_ready(self) -> bool:
-        return self._begun and self.failure is None and not self.draining
+        return self._begun and self.failure is None and self.restarting is None and not self.draining
 
     @property
     def num_streams(self) -> int:
@@ -218,6 +225,8 @@ class Runner:
         return await self._command("ask", next(self._numbers), name, arguments)
 
     async def _command(self, kind: str, number: int, *arguments: Any) -> Any:
+        if self.restarting is not None:
+            raise Restarting(f"the engine is {self.restarting}")
         if self.failure is not None and (kind == "start" or not self.engine.is_alive):
             raise Unavailable(f"the engine has failed: {self.failure}")
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -228,8 +237,29 @@ class Runner:
             del self._answers[number]
 
     def fail_streams(self, why: str) -> None:
+        self._fail_streams(Unavailable(why))
+
+    def _fail_streams(self, why: Unavailable) -> None:
         for stream in self._streams.values():
             stream.fail(why)
+
+    def _fail_all(self, why: Unavailable) -> None:
+        """Streams and questions that wait for an engine that will not answer."""
+        self._fail_streams(why)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(why)
+
+    def metrics(self) -> bytes:
+        """Of the server without its engine, in Prometheus' text format."""
+        return (
+            "# HELP inferlab:engine_restarts_total Times that a lost engine was started again\n"
+            "# TYPE inferlab:engine_restarts_total counter\n"
+            f"inferlab:engine_restarts_total {float(self.num_restarts)}\n"
+            "# HELP inferlab:engine_up 1 while the engine serves, 0 while it restarts and when it has failed\n"
+            "# TYPE inferlab:engine_up gauge\n"
+            f"inferlab:engine_up {float(self._begun and self.failure is None and self.restarting is None)}\n"
+        ).encode()
 
     # --- what the engine says -------------------------------------------------------------------------------------
 
@@ -248,8 +278,11 @@ class Runner:
                     answer.set_result(value) if refusal is None else answer.set_exception(ValueError(refusal))
             case "failed", why:
                 logger.error("the engine has failed and serves no more requests: %s", why)
-                self.failure = self.failure or why
-                self.fail_streams(f"the engine has failed: {why}")
-                for answer in self._answers.values():
-                    if not answer.done():
-                        answer.set_exception(Unavailable(f"the engine has failed: {why}"))
+                self.failure, self.restarting = self.failure or why, None
+                self._fail_all(Unavailable(f"the engine has failed: {why}"))
+            case "restarting", how:
+                self.restarting = how
+                self.num_restarts += 1
+                self._fail_all(Restarting(f"the engine is {how}; what it had begun is lost: send the request again"))
+            case ("restarted",):
+                self.restarting = None
