@@ -318,6 +318,14 @@ def test_generate_ends_with_one_line(name: str, folder: Path) -> None:
     assert line.startswith(f"error: {folder / file}: ")
 
 
+def test_so_it_does_where_the_model_computes_in_another_process(folder: Path) -> None:
+    BROKEN["half a header"][0](folder)
+    done = inferlab("generate", "x", "--model", str(folder), "--worker", "process")
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"error: {folder / WEIGHTS}: not a complete safetensors file")
+
+
 @pytest.mark.parametrize("name", ["half a header", "frequencies alike", "tokenizer is a list", "many words"])
 def test_serve_ends_with_one_line(name: str, folder: Path) -> None:
     breaks, file, _ = BROKEN[name]
