@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.assembly.config import ConfigError, EngineConfig
@@ -133,6 +136,20 @@ def check_page_store(store: PageStore | LayeredPageStore) -> None:
     timeout = getattr(store, "timeout", None)
     if not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 <= timeout < float("inf"):
         raise ConfigError(f"{given}: expected timeout in seconds, a finite number of at least 0, got {timeout!r}")
+
+
+def check_tokenizer(tokenizer: Tokenizer | None, vocab_size: int, folder: Path) -> None:
+    """ConfigError where texts may become tokens that the model does not have. Special tokens beyond its vocabulary are
+    allowed: Gemma 3's tokenizer has one for images, also beside models that take none."""
+    if tokenizer is None:
+        return
+    added = [i for i, token in tokenizer.get_added_tokens_decoder().items() if not token.special]
+    size = max([tokenizer.get_vocab_size(with_added_tokens=False), *(i + 1 for i in added)])
+    if size > vocab_size:
+        raise ConfigError(
+            f"{folder / 'tokenizer.json'}: vocabulary: expected at most {vocab_size:,} tokens, which is vocab_size in "
+            f"config.json, found {size:,}: one of the two is of another model"
+        )
 
 
 def check_pool(pool: BlockPool, num_blocks: int) -> None:

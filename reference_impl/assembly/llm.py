@@ -24,6 +24,7 @@ from reference_impl.annexes.chat.tool_calls import PARSERS, check_parser, parse
 from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
 from reference_impl.annexes.sizing.memory import give_back
 from reference_impl.annexes.texts.stream import AskedTextStream
+from reference_impl.assembly.checks import check_tokenizer
 from reference_impl.assembly.config import EngineConfig, ModelConfig
 from reference_impl.assembly.devices import choose_device, choose_dtype
 from reference_impl.assembly.engine import Engine
@@ -121,6 +122,8 @@ class LLM(core_llm.LLM, ChatEncoder):
             raise ValueError(f"worker: expected 'here' or 'process', got {worker!r}")
         try:
             super().__init__(engine, None if model is None else Path(model))
+            if model is not None:
+                check_tokenizer(self.tokenizer, stored.vocab_size, Path(model))
         except BaseException:  # a tokenizer that cannot be read, after a process was started
             engine.close()
             raise

@@ -22,6 +22,10 @@ from reference_impl.models.decoders import kind_of
 from reference_impl.models.loader import destinations, fill, finish, weight_files
 from reference_impl.models.moe import expert_layers
 from reference_impl.models.shapes import fill_with_random_numbers
+from reference_impl.models.sizes import check_sizes
+
+CPU = torch.device("cpu")
+ROTARY_BYTES = 44  # for each value of a head and position while a RotaryTable is made, most of them in float64
 
 
 def load_model(
@@ -42,8 +46,10 @@ def load_model(
     """
     folder = Path(folder)
     config = read_model_config(folder, quantized=linear_method is not None)
+    files = weight_files(folder)
+    check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
-    fill(model, destinations(model), weight_files(folder))
+    fill(model, destinations(model), files)
     finish(model)
     return model
 
@@ -65,6 +71,9 @@ def build_model(
     if max_position is not None and max_position > config.max_position:  # tables of that length would come first
         where = f"the model's {config.max_position} positions{reason_for_limit(config)}"
         raise ConfigError(f"max_model_len {max_position} is above {where}")
+    positions = max_position or config.max_position
+    what = f"max_position_embeddings: cosines and sines of {positions:,} positions"
+    check_free(ROTARY_BYTES * positions * config.head_dim, free_bytes(CPU), what, "this machine", "set max_model_len")
     chosen = choose_kernels(kernels, device, dtype)
     _check_experts(config, chosen, quantization, linear_method)
     if linear_method is None:

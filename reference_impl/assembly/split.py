@@ -60,8 +60,8 @@ def split_engine(
 
     parts: those that plan. make_parts: called in the other process, where it is found by name (a function of a module,
     or a partial of one), gives those that compute. A page store is needed in both, over the same pages. ValueError
-    where parts are on the wrong side, or planner and worker do not belong together; WorkerError where the worker does
-    not start. `Engine.close` ends the process.
+    where parts are on the wrong side, planner and worker do not belong together, or the folder is broken; WorkerError
+    where the worker does not start. `Engine.close` ends the process.
     """
     config, parts = config or EngineConfig(), parts or Parts()
     theirs = [name for name in COMPUTING if getattr(parts, name) is not None]

@@ -104,6 +104,13 @@ def serve(
     max_body_kb: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4096,
     shutdown_seconds: Annotated[float, typer.Option(min=0, help="What runs may go on for so long after Ctrl-C.")] = 10,
     tool_call_parser: Annotated[str | None, typer.Option(help="The model's: hermes or llama3_json.")] = None,
+    engine_restarts: Annotated[
+        int, typer.Option(min=0, help="Times within 5 minutes that an engine which is lost is started again.")
+    ] = 3,
+    engine_restart_wait: Annotated[
+        float,
+        typer.Option(min=0, max=60, help="Seconds before the first of them; each further one waits twice as long."),
+    ] = 1.0,
     trace: Timeline = None,
 ) -> None:
     """Serve a model to any OpenAI client.
@@ -114,6 +121,7 @@ def serve(
     """
     try:
         from reference_impl.serving import server
+        from reference_impl.serving.supervision import Restarts
     except ImportError as error:
         fail(f"{error}. The server needs pip install 'inferlab[serve]'")
 
@@ -121,7 +129,8 @@ def serve(
         running = server.make(
             folder_of(model), host, port, name=served_model_name or name_of(model),
             api_keys=tuple(api_key or ()), max_unfinished=max_unfinished, max_body_bytes=max_body_kb << 10,
-            shutdown_seconds=shutdown_seconds, trace=trace, max_num_seqs=max_num_seqs,
+            shutdown_seconds=shutdown_seconds, trace=trace,
+            restarts=Restarts(engine_restarts, wait=engine_restart_wait), max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
             tool_call_parser=tool_call_parser, seed=seed, tensor_parallel_size=tensor_parallel_size,

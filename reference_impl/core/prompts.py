@@ -19,18 +19,18 @@ class PromptEncoder:
         self.tokenizer = None if folder is None else _read_tokenizer(folder)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if self.tokenizer is None:
-            raise ValueError(f"{self.where} has no tokenizer.json: pass token ids instead of text")
-        return self.tokens_of(prompt)
+        return self.tokens_of(prompt) if isinstance(prompt, str) else list(prompt)
 
     def tokens_of(self, text: str, **options: Any) -> list[int]:
-        assert self.tokenizer is not None
+        if self.tokenizer is None:
+            raise ValueError(f"{self.where} has no tokenizer.json: pass token ids instead of text")
         # `encode` holds the GIL, seconds for a long text, and with it all other threads.
         return list(self.tokenizer.encode_batch_fast([text], **options)[0].ids)
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:
     file = folder / "tokenizer.json"
-    return Tokenizer.from_file(str(file)) if file.is_file() else None
+    try:
+        return Tokenizer.from_file(str(file)) if file.is_file() else None
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ValueError(f"{file}: not a tokenizer of Hugging Face's tokenizers ({error}): download it again") from None

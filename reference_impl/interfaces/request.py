@@ -36,6 +36,9 @@ _NUMBERS = (
     ("n", True, False),
     ("min_tokens", True, False),
 )
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+MOST = 2**31 - 1  # of counts and token ids, which tensors hold in 32 bits
+MOST_SAMPLES = 10_000  # of one prompt; each is a request of its own
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class SamplingParams:
 
     The order is fixed: logit_bias, penalties, min_tokens, temperature, top-k, top-p, min-p, then one draw.
     temperature 0 is greedy. top_k 0 (or -1, which becomes 0), top_p 1 and min_p 0 switch a filter off.
-    repetition_penalty divides (multiplies, if negative) logits of tokens seen in prompt or output;
+    repetition_penalty (0.01 to 100) divides (multiplies, if negative) logits of tokens seen in prompt or output;
     presence and frequency penalties are subtracted for tokens seen in the output.
     logprobs: None, or how many alternatives to report, of the model's own distribution
     (log-softmax of the logits before penalties, temperature and filters).
@@ -84,31 +87,34 @@ class SamplingParams:
         for name, whole, optional in _NUMBERS:
             value = getattr(self, name)
             right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-            if not (right or (optional and value is None)):
-                kind = "an integer" if whole else "a number"
-                raise ValueError(f"SamplingParams.{name}: expected {kind}{' or None' * optional}, got {value!r}")
+            long = right and isinstance(value, int) and value.bit_length() > 1000  # no float, and maybe no text, has it
+            if long or not (right or (optional and value is None)):
+                kind, found = "an integer" if whole else "a number", "hundreds of digits" if long else repr(value)
+                raise ValueError(f"SamplingParams.{name}: expected {kind}{' or None' * optional}, got {found}")
+        self._check_ranges()
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        inf, strings, ids = float("inf"), self.stop, self.stop_token_ids
-        flags = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+
+    def _check_ranges(self) -> None:
+        strings, ids, most = self.stop, self.stop_token_ids, f"{MOST:,}"
         checks = (
-            ("max_tokens", self.max_tokens >= 1, "at least 1"),
-            ("temperature", 0 <= self.temperature < inf, "0 (greedy) or a finite number above 0"),
-            ("top_k", self.top_k >= 0, "0 or -1 (off) or a positive integer"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
+            ("max_tokens", 1 <= self.max_tokens <= MOST, f"1 to {most}"),
+            ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or a finite number above 0"),
+            ("top_k", -1 <= self.top_k <= MOST, f"0 or -1 (off) or 1 to {most}"),
+            ("top_p", 1e-9 <= self.top_p <= 1, "1e-9 to 1 (off)"),
             ("min_p", 0 <= self.min_p <= 1, "between 0 (off) and 1"),
-            ("repetition_penalty", 0 < self.repetition_penalty < inf, "a finite number above 0 (1 is off)"),
+            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "0.01 to 100 (1 is off)"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
             ("seed", self.seed is None or 0 <= self.seed < 2**64, "None or an integer in [0, 2**64)"),
             ("stop", all(isinstance(s, str) and s for s in strings), "a string, or non-empty strings"),
-            ("stop_token_ids", all(isinstance(i, int) and not isinstance(i, bool) for i in ids), "token ids"),
-            ("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0"),
-            ("prompt_logprobs", self.prompt_logprobs is None or self.prompt_logprobs >= 0, "None or at least 0"),
-            ("n", self.n >= 1, "at least 1"),
+            ("stop_token_ids", all(type(i) is int and 0 <= i <= MOST for i in ids), f"token ids from 0 to {most}"),
+            ("logprobs", 0 <= (self.logprobs or 0) <= MOST, f"None or 0 to {most}"),
+            ("prompt_logprobs", 0 <= (self.prompt_logprobs or 0) <= MOST, f"None or 0 to {most}"),
+            ("n", 1 <= self.n <= MOST_SAMPLES, f"1 to {MOST_SAMPLES:,}"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"0 to max_tokens, which is {self.max_tokens}"),
             ("logit_bias", _is_bias(self.logit_bias), "None or {token id: a number from -100 to 100}"),
-            *((name, isinstance(getattr(self, name), bool), "True or False") for name in flags),
+            *((name, isinstance(getattr(self, name), bool), "True or False") for name in _FLAGS),
         )
         for name, ok, expected in checks:
             if not ok:
@@ -119,7 +125,9 @@ def _is_bias(given: object) -> bool:
     """Whether it can be a `logit_bias`."""
     if not isinstance(given, Mapping):
         return given is None
-    return all(type(i) is int and i >= 0 and type(b) in (int, float) and -100 <= b <= 100 for i, b in given.items())
+    return all(
+        type(i) is int and 0 <= i <= MOST and type(b) in (int, float) and abs(b) <= 100 for i, b in given.items()
+    )
 
 
 @dataclass(frozen=True)

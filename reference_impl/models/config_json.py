@@ -6,7 +6,6 @@ embedding and dtype are read, those of `transformers` 4 and 5; a field that is l
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,9 +13,11 @@ from reference_impl.core.model_config import ExpertsConfig, ModelConfig
 from reference_impl.models.config_reader import ConfigError, Reader
 from reference_impl.models.config_rope import ropes
 from reference_impl.models.families import FAMILIES, FULL, SLIDING, Family
+from reference_impl.models.json_file import read_object
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
+_MOST_BYTES = 16 << 20  # of a file; published ones have thousands
 
 
 def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfig:
@@ -28,22 +29,12 @@ def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfi
     path = folder / "config.json"
     if not path.is_file():
         raise ConfigError(f"{path}: no such file. Expected a Hugging Face model folder with config.json in it")
-    raw = _read_json(path)
+    raw = read_object(path, ConfigError, _MOST_BYTES)
     if quantized:
         raw.pop("quantization_config", None)
     generation = folder / "generation_config.json"
-    extra = _read_json(generation) if generation.is_file() else {}
+    extra = read_object(generation, ConfigError, _MOST_BYTES) if generation.is_file() else {}
     return parse_model_config(raw, extra, where=str(path))
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text("utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid JSON ({error})") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected a JSON object, found {type(raw).__name__}")
-    return raw
 
 
 def parse_model_config(

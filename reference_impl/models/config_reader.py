@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
+
+from reference_impl.models.json_file import shown
+
+MOST = 2**31 - 1  # of a size, a number of positions, a token id: tensors hold them in 32 bits
+# What is looped over when a model is made; the largest models have some 130 layers and 400 experts.
+_MOST_OF = dict.fromkeys(("num_hidden_layers", "num_experts", "num_local_experts", "num_attention_heads"), 4096)
 
 
 class ConfigError(ValueError):
@@ -18,18 +23,20 @@ class Reader:
         self.raw, self.where = raw, where
 
     def error(self, name: str, expected: str, found: object) -> ConfigError:
-        return ConfigError(f"{self.where}: {name}: expected {expected}, found {found!r}")
+        return ConfigError(f"{self.where}: {name}: expected {expected}, found {shown(found)}")
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """At least 1; null is the default too."""
+        """From 1 to MOST, or what _MOST_OF says; null is the default too."""
         value = self.raw.get(name, default)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.error(name, "a positive integer", value)
+        if value > (most := _MOST_OF.get(name, MOST)):
+            raise self.error(name, f"at most {most:,}", value)
         return value
 
     def optional_integer(self, name: str, default: int | None) -> int | None:
-        """At least 1, or None where the field is null, or left out without a default."""
+        """As `integer`, or None where the field is null, or left out without a default."""
         if self.raw.get(name, default) is None:
             return None
         return self.integer(name, default)
@@ -46,14 +53,16 @@ class Reader:
         return default if value is None else value
 
     def number(self, name: str, default: float | None = None, raw: Mapping[str, Any] | None = None) -> float:
-        """Above 0 and finite. raw: the object that holds the field, if not the config itself."""
+        """From 1e-30 to 1e30, which float32 holds. raw: the object that holds the field, if not the config itself."""
         value = (self.raw if raw is None else raw).get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
             raise self.error(name, "a positive number", value)
+        if not 1e-30 <= value <= 1e30:
+            raise self.error(name, "a number from 1e-30 to 1e30", value)
         return float(value)
 
     def optional_number(self, name: str, default: float | None) -> float | None:
-        """Above 0 and finite, or None where the field is null, or left out without a default."""
+        """As `number`, or None where the field is null, or left out without a default."""
         if self.raw.get(name, default) is None:
             return None
         return self.number(name, default)
@@ -78,8 +87,9 @@ class Reader:
         """One id, several, or none; generation_config.json has the last word."""
         value = generation.get(name, self.raw.get(name))
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
-            raise self.error(name, "a token id, a list of token ids, or null", value)
+        if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i <= MOST for i in ids):
+            field = f"{name} in generation_config.json" if name in generation else name
+            raise self.error(field, f"a token id (0 to {MOST:,}), a list of token ids, or null", value)
         return tuple(ids)
 
     def refuse(self, name: str, allowed: tuple[object, ...], expected: str) -> None:

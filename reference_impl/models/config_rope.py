@@ -47,12 +47,15 @@ def _rope(get: Reader, rope: dict[str, Any], theta: float) -> RopeConfig:
     if kind == "linear":
         return RopeConfig(theta, kind, get.number("factor", None, rope))
     if kind == "llama3":
+        low, high = get.number("low_freq_factor", None, rope), get.number("high_freq_factor", None, rope)
+        if low >= high:  # their difference divides what is blended between them
+            raise get.error("high_freq_factor", f"a number above low_freq_factor = {low:g}", high)
         return RopeConfig(
             theta,
             kind,
             factor=get.number("factor", None, rope),
-            low_freq_factor=get.number("low_freq_factor", None, rope),
-            high_freq_factor=get.number("high_freq_factor", None, rope),
+            low_freq_factor=low,
+            high_freq_factor=high,
             original_max_position=int(get.number("original_max_position_embeddings", None, rope)),
         )
     raise get.error("rope type", "default, linear or llama3 (others are not supported)", kind)

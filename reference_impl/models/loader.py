@@ -6,7 +6,6 @@ be known to be harmless. Errors name file, tensor, what was expected and what wa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -18,8 +17,10 @@ from torch import Tensor
 from reference_impl.core.decoder import Decoder, DecoderLayer
 from reference_impl.core.linear import Linear
 from reference_impl.interfaces import NamesTensors, TensorSpec
+from reference_impl.models.json_file import read_object, shown
 from reference_impl.models.moe import MixtureOfExperts
 
+_INDEX_BYTES = 64 << 20  # of an index; one of a trillion parameters has 20 MB
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # of weights that are not quantized
 
 
@@ -40,16 +41,31 @@ def weight_files(folder: Path) -> list[Path]:
     """model.safetensors, or else the shards that model.safetensors.index.json names."""
     files, index = [folder / "model.safetensors"], folder / "model.safetensors.index.json"
     if index.is_file() and not files[0].is_file():
-        try:
-            names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-            files = [folder / name for name in sorted(names)]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index}: expected an object with a weight_map of file names; {error!r}") from None
+        files = [folder / name for name in _shards(index)]
     for file in files:
+        if file.is_dir():
+            raise CheckpointError(f"{file}: expected a file of weights as safetensors, found a folder")
         if not file.is_file():
             hint = " (this folder has PyTorch .bin files: convert them)" if list(folder.glob("*.bin")) else ""
             raise CheckpointError(f"{file}: no such file; expected weights as safetensors{hint}")
     return files
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names. They are in its folder: a name that leads out of it is refused, since who made the
+    index may be a stranger. A link in the folder may lead anywhere, as it does in Hugging Face's cache."""
+    table = read_object(index, CheckpointError, _INDEX_BYTES).get("weight_map")
+    if not isinstance(table, dict) or not table:
+        raise CheckpointError(f"{index}: weight_map: expected an object {{tensor: file name}}, found {shown(table)}")
+    for tensor, name in table.items():
+        parts = name.replace("\\", "/").split("/") if isinstance(name, str) else ("..",)
+        inside = not {"", ".", ".."} & set(parts) and len(name) < 256 and "\0" not in name
+        if not inside or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{index}: weight_map, {shown(tensor)}: expected the name of a .safetensors file in this folder, found "
+                f"{shown(name)}"
+            )
+    return sorted(set(table.values()))
 
 
 def destinations(model: Decoder) -> dict[str, Destination]:

@@ -3,7 +3,8 @@
 400 bad JSON or a wrong field, with its place; the engine refuses the prompt (with the numbers), or the chat template
 does (with its line) · 401 API key · 404 no such model, request or place · 408, 413, 415 the body comes too slowly, is
 too long, is not JSON · 421 the name of another host · 429 too many unfinished requests, with Retry-After · 500 for this
-request the model gave numbers that are not finite · 503 the engine has failed or shuts down.
+request the model gave numbers that are not finite · 503 the engine restarts, with Retry-After; it has failed, or shuts
+down.
 
 With API keys, every path that names requests needs one, too; /health, /ready, /metrics and the page, which is empty
 without the data that it fetches, do not.
@@ -12,6 +13,7 @@ without the data that it fetches, do not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import re
 import time
@@ -34,10 +36,10 @@ from reference_impl.serving import answers
 from reference_impl.serving.answers import ChatShape, CompletionShape, Shape, TokenText
 from reference_impl.serving.chat import chat_arguments, parser_for
 from reference_impl.serving.connection import EVENTS, Answer, BodyLimit, is_addressed_to, send_json
+from reference_impl.serving.description import describe_for
 from reference_impl.serving.limits import ConnectionLimits
 from reference_impl.serving.metrics import LAST
 from reference_impl.serving.protocol import (
-    TOKEN_ID,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -45,9 +47,9 @@ from reference_impl.serving.protocol import (
     TokenizeRequest,
 )
 from reference_impl.serving.refusals import HANDLERS, REFUSALS, Refused, check_characters, refusal
-from reference_impl.serving.runner import Failed, Overloaded, Runner, Stream, Unavailable
+from reference_impl.serving.runner import Failed, Overloaded, Restarting, Runner, Stream, Unavailable
 
-RETRY_SECONDS = 1
+RETRY_SECONDS, RESTART_SECONDS = 1, 5
 # With API keys: the beginnings of the paths that need one.
 NEED_A_KEY = ("/v1/", "/requests/", "/status.json", "/tokenize", "/detokenize")
 Objective = Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds")]
@@ -104,23 +106,7 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
     app.post("/detokenize", **keyed)(server.detokenize)
     app.get("/version")(server.version)
     app.post("/v1/embeddings", **keyed, response_model=dict[str, Any])(server.embed)
-    describe = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        described = describe()
-        schemas = described["components"]["schemas"]
-        for path in described["paths"].values():  # what FastAPI says of wrong fields, which are 400 here
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        _bound_tokens(schemas, runner.engine.vocab_size, runner.engine.max_model_len - 1)
-        for conversation in (
-            schemas["ChatRequest"]["properties"]["messages"],
-            schemas["TokenizeRequest"]["properties"]["messages"]["anyOf"][0],
-        ):
-            conversation.pop("maxItems", None)  # the context is full, or the body too long, long before
-        return described
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    describe_for(app, runner.engine.vocab_size, runner.engine.max_model_len)
     app.get("/v1/models", dependencies=allowed, responses={401: REFUSALS[401]})(server.models)
     app.get("/v1/models/{model:path}", dependencies=allowed, responses={s: REFUSALS[s] for s in (401, 404)})(
         server.one_model
@@ -293,7 +279,7 @@ class _Server:
             retry = {"Retry-After": str(RETRY_SECONDS)}
             raise Refused(429, f"{error}: try again in a moment", headers=retry) from None
         except Unavailable as error:
-            raise Refused(503, str(error)) from None
+            raise _unavailable(error) from None
 
     # --- what there is, and how it is ------------------------------------------------------------------------------
 
@@ -311,7 +297,9 @@ class _Server:
         }  # fmt: skip
 
     async def health(self) -> dict[str, str]:
-        """200 while the engine lives."""
+        """200 while the engine lives; while it restarts, and when it has failed, 503 with the reason."""
+        if self.runner.restarting is not None:
+            raise _unavailable(Restarting(self.runner.restarting))
         if self.runner.failure is not None:
             raise Refused(503, f"the engine has failed: {self.runner.failure}")
         return {"status": "ok"}
@@ -319,12 +307,15 @@ class _Server:
     async def ready(self) -> dict[str, str]:
         """200 while new requests are taken."""
         if not self.runner.is_ready:
-            raise Refused(503, self.runner.failure or "the server is shutting down")
+            why = self.runner.restarting or self.runner.failure or "the server is shutting down"
+            raise Refused(503, why, headers=_retry(self.runner.restarting is not None))
         return {"status": "ready"}
 
     async def metrics(self) -> PlainTextResponse:
-        """Prometheus."""
-        text = await self._ask("metrics")
+        """Prometheus. While there is no engine, only what is known without one."""
+        text = self.runner.metrics()
+        with contextlib.suppress(Unavailable):
+            text = await self.runner.ask("metrics") + text
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def status_page(self) -> HTMLResponse:
@@ -348,7 +339,16 @@ class _Server:
         try:
             return await self.runner.ask(name, *arguments)
         except Unavailable as error:
-            raise Refused(503, str(error)) from None
+            raise _unavailable(error) from None
+
+
+def _retry(again: bool) -> dict[str, str] | None:
+    """The header that says when to send a request again that the restart of the engine ended, or did not let in."""
+    return {"Retry-After": str(RESTART_SECONDS)} if again else None
+
+
+def _unavailable(error: Unavailable) -> Refused:
+    return Refused(503, str(error), headers=_retry(isinstance(error, Restarting)))
 
 
 def _said_to_be_json(request: Request) -> None:
@@ -356,22 +356,6 @@ def _said_to_be_json(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refused(415, f"expected the header Content-Type: application/json, got {kind or 'none'}")
-
-
-def _bound_tokens(schema: Any, vocabulary: int, longest: int) -> None:
-    """Token ids are those that this model has, and as many as fit; the classes of protocol.py depend on no model."""
-    if isinstance(schema, dict):
-        if schema.get("title") == TOKEN_ID:
-            schema.pop("exclusiveMaximum", None)
-            schema["maximum"] = vocabulary - 1
-        items = schema.get("items")
-        if isinstance(items, dict) and items.get("title") == TOKEN_ID:
-            schema["maxItems"] = min(longest, schema.get("maxItems", longest))
-        for value in schema.values():
-            _bound_tokens(value, vocabulary, longest)
-    elif isinstance(schema, list):
-        for value in schema:
-            _bound_tokens(value, vocabulary, longest)
 
 
 def _as_events(shape: Shape, stream: Stream) -> Callable[[Send], Coroutine[Any, Any, None]]:
@@ -399,8 +383,8 @@ def _as_a_whole(whole: Callable[[], Awaitable[dict[str, Any]]]) -> Callable[[Sen
         try:
             content = await whole()
         except Unavailable as error:
-            status = 500 if isinstance(error, Failed) else 503
-            await send_json(send, answers.error(str(error), "server_error"), status)
+            status, retry = 500 if isinstance(error, Failed) else 503, _retry(isinstance(error, Restarting))
+            await send_json(send, answers.error(str(error), "server_error"), status, retry)
         else:
             await send_json(send, content)
 

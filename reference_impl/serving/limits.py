@@ -4,7 +4,8 @@ uvicorn waits for ever for a client that connects and sends nothing, half a head
 that does not read its answer; and each of them holds a file descriptor. Here every wait for a client has an end:
 
     connected, or answered --headers--> a request --body--> read: the answer takes the time it takes, but a client that
-    does not read it is left after `write` seconds. With too many open, the one that has waited longest makes room.
+    does not read it is left after `write` seconds. With too many open, the one that has sent nothing of what it owes
+    for longest makes room.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def _descriptors() -> int:
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """headers, body: seconds until a request's headers, and then its body, have come; write: seconds without reading.
+    """headers: seconds until a request's headers have come, and without any more of its body; body: until all of the
+    body has come; write: seconds without reading.
 
     head_bytes: that may come without completing a header block or adding to a body. connections: open at once;
     default: what the process's limit of open files leaves, at most 4096.
@@ -68,7 +70,7 @@ class _Parser(httptools.HttpRequestParser):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP with limits. waiting: the connections of the server without a request, longest first."""
+    """uvicorn's HTTP with limits. waiting: the connections of the server without a whole request, longest first."""
 
     def __init__(self, limits: ConnectionLimits, waiting: dict[LimitedProtocol, None], **given: Any):
         super().__init__(**given)
@@ -76,6 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
         self._num_bytes = 0  # since the last header block or piece of a body
+        self._began = self._came = 0.0  # when a body began, and when its last piece came
         self._answered: RequestResponseCycle | None = None
         self.parser = _Parser(self)
 
@@ -128,7 +131,9 @@ class LimitedProtocol(HttpToolsProtocol):
         return b"\r\n".join([*lines, b"", b""])
 
     def on_body(self, body: bytes) -> None:
-        self._num_bytes = 0
+        self._num_bytes, self._came = 0, self.loop.time()
+        if self in self._waiting:  # what comes is a sign of life: it is the last to make room
+            self._waiting[self] = self._waiting.pop(self)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -161,12 +166,22 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self.cycle is None or self.cycle.response_complete:
             self._waiting[self] = None
-            owed, seconds = "headers", self._limits.headers
+            seconds = self._limits.headers
+            self._timer = self.loop.call_later(seconds, self.end, 408, f"the headers did not come within {seconds:g} s")
         elif self.cycle.more_body:
-            owed, seconds = "body", self._limits.body
+            self._waiting[self] = None
+            self._began = self._came = self.loop.time()
+            self._wait_for_body()
+
+    def _wait_for_body(self) -> None:
+        """Until it is too late for all of it, or for the next piece: a piece sets no timer."""
+        now, whole, pause = self.loop.time(), self._limits.body, self._limits.headers
+        if now >= self._began + whole:
+            self.end(408, f"the body did not come within {whole:g} s")
+        elif now >= self._came + pause:
+            self.end(408, f"nothing more of the body came within {pause:g} s")
         else:
-            return
-        self._timer = self.loop.call_later(seconds, self.end, 408, f"the {owed} did not come within {seconds:g} s")
+            self._timer = self.loop.call_at(min(self._began + whole, self._came + pause), self._wait_for_body)
 
     def end(self, status: int, message: str, tell: bool = False) -> None:
         """Ends the connection, with the reason if a request has begun (or with `tell`) and nothing was answered yet."""

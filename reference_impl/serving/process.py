@@ -55,16 +55,21 @@ def _exactly(connection: socket.socket, length: int) -> bytearray:
 class EngineProcess:
     """Starts a process in which `make()` loads an LLM; `make` is pickled, so it is a function of a module.
 
-    prompts: makes tokens here, for the same model. Raises ValueError for what `make` refuses, ChildProcessError
-    where the process ends before it is ready.
+    prompts: makes tokens here, for the same model. wait: until it is ready (see `wait_until_ready`).
     """
 
-    def __init__(self, make: Callable[[], LLM], prompts: Prompts):
-        self.prompts = prompts
+    def __init__(self, make: Callable[[], LLM], prompts: Prompts, wait: bool = True):
+        self._make, self.prompts = make, prompts
         self._ending = False
+        self._reading: asyncio.Task[None] | None = None
         self._process, self._socket = start_beside(__name__)
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Blocks. Raises ValueError for what `make` refuses, ChildProcessError where the process ends before."""
         try:
-            self._socket.sendall(_packed(make))
+            self._socket.sendall(_packed(self._make))
             refusal, self.vocab_size, self.max_model_len = _unpacked(self._socket)
         except (EOFError, OSError):
             raise ChildProcessError(f"{self._wait()} before it was ready") from None
@@ -96,7 +101,7 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        return not self._reading.done()
+        return self._reading is not None and not self._reading.done()
 
     def send(self, command: Message | None) -> None:
         if not self._writer.is_closing():
@@ -104,6 +109,10 @@ class EngineProcess:
 
     async def end(self, seconds: float) -> None:
         self._ending = True
+        if self._reading is None:  # it never began
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+            return
         self.send(None)
         await asyncio.wait((self._reading,), timeout=seconds)
         self._process.kill()  # unless it has ended

@@ -109,7 +109,7 @@ class _Sampling(BaseModel):
     model: str | None = None
     n: Annotated[StrictInt, Field(ge=1, le=128)] = 1
     temperature: Annotated[Number, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[Number, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[Number, Field(ge=1e-9, le=1)] = 1.0
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
@@ -122,9 +122,9 @@ class _Sampling(BaseModel):
         WithJsonSchema(_BIASES),
     ] = Field(default_factory=dict)
     # vLLM's additions.
-    top_k: Annotated[StrictInt, Field(ge=-1, description="0 or -1: off")] = 0
+    top_k: Annotated[StrictInt, Field(ge=-1, lt=2**31, description="0 or -1: off")] = 0
     min_p: Annotated[Number, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[Number, Field(gt=0, le=100)] = 1.0
+    repetition_penalty: Annotated[Number, Field(ge=0.01, le=100)] = 1.0
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
     ignore_eos: StrictBool = False
     min_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0

@@ -5,6 +5,7 @@ and it runs them between two steps; what a step gave comes back as one message, 
 
     there  ("start", number, request_id, prompts, sampling, options)    ("leave", number)    ("ask", number, name, args)
     back   ("step", rows, usages)    ("answer", number, value, refusal)    ("failed", why)
+    of a supervised engine (supervision.py) also    ("restarting", how)    ("restarted",)
 
 number: of a command that is answered, and of the stream that it starts. None ends the engine.
 """
@@ -36,6 +37,10 @@ class Unavailable(Exception):
 
 class Failed(Unavailable):
     """This request has failed (`Request.error`), and no other."""
+
+
+class Restarting(Unavailable):
+    """It accepts none now, and may again in some seconds."""
 
 
 @dataclass
@@ -166,6 +171,8 @@ class Runner:
         self.engine, self.max_unfinished = engine, max_unfinished
         self.num_unfinished = 0  # samples of open streams
         self.failure: str | None = None
+        self.restarting: str | None = None  # which try, and why; None while the engine serves, or has failed for good
+        self.num_restarts = 0  # tries that have begun
         self.draining = False
         self._begun = False
         self._numbers = itertools.count()
@@ -182,7 +189,7 @@ class Runner:
 
     @property
     def is_ready(self) -> bool:
-        return self._begun and self.failure is None and not self.draining
+        return self._begun and self.failure is None and self.restarting is None and not self.draining
 
     @property
     def num_streams(self) -> int:
@@ -224,6 +231,8 @@ class Runner:
         return await self._command("ask", next(self._numbers), name, arguments)
 
     async def _command(self, kind: str, number: int, *arguments: Any) -> Any:
+        if self.restarting is not None:
+            raise Restarting(f"the engine is {self.restarting}")
         if self.failure is not None and (kind == "start" or not self.engine.is_alive):
             raise Unavailable(f"the engine has failed: {self.failure}")
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -234,8 +243,29 @@ class Runner:
             del self._answers[number]
 
     def fail_streams(self, why: str) -> None:
+        self._fail_streams(Unavailable(why))
+
+    def _fail_streams(self, why: Unavailable) -> None:
         for stream in self._streams.values():
-            stream.fail(Unavailable(why))
+            stream.fail(why)
+
+    def _fail_all(self, why: Unavailable) -> None:
+        """Streams and questions that wait for an engine that will not answer."""
+        self._fail_streams(why)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(why)
+
+    def metrics(self) -> bytes:
+        """Of the server without its engine, in Prometheus' text format."""
+        return (
+            "# HELP inferlab:engine_restarts_total Times that a lost engine was started again\n"
+            "# TYPE inferlab:engine_restarts_total counter\n"
+            f"inferlab:engine_restarts_total {float(self.num_restarts)}\n"
+            "# HELP inferlab:engine_up 1 while the engine serves, 0 while it restarts and when it has failed\n"
+            "# TYPE inferlab:engine_up gauge\n"
+            f"inferlab:engine_up {float(self._begun and self.failure is None and self.restarting is None)}\n"
+        ).encode()
 
     # --- what the engine says -------------------------------------------------------------------------------------
 
@@ -255,8 +285,11 @@ class Runner:
                     answer.set_result(value) if refusal is None else answer.set_exception(ValueError(refusal))
             case "failed", why:
                 logger.error("the engine has failed and serves no more requests: %s", why)
-                self.failure = self.failure or why
-                self.fail_streams(f"the engine has failed: {why}")
-                for answer in self._answers.values():
-                    if not answer.done():
-                        answer.set_exception(Unavailable(f"the engine has failed: {why}"))
+                self.failure, self.restarting = self.failure or why, None
+                self._fail_all(Unavailable(f"the engine has failed: {why}"))
+            case "restarting", how:
+                self.restarting = how
+                self.num_restarts += 1
+                self._fail_all(Restarting(f"the engine is {how}; what it had begun is lost: send the request again"))
+            case ("restarted",):
+                self.restarting = None

@@ -23,8 +23,8 @@ from fastapi import FastAPI
 from reference_impl.annexes.chat.prompts import ChatEncoder
 from reference_impl.serving.app import ServerConfig, make_app
 from reference_impl.serving.limits import LimitedProtocol
-from reference_impl.serving.process import EngineProcess
 from reference_impl.serving.runner import EngineHost, Runner, Unavailable
+from reference_impl.serving.supervision import Restarts, SupervisedEngine
 from reference_impl.serving.worker import load
 
 logger = logging.getLogger("inferlab.serving")
@@ -150,16 +150,18 @@ def make(
     shutdown_seconds: float = 10.0,
     trace: Path | None = None,
     tool_call_parser: str | None = None,
+    restarts: Restarts | None = None,
     **engine_options: Any,
 ) -> ModelServer:
     """Loads the model in a process of its own. ValueError, OSError for what is wrong with it, the options, the address.
 
-    Options: see ServerConfig, ModelServer and EngineConfig.
+    restarts: of that process, see Restarts for the default. Other options: see ServerConfig, ModelServer, EngineConfig.
     """
     if not api_keys and not _is_loopback(host):
         logger.warning("any client that reaches %s can use this server: no API key was given", host)
     config = ServerConfig(name, api_keys, max_unfinished, max_body_bytes, tool_call_parser=tool_call_parser)
-    engine = EngineProcess(functools.partial(load, model, dtype, **engine_options), ChatEncoder(model))
+    make_engine = functools.partial(load, model, dtype, **engine_options)
+    engine = SupervisedEngine(make_engine, ChatEncoder(model), restarts or Restarts())
     return ModelServer(engine, config, host, port, shutdown_seconds, trace)
 
 

@@ -179,8 +179,10 @@ def test_long_steps_and_long_replies_do_not_wait_for_each_other() -> None:
 
 
 def test_a_worker_that_does_not_start_says_why() -> None:
-    with pytest.raises(WorkerError, match=r"worker 1 failed before it was ready:\nTraceback[\s\S]*no-such-folder"):
-        WorkerProcess(partial(load_worker, FOLDER / "no-such-folder", "float32", "cpu", CONFIG), rank=1)
+    with pytest.raises(ValueError, match=r"no-such-folder.config\.json: no such file"):
+        WorkerProcess(partial(load_worker, FOLDER / "no-such-folder", "float32", "cpu", CONFIG))
+    with pytest.raises(WorkerError, match=r"worker 1 failed before it was ready:\nTraceback[\s\S]*no_such_dtype"):
+        WorkerProcess(partial(load_worker, FOLDER, "no_such_dtype", "cpu", CONFIG), rank=1)
     with pytest.raises(WorkerError, match=r"worker 0 \(process \d+\) ended with code 7 before it was ready"):
         WorkerProcess(partial(os._exit, 7))
 

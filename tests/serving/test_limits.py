@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from reference_impl.serving.limits import ConnectionLimits, LimitedProtocol
 
@@ -96,6 +97,116 @@ def test_a_byte_now_and_then_is_no_reason_to_wait(short: Any) -> None:
         assert b"HTTP/1.1 408" in got
     with connected(short, post(b"", 1 << 30)) as sock:  # of a body that was refused before it came
         assert all_that_comes(sock, b" " * 10_000).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("sent", [b"", b"{", b'{"prompt": "x", ' * 50])
+def test_half_a_body_ends_as_half_a_header_does(serve: Any, until: Any, sent: bytes) -> None:
+    running = serve({"limits": ConnectionLimits(headers=0.4, body=10_000)}, num_blocks=64)
+    with connected(running, post(sent, 10_000)) as sock:
+        head, _, body = all_that_comes(sock).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408")
+    assert json.loads(body)["error"]["message"] == "nothing more of the body came within 0.4 s"
+    until(lambda: not connections(running), "its place is free")
+    until(running.is_idle, "nothing was begun")
+
+
+@pytest.mark.parametrize(
+    ("began", "came", "said"),
+    [
+        (9_000, 0, ""),
+        (50, 50, ""),
+        (101, 101, "nothing more of the body came within 100 s"),
+        (10_001, 0, "the body did not come within 10000 s"),
+    ],
+)
+def test_a_body_may_take_long_as_long_as_it_comes(serve: Any, until: Any, began: int, came: int, said: str) -> None:
+    """It began, and its last piece came, so many seconds ago."""
+    running = serve({"limits": ConnectionLimits(headers=100, body=10_000)}, num_blocks=64)
+    body, asked = b'{"prompt": "x", "max_tokens": 1}', threading.Event()
+    with connect(running) as sock:
+        sock.sendall(post(body[:5], len(body)))
+        until(lambda: _bodies(running) == 1, "it is read")
+        connection = _first(running, sock)
+
+        def pretend() -> None:
+            connection._timer.cancel()
+            connection._began -= began
+            connection._came -= came
+            connection._wait_for_body()
+            asked.set()
+
+        running.server._server.servers[0].get_loop().call_soon_threadsafe(pretend)
+        assert asked.wait(600)
+        if not said:
+            sock.sendall(body[5:])
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        else:
+            assert said.encode() in all_that_comes(sock)
+
+
+def test_those_that_sent_half_a_body_make_room(serve: Any, until: Any) -> None:
+    running = serve({"limits": ConnectionLimits(headers=10_000, body=10_000, connections=3)}, num_blocks=64)
+    half = [connect(running) for _ in range(3)]
+    for number, sock in enumerate(half):
+        sock.sendall(post(b"{", 10_000))
+        until(lambda count=number: _bodies(running) > count, "it is read")
+    half[0].sendall(b" ")  # so the second is the one that has waited longest
+    until(lambda: next(iter(_waiting(running))) is not _first(running, half[0]), "that is read")
+    with httpx.Client(base_url=running.url, timeout=600) as client:
+        assert client.get("/health").status_code == 200
+    got = all_that_comes(half[1])
+    assert got.startswith(b"HTTP/1.1 503")
+    assert b"try again" in got
+    for sock in half:
+        sock.close()
+
+
+def _waiting(running: Any) -> dict[LimitedProtocol, None]:
+    return next(iter(running.server._server.server_state.connections))._waiting
+
+
+def _bodies(running: Any) -> int:
+    served = list(running.server._server.server_state.connections)
+    return sum(one.cycle is not None and one.cycle.more_body for one in served)
+
+
+def _first(running: Any, sock: socket.socket) -> LimitedProtocol:
+    served = list(running.server._server.server_state.connections)
+    return next(one for one in served if one.client == sock.getsockname())
+
+
+def test_clients_that_read_nothing_cost_no_more_than_a_buffer_and_are_given_up(
+    serve: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of answers of megabytes; meanwhile others are answered."""
+    buffered, send = [0], RequestResponseCycle.send
+
+    async def watched(cycle: RequestResponseCycle, message: Any) -> None:
+        await send(cycle, message)
+        buffered.append(cycle.transport.get_write_buffer_size())
+
+    monkeypatch.setattr(RequestResponseCycle, "send", watched)
+    running = serve({"limits": ConnectionLimits(write=1.0)})
+    running.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)  # accepted ones inherit it
+    body = {"prompt": "x", "max_tokens": 1900, "n": 12, "logprobs": 20, "ignore_eos": True, "stream": True}
+    silent = []
+    for _ in range(4):
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        sock.connect(("127.0.0.1", running.server.port))
+        sock.sendall(post(json.dumps(body).encode()))
+        silent.append(sock)
+    until(lambda: max(buffered) > 1 << 16, "one has more to read than it is sent")
+    answer = httpx.post(running.url + COMPLETIONS, json={"prompt": "y", "max_tokens": 8}, timeout=600)
+    assert answer.status_code == 200
+    until(running.is_idle, "they were given up")
+    until(lambda: not connections(running), "and so were their connections")
+    assert max(buffered) < 1 << 20
+    ended = [request for request in running.engine.trace.counts.last if request.reason == "abort"]
+    assert len(ended) == 4 * 12
+    assert all(request.metrics.num_output_tokens < 1900 for request in ended)
+    for sock in silent:
+        sock.close()
 
 
 def test_an_idle_connection_ends_without_a_word(short: Any) -> None:

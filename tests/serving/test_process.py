@@ -169,7 +169,7 @@ def last_event(lines: Iterator[str]) -> str:
 
 
 def test_when_the_engine_s_process_is_killed_clients_get_an_error_and_the_server_says_so(inferlab: Any) -> None:
-    running, url, engine = inferlab("--trace", "unused.json")
+    running, url, engine = inferlab("--trace", "unused.json", "--engine-restarts", "0")
     with httpx.Client(base_url=url, timeout=600) as client:
         with client.stream("POST", COMPLETIONS, json=LONG) as answer:
             lines = answer.iter_lines()
@@ -177,11 +177,12 @@ def test_when_the_engine_s_process_is_killed_clients_get_an_error_and_the_server
             os.kill(engine, signal.SIGKILL)
             error = json.loads(last_event(lines))["error"]
         assert "the engine's process was killed by signal 9 (SIGKILL)" in error["message"]
-        for path in ("/health", "/ready", "/metrics", "/status.json", "/requests/x/timeline"):
+        for path in ("/health", "/ready", "/status.json", "/requests/x/timeline"):
             refused = client.get(path)
             assert refused.status_code == 503
             assert "SIGKILL" in refused.json()["error"]["message"]
         assert client.post(COMPLETIONS, json={"prompt": "x"}).status_code == 503
+        assert "inferlab:engine_up 0.0" in client.get("/metrics").text
     running.terminate()
     _, said = running.communicate(timeout=600)
     assert running.returncode == 1
@@ -190,7 +191,7 @@ def test_when_the_engine_s_process_is_killed_clients_get_an_error_and_the_server
 
 def test_the_model_may_compute_in_a_third_process_which_is_killed(inferlab: Any, serial: LLM, until: Any) -> None:
     """Steps go there as messages: the same text, and an error that names worker and step."""
-    running, url, engine = inferlab("--worker", "process", "--dtype", "float32")
+    running, url, engine = inferlab("--worker", "process", "--dtype", "float32", "--engine-restarts", "0")
     asked = {"prompt": "def add(a, b):", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     expected = serial.generate(asked["prompt"], SamplingParams(max_tokens=12, temperature=0, ignore_eos=True))[0].text
     (worker,) = [child for child in children(engine) if "annexes.process" in Path(f"/proc/{child}/cmdline").read_text()]

@@ -47,7 +47,7 @@ def error(answer: httpx.Response) -> dict[str, Any]:
         ({"prompt": "x", "max_tokens": True}, "max_tokens", "valid integer"),
         ({"prompt": "x", "n": 129}, "n", "less than or equal to 128"),
         ({"prompt": "x", "temperature": -1}, "temperature", "greater than or equal to 0"),
-        ({"prompt": "x", "top_p": 0}, "top_p", "greater than 0"),
+        ({"prompt": "x", "top_p": 0}, "top_p", "greater than or equal to 0.000000001"),
         ({"prompt": "x", "stop": [""]}, "stop", "1 to 1000 characters"),
         ({"prompt": "x", "stop": ["a"] * 17}, "stop", "at most 16"),
         ({"prompt": "x", "stop": "a" * 1001}, "stop", "1 to 1000 characters"),

@@ -70,8 +70,8 @@ class WorkerProcess:
     """An executor whose work is done elsewhere. `make()`, run there, gives the executor that does it and its `Facts`;
     it is pickled, so it is a function of a module, or a partial of one.
 
-    rank: which of several workers it is. WorkerError for what `make` raises, or where the process ends before it is
-    ready.
+    rank: which of several workers it is. ValueError where `make` raises ValueError or OSError, with their words;
+    WorkerError for what else it raises, or where the process ends before it is ready.
     """
 
     def __init__(self, make: Callable[[], tuple[Executor, Facts]], rank: int = 0):
@@ -131,6 +131,8 @@ class WorkerProcess:
             what, content = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError):
             raise self._gone(step_id) from None
+        if what == "refused":
+            raise ValueError(content)
         if what == "failed":
             where = "before it was ready" if step_id is None else f"in step {step_id}"
             raise WorkerError(f"worker {self.rank} failed {where}:\n{content}", step_id, self.rank)
@@ -269,6 +271,9 @@ def main() -> None:
         make = pickle.loads(connection.recv_bytes())
         executor, facts = make()
     except EOFError:
+        return
+    except (ValueError, OSError) as error:  # what is wrong with a folder or an option, not with the program
+        connection.send_bytes(pickle.dumps(("refused", str(error))))
         return
     except Exception:
         connection.send_bytes(pickle.dumps(("failed", traceback.format_exc())))

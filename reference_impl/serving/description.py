@@ -1,0 +1,46 @@
+"""The OpenAPI description: what the classes of protocol.py say, with the bounds of this server's model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+
+from reference_impl.serving.protocol import TOKEN_ID
+
+
+def describe_for(app: FastAPI, vocab_size: int, max_model_len: int) -> None:
+    """From now on `app.openapi` describes a server of a model of this size."""
+    describe = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        described = describe()
+        schemas = described["components"]["schemas"]
+        for path in described["paths"].values():  # what FastAPI says of wrong fields, which are 400 here
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        _bound_tokens(schemas, vocab_size, max_model_len - 1)
+        for conversation in (
+            schemas["ChatRequest"]["properties"]["messages"],
+            schemas["TokenizeRequest"]["properties"]["messages"]["anyOf"][0],
+        ):
+            conversation.pop("maxItems", None)  # the context is full, or the body too long, long before
+        return described
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _bound_tokens(schema: Any, vocabulary: int, longest: int) -> None:
+    """Token ids are those that this model has, and as many as fit; the classes of protocol.py depend on no model."""
+    if isinstance(schema, dict):
+        if schema.get("title") == TOKEN_ID:
+            schema.pop("exclusiveMaximum", None)
+            schema["maximum"] = vocabulary - 1
+        items = schema.get("items")
+        if isinstance(items, dict) and items.get("title") == TOKEN_ID:
+            schema["maxItems"] = min(longest, schema.get("maxItems", longest))
+        for value in schema.values():
+            _bound_tokens(value, vocabulary, longest)
+    elif isinstance(schema, list):
+        for value in schema:
+            _bound_tokens(value, vocabulary, longest)
