@@ -54,7 +54,7 @@ def _distribution(temperature: float, top_k: int, top_p: float) -> Any:
     torch, engine = importlib.import_module("torch"), importlib.import_module("reference_impl")
     params = engine.SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     logits = torch.linspace(8, -8, 4096)[None]
-    return importlib.import_module("reference_impl.core.sampler").probabilities(logits, [params])[0].numpy()
+    return importlib.import_module("reference_impl.assembly.sampler").probabilities(logits, [params])[0].numpy()
 
 
 def _tiles() -> Any:

@@ -190,7 +190,7 @@ class Counter(TorchFunctionMode):
             seen = mask.expand(*queries, keys).eq(0).sum() if mask is not None else queries.numel() * keys
             self.flop += 4 * int(seen) * q.shape[-1]  # scores and weighted sum
         out = func(*args, **kwargs)
-        if func in (torch.Tensor.matmul, torch.Tensor.__matmul__, torch.matmul) and out.shape[-1] == shape.vocab_size:
+        if func in (F.linear, torch.Tensor.matmul, torch.matmul) and out.shape[-1] == shape.vocab_size:
             self.flop += 2 * args[0].numel() * shape.vocab_size
         return out
 

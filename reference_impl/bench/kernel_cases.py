@@ -44,6 +44,7 @@ CASES = [
     Case("fp8, m 16", lambda p: products.fp8(p, 16, 4096, 14336), Goal(1.7, "x cuBLAS")),
     Case("fp8, m 64", lambda p: products.fp8(p, 64, 4096, 14336), Goal(1.7, "x cuBLAS")),
     Case("8 experts, 8k tokens", lambda p: products.experts(p, 8192, 8, 4096, 14336), Goal(550, "TFLOP/s")),
+    Case("silu_and_mul to fp8 [8192, 2 x 14336]", lambda p: rows.gate_to_fp8(p, 8192, 14336)),
     Case("decode, B 64, context 4k, fp8 cache", lambda p: attention.decode(p, 64, 4096, cache=FP8)),
     Case("decode, B 64, context 4k, int8 cache", lambda p: attention.decode(p, 64, 4096, cache=INT8)),
     Case("sampling, 64 x 128k, top-k 50, top-p 0.9", lambda p: rows.sampling(p, 64, 128256, 50, 0.9)),

@@ -53,6 +53,30 @@ def gate(place: Place, rows: int, size: int) -> Work:
     )
 
 
+def gate_to_fp8(place: Place, rows: int, size: int) -> Work:
+    """The result of both is compared decoded: codes times scale."""
+    from reference_impl.kernels.gates_fp8 import silu_and_mul_fp8
+
+    rows, size = place.pick((rows, size), (5, 72))
+    x, some = place.randn(rows, 2 * size), slice(0, min(rows, 256))
+
+    def decoded(found: tuple[Tensor, Tensor]) -> Tensor:
+        codes, scale = found
+        return codes[some].float() * scale[some, None]
+
+    def expected(cast: Cast) -> Tensor:
+        y = cast(x[some])
+        return reference.silu_and_mul(y) if y.dtype is torch.float64 else decoded(reference.silu_and_mul_fp8(y))
+
+    return Work(
+        ours=lambda: silu_and_mul_fp8(x),
+        expected=expected,
+        part=decoded,
+        moved=bytes_of(x) + rows * size + 4 * rows,
+        peers=_torch(lambda: reference.silu_and_mul_fp8(x)),
+    )
+
+
 def rotary(place: Place, tokens: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128) -> Work:
     """rotate_and_write with QK-norm, as in Qwen3; the check compares q and the contents of the cache."""
     from reference_impl.kernels.rotate_and_write import rotate_and_write

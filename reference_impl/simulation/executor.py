@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -147,12 +148,13 @@ def hollow_model(vocab_size: int, longest: int, bytes_per_token: float) -> Any:
     """
     config = parse_model_config(
         {
-            "architectures": ["LlamaForCausalLM"], "vocab_size": vocab_size, "hidden_size": 8,
+            "architectures": ["LlamaForCausalLM"], "vocab_size": 1, "hidden_size": 8,
             "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
             "head_dim": max(2, 2 * round(bytes_per_token / 8)),
             "rms_norm_eps": 1e-5, "max_position_embeddings": longest, "torch_dtype": "bfloat16", "eos_token_id": 0,
         }
     )  # fmt: skip
+    config = replace(config, vocab_size=vocab_size)  # more than a real model may have: tokens are drawn, not looked up
     rotary = SimpleNamespace(max_position=longest)
     return SimpleNamespace(
         config=config, dtype=SimpleNamespace(itemsize=2), device=SimpleNamespace(type="cpu"), rotary=rotary
