@@ -1,5 +1,5 @@
 # fault: lets in although somebody was preempted in this step.
-# trap: let in at once
+# trap: admitted at once
 # fails: check_preemption
 
 # %% nbgrader={"grade_id": "Scheduler"}

@@ -1,5 +1,5 @@
 # fault: copies first and asks for the growth afterwards.
-# trap: copied, then refused
+# trap: copied, then rejected
 # fails: check_append_refused
 
 # %% nbgrader={"grade_id": "append_slots"}

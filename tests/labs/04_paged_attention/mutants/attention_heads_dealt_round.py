@@ -1,5 +1,5 @@
 # fault: deals the KV heads round: query head h reads h % num_kv_heads.
-# trap: heads dealt round
+# trap: round-robin heads
 # fails: check_heads, check_tables, check_engine
 
 # %% nbgrader={"grade_id": "paged_attention"}

@@ -1,5 +1,5 @@
 # fault: keys behind the last one have score 0 and are not masked.
-# trap: keys that are not there
+# trap: masked keys
 # fails: check_ragged, check_causal, check_half, check_engine
 
 # %% nbgrader={"grade_id": "attention"}

@@ -1,5 +1,5 @@
 # fault: divides by the sum also where a query sees no key.
-# trap: sees nothing
+# trap: no visible keys
 # fails: check_causal, check_engine
 
 # %% nbgrader={"grade_id": "attention"}

@@ -1,5 +1,5 @@
 # fault: keeps the weighted sum in the dtype of v.
-# trap: half a number
+# trap: float16 overflow
 # fails: check_half
 
 # %% nbgrader={"grade_id": "attention"}

@@ -1,5 +1,5 @@
 # fault: writes the last tile of queries as a whole, also behind the end of o and lse.
-# trap: behind the end
+# trap: out of bounds
 # fails: check_ragged, check_causal, check_half, check_engine
 
 # %% nbgrader={"grade_id": "attention"}

@@ -1,5 +1,5 @@
 # fault: subtracts minus infinity where no split has a key.
-# trap: no split at all
+# trap: all splits empty
 # fails: check_merge_empty
 
 # %% nbgrader={"grade_id": "merge_splits"}
