@@ -99,6 +99,30 @@ def test_only_the_requests_that_have_such_a_token_end(way, options, random_model
     assert [request.error for request in run(engine, sampling, prompts(poisoned=False))] == [None] * 4
 
 
+@pytest.mark.parametrize("index", ["hash", "radix"])
+@pytest.mark.parametrize("way", ["plain", "overlapped", "in chunks"])
+def test_what_it_had_cached_fails_no_other_request(way, index, random_model) -> None:
+    """The numbers before the bad one are broken, too, where they were computed in one step with it."""
+    model, sampling = random_model("float32"), SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+    shared = [*CLEAN, *CLEAN[::-1]]
+    expected = alone(model, [*shared, 10], sampling)
+    assert POISON not in expected, "the test needs another token"
+    engine = Engine(model, EngineConfig(**PLAIN, **WAYS[way], prefix_cache=index))
+    neighbour = engine.add([20, 21, 22, 23, 24], SamplingParams(max_tokens=30, temperature=0, ignore_eos=True))
+    with planted(model.embedding[POISON]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = engine.add([*shared, POISON], sampling)
+        while first.finish_reason is None:
+            engine.step()
+        for _ in range(2):  # overlapped, a step with it still ran
+            engine.step()
+        second = engine.add([*shared, 10], sampling)
+        finish(engine)
+    assert (first.finish_reason, second.output_tokens) == ("error", expected)
+    assert POISON in neighbour.output_tokens or neighbour.finish_reason == "length"
+    assert engine.kv.num_available == engine.num_blocks
+
+
 PLACES: dict[str, Callable[[Decoder], Tensor]] = {
     "model.layers.0.self_attn.qkv_proj": lambda m: m.layers[0].qkv.params["weight"],  # of its first head
     "model.layers.1.self_attn.o_proj": lambda m: m.layers[1].o.params["weight"],
