@@ -1058,30 +1058,23 @@ for what, layer, outputs_of in (("K and V of layer 2", 2, KEYS_VALUES), ("Q of l
 prompt = text[:64]
 
 
-def after_base(name):
-    """The base model serves the prompt, then the adapter. Returns what the adapter's first token is drawn from, and how
-    many tokens were found."""
-    engine = new_engine("hash", num_blocks=32)
-    serve(engine, prompt, max_tokens=12)
+def served_by_adapter(engine, name=None):
+    """What the first token is drawn from, and how many of the prompt's tokens were found."""
+    sampling = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=shape.vocab_size)
     with adapter(2, KEYS_VALUES):
-        return first_logprobs(engine, name)
-
-
-def first_logprobs(engine, name=None):
-    request = engine.add(
-        prompt, SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=shape.vocab_size)
-    )
-    request.adapter = name  # None: the same key as the base model's
-    while engine.has_work():
-        engine.step()
+        request = engine.add(prompt, sampling)
+        request.adapter = name  # None: the same key as the base model's
+        while engine.has_work():
+            engine.step()
     ranked = dict(request.logprobs[0].top)
     return torch.tensor([ranked[token] for token in sorted(ranked)]), request.num_cached_tokens
 
 
-with adapter(2, KEYS_VALUES):
-    alone, _ = first_logprobs(new_engine("off", num_blocks=32))
+alone, _ = served_by_adapter(new_engine("off", num_blocks=32))
 for name in (None, "poet"):
-    logprobs, found = after_base(name)
+    engine = new_engine("hash", num_blocks=32)
+    serve(engine, prompt, max_tokens=12)  # the base model, first
+    logprobs, found = served_by_adapter(engine, name)
     off = (logprobs - alone).abs().max().item()
     print(f"adapter in the key: {name!s:5s} found {found:2d} tokens; log-probabilities off by up to {off:.4f}")
     assert (off < 1e-3) == (name is not None)

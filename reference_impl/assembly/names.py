@@ -1,4 +1,4 @@
-"""Options of an engine under the names that vLLM gives them; and what a name that nobody knows may have meant."""
+"""Options of an engine under the names that vLLM gives them; and near matches for a name that is unknown."""
 
 from __future__ import annotations
 

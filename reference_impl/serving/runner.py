@@ -278,7 +278,10 @@ class Runner:
                 for number, *row in rows:
                     if number in self._streams:  # or it was closed while the step ran
                         piece, stream = Piece(*row), self._streams[number]
-                        stream.put(piece) if piece.error is None else stream.fail(Failed(piece.error))
+                        if piece.error is None:
+                            stream.put(piece)
+                        else:
+                            stream.fail(Failed(piece.error))
             case "answer", number, value, refusal:
                 answer = self._answers.get(number)
                 if answer is not None and not answer.done():
