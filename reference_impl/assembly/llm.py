@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -32,7 +33,16 @@ from reference_impl.assembly.interrupts import uninterrupted
 from reference_impl.assembly.linear_methods import Quantizations
 from reference_impl.assembly.model import dummy_model, load_model
 from reference_impl.assembly.names import options_of
-from reference_impl.assembly.outputs import CompletionOutput, Cut, RequestOutput, completion, cut_by, stop_reason
+from reference_impl.assembly.outputs import (
+    CompletionOutput,
+    Cut,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    RequestOutput,
+    completion,
+    cut_by,
+    stop_reason,
+)
 from reference_impl.assembly.parts import Parts
 from reference_impl.core import llm as core_llm
 from reference_impl.core.engine import StepResult
@@ -64,6 +74,8 @@ class TextPrompt(TypedDict):
 
 
 AnyPrompt = Prompt | TokensPrompt | TextPrompt
+Sampling = SamplingParams | Sequence[SamplingParams]
+Conversation = Sequence[Any]  # of messages, see `ChatEncoder.chat_text`
 
 
 class LLM(core_llm.LLM, ChatEncoder):
@@ -78,7 +90,9 @@ class LLM(core_llm.LLM, ChatEncoder):
     "hermes" or "llama3_json", see `chat`; None: calls stay text. Other options: see EngineConfig.
     vLLM's names work, too: gpu_memory_utilization (on a GPU the share of its memory for weights, activations and cache;
     on a CPU it has no effect, which is logged: see kv_cache_bytes), enable_prefix_caching, kv_cache_dtype,
-    enforce_eager, num_gpu_blocks_override, kv_cache_memory_bytes, tensor_parallel_size (1).
+    enforce_eager, num_gpu_blocks_override, kv_cache_memory_bytes, tensor_parallel_size (1); and those that
+    change nothing here, with values that ask for what this engine does anyhow (trust_remote_code, swap_space, ...: see
+    names.py).
 
     TypeError, with near matches, for an unknown option; ValueError or ConfigError for a value that cannot be;
     FileNotFoundError for an id that is not cached and cannot be fetched.
@@ -121,7 +135,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         else:
             raise ValueError(f"worker: expected 'here' or 'process', got {worker!r}")
         try:
-            super().__init__(engine, None if model is None else Path(model))
+            self.folder = None if model is None else Path(model)
+            super().__init__(engine, self.folder)
             if model is not None:
                 check_tokenizer(self.tokenizer, stored.vocab_size, Path(model))
         except BaseException:  # a tokenizer that cannot be read, after a process was started
@@ -131,17 +146,21 @@ class LLM(core_llm.LLM, ChatEncoder):
     def generate(
         self,
         prompts: AnyPrompt | Sequence[AnyPrompt],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling: Sampling | None = None,
         *,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Sampling | None = None,
         use_tqdm: bool = False,
+        lora_request: None = None,
+        priority: None = None,
     ) -> list[RequestOutput]:
         """Runs all prompts together; results in the order of the prompts. sampling: for all, or one for each; vLLM's
-        name for it, sampling_params, will do. use_tqdm: accepted; no bar is shown."""
-        if sampling is not None and sampling_params is not None:
-            raise TypeError("generate: sampling and sampling_params are the same: leave one out")
+        name for it, sampling_params, will do. use_tqdm: accepted; no bar is shown. lora_request and priority,
+        vLLM's, are None; `start` has a priority."""
+        for name, asked in (("lora_request", lora_request), ("priority", priority)):
+            if asked is not None:
+                raise ValueError(f"generate: {name}: expected None, got {asked!r}: not implemented")
         given = cast(list[Prompt], _listed(prompts))
-        return cast(list[RequestOutput], super().generate(given, sampling or sampling_params))
+        return cast(list[RequestOutput], super().generate(given, _either(sampling, sampling_params)))
 
     def encode(self, prompt: AnyPrompt) -> list[int]:
         """Token ids of a prompt. ValueError for a dict without prompt or prompt_token_ids, or with more."""
@@ -149,24 +168,38 @@ class LLM(core_llm.LLM, ChatEncoder):
 
     def chat(
         self,
-        messages: Sequence[Any],
-        sampling: SamplingParams | None = None,
+        messages: Conversation | Sequence[Conversation],
+        sampling: Sampling | None = None,
         *,
+        sampling_params: Sampling | None = None,
+        use_tqdm: bool = False,
         tools: Sequence[Any] | None = None,
         tool_choice: ToolChoice = "auto",
         **options: Any,
-    ) -> RequestOutput:
-        """The answer to a conversation, in the model's chat template.
+    ) -> list[RequestOutput]:
+        """The answers to conversations, in the model's chat template: a list, for one conversation of one output.
 
-        messages, tools: as OpenAI's, see `ChatEncoder.chat_text`, which has the options. tool_choice: "auto", or
-        "none": the model is not shown them. With a tool_call_parser, calls in the answer are its `tool_calls`.
+        messages: of one conversation, or of several. messages, tools: as OpenAI's, see `ChatEncoder.chat_text`, which
+        has the options. sampling, sampling_params, use_tqdm: as those of `generate`. tool_choice: "auto", or
+        "none": the model is not shown tools. With a tool_call_parser, calls in an answer are its `tool_calls`.
         """
         shown = shown_tools(tools, tool_choice)
-        output = self.generate(self.chat_prompt(messages, shown, **options), sampling)[0]
-        if not shown or self.tool_call_parser is None:
-            return output
-        others = tuple(_with_calls(other, self.tool_call_parser) for other in output.others)
-        return replace(_with_calls(output, self.tool_call_parser), others=others)
+        prompts = [self.chat_prompt(one, shown, **options) for one in _conversations(messages)]
+        outputs = self.generate(prompts, _either(sampling, sampling_params))
+        parser = self.tool_call_parser
+        return outputs if not shown or parser is None else [_with_all_calls(output, parser) for output in outputs]
+
+    def get_tokenizer(self) -> Any:
+        """vLLM's: the tokenizer of `transformers` for the model's folder (`self.tokenizer` is that of `tokenizers`).
+        ImportError without transformers, ValueError for a model without a folder."""
+        if self.folder is None:
+            raise ValueError(f"{self.where} has no tokenizer")
+        try:
+            from transformers import AutoTokenizer
+        except ImportError:
+            message = "get_tokenizer needs transformers (pip install transformers); llm.tokenizer does not"
+            raise ImportError(message) from None
+        return AutoTokenizer.from_pretrained(self.folder)
 
     def stream(self, prompt: AnyPrompt, sampling: SamplingParams | None = None) -> Iterator[str]:
         """Pieces of text as they become certain. Leaving the loop early aborts the request. RuntimeError where it
@@ -175,8 +208,11 @@ class LLM(core_llm.LLM, ChatEncoder):
             raise ValueError(f"stream: expected SamplingParams(n=1), got n={sampling.n}: start one stream per sample")
         return super().stream(cast(Prompt, prompt), sampling)
 
-    def embed(self, prompts: AnyPrompt | Sequence[AnyPrompt], pooling: Pooling = "mean") -> list[list[float]]:
-        """Of each prompt [hidden_size]: the mean of its tokens' hidden states, or that of the last; not normalised."""
+    def embed(
+        self, prompts: AnyPrompt | Sequence[AnyPrompt], pooling: Pooling = "mean", *, normalize: bool = True
+    ) -> list[EmbeddingRequestOutput]:
+        """Of each prompt, under `outputs.embedding`, [hidden_size] numbers: the mean of its tokens' hidden states, or
+        the last one's; scaled to length 1, as the server's are, or as they are. RuntimeError for one that fails."""
         requests: list[Request] = []
         try:
             for prompt in _listed(prompts):
@@ -187,15 +223,7 @@ class LLM(core_llm.LLM, ChatEncoder):
             for request in requests:
                 if request.finish_reason is None:
                     self.engine.abort(request.id)
-        found = [request.embedding for request in requests]
-        for request, embedding in zip(requests, found, strict=True):
-            if embedding is None:
-                why = request.error or (
-                    f"request {request.id!r} ended by {request.finish_reason!r} and has no embedding: it was aborted, "
-                    "or the executor computes no hidden states"
-                )
-                raise RuntimeError(why)
-        return [embedding for embedding in found if embedding is not None]
+        return [_embedding(request, normalize) for request in requests]
 
     def beam_search(
         self, prompt: AnyPrompt, width: int = 4, max_tokens: int = 128, length_penalty: float = 1.0
@@ -246,6 +274,8 @@ class Generation(core_llm.Generation):
         self.llm, p = llm, request.sampling
         if llm.tokenizer and (p.include_stop_str_in_output or not p.skip_special_tokens or (p.min_tokens and p.stop)):
             self.text = AskedTextStream(llm.tokenizer, request.tokens[: request.num_prompt_tokens], p)
+        if not p.detokenize:
+            self.text = None
         self.others: list[Generation] = []
         self.prompt: str | None = None
 
@@ -290,6 +320,31 @@ class Generation(core_llm.Generation):
         return stop_reason(self.request, None if self.text is None else self.text.stopped_by)
 
 
+def _either(sampling: Sampling | None, sampling_params: Sampling | None) -> Sampling | None:
+    if sampling is not None and sampling_params is not None:
+        raise TypeError("sampling and sampling_params are the same: leave one out")
+    return sampling_params if sampling is None else sampling
+
+
+def _conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
+    """One or several, as a list."""
+    several = isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages)
+    return messages if several else [messages]
+
+
+def _embedding(request: Request, normalize: bool) -> EmbeddingRequestOutput:
+    found = request.embedding
+    if found is None:
+        why = request.error or (
+            f"request {request.id!r} ended by {request.finish_reason!r} and has no embedding: it was aborted, or the "
+            "executor computes no hidden states"
+        )
+        raise RuntimeError(why)
+    length = math.hypot(*found) if normalize else 1.0
+    numbers = [number / length for number in found] if length else found
+    return EmbeddingRequestOutput(request.id, request.tokens[: request.num_prompt_tokens], EmbeddingOutput(numbers))
+
+
 def _listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[AnyPrompt]:
     """One prompt or several, as a list."""
     one = isinstance(prompts, Mapping)
@@ -308,6 +363,11 @@ def _plain(prompt: AnyPrompt) -> Prompt:
     if not isinstance(given.get("prompt"), str):
         raise ValueError(f"a prompt: expected a text under 'prompt' or ids under 'prompt_token_ids', got {prompt!r}")
     return cast(str, given["prompt"])
+
+
+def _with_all_calls(output: RequestOutput, parser: str) -> RequestOutput:
+    others = tuple(_with_calls(other, parser) for other in output.others)
+    return replace(_with_calls(output, parser), others=others)
 
 
 def _with_calls(output: RequestOutput, parser: str) -> RequestOutput:

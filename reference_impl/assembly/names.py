@@ -9,9 +9,26 @@ from typing import Any
 
 from reference_impl.assembly.config import EngineConfig
 
+ANY = (...,)  # every value: it is about what this engine does not have
 # vLLM's name -> ours, where a value means the same.
 SAME = {
     "kv_cache_dtype": "kv_dtype", "num_gpu_blocks_override": "num_blocks", "kv_cache_memory_bytes": "kv_cache_bytes",
+}  # fmt: skip
+# vLLM's names for what this engine does in one way only -> the values that ask for that way. Source: vLLM's EngineArgs.
+WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
+    # Code from a model's folder is never run: a family that is unknown is refused by name.
+    "trust_remote_code": (False, True), "load_format": ("auto", "safetensors"), "config_format": ("auto", "hf"),
+    "tokenizer_mode": ("auto",), "skip_tokenizer_init": (False,), "revision": (), "tokenizer": (),
+    "tokenizer_revision": (), "code_revision": (), "download_dir": (), "hf_overrides": ({},),
+    "runner": ("auto", "generate"), "task": ("auto", "generate"), "convert": ("auto", "none"),
+    "served_model_name": ANY, "disable_log_stats": (False, True), "enable_log_requests": (False, True),
+    "swap_space": ANY, "cpu_offload_gb": (0,), "calculate_kv_scales": (False,), "disable_sliding_window": (False,),
+    "enable_chunked_prefill": (True,), "scheduling_policy": ("fcfs",), "async_scheduling": (False, True),
+    "pipeline_parallel_size": (1,), "data_parallel_size": (1,), "decode_context_parallel_size": (1,),
+    "enable_expert_parallel": (False,), "distributed_executor_backend": ("uni", "mp"),
+    "disable_custom_all_reduce": (False, True), "max_seq_len_to_capture": ANY, "max_parallel_loading_workers": ANY,
+    "enable_lora": (False,), "enable_prompt_adapter": (False,), "speculative_config": (), "compilation_config": (0, {}),
+    "limit_mm_per_prompt": ({},), "quantization_param_path": (), "guided_decoding_backend": ("auto",),
 }  # fmt: skip
 TRANSLATED = ("gpu_memory_utilization", "enable_prefix_caching", "enforce_eager", "tensor_parallel_size")
 
@@ -23,7 +40,7 @@ def options_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str
     value that cannot be, and where two names contradict each other.
     """
     own = [field.name for field in fields(EngineConfig)]
-    known = [*own, *SAME, *TRANSLATED]
+    known = [*own, *SAME, *TRANSLATED, *WITHOUT_EFFECT]
     if unknown := [name for name in given if name not in known]:
         near = [match for name in unknown for match in difflib.get_close_matches(name, [*known, *others])]
         hint = f"did you mean {' or '.join(dict.fromkeys(near))}?" if near else "EngineConfig says which there are"
@@ -42,6 +59,12 @@ def options_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str
 
 def _meaning(name: str, value: Any) -> dict[str, Any]:
     """Of one of vLLM's options in fields of EngineConfig."""
+    if name in WITHOUT_EFFECT:
+        allowed = WITHOUT_EFFECT[name]
+        if allowed != ANY and value not in allowed:
+            expected = " or ".join(["None", *map(repr, allowed)])
+            raise ValueError(f"{name}: expected {expected}, got {value!r}: no other is implemented")
+        return {}
     if name in SAME:
         return {SAME[name]: "fp8" if (name, value) == ("kv_cache_dtype", "fp8_e4m3") else value}
     if name == "tensor_parallel_size":

@@ -80,6 +80,22 @@ class RequestOutput(core_llm.RequestOutput):
         return True
 
 
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    """embedding: [hidden_size] numbers."""
+
+    embedding: list[float]
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """What `LLM.embed` returns of a prompt, with vLLM's names."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+
+
 def cut_by(request: Request, max_model_len: int) -> Cut | None:
     """What bounds the length of a request that ended by it; None for one that ended otherwise, or runs."""
     if request.finish_reason != "length":

@@ -104,6 +104,10 @@ def serve(
     max_body_kb: Annotated[int, typer.Option(min=1, help="Longest body of a request.")] = 4096,
     shutdown_seconds: Annotated[float, typer.Option(min=0, help="What runs may go on for so long after Ctrl-C.")] = 10,
     tool_call_parser: Annotated[str | None, typer.Option(help="The model's: hermes or llama3_json.")] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="A file with a Jinja template, for the model's own.", exists=True, dir_okay=False),
+    ] = None,
     engine_restarts: Annotated[
         int, typer.Option(min=0, help="Times within 5 minutes that an engine which is lost is started again.")
     ] = 3,
@@ -133,7 +137,8 @@ def serve(
             restarts=Restarts(engine_restarts, wait=engine_restart_wait), max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len, block_size=block_size,
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
-            tool_call_parser=tool_call_parser, seed=seed, tensor_parallel_size=tensor_parallel_size,
+            tool_call_parser=tool_call_parser, chat_template=chat_template, seed=seed,
+            tensor_parallel_size=tensor_parallel_size,
             kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20, **vars(engine),
         )  # fmt: skip
     running.serve()

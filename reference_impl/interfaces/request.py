@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from reference_impl.interfaces.blocks import BlockId
+from reference_impl.interfaces.sampling_checks import check, normal
 
 Pooling = Literal["last", "mean"]
 
@@ -20,43 +21,25 @@ class RequestState(enum.Enum):
     FINISHED = "finished"
 
 
-# Fields of SamplingParams that are numbers: (name, whole, may be None).
-_NUMBERS = (
-    ("max_tokens", True, False),
-    ("temperature", False, False),
-    ("top_k", True, False),
-    ("top_p", False, False),
-    ("min_p", False, False),
-    ("repetition_penalty", False, False),
-    ("presence_penalty", False, False),
-    ("frequency_penalty", False, False),
-    ("seed", True, True),
-    ("logprobs", True, True),
-    ("prompt_logprobs", True, True),
-    ("n", True, False),
-    ("min_tokens", True, False),
-)
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
-MOST = 2**31 - 1  # of counts and token ids, which tensors hold in 32 bits
-MOST_SAMPLES = 10_000  # of one prompt; each is a request of its own
-
-
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request's tokens are chosen. Checked once, here.
 
-    The order is fixed: logit_bias, penalties, min_tokens, temperature, top-k, top-p, min-p, then one draw.
-    temperature 0 is greedy. top_k 0 (or -1, which becomes 0), top_p 1 and min_p 0 switch a filter off.
+    The order is fixed: logit_bias, penalties, allowed_token_ids and min_tokens, temperature, top-k, top-p, min-p, then
+    one draw. max_tokens None: as many as fit. temperature 0 is greedy. top_k 0 (or -1, which becomes 0), top_p 1 and
+    min_p 0 switch a filter off.
     repetition_penalty (0.01 to 100) divides (multiplies, if negative) logits of tokens seen in prompt or output;
     presence and frequency penalties are subtracted for tokens seen in the output.
-    logprobs: None, or how many alternatives to report, of the model's own distribution
+    logprobs: None, or how many alternatives to report (-1: the whole vocabulary), of the model's own distribution
     (log-softmax of the logits before penalties, temperature and filters).
     prompt_logprobs: the same for the prompt's tokens, whose keys and values are then computed and not taken from the
     prefix cache.
-    logit_bias: {token id: what is added to its logit}, from -100 to 100. min_tokens: before so many are generated
-    neither an end token nor one of stop_token_ids is drawn, and stop strings do not count.
+    logit_bias: {token id: what is added to its logit}, from -100 to 100; an id may be a string of digits, as in JSON.
+    allowed_token_ids: no other token is drawn. min_tokens: before so many are generated neither an end token nor one of
+    stop_token_ids is drawn, and stop strings do not count.
     include_stop_str_in_output: the text keeps the stop string, or stop token, that ended it. skip_special_tokens: the
-    text leaves special tokens out.
+    text leaves special tokens out. detokenize False: token ids only, no text and no stop strings.
+    bad_words: vLLM's; must be empty, since it is not implemented.
     """
 
     max_tokens: int = 128
@@ -78,56 +61,18 @@ class SamplingParams:
     min_tokens: int = 0
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    allowed_token_ids: Sequence[int] | None = None
+    detokenize: bool = True
+    bad_words: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids"):
-            value = getattr(self, name)
-            one = isinstance(value, str | int) or value is None
-            object.__setattr__(self, name, () if value is None else (value,) if one else tuple(value))
-        for name, whole, optional in _NUMBERS:
-            value = getattr(self, name)
-            right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-            long = right and isinstance(value, int) and value.bit_length() > 1000  # no float, and maybe no text, has it
-            if long or not (right or (optional and value is None)):
-                kind, found = "an integer" if whole else "a number", "hundreds of digits" if long else repr(value)
-                raise ValueError(f"SamplingParams.{name}: expected {kind}{' or None' * optional}, got {found}")
-        self._check_ranges()
-        if self.top_k == -1:
-            object.__setattr__(self, "top_k", 0)
+        for name, value in normal(self).items():
+            object.__setattr__(self, name, value)
+        check(self)
 
-    def _check_ranges(self) -> None:
-        strings, ids, most = self.stop, self.stop_token_ids, f"{MOST:,}"
-        checks = (
-            ("max_tokens", 1 <= self.max_tokens <= MOST, f"1 to {most}"),
-            ("temperature", 0 <= self.temperature < float("inf"), "0 (greedy) or a finite number above 0"),
-            ("top_k", -1 <= self.top_k <= MOST, f"0 or -1 (off) or 1 to {most}"),
-            ("top_p", 1e-9 <= self.top_p <= 1, "1e-9 to 1 (off)"),
-            ("min_p", 0 <= self.min_p <= 1, "between 0 (off) and 1"),
-            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "0.01 to 100 (1 is off)"),
-            ("presence_penalty", -2 <= self.presence_penalty <= 2, "between -2 and 2"),
-            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "between -2 and 2"),
-            ("seed", self.seed is None or 0 <= self.seed < 2**64, "None or an integer in [0, 2**64)"),
-            ("stop", all(isinstance(s, str) and s for s in strings), "a string, or non-empty strings"),
-            ("stop_token_ids", all(type(i) is int and 0 <= i <= MOST for i in ids), f"token ids from 0 to {most}"),
-            ("logprobs", 0 <= (self.logprobs or 0) <= MOST, f"None or 0 to {most}"),
-            ("prompt_logprobs", 0 <= (self.prompt_logprobs or 0) <= MOST, f"None or 0 to {most}"),
-            ("n", 1 <= self.n <= MOST_SAMPLES, f"1 to {MOST_SAMPLES:,}"),
-            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"0 to max_tokens, which is {self.max_tokens}"),
-            ("logit_bias", _is_bias(self.logit_bias), "None or {token id: a number from -100 to 100}"),
-            *((name, isinstance(getattr(self, name), bool), "True or False") for name in _FLAGS),
-        )
-        for name, ok, expected in checks:
-            if not ok:
-                raise ValueError(f"SamplingParams.{name}: expected {expected}, got {getattr(self, name)!r}")
-
-
-def _is_bias(given: object) -> bool:
-    """Whether it can be a `logit_bias`."""
-    if not isinstance(given, Mapping):
-        return given is None
-    return all(
-        type(i) is int and 0 <= i <= MOST and type(b) in (int, float) and abs(b) <= 100 for i, b in given.items()
-    )
+    def clone(self) -> SamplingParams:
+        """vLLM's. Nothing in it can be changed, so it is its own copy: dataclasses.replace() makes another."""
+        return self
 
 
 @dataclass(frozen=True)

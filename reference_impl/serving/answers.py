@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -71,7 +72,6 @@ class Shape(ABC):
     num_samples: int = 1  # of each prompt
     id: str = ""
     created: int = 0
-    _offsets: dict[int, int] = field(default_factory=dict)  # per choice, the characters reported so far
     _written: dict[int, int] = field(default_factory=dict)  # per choice, the tokens so far
     _before: bytes = b""
     _after: bytes = b""
@@ -181,6 +181,7 @@ class CompletionShape(Shape):
     echo: Sequence[str] | None = None
     only_echo: bool = False
     _begun: set[int] = field(default_factory=set)  # choices whose prompt was told
+    _text_places: dict[int, TextPlaces] = field(default_factory=dict)  # per choice
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         told = self.delta(piece)
@@ -209,17 +210,16 @@ class CompletionShape(Shape):
         first = [self.tokens.text(self.prompt_of(piece)[0])] if echoes else []
         reports = [*(piece.prompt_logprobs or () if echoes else ()), *piece.logprobs]
         texts = [*first, *(self.tokens.text(report.token) for report in reports)]
-        offset, offsets = self._offsets.get(piece.index, 0), []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        self._offsets[piece.index] = offset
+        tokens = [*([self.prompt_of(piece)[0]] if echoes else []), *(report.token for report in reports)]
         return {
             "tokens": texts,
             "token_logprobs": [*(None for _ in first), *(report.logprob for report in reports)],
             "top_logprobs": [*(None for _ in first), *map(self._top, reports)],
-            "text_offset": offsets,
+            "text_offset": self._places(piece.index).of(tokens),
         }
+
+    def _places(self, choice: int) -> TextPlaces:
+        return self._text_places.setdefault(choice, TextPlaces(self.tokens))
 
     def _top(self, report: TokenLogprobs) -> dict[str, float]:
         top = report.top[: self.logprobs]
@@ -327,6 +327,22 @@ class TokenText:
             return raw.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+class TextPlaces:
+    """Where tokens begin in a text, in characters. One that goes on within a character has its place."""
+
+    def __init__(self, tokens: TokenText):
+        self._tokens, self._begun = tokens, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def of(self, tokens: Sequence[int]) -> list[int]:
+        """Of the next ones."""
+        places = []
+        for token in tokens:
+            places.append(self._begun)
+            self._begun += len(self._decoder.decode(self._tokens.bytes(token)))
+        return places
 
 
 def _bytes_of_characters() -> dict[str, int]:

@@ -257,7 +257,8 @@ class _Server:
         self, shape: Shape, prompts: Sequence[Sequence[int]], sampling: Any, body: CompletionRequest | ChatRequest
     ) -> Response:
         vocabulary = self.engine.vocab_size
-        for name, tokens in (("stop_token_ids", body.stop_token_ids), ("logit_bias", body.logit_bias)):
+        named = ("stop_token_ids", "logit_bias", "allowed_token_ids")
+        for name, tokens in ((name, getattr(body, name) or ()) for name in named):
             for token in tokens:
                 if token >= vocabulary:
                     message = f"{name}: {token} is outside the vocabulary [0, {vocabulary})"

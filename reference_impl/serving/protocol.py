@@ -37,7 +37,7 @@ Number = Annotated[float, Field(strict=True)]
 TOKEN_ID = "Token id"  # as the description calls it
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31, title=TOKEN_ID)]
 MAX_PROMPTS, MAX_STOP, MAX_STOP_CHARACTERS = 64, 16, 1000
-MAX_BIASES = 1024
+MAX_BIASES, MAX_ALLOWED = 1024, 16_384
 MAX_MESSAGES, MAX_FIELDS, MAX_INPUTS = 10_000, 100, 2048
 
 # What OpenAI's clients may send and this server cannot do. A value that changes nothing is accepted.
@@ -48,7 +48,7 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "modalities": (None, ["text"]), "audio": (None,), "prediction": (None,), "reasoning_effort": (None, "none"),
     "verbosity": (None, "medium"), "web_search_options": (None,), "guided_json": (None,), "guided_regex": (None,),
     "use_beam_search": (None, False), "length_penalty": (None, 1), "spaces_between_special_tokens": (None, True),
-    "allowed_token_ids": (None,), "bad_words": (None, []), "truncate_prompt_tokens": (None,),
+    "bad_words": (None, []), "truncate_prompt_tokens": (None,),
 }  # fmt: skip
 _IGNORED = (
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -130,6 +130,9 @@ class _Sampling(BaseModel):
     min_tokens: Annotated[StrictInt, Field(ge=0, lt=2**31)] = 0
     include_stop_str_in_output: StrictBool = False
     skip_special_tokens: StrictBool = True
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED, description="no other is drawn")] | None
+    ) = None
     prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     priority: Annotated[StrictInt, Field(ge=-(2**31), lt=2**31)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
@@ -198,6 +201,7 @@ class _Sampling(BaseModel):
             min_tokens=self.min_tokens,
             include_stop_str_in_output=self.include_stop_str_in_output,
             skip_special_tokens=self.skip_special_tokens,
+            allowed_token_ids=self.allowed_token_ids,
         )
 
 
@@ -312,7 +316,7 @@ class ChatRequest(_Sampling, Shown):
     @model_validator(mode="after")
     def _fields_that_need_others(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs is for logprobs=true only")
+            raise PydanticCustomError(OF_A_FIELD, "for logprobs=true only", {"field": "top_logprobs"})
         if self.tools and not self.parallel_tool_calls:
             raise PydanticCustomError(
                 NOT_IMPLEMENTED, "{field}=false is not implemented: leave it out", {"field": "parallel_tool_calls"}

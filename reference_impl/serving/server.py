@@ -150,18 +150,25 @@ def make(
     shutdown_seconds: float = 10.0,
     trace: Path | None = None,
     tool_call_parser: str | None = None,
+    chat_template: Path | None = None,
     restarts: Restarts | None = None,
     **engine_options: Any,
 ) -> ModelServer:
     """Loads the model in a process of its own. ValueError, OSError for what is wrong with it, the options, the address.
 
-    restarts: of that process, see Restarts for the default. Other options: see ServerConfig, ModelServer, EngineConfig.
+    chat_template: a file that stands for the folder's own. restarts: of that process, see Restarts for the default.
+    Other options: see ServerConfig, ModelServer, EngineConfig.
     """
     if not api_keys and not _is_loopback(host):
         logger.warning("any client that reaches %s can use this server: no API key was given", host)
     config = ServerConfig(name, api_keys, max_unfinished, max_body_bytes, tool_call_parser=tool_call_parser)
     make_engine = functools.partial(load, model, dtype, **engine_options)
-    engine = SupervisedEngine(make_engine, ChatEncoder(model), restarts or Restarts())
+    prompts = ChatEncoder(model)
+    if chat_template is not None:
+        prompts.templates.take(chat_template)
+    for broken in prompts.templates.broken():
+        logger.warning("conversations will be refused: %s", broken)
+    engine = SupervisedEngine(make_engine, prompts, restarts or Restarts())
     return ModelServer(engine, config, host, port, shutdown_seconds, trace)
 
 

@@ -62,9 +62,10 @@ def test_the_chat_template_renders_as_transformers_renders_it():
     from reference_impl import LLM
 
     messages = [{"role": "user", "content": "What is the code for x?"}, {"role": "assistant", "content": "12"}]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(FOLDER / "target")
-    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert LLM(FOLDER / "target", num_blocks=8).chat_prompt(messages) == list(expected)
+    tokenizer, llm = transformers.AutoTokenizer.from_pretrained(FOLDER / "target"), LLM(FOLDER / "target", num_blocks=8)
+    for given in (messages, [*messages, {"role": "assistant", "content": None}]):  # as an answer that only calls tools
+        expected = tokenizer.apply_chat_template(given, add_generation_prompt=True, return_dict=False)
+        assert llm.chat_prompt(given) == list(expected)
 
 
 def test_both_models_share_one_tokenizer():

@@ -1,4 +1,5 @@
-"""logit_bias and min_tokens: the text is that of a loop over logits of one pass, with what the parameters say added."""
+"""logit_bias, allowed_token_ids and min_tokens: the text is that of a loop over logits of one pass, with what the
+parameters say added."""
 
 from __future__ import annotations
 
@@ -27,9 +28,14 @@ CASES = {
         frequency_penalty=0.7,
     ),
     "min_tokens": SamplingParams(max_tokens=12, temperature=0, min_tokens=7, stop_token_ids=ENDS),
+    "allowed": SamplingParams(max_tokens=12, temperature=0, allowed_token_ids=[60, 9, 3, 3, 33]),
+    "allowed and bias": SamplingParams(
+        max_tokens=12, temperature=0, allowed_token_ids=range(5, 40), logit_bias={50: 100.0, 7: 3.0},
+        repetition_penalty=1.3,
+    ),
     "all": SamplingParams(
         max_tokens=12, temperature=0, min_tokens=4, stop_token_ids=ENDS, logit_bias={2: 100.0, 9: 3.0},
-        presence_penalty=2.0,
+        presence_penalty=2.0, allowed_token_ids=range(1, VOCAB - 3),
     ),
 }  # fmt: skip
 
@@ -42,7 +48,7 @@ def serve(engine: Engine, *asked: SamplingParams) -> list[Request]:
 
 
 def expected(model: Any, one_shot: Any, p: SamplingParams) -> list[int]:
-    """Greedy, from the definition: bias, then penalties, then what min_tokens rules out."""
+    """Greedy, from the definition: bias, then penalties, then what allowed_token_ids and min_tokens rule out."""
     tokens: list[int] = []
     while len(tokens) < p.max_tokens:
         scores = one_shot(model, PROMPT + tokens)[-1].double().tolist()
@@ -53,6 +59,9 @@ def expected(model: Any, one_shot: Any, p: SamplingParams) -> list[int]:
             scores[token] = s / p.repetition_penalty if s > 0 else s * p.repetition_penalty
         for token in set(tokens):
             scores[token] -= p.presence_penalty + p.frequency_penalty * tokens.count(token)
+        if p.allowed_token_ids is not None:
+            for token in set(range(VOCAB)) - set(p.allowed_token_ids):
+                scores[token] = -float("inf")
         if len(tokens) < p.min_tokens:
             for token in p.stop_token_ids:
                 scores[token] = -float("inf")
@@ -144,6 +153,8 @@ def test_log_probabilities_are_of_the_models_own_distribution(random_model) -> N
     ("params", "said"),
     [
         ({"logit_bias": {VOCAB: 1}}, r"logit_bias: 61 is outside the vocabulary \[0, 61\)"),
+        ({"allowed_token_ids": [3, VOCAB]}, r"allowed_token_ids: 61 is outside the vocabulary \[0, 61\)"),
+        ({"allowed_token_ids": [3], "min_tokens": 1, "stop_token_ids": (3,)}, "allowed_token_ids has no other"),
         ({"min_tokens": 1, "stop_token_ids": (99,)}, r"stop_token_ids: 99 is outside the vocabulary \[0, 61\)"),
     ],
 )
@@ -176,6 +187,20 @@ def test_held_requests_and_samples_have_them_too(random_model) -> None:
         engine.append(held.id, told[-1])
     assert not set(told) & set(ENDS)
     assert len(first.output_tokens) >= 6
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 5.0])
+def test_nothing_but_the_allowed_is_drawn_and_of_it_everything(temperature: float, random_model) -> None:
+    engine = Engine(random_model("float32"), EngineConfig(num_blocks=400))
+    p = SamplingParams(max_tokens=60, temperature=temperature, seed=3, ignore_eos=True, top_k=5, top_p=0.99)
+    free, few, one = serve(
+        engine, p, dataclasses.replace(p, allowed_token_ids=[4, 8, 12]), dataclasses.replace(p, allowed_token_ids=(9,))
+    )
+    assert len(set(free.output_tokens)) > 1
+    assert set(few.output_tokens) <= {4, 8, 12}
+    assert temperature == 0 or set(few.output_tokens) == {4, 8, 12}
+    assert set(one.output_tokens) == {9}
+    assert serve(engine, p)[0].output_tokens == free.output_tokens
 
 
 def test_bfloat16_logits_take_a_small_bias() -> None:

@@ -251,9 +251,36 @@ def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "héllo"}, {"role": "assistant", "content": "hi"}]
     text = "<|im_start|><|user|>héllo\n<|assistant|>hi\n<|assistant|>"
     assert llm.chat_prompt(messages) == llm.tokenizer.encode(text, add_special_tokens=False).ids
-    assert llm.chat(messages, GREEDY).prompt_token_ids == llm.chat_prompt(messages)
+    assert llm.chat(messages, GREEDY)[0].prompt_token_ids == llm.chat_prompt(messages)
     with pytest.raises(ValueError, match="no tools here"):
         llm.chat_prompt([{"role": "tool", "content": ""}])
+
+
+def test_several_conversations_are_answered_together(llm: LLM) -> None:
+    """vLLM's documented example: outputs = llm.chat(conversations, sampling_params=..., use_tqdm=...)."""
+    conversations = [[{"role": "user", "content": text}] for text in ("one", "two", "three")]
+    outputs = llm.chat(conversations, sampling_params=GREEDY, use_tqdm=True)
+    assert [o.outputs[0].token_ids for o in outputs] == [llm.chat(c, GREEDY)[0].token_ids for c in conversations]
+    assert [o.prompt_token_ids for o in outputs] == [llm.chat_prompt(c) for c in conversations]
+    each = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (1, 2, 3)]
+    assert [len(o.outputs[0].token_ids) for o in llm.chat(conversations, each)] == [1, 2, 3]
+    with pytest.raises(TypeError, match="sampling and sampling_params are the same"):
+        llm.chat(conversations, GREEDY, sampling_params=GREEDY)
+
+
+def test_the_tokenizer_of_transformers_is_at_hand() -> None:
+    llm = LLM(course_model("draft"), num_blocks=8)
+    theirs, messages = llm.get_tokenizer(), [{"role": "user", "content": "What is 1 + 1?"}]
+    assert theirs.encode("def f(x):") == llm.encode("def f(x):")
+    text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == llm.chat_text(messages)
+    small = {
+        "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "max_position_embeddings": 64, "architectures": ["LlamaForCausalLM"],
+    }  # fmt: skip
+    shape = LLM(shape=small, dummy_weights=True, num_blocks=8)
+    with pytest.raises(ValueError, match="a shape with dummy weights has no tokenizer"):
+        shape.get_tokenizer()
 
 
 @pytest.mark.parametrize("form", ["jinja file", "named list"])
@@ -386,9 +413,9 @@ def test_a_chat_takes_tools_parts_and_a_template(llm: LLM) -> None:
     told = {"chat_template": QWEN, "chat_template_kwargs": {"loud": True}}
     text = f"{json.dumps(TOOL)}<|user|>hi<|assistant|>!"
     expected = llm.tokenizer.encode(text, add_special_tokens=False).ids
-    assert llm.chat(messages, GREEDY, tools=[TOOL], **told).prompt_token_ids == expected
+    assert llm.chat(messages, GREEDY, tools=[TOOL], **told)[0].prompt_token_ids == expected
     without = llm.tokenizer.encode("<|user|>hi<|assistant|>!", add_special_tokens=False).ids
-    assert llm.chat(messages, GREEDY, tools=[TOOL], tool_choice="none", **told).prompt_token_ids == without
+    assert llm.chat(messages, GREEDY, tools=[TOOL], tool_choice="none", **told)[0].prompt_token_ids == without
     with pytest.raises(ValueError, match="tool_choice: expected 'auto' or 'none', got 'required'"):
         llm.chat(messages, GREEDY, tools=[TOOL], tool_choice="required")  # type: ignore[arg-type]
     assert is_idle(llm.engine)
@@ -404,10 +431,10 @@ def test_calls_of_tools_are_found_in_an_answer(folder: Path, monkeypatch: pytest
 
     monkeypatch.setattr(llm, "generate", generate)
     messages = [{"role": "user", "content": "x"}]
-    output = llm.chat(messages, GREEDY, tools=[TOOL])
+    [output] = llm.chat(messages, GREEDY, tools=[TOOL])
     assert (output.text, output.finish_reason) == ("Wait.", "tool_calls")
     assert [(call.name, call.arguments) for call in output.tool_calls] == [("f", '{"a": [1]}')]
-    for plain in (llm.chat(messages, GREEDY), llm.chat(messages, GREEDY, tools=[TOOL], tool_choice="none")):
+    for [plain] in (llm.chat(messages, GREEDY), llm.chat(messages, GREEDY, tools=[TOOL], tool_choice="none")):
         assert (plain.text, plain.finish_reason, plain.tool_calls) == (said, "stop", ())
     with pytest.raises(ValueError, match="tool_call_parser: expected 'hermes' or"):
         LLM(folder, tool_call_parser="mistral")

@@ -37,6 +37,8 @@ def llm() -> LLM:
         ({"enforce_eager": True}, {"graphs": "off"}),
         ({"enforce_eager": False}, {}),
         ({"tensor_parallel_size": 1}, {}),
+        ({"trust_remote_code": True, "swap_space": 4, "enable_chunked_prefill": True, "revision": None}, {}),
+        ({"pipeline_parallel_size": 1, "load_format": "auto", "hf_overrides": {}, "served_model_name": "x"}, {}),
         ({"max_model_len": 64, "seed": 3, "max_num_seqs": 2}, {"max_model_len": 64, "seed": 3, "max_num_seqs": 2}),
     ],
     ids=str,
@@ -50,6 +52,9 @@ def test_vllms_names_mean_the_same_here(given: dict[str, Any], means: dict[str, 
     ("given", "said"),
     [
         ({"tensor_parallel_size": 2}, "tensor_parallel_size: expected 1, got 2: this engine computes on one device"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: expected None or 1, got 2: no other is implemented"),
+        ({"enable_chunked_prefill": False}, "enable_chunked_prefill: expected None or True, got False"),
+        ({"revision": "main"}, "revision: expected None, got 'main'"),
         ({"gpu_memory_utilization": 90}, "a share from 0.01 to 1, got 90"),
         ({"gpu_memory_utilization": 0}, "a share from 0.01 to 1, got 0"),
         ({"gpu_memory_utilization": True}, "a share from 0.01 to 1, got True"),
@@ -124,12 +129,16 @@ def test_prompts_may_be_dicts_and_parameters_one_for_each(llm: LLM) -> None:
     assert [o.prompt_token_ids for o in found] == [llm.encode(text), ids, ids]
     assert llm.generate({"prompt": text}, sampling_params=GREEDY, use_tqdm=False)[0].text == plain[0].text
     assert "".join(llm.stream({"prompt": text}, GREEDY)) == plain[0].text
-    assert llm.embed({"prompt_token_ids": ids}) == llm.embed(ids) == llm.embed([{"prompt_token_ids": ids}])
+    found = [llm.embed(given)[0].outputs for given in ({"prompt_token_ids": ids}, ids, [{"prompt_token_ids": ids}])]
+    assert found[0] == found[1] == found[2]
     assert llm.beam_search({"prompt": text}, 2, 4) == llm.beam_search(text, 2, 4)
     with pytest.raises(ValueError, match="3 prompts but 2 sampling parameters"):
         llm.generate([ids] * 3, [GREEDY] * 2)
     with pytest.raises(TypeError, match="sampling and sampling_params are the same"):
         llm.generate(ids, GREEDY, sampling_params=GREEDY)
+    assert llm.generate(ids, GREEDY, lora_request=None, priority=None)[0].token_ids == plain[1].token_ids
+    with pytest.raises(ValueError, match="priority: expected None, got"):
+        llm.generate(ids, GREEDY, priority=[1])  # type: ignore[arg-type]
     for wrong, said in (({"prompt": 5}, "expected a text"), ({"prompt": "a", "mm_data": {}}, "a prompt has 'mm_data'")):
         with pytest.raises(ValueError, match=said):
             llm.generate(wrong, GREEDY)  # type: ignore[arg-type]
@@ -154,6 +163,24 @@ def test_outputs_are_what_vllm_gives(llm: LLM) -> None:
             assert found[token].decoded_token == llm.tokenizer.decode([token])
     [plain] = llm.generate([[5, 6]], GREEDY)
     assert (plain.outputs[0].logprobs, plain.outputs[0].cumulative_logprob, plain.prompt) == (None, None, None)
+
+
+def test_as_many_tokens_as_fit_and_all_of_the_vocabulary(llm: LLM) -> None:
+    """vLLM's max_tokens=None, logprobs=-1, detokenize=False."""
+    few = LLM(course_model("draft"), dtype="float32", num_blocks=60, max_model_len=40)
+    [whole] = few.generate([[5] * 9], SamplingParams(max_tokens=None, temperature=0, ignore_eos=True))  # type: ignore[arg-type]
+    assert (len(whole.token_ids), whole.finish_reason, whole.cut_by) == (31, "length", "max_model_len")
+    asked = SamplingParams(max_tokens=2, temperature=0, logprobs=-1, prompt_logprobs=-1, detokenize=False)
+    [plain] = llm.generate([[5, 6, 7]], GREEDY)
+    [output] = llm.generate([[5, 6, 7]], asked)
+    size = llm.engine.model.config.vocab_size
+    assert (output.text, output.token_ids) == ("", plain.token_ids[:2])
+    assert output.outputs[0].logprobs is not None
+    assert output.prompt_logprobs is not None
+    assert [len(found) for found in output.outputs[0].logprobs] == [size] * 2
+    assert [len(report.top) for report in output.prompt_logprobs if report] == [size] * 2
+    for report in output.logprobs:
+        assert math.isclose(math.fsum(math.exp(logprob) for _, logprob in report.top), 1, rel_tol=1e-4)
 
 
 def test_what_ended_a_text_is_said(llm: LLM) -> None:

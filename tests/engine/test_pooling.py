@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -115,16 +116,20 @@ def test_beside_scored_prompts_drafts_and_in_another_process(random_model, poole
     split.close()
     here = LLM(course_model("draft"), "float32", num_blocks=60)
     (found,) = here.embed([PROMPTS[0]])
-    assert there.embedding == pytest.approx(found, rel=1e-4, abs=1e-6)
+    length = math.hypot(*there.embedding)
+    assert found.outputs.embedding == pytest.approx([x / length for x in there.embedding], rel=1e-4, abs=1e-6)
     assert here.engine.trace.metrics("0").num_output_tokens == 0
 
 
 def test_front_door_and_errors(random_model, pooled_alone) -> None:
     llm = LLM(course_model("draft"), "float32", num_blocks=60)
-    one, two = llm.embed(["def add(a, b):", "x"], "last")
+    one, two = (found.outputs.embedding for found in llm.embed(["def add(a, b):", "x"], "last", normalize=False))
     model = llm.engine.model
     expected = pooled_alone(model, llm.encode("def add(a, b):"), "last")
     assert one == pytest.approx(expected.tolist(), rel=1e-3, abs=1e-4)
+    [scaled] = llm.embed("def add(a, b):", "last")
+    assert scaled.outputs.embedding == pytest.approx([x / math.hypot(*one) for x in one], abs=1e-6)
+    assert scaled.prompt_token_ids == llm.encode("def add(a, b):")
     assert len(two) == model.config.hidden_size
     engine = Engine(random_model("float64"), EngineConfig(num_blocks=60))
     with pytest.raises(ValueError, match="pooling: expected one of last, mean, or None, got 'max'"):

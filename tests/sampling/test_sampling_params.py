@@ -11,7 +11,7 @@ from reference_impl.interfaces import SamplingParams
 TEMPERATURE = "0 (greedy) or a finite number above 0"
 BAD: list[tuple[str, list[Any], str]] = [
     ("max_tokens", [0, -1, 2**31], "1 to 2,147,483,647"),
-    ("max_tokens", ["5", 2.5, None, True], "an integer"),
+    ("max_tokens", ["5", 2.5, True], "an integer"),
     ("temperature", [-0.1, -1e-45, float("inf"), float("nan")], TEMPERATURE),
     ("temperature", ["0.7", None, False], "a number"),
     ("top_k", [-2, 10**30], "0 or -1 (off) or 1 to 2,147,483,647"),
@@ -35,7 +35,9 @@ BAD: list[tuple[str, list[Any], str]] = [
     (
         "logit_bias",
         [
-            {"5": 1},
+            {"x": 1},
+            {"9" * 5000: 1},
+            {"-1": 1},
             {-1: 0},
             {2**31: 0},
             {1: 10**400},
@@ -52,7 +54,10 @@ BAD: list[tuple[str, list[Any], str]] = [
     ("ignore_eos", [1, None], "True or False"),
     ("include_stop_str_in_output", ["yes", 0], "True or False"),
     ("skip_special_tokens", [None], "True or False"),
-    ("logprobs", [-1, 10**30], "None or 0 to 2,147,483,647"),
+    ("detokenize", [None, 0], "True or False"),
+    ("allowed_token_ids", [[], 5, "ab", [1.0], [-1], [True], [2**31]], "None, or token ids from 0 to 2,147,483,647"),
+    ("bad_words", [["x"], "x"], "none: not implemented; logit_bias -100 keeps single tokens out"),
+    ("logprobs", [-2, 10**30], "None, -1 (all) or 0 to 2,147,483,647"),
     ("n", [0, -1, 10**9], "1 to 10,000"),
     ("n", [True, 1.0, None], "an integer"),
     ("seed", [10**5000], "an integer or None"),
@@ -84,6 +89,17 @@ def test_one_string_or_none_will_do_for_stop() -> None:
 
 def test_less_1_is_vllms_name_for_all_tokens() -> None:
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(logprobs=-1, prompt_logprobs=-1).logprobs == 2**31 - 1
+
+
+def test_vllms_other_forms() -> None:
+    plain = SamplingParams()
+    assert SamplingParams(bad_words=[], allowed_token_ids=None, detokenize=True) == plain == plain.clone()
+    assert SamplingParams(max_tokens=None).max_tokens == 2**31 - 1  # type: ignore[arg-type]
+    assert SamplingParams(logit_bias={"5": 1}).logit_bias == {5: 1}  # type: ignore[dict-item]
+    assert SamplingParams(allowed_token_ids=[3, 4]) == SamplingParams(allowed_token_ids=(3, 4))
+    with pytest.raises(ValueError, match="detokenize: expected True where there are stop strings, got False"):
+        SamplingParams(detokenize=False, stop="x")
 
 
 def test_parameters_can_be_hashed_with_a_bias_too() -> None:

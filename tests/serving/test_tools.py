@@ -204,7 +204,7 @@ def test_in_a_process_of_its_own(folder: Path, until: Any) -> None:
         [choice] = ask(client, temperature=0, max_completion_tokens=12).choices
         from reference_impl import SamplingParams
 
-        expected = llm.chat(ASKED, SamplingParams(max_tokens=12, temperature=0), tools=[TOOL])
+        [expected] = llm.chat(ASKED, SamplingParams(max_tokens=12, temperature=0), tools=[TOOL])
         assert (choice.message.content, choice.finish_reason) == (expected.text, expected.finish_reason)
     finally:
         running.end()

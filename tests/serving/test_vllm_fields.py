@@ -26,7 +26,10 @@ def complete(client: openai.OpenAI, **fields: Any) -> Any:
     return client.completions.create(**fields, extra_body=extra)
 
 
-EXTRA = ("min_tokens", "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs", "ignore_eos", "top_k")
+EXTRA = (
+    "allowed_token_ids", "min_tokens", "include_stop_str_in_output", "skip_special_tokens", "prompt_logprobs",
+    "ignore_eos", "top_k",
+)  # fmt: skip
 FREE: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
 
 
@@ -40,6 +43,7 @@ FREE: dict[str, Any] = {"max_tokens": 8, "temperature": 0}
         ({"top_k": -1, "seed": 3}, {"top_k": 0, "seed": 3}),
         ({"stop": ["("], "include_stop_str_in_output": True}, {"stop": ["("], "include_stop_str_in_output": True}),
         ({"skip_special_tokens": False}, {"skip_special_tokens": False}),
+        ({"allowed_token_ids": [300, 301, 17], "seed": 2}, {"allowed_token_ids": (300, 301, 17), "seed": 2}),
     ],
     ids=str,
 )
@@ -48,6 +52,28 @@ def test_fields_mean_what_they_mean_in_python(asked: dict, means: dict, client: 
     assert complete(client, **asked).choices[0].text == expected.text
     streamed = complete(client, **asked, stream=True)
     assert "".join(chunk.choices[0].text for chunk in streamed) == expected.text
+
+
+def test_text_offsets_are_places_in_the_text(client: openai.OpenAI, serial: LLM) -> None:
+    """A token may be a part of a character: its place is that character's."""
+    assert serial.tokenizer is not None
+    prompt = "x = '日本 é'  # 😀"
+    ids = serial.encode(prompt)
+    assert any("\ufffd" in serial.tokenizer.decode([token]) for token in ids)
+    for stream in (False, True):
+        answer = complete(client, prompt=prompt, echo=True, logprobs=0, ignore_eos=True, stream=stream)
+        parts = [c.choices[0] for c in answer if c.choices[0].logprobs] if stream else [answer.choices[0]]
+        tokens = [token for part in parts for token in part.logprobs.tokens]
+        found = [place for part in parts for place in part.logprobs.text_offset]
+        text, raw, expected = "".join(part.text for part in parts), b"", []
+        for token in tokens:
+            expected.append(len(raw.decode("utf-8", "ignore")))
+            raw += bytes.fromhex(token[8:].replace("\\x", "")) if token.startswith("bytes:") else token.encode()
+        assert len(tokens) == len(ids) + 8
+        assert found[: len(ids)] == expected[: len(ids)]
+        assert found == sorted(found)
+        assert found[-1] <= len(text)
+        assert text.startswith(prompt)
 
 
 def test_a_chat_takes_them_too(client: openai.OpenAI) -> None:
@@ -189,6 +215,8 @@ def test_an_answer_that_the_cache_cuts_says_so(stream: bool, serve: Any, caplog:
         ({"logit_bias": {"5": 1000}}, "logit_bias", "invalid_value"),
         ({"logit_bias": {"4096": 1}}, "logit_bias", "invalid_value"),
         ({"min_tokens": 9}, "min_tokens", "invalid_value"),
+        ({"allowed_token_ids": [4096]}, "allowed_token_ids", "invalid_value"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "invalid_value"),
         ({"suffix": "x"}, "suffix", "unsupported_parameter"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),

@@ -1,6 +1,7 @@
-"""Scores that a request moves by token: what `logit_bias` adds, and what `min_tokens` rules out for now.
+"""Scores that a request moves by token: what `logit_bias` adds, what `allowed_token_ids` leaves, and what `min_tokens`
+rules out for now.
 
-Both depend on the request and the position alone: nothing is kept from step to step, and a step that is computed anew,
+All depend on the request and the position alone: nothing is kept from step to step, and a step that is computed anew,
 ahead, or with wrong guesses before a position sees the same.
 """
 
@@ -17,13 +18,19 @@ from reference_impl.interfaces import SamplingParams
 
 
 def has_biases(sampling: SamplingParams) -> bool:
-    return bool(sampling.logit_bias or sampling.min_tokens)
+    return bool(sampling.logit_bias or sampling.min_tokens or sampling.allowed_token_ids is not None)
 
 
 def bias_arrays(params: Sequence[SamplingParams]) -> Arrays | None:
     """Of the logits with these parameters, each biased token: row, token, bias [B]. None: there is none."""
     found = [(row, token, bias) for row, p in enumerate(params) for token, bias in (p.logit_bias or {}).items()]
     return _arrays(found, ("row", "token", "bias"))
+
+
+def allowed_arrays(params: Sequence[SamplingParams]) -> Arrays | None:
+    """Of the logits with allowed_token_ids, each such token: row, token [A]. None: there is none."""
+    found = [(row, token) for row, p in enumerate(params) for token in p.allowed_token_ids or ()]
+    return _arrays(found, ("row", "token"))
 
 
 def floor_arrays(params: Sequence[SamplingParams], prompts: Sequence[int], ends: Sequence[int]) -> Arrays | None:
@@ -51,6 +58,15 @@ def biased(logits: Tensor, arrays: Arrays) -> Tensor:
     t = to_device(arrays, logits.device)
     at = t["row"], t["token"]
     return scores.index_put_(at, scores[at] + t["bias"].to(scores.dtype))
+
+
+def restricted(scores: Tensor, arrays: Arrays) -> Tensor:
+    """A new tensor, -inf in the rows of arrays but at their tokens. scores [rows, vocab_size]; arrays: of
+    `allowed_arrays`."""
+    t = to_device(arrays, scores.device)
+    at = t["row"], t["token"]
+    others = scores.index_fill(0, t["row"], -torch.inf)
+    return others.index_put_(at, scores[at])
 
 
 def floored(scores: Tensor, arrays: Arrays, position: Tensor) -> Tensor:

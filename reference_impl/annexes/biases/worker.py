@@ -1,5 +1,5 @@
-"""A worker that moves scores by token (`SamplingParams.logit_bias`, `min_tokens`). Extends `StepRun.sample`, twice:
-biases come before penalties, as in vLLM, and what `min_tokens` rules out stays out behind them.
+"""A worker that moves scores by token (`SamplingParams.logit_bias`, `allowed_token_ids`, `min_tokens`). Extends
+`StepRun.sample`, twice: biases come before penalties, as in vLLM, and what the others rule out stays out behind them.
 """
 
 from __future__ import annotations
@@ -7,7 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reference_impl.annexes.biases.biases import bias_arrays, biased, floor_arrays, floored, has_biases
+from reference_impl.annexes.biases.biases import (
+    allowed_arrays,
+    bias_arrays,
+    biased,
+    floor_arrays,
+    floored,
+    has_biases,
+    restricted,
+)
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.worker import StepRun, Worker
 from reference_impl.interfaces import Opened, Step
@@ -54,6 +62,9 @@ class FloorRun(StepRun):
 
     def sample(self) -> None:
         if (requests := self.worker.sampled_slots(self)) is not None:
+            allowed = allowed_arrays([request.sampling for request in requests])
+            if allowed is not None:
+                self.scores = restricted(self.scores, allowed)
             prompts = [request.num_prompt_tokens for request in requests]
             arrays = floor_arrays([request.sampling for request in requests], prompts, self.worker.ends)
             if arrays is not None:

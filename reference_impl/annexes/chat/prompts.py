@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,15 @@ class ChatEncoder(PromptEncoder):
     def __init__(self, folder: Path | None):
         super().__init__(folder)
         self.templates = ChatTemplates(folder)
+
+    def tokens_of(self, text: str, **options: Any) -> list[int]:
+        """ValueError also for half a surrogate pair, which no tokenizer can encode."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"the text has half a surrogate pair at character {error.start}, which is no character"
+            raise ValueError(message) from None
+        return super().tokens_of(text, **options)
 
     def chat_prompt(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer. Arguments: see `chat_text`."""
@@ -86,9 +96,10 @@ def _further(given: Mapping[str, Any] | None) -> dict[str, Any]:
 def _as_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = plain(tools, "tools")
     for number, tool in enumerate(found):
-        if not isinstance(tool, dict):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None  # templates know both forms
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             expected = 'expected {"type": "function", "function": {"name", "description", "parameters"}}'
-            raise MessageError(f"tools.{number}", f"{expected}, got {type(tool).__name__}")
+            raise MessageError(f"tools.{number}", f"{expected}, got {json.dumps(tool)[:100]}")
     return found
 
 

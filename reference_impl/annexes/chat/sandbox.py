@@ -59,19 +59,23 @@ class _TooLong(TemplateError):
 
 def render(source: str, variables: Mapping[str, Any], where: str, max_steps: int = MAX_STEPS) -> str:
     """The text of a chat template. where: what errors call it. Raises ChatTemplateError."""
-    sandbox = Sandbox(max_steps)
-    try:
-        code = _compile(source)
-    except TemplateSyntaxError as error:
-        raise ChatTemplateError(f"{where}, line {error.lineno}: no Jinja template: {error.message}") from None
-    except Exception as error:  # brackets too deep, a template that extends another, ...
-        raise ChatTemplateError(f"{where}: no Jinja template: {type(error).__name__}: {error}") from None
+    sandbox, code = Sandbox(max_steps), check(source, where)
     try:
         sandbox.know(variables)
         template = Template.from_code(sandbox, code, sandbox.make_globals(None))
         return "".join(template.root_render_func(template.new_context(dict(variables))))
     except Exception as error:  # whatever a template's Python does
         raise ChatTemplateError(f"{where}, line {_line_of(error)}: {_reason(error)}") from None
+
+
+def check(source: str, where: str) -> CodeType:
+    """A chat template, compiled. Raises ChatTemplateError where it is no Jinja."""
+    try:
+        return _compile(source)
+    except TemplateSyntaxError as error:
+        raise ChatTemplateError(f"{where}, line {error.lineno}: no Jinja template: {error.message}") from None
+    except Exception as error:  # brackets too deep, a template that extends another, ...
+        raise ChatTemplateError(f"{where}: no Jinja template: {type(error).__name__}: {error}") from None
 
 
 @functools.lru_cache(maxsize=64)

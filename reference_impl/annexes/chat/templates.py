@@ -31,6 +31,22 @@ class ChatTemplates:
             self.named = {name: _read_text(file) for name, file in files.items()}
             self._places = {name: str(file.relative_to(folder)) for name, file in files.items()}
 
+    def take(self, file: Path) -> None:
+        """A template from elsewhere stands for all that the folder has. OSError, ValueError for what is no text."""
+        self.named, self._places = {"default": _read_text(file)}, {"default": str(file)}
+
+    def broken(self) -> list[str]:
+        """Of each template that is no Jinja: which, and why."""
+        from reference_impl.annexes.chat.sandbox import ChatTemplateError, check  # and with it Jinja
+
+        found = []
+        for name, template in self.named.items():
+            try:
+                check(template, self._place(name))
+            except ChatTemplateError as error:
+                found.append(str(error))
+        return found
+
     def choose(self, asked: str | None, has_tools: bool) -> tuple[str, str]:
         """A template, and what errors call it. asked: a template's name, a template itself, or None: "tool_use" where
         there are tools, else "default". Raises ValueError where there is none."""
@@ -47,8 +63,10 @@ class ChatTemplates:
                 f"this model has several chat templates and none is the default: choose with chat_template= one of "
                 f"{self._names()}"
             )
-        alone = len(self.named) == 1
-        return self.named[name], self._places[name] + ("" if alone else f", chat template {name!r}")
+        return self.named[name], self._place(name)
+
+    def _place(self, name: str) -> str:
+        return self._places[name] + ("" if len(self.named) == 1 else f", chat template {name!r}")
 
     def _names(self) -> str:
         return ", ".join(map(repr, sorted(self.named))) or "none"

@@ -5,9 +5,6 @@ Extends `Engine.update`; the step's result has such a request with no tokens.
 What it has put into the prefix cache may be broken, also in front of the first bad number: attention multiplies what it
 masks by 0, and 0 x NaN is NaN. So all cached blocks that no request holds are evicted then, and those that a running
 step may still use when it is over. A page store keeps what was saved.
-
-Not noticed: torch's attention on a CPU takes scores that are all NaN, of fewer than 16 keys and without a mask, for
-masked ones, and gives 0. So bad numbers in queries or keys alone show from the 16th position on.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Of fewer keys torch's fused attention on a CPU takes scores that are all NaN for masked ones, and gives 0, unless it
+# is given a mask: bad numbers would pass unseen.
+FEW_KEYS = 16
+
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding, halves convention (Su et al. 2021, as Llama and Qwen store it).
@@ -55,9 +59,10 @@ def attention_one_row(
     k, v = key.transpose(0, 1)[None], value.transpose(0, 1)[None]  # [1, num_kv_heads, seq_len, head_dim]
     if query_len == 1 and window is None:  # it sees everything: no mask, and a group of heads shares one read of k
         grouped = q.view(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        return masked_attention(grouped, k, v, None, scale, softcap).view(1, num_heads, head_dim)
+        mask = q.new_zeros(1, 1, 1, seq_len) if seq_len < FEW_KEYS else None
+        return masked_attention(grouped, k, v, mask, scale, softcap).view(1, num_heads, head_dim)
     heads = q.transpose(0, 1)[None]
-    if query_len == seq_len and window is None and softcap is None:
+    if query_len == seq_len >= FEW_KEYS and window is None and softcap is None:
         gqa = num_heads != num_kv_heads
         out = F.scaled_dot_product_attention(heads, k, v, is_causal=True, scale=scale, enable_gqa=gqa)
     else:

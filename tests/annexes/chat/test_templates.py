@@ -140,7 +140,9 @@ def test_a_message_that_is_wrong_is_named(messages: Any, said: str) -> None:
 def test_other_arguments_that_are_wrong_are_named() -> None:
     encoder = ChatEncoder(course_model("target"))
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"tools": [5]}, "tools.0: expected .*got int"),
+        ({"tools": [5]}, "tools.0: expected .*got 5"),
+        ({"tools": [{"type": "function"}]}, "tools.0: expected .*got {"),
+        ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools.0: expected .*got {"),
         ({"tools": [encoder]}, "tools.0: expected what JSON can hold, got ChatEncoder"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages: is given by the engine"),
         ({"chat_template": "rag"}, "chat_template: expected a Jinja template, or the name of one of this model's: "),
@@ -149,6 +151,31 @@ def test_other_arguments_that_are_wrong_are_named() -> None:
     for options, said in cases:
         with pytest.raises(ValueError, match=said):
             encoder.chat_text(MESSAGES, **options)
+
+
+def test_a_file_may_stand_for_the_folders_templates(tmp_path: Path) -> None:
+    encoder = ChatEncoder(course_model("target"))
+    assert encoder.templates.broken() == []
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    encoder.templates.take(tmp_path / "mine.jinja")
+    assert encoder.chat_text(MESSAGES[:1]) == f"[{MESSAGES[0]['content']}]"
+    assert encoder.templates.broken() == []
+    (tmp_path / "broken.jinja").write_text("a\n{% for m in messages %}")
+    encoder.templates.take(tmp_path / "broken.jinja")
+    [said] = encoder.templates.broken()
+    assert said.startswith(f"{tmp_path / 'broken.jinja'}, line 2: no Jinja template: ")
+    with pytest.raises(ValueError, match="line 2: no Jinja template"):
+        encoder.chat_text(MESSAGES)
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "ab\udc00c"])
+def test_half_a_surrogate_pair_is_refused_with_its_place(text: str) -> None:
+    encoder = ChatEncoder(course_model("target"))
+    place = text.index(next(c for c in text if "\ud800" <= c <= "\udfff"))
+    with pytest.raises(ValueError, match=f"half a surrogate pair at character {place}, which is no character"):
+        encoder.encode(text)
+    with pytest.raises(ValueError, match="half a surrogate pair at character"):
+        encoder.chat_prompt([{"role": "user", "content": text}])
 
 
 def test_a_message_may_be_an_answer_of_openai_s_client() -> None:

@@ -140,6 +140,24 @@ def test_the_error_names_the_first_layer(place, value, random_model) -> None:
     assert f"in what {place} gives" in request.error
 
 
+@pytest.mark.parametrize("kernels", ["torch", "triton"])
+@pytest.mark.parametrize("length", [1, 2, 6, 15, 16, 17])
+@pytest.mark.parametrize("part", ["query", "key"])
+def test_queries_or_keys_alone_are_enough_at_any_length(part, length, kernels, random_model) -> None:
+    """torch's fused attention on a CPU gives 0 for scores that are all NaN, of fewer than 16 keys without a mask."""
+    model = random_model("float32" if kernels == "triton" else "float64", kernels=kernels, num_hidden_layers=1)
+    weight, config = model.layers[0].qkv.params["weight"], model.config
+    output = 0 if part == "query" else config.num_heads * config.head_dim
+    weight = weight[output] if weight.shape[1] == config.hidden_size else weight[0, output:]
+    engine = Engine(model, EngineConfig(**PLAIN, attention=kernels))
+    sampling = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
+    with planted(weight), pytest.warns(RuntimeWarning):
+        found = run(engine, sampling, [[20 + i for i in range(length)], [30 + i for i in range(length)]])
+    for request in found:
+        assert (request.finish_reason, request.output_tokens) == ("error", [])
+        assert "in what model.layers.0.self_attn.qkv_proj gives" in request.error
+
+
 def test_norms_and_the_head_are_named_too(random_model) -> None:
     model = random_model("float64")
     for tensor, said in ((model.norm, "in the last norm"), (model.lm_head, "in the logits, behind the last norm")):

@@ -154,7 +154,8 @@ def test_the_front_door_a_process_embeddings_and_scored_prompts() -> None:
                 )  # fmt: skip
     finally:
         apart.engine.close()
-    assert llm.embed(texts) == [llm.embed(text)[0] for text in texts]
+    alone = [llm.embed(text)[0].outputs for text in texts]
+    assert [found.outputs for found in llm.embed(texts)] == alone
 
 
 def test_without_it_rounding_depends_on_the_batch() -> None:
