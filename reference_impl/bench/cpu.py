@@ -146,7 +146,7 @@ def peak_memory_mb() -> float:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table that README.md shows: ratios with their spread, and where they were measured."""
+    """The table that bench/README.md shows: ratios with their spread, and where they were measured."""
     stamp = result["stamp"]
     instructions = f" ({stamp['instructions']})" if "instructions" in stamp else ""  # not in older files
     lines = [

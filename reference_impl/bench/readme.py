@@ -1,4 +1,4 @@
-"""`python -m reference_impl.bench readme [--check]`: README's results, written from the newest files in `results/`.
+"""`python -m reference_impl.bench readme [--check]`: the results in bench/README.md, from the newest files in `results/`.
 
 The part between the markers is written here and nowhere else: every figure of speed in it was measured, and has its
 machine, its versions and its date; where there is no result, the text says so.
@@ -15,7 +15,7 @@ from typing import Any
 
 from reference_impl.bench import harness
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parent / "README.md"
 BEGIN = "<!-- results: by `python -m reference_impl.bench readme` from reference_impl/bench/results; edits are lost -->"
 END = "<!-- end of results -->"
 AIM_SPEEDUP, AIM_SCHEDULER = 2, 2  # times a padded batch, for ragged requests; µs of scheduling per request and step
@@ -43,7 +43,7 @@ def cpu_part(result: dict[str, Any] | None) -> str:
     reached = (
         f"The aims are {AIM_SPEEDUP}x over padded batches for ragged requests, and {AIM_SCHEDULER} µs of scheduling "
         f"per request and step. This run shows\n{min(ragged):.2f}x to {max(ragged):.2f}x, and {us:.1f} µs. "
-        "Much depends on the CPU; why, and what another one showed:\n[bench/NOTES.md](reference_impl/bench/NOTES.md)."
+        "Much depends on the CPU; why, and what another one showed:\n[NOTES.md](NOTES.md)."
     )
     return "\n\n".join(["`inferlab bench cpu` measures, on the course model:", cpu.markdown(result), reached])
 
@@ -54,7 +54,7 @@ def gpu_part(result: dict[str, Any] | None) -> str:
             "**No speed has been measured on a GPU.** `python -m reference_impl.bench gpu` (or `inferlab bench gpu`) "
             "takes at most\neight minutes on one: decoding, the 256 requests of nano-vllm's benchmark, prefill, "
             "batches of 1 to 256, idle time and\nkernels, beside `transformers` and the limits of the machine. Its "
-            "table will stand here. What is expected, and why:\n[bench/NOTES.md](reference_impl/bench/NOTES.md)."
+            "table will stand here. What is expected, and why:\n[NOTES.md](NOTES.md)."
         )  # fmt: skip
     from reference_impl.bench import gpu, gpu_rows
 
@@ -82,7 +82,9 @@ def renewed(text: str, results: Path) -> str:
     """ValueError unless README has both markers once, in this order."""
     before, *rest = text.split(BEGIN)
     if len(rest) != 1 or rest[0].count(END) != 1:
-        raise ValueError(f"README.md: expected these two lines, once each, the second after the first:\n{BEGIN}\n{END}")
+        raise ValueError(
+            f"bench/README.md: expected these two lines, once each, the second after the first:\n{BEGIN}\n{END}"
+        )
     after = rest[0].split(END)[1]
     return f"{before}{BEGIN}\n{written(results)}\n{END}{after}"
 
@@ -96,7 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = renewed(text, harness.RESULTS)
     if options.check:
         if found != text:
-            print("README.md has other results than the files: python -m reference_impl.bench readme", file=sys.stderr)
+            print(
+                "reference_impl/bench/README.md has other results than the files: python -m reference_impl.bench readme",
+                file=sys.stderr,
+            )
         return int(found != text)
     README.write_text(found, "utf-8")
     return 0

@@ -1,0 +1,74 @@
+"""The front page is short and true: its links lead somewhere, its Python runs, its tables say what is there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("", "docs", "chapters", "labs", "datasets", "datasets/traces", "grader", "tests", "reference_impl",
+                   "reference_impl/serving", "reference_impl/kernels", "reference_impl/bench")
+    for path in (ROOT / folder).glob("*.md")
+    if not path.name.startswith("LICENSE")
+)  # fmt: skip
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def text(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_front_page_has_at_most_700_words() -> None:
+    assert len(text("README.md").split()) <= 700
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in LINK.findall(re.sub(r"```.*?```", "", text(page), flags=re.DOTALL)):
+        if link.startswith(("http://", "https://", "mailto:")):
+            continue
+        name, _, anchor = link.partition("#")
+        target = ((ROOT / page).parent / name).resolve() if name else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target / "README.md" if target.is_dir() else target), link
+
+
+@pytest.mark.parametrize("page", ["README.md", "reference_impl/README.md"])
+def test_its_python_runs_and_the_text_goes_on_from_the_prompt(page: str) -> None:
+    code = re.findall(r"```python\n(.*?)```", text(page), re.DOTALL)[0]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, page, "exec"), {"__name__": "__main__"})
+    lines = [line for line in printed.getvalue().splitlines() if line.strip()]
+    assert len(lines) >= 3
+    assert len(set(lines)) > len(lines) / 2  # a small model may go round in circles, and this prompt should not show it
+
+
+def test_the_table_of_chapters_is_the_manifests() -> None:
+    course = yaml.safe_load(text("chapters/course.yaml"))
+    rows = {int(row[0]): row for row in re.findall(r"^\| (\d\d) ([^|]+)\| ([^|]+)\| ([^|]*)\| ([^|]+)\|$",
+                                                   text("chapters/README.md"), re.MULTILINE)}  # fmt: skip
+    finished = [chapter for chapter in course["chapters"] if chapter["status"] == "finished"]
+    assert sorted(rows) == [chapter["number"] for chapter in finished]
+    for chapter in finished:
+        _, title, notebooks, lab, quiz = rows[chapter["number"]]
+        folder = ROOT / "chapters" / f"{chapter['number']:02}_{chapter['slug']}"
+        items = yaml.safe_load((folder / "quiz.yaml").read_text("utf-8"))["items"]
+        parts = len(chapter["parts"])
+        assert title.strip() == chapter["title"]
+        assert notebooks.strip() == f"{parts} notebook{'s' * (parts > 1)}"
+        assert quiz.strip() == f"{len(items)} items"
+        assert [one["slug"] for one in chapter.get("labs", [])] == re.findall(r"^`(\w+)`", lab.strip())
