@@ -1,4 +1,4 @@
-"""`python -m reference_impl.bench readme [--check]`: the results in bench/README.md, from the newest files in `results/`.
+"""`python -m reference_impl.bench readme [--check]`: bench/README.md gets the newest results, of `results/`.
 
 The part between the markers is written here and nowhere else: every figure of speed in it was measured, and has its
 machine, its versions and its date; where there is no result, the text says so.
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         if found != text:
             print(
-                "reference_impl/bench/README.md has other results than the files: python -m reference_impl.bench readme",
+                "reference_impl/bench/README.md has other results than files: python -m reference_impl.bench readme",
                 file=sys.stderr,
             )
         return int(found != text)
