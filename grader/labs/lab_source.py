@@ -2,7 +2,8 @@
 
     SLUG.py (percent format) -> solutions/NN_slug/SLUG.ipynb -> nbgrader generate_assignment -> labs/NN_slug/SLUG.ipynb
 
-The format is described in `grader/README.md`. Builds are byte-identical: a cell's id is its grade_id.
+The format is described in `grader/README.md`. What a learner neither writes nor needs to read is folded (`_folded`),
+and comments to formatter and linter are left out (`grader.cell_form`). Builds are byte-identical: a cell's id is its grade_id.
 `python -m grader.labs.lab_source` rebuilds all labs of the repository; with `--check` it only says which files differ.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.bootstrap import bootstrap_source
+from grader.cell_form import FOLDED, LONGEST, num_lines, without_tool_comments
 from grader.labs.lab import BEGIN_HIDDEN, END_HIDDEN, Cell, Lab, LabError, lab_from_notebook, split_hidden
 from grader.labs.release import course_directory, quiet_log, release_config
 
@@ -41,8 +43,25 @@ def solution_notebook(
         }
         cells.insert(first, _cell(raw, path))
     notebook = {"cells": cells, "metadata": KERNEL, "nbformat": 4, "nbformat_minor": 5}
-    _validate(lab_from_notebook(notebook, path.parent.name, path.stem))
+    lab = lab_from_notebook(notebook, path.parent.name, path.stem)
+    _validate(lab)
+    for raw, cell in zip(cells, lab.cells, strict=True):
+        if raw["cell_type"] == "code":
+            raw["source"] = without_tool_comments(raw["source"])
+        if _folded(cell):
+            raw["metadata"] |= FOLDED
     return notebook
+
+
+def _folded(cell: Cell) -> bool:
+    """Whether a cell is folded: set-up, helpers of the checks, and any given code or check that is long.
+
+    A check's hidden part does not count: the released notebook and the instructor's are folded alike.
+    """
+    if cell.kind == "code":
+        helper = cell.where in ("examiner", "learner")
+        return helper or cell.grade_id in ("bootstrap", "imports") or num_lines(cell.source) > LONGEST
+    return cell.kind == "check" and num_lines(split_hidden(cell.source)[0]) > LONGEST
 
 
 def percent_cells(path: Path) -> list[dict[str, Any]]:
