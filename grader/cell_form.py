@@ -14,7 +14,9 @@ LONGEST = 25  # lines of a code cell that is not folded
 FOLDED: dict[str, Any] = {"jupyter": {"source_hidden": True}, "cellView": "form"}
 
 # Comments to tools that hold a source, not to a reader: to formatter, linter, type checker, coverage.
-_TO_TOOLS = re.compile(r"\s*#\s*(?:fmt:\s*\w+|ruff:[^#]*|noqa\b[^#]*|type:\s*ignore[^#]*|isort:[^#]*|pragma:[^#]*)", re.I)
+_TO_TOOLS = re.compile(
+    r"\s*#\s*(?:fmt:\s*\w+|ruff:[^#]*|noqa\b[^#]*|type:\s*ignore[^#]*|isort:[^#]*|pragma:[^#]*)", re.I
+)
 
 
 def num_lines(source: str) -> int:
