@@ -3,7 +3,8 @@
     SLUG.py (percent format) -> solutions/NN_slug/SLUG.ipynb -> nbgrader generate_assignment -> labs/NN_slug/SLUG.ipynb
 
 The format is described in `grader/README.md`. What a learner neither writes nor needs to read is folded (`_folded`),
-and comments to formatter and linter are left out (`grader.cell_form`). Builds are byte-identical: a cell's id is its grade_id.
+and comments to formatter and linter are left out (`grader.cell_form`). Builds are byte-identical: a cell's id is its
+grade_id.
 `python -m grader.labs.lab_source` rebuilds all labs of the repository; with `--check` it only says which files differ.
 """
 

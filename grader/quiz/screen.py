@@ -12,7 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from grader.quiz.question import NUMBERS, Question, Verdict, letter, parse_answer
+from chapters.typed_number import NUMBERS
+from grader.quiz.question import Question, Verdict, letter, parse_answer
 from grader.quiz.review import grade
 
 _HOW = {
