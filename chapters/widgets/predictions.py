@@ -13,10 +13,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ipywidgets import HTML, Button, HBox, Layout, Text, VBox
+from ipywidgets import HTML, Button, HBox, Layout, VBox
 
 from chapters.learner_data import append_record, data_folder
 from chapters.typed_number import parse_number
+from chapters.widgets.entry import one_line
 from chapters.widgets.figure import live
 
 _TEXT = '<div style="line-height: 1.4">{}</div>'  # an HTML widget sets its lines as high as a button
@@ -75,17 +76,16 @@ class Predict:
         self.id, self.question, self.unit = id, question, unit
         before = predictions().get(id)
         known = before.guess if before else None
-        self.field = Text(
+        self.field = one_line(
+            f"Guess ({unit})",
+            self.store_typed,
             value="" if known is None else _shown(known),
             placeholder="a number",
-            description=f"Guess ({unit})",
-            style={"description_width": "initial"},
             layout=Layout(max_width="100%"),
         )
         self.button = Button(description="Store my guess")
         self.status = HTML()
         self.button.on_click(lambda _: self.store_typed())
-        self.field.on_msg(self._enter)
         entry = HBox([self.field, self.button], layout=Layout(flex_flow="row wrap"))
         self.box = VBox([HTML(_TEXT.format(f"<b>{html.escape(question)}</b>")), entry, self.status])
         if guess is not None:
@@ -114,10 +114,6 @@ class Predict:
             return
         problem = store(self.id, guess=float(value), unit=self.unit)
         self._say(problem or f"Stored: {_shown(value)} {self.unit}. The answer comes further down.")
-
-    def _enter(self, widget: Text, content: Any, buffers: Any) -> None:
-        if content.get("event") == "submit":  # the Enter key in the field
-            self.store_typed()
 
     def _say(self, text: str) -> None:
         self.text = text

@@ -39,6 +39,7 @@ class Question:
     notes: tuple[str, ...] = ()  # for each option the misconception it stands for, "" for a right one
     mistakes: tuple[tuple[str, float], ...] = ()  # known wrong ways to a number, and the number
     seed: int = 0  # of the draw
+    tries: int = 2  # answers that are judged before what is right is shown
     key: str = ""  # chapter's folder / id, for the log of answers; "" where it was drawn outside of a quiz
 
     def check(self, given: Any) -> Verdict:
@@ -92,10 +93,13 @@ class Question:
             case _:
                 return self.why
 
+    def right_text(self) -> str:
+        """What is right, in words; "" for a number, which its explanation names."""
+        return "" if self.kind == "numeric" else "\n".join(self.given_text(self.right))
+
     def answer_text(self) -> str:
         """What is right, in words, and why."""
-        head = [] if self.kind == "numeric" else self.given_text(self.right)  # its explanation names the number
-        return "\n".join([*head, self.explained()])
+        return "\n".join(filter(None, [self.right_text(), self.explained()]))
 
 
 def letter(index: int) -> str:

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.text import Text
 
 from chapters.widgets import kv_memory, predict, reveal, savings, show, table, timeline
+from chapters.widgets.entry import one_line
 from chapters.widgets.figure import DPI, PAGE, PHONE, SMALLEST, View, figure
 from chapters.widgets.predictions import data_folder, predictions, store
 from chapters.widgets.timeline import Segment, segments
@@ -283,8 +284,8 @@ def test_a_box_that_was_not_touched_is_no_guess_of_zero() -> None:
 )
 def test_enter_stores_what_is_typed_and_again_replaces_it(typed: str, value: float) -> None:
     box = predict("t-12", "How many?", "GB", guess=77)
+    box.field._handle_custom_msg({"event": "submit"}, [])  # the key comes before the text, as from a browser
     box.field.value = typed
-    box.field._handle_custom_msg({"event": "submit"}, [])
     assert predictions()["t-12"].guess == value
     assert f"Stored: {value:,.10g} GB" in box.text
     assert predict("t-12", "How many?", "GB").field.value == f"{value:,.10g}"
@@ -340,3 +341,28 @@ def test_a_menu_has_buttons_that_step_through_it_because_jupyterlab_takes_its_ar
     back.click()
     assert menu.value == last
     assert "Device" in forth.tooltip
+
+
+# ---------------------------------------------------------------- Enter in a field
+
+
+def test_enter_takes_the_whole_text_in_whichever_order_key_and_text_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("chapters.widgets.entry.time.monotonic", lambda: now[0])
+    entered: list[str] = []
+    field = one_line("A number", lambda: entered.append(field.value))
+
+    def key() -> None:
+        field._handle_custom_msg({"event": "submit"}, [])
+
+    key()
+    assert entered == []  # the text is still on its way
+    field.value = "1"
+    assert entered == ["1"]
+    now[0] += 60
+    field.value = "2"  # the learner left the field
+    assert entered == ["1"]
+    now[0] += 60
+    field.value = "3"
+    key()
+    assert entered == ["1", "3"]
