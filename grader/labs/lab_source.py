@@ -34,7 +34,7 @@ def solution_notebook(
     path: Path, install_url: str | None = None, changed: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
     """The solution notebook of a percent file, or of its cells `changed`, with nbgrader's metadata. Raises LabError."""
-    cells = [_cell(raw, path) for raw in (percent_cells(path) if changed is None else changed)]
+    cells: list[dict[str, Any]] = [_cell(raw, path) for raw in (percent_cells(path) if changed is None else changed)]
     if not any(cell["id"] == "bootstrap" for cell in cells):
         first = next((i for i, cell in enumerate(cells) if cell["cell_type"] == "code"), len(cells))
         raw = {
@@ -50,7 +50,7 @@ def solution_notebook(
         if raw["cell_type"] == "code":
             raw["source"] = without_tool_comments(raw["source"])
         if _folded(cell):
-            raw["metadata"] |= FOLDED
+            raw["metadata"].update(FOLDED)
     return notebook
 
 
