@@ -46,11 +46,11 @@ def solution_notebook(
     notebook = {"cells": cells, "metadata": KERNEL, "nbformat": 4, "nbformat_minor": 5}
     lab = lab_from_notebook(notebook, path.parent.name, path.stem)
     _validate(lab)
-    for raw, cell in zip(cells, lab.cells, strict=True):
-        if raw["cell_type"] == "code":
-            raw["source"] = without_tool_comments(raw["source"])
+    for made, cell in zip(cells, lab.cells, strict=True):
+        if made["cell_type"] == "code":
+            made["source"] = without_tool_comments(made["source"])
         if _folded(cell):
-            raw["metadata"].update(FOLDED)
+            made["metadata"].update(FOLDED)
     return notebook
 
 
@@ -98,12 +98,17 @@ def _cell(raw: dict[str, Any], path: Path) -> dict[str, Any]:
         meta["points"] = given.pop("points")
     if given:
         raise LabError(f"{path.name}, cell {grade_id}: unknown nbgrader keys {', '.join(given)}")
-    metadata = {"nbgrader": meta}
+    metadata: dict[str, Any] = {"nbgrader": meta}
     if "inferlab" in raw["metadata"]:
         if set(raw["metadata"]["inferlab"]) - {"where"}:
             raise LabError(f"{path.name}, cell {grade_id}: inferlab knows only the key where")
         metadata["inferlab"] = dict(raw["metadata"]["inferlab"])
-    cell = {"cell_type": raw["cell_type"], "id": grade_id, "metadata": metadata, "source": raw["source"]}
+    cell: dict[str, Any] = {
+        "cell_type": raw["cell_type"],
+        "id": grade_id,
+        "metadata": metadata,
+        "source": raw["source"],
+    }
     return cell | ({"execution_count": None, "outputs": []} if raw["cell_type"] == "code" else {})
 
 
