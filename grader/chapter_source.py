@@ -3,7 +3,9 @@
     chapters/NN_slug/PART.py -> chapters/NN_slug/PART.ipynb
 
 Every cell has a name (`# %% name="measure"`, `# %% [markdown] name="idea"`), which becomes its cell id: a rebuild
-changes nothing, and coverage.yaml can point at `PART.py#measure`. The first code cell, `bootstrap`, is generated.
+changes nothing, and coverage.yaml can point at `PART.py#measure`. The first code cell, `bootstrap`, is generated. It
+is folded, and so are the cell `setup` and every cell whose source says `jupyter={"source_hidden": true}`; what only
+speaks to a formatter or a linter (`# fmt: skip`) is left out.
 `python -m grader.chapter_source` rebuilds all chapters of the repository; with `--check` it only says which differ.
 """
 
@@ -16,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from grader.bootstrap import bootstrap_source
+from grader.cell_form import FOLDED, without_tool_comments
 from grader.labs.lab_source import KERNEL, differing, write_notebook
 
 _ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 # Notebook metadata that a source may set beside the name, e.g. jupyter={"source_hidden": true} for a long figure.
-_PASSED_ON = {"jupyter", "tags", "cellView"}
+_PASSED_ON = {"jupyter", "tags"}
+_FOLDED_CELLS = ("bootstrap", "setup")
 
 
 class ChapterError(ValueError):
@@ -37,7 +41,7 @@ def chapter_notebook(path: Path, install_url: str | None = None) -> dict[str, An
         if names.count(name) > 1 or name == "bootstrap":
             raise ChapterError(f"{path.name}: the cell name {name!r} is taken; every cell needs a name of its own")
     first = next((i for i, cell in enumerate(cells) if cell["cell_type"] == "code"), len(cells))
-    cells.insert(first, _code("bootstrap", bootstrap_source(install_url), {"jupyter": {"source_hidden": True}}))
+    cells.insert(first, _code("bootstrap", bootstrap_source(install_url), {}))
     return {"cells": cells, "metadata": KERNEL, "nbformat": 4, "nbformat_minor": 5}
 
 
@@ -59,12 +63,15 @@ def _cell(raw: dict[str, Any], path: Path) -> dict[str, Any]:
         return {"cell_type": "markdown", "id": name, "metadata": metadata, "source": raw["source"]}
     try:
         ast.parse(raw["source"])
+        source = without_tool_comments(raw["source"])
     except SyntaxError as error:
         raise ChapterError(f"{path.name}, cell {name}: {error}") from None
-    return _code(name, raw["source"], metadata)
+    return _code(name, source, metadata)
 
 
 def _code(name: str, source: str, metadata: dict[str, Any]) -> dict[str, Any]:
+    folded = name in _FOLDED_CELLS or bool(metadata.get("jupyter", {}).get("source_hidden"))
+    metadata = metadata | (FOLDED if folded else {})
     return {
         "cell_type": "code",
         "id": name,

@@ -453,17 +453,23 @@ print(f"at ${DOLLARS_PER_HOUR} an hour: ${cost.dollars_per_year(saved, DOLLARS_P
 # a *mixture of experts* each token is routed to a few of many parallel blocks and uses only those, the *active*
 # weights.
 
+
 # %% name="models"
-print(
-    f"{'model':15s} {'params':>8s} {'active':>8s} {'layers':>6s} {'q/KV heads':>11s} {'head':>5s} {'weights':>8s} {'KV per token':>13s}"
-)
-for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "llama-3.1-405b", "qwen2.5-72b",
-             "mistral-7b", "mixtral-8x7b", "deepseek-v2", "deepseek-v3", "deepseek-r1", "falcon-7b", "palm-540b", "gemma-7b"):  # fmt: skip
+def model_row(name):
     s = MODELS[name]
     heads = f"{s.num_heads}/latent" if s.kv_lora_rank else f"{s.num_heads}/{s.num_kv_heads}"
     active = f"{s.active_params / 1e9:.1f}B" if s.active_params else "all"
-    print(f"{name:15s} {s.num_params / 1e9:7.1f}B {active:>8s} {s.layers:6d} {heads:>11s} {s.head_dim:5d} "
-          f"{format_bytes(kv_cache.weight_bytes(s)):>8s} {format_bytes(kv_cache.bytes_per_token(s), binary=True):>13s}")  # fmt: skip
+    weights, token = kv_cache.weight_bytes(s), kv_cache.bytes_per_token(s)
+    size = [f"{s.num_params / 1e9:.1f}B", active, s.layers, heads, s.head_dim]
+    return [name, *size, format_bytes(weights), format_bytes(token, binary=True)]
+
+
+NAMES = """llama-2-7b llama-2-13b llama-2-70b llama-3-8b llama-3-70b llama-3.1-405b qwen2.5-72b mistral-7b mixtral-8x7b
+    deepseek-v2 deepseek-v3 deepseek-r1 falcon-7b palm-540b gemma-7b"""
+widgets.table(
+    [model_row(name) for name in NAMES.split()],
+    ["model", "params", "active", "layers", "q/KV heads", "head", "weights", "KV per token"],
+)
 
 # %% [markdown] name="pope-text"
 # ### The classic account

@@ -584,15 +584,20 @@ show(
 # column); others of that name have other numbers. Peaks are dense, and the date is the month of the announcement. The
 # ridge is for bf16, or fp16 where there is no bf16.
 
+
 # %% name="devices"
-print(
-    f"{'device':10s} {'date':8s} {'16-bit TFLOP/s':>14s} {'fp8':>7s} {'TB/s':>6s} {'GB':>5s} {'ridge':>6s}  {'link GB/s, one way':28s} SKU"
-)
-for d in DEVICES.values():
+def device_row(d):
     precision = "bf16" if "bf16" in d.dense_flops else "fp16"
     fp8 = f"{d.peak('fp8') / 1e12:,.0f}" if "fp8" in d.dense_flops else "none"
-    print(f"{d.name:10s} {d.announced:8s} {d.peak(precision) / 1e12:14,.0f} {fp8:>7s} {d.bandwidth / 1e12:6.2f} "
-          f"{d.capacity / GB:5.0f} {d.ridge(precision):6.0f}  {f'{d.link_per_direction / GB:.0f} {d.link or d.host_link}':28s} {d.sku}")  # fmt: skip
+    compute = [f"{d.peak(precision) / 1e12:,.0f}", fp8]
+    memory = [f"{d.bandwidth / 1e12:.2f}", f"{d.capacity / GB:.0f}", f"{d.ridge(precision):.0f}"]
+    return [d.name, d.announced, *compute, *memory, f"{d.link_per_direction / GB:.0f} {d.link or d.host_link}", d.sku]
+
+
+widgets.table(
+    [device_row(d) for d in DEVICES.values()],
+    ["device", "date", "16-bit TFLOP/s", "fp8", "TB/s", "GB", "ridge", "link GB/s, one way", "SKU"],
+)
 
 # %% name="devices-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.2)

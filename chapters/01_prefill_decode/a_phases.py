@@ -521,16 +521,20 @@ widgets.reveal("01a-writing", writing / reading)
 # for that model.)
 # <!-- source: config.json of both models, max_position_embeddings -->
 
+
 # %% name="transfer"
-for name in ("NVLink 4", "InfiniBand NDR 400G", "Ethernet 100G"):
-    one_way = link(name).per_direction
-    for tokens in (2048, 32768):
-        size = kv_cache.cache_bytes(llama, tokens)
-        seconds = transfer_seconds(size, one_way)
-        prefill = latency.prefill_seconds(llama, tokens, h100, mfu=0.5)
-        print(f"{name:20s} {tokens:6,} tokens: {format_bytes(size)} in {format_seconds(seconds):>8s}, "
-              f"{seconds / prefill:5.0%} of the prefill at 50 % MFU, "
-              f"{seconds / latency.decode_seconds(llama, tokens, h100):4.1f} decode steps")  # fmt: skip
+def transfer_row(name, tokens):
+    size = kv_cache.cache_bytes(llama, tokens)
+    seconds = transfer_seconds(size, link(name).per_direction)
+    prefill, decode = latency.prefill_seconds(llama, tokens, h100, mfu=0.5), latency.decode_seconds(llama, tokens, h100)
+    shares = f"{seconds / prefill:.0%}", f"{seconds / decode:.1f}"
+    return [name, tokens, format_bytes(size), format_seconds(seconds), *shares]
+
+
+widgets.table(
+    [transfer_row(n, t) for n in ("NVLink 4", "InfiniBand NDR 400G", "Ethernet 100G") for t in (2048, 32768)],
+    ["link", "tokens", "cache", "time", "of the prefill at 50 % MFU", "decode steps"],
+)
 
 # %% [markdown] name="transfer-reading"
 # These are floors with the whole link for one request. When many requests share a link, what counts is bytes per

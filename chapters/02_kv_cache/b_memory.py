@@ -223,16 +223,21 @@ show(
 #
 # The same formula for real configs. Bytes are exact; sizes are decimal (GB) unless they say GiB.
 
+
 # %% name="worked-table"
-print(
-    f"{'model':20s} {'kind':5s} {'layers':>6s} {'q/KV heads':>11s} {'bytes/token':>12s} {'8k tokens':>10s} {'128k tokens':>12s}"
-)
-for name in ("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3-8b", "llama-3-70b", "qwen2.5-72b", "mistral-7b",
-             "gemma-7b", "falcon-7b", "palm-540b", "deepseek-v3", "qwen3-next-80b-a3b"):  # fmt: skip
+def cache_row(name):
     s = MODELS[name]
     heads = f"{s.num_heads}/{s.num_kv_heads}" if s.kv_lora_rank is None else f"{s.num_heads}/latent"
-    print(f"{name:20s} {s.attention_kind:5s} {s.kv_layers:6d} {heads:>11s} {kv_cache.bytes_per_token(s):12,d} "
-          f"{format_bytes(kv_cache.cache_bytes(s, 8192)):>10s} {format_bytes(kv_cache.cache_bytes(s, 131072)):>12s}")  # fmt: skip
+    sizes = [format_bytes(kv_cache.cache_bytes(s, tokens)) for tokens in (8192, 131072)]
+    return [name, s.attention_kind, s.kv_layers, heads, int(kv_cache.bytes_per_token(s)), *sizes]
+
+
+NAMES = """llama-2-7b llama-2-13b llama-2-70b llama-3-8b llama-3-70b qwen2.5-72b mistral-7b gemma-7b falcon-7b palm-540b
+    deepseek-v3 qwen3-next-80b-a3b"""
+widgets.table(
+    [cache_row(name) for name in NAMES.split()],
+    ["model", "kind", "layers", "q/KV heads", "bytes/token", "8k tokens", "128k tokens"],
+)
 
 # %% name="worked-lengths"
 big, small, qwen = MODELS["llama-3-70b"], MODELS["llama-3-8b"], MODELS["qwen2.5-72b"]

@@ -18,6 +18,7 @@ from chapters.widgets.roofline import roofline
 from chapters.widgets.sampling import sampling
 from chapters.widgets.savings import savings
 from chapters.widgets.schedule import schedule
+from chapters.widgets.table import table
 from chapters.widgets.tile_stepper import tile_stepper
 from chapters.widgets.timeline import timeline
 from chapters.widgets.under_load import under_load
@@ -39,6 +40,7 @@ __all__ = [
     "savings",
     "schedule",
     "show",
+    "table",
     "tile_stepper",
     "timeline",
     "under_load",

@@ -2,6 +2,10 @@
 
 The palette is Okabe and Ito's (2008), told apart with every common kind of colour blindness; what colour says is also
 said by a label, a hatch or a position.
+
+On a dark page a picture is shown with its lightness inverted and its hues kept, by a style sheet that goes with it:
+JupyterLab, Colab and VS Code each mark a dark page in their own way. No text of a picture is smaller than `SMALLEST`
+in a window 900 pixels wide; on a narrower page, a phone's, the picture keeps a width and scrolls sideways.
 """
 
 from __future__ import annotations
@@ -18,11 +22,27 @@ from typing import Any
 from ipywidgets import HTML, Button, Dropdown, HBox, Layout, VBox, Widget
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442",
 )  # fmt: skip
 GREY, INK = "#B8B8B8", "#333333"
+
+DPI = 110
+PAGE = 770  # pixels that JupyterLab leaves for a picture in a window of 900, its file browser closed
+PHONE = 620  # pixels that a picture keeps where the page has fewer
+SMALLEST = 9  # pixels of the smallest text, on PAGE
+
+# Three ways to say that a page is dark: JupyterLab's, Colab's (the frame of an output) and VS Code's.
+_DARK = ('body[data-jp-theme-light="false"]', "html[theme=dark]", "body.vscode-dark")
+_INVERTED = ", ".join(f"{page} img.inferlab-figure" for page in _DARK)
+STYLE = (
+    "<style>.inferlab-wide { overflow-x: auto; max-width: 100% }"
+    " img.inferlab-figure { max-width: 100%; height: auto; display: block }"
+    # 0.93: white becomes the dark grey of the page, not a black box on it
+    f" {_INVERTED} {{ filter: invert(0.93) hue-rotate(180deg) }}</style>"
+)
 
 
 def figure(width: float = 7.0, height: float = 3.0) -> Figure:
@@ -42,13 +62,38 @@ def tidy(axes: Any, xlabel: str = "", ylabel: str = "", title: str = "") -> Any:
     return axes
 
 
+def smallest_size(width: float) -> float:
+    """Points of the smallest text that a figure of `width` inches may have, so that it can be read on PAGE."""
+    pixels = width * DPI
+    return SMALLEST / DPI * 72 * max(1.0, pixels / PAGE)
+
+
+def _enlarge(fig: Figure) -> None:
+    """Sets text that could not be read to the smallest size that can."""
+    size = smallest_size(fig.get_figwidth())
+    for axes in fig.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = axis.get_ticklabels() if axis.get_visible() else []
+            if any(label.get_fontsize() < size for label in labels):
+                axis.set_tick_params(labelsize=size)
+    for text in fig.findobj(Text):
+        if text.get_fontsize() < size:
+            text.set_fontsize(size)
+
+
 def to_html(fig: Figure, alt: str) -> str:
-    """The figure as an <img> with its alt text; no file, no link."""
+    """The figure as an <img> with its alt text and the style that adapts it to the page; no file, no link."""
     buffer = io.BytesIO()
-    fig.set_dpi(110)
+    fig.set_dpi(DPI)
+    _enlarge(fig)
     FigureCanvasAgg(fig).print_png(buffer)  # savefig would draw everything twice
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return f'<img src="data:image/png;base64,{data}" alt="{html.escape(alt, quote=True)}" style="max-width:100%">'
+    least = min(PHONE, round(fig.get_figwidth() * DPI))
+    image = (
+        f'<img class="inferlab-figure" src="data:image/png;base64,{data}" alt="{html.escape(alt, quote=True)}" '
+        f'style="min-width:{least}px">'
+    )
+    return f'{STYLE}<div class="inferlab-wide">{image}</div>'
 
 
 @dataclass(frozen=True)
@@ -81,8 +126,10 @@ class View:
 
     def __post_init__(self) -> None:
         self.shown = self.draw(**self.values)
-        self.picture = HTML(self.shown.html)
+        self.picture = HTML(self.shown.html, layout=Layout(max_width="100%"))
         self.box = VBox([*map(_by_keyboard, self.controls.values()), self.picture])
+        for control in self.controls.values():
+            control.layout.max_width = "100%"  # a phone is narrower than a slider
         for control in self.controls.values():
             control.observe(self._redraw, "value")
 
@@ -122,7 +169,7 @@ def _by_keyboard(control: Widget) -> Widget:
         button.on_click(lambda _: setattr(control, "index", (control.index + by) % len(control.options)))
         return button
 
-    return HBox([control, step(-1), step(+1)])
+    return HBox([control, step(-1), step(+1)], layout=Layout(flex_flow="row wrap"))
 
 
 def live(widget: Widget, html: str, text: str) -> dict[str, Any]:

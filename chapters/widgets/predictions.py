@@ -13,10 +13,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ipywidgets import HTML, Button, FloatText, HBox, VBox
+from ipywidgets import HTML, Button, HBox, Layout, VBox
 
 from chapters.learner_data import append_record, data_folder
+from chapters.typed_number import parse_number
+from chapters.widgets.entry import one_line
 from chapters.widgets.figure import live
+
+_TEXT = '<div style="line-height: 1.4">{}</div>'  # an HTML widget sets its lines as high as a button
 
 
 @dataclass(frozen=True)
@@ -62,42 +66,68 @@ def store(id: str, **values: float | str) -> str:
 
 
 class Predict:
-    """A question, a number to type, and a button. `predict(..., guess=3)` does the same without a mouse."""
+    """A question, a field for a number, and a button; Enter in the field does what the button does.
+
+    The field is empty until something is typed, so what was never touched is no guess. `predict(..., guess=3)` does
+    the same without a mouse.
+    """
 
     def __init__(self, id: str, question: str, unit: str, guess: float | None):
         self.id, self.question, self.unit = id, question, unit
         before = predictions().get(id)
         known = before.guess if before else None
-        self.field = FloatText(
-            value=known or 0.0, description=f"Guess ({unit})", style={"description_width": "initial"}
+        self.field = one_line(
+            f"Guess ({unit})",
+            self.store_typed,
+            value="" if known is None else _shown(known),
+            placeholder="a number",
+            layout=Layout(max_width="100%"),
         )
         self.button = Button(description="Store my guess")
         self.status = HTML()
-        self.button.on_click(lambda _: self.guess(self.field.value))
-        self.box = VBox([HTML(f"<b>{html.escape(question)}</b>"), HBox([self.field, self.button]), self.status])
+        self.button.on_click(lambda _: self.store_typed())
+        entry = HBox([self.field, self.button], layout=Layout(flex_flow="row wrap"))
+        self.box = VBox([HTML(_TEXT.format(f"<b>{html.escape(question)}</b>")), entry, self.status])
         if guess is not None:
             self.guess(guess)
         elif known is not None:
-            self._say(f"Your guess so far: {known:g} {unit}.")
+            self._say(f"Your guess so far: {_shown(known)} {unit}.")
         else:
             self._say("Guess before you read on. Being wrong here is the point.")
 
+    def store_typed(self) -> None:
+        """Stores what stands in the field. An empty field, and what is no number, is said and stores nothing."""
+        if not self.field.value.strip():
+            self._say("Type a number first: nothing is stored yet.")
+            return
+        try:
+            value = parse_number(self.field.value, self.unit)
+        except ValueError as error:
+            self._say(f"Not stored: {error}.")
+            return
+        self.guess(value)
+
     def guess(self, value: float) -> None:
-        """Stores a guess. A number that is not finite is refused and nothing is stored."""
+        """Stores a guess in place of an earlier one. A number that is not finite is refused and nothing is stored."""
         if not math.isfinite(value):
             self._say("A guess is a finite number.")
             return
         problem = store(self.id, guess=float(value), unit=self.unit)
-        self._say(problem or f"Stored: {value:g} {self.unit}. The answer comes further down.")
+        self._say(problem or f"Stored: {_shown(value)} {self.unit}. The answer comes further down.")
 
     def _say(self, text: str) -> None:
         self.text = text
-        self.status.value = html.escape(text)
+        self.status.value = f'<div role="status" style="line-height: 1.4">{html.escape(text)}</div>'
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         hint = f"Without buttons: add guess=YOUR_NUMBER to the call above and run the cell. {self.text}"
         static = f"<p><b>{html.escape(self.question)}</b></p><p>{html.escape(hint)}</p>"
         return live(self.box, static, f"{self.question}\n{hint}")
+
+
+def _shown(value: float) -> str:
+    """A guess as its writer would read it: 2,000 and not 2e+03."""
+    return f"{value:,.10g}"
 
 
 def predict(id: str, question: str, unit: str, guess: float | None = None) -> Predict:
@@ -122,4 +152,4 @@ def reveal(id: str, answer: float) -> Reveal:
         return Reveal(f"Computed: {answer:.4g}. You stored no guess.")
     store(id, answer=float(answer))
     ratio = f" That is {made.guess / answer:.2g} times the answer." if answer and made.guess > 0 else ""
-    return Reveal(f"Computed: {answer:.4g} {made.unit}. You guessed {made.guess:g}.{ratio}")
+    return Reveal(f"Computed: {answer:.4g} {made.unit}. You guessed {_shown(made.guess)}.{ratio}")

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from ipywidgets import HTML, Button, Checkbox, Layout, Text, Textarea, VBox, Widget
+from ipywidgets import HTML, Button, Checkbox, HBox, Layout, RadioButtons, Textarea, VBox, Widget
 
+from chapters.widgets.entry import one_line
 from chapters.widgets.figure import GREEN, ORANGE, live
 
-_FULL = Layout(width="98%")
 _WIDE = {"description_width": "initial"}
 _TEXT = '<div style="line-height: 1.4">{}</div>'  # an HTML widget sets its lines as high as a button
 # Right and wrong are words; the line beside them only repeats it. A screen reader says the text as it comes.
@@ -24,8 +24,16 @@ _RESULT = '<div role="status" style="line-height: 1.4; border-left: 4px solid {}
 # ipywidgets cuts a label to one line; an option must be read to its end.
 _CLASS = "inferlab-quiz"
 _STYLE = (
-    f"<style>.{_CLASS} .widget-checkbox {{ height: auto }}"
-    f" .{_CLASS} .widget-checkbox .widget-label-basic {{ white-space: normal; line-height: 1.4; height: auto }}</style>"
+    f"<style>.{_CLASS} .widget-checkbox, .{_CLASS} .widget-radio {{ height: auto; min-height: 24px }}"
+    f" .{_CLASS} .widget-checkbox .widget-label-basic"
+    " { white-space: normal; line-height: 1.4; height: auto }"
+    f" .{_CLASS} .widget-radio-box {{ width: 100%; margin-bottom: 0 }}"
+    f" .{_CLASS} .widget-radio-box label"
+    " { white-space: normal; line-height: 1.4; height: auto; display: flex; align-items: baseline; gap: 8px;"
+    " flex-direction: row-reverse; justify-content: flex-end }"  # last in the page, first to the eye
+    f" .{_CLASS} .widget-radio-box input {{ position: static; flex: none; margin: 0 }}"
+    f" .{_CLASS} .widget-text {{ flex-wrap: wrap; height: auto }}"  # on a phone the field stands below its label
+    f" .{_CLASS} .widget-text input {{ min-width: 8em }}</style>"
 )
 
 
@@ -41,6 +49,7 @@ class Question(Protocol):
 
     parse reads a typed number, check judges, and both raise ValueError for what is no answer. record keeps an answer
     and returns "" or why it could not. key and seed: which item it is, and which numbers it drew; key may be "".
+    tries: how many answers are judged before what is right is shown.
     """
 
     id: str
@@ -51,21 +60,25 @@ class Question(Protocol):
     options: tuple[str, ...]
     lefts: tuple[str, ...]
     unit: str
+    tries: int
 
     def parse(self, text: str) -> Any: ...
     def check(self, given: Any) -> Verdict: ...
     def record(self, verdict: Any, seconds: float) -> str: ...
+    def right_text(self) -> str: ...
+    def explained(self) -> str: ...
     def answer_text(self) -> str: ...
     def as_text(self) -> str: ...
 
 
-_CUES = {"choice": "One is right.", "multi": "Tick all that apply."}  # both show boxes
+_CUES = {"choice": "One is right.", "multi": "Tick all that apply."}
 
 
 class Card:
     """One question with its controls. `verdict` is None until the button was pressed.
 
-    Only the first answer is recorded: after it the explanation stands on the page.
+    A wrong answer is said to be wrong and nothing else, until the tries are used up or the learner asks for the answer.
+    Only the first answer is recorded.
     """
 
     def __init__(self, question: Question, number: int):
@@ -74,23 +87,26 @@ class Card:
         self.first: Verdict | None = None
         self.judged: Callable[[], None] = lambda: None  # the view that shows the card puts its count here
         self.begin = time.monotonic()
-        controls, self._read = _CONTROLS[question.kind](question)
+        self._judged: list[Any] = []  # the answers so far, each counted once
+        controls, self._read = _CONTROLS[question.kind](question, self.check)
         self._points: list[Widget] = []
         if question.kind == "short":
             self._points = controls
-            controls = [Textarea(description="In your own words:", style=_WIDE, layout=_FULL)]
+            controls = [Textarea(description="In your own words:", style=_WIDE, layout=Layout(width="98%"))]
             self._show_points(False)
         self.button = Button(
             description="Show the answer" if question.kind == "short" else "Check", tooltip=f"Check question {number}"
         )
         self.button.on_click(lambda _: self.check())
-        for control in controls:
-            control.on_msg(self._enter)
+        self.give_up = Button(description="Show the answer", tooltip=f"Show the answer to question {number}")
+        self.give_up.layout.display = "none"  # until there was an answer
+        self.give_up.on_click(lambda _: self.reveal())
         self.result = HTML()
         cue = f" <i>{_CUES[question.kind]}</i>" if question.kind in _CUES else ""
         prompt = HTML(_TEXT.format(f"<b>{number}.</b> {html.escape(question.prompt)}{cue}"))
         self.controls = controls
-        inside = [prompt, *controls, *self._points, self.button, self.result]
+        buttons = HBox([self.button, self.give_up], layout=Layout(flex_flow="row wrap"))
+        inside = [prompt, *controls, *self._points, buttons, self.result]
         self.box = VBox(inside, layout=Layout(margin="0 0 16px 0"))
 
     def check(self) -> None:
@@ -98,28 +114,42 @@ class Card:
         if self.question.kind == "short" and self.button.description != "Count my points":
             self._show_points(True)
             self.button.description = "Count my points"
-            self._say(self.question.answer_text() + "\nTick the points that your answer has.")
+            self._say(self.question.explained() + "\nTick the points that your answer has.")
             return
         try:
-            self.verdict = self.question.check(self._read())
+            given = self._read()
+            self.verdict = self.question.check(given)
         except ValueError as error:
             self._say(str(error))
             return
+        if given not in self._judged:
+            self._judged.append(given)
         problem = ""
         if self.first is None:
             self.first = self.verdict
             problem = self.question.record(self.verdict, time.monotonic() - self.begin)
-        colour, mark = (GREEN, "Right.") if self.verdict.correct else (ORANGE, "Not yet.")
-        self._say(self.verdict.message + ("\n" + problem if problem else ""), colour, mark)
+        left = self.question.tries - len(self._judged)
+        if self.verdict.correct or self.question.kind == "short" or left <= 0:
+            self.reveal(problem)
+        else:
+            more = "One more try" if left == 1 else f"{left} more tries"
+            self._say(f"{more}, or show the answer." + ("\n" + problem if problem else ""), ORANGE, "Not yet.")
+            self.give_up.layout.display = None
         self.judged()
+
+    def reveal(self, problem: str = "") -> None:
+        """Says what is right and why, with what the last answer shows to be misunderstood."""
+        assert self.verdict is not None
+        right = "" if self.verdict.correct or self.question.kind == "short" else self.question.right_text()
+        text = "\n".join(filter(None, [f"Right: {right}" if right else "", self.verdict.message, problem]))
+        colour, mark = (GREEN, "Right.") if self.verdict.correct else (ORANGE, "Not yet.")
+        self._say(text, colour, mark)
+        self._judged += [None] * self.question.tries  # the answer is known from here on
+        self.give_up.layout.display = "none"
 
     def _show_points(self, shown: bool) -> None:
         for box in self._points:  # made now and hidden: a box that came later would take the focus from the button
             box.layout.display = None if shown else "none"
-
-    def _enter(self, widget: Widget, content: Any, buffers: Any) -> None:
-        if content.get("event") == "submit":  # the Enter key in a field of text
-            self.check()
 
     def _say(self, text: str, colour: str = "transparent", mark: str = "") -> None:
         shown = (f"<b>{mark}</b> " if mark else "") + html.escape(text).replace("\n", "<br>")
@@ -174,58 +204,53 @@ def quiz(questions: Sequence[Question]) -> QuizView:
     return QuizView(questions)
 
 
-# JupyterLab takes arrow keys and letters for itself unless a field of text has the focus, and radio buttons and menus
-# need them: without a mouse one could not choose. Boxes work with Tab and Space, fields of text with every key.
+# JupyterLab takes arrow keys and letters for itself unless a field of text has the focus, and a group of radio buttons
+# and menus need them: without a mouse one could not choose. So each radio button is a group of its own, and of several
+# this file keeps one: they work with Tab and Space, as boxes do; fields of text work with every key.
 
 
 def _boxes(question: Question) -> list[Checkbox]:
     return [Checkbox(description=text, indent=False, layout=Layout(width="98%")) for text in question.options]
 
 
-def _choice(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
-    boxes = _boxes(question)
+def _choice(question: Question, enter: Callable[[], None]) -> tuple[list[Widget], Callable[[], Any]]:
+    buttons = [RadioButtons(options=[text], index=None, layout=Layout(width="98%")) for text in question.options]
 
     def alone(change: Any) -> None:
-        if change["new"]:
-            for box in boxes:
-                box.value = box is change["owner"]
+        if change["new"] is not None:
+            for button in buttons:
+                if button is not change["owner"]:
+                    button.index = None
 
-    for box in boxes:
-        box.observe(alone, "value")
-    return list(boxes), lambda: next((i for i, box in enumerate(boxes) if box.value), None)
+    for button in buttons:
+        button.observe(alone, "index")
+    return list(buttons), lambda: next((i for i, button in enumerate(buttons) if button.index is not None), None)
 
 
-def _multi(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
+def _multi(question: Question, enter: Callable[[], None]) -> tuple[list[Widget], Callable[[], Any]]:
     boxes = _boxes(question)
     return list(boxes), lambda: {i for i, box in enumerate(boxes) if box.value}
 
 
-def _typed(question: Question, label: str) -> tuple[list[Widget], Callable[[], Any]]:
+def _typed(label: str) -> Callable[[Question, Callable[[], None]], tuple[list[Widget], Callable[[], Any]]]:
     """A field of text; above it what its letters stand for."""
-    field = Text(description=label, style=_WIDE, layout=Layout(width="36em", max_width="98%"))
-    lefts = [f"{i}. {text}" for i, text in enumerate(question.lefts, 1)]
-    options = [f"{chr(97 + i)}) {text}" for i, text in enumerate(question.options)]
-    listed = [HTML(_TEXT.format("<br>".join(map(html.escape, lines)))) for lines in (lefts, options) if lines]
-    return [*listed, field], lambda: question.parse(field.value)
+
+    def controls(question: Question, enter: Callable[[], None]) -> tuple[list[Widget], Callable[[], Any]]:
+        field = one_line(label.format(unit=question.unit), enter)
+        lefts = [f"{i}. {text}" for i, text in enumerate(question.lefts, 1)]
+        options = [f"{chr(97 + i)}) {text}" for i, text in enumerate(question.options)]
+        listed = [HTML(_TEXT.format("<br>".join(map(html.escape, lines)))) for lines in (lefts, options) if lines]
+        return [*listed, field], lambda: question.parse(field.value)
+
+    return controls
 
 
-def _numeric(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
-    return _typed(question, f"A number in {question.unit}:")
-
-
-def _order(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
-    return _typed(question, "Letters in the right order, such as cab:")
-
-
-def _match(question: Question) -> tuple[list[Widget], Callable[[], Any]]:
-    return _typed(question, "A letter for each number, such as cab:")
-
-
-_CONTROLS: dict[str, Callable[[Question], tuple[list[Widget], Callable[[], Any]]]] = {
+# From a question, and what Enter does, to its controls and a function that reads the answer from them.
+_CONTROLS: dict[str, Callable[[Question, Callable[[], None]], tuple[list[Widget], Callable[[], Any]]]] = {
     "choice": _choice,
     "multi": _multi,
-    "numeric": _numeric,
-    "order": _order,
-    "match": _match,
+    "numeric": _typed("A number in {unit}:"),
+    "order": _typed("Letters in the right order, such as cab:"),
+    "match": _typed("A letter for each number, such as cab:"),
     "short": _multi,
 }

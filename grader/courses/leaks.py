@@ -27,9 +27,11 @@ NOTEBOOK_KEYS = {"cells": None, "metadata": {"kernelspec": {"display_name", "lan
                  "language_info": {"name"}}, "nbformat": None, "nbformat_minor": None}  # fmt: skip
 CELL_KEYS = {"cell_type", "execution_count", "id", "metadata", "outputs", "source"}
 CELL_METADATA = {
+    "cellView": None,
     "deletable": None,
     "editable": None,
     "inferlab": {"where"},
+    "jupyter": {"source_hidden"},
     "nbgrader": {"cell_type", "checksum", "grade", "grade_id", "locked", "points", "schema_version", "solution",
                  "task"},
 }  # fmt: skip

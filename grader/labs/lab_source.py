@@ -2,7 +2,9 @@
 
     SLUG.py (percent format) -> solutions/NN_slug/SLUG.ipynb -> nbgrader generate_assignment -> labs/NN_slug/SLUG.ipynb
 
-The format is described in `grader/README.md`. Builds are byte-identical: a cell's id is its grade_id.
+The format is described in `grader/README.md`. What a learner neither writes nor needs to read is folded (`_folded`),
+and comments to formatter and linter are left out (`grader.cell_form`). Builds are byte-identical: a cell's id is its
+grade_id.
 `python -m grader.labs.lab_source` rebuilds all labs of the repository; with `--check` it only says which files differ.
 """
 
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.bootstrap import bootstrap_source
+from grader.cell_form import FOLDED, LONGEST, num_lines, without_tool_comments
 from grader.labs.lab import BEGIN_HIDDEN, END_HIDDEN, Cell, Lab, LabError, lab_from_notebook, split_hidden
 from grader.labs.release import course_directory, quiet_log, release_config
 
@@ -31,7 +34,7 @@ def solution_notebook(
     path: Path, install_url: str | None = None, changed: list[dict[str, Any]] | None = None
 ) -> dict[str, Any]:
     """The solution notebook of a percent file, or of its cells `changed`, with nbgrader's metadata. Raises LabError."""
-    cells = [_cell(raw, path) for raw in (percent_cells(path) if changed is None else changed)]
+    cells: list[dict[str, Any]] = [_cell(raw, path) for raw in (percent_cells(path) if changed is None else changed)]
     if not any(cell["id"] == "bootstrap" for cell in cells):
         first = next((i for i, cell in enumerate(cells) if cell["cell_type"] == "code"), len(cells))
         raw = {
@@ -41,8 +44,25 @@ def solution_notebook(
         }
         cells.insert(first, _cell(raw, path))
     notebook = {"cells": cells, "metadata": KERNEL, "nbformat": 4, "nbformat_minor": 5}
-    _validate(lab_from_notebook(notebook, path.parent.name, path.stem))
+    lab = lab_from_notebook(notebook, path.parent.name, path.stem)
+    _validate(lab)
+    for made, cell in zip(cells, lab.cells, strict=True):
+        if made["cell_type"] == "code":
+            made["source"] = without_tool_comments(made["source"])
+        if _folded(cell):
+            made["metadata"].update(FOLDED)
     return notebook
+
+
+def _folded(cell: Cell) -> bool:
+    """Whether a cell is folded: set-up, helpers of the checks, and any given code or check that is long.
+
+    A check's hidden part does not count: the released notebook and the instructor's are folded alike.
+    """
+    if cell.kind == "code":
+        helper = cell.where in ("examiner", "learner")
+        return helper or cell.grade_id in ("bootstrap", "imports") or num_lines(cell.source) > LONGEST
+    return cell.kind == "check" and num_lines(split_hidden(cell.source)[0]) > LONGEST
 
 
 def percent_cells(path: Path) -> list[dict[str, Any]]:
@@ -78,12 +98,17 @@ def _cell(raw: dict[str, Any], path: Path) -> dict[str, Any]:
         meta["points"] = given.pop("points")
     if given:
         raise LabError(f"{path.name}, cell {grade_id}: unknown nbgrader keys {', '.join(given)}")
-    metadata = {"nbgrader": meta}
+    metadata: dict[str, Any] = {"nbgrader": meta}
     if "inferlab" in raw["metadata"]:
         if set(raw["metadata"]["inferlab"]) - {"where"}:
             raise LabError(f"{path.name}, cell {grade_id}: inferlab knows only the key where")
         metadata["inferlab"] = dict(raw["metadata"]["inferlab"])
-    cell = {"cell_type": raw["cell_type"], "id": grade_id, "metadata": metadata, "source": raw["source"]}
+    cell: dict[str, Any] = {
+        "cell_type": raw["cell_type"],
+        "id": grade_id,
+        "metadata": metadata,
+        "source": raw["source"],
+    }
     return cell | ({"execution_count": None, "outputs": []} if raw["cell_type"] == "code" else {})
 
 

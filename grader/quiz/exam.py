@@ -1,7 +1,8 @@
 """The interview: a drawn set, a time budget, nothing said until the end, then a report.
 
 Time is looked at when an answer arrives: one that comes late does not count, and ends the interview. However it ends
-(done, out of time, q, Ctrl-C, end of input), what was answered is in the log and in the report.
+(done, out of time, q, Ctrl-C, end of input), what was answered is in the log and in the report. Leaving shows no
+answer to what was not answered: it can be asked again.
 """
 
 from __future__ import annotations
@@ -123,7 +124,10 @@ def judge_texts(screen: Screen, exam: Exam, record: Record) -> None:
 
 
 def report(screen: Screen, exam: Exam) -> None:
-    """How it ended, the score by chapter and tag, and what is right and why for all that was wrong or not answered."""
+    """How it ended, the score by chapter and tag, and what is right and why for all that was wrong.
+
+    And for what was not answered, unless the learner left.
+    """
     screen.say()
     screen.say(_ending(exam), style="bold")
     screen.say(f"Score: {_share(exam.counted)}", style="bold")
@@ -135,9 +139,14 @@ def report(screen: Screen, exam: Exam) -> None:
     )  # fmt: skip
     wrong = [entry for entry in exam.entries if entry.verdict and not entry.verdict.correct]
     _section(screen, "Wrong or partly right", wrong, _explain)
-    _section(screen, "Written, but not judged: not in the score", [e for e in exam.entries if e.open_text], _compare)
+    _section(screen, "Written, but not judged: not in the score", [e for e in exam.entries if e.open_text], _yours)
     missing = [entry for entry in exam.entries if entry.given is None]
-    _section(screen, "Not answered: 0 points each", missing, _answer)
+    if exam.ended not in ("left", "cut"):
+        _section(screen, "Not answered: 0 points each", missing, _answer)
+    elif missing:
+        screen.say()
+        screen.say(f"Not answered: 0 points each ({len(missing)})", style="bold")
+        screen.say("Their answers are not shown, since you left: an interview or a quiz can ask them again.")
 
 
 def _ending(exam: Exam) -> str:
@@ -180,19 +189,18 @@ def _section(screen: Screen, name: str, entries: Sequence[Entry], show: Callable
 def _explain(screen: Screen, entry: Entry) -> None:
     assert entry.verdict is not None
     question = entry.question
-    if question.kind == "short":
-        screen.say(entry.given, lead="   Yours: ")
-    else:
-        screen.listed("   Yours: ", question.given_text(entry.given))
-        if question.kind != "numeric":
-            screen.listed("   Right: ", question.given_text(question.right))
+    if question.kind == "short":  # its model answer and points were shown when the learner counted them
+        _yours(screen, entry)
+        screen.say(entry.verdict.message.partition("\n")[0], lead="   ")
+        return
+    screen.listed("   Yours: ", question.given_text(entry.given))
+    if question.kind != "numeric":
+        screen.listed("   Right: ", question.given_text(question.right))
     screen.say(entry.verdict.message, lead="   ")
 
 
-def _compare(screen: Screen, entry: Entry) -> None:
+def _yours(screen: Screen, entry: Entry) -> None:
     screen.say(entry.given, lead="   Yours: ")
-    screen.listed("   Points: ", entry.question.given_text(entry.question.right))
-    screen.say(entry.question.explained(), lead="   ")
 
 
 def _answer(screen: Screen, entry: Entry) -> None:

@@ -1,4 +1,7 @@
-"""Practice: a question, an answer, and at once what is right and why. Every answer goes to the log as it is given."""
+"""Practice: a question, an answer, and what is right and why once it is found, given up, or the tries are used up.
+
+The first answer to a question goes to the log as it is given; what is said before the last try does not help.
+"""
 
 from __future__ import annotations
 
@@ -48,16 +51,32 @@ def practise(
         except (Left, KeyboardInterrupt):
             break
         record(question, verdict, clock() - start)
-        screen.verdict(question, verdict)
         answered.append((question, verdict))
+        try:
+            screen.verdict(question, _tried_again(screen, question, verdict))
+        except (Left, KeyboardInterrupt):
+            break
     _summary(screen, answered, len(questions))
     return answered
+
+
+def _tried_again(screen: Screen, question: Question, verdict: Verdict) -> Verdict:
+    """The verdict on the last try: it is right, none is left, or the learner asked for the answer. Raises Left."""
+    tries = 1
+    while not verdict.correct and question.kind != "short" and tries < question.tries:
+        screen.once_more(question.tries - tries)
+        try:
+            verdict = question.check(screen.answer(question))
+        except Skipped:
+            break
+        tries += 1
+    return verdict
 
 
 def _summary(screen: Screen, answered: Sequence[tuple[Question, Verdict]], count: int) -> None:
     screen.say()
     right = sum(verdict.correct for _, verdict in answered)
-    screen.say(f"{len(answered)} of {count} answered, {right} right.", style="bold")
+    screen.say(f"{len(answered)} of {count} answered, {right} right at the first try.", style="bold")
 
 
 def say_next(screen: Screen, reviews: Reviews, now: datetime) -> None:

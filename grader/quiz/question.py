@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+from chapters.typed_number import parse_number
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Question:
     notes: tuple[str, ...] = ()  # for each option the misconception it stands for, "" for a right one
     mistakes: tuple[tuple[str, float], ...] = ()  # known wrong ways to a number, and the number
     seed: int = 0  # of the draw
+    tries: int = 2  # answers that are judged before what is right is shown
     key: str = ""  # chapter's folder / id, for the log of answers; "" where it was drawn outside of a quiz
 
     def check(self, given: Any) -> Verdict:
@@ -92,10 +93,13 @@ class Question:
             case _:
                 return self.why
 
+    def right_text(self) -> str:
+        """What is right, in words; "" for a number, which its explanation names."""
+        return "" if self.kind == "numeric" else "\n".join(self.given_text(self.right))
+
     def answer_text(self) -> str:
         """What is right, in words, and why."""
-        head = [] if self.kind == "numeric" else self.given_text(self.right)  # its explanation names the number
-        return "\n".join([*head, self.explained()])
+        return "\n".join(filter(None, [self.right_text(), self.explained()]))
 
 
 def letter(index: int) -> str:
@@ -110,7 +114,7 @@ def parse_answer(question: Question, text: str) -> Any:
     """
     text = text.strip()
     if question.kind == "numeric":
-        return _parse_number(text, question.unit)
+        return parse_number(text, question.unit)
     if question.kind == "short" and not text:
         return set()
     letters = [ord(character) - 97 for character in text.lower() if character not in " ,;.)"]
@@ -121,28 +125,6 @@ def parse_answer(question: Question, text: str) -> Any:
             raise ValueError(f"expected one letter, got {text!r}")
         return letters[0]
     return set(letters) if question.kind in ("multi", "short") else letters
-
-
-NUMBERS = "written like 1234, 12.5 or 2e9"  # the ways to type a number; says nothing about which one is right
-
-# 1234 · 1,234.5 · 1 234 · 1_234 · .5 · 2e9, and then perhaps the unit. "1,5" is none: it could mean 1.5 or 15.
-_NUMBER = re.compile(
-    r"([+-]?(?:\d{1,3}(?:[, _\u00a0\u202f]\d{3})+(?!\d)|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(.*)", re.ASCII
-)
-
-
-def _parse_number(text: str, unit: str) -> float:
-    found = _NUMBER.fullmatch(text)
-    digits, rest = (re.sub(r"[, _\u00a0\u202f]", "", found[1]), found[2]) if found else ("", text)
-    if rest and rest.casefold() != unit.casefold():
-        digits = ""  # another unit would be another number
-    try:
-        value = float(digits)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"expected a number in {unit}, {NUMBERS}, got {text!r}")
-    return value
 
 
 def as_number(value: float) -> str:

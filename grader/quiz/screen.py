@@ -12,7 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from grader.quiz.question import NUMBERS, Question, Verdict, letter, parse_answer
+from chapters.typed_number import NUMBERS
+from grader.quiz.question import Question, Verdict, letter, parse_answer
 from grader.quiz.review import grade
 
 _HOW = {
@@ -126,6 +127,12 @@ class Screen:
                 )
             except ValueError as error:
                 self.say(f"{error}. ? for help", style="yellow")
+
+    def once_more(self, left: int) -> None:
+        """A wrong answer, and nothing about the right one."""
+        more = "One more try" if left == 1 else f"{left} more tries"
+        self.say("Not yet.", style="bold red")
+        self.say(f"{more}, or s to see the answer.")
 
     def verdict(self, question: Question, verdict: Verdict) -> None:
         """Right or not, what is right, and why."""

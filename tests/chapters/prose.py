@@ -41,7 +41,7 @@ def read_notebook(path: Path) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- a cell that shows, shows
 
-_SHOWS = {"print", "show", "display", "show_source", "predict", "reveal", "quiz"}
+_SHOWS = {"print", "show", "table", "display", "show_source", "predict", "reveal", "quiz"}
 # Calls that a cell may end in and whose value is None.
 _IN_PLACE = {"append", "extend", "update", "clear", "manual_seed", "set_num_threads", "sort", "assert_close"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ipywidgets import Checkbox, Text, Textarea
+from ipywidgets import Checkbox, RadioButtons, Text, Textarea
 
 from chapters.widgets import quiz
 from chapters.widgets.quiz import _CARDS, Card, QuizView
@@ -46,6 +46,7 @@ class Asked:
     options: tuple[str, ...] = ("a", "b", "c")
     lefts: tuple[str, ...] = ()
     unit: str = "GB"
+    tries: int = 2
     recorded: list[tuple[bool, float]] = field(default_factory=list)
 
     def parse(self, text: str) -> Any:
@@ -59,6 +60,12 @@ class Asked:
     def record(self, verdict: Any, seconds: float) -> str:
         self.recorded.append((verdict.correct, seconds))
         return "not stored: no room" if self.id == "full" else ""
+
+    def right_text(self) -> str:
+        return "the right one"
+
+    def explained(self) -> str:
+        return "the model answer"
 
     def answer_text(self) -> str:
         return "the answer"
@@ -77,9 +84,11 @@ def press_enter(field: Text) -> None:
 
 def enter(card: Card, given: Any) -> None:
     """Sets the controls as a learner would."""
-    if card.question.kind in ("choice", "multi"):
+    if card.question.kind == "choice":
+        inside(card, RadioButtons)[given].index = 0
+    elif card.question.kind == "multi":
         for i, box in enumerate(inside(card, Checkbox)):
-            box.value = i in (given if isinstance(given, set | frozenset) else {given})
+            box.value = i in given
     else:
         text = str(given) if card.question.kind == "numeric" else "".join(map(letter, given))
         inside(card, Text)[0].value = text
@@ -109,14 +118,45 @@ def test_nothing_chosen_is_said_and_not_recorded() -> None:
     assert asked.recorded == []
 
 
-def test_of_the_boxes_of_a_choice_only_one_stays_ticked() -> None:
+def test_of_the_radio_buttons_of_a_choice_one_stays_chosen() -> None:
     card = quiz([Asked("choice", 1)]).cards[0]
-    boxes = inside(card, Checkbox)
-    boxes[0].value = True
-    boxes[2].value = True
-    assert [box.value for box in boxes] == [False, False, True]
-    boxes[2].value = False
-    assert [box.value for box in boxes] == [False, False, False]
+    buttons = inside(card, RadioButtons)
+    assert [button.index for button in buttons] == [None, None, None]
+    buttons[0].index = 0
+    buttons[2].index = 0
+    assert [button.index for button in buttons] == [None, None, 0]
+    assert [button.options for button in buttons] == [("a",), ("b",), ("c",)]
+
+
+def test_a_wrong_answer_reveals_nothing_until_the_tries_are_used_up() -> None:
+    card = quiz([Asked("choice", 1)]).cards[0]
+    card.question.check = lambda given: Verdict(given == 1, f"because {given}")  # type: ignore[method-assign]
+    assert card.give_up.layout.display == "none"
+    enter(card, 0)
+    for _ in range(3):  # the same answer again is no second try
+        card.button.click()
+        assert "Not yet." in card.result.value
+        assert "One more try, or show the answer." in card.result.value
+        assert "because" not in card.result.value
+        assert "the right one" not in card.result.value
+    assert card.give_up.layout.display is None
+    enter(card, 2)
+    card.button.click()
+    assert "because 2" in card.result.value
+    assert "Right: the right one" in card.result.value
+    assert card.give_up.layout.display == "none"
+
+
+def test_the_answer_is_shown_to_a_learner_who_gives_up_after_a_try() -> None:
+    asked = Asked("numeric", 2.5)
+    card = quiz([asked]).cards[0]
+    enter(card, 7)
+    card.button.click()
+    assert "because" not in card.result.value
+    card.give_up.click()
+    assert "Right: the right one" in card.result.value
+    assert "because" in card.result.value
+    assert [correct for correct, _ in asked.recorded] == [False]
 
 
 def test_enter_in_a_field_checks_it_and_every_control_has_a_name() -> None:
@@ -124,11 +164,12 @@ def test_enter_in_a_field_checks_it_and_every_control_has_a_name() -> None:
         warnings.simplefilter("error", DeprecationWarning)
         cards = {kind: quiz([Asked(kind, right)]).cards[0] for kind, right in (*KINDS.items(), ("short", {0}))}
     field = inside(cards["numeric"], Text)[0]
+    press_enter(field)  # the key comes before the text, as from a browser
     field.value = "2.5"
-    press_enter(field)
     assert cards["numeric"].verdict is not None
     for card in cards.values():
         assert all(control.description for kind in (Checkbox, Text, Textarea) for control in inside(card, kind))
+        assert all(len(button.options) == 1 for button in inside(card, RadioButtons))  # named by its option
         assert "question 1" in card.button.tooltip
 
 
@@ -157,7 +198,8 @@ def test_a_text_is_judged_by_its_writer_after_the_answer_was_shown() -> None:
     boxes = inside(card, Checkbox)
     assert {box.layout.display for box in boxes} == {"none"}
     card.button.click()
-    assert "the answer" in card.result.value
+    assert "the model answer" in card.result.value
+    assert "the answer" not in card.result.value  # it would repeat the points that stand in the boxes
     assert {box.layout.display for box in boxes} == {None}
     assert card.verdict is None
     for box in boxes:
@@ -222,7 +264,9 @@ def test_a_wrong_option_says_which_misconception_it_is() -> None:
     question: Any = card.question
     enter(card, (question.right + 1) % 4)
     card.button.click()
+    card.give_up.click()
     assert html.escape(question.notes[(question.right + 1) % 4]) in card.result.value
+    assert html.escape(question.options[question.right]) in card.result.value
 
 
 def test_a_mistyped_number_is_asked_again(log: Path) -> None:

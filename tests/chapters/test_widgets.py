@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 
-from chapters.widgets import kv_memory, predict, reveal, savings, show, timeline
-from chapters.widgets.figure import View, figure
+from chapters.widgets import kv_memory, predict, reveal, savings, show, table, timeline
+from chapters.widgets.entry import one_line
+from chapters.widgets.figure import DPI, PAGE, PHONE, SMALLEST, View, figure
 from chapters.widgets.predictions import data_folder, predictions, store
 from chapters.widgets.timeline import Segment, segments
 from reference_impl.interfaces import Row
@@ -103,6 +105,61 @@ def test_alt_text_is_escaped() -> None:
     assert 'alt="a &lt; &quot;b&quot;"' in show(figure(1, 1), 'a < "b"').html
 
 
+def test_a_picture_brings_the_style_that_adapts_it_to_a_dark_page_and_keeps_a_width_on_a_phone() -> None:
+    page = show(figure(7.8, 1), "a figure of some width").html
+    for dark in ('body[data-jp-theme-light="false"]', "html[theme=dark]", "body.vscode-dark"):
+        assert f"{dark} img.inferlab-figure" in page
+    assert "invert(" in page
+    assert "overflow-x: auto" in page
+    assert f"min-width:{PHONE}px" in page
+    assert 'style="min-width:220px"' in show(figure(2, 1), "a small figure").html  # never larger than it is
+
+
+@pytest.mark.parametrize("width", [4, 7.8, 12])
+def test_no_text_of_a_picture_is_smaller_than_can_be_read_on_a_page_of_900_pixels(width: float) -> None:
+    fig = figure(width, 2)
+    ax = fig.subplots()
+    ax.plot([0, 1], [0, 1], label="line")
+    ax.tick_params(labelsize=3)
+    ax.set_xlabel("x", fontsize=4)
+    ax.legend(fontsize=2)
+    fig.text(0.5, 0.5, "small", fontsize=1)
+    fig.text(0.5, 0.9, "large", fontsize=20)
+    show(fig, "text of many sizes")
+    shown = min(1.0, PAGE / (width * DPI))  # a picture wider than the page is made smaller
+    sizes = [text.get_fontsize() / 72 * DPI * shown for text in fig.findobj(Text) if text.get_text()]
+    assert min(sizes) >= SMALLEST - 1e-6
+    assert max(sizes) == pytest.approx(20 / 72 * DPI * shown)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_a_table_is_html_with_its_numbers_to_the_right_and_text_for_a_terminal() -> None:
+    shown = table(
+        [["H100", 80, 3.35, "989 TFLOP/s"], ["A <b>", 1_234_567, 2.0, "–"]], ["GPU", "n", "TB/s", "16 bit"], "T"
+    )
+    data = bundle(shown)
+    page = data["text/html"]
+    assert "<td>A &lt;b&gt;</td>" in page
+    assert '<td class="number">1,234,567</td>' in page
+    assert '<td class="number">–</td>' in page
+    assert "<caption>T</caption>" in page
+    assert "overflow-x: auto" in page
+    assert data["text/plain"].splitlines() == [
+        "T",
+        "GPU            n  TB/s       16 bit",
+        "H100          80  3.35  989 TFLOP/s",
+        "A <b>  1,234,567     2            –",
+    ]
+
+
+def test_a_table_without_rows_has_its_headers_and_one_of_another_length_is_refused() -> None:
+    assert repr(table([], ["a", "b"])) == "a  b"
+    with pytest.raises(ValueError, match="row 2: expected 2 cells, one for each header, got 1"):
+        table([[1, 2], [3]], ["a", "b"])
+
+
 def test_the_calculator_shows_the_formula_of_theory() -> None:
     alt = kv_memory("llama-3-70b", context=8192, requests=1).shown.alt
     assert "2.68 GB" in alt
@@ -163,7 +220,7 @@ def test_a_step_beyond_the_trace_is_clamped_and_an_unknown_axis_refused() -> Non
 
 def test_a_guess_is_stored_and_shown_beside_the_answer(data: Path) -> None:
     box = predict("t-1", "How many?", "GB")
-    box.field.value = 5.0
+    box.field.value = "5"
     box.button.click()
     assert predictions()["t-1"].guess == 5.0
     assert "You guessed 5" in repr(reveal("t-1", 2.5))
@@ -208,6 +265,44 @@ def test_the_latest_guess_counts() -> None:
     assert predictions()["t-7"].guess == 2.0
 
 
+def test_a_box_that_was_not_touched_is_no_guess_of_zero() -> None:
+    box = predict("t-11", "How many?", "GB")
+    assert box.field.value == ""
+    for value in ("", "  "):
+        box.field.value = value
+        box.button.click()
+        assert "nothing is stored" in box.text
+    assert predictions() == {}
+    box.field.value = "0"
+    box.button.click()
+    assert predictions()["t-11"].guess == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [("3", 3), (" 3.5 ", 3.5), ("1e6", 1e6), ("2,000", 2000), ("2 000", 2000), ("-.5", -0.5), ("12 GB", 12)],
+)
+def test_enter_stores_what_is_typed_and_again_replaces_it(typed: str, value: float) -> None:
+    box = predict("t-12", "How many?", "GB", guess=77)
+    box.field._handle_custom_msg({"event": "submit"}, [])  # the key comes before the text, as from a browser
+    box.field.value = typed
+    assert predictions()["t-12"].guess == value
+    assert f"Stored: {value:,.10g} GB" in box.text
+    assert predict("t-12", "How many?", "GB").field.value == f"{value:,.10g}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [("1,5", "it could be 1.5 or 15"), ("2,00", "2.00 or 200"), ("many", "expected a number"), ("3 MB", "in GB")],
+)
+def test_what_is_no_number_or_could_be_two_is_refused_with_the_reason(typed: str, said: str) -> None:
+    box = predict("t-13", "How many?", "GB")
+    box.field.value = typed
+    box.button.click()
+    assert said in box.text
+    assert predictions() == {}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_guess_that_is_no_number_is_refused(value: float) -> None:
     box = predict("t-8", "How many?", "GB")
@@ -246,3 +341,28 @@ def test_a_menu_has_buttons_that_step_through_it_because_jupyterlab_takes_its_ar
     back.click()
     assert menu.value == last
     assert "Device" in forth.tooltip
+
+
+# ---------------------------------------------------------------- Enter in a field
+
+
+def test_enter_takes_the_whole_text_in_whichever_order_key_and_text_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("chapters.widgets.entry.time.monotonic", lambda: now[0])
+    entered: list[str] = []
+    field = one_line("A number", lambda: entered.append(field.value))
+
+    def key() -> None:
+        field._handle_custom_msg({"event": "submit"}, [])
+
+    key()
+    assert entered == []  # the text is still on its way
+    field.value = "1"
+    assert entered == ["1"]
+    now[0] += 60
+    field.value = "2"  # the learner left the field
+    assert entered == ["1"]
+    now[0] += 60
+    field.value = "3"
+    key()
+    assert entered == ["1", "3"]

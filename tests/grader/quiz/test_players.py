@@ -86,17 +86,17 @@ def wrong(id: str) -> str:
 
 def test_each_answer_is_judged_explained_and_recorded_with_its_time() -> None:
     clock, log = Clock(), Log()
-    learner = Learner(right(CHOICE), "1", clock=clock, seconds=7)
+    learner = Learner(right(CHOICE), "1", "s", clock=clock, seconds=7)
     practise(learner.screen, questions(CHOICE, NUMBER), log, clock)
     assert log == [(CHOICE, True, 7), (NUMBER, False, 7)]
     assert "Right." in learner.saw
     assert "Not yet." in learner.saw
     assert KV.question(CHOICE, 3).why in learner.flat
-    assert "2 of 2 answered, 1 right." in learner.saw
+    assert "2 of 2 answered, 1 right at the first try." in learner.saw
 
 
 def test_a_wrong_choice_names_the_misconception_and_the_right_one() -> None:
-    learner = Learner(wrong(CHOICE))
+    learner = Learner(wrong(CHOICE), wrong(CHOICE))
     practise(learner.screen, questions(CHOICE), Log())
     question = KV.question(CHOICE, 3)
     note = question.notes[(question.right + 1) % len(question.options)]
@@ -104,9 +104,32 @@ def test_a_wrong_choice_names_the_misconception_and_the_right_one() -> None:
     assert f"Right: {letter(question.right)}) {question.options[question.right]}" in learner.flat
 
 
+def test_a_wrong_answer_reveals_nothing_before_the_last_try_and_only_the_first_is_recorded() -> None:
+    clock, log = Clock(), Log()
+    learner = Learner(wrong(CHOICE), right(CHOICE), clock=clock, seconds=7)
+    answered = practise(learner.screen, questions(CHOICE), log, clock)
+    between = learner.flat.partition("Not yet.")[2].partition("Right.")[0]
+    assert between.strip() == "One more try, or s to see the answer."
+    assert log == [(CHOICE, False, 7)]
+    assert [verdict.correct for _, verdict in answered] == [False]
+    assert KV.question(CHOICE, 3).why in learner.flat
+
+
+@pytest.mark.parametrize("id", [CHOICE, NUMBER, ORDER])
+def test_leaving_after_a_wrong_answer_reveals_nothing(id: str) -> None:
+    log = Log()
+    first = {CHOICE: wrong(CHOICE), NUMBER: "1", ORDER: right(ORDER)[::-1]}[id]
+    learner = Learner(first, "q")
+    practise(learner.screen, questions(id, "mask-at-decode"), log)
+    assert KV.question(id, 3).explained() not in learner.flat
+    assert "Right" not in learner.saw
+    assert "in place" not in learner.saw
+    assert len(log) == 1
+
+
 def test_partly_right_is_said_as_such() -> None:
     text = right(ORDER)
-    learner = Learner(text[1] + text[0] + text[2:])
+    learner = Learner(text[1] + text[0] + text[2:], "s")
     practise(learner.screen, questions(ORDER), Log())
     assert "Partly right." in learner.saw
     assert "3 of 5 in place" in learner.flat
@@ -127,7 +150,7 @@ def test_leaving_keeps_what_was_answered(end: str | BaseException) -> None:
     learner = Learner(right(CHOICE), end)
     practise(learner.screen, questions(CHOICE, NUMBER), log)
     assert [id for id, *_ in log] == [CHOICE]
-    assert "1 of 2 answered, 1 right." in learner.saw
+    assert "1 of 2 answered, 1 right at the first try." in learner.saw
 
 
 def test_a_skipped_question_is_neither_recorded_nor_explained() -> None:
@@ -168,7 +191,7 @@ def test_brackets_and_marks_in_a_prompt_are_shown_as_they_are() -> None:
 
 
 def test_answers_that_cannot_be_stored_are_said_once_and_the_quiz_goes_on(tmp_path: Path) -> None:
-    learner = Learner(right(CHOICE), wrong("mask-at-decode"))
+    learner = Learner(right(CHOICE), wrong("mask-at-decode"), "s")
     record = Recorder(learner.screen, Reviews.load(tmp_path / "file" / "reviews.jsonl"))
     (tmp_path / "file").write_text("")
     assert len(practise(learner.screen, questions(CHOICE, "mask-at-decode"), record)) == 2
@@ -248,6 +271,8 @@ def test_an_interview_that_is_left_ends_with_its_report(end: str | BaseException
     assert "You left early: 1 of 3 answered" in learner.flat
     assert "Score: 1 of 3 (33%)" in learner.saw
     assert "Not answered: 0 points each (2)" in learner.saw
+    for id in (NUMBER, "why-no-mask"):
+        assert KV.question(id, 3).explained() not in learner.flat, "leaving does not print the answers left"
     assert len(log) == 1
 
 
@@ -307,7 +332,17 @@ def test_a_text_that_nobody_judged_is_shown_and_left_out_of_the_score(end: str |
     assert ("Which of these points" in learner.saw) == asked
     assert "Written, but not judged: not in the score (1)" in learner.saw
     assert "Yours: my words" in learner.saw
-    assert "A model answer" in learner.saw
+    assert learner.saw.count("A model answer") == int(asked)  # once where it was to be compared, never on leaving
+
+
+def test_a_text_that_was_counted_has_its_model_answer_and_points_shown_once() -> None:
+    exam, learner, _ = interview("my words", "ab", ids=(SHORT,))
+    question = KV.question(SHORT, 3)
+    assert exam.score == 0.5
+    assert "2 of 4 points." in learner.saw
+    assert learner.saw.count("A model answer") == 1
+    for i, point in enumerate(question.options):
+        assert learner.flat.count(f"{letter(i)}) {point}") == 1
 
 
 def test_the_report_of_several_chapters_tells_their_tags_apart() -> None:

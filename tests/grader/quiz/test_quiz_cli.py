@@ -79,7 +79,7 @@ def test_in_a_terminal_a_chapter_is_asked_in_colour_and_leaves_at_q(data: Path) 
     child.expect_exact("Right.")
     child.expect_exact("> ")
     child.sendline("q")
-    assert f"1 of {COUNT} answered, 1 right." in plain(finish(child))
+    assert f"1 of {COUNT} answered, 1 right at the first try." in plain(finish(child))
     assert len(Reviews.load(data / "reviews.jsonl").answers) == 1
 
 
@@ -156,7 +156,7 @@ def test_what_is_due_is_asked_with_new_numbers_most_urgent_first(data: Path) -> 
         for id, day, verdict in rows:
             entry = {"key": f"02_kv_cache/{id}", "time": f"2026-01-0{day}T00:00:00+00:00", "verdict": verdict}
             file.write("\n" + json.dumps(same | entry))
-    result = pipe(data, typed="1\n1\n")
+    result = pipe(data, typed="1\ns\n1\ns\n")
     assert (
         result.stdout.index("[1/2]")
         < result.stdout.index("KV heads and a head dimension")
