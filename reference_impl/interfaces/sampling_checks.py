@@ -1,12 +1,10 @@
-"""What may be asked for by `SamplingParams`: its fields in one form each, and within their ranges."""
+"""What may be asked for by `SamplingParams`: its fields in one form each, and within their ranges. It is below the class
+that it checks, which so has no type here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from reference_impl.interfaces.request import SamplingParams
+from typing import Any
 
 # Fields of SamplingParams that are numbers: (name, whole, may be None).
 _NUMBERS = (
@@ -29,7 +27,7 @@ MOST = 2**31 - 1  # of counts and token ids, which tensors hold in 32 bits
 MOST_SAMPLES = 10_000  # of one prompt; each is a request of its own
 
 
-def normal(given: SamplingParams) -> dict[str, Any]:
+def normal(given: Any) -> dict[str, Any]:
     """Fields that can be said in several ways, vLLM's among them, in the one that the engine reads. What is none of
     them stays as it is, for `check`."""
     found: dict[str, Any] = {}
@@ -56,7 +54,7 @@ def _token(token: Any) -> Any:
     return int(token) if isinstance(token, str) and token.isdecimal() and len(token) < 11 else token
 
 
-def check(p: SamplingParams) -> None:
+def check(p: Any) -> None:
     """Raises ValueError that names the field, and says what was expected and what came."""
     for name, whole, optional in _NUMBERS:
         value = getattr(p, name)
@@ -70,7 +68,7 @@ def check(p: SamplingParams) -> None:
             raise ValueError(f"SamplingParams.{name}: expected {expected}, got {getattr(p, name)!r}")
 
 
-def _ranges(p: SamplingParams) -> Iterable[tuple[str, bool, str]]:
+def _ranges(p: Any) -> Iterable[tuple[str, bool, str]]:
     most = f"{MOST:,}"
     return (
         ("max_tokens", 1 <= p.max_tokens <= MOST, f"1 to {most}"),
