@@ -1,5 +1,5 @@
-"""What may be asked for by `SamplingParams`: its fields in one form each, and within their ranges. It is below the class
-that it checks, which so has no type here."""
+"""What may be asked for by `SamplingParams`: its fields in one form each, and within their ranges. It is below the
+class that it checks, which so has no type here."""
 
 from __future__ import annotations
 
