@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from grader.links import START
 from grader.study.workspace_files import (
     Version,
     in_the_way,
@@ -100,7 +101,7 @@ def prepare(update: bool = False) -> Prepared:
     Raises WorkspaceError if the workspace cannot be made or written.
     """
     result = Prepared(_make_home())
-    course = [(relative, source.read_bytes()) for relative, source in _course_files()]
+    course = [(relative, source.read_bytes()) for relative, source in course_files()]
     try:
         with _one_at_a_time(result.home):
             state = _read_state(result.home)
@@ -176,8 +177,10 @@ def _bring_once(relative: str, content: bytes, result: Prepared, state: _State, 
     state.given[relative] = new.content
 
 
-def _course_files() -> Iterator[tuple[str, Path]]:
-    """(path in the workspace, source): the chapters' notebooks, all of a lab's folder, and the page for assistants."""
+def course_files() -> Iterator[tuple[str, Path]]:
+    """(path in the workspace, source): START, the chapters' notebooks, all of a lab's folder, a page for assistants."""
+    if (start := data_root() / START).is_file():
+        yield START, start
     sources = (
         ("chapters", chapters_root(), "[0-9]*/**/*.ipynb"),
         ("labs", labs_root(), "[0-9]*/**/*"),

@@ -297,12 +297,12 @@ def test_a_renamed_notebook_that_was_only_run_is_still_known_as_the_courses_own(
 
 
 def test_every_renamed_notebook_is_in_the_course_under_its_new_name_only() -> None:
-    there = {relative for relative, _ in workspace._course_files()}
+    there = {relative for relative, _ in workspace.course_files()}
     assert set(workspace.RENAMED.values()) <= there
     assert not set(workspace.RENAMED) & there
 
 
 def test_no_two_notebooks_of_the_course_have_one_name() -> None:
     """A tab of JupyterLab shows the name of the file alone."""
-    names = [Path(relative).name for relative, _ in workspace._course_files() if relative.endswith(".ipynb")]
+    names = [Path(relative).name for relative, _ in workspace.course_files() if relative.endswith(".ipynb")]
     assert sorted(names) == sorted(set(names))
