@@ -59,7 +59,8 @@ def links_of(path: str, course: Course | None = None) -> str:
     if at > 1:  # before the first chapter START is what comes before
         links.append(_link(here, stops[0]))
     if here.quiz:
-        links.append(f"[Quiz]({QUIZ})")
+        # With the file's own name: JupyterLab scrolls to a heading only where a link names a file.
+        links.append(f"[Quiz]({here.path.rpartition('/')[2]}{QUIZ})")
         neighbours = stops[at - 1 : at + 2]
         labs = [stop for stop in stops if stop.chapter == here.chapter and not stop.quiz]
         links += [_link(here, lab) for lab in labs if lab not in neighbours]

@@ -78,6 +78,7 @@ def test_the_links_stand_under_the_title_and_in_the_last_cell(path: str) -> None
     assert (ROOT / path).parent.joinpath(targets[0]).resolve() == ROOT / NOTEBOOKS[at - 1]
     if at + 1 < len(NOTEBOOKS):
         assert (ROOT / path).parent.joinpath(targets[-1]).resolve() == ROOT / NOTEBOOKS[at + 1]
+    assert (f"[Quiz]({Path(path).name}#9.-Quiz)" in links) == path.startswith("chapters/")
     if path.startswith("labs/"):
         assert found[-1]["metadata"]["nbgrader"] | {"locked": True} == found[-1]["metadata"]["nbgrader"]
         assert found[-1]["metadata"]["editable"] is False
