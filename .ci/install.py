@@ -2,7 +2,8 @@
 
 torch comes first, by the exact pin of constraints.txt: asked for by a range, pip would take the newest build instead.
 A torch that is already there and new enough is kept. TORCH_INDEX=URL chooses where torch comes from, for a CPU build.
-Nothing is installed twice: a stamp in .venv remembers what pyproject.toml and constraints.txt asked for.
+Nothing is installed twice: a stamp in .venv remembers what pyproject.toml and constraints.txt asked for. A line says
+which step runs; what pip says goes to .venv/install.log, and where pip fails its end is shown.
 """
 
 import hashlib
@@ -17,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+LOG = VENV / "install.log"
+SHOWN = 20  # last lines of the log, where pip failed
 LOWEST_TORCH = (2, 8)
 
 VERSIONS = """
@@ -38,20 +41,25 @@ def main(extra: str) -> None:
     if stamp.exists() and stamp.read_text("utf-8") == wanted:
         return
     stamp.unlink(missing_ok=True)
+    LOG.write_text("", "utf-8")
     if not usable(versions(PYTHON)):
         install_torch()
+    say("Installing the course and what it needs, a few minutes ...")
     pip("install", "-c", str(constraints_around(versions(PYTHON))), "-e", f"{ROOT}[{extra}]")
+    say("Compiling to bytecode, so that the first start is fast ...")
     compile_all()
     stamp.write_text(wanted, "utf-8")
+    say(f"Installed. What pip said: {LOG}")
 
 
 def make_venv() -> None:
     working = PYTHON.exists() and not quiet(PYTHON, "-m", "pip", "--version")
     if working:
         return
+    say(f"Making {VENV} ...")
     command = [sys.executable, "-m", "venv", "--clear", str(VENV)]
     if usable(versions(Path(sys.executable))):
-        print("torch is already installed beside this Python; .venv will use it", flush=True)
+        say("torch is already installed beside this Python; .venv will use it")
         command.insert(3, "--system-site-packages")
     if subprocess.run(command).returncode:
         sys.exit("error: .venv could not be made. On Debian and Ubuntu: apt-get install python3-venv")
@@ -60,12 +68,12 @@ def make_venv() -> None:
 def install_torch() -> None:
     index = os.environ.get("TORCH_INDEX")
     if sys.platform == "linux" and not index and not has_nvidia_gpu():
-        print(
+        say(
             "No NVIDIA GPU was found here. The default torch for Linux brings CUDA with it: several GB to download.\n"
             "A CPU build is about 200 MB. To choose it, stop (Ctrl-C) and say where it is: make learn TORCH_INDEX=URL\n"
-            "(the install page of pytorch.org shows the URL: Linux, pip, CPU). Going on with the default.",
-            flush=True,
+            "(the install page of pytorch.org shows the URL: Linux, pip, CPU). Going on with the default."
         )
+    say(f"Installing torch {pin('torch')}, the longest download ...")
     pip("install", *(["--index-url", index] if index else []), f"torch=={pin('torch')}")
 
 
@@ -124,8 +132,19 @@ def compile_all() -> None:
 
 def pip(*arguments: str) -> None:
     environment = {"PIP_ROOT_USER_ACTION": "ignore", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **os.environ}
-    if subprocess.run([PYTHON, "-m", "pip", *arguments, "--no-compile"], env=environment).returncode:
-        sys.exit(f"error: this failed: pip {' '.join(arguments)}\nThe lines above say why; then run it again.")
+    command = [PYTHON, "-m", "pip", *arguments, "--no-compile", "--progress-bar", "off"]
+    with LOG.open("a", encoding="utf-8") as log:
+        failed = subprocess.run(command, env=environment, stdout=log, stderr=subprocess.STDOUT).returncode
+    if failed:
+        tail = "\n".join(LOG.read_text("utf-8", "replace").splitlines()[-SHOWN:])
+        sys.exit(
+            f"{tail}\nerror: this failed: pip {' '.join(arguments)}\n"
+            f"The lines above, the last of {LOG}, say why; then run it again."
+        )
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 def quiet(*command: object) -> int:

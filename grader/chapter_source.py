@@ -20,6 +20,7 @@ from typing import Any
 from grader.bootstrap import bootstrap_source
 from grader.cell_form import FOLDED, without_tool_comments
 from grader.labs.lab_source import KERNEL, differing, write_notebook
+from grader.links import LINKS, START, with_links
 
 _ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 # Notebook metadata that a source may set beside the name, e.g. jupyter={"source_hidden": true} for a long figure.
@@ -38,10 +39,13 @@ def chapter_notebook(path: Path, install_url: str | None = None) -> dict[str, An
     cells = [_cell(dict(raw), path) for raw in jupytext.reads(path.read_text("utf-8"), fmt="py:percent").cells]
     names = [cell["id"] for cell in cells]
     for name in names:
-        if names.count(name) > 1 or name == "bootstrap":
+        if names.count(name) > 1 or name in ("bootstrap", LINKS):
             raise ChapterError(f"{path.name}: the cell name {name!r} is taken; every cell needs a name of its own")
     first = next((i for i, cell in enumerate(cells) if cell["cell_type"] == "code"), len(cells))
     cells.insert(first, _code("bootstrap", bootstrap_source(install_url), {}))
+    last = {"cell_type": "markdown", "id": LINKS, "metadata": {}}
+    is_start = path.with_suffix(".ipynb").name == START
+    cells = with_links(cells, START if is_start else f"chapters/{path.parent.name}/{path.stem}.ipynb", last)
     return {"cells": cells, "metadata": KERNEL, "nbformat": 4, "nbformat_minor": 5}
 
 
@@ -88,8 +92,16 @@ def chapter_sources(root: Path) -> list[Path]:
 
 
 def build_chapters(root: Path) -> dict[Path, str]:
-    """All generated notebooks of the chapters under `root`, with their text. Raises ChapterError."""
-    return {path.with_suffix(".ipynb"): write_notebook(chapter_notebook(path)) for path in chapter_sources(root)}
+    """All generated notebooks of the chapters under `root`, and START, with their text. Raises ChapterError."""
+    files = {path.with_suffix(".ipynb"): write_notebook(chapter_notebook(path)) for path in chapter_sources(root)}
+    if (start := start_source(root)).is_file():
+        files[root / START] = write_notebook(chapter_notebook(start))
+    return files
+
+
+def start_source(root: Path) -> Path:
+    """The source of START.ipynb, which stands beside chapters/ and labs/, in the workspace as in the repository."""
+    return root / "chapters" / "start-here" / "START.py"
 
 
 def main(arguments: list[str]) -> int:

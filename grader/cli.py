@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -71,6 +72,8 @@ def _say_what_was_prepared(prepared: Prepared) -> None:
         return f"{len(paths)} file" + ("" if len(paths) == 1 else "s")
 
     print(f"Workspace: {prepared.home}")
+    for old, new in prepared.renamed.items():
+        print(f"{old} is called {Path(new).name} now; what you wrote and ran in it is unchanged")
     if prepared.copied:
         print(f"Copied {count(prepared.copied)}.")
     if prepared.updated:

@@ -149,23 +149,23 @@ def engine_row() -> Row:
     """Generates with the course model; the text and its timing, or why that failed."""
     try:
         from reference_impl import LLM, SamplingParams
+        from reference_impl.assembly import demo
         from reference_impl.assembly.config import course_model
 
         llm = LLM(course_model("target"))
         llm.generate(["warm up"], SamplingParams(max_tokens=2, temperature=0.0))
-        prompt = "def fibonacci(n):"
-        output = llm.generate([prompt], SamplingParams(max_tokens=32, temperature=0.0))[0]
+        output = llm.generate([demo.PROMPT], demo.demo_sampling())[0]
     except FileNotFoundError as error:
         return Row("engine", str(error), "fail", "The course model is missing. In a checkout: git checkout datasets")
     except Exception as error:  # whatever it is, the learner needs the finding, not a traceback
-        advice = "The engine cannot generate here. Run this for the details: inferlab generate 'def fibonacci(n):'"
+        advice = "The engine cannot generate here. Run this for the details: inferlab generate"
         return Row("engine", f"{type(error).__name__}: {error}", "fail", advice)
     metrics = output.metrics
     figures = (
         f"TTFT {_milliseconds(metrics.ttft)} · TPOT {_milliseconds(metrics.tpot)} · "
         f"{metrics.tokens_per_second or 0:.0f} tokens/s"
     )
-    return Row("engine", f"{prompt}{output.text}\n{figures}")
+    return Row("engine", f"{demo.PROMPT}{output.text}\n\nthe course's model: {demo.ABOUT}\n{figures}")
 
 
 def _milliseconds(seconds: float | None) -> str:

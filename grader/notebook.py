@@ -18,13 +18,17 @@ def check_this_notebook() -> None:
     from rich.console import Console
 
     from grader.study import lab_log, lab_work, workspace
+    from grader.study.milestone import milestone
     from grader.study.show import show_result
 
     history = executed_cells()
     labs = [load_lab(path) for path in sorted(workspace.labs_root().glob("[0-9]*_*/*.ipynb"))]
     lab = which_lab(labs, history)
-    result = lab_work.check_submission(lab, submission_from_history(lab, history))
+    submission = submission_from_history(lab, history)
+    result = lab_work.check_submission(lab, submission)
     show_result(Console(), result, lab.slug.split("_")[0], in_notebook=True)
+    if result.status == "passed":
+        print("\n" + milestone(lab, submission))
     if other := other_checks(lab, history):
         print(f"Note: of the checks you ran, {other} are not those of the release: edited, or another course's.")
         print("Did the notebook come in a bundle? Then set INFERLAB_HOME to the folder you unpacked, and start again.")

@@ -3,6 +3,7 @@
 ipywidgets and matplotlib only; without a front end each shows a static picture or text.
 """
 
+from chapters.widgets.answering import answering
 from chapters.widgets.attention_traffic import attention_traffic
 from chapters.widgets.batching import batching
 from chapters.widgets.block_table import block_table
@@ -24,6 +25,7 @@ from chapters.widgets.timeline import timeline
 from chapters.widgets.under_load import under_load
 
 __all__ = [
+    "answering",
     "attention_traffic",
     "batching",
     "block_table",

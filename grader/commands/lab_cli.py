@@ -48,6 +48,7 @@ def check(
 
     The result is kept and shown by `inferlab progress`; that of another --file is not.
     """
+    from grader.examination.intake import read_submission
     from grader.study import lab_log, lab_work
     from grader.study.show import show_result
 
@@ -57,6 +58,11 @@ def check(
     except (LabError, OSError) as error:
         _stop(error)
     show_result(console, result, lab)
+    if result.status == "passed":
+        from grader.study.milestone import milestone
+
+        submission = read_submission(work.path.read_bytes(), work.lab)
+        console.print("\n" + milestone(work.lab, submission), markup=False, highlight=False, soft_wrap=True)
     # Another file may be another learner's: it is checked, and is not this one's progress.
     if file is None and (problem := lab_log.record(result)):
         console.print(f"Note: {problem}", markup=False, highlight=False, soft_wrap=True)

@@ -94,6 +94,30 @@ def examine(
     return result
 
 
+def milestone(lab: Lab, submission: Submission, launcher: Launcher, *, secret: bytes) -> str:
+    """What the lab's cell for "milestone" prints: a text that the engine served with the learner's parts.
+
+    For a submission whose checks all passed; it earns nothing. "" for a lab without one. Where it fails, why.
+    """
+    cells = [cell for cell in lab.of_kind("code") if cell.where == "milestone"]
+    if not cells:
+        return ""
+    examination, printed = _Examination(lab, submission, launcher, Limits(), None), io.StringIO()
+    try:
+        with secret_seed(secret), roles_from(examination), _bounded_memory(examination.limits.memory):
+            for cell in cells:
+                namespace = examination.open_namespace()
+                with contextlib.redirect_stdout(printed), _alarm(examination.limits.check, "the milestone"):
+                    run_cell(cell.source, cell.grade_id, namespace)
+    except (KeyboardInterrupt, Lost):
+        raise
+    except BaseException as error:
+        return f"All checks passed, and the milestone did not run: {type(error).__name__}: {clean(str(error))}"
+    finally:
+        examination.end()
+    return clean(printed.getvalue())
+
+
 class _Examination:
     """The processes of one submission: one for its checks, renewed when it is gone, and those of a check's roles."""
 
@@ -126,6 +150,11 @@ class _Examination:
             # One endless loop is often behind many checks: 20 s for each would be minutes for one submission.
             self.limits = replace(self.limits, call=min(self.limits.call, self.limits.later_call))
         return result
+
+    def open_namespace(self) -> dict[str, Any]:
+        """Where cells run, with the learner's parts in it. Raises Gone."""
+        attempt = self._attempt = self._attempt or self._start()
+        return attempt.namespace
 
     def _start(self) -> Attempt:
         """A process with the learner's cells run in it, and the examiner's cells run here. Raises Gone."""

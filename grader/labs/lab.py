@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 Kind = Literal["text", "solution", "check", "answer", "code"]
-Where = Literal["both", "examiner", "learner", "notebook"]
-WHERES = ("both", "examiner", "learner", "notebook")
+Where = Literal["both", "examiner", "learner", "notebook", "milestone"]
+WHERES = ("both", "examiner", "learner", "notebook", "milestone")
 
 # Stands in a released lab in place of each solution.
 STUB = '# Your code here.\nraise NotImplementedError("not written yet")'

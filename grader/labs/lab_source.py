@@ -22,6 +22,7 @@ from grader.bootstrap import bootstrap_source
 from grader.cell_form import FOLDED, LONGEST, num_lines, without_tool_comments
 from grader.labs.lab import BEGIN_HIDDEN, END_HIDDEN, Cell, Lab, LabError, lab_from_notebook, split_hidden
 from grader.labs.release import course_directory, quiet_log, release_config
+from grader.links import LINKS, with_links
 
 KERNEL = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
@@ -43,6 +44,8 @@ def solution_notebook(
             "metadata": {"nbgrader": {"grade_id": "bootstrap"}, "inferlab": {"where": "notebook"}},
         }
         cells.insert(first, _cell(raw, path))
+    last = _cell({"cell_type": "markdown", "source": "", "metadata": {"nbgrader": {"grade_id": LINKS}}}, path)
+    cells = with_links(cells, f"labs/{path.parent.name}/{path.stem}.ipynb", last)
     notebook = {"cells": cells, "metadata": KERNEL, "nbformat": 4, "nbformat_minor": 5}
     lab = lab_from_notebook(notebook, path.parent.name, path.stem)
     _validate(lab)

@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from grader.study.manifest import load_course
-from grader.study.workspace import WorkspaceError
+from grader.links import START
+from grader.study.workspace import WorkspaceError, course_files
 
-_NBGRADER_EXTENSIONS = [
-    f"nbgrader.server_extensions.{name}"
-    for name in ("formgrader", "validate_assignment", "assignment_list", "course_list")
-]
+# What the course sets beside a user's own settings, whose files it leaves alone: no question about news, no look-up of
+# new versions, no instructor's panels, errors only in the terminal, Ctrl-C stops at once, and a kernel that has been
+# idle for an hour ends, since each holds half a gigabyte. START.ipynb says so.
+SETTINGS = Path(__file__).parent / "jupyter"
 
 
 def serve(folder: Path, port: int, ip: str) -> NoReturn:
@@ -30,6 +30,7 @@ def serve(folder: Path, port: int, ip: str) -> NoReturn:
     port = free_port(port, ip)
     token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(16)
     page = first_page(folder)
+    trust(folder)
     host = "127.0.0.1" if ip in ("0.0.0.0", "::", "*") else ip
     print(f"JupyterLab: http://{host}:{port}{page}?token={token}")
     if not has_display():
@@ -40,15 +41,25 @@ def serve(folder: Path, port: int, ip: str) -> NoReturn:
     os.execve(command[0], command, jupyter_environment(token))
 
 
+def trust(folder: Path) -> None:
+    """Signs the course's notebooks where they are as they came, as JupyterLab signs what its user saves: their code is
+    this package's, which a kernel imports anyway. What somebody else wrote is not signed."""
+    import nbformat
+    from nbformat.sign import NotebookNotary
+
+    notary = NotebookNotary()
+    for relative, source in course_files():
+        there = folder / relative
+        if there.suffix == ".ipynb" and there.is_file() and there.read_bytes() == source.read_bytes():
+            notebook = nbformat.reads(source.read_text("utf-8"), as_version=4)
+            if not notary.check_signature(notebook):
+                notary.sign(notebook)
+
+
 def jupyter_command(folder: Path, port: int, ip: str, page: str) -> list[str]:
     command = [sys.executable, "-P", "-m", "jupyterlab"]  # -P: the current folder does not shadow packages
     command += [f"--ServerApp.root_dir={folder}", f"--ServerApp.ip={ip}", f"--ServerApp.port={port}"]
-    command += ["--ServerApp.port_retries=0", f"--LabApp.default_url={page}", "--Application.log_level=WARN"]
-    for name in _NBGRADER_EXTENSIONS:  # an instructor's: outside a course folder they only complain
-        command.append(f"--ServerApp.jpserver_extensions={name}=False")
-    # Ctrl-C stops at once; no question about news, no look-up of new versions.
-    command += ["--ServerApp.answer_yes=True"]
-    command += ["--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    command += ["--ServerApp.port_retries=0", f"--LabApp.default_url={page}"]
     if not has_display():
         command.append("--no-browser")
     if hasattr(os, "geteuid") and os.geteuid() == 0:
@@ -59,6 +70,8 @@ def jupyter_command(folder: Path, port: int, ip: str, page: str) -> list[str]:
 def jupyter_environment(token: str) -> dict[str, str]:
     environment = dict(os.environ, JUPYTER_TOKEN=token)  # not on the command line, where other users see it
     environment["JUPYTER_PREFER_ENV_PATH"] = "1"  # the kernel of this environment, not of ~/.local
+    for name in ("JUPYTER_CONFIG_PATH", "JUPYTER_PATH"):  # these come before all other folders
+        environment[name] = os.pathsep.join(filter(None, [str(SETTINGS), os.environ.get(name)]))
     local = [name for name in os.environ.get("NO_PROXY", "").split(",") if name]
     environment["NO_PROXY"] = environment["no_proxy"] = ",".join(dict.fromkeys([*local, "127.0.0.1", "localhost"]))
     return environment
@@ -89,10 +102,5 @@ def free_port(first: int, ip: str) -> int:
 
 
 def first_page(folder: Path) -> str:
-    """Address path of the first notebook of the first finished chapter, or of JupyterLab itself."""
-    for chapter in load_course().chapters:
-        for part in chapter.parts:
-            notebook = f"chapters/{chapter.folder}/{part.name}.ipynb"
-            if (folder / notebook).is_file():
-                return f"/lab/tree/{notebook}"
-    return "/lab"
+    """Address path of START, or of JupyterLab itself where it is not there."""
+    return f"/lab/tree/{START}" if (folder / START).is_file() else "/lab"

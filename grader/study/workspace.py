@@ -19,12 +19,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from grader.links import START
 from grader.study.workspace_files import (
     Version,
     in_the_way,
     is_protected,
     place,
     place_beside,
+    rename,
     replace,
     version_of,
 )
@@ -35,6 +37,10 @@ from grader.study.workspace_files import (
 STATE_NAME = ".inferlab.json"
 RELEASED = "released"  # a private course's notebooks, from the instructor's bundle, in place of the public ones
 PATIENCE = 20  # seconds; a prepare takes less than one
+RENAMED = {  # notebooks that the course has renamed: what a learner has under the old name takes the new one
+    "chapters/04_paged_attention/chapter.ipynb": "chapters/04_paged_attention/a_blocks.ipynb",
+    "chapters/06_prefix_caching/chapter.ipynb": "chapters/06_prefix_caching/a_prefixes.ipynb",
+}
 
 
 class WorkspaceError(RuntimeError):
@@ -72,6 +78,7 @@ class Prepared:
     """What `prepare` did; paths are relative to the workspace."""
 
     home: Path
+    renamed: dict[str, str] = field(default_factory=dict)  # the learner's file, whatever is in it -> its name now
     copied: list[str] = field(default_factory=list)  # new here
     updated: list[str] = field(default_factory=list)  # replaced; the learner had not changed them
     kept: dict[str, str] = field(default_factory=dict)  # replaced, but had been run -> where the run copy is
@@ -94,13 +101,14 @@ def prepare(update: bool = False) -> Prepared:
     Raises WorkspaceError if the workspace cannot be made or written.
     """
     result = Prepared(_make_home())
-    course = [(relative, source.read_bytes()) for relative, source in _course_files()]
+    course = [(relative, source.read_bytes()) for relative, source in course_files()]
     try:
         with _one_at_a_time(result.home):
             state = _read_state(result.home)
             for relative, content in course:
                 if (version := version_of(content)) not in state.ours.setdefault(relative, []):
                     state.ours[relative].append(version)
+            _rename(result, state, {relative for relative, _ in course})
             _write_state(result.home, state)  # before the first copy: after a crash it must not look like an edit
             try:
                 for relative, content in course:
@@ -110,6 +118,24 @@ def prepare(update: bool = False) -> Prepared:
     except OSError as error:
         raise _unwritable(result.home, error) from None
     return result
+
+
+def _rename(result: Prepared, state: _State, course: set[str]) -> None:
+    """Gives learners' files the names that the course has now. One that is taken, read-only or a link stays."""
+    for old, new in RENAMED.items():
+        if old in course or new not in course:
+            continue
+        # What the course had under the old name is its own under the new one, too.
+        known = state.ours.setdefault(new, [])
+        known += [version for version in state.ours.get(old, []) if version not in known]
+        if old in state.given:
+            state.given.setdefault(new, state.given[old])
+        there = result.home / old
+        if not there.is_file() or is_protected(there):
+            continue
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            rename(there, result.home / new)
+            result.renamed[old] = new
 
 
 def _bring(relative: str, content: bytes, result: Prepared, state: _State, update: bool) -> None:
@@ -151,8 +177,10 @@ def _bring_once(relative: str, content: bytes, result: Prepared, state: _State, 
     state.given[relative] = new.content
 
 
-def _course_files() -> Iterator[tuple[str, Path]]:
-    """(path in the workspace, source): the chapters' notebooks, all of a lab's folder, and the page for assistants."""
+def course_files() -> Iterator[tuple[str, Path]]:
+    """(path in the workspace, source): START, the chapters' notebooks, all of a lab's folder, a page for assistants."""
+    if (start := data_root() / START).is_file():
+        yield START, start
     sources = (
         ("chapters", chapters_root(), "[0-9]*/**/*.ipynb"),
         ("labs", labs_root(), "[0-9]*/**/*"),

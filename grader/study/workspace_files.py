@@ -84,6 +84,19 @@ def place(path: Path, content: bytes) -> None:
         _give_name(temporary, path)
 
 
+def rename(path: Path, name: Path) -> None:
+    """Raises FileExistsError where `name` is taken, and FileNotFoundError where `path` has gone.
+
+    By way of a name that nothing saves to: what is saved at `path` meanwhile stays there. A crash in between leaves
+    the file under that name, NAME.old.ipynb.
+    """
+    if os.path.lexists(name):
+        raise FileExistsError(str(name))
+    aside = _put_aside(path)
+    _give_name(aside, name)
+    aside.unlink()
+
+
 def replace(path: Path, content: bytes, is_ours: Callable[[bytes], bool]) -> Path | None:
     """Puts `content` at `path` and what was there aside; returns where, or None where it was ours and is gone.
 

@@ -1,7 +1,7 @@
 """The front door: a folder of weights, text in, text out.
 
 llm = LLM(course_model("target"))
-print(llm.generate(["def fibonacci(n):"], SamplingParams(max_tokens=32, temperature=0))[0].text)
+print(llm.generate(["def open_file(file):\\n"], SamplingParams(max_tokens=32, temperature=0))[0].text)
 
 To the loop of the core (`core_llm.py`) it adds what is chosen before it (folder or shape, device, dtype, quantization,
 another process), n samples of a prompt, metrics, embeddings, beam search, and that Ctrl-C waits for the end of a step.

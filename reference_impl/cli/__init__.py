@@ -26,10 +26,13 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 
 
-@app.command(epilog='Example: inferlab generate "def fibonacci(n):" --max-tokens 48 --temperature 0')
+@app.command(epilog='Example: inferlab generate "class Stack:" --max-tokens 48 --temperature 0.7 --seed 1')
 @with_engine_options
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue, or with --chat a message to answer.")],
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="Text to continue, or with --chat a message to answer. Left out: a function's first line."),
+    ] = None,
     model: Annotated[str, typer.Option(help=f"{MODEL}.")] = "target",
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
@@ -41,12 +44,15 @@ def generate(
     trace: Timeline = None,
 ) -> None:
     """Continue a text with the engine, token by token, and say how long it took."""
+    from reference_impl.assembly import demo
     from reference_impl.assembly.llm import LLM
     from reference_impl.interfaces import SamplingParams
 
     with errors_in_a_line():
         llm = LLM(folder_of(model), **vars(engine))
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+        stop = demo.STOP if prompt is None and not chat else ()
+        prompt = demo.PROMPT if prompt is None else prompt
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
         ids = llm.chat_prompt([{"role": "user", "content": prompt}]) if chat else llm.encode(prompt)
         if not chat:
             typer.echo(prompt, nl=False)
@@ -54,8 +60,9 @@ def generate(
             typer.echo(piece, nl=False)
     m = llm.engine.trace.metrics("0")
     tpot = "-" if m.tpot is None else f"{m.tpot * 1e3:.1f} ms"
+    about = f"The course's model: {demo.ABOUT}. " if model == "target" else ""
     typer.secho(
-        f"\n[{m.num_output_tokens} tokens, TTFT {(m.ttft or 0) * 1e3:.0f} ms, TPOT {tpot}, "
+        f"\n[{about}{m.num_output_tokens} tokens, TTFT {(m.ttft or 0) * 1e3:.0f} ms, TPOT {tpot}, "
         f"{m.tokens_per_second or 0:.0f} tokens/s, {str(llm.engine.model.dtype).removeprefix('torch.')}, "
         f"attention {'+'.join(sorted({name for step in llm.engine.trace.steps() for name in step.attention}))}]",
         dim=True,

@@ -1263,6 +1263,22 @@ for _ in range(24):
     tokens.append(int(sample(last_logits(tokens), u, 0.7, 0, 0.9)[0]))
 print(course_llm().tokenizer.decode(tokens))
 
+# %% [markdown] nbgrader={"grade_id": "text_milestone"}
+# ## 15. Your sampler just served this text
+#
+# The engine ran the model, and every token below was chosen by your `sample`. Your `metrics` measured it. With all
+# checks passed, `inferlab lab check` shows this, too.
+
+# %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}
+from reference_impl.assembly.lab_parts import DEMO_PROMPT, show_served
+
+engine = LabEngine(course_llm(), {"num_blocks": 64}, sampler=SamplerBySettings(your_tokens))
+engine.add(course_llm().encode(DEMO_PROMPT), 19)
+engine.run()
+show_served("Your sampler just chose every token of this text", engine, course_llm())
+ttft = metrics(events_of(engine.trace))["requests"]["0"]["ttft"]
+print(f"By your metrics the first token came after {1000 * ttft:.0f} ms.")
+
 # %% [markdown] nbgrader={"grade_id": "extensions"}
 # ## Further (not graded)
 #

@@ -1156,6 +1156,25 @@ for N in (8, 32, 96):
 (tokens_without, _), (tokens_with, _) = closed_forms(16, 256)
 print(f"S=16, N=256: {tokens_without} against {tokens_with} tokens = {tokens_without / tokens_with:.0f}x")
 
+# %% [markdown] nbgrader={"grade_id": "text_milestone"}
+# ## 11. Your cache just served this text
+#
+# Every key and value below was kept by your `KVCache`, and read by your `attend`, in all layers. With all checks
+# passed, `inferlab lab check` shows this, too.
+
+# %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}
+from reference_impl.assembly.lab_parts import DEMO_PROMPT, show_served
+
+prompt = course_llm().encode(DEMO_PROMPT)
+yours = YourAttention({"0": len(prompt) + 19 - 1})
+attention = AttentionByRequest(course_llm().engine.attention, yours)
+engine = LabEngine(course_llm(), {"num_blocks": 64, "prefix_cache": "off"}, attention=attention)
+engine.add(prompt, 19)
+engine.run()
+show_served("Your cache just served this text", engine, course_llm())
+held = len(yours.caches["0", 0])
+print(f"Your caches, one for each of {len(yours.caches)} layers, hold {held} tokens each.")
+
 # %% [markdown] nbgrader={"grade_id": "extensions"}
 # ## Further (not graded)
 #

@@ -1325,6 +1325,28 @@ print(f"{steps[0] / steps[1]:.1f}x fewer steps, {seconds[0] / seconds[1]:.1f}x l
       f"{'same tokens' if outputs[0] == outputs[1] else 'tokens differ (a near tie, or a bug)'}")  # fmt: skip
 print(f"scheduling: {sum(spent) / steps[1] * 1e3:.2f} ms per step, {sum(spent) / seconds[1]:.1%} of the time")
 
+# %% [markdown] nbgrader={"grade_id": "text_milestone"}
+# ## 11. Your scheduler just served these texts
+#
+# Your scheduler decided what each step computed, for three requests at once. With all checks passed,
+# `inferlab lab check` shows this, too.
+
+# %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}
+from reference_impl.assembly.lab_parts import DEMO_PROMPT, show_served
+
+sizes = 32, 4
+parts = scheduler_parts(Judged(*sizes, (3, 16)), *sizes)
+limits = {"num_blocks": 32, "block_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 16}
+engine = LabEngine(course_llm(), {"prefix_cache": "off", **limits}, **parts)
+for text, num_tokens in (
+    (DEMO_PROMPT, 19),
+    ("def read_file(filename):\n    try:\n", 16),
+    ('class Queue:\n    def empty(self):\n        """', 16),
+):
+    engine.add(course_llm().encode(text), num_tokens)
+engine.run()
+show_served("Your scheduler just served these texts", engine, course_llm())
+
 # %% [markdown] nbgrader={"grade_id": "extensions"}
 # ## Further (not graded)
 #

@@ -1213,6 +1213,24 @@ full = [p // block_size * block_size for p in prompt_lens]  # the part of each p
 shared = [size - 2 * prompt for size, prompt in zip(whole, full, strict=True)]
 print(f"with three answers each: {fit(whole)} requests apart, {fit(shared)} that share their prompts' full blocks")
 
+# %% [markdown] nbgrader={"grade_id": "text_milestone"}
+# ## 9. Your blocks just served this text
+#
+# Your `BlockPool` and `append_slots` placed every key and value below, and your `paged_attention` read them. With all
+# checks passed, `inferlab lab check` shows this, too.
+
+# %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}
+from reference_impl.assembly.lab_parts import DEMO_PROMPT, show_served
+
+blocks = your_blocks(32, 4)
+attention = AttentionByTable(course_llm().engine.attention, check_your_slots, your_attention)
+parts = {"block_pool": blocks.pool, "kv_manager": blocks, "attention": attention}
+engine = LabEngine(course_llm(), {"num_blocks": 32, "block_size": 4}, unwritten=math.nan, **parts)
+engine.add(course_llm().encode(DEMO_PROMPT), 19)
+engine.run()
+show_served("Your blocks just served this text", engine, course_llm())
+print(f"Your pool was called {blocks.pool.num_calls} times and holds no block any more.")
+
 # %% [markdown] nbgrader={"grade_id": "extensions"}
 # ## Further (not graded)
 #

@@ -1013,6 +1013,24 @@ prompts = [torch.randint(100, 4000, (n,), generator=draw).tolist() for n in (ran
 check_served(prompts, 1, split=random_int(6, 8, draw))
 ### END HIDDEN TESTS
 
+# %% [markdown] nbgrader={"grade_id": "text_milestone"}
+# ## 7. Your kernel just served this text
+#
+# Your Triton kernel computed all attention below, in splits of eight keys, and your `merge_splits` combined them. The
+# smaller course model writes, and only a few tokens, because a kernel is slow without a GPU. With all checks passed,
+# `inferlab lab check` shows this, too.
+
+# %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}
+from reference_impl.assembly.lab_parts import show_served
+
+yours = YourSplits(split=8)
+backend = AttentionByRequest(course_llm("draft").engine.attention, yours)
+engine = LabEngine(course_llm("draft"), {"num_blocks": 32, "block_size": 4}, attention=backend)
+engine.add(course_llm("draft").encode("def close(self"), 3)
+engine.run()
+show_served("Your kernel just served this text", engine, course_llm("draft"))
+print(f"Your attention was called {yours.num_calls} times.")
+
 # %% [markdown] nbgrader={"grade_id": "extensions"}
 # ## Further (not graded)
 #

@@ -1180,6 +1180,25 @@ for name, index in (("without a cache", None), ("with your RadixIndex", RadixInd
         computed = engine.num_computed()[str(i)]
         print(f"{name}, request {i}: {computed} tokens computed, first token after {ttft:.3f} s")
 
+# %% [markdown] nbgrader={"grade_id": "text_milestone"}
+# ## 10. Your index just served this text
+#
+# The same prompt came twice, and your `RadixIndex` found the blocks of the first for the second, which computed only
+# the rest. With all checks passed, `inferlab lab check` shows this, too.
+
+# %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}
+from reference_impl.assembly.lab_parts import show_served
+
+index = Watched(RadixIndex(4), 4)
+options = {"block_size": 4, "num_blocks": 32, "prefix_cache": "off"}
+engine = LabEngine(course_llm(), options, prefix_index=index)
+for _ in range(2):
+    engine.add(course_llm().encode('class Queue:\n    def empty(self):\n        """'), 16)
+    engine.run()
+show_served("Your index just served this text twice", engine, course_llm())
+first, second = engine.num_computed().values()
+print(f"The first request computed {first} tokens, the second {second}: your index found the others.")
+
 # %% [markdown] nbgrader={"grade_id": "extensions"}
 # ## Further (not graded)
 #

@@ -70,7 +70,7 @@ def test_the_notebook_is_valid_and_has_no_outputs(source: Path) -> None:
 def test_links_lead_to_files_that_are_copied_to_the_learner(source: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", markdown(chapter_notebook(source, "inferlab"))):
         if not target.startswith("https://"):
-            assert re.fullmatch(r"\.\./\.\./labs/\d\d_\w+/\w+\.ipynb|\w+\.ipynb", target), target
+            assert re.fullmatch(r"\.\./\.\./((labs|chapters)/\d\d_\w+/\w+|START)\.ipynb|\w+\.ipynb", target), target
 
 
 @pytest.fixture(params=["warm", pytest.param("cold", marks=pytest.mark.slow)])

@@ -16,7 +16,7 @@ from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import model
 
-CHAPTER = Path(__file__).parents[2] / "chapters/06_prefix_caching/chapter.py"
+CHAPTER = Path(__file__).parents[2] / "chapters/06_prefix_caching/a_prefixes.py"
 Router = Callable[[int], Callable[[WorkloadRequest], int | None]]
 
 

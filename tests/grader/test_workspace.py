@@ -259,3 +259,50 @@ def test_one_waits_for_the_other_but_not_for_ever(course: Path, monkeypatch: pyt
     assert prepare(update=True).updated == [LAB]
     assert sum(waits[1:]) == pytest.approx(workspace.PATIENCE)
     os.close(other)
+
+
+def test_a_notebook_that_the_course_has_renamed_keeps_what_the_learner_wrote_in_it(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = course / NOTEBOOK, "chapters/02_kv_cache/a_kept.ipynb"
+    old.write_bytes(notebook("x = 1"))
+    home = prepare().home
+    (home / NOTEBOOK).write_bytes(notebook("my x", run=1))
+    old.rename(course / new)
+    (course / new).write_bytes(notebook("x = 2"))
+    monkeypatch.setattr(workspace, "RENAMED", {NOTEBOOK: new})
+    prepared = prepare(update=True)
+    assert prepared.renamed == {NOTEBOOK: new}
+    assert prepared.beside == {new: "chapters/02_kv_cache/a_kept.new.ipynb"}
+    assert (home / new).read_bytes() == notebook("my x", run=1)
+    assert not (home / NOTEBOOK).exists()
+    (home / NOTEBOOK).write_bytes(notebook("saved again from a tab that was open"))
+    assert not prepare().renamed, "the new name is taken"
+    assert (home / NOTEBOOK).read_bytes() == notebook("saved again from a tab that was open")
+
+
+def test_a_renamed_notebook_that_was_only_run_is_still_known_as_the_courses_own(
+    course: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = "chapters/02_kv_cache/a_kept.ipynb"
+    (course / NOTEBOOK).write_bytes(notebook("x = 1"))
+    home = prepare().home
+    (home / NOTEBOOK).write_bytes(notebook("x = 1", run=1))
+    (course / NOTEBOOK).rename(course / new)
+    (course / new).write_bytes(notebook("x = 2"))
+    monkeypatch.setattr(workspace, "RENAMED", {NOTEBOOK: new})
+    assert prepare().outdated == [new]
+    assert prepare(update=True).kept == {new: "chapters/02_kv_cache/a_kept.old.ipynb"}
+    assert (home / new).read_bytes() == notebook("x = 2")
+
+
+def test_every_renamed_notebook_is_in_the_course_under_its_new_name_only() -> None:
+    there = {relative for relative, _ in workspace.course_files()}
+    assert set(workspace.RENAMED.values()) <= there
+    assert not set(workspace.RENAMED) & there
+
+
+def test_no_two_notebooks_of_the_course_have_one_name() -> None:
+    """A tab of JupyterLab shows the name of the file alone."""
+    names = [Path(relative).name for relative, _ in workspace.course_files() if relative.endswith(".ipynb")]
+    assert sorted(names) == sorted(set(names))

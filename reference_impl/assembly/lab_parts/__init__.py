@@ -5,6 +5,7 @@ and hands over, beside the question, what the engine's own part answers: the not
 differs. So a notebook knows nothing of requests, batches and plans.
 
     serving      an engine with such parts, from prompts to tokens
+    milestone    the end of a lab: what was served with the learner's part
     sampler      lab 01: a sampler from draws of rows with the same settings
     events       lab 01: a trace as (time, kind, request)
     attention    labs 02, 04, 05: attention from one request at a time, or from block tables
@@ -12,6 +13,7 @@ differs. So a notebook knows nothing of requests, batches and plans.
     blocks       lab 04: a KV manager from functions of block tables
 """
 
+from reference_impl.assembly.demo import PROMPT as DEMO_PROMPT
 from reference_impl.assembly.lab_parts.attention import (
     AttentionByRequest,
     AttentionByTable,
@@ -20,11 +22,13 @@ from reference_impl.assembly.lab_parts.attention import (
 )
 from reference_impl.assembly.lab_parts.blocks import BlocksByTable
 from reference_impl.assembly.lab_parts.events import MovingClock, events_of
+from reference_impl.assembly.lab_parts.milestone import show_served
 from reference_impl.assembly.lab_parts.sampler import Draw, SamplerBySettings, engine_draw, engine_probabilities
 from reference_impl.assembly.lab_parts.schedule import SchedulerById, scheduler_parts
 from reference_impl.assembly.lab_parts.serving import LabEngine, course_llm
 
 __all__ = [
+    "DEMO_PROMPT",
     "AttentionByRequest",
     "AttentionByTable",
     "BlocksByTable",
@@ -40,4 +44,5 @@ __all__ = [
     "engine_probabilities",
     "events_of",
     "scheduler_parts",
+    "show_served",
 ]
