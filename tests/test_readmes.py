@@ -53,8 +53,8 @@ def test_its_python_runs_and_the_text_goes_on_from_the_prompt(page: str) -> None
     with contextlib.redirect_stdout(printed):
         exec(compile(code, page, "exec"), {"__name__": "__main__"})
     lines = [line for line in printed.getvalue().splitlines() if line.strip()]
-    assert len(lines) >= 3
-    assert len(set(lines)) > len(lines) / 2  # a small model may go round in circles, and this prompt should not show it
+    assert len(lines) >= 2
+    assert len(set(lines)) == len(lines)  # a small model may go round in circles; here it should not
 
 
 def test_the_table_of_chapters_is_the_manifests() -> None:
