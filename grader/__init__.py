@@ -8,3 +8,17 @@ def check() -> None:
     from grader.notebook import check_this_notebook
 
     check_this_notebook()
+
+
+def hint(check: str = "") -> None:
+    """In a lab's notebook: the next hint for a check, or for the one that did not pass last."""
+    from grader.notebook_checks import print_hint
+
+    print_hint(check)
+
+
+def show_checks() -> None:
+    """In a lab's notebook: from now on, what a check found is shown below its cell, and a loop without end is ended."""
+    from grader.notebook_checks import install
+
+    install()
