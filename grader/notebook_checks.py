@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-from grader.examination.attempt import Limits
+from grader.examination.attempt import OWN_CALL, Limits
 from grader.examination.verdict import check_result, explain
 from grader.labs.lab import Cell, Lab, LabError, comment_text, defined_names
 from grader.notebook import bare, executed_cells, known_labs, submission_from_history
@@ -236,9 +236,8 @@ class Watch:
                 self._tell(now - began)
             if inside is None:
                 continue
-            limits = Limits()
             again = any(_source(frame) in self.checks.hung for frame in own)
-            allowed = limits.later_call if again else limits.call
+            allowed = min(Limits.later_call, OWN_CALL) if again else OWN_CALL
             if now - since >= PATIENCE * allowed or (now - since >= allowed and time.process_time() - busy >= allowed):
                 self._stop(own[0], now - since)
                 return

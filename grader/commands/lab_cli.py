@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from grader.labs.lab import LabError
+from grader.saying import stop as _stop
 
 app = typer.Typer(
     name="lab",
@@ -153,8 +154,3 @@ def diff(lab: LabArgument) -> None:
     console.print(
         Syntax(text or "Your solution is the reference, line by line.", "diff", theme="ansi_dark", word_wrap=True)
     )
-
-
-def _stop(problem: object) -> NoReturn:
-    typer.echo(f"inferlab: {problem}", err=True)
-    raise typer.Exit(1)

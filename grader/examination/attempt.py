@@ -36,6 +36,9 @@ class Limits:
     learner_memory: int = MEMORY  # bytes of one process of the learner's; all together have those of its disk besides
 
 
+OWN_CALL = 10.0  # as Limits.call, for a learner's own check: somebody waits, and calls that return take less than one
+
+
 class Gone(BaseException):
     """The learner's process died, hung or broke the protocol. Not an Exception: no check may catch it."""
 

@@ -41,6 +41,9 @@ def open_work(wanted: str, file: Path | None = None) -> Work:
     """The learner's notebook of a lab, or `file` in its place. Raises LabError when there is none."""
     released = find_lab(workspace.labs_root(), wanted)
     path = file or _place(released)
+    if file is not None and not file.is_file():
+        what = "it is a folder, and a notebook is needed" if file.is_dir() else "there is no such file"
+        raise LabError(f"{file}: {what}. Expected the .ipynb file of lab {wanted}")
     if not path.exists():
         raise LabError(f"there is no {path}; bring the lab with: inferlab lab start {wanted}")
     return Work(load_lab(released), path, released)
@@ -79,12 +82,21 @@ def check_submission(lab: Lab, submission: Submission, on_start: Callable[[Cell]
         import torch
 
         from grader.checks import PUBLIC_SECRET
-        from grader.examination.examiner import examine
+        from grader.examination.attempt import OWN_CALL
+        from grader.examination.examiner import Limits, examine
 
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            return examine(lab, submission, launcher, secret=PUBLIC_SECRET, on_start=on_start, skip_hung=True)
+            return examine(
+                lab,
+                submission,
+                launcher,
+                secret=PUBLIC_SECRET,
+                on_start=on_start,
+                skip_hung=True,
+                limits=Limits(call=OWN_CALL),
+            )
         finally:
             torch.set_num_threads(threads)
 
@@ -160,6 +172,8 @@ def _readable(work: Work) -> dict[str, Any]:
 
 def _unreadable(work: Work, why: str) -> str:
     number = work.lab.slug.split("_")[0]
+    if work.path != _place(work.released):
+        return f"{work.path} cannot be read: {why}. Expected a notebook of lab {number}"
     return (
         f"{work.path} cannot be read: {why}. JupyterLab keeps an earlier version in .ipynb_checkpoints, beside it. Or "
         f"begin with a new notebook, and keep this file under another name: inferlab lab reset {number} --all"

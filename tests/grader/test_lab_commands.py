@@ -281,7 +281,7 @@ def test_what_does_not_return_is_named_with_its_line_and_called_once(
     monkeypatch.setattr(Peer, "request", hurried)
     monkeypatch.setattr("grader.commands.lab_cli.console", Console(width=300))
     said = lab("check", "01", ok=False)
-    assert "append (cell Window) had not finished after 20 s; it was at line" in said
+    assert "append (cell Window) had not finished after 10 s; it was at line" in said
     assert "while self.size:" in said or "x = x" in said
     assert "it needs Window, which did not return before" in said
     assert said.count("had not finished") == said.count("did not return before") == 1

@@ -39,9 +39,9 @@ def run(release_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> A
     monkeypatch.setenv("INFERLAB_DATA", str(tmp_path / "data"))
     released = {cell["id"]: "".join(cell["source"]) for cell in json.loads(release_text)["cells"]}
     here = (
-        "from functools import partial\nfrom pathlib import Path\nfrom grader.study import workspace\n"
+        "from pathlib import Path\nfrom grader.study import workspace\n"
         f"workspace.data_root = lambda: Path({str(tmp_path / 'root')!r})\n"
-        "import grader.notebook_checks as n\nn.Limits = partial(n.Limits, call=3.0)\nn.SHOWN_AFTER = 0.5"
+        "import grader.notebook_checks as n\nn.OWN_CALL = 3.0\nn.SHOWN_AFTER = 0.5"
     )
 
     def run_cells(cells: list[tuple[str, str]]) -> list[tuple[bool, dict[str, Any], str]]:
