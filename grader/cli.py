@@ -8,10 +8,9 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from grader.grader_bench import grader
 from grader.study.manifest import ManifestError
@@ -27,6 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+messages: Any = importlib.import_module("reference_impl.cli.messages")
+
 # name of the group (None: its commands stand at the top), module with a typer `app`
 _MOUNTS = (
     (None, "grader.commands.progress_cli"),
@@ -35,6 +36,21 @@ _MOUNTS = (
     ("quiz", "grader.quiz.cli"),
     (None, "reference_impl.cli"),
 )
+
+
+def _say_versions(wanted: bool) -> None:
+    if wanted:
+        typer.echo(messages.versions())
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_versions, help="Say the version, and stop.")
+    ] = False,
+) -> None:
+    del version
 
 
 @app.command(epilog="Example: inferlab learn --update")
@@ -104,7 +120,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
-        app()
+        sys.exit(messages.run(app))
     except (WorkspaceError, ManifestError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, soft_wrap=True)
+        messages.say(error)
         sys.exit(1)

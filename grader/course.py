@@ -167,7 +167,7 @@ def _secret_file(root: Path) -> dict[str, Any]:
 def open_course(folder: Path) -> Path:
     """The absolute path of a course folder. Raises CourseError."""
     if not (folder / "nbgrader_config.py").exists():
-        raise CourseError(f"{folder} is not a course folder; make one with: inferlab grade new-course DIR")
+        raise CourseError(f"{folder.absolute()} is not a course folder; make one with: inferlab grade new-course DIR")
     # nbgrader's own queries make SQLAlchemy warn, once per submission; nothing an instructor could act on.
     warnings.filterwarnings("ignore", module=r"nbgrader\.")
     return folder.resolve()

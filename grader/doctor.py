@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from grader.findings import COLOURS, Row, Verdict, table
+from grader.saying import install
 from grader.study.workspace import home
 
 GIB = 1024**3
@@ -97,11 +98,11 @@ def _torch_and_gpu() -> Iterator[Row]:
 
 def _packages() -> Iterator[Row]:
     if sys.platform == "linux":
-        yield _versioned("triton", TRITON, missing="info", advice="pip install 'inferlab[triton]' for the kernel labs")
+        yield _versioned("triton", TRITON, missing="info", advice=f"for the kernel labs: {install('triton')}")
     else:
         yield Row("triton", "not available here; kernels run as their torch twins", "info")
-    yield _versioned("jupyterlab", (4, 3), missing="warn", advice="pip install 'inferlab[learn]' to open the chapters")
-    yield _versioned("nbgrader", (0, 9), missing="info", advice="pip install 'inferlab[grade]' to grade labs")
+    yield _versioned("jupyterlab", (4, 3), missing="warn", advice=f"to open the chapters: {install('learn')}")
+    yield _versioned("nbgrader", (0, 9), missing="info", advice=f"to grade labs: {install('grade')}")
 
 
 def _versioned(package: str, lowest: tuple[int, int], missing: Verdict, advice: str) -> Row:

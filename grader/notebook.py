@@ -10,30 +10,42 @@ from collections.abc import Sequence
 
 from grader.bootstrap import FIRST_LINE
 from grader.examination.intake import Added, Submission, plain_python
-from grader.labs.lab import Lab, LabError, comment_text, defined_names, load_lab, split_hidden
+from grader.labs.lab import Lab, LabError, comment_text, defined_names, load_lab, split_hidden, without_helps
 
 
 def check_this_notebook() -> None:
     """Find out which lab is open, check it, and show the result. Raises LabError outside a lab's notebook."""
+    from IPython.display import display
     from rich.console import Console
 
-    from grader.study import lab_log, lab_work, workspace
+    from grader.study import lab_hints, lab_log, lab_tries, lab_work
     from grader.study.milestone import milestone
-    from grader.study.show import show_result
+    from grader.study.show import notebook_view, telling
 
     history = executed_cells()
-    labs = [load_lab(path) for path in sorted(workspace.labs_root().glob("[0-9]*_*/*.ipynb"))]
-    lab = which_lab(labs, history)
+    lab = which_lab(known_labs(), history)
     submission = submission_from_history(lab, history)
-    result = lab_work.check_submission(lab, submission)
-    show_result(Console(), result, lab.slug.split("_")[0], in_notebook=True)
+    with telling(Console(force_terminal=False, force_jupyter=False)) as on_start:
+        result = lab_work.check_submission(lab, submission, on_start)
+    problem = lab_log.record(result) or lab_tries.record_tries(lab, submission, result)
+    tries = lab_tries.read_tries(lab.slug)
+    steps = {cell.grade_id: lab_hints.steps(cell, tries.get(cell.grade_id, lab_tries.Tries()))
+             for cell in lab.of_kind("check")}  # fmt: skip
+    display(notebook_view(result, lab.slug.split("_")[0], steps))
     if result.status == "passed":
         print("\n" + milestone(lab, submission))
     if other := other_checks(lab, history):
         print(f"Note: of the checks you ran, {other} are not those of the release: edited, or another course's.")
         print("Did the notebook come in a bundle? Then set INFERLAB_HOME to the folder you unpacked, and start again.")
-    if problem := lab_log.record(result):
+    if problem:
         print(f"Note: {problem}")
+
+
+def known_labs() -> list[Lab]:
+    """The labs of this course."""
+    from grader.study import workspace
+
+    return [load_lab(path) for path in sorted(workspace.labs_root().glob("[0-9]*_*/*.ipynb"))]
 
 
 def executed_cells() -> list[str]:
@@ -50,8 +62,13 @@ def executed_cells() -> list[str]:
 
 def other_checks(lab: Lab, history: Sequence[str]) -> int:
     """How many executed cells are checks that are not this lab's: edited, or those of another course's release."""
-    ours = {split_hidden(cell.source)[0].strip() for cell in lab.of_kind("check")}
-    return len({source.strip() for source in history if comment_text(source, "property")} - ours)
+    ours = {bare(cell.source) for cell in lab.of_kind("check")}
+    return len({bare(source) for source in history if comment_text(source, "property")} - ours)
+
+
+def bare(source: str) -> str:
+    """A cell's text as a learner has it, in a release of any time."""
+    return without_helps(split_hidden(source)[0]).strip()
 
 
 def which_lab(labs: Sequence[Lab], history: Sequence[str]) -> Lab:
@@ -66,16 +83,16 @@ def which_lab(labs: Sequence[Lab], history: Sequence[str]) -> Lab:
 def submission_from_history(lab: Lab, history: Sequence[str]) -> Submission:
     """The executed cells as a submission: the lab's own cells are dropped, other cells are added ones."""
     submission = Submission()
-    released = {split_hidden(cell.source)[0].strip() for cell in lab.cells if cell.kind != "solution"}
+    released = {bare(cell.source) for cell in lab.cells if cell.kind != "solution"}
     place: str | None = None
     for source in history:
         names = set(defined_names(plain_python(source)))
         cell = next((c for c in lab.of_kind("solution") if names.intersection(c.names)), None)
-        own = next((c for c in lab.cells if c.source.strip() == source.strip()), None)
+        own = next((c for c in lab.cells if bare(c.source) == bare(source)), None)
         if cell is not None:
             place = cell.grade_id
             submission.answers[cell.grade_id] = source
-        elif source.strip() in released:
+        elif bare(source) in released:
             place = own.grade_id if own is not None else place
         elif "grader.check(" not in source and not source.startswith(FIRST_LINE):  # bootstrap: of any version
             # Run again after an edit, a cell replaces what it was before.

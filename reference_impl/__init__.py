@@ -8,6 +8,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+if sys.version_info < (3, 11):  # noqa: UP036
+    raise ImportError("inferlab needs Python 3.11 or later, and this is " + sys.version.split()[0])
+
 if TYPE_CHECKING:
     from reference_impl.assembly.config import EngineConfig, course_model
     from reference_impl.assembly.engine import Engine

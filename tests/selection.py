@@ -43,7 +43,7 @@ UNKNOWN = 1.0  # seconds for a test that never ran here
 IMPORT = 0.5  # seconds for a file, whatever it holds
 SENTINELS = ("tests/test_import.py", "tests/test_markers.py", "tests/test_packaging.py")
 # Of these nearly every test depends on nearly everything: a quick run says so, and tries the sentinels.
-WIDE = ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run", ".ci/install.py")
+WIDE = ("pyproject.toml", "constraints.txt", "Makefile", ".ci/run", ".ci/install.py", ".ci/installing.py")
 _FOLDER = re.compile(r"^(?:solutions|labs|chapters|tests/labs)/(\d\d_\w+)/")
 
 

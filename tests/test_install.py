@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The program with a .venv elsewhere, whose Python says what pip would say, and does not touch this one's."""
-    spec = importlib.util.spec_from_file_location("install", ROOT / ".ci" / "install.py")
+    spec = importlib.util.spec_from_file_location("installing", ROOT / ".ci" / "installing.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

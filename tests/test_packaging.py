@@ -133,7 +133,7 @@ def test_doctor_and_pyproject_agree_on_the_supported_versions() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     assert f"torch>={doctor.TORCH[0]}.{doctor.TORCH[1]}" in PROJECT["project"]["dependencies"]
     assert extras["triton"][0].startswith(f"triton>={doctor.TRITON[0]}.{doctor.TRITON[1]};")
-    assert f"LOWEST_TORCH = {doctor.TORCH}" in (ROOT / ".ci" / "install.py").read_text()
+    assert f"LOWEST_TORCH = {doctor.TORCH}" in (ROOT / ".ci" / "installing.py").read_text()
     assert doctor.release(pins()["torch"]) >= doctor.TORCH
     assert doctor.release(pins()["triton"]) >= doctor.TRITON
 

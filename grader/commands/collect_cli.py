@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from grader.course import CourseError, open_course
+from grader.saying import stop as _stop
 
 console = Console()
 SHOWN = 20  # names in a list; the rest is counted
@@ -94,8 +95,3 @@ def _list(what: str, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         console.print(f"{what} ({len(names)}): {', '.join(names[:SHOWN])}{more}", markup=False, highlight=False)
-
-
-def _stop(problem: object) -> NoReturn:
-    typer.echo(f"inferlab: {problem}", err=True)
-    raise typer.Exit(1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from grader.commands.collect_cli import collect, roster
 from grader.commands.results_cli import app as results_app
 from grader.commands.run_cli import replay, run
 from grader.course import SECRET_FILE, CourseError, new_course, open_course
+from grader.saying import stop as _stop
 
 app = typer.Typer(
     name="grade", help="For instructors: release labs, collect, grade, give feedback.", no_args_is_help=True
@@ -102,11 +103,6 @@ app.command(epilog="Example: inferlab grade roster participants.csv")(roster)
 app.command(epilog="Example: inferlab grade collect 02 downloads/lab02.zip")(collect)
 app.command(epilog="Example: inferlab grade run 02 --workers 4")(run)
 app.command(epilog="Example: inferlab grade replay ada 02")(replay)
-
-
-def _stop(problem: object) -> NoReturn:
-    typer.echo(f"inferlab: {problem}", err=True)
-    raise typer.Exit(1)
 
 
 app.add_typer(results_app)

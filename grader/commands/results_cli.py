@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from grader.course import CourseError, open_course
 from grader.results.shown_text import shown_line
+from grader.saying import stop as _stop
 
 if TYPE_CHECKING:
     from grader.courses.late import Late
@@ -370,8 +371,3 @@ def _open(course: Path, lab: str) -> tuple[Path, str]:
 
     root = open_course(course)
     return root, lab_slug(root, lab)
-
-
-def _stop(problem: object) -> NoReturn:
-    typer.echo(f"inferlab: {problem}", err=True)
-    raise typer.Exit(1)

@@ -6,7 +6,7 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from grader.course import CourseError, open_course
 from grader.results.result import Result
+from grader.saying import stop as _stop
 
 console = Console()
 Lab = Annotated[str, typer.Argument(help="Number or folder of the lab, such as 02.")]
@@ -124,8 +125,3 @@ def _stoppable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _stop(problem: object) -> NoReturn:
-    typer.echo(f"inferlab: {problem}", err=True)
-    raise typer.Exit(1)

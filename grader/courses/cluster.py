@@ -13,6 +13,7 @@ from typing import Any
 
 from grader.course import CourseError
 from grader.examination.worker import Setup, WorkerError, check_worker, close_servers
+from grader.saying import install
 
 CONNECT_SECONDS = 20.0
 
@@ -29,7 +30,7 @@ def cluster(address: str, setup: Setup) -> Iterator[tuple[Executor, int]]:
     try:
         from distributed import Client
     except ModuleNotFoundError:
-        raise CourseError("grading on a Dask cluster needs an extra: pip install 'inferlab[cluster]'") from None
+        raise CourseError(f"grading on a Dask cluster needs an extra: {install('cluster')}") from None
     try:
         client = Client(f"tcp://{place}", timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError) as error:

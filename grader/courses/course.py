@@ -14,6 +14,7 @@ from typing import Any
 
 from grader.course import CONFIG_NAME, CourseError
 from grader.labs.release import release_config
+from grader.saying import install
 
 _in_config_file: ContextVar[bool] = ContextVar("in_config_file", default=False)
 
@@ -46,7 +47,7 @@ def nbgrader_config(root: Path) -> Any:
             _in_config_file.reset(token)
     url = c.CourseDirectory.get("db_url", "")
     if str(url).startswith("postgresql") and importlib.util.find_spec("psycopg") is None:
-        raise CourseError("a gradebook in PostgreSQL needs an extra: pip install 'inferlab[postgres]'")
+        raise CourseError(f"a gradebook in PostgreSQL needs an extra: {install('postgres')}")
     return c
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from grader.labs.lab import STUB, Cell, Lab, split_hidden
+from grader.labs.lab import HELPS, STUB, Cell, Lab, split_hidden
 
 BEGIN_SOLUTION, END_SOLUTION = "### BEGIN SOLUTION", "### END SOLUTION"
 MARKERS = ("BEGIN SOLUTION", "END SOLUTION", "BEGIN HIDDEN TESTS", "END HIDDEN TESTS")
@@ -30,7 +30,7 @@ CELL_METADATA = {
     "cellView": None,
     "deletable": None,
     "editable": None,
-    "inferlab": {"where"},
+    "inferlab": {"where", *HELPS},
     "jupyter": {"source_hidden"},
     "nbgrader": {"cell_type", "checksum", "grade", "grade_id", "locked", "points", "schema_version", "solution",
                  "task"},

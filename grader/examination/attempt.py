@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from grader.labs.lab import Lab
 from grader.learner_side.codec import CannotCross, Malformed
 from grader.learner_side.peer import Peer
 
+_OWN_FRAME = re.compile(r'File "<cell ([^>"]+)>", line (\d+) in (\S+)')  # the innermost is the first
 _launching = threading.Lock()  # a launcher answers one at a time; the threads of several roles may ask at once
 
 
@@ -34,12 +36,16 @@ class Limits:
     learner_memory: int = MEMORY  # bytes of one process of the learner's; all together have those of its disk besides
 
 
+OWN_CALL = 10.0  # as Limits.call, for a learner's own check: somebody waits, and calls that return take less than one
+
+
 class Gone(BaseException):
     """The learner's process died, hung or broke the protocol. Not an Exception: no check may catch it."""
 
-    def __init__(self, status: str, detail: str):
+    def __init__(self, status: str, detail: str, cell: str = ""):
         super().__init__(detail)
         self.status, self.detail = status, detail
+        self.cell = cell  # the learner's cell with the code that did not return, where that is known
 
 
 class Lost(BaseException):
@@ -79,8 +85,10 @@ def start(lab: Lab, submission: Submission, launcher: Launcher, limits: Limits, 
         process = launcher.fork(limits.learner_memory)
     attempt, doing = Attempt(process), ["your code"]
 
+    cells = learner_cells(lab, submission)
+
     def gone(error: Exception) -> BaseException:
-        return _gone(error, process, who + doing[0], limits)
+        return _gone(error, process, who, doing[0], limits, {name: source for source, name in cells})
 
     peer = Peer(
         process.connection,
@@ -90,7 +98,7 @@ def start(lab: Lab, submission: Submission, launcher: Launcher, limits: Limits, 
         gone=gone,
     )
     try:
-        for source, name in learner_cells(lab, submission):
+        for source, name in cells:
             doing[0] = f"cell {name}"
             # One by one: each has the time of a call, and together they may be longer than a message.
             [error] = _list(peer.request({"m": "cells"}, [(source, name)]), gone)
@@ -133,17 +141,27 @@ def _list(value: Any, gone: Any) -> list[Any]:
     return value
 
 
-def _gone(error: Exception, process: LearnerProcess, what: str, limits: Limits) -> BaseException:
+def _gone(
+    error: Exception, process: LearnerProcess, who: str, doing: str, limits: Limits, sources: dict[str, str]
+) -> BaseException:
+    what = who + doing
     if isinstance(error, MemoryError):
         return Gone("crashed", f"{what} sent more than the examiner can hold")
     if isinstance(error, Malformed):
         return Gone("crashed", f"{what} sent what is not an answer ({error})")
+    stack = process.stack() if isinstance(error, TimeoutError) else ""
     with _launching:
         ending = process.end()
     # Of several processes the kernel may have ended the others, and this one waits for them: memory is the reason.
     if ending.out_of_memory:
         return Gone("killed for memory", f"{what} used more memory than it may")
     if isinstance(error, TimeoutError):
+        if found := _OWN_FRAME.search(stack):
+            cell, line, function = found.group(1), int(found.group(2)), found.group(3)
+            doing = f"cell {cell}" if function.startswith("<") else f"{function} (cell {cell})"
+            text = f"{who}{doing} had not finished after {limits.call:g} s; it was at line {line}:"
+            code = [*sources.get(cell, "").split("\n"), *[""] * line][line - 1]
+            return Gone("timed out", f"{text}\n    {code.strip()}", cell)
         return Gone("timed out", f"{what} had not finished after {limits.call:g} s")
     if ending.lost:
         return Lost("the sandbox was ended from outside")

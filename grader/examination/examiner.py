@@ -24,6 +24,7 @@ from grader.checks import secret_seed
 from grader.examination.attempt import Attempt, Gone, Limits, Lost, interface_dataclasses, start
 from grader.examination.flags import flags
 from grader.examination.intake import Submission
+from grader.examination.needed import needed_cells
 from grader.examination.reference import Reference, run_cell
 from grader.examination.roles import roles_from
 from grader.examination.verdict import MAX_SEEN, check_result, clean, explain
@@ -70,20 +71,25 @@ def examine(
     limits: Limits | None = None,
     prepared: dict[str, Any] | None = None,
     on_check: Callable[[CheckResult], None] = lambda check: None,
+    on_start: Callable[[Cell], None] = lambda cell: None,
+    skip_hung: bool = False,
 ) -> Result:
     """Run all checks of `lab` on `submission`; every check has a result, whatever the submission does.
 
     secret: seeds the checks' randomness (`grader.checks`). prepared: from `prepare(lab, secret)`, and used up: give it
     to one call only, in a fork. on_check: called with each check's result at once, as this process may be killed.
+    on_start: called before each check. skip_hung: what did not return once is not called again; checks that need it
+    are not run. For a learner's own check, where somebody waits: in a grade, each check decides for itself.
     Raises ConnectionError, SandboxError when no process can be started, `attempt.Lost`, KeyboardInterrupt.
     """
     started = time.monotonic()
-    examination = _Examination(lab, submission, launcher, limits or Limits(), prepared)
+    examination = _Examination(lab, submission, launcher, limits or Limits(), prepared, skip_hung)
     result = Result(lab=lab.slug, points=lab.points, secret=secret.hex(), notes=list(submission.notes))
     result.flags = flags(lab, submission)
     try:
         with secret_seed(secret), roles_from(examination), _bounded_memory(examination.limits.memory):
             for cell in lab.of_kind("check"):
+                on_start(cell)
                 result.checks.append(examination.check(cell, time.monotonic() - started))
                 on_check(result.checks[-1])
         result.notes += [f"cell {name} stopped with an error" for name in examination.broken]
@@ -122,7 +128,13 @@ class _Examination:
     """The processes of one submission: one for its checks, renewed when it is gone, and those of a check's roles."""
 
     def __init__(
-        self, lab: Lab, submission: Submission, launcher: Launcher, limits: Limits, prepared: dict[str, Any] | None
+        self,
+        lab: Lab,
+        submission: Submission,
+        launcher: Launcher,
+        limits: Limits,
+        prepared: dict[str, Any] | None,
+        skip_hung: bool = False,
     ):
         self.lab, self.submission, self.launcher, self.limits = lab, submission, launcher, limits
         self.broken: dict[str, str] = {}
@@ -131,6 +143,8 @@ class _Examination:
         self._attempt: Attempt | None = None
         self._roles: list[Attempt] = []
         self._failed: Gone | None = None
+        self._skip_hung = skip_hung
+        self._hung: set[str] = set()  # the learner's cells with code that did not return
 
     def check(self, cell: Cell, spent: float) -> CheckResult:
         """One check's result. spent: seconds since the first one began."""
@@ -138,14 +152,18 @@ class _Examination:
             return check_result(cell, self._failed.status, self._failed.detail)
         if spent > self.limits.total:
             return check_result(cell, "not run", f"all {self.limits.total:.0f} s were used up before")
+        if waits_for := sorted(self._hung and self._hung & needed_cells(self.lab, self.submission, cell)):
+            return check_result(cell, "not run", f"it needs {', '.join(waits_for)}, which did not return before")
         try:
             attempt = self._attempt = self._attempt or self._start()
-        except Gone as gone:
-            self._failed = gone
-            return check_result(cell, gone.status, gone.detail)
-        result, alive = _run_check(cell, attempt.namespace, self.limits)
+        except Gone as failed:
+            self._failed = failed
+            return check_result(cell, failed.status, failed.detail)
+        result, alive, gone = _run_check(cell, attempt.namespace, self.limits)
         if not alive:
             self.end()
+        if self._skip_hung and gone is not None and gone.status == "timed out" and gone.cell:
+            self._hung.add(gone.cell)
         if result.status == "timed out":
             # One endless loop is often behind many checks: 20 s for each would be minutes for one submission.
             self.limits = replace(self.limits, call=min(self.limits.call, self.limits.later_call))
@@ -215,21 +233,22 @@ def _fresh(lab: Lab) -> dict[str, Any]:
     return {"__name__": LAB_MODULE, "reference": Reference(lab)}
 
 
-def _run_check(cell: Cell, namespace: dict[str, Any], limits: Limits) -> tuple[CheckResult, bool]:
-    """One check's result, and whether the learner's process can still be used."""
+def _run_check(cell: Cell, namespace: dict[str, Any], limits: Limits) -> tuple[CheckResult, bool, Gone | None]:
+    """One check's result, whether the learner's process can still be used, and if not, how it went."""
     started, printed, alive = time.monotonic(), _Beginning(), True
+    how: Gone | None = None
     try:
         with contextlib.redirect_stdout(printed), _alarm(limits.check, "the check"):
             run_cell(cell.source, cell.grade_id, namespace)
         status, message = "passed", ""
     except Gone as gone:
-        status, message, alive = gone.status, gone.detail, False
+        status, message, alive, how = gone.status, gone.detail, False, gone
     except (KeyboardInterrupt, Lost):
         raise  # from the user at this machine: no learner's code can send one
     except BaseException as error:
         status, message = explain(error, cell)
         alive = isinstance(error, Exception)
-    return check_result(cell, status, message, printed.getvalue(), time.monotonic() - started), alive
+    return check_result(cell, status, message, printed.getvalue(), time.monotonic() - started), alive, how
 
 
 class _Beginning(io.StringIO):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from grader.examination.notebook_file import FileCell, Refused, plain_text, read_cells
-from grader.labs.lab import STUB, Cell, Lab, defined_names, split_hidden
+from grader.labs.lab import STUB, Cell, Lab, defined_names, split_hidden, without_helps
 
 __all__ = ["DELETED", "Added", "Refused", "Submission", "learner_cells", "plain_python", "read_submission", "rebuild"]
 
@@ -88,7 +88,7 @@ def _take(cell: FileCell, position: int, is_last: bool, lab: Lab, submission: Su
     if _marks_changed(cell, lab.notebook["cells"][position]):
         notes.append(f"cell {own.grade_id} had its points or its grading marks changed: the original ones were used")
     if own.kind not in ("solution", "answer"):
-        if cell.source.strip() != _visible(own).strip():
+        if without_helps(cell.source).strip() != _visible(own).strip():
             notes.append(f"cell {own.grade_id} is not yours to change: the original was used")
         elif not is_last:
             notes.append(f"cell {own.grade_id} occurs more than once: one was used")
@@ -200,7 +200,7 @@ def _marks_changed(cell: FileCell, release: dict[str, Any]) -> bool:
 
 def _visible(cell: Cell) -> str:
     # In the solution notebook a check still has its hidden part, which the release has not.
-    return plain_text(split_hidden(cell.source)[0] if cell.kind == "check" else cell.source)
+    return plain_text(without_helps(split_hidden(cell.source)[0]) if cell.kind == "check" else cell.source)
 
 
 def _limit(submission: Submission, lab: Lab) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ from grader.learner_side.confine import Bounds
 from grader.learner_side.wire import Connection
 
 KEPT_OUTPUT = 64 << 10  # bytes of what a learner's process prints that are kept: the last ones
+STACK_SECONDS = 2.0  # for a process to say where it is
+_STACK = re.compile(rb"[^\n]*\(most recent call first\):\n((?:  File [^\n]*\n)+)")
 START_SECONDS = 300.0  # for importing torch; only a limit for what could hang
 _CREDENTIALS = struct.Struct("3i")
 _request_number = itertools.count(1)
@@ -78,6 +82,25 @@ class LearnerProcess:
     def output(self) -> str:
         """The last characters printed so far, on both streams."""
         return self._tail.decode("utf-8", "replace")
+
+    def stack(self) -> str:
+        """What the process's first thread does now, innermost call first, as faulthandler writes it.
+
+        "" in isolation, where nothing is sent to the process but data, and when it does not answer.
+        """
+        if not self._launcher.insecure or self._ending is not None:
+            return ""
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGUSR1)
+        deadline, said = time.monotonic() + STACK_SECONDS, b""
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            found = _STACK.search(self._tail)
+            if found and found.group(1) == said:  # it has been written to its end
+                self._tail = self._tail[: found.start()] + self._tail[found.end() :]
+                return said.decode("utf-8", "replace")
+            said = found.group(1) if found else b""
+        return ""
 
     def cpu_seconds(self) -> float | None:
         """Processor time the process has used, user and system; None where it cannot be read."""

@@ -9,13 +9,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 Kind = Literal["text", "solution", "check", "answer", "code"]
 Where = Literal["both", "examiner", "learner", "notebook", "milestone"]
 WHERES = ("both", "examiner", "learner", "notebook", "milestone")
+HELPS = ("question", "hint", "explanation")  # of a check, from general to concrete
 
 # Stands in a released lab in place of each solution.
 STUB = '# Your code here.\nraise NotImplementedError("not written yet")'
@@ -32,6 +34,8 @@ class Cell:
 
     text: prose. solution: the learner's code, runs in the learner's process only. check: one check, runs in the
     examiner only. answer: text of the learner that a person grades. code: anything else; `where` applies to it.
+    helps: what a check has for a learner who fails it, by `HELPS`; it is not in the cell's text, where it would be read
+    before it is asked for.
     """
 
     grade_id: str
@@ -39,6 +43,7 @@ class Cell:
     source: str
     where: Where = "examiner"
     points: float = 0.0
+    helps: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -51,9 +56,23 @@ class Cell:
         return comment_text(self.source, "property")
 
     @property
+    def question(self) -> str:
+        """The first hint: a question."""
+        return self._help("question")
+
+    @property
     def hint(self) -> str:
-        """What a check says to a learner who fails it."""
-        return comment_text(self.source, "hint")
+        """The second hint, which is concrete."""
+        return self._help("hint")
+
+    @property
+    def explanation(self) -> str:
+        """The property worked out on an example, for one who has tried; no solution."""
+        return self._help("explanation")
+
+    def _help(self, key: str) -> str:
+        # In the text: releases of before, and in a percent file, where an author writes it.
+        return self.helps.get(key) or comment_text(self.source, key)
 
 
 @dataclass(frozen=True)
@@ -94,12 +113,14 @@ def lab_from_notebook(notebook: dict[str, Any], slug: str, name: str) -> Lab:
         grade_id = meta.get("grade_id")
         if not grade_id:
             raise LabError(f"{slug}: cell {number} has no grade_id")
-        where = (raw["metadata"].get("inferlab") or {}).get("where", "examiner")
+        ours = raw["metadata"].get("inferlab") or {}
+        where = ours.get("where", "examiner")
         if where not in WHERES:
             raise LabError(f"{slug}, cell {grade_id}: where is {where!r}, expected one of {', '.join(WHERES)}")
         source = "".join(raw["source"])
         points = float(meta.get("points") or 0) if meta.get("grade") else 0.0
-        cells.append(Cell(grade_id, _kind(raw["cell_type"], meta), source, where, points))
+        helps = {key: str(ours[key]) for key in HELPS if key in ours}
+        cells.append(Cell(grade_id, _kind(raw["cell_type"], meta), source, where, points, helps))
     return Lab(slug, name, tuple(cells), notebook)
 
 
@@ -148,15 +169,25 @@ def _kind(cell_type: str, meta: dict[str, Any]) -> Kind:
 
 def comment_text(source: str, key: str) -> str:
     """The text of `# key: ...` among the comment lines a cell starts with; continued in lines indented further."""
-    text: list[str] = []
-    for line in source.split("\n"):
-        if not line.startswith("#"):
-            break
+    lines = source.split("\n")
+    return " ".join(lines[number][1:].removeprefix(" ").removeprefix(f"{key}:").strip()
+                    for number in _comment_lines(lines, key))  # fmt: skip
+
+
+def without_helps(source: str) -> str:
+    """A check's text without the comments that hold its helps: what a learner sees of it."""
+    lines = source.split("\n")
+    gone = {number for key in HELPS for number in _comment_lines(lines, key)}
+    return "\n".join(line for number, line in enumerate(lines) if number not in gone)
+
+
+def _comment_lines(lines: list[str], key: str) -> list[int]:
+    """The numbers of the lines of `# key: ...`."""
+    found: list[int] = []
+    for number, line in enumerate(lines):
         body = line[1:].removeprefix(" ")
-        if match := re.match(rf"{key}:\s*(.*)", body):
-            text.append(match.group(1))
-        elif text and body.startswith("  "):
-            text.append(body.strip())
-        elif text:
+        if not line.startswith("#") or (found and not body.startswith("  ")):
             break
-    return " ".join(text)
+        if found or re.match(rf"{key}:", body):
+            found.append(number)
+    return found

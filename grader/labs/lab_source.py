@@ -20,7 +20,18 @@ from typing import Any
 
 from grader.bootstrap import bootstrap_source
 from grader.cell_form import FOLDED, LONGEST, num_lines, without_tool_comments
-from grader.labs.lab import BEGIN_HIDDEN, END_HIDDEN, Cell, Lab, LabError, lab_from_notebook, split_hidden
+from grader.labs.lab import (
+    BEGIN_HIDDEN,
+    END_HIDDEN,
+    HELPS,
+    Cell,
+    Lab,
+    LabError,
+    comment_text,
+    lab_from_notebook,
+    split_hidden,
+    without_helps,
+)
 from grader.labs.release import course_directory, quiet_log, release_config
 from grader.links import LINKS, with_links
 
@@ -28,6 +39,11 @@ KERNEL = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+# Ends the first cell of a lab's notebook.
+SHOW_CHECKS = """\
+import grader
+
+grader.show_checks()  # what a check found is shown below it"""
 _ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 
 
@@ -40,7 +56,7 @@ def solution_notebook(
         first = next((i for i, cell in enumerate(cells) if cell["cell_type"] == "code"), len(cells))
         raw = {
             "cell_type": "code",
-            "source": bootstrap_source(install_url),
+            "source": f"{bootstrap_source(install_url)}\n\n{SHOW_CHECKS}",
             "metadata": {"nbgrader": {"grade_id": "bootstrap"}, "inferlab": {"where": "notebook"}},
         }
         cells.insert(first, _cell(raw, path))
@@ -106,12 +122,13 @@ def _cell(raw: dict[str, Any], path: Path) -> dict[str, Any]:
         if set(raw["metadata"]["inferlab"]) - {"where"}:
             raise LabError(f"{path.name}, cell {grade_id}: inferlab knows only the key where")
         metadata["inferlab"] = dict(raw["metadata"]["inferlab"])
-    cell: dict[str, Any] = {
-        "cell_type": raw["cell_type"],
-        "id": grade_id,
-        "metadata": metadata,
-        "source": raw["source"],
-    }
+    source = raw["source"]
+    if grade and not solution:
+        helps = {key: text for key in HELPS if (text := comment_text(source, key))}
+        if helps:
+            metadata["inferlab"] = metadata.get("inferlab", {}) | helps
+        source = without_helps(source)
+    cell: dict[str, Any] = {"cell_type": raw["cell_type"], "id": grade_id, "metadata": metadata, "source": source}
     return cell | ({"execution_count": None, "outputs": []} if raw["cell_type"] == "code" else {})
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+
+from grader.saying import install, why
+from grader.saying import stop as _stop
 
 
 class _Asks(TyperGroup):
@@ -60,7 +64,9 @@ def ask(
     from grader.study.manifest import ManifestError
 
     if minutes is not None and not interview:
-        _stop(f"--minutes is the time of an interview. Try: inferlab quiz --interview --minutes {minutes}")
+        raise typer.BadParameter(
+            f"it is the time of an interview: inferlab quiz --interview --minutes {minutes}", param_hint="--minutes"
+        )
     drawn_with = random.randrange(1_000_000) if seed is None else seed
     try:
         finished = open_quizzes()
@@ -96,7 +102,10 @@ def export(
     from grader.study.manifest import ManifestError
 
     if anki is None and html is None:
-        _stop("nothing to write. Name a file: inferlab quiz export --html quiz.html, or --anki quiz.apkg")
+        raise typer.BadParameter(
+            "nothing to write. Name a file: inferlab quiz export --html quiz.html, or --anki quiz.apkg",
+            param_hint="--html or --anki",
+        )
     try:
         quizzes = open_quizzes(chapters or ())
         check_tag(quizzes, tag)
@@ -106,7 +115,7 @@ def export(
         try:
             from grader.quiz.export_anki import write_anki
         except ImportError as error:
-            _stop(f"{error}. To write for Anki: pip install 'inferlab[learn]'")
+            _stop(f"{error}. To write for Anki: {install('learn')}")
         print(f"{_written(write_anki, quizzes, tag, anki)} cards: {anki}. In Anki: File, Import.")
     if html is not None:
         from grader.quiz.export_html import write_html
@@ -117,10 +126,15 @@ def export(
 def _written(
     write: Callable[[list[Any], str | None, Path], int], quizzes: list[Any], tag: str | None, path: Path
 ) -> int:
+    if not path.absolute().parent.is_dir():  # a mistyped folder is not made
+        folder = path.parent
+        if folder.exists():
+            _stop(f"cannot write {path}: {folder} is a file and no folder")
+        _stop(f"cannot write {path}: there is no folder {folder}. Make it first: mkdir -p {shlex.quote(str(folder))}")
     try:
         return write(quizzes, tag, path)
     except OSError as error:
-        _stop(f"cannot write {path}: {error.strerror}. Name a file in a folder that is yours")
+        _stop(f"cannot write {path}: {why(error)}. Name a file in a folder that is yours")
 
 
 def _practise(questions: list[Any], reviews: Any, now: datetime) -> None:
@@ -186,8 +200,3 @@ def _nothing_due(reviews: Any, chapters: list[str], tag: str | None) -> None:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _stop(problem: object) -> NoReturn:
-    typer.echo(f"inferlab: {problem}", err=True)
-    raise typer.Exit(1)

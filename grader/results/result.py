@@ -27,7 +27,7 @@ WORDS = {
     "timed out": "did not finish in time",
     "killed for memory": "used too much memory",
     "crashed": "ended its process",
-    "not run": "not run: no time was left",
+    "not run": "not run",
     "refused": "your file could not be read",
     "machinery": "not graded: the grader failed, your instructor will look",
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from grader.links import START
+from grader.saying import install
 from grader.study.workspace import WorkspaceError, course_files
 
 # What the course sets beside a user's own settings, whose files it leaves alone: no question about news, no look-up of
@@ -26,7 +27,7 @@ def serve(folder: Path, port: int, ip: str) -> NoReturn:
     Raises WorkspaceError if JupyterLab is not installed or no port is free.
     """
     if importlib.util.find_spec("jupyterlab") is None:
-        raise WorkspaceError("JupyterLab is not installed here. Install it: pip install 'inferlab[learn]'")
+        raise WorkspaceError(f"JupyterLab is not installed here. Install it: {install('learn')}")
     port = free_port(port, ip)
     token = os.environ.get("JUPYTER_TOKEN") or secrets.token_hex(16)
     page = first_page(folder)

@@ -112,9 +112,9 @@ def replace(path: Path, content: bytes, is_ours: Callable[[bytes], bool]) -> Pat
     return None
 
 
-def place_beside(path: Path, content: bytes) -> Path:
+def place_beside(path: Path, content: bytes, kind: str = "new") -> Path:
     """Writes NAME.new.ipynb, or NAME.new2.ipynb, … where that is taken; returns the one that has the content."""
-    for beside in _beside(path, "new"):
+    for beside in _beside(path, kind):
         with contextlib.suppress(FileExistsError):
             place(beside, content)
             return beside

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -64,7 +66,8 @@ def serve(
         from reference_impl.bench.load.run import Load, watched
         from reference_impl.bench.load.show import show
     except ImportError as error:
-        typer.secho(f"error: {error}. The load generator needs pip install 'inferlab[serve]'", fg="red", err=True)
+        needed = f"{shlex.quote(sys.executable)} -m pip install 'inferlab[serve]'"
+        typer.secho(f"inferlab: error: {error}. The load generator needs more packages: {needed}", fg="red", err=True)
         raise typer.Exit(1) from None
     address = urlsplit(base_url)
     if address.scheme not in ("http", "https") or not address.hostname:
@@ -83,7 +86,7 @@ def serve(
             raise KeyboardInterrupt
         result = report(outcomes, Objectives(ttft, tpot), {"load": dataclasses.asdict(load), **setup})
     except (ServerError, ValueError, FileNotFoundError) as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
+        typer.secho(f"inferlab: error: {error}", fg="red", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.secho("stopped before any request had ended: nothing was measured", fg="red", err=True)

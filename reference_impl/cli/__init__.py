@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reference_impl.bench import serve as load
+from reference_impl.cli.messages import described, install
 from reference_impl.cli.options import (
     MODEL,
     EngineOptions,
@@ -134,7 +135,7 @@ def serve(
         from reference_impl.serving import server
         from reference_impl.serving.supervision import Restarts
     except ImportError as error:
-        fail(f"{error}. The server needs pip install 'inferlab[serve]'")
+        fail(f"{error}. The server needs more packages: {install('serve')}")
 
     with errors_in_a_line():
         running = server.make(
@@ -159,7 +160,7 @@ def _write_trace(trace: Trace, file: Path) -> None:
     try:
         write_perfetto(trace, file)
     except OSError as error:
-        fail(f"the timeline could not be written: {error}")
+        fail(f"the timeline could not be written: {described(error)}")
     typer.echo(f"wrote {file}; open it in ui.perfetto.dev", err=True)
 
 

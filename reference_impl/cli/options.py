@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -13,6 +14,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from reference_impl.annexes.kv_formats.formats import FORMATS
+from reference_impl.cli.messages import described, is_usage, say
 
 _KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.join(FORMATS)}."
 _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
@@ -21,9 +23,24 @@ _WORKER = "Where the model computes: here, or process: in one of its own, to whi
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
 
+
+def can_be_written(path: Path | None) -> Path | None:
+    """Of an option: now, and not when all is computed. Raises typer.BadParameter."""
+    if path is not None and path.is_dir():
+        raise typer.BadParameter(f"{path} is a folder; expected the name of a file")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.parent}")
+    if path is not None and not os.access(path.absolute().parent, os.W_OK):
+        raise typer.BadParameter(f"no permission to write into the folder {path.absolute().parent}")
+    return path
+
+
 MODEL = "A Hugging Face folder or id (org/name), or target / draft for a course model"
 Model = Annotated[str, typer.Argument(help=f"{MODEL}.")]
-Timeline = Annotated[Path | None, typer.Option(help="At the end, write a timeline for ui.perfetto.dev here.")]
+Timeline = Annotated[
+    Path | None,
+    typer.Option(callback=can_be_written, help="At the end, write a timeline for ui.perfetto.dev here."),
+]
 
 
 @dataclass(frozen=True)
@@ -80,7 +97,7 @@ def errors_in_a_line() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        fail(str(error))
+        fail(described(error), 2 if is_usage(error) else 1)
     except (MemoryError, RuntimeError) as error:
         if not _is_memory(error):
             raise
@@ -96,7 +113,7 @@ def _is_memory(error: BaseException) -> bool:
     return own or isinstance(error, MemoryError) or "can't allocate memory" in str(error)
 
 
-def fail(message: str) -> NoReturn:
-    """Ends the command with exit status 1."""
-    typer.secho(f"error: {message}", fg="red", err=True)
-    raise typer.Exit(1) from None
+def fail(message: str, status: int = 1) -> NoReturn:
+    """Ends the command. status: 1, and 2 for what was typed wrongly."""
+    say(message)
+    raise typer.Exit(status) from None

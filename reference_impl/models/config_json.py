@@ -28,7 +28,10 @@ def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfi
     folder = Path(folder)
     path = folder / "config.json"
     if not path.is_file():
-        raise ConfigError(f"{path}: no such file. Expected a Hugging Face model folder with config.json in it")
+        raise ConfigError(
+            f"{path}: no such file. Expected a Hugging Face model folder with config.json in it. Here are the course's "
+            "models, target and draft; a model of the Hugging Face hub is named org/name"
+        )
     raw = read_object(path, ConfigError, _MOST_BYTES)
     if quantized:
         raw.pop("quantization_config", None)

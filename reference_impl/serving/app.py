@@ -104,6 +104,7 @@ def make_app(runner: Runner, config: ServerConfig) -> FastAPI:
     keyed: dict[str, Any] = {"dependencies": [*allowed, Depends(_said_to_be_json)], "responses": REFUSALS}
     app.post("/tokenize", **keyed)(server.tokenize)
     app.post("/detokenize", **keyed)(server.detokenize)
+    app.get("/", include_in_schema=False)(server.here)
     app.get("/version")(server.version)
     app.post("/v1/embeddings", **keyed, response_model=dict[str, Any])(server.embed)
     describe_for(app, runner.engine.vocab_size, runner.engine.max_model_len)
@@ -217,6 +218,18 @@ class _Server:
         assert tokenizer is not None  # see __init__
         text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
         return {"prompt": text}
+
+    async def here(self) -> dict[str, Any]:
+        """What a browser that was given the server's address shows."""
+        return {
+            "server": "inferlab",
+            "models": "/v1/models",
+            "generate": ["/v1/completions", "/v1/chat/completions"],
+            "health": ["/health", "/ready"],
+            "metrics": "/metrics",
+            "status": "/status",
+            "description": "/openapi.json",
+        }
 
     async def version(self) -> dict[str, str]:
         return {"version": metadata.version("inferlab")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import functools
 import ipaddress
 import logging
@@ -180,8 +181,18 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
         bound.listen(2048)  # connections wait until the model is ready
     except OSError as error:
-        raise OSError(f"cannot listen on {host} port {port}: {error}. Choose others with --host and --port") from None
+        raise OSError(f"cannot listen on {host} port {port}: {_refused(error)}") from None
     return bound
+
+
+def _refused(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return "another program listens there. Stop it, or choose another port with --port"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "no permission; ports below 1024 are the system's. Choose another with --port"
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return "this machine has no such address. Choose one with --host: 127.0.0.1, or 0.0.0.0 for all"
+    return f"{error.strerror or error}. Choose others with --host and --port"
 
 
 def _is_loopback(host: str) -> bool:

@@ -184,7 +184,11 @@ def timelines(events):
 
 # %% nbgrader={"grade_id": "check_timelines", "grade": true, "points": 1}
 # property: every request that arrived has its own arrival, first scheduling and token times, in order.
+# question: Take the request that never got a token and follow it through your loop: where does its entry come from?
 # hint: look the request up by its id; keep the first "scheduled"; an aborted request stays in the result.
+# explanation: Events: (1.0, arrived, x), (1.5, scheduled, x), (2.0, token, x), (2.5, scheduled, x), (3.0, token, x).
+#   The entry of x has arrival 1.0, first scheduling 1.5 and tokens [2.0, 3.0]: the second scheduling follows a
+#   preemption and changes nothing. A request with only an arrival has an entry too, with None and an empty list.
 def check_timelines_of(events, expected):
     seen = timelines(list(events))
     assert isinstance(seen, dict), f"expected a dict, saw {type(seen).__name__}"
@@ -279,8 +283,12 @@ def request_metrics(arrived, scheduled, tokens):
 
 # %% nbgrader={"grade_id": "check_ttft", "grade": true, "points": 1}
 # property: TTFT runs from the arrival, so the queue is part of it; a request without tokens has no TTFT.
+# question: From which moment does a user wait: from the request's arrival, or from when the engine begins with it?
 # hint: queue = scheduled - arrived and ttft = first token - arrived; neither is the time on the clock itself. Without
 #   a token there is no tokens[0]; never scheduled, there is nothing to subtract from.
+# explanation: Arrived at 10.0, scheduled at 10.4, first token at 11.0. The queue is 0.4 s and the TTFT is 1.0 s, with
+#   the queue in it; 0.6 s would be the prefill alone, and 11.0 a time on the clock. What has not happened has no
+#   difference: None.
 def check_first_token(arrived, scheduled, tokens, queue, ttft):
     print(f"arrived {arrived}, scheduled {scheduled}, tokens {tokens}")
     seen = request_metrics(arrived, scheduled, list(tokens))
@@ -310,7 +318,11 @@ for num_tokens in (0, 2, 2, 5):
 # %% nbgrader={"grade_id": "check_gaps", "grade": true, "points": 2}
 # property: N tokens have N - 1 gaps; TPOT is their mean; TTFT and the gaps add up to the latency; a lone token has no
 #   TPOT.
+# question: Three tokens: how many gaps are between them?
 # hint: divide by N - 1 and not by N; for N = 1 the list is empty and TPOT is None, not 0.
+# explanation: Arrived at 0.0, tokens at 1.0, 1.2, 1.6. The gaps are 0.2 and 0.4, two for three tokens; TPOT is 0.6 / 2
+#   = 0.3. TTFT 1.0 and the gaps add up to 1.6, the latency. With one token there is no gap, and a mean of nothing is
+#   not 0 but undefined.
 def check_stream(arrived, tokens, itl, tpot, latency):
     seen = request_metrics(arrived, arrived + 0.25, list(tokens))
     problem = first_difference(seen, {"itl": itl, "tpot": tpot, "latency": latency})
@@ -383,8 +395,12 @@ def load_metrics(requests):
 
 # %% nbgrader={"grade_id": "check_throughput", "grade": true, "points": 1}
 # property: throughput is all tokens over the time from the first arrival to the last token, over all requests.
+# question: When does the clock of the whole load start, and when does it stop?
 # hint: the clock does not start at 0; the first to arrive may have no token; rates of requests do not add up, because
 #   not all requests ran all the time.
+# explanation: Request a arrives at 5.0 and has 4 tokens until 7.0; b arrives at 6.0 and has 6 tokens until 9.0. The
+#   load took 9.0 - 5.0 = 4.0 s and made 10 tokens: 2.5 tokens/s. Each request's own rate is 4 / 2.0 = 2 and 6 / 3.0 =
+#   2; their sum, 4, counts the time in which both ran twice.
 def check_rate(requests, num_tokens, duration):
     throughput = num_tokens / duration if duration else 0.0
     ends = [None if r["latency"] is None else r["arrived"] + r["latency"] for r in requests]
@@ -417,8 +433,13 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "check_means", "grade": true, "points": 2}
 # property: mean TPOT weighs requests and mean ITL weighs gaps; requests without a value are left out; p99 interpolates.
+# question: One request has 2 tokens and another has 100: how much does each count in mean TPOT, and how much in mean
+#   ITL?
 # hint: collect one list of the TPOTs that are not None and one list of all gaps; a list with nothing in it has no mean
 #   and no percentile, so None; sort before you look for a percentile.
+# explanation: Request a has the gaps [0.1, 0.1, 0.1], b has [0.5]. Mean TPOT is over requests: (0.1 + 0.5) / 2 = 0.3.
+#   Mean ITL is over gaps: 0.8 / 4 = 0.2. A percentile of a few values lies between two of them, at the place that the
+#   lab's text defines, and of no values there is none.
 def check_load_means(requests, expected):
     if len(requests) < 5:
         print(f"gaps of each request {[r['itl'] for r in requests]}")
@@ -507,8 +528,12 @@ def goodput(requests, duration, max_ttft, max_tpot):
 
 # %% nbgrader={"grade_id": "check_goodput", "grade": true, "points": 1}
 # property: a request counts if it meets both objectives; all requests are in the denominator of the share.
+# question: A request whose only token came in time: has it missed the limit on TPOT?
 # hint: go through the cases: both met, one missed, a lone token, no token; equal to the limit is met. The share is of
 #   all requests, also of those without a token; an empty list is a ValueError before anything is divided.
+# explanation: Limits: TTFT 1.0, TPOT 0.1. (0.8, 0.1) counts, since equal is met; (0.8, 0.2) and (1.2, 0.1) do not; one
+#   token at 0.8 counts, since there is no TPOT to miss; no token does not. That is 2 of 5: an attainment of 0.4. In 4 s
+#   it is a goodput of 2 / 4 = 0.5 requests/s.
 def check_good(requests, duration, limits, num_good):
     seen = goodput([dict(r) for r in requests], duration, *limits)
     expected = {"attainment": num_good / len(requests), "goodput": num_good / duration if duration else 0.0}
@@ -569,7 +594,11 @@ def metrics(events):
 
 # %% nbgrader={"grade_id": "check_metrics", "grade": true, "points": 1}
 # property: metrics has an entry for every request, also without tokens, and the load's metrics of all of them.
+# question: Which requests does the load consist of: those that got tokens, or all that arrived?
 # hint: timelines, then request_metrics for each, then load_metrics of the list of all; leave none out.
+# explanation: Three requests arrive, and one gets no token. There are three entries, and the load's numbers come from
+#   the same three: what each part does with a missing value was decided in the parts. If this fails while their checks
+#   pass, something is lost on the way between them.
 def check_composed(events):
     seen = metrics(list(events))
     assert isinstance(seen, dict), f"expected a dict, saw {type(seen).__name__}"
@@ -648,7 +677,12 @@ def probabilities(logits, temperature):
 
 # %% nbgrader={"grade_id": "check_softmax", "grade": true, "points": 1}
 # property: each row is softmax(logits / temperature), also for huge logits, -inf and tiny temperatures.
+# question: What is exp(1000) in float32, and what is exp(1000 - 1000)?
 # hint: divide by the temperature; subtract each row's own largest value before exp, in a new tensor; sum over the row.
+# explanation: The row [1000, 999] at temperature 1: exp overflows to infinity for both, and infinity / infinity is NaN.
+#   Minus the row's largest it is [0, -1], with exps 1 and 0.368, so 0.731 and 0.269: the same shares, since a common
+#   factor cancels. A logit of -inf gives exp(-inf) = 0. At a tiny temperature the divided logits are huge, and the same
+#   holds; each row has a largest of its own.
 def check_softmax_of(logits, temperature, expected):
     seen = unchanged(probabilities, logits, temperature)
     assert_tensor("probabilities", seen, logits.shape, torch.float32)
@@ -689,7 +723,11 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "check_greedy", "grade": true, "points": 1}
 # property: temperature 0 puts probability 1 on the largest logit of each row, the first one if several are equal.
+# question: What would a division by a temperature of 0 give?
 # hint: a case of its own, without a division; 1 at argmax(dim=-1) of each row and 0 elsewhere.
+# explanation: Logits [2, 5, 5]: at temperature 0 all of the probability is at one of the two largest, not half at each;
+#   which of them is the lab's rule. It is the limit for small temperatures only where one logit is the largest, so it
+#   needs a rule of its own.
 def check_greedy_of(logits, expected):
     seen = unchanged(probabilities, logits, 0)
     assert_tensor("probabilities", seen, logits.shape, torch.float32)
@@ -743,8 +781,12 @@ def keep_top_k(probs, k):
 
 # %% nbgrader={"grade_id": "check_top_k", "grade": true, "points": 1}
 # property: exactly k tokens stay, of equal ones those with the lower ids; each row sums to 1; k = 0 keeps all.
+# question: If three tokens are equally likely and k is 2, how many does a comparison with the k-th largest value keep?
 # hint: sort by probability with stable=True, take the first k ids of each row, put their values back in place, and
 #   divide each row by its own sum; k = 0 is a case of its own.
+# explanation: Probabilities [0.25, 0.25, 0.25, 0.25], k = 2: every value equals the 2nd largest, so a comparison with
+#   it keeps four. A sort decides which two; equal ones keep the order that the sort is told to keep. What stays sums to
+#   0.5 and is divided by it: 0.5 each. Another row has another sum.
 def check_kept(function, name, probs, limit, kept_ids):
     """kept_ids: per row the ids that must stay."""
     seen = unchanged(function, probs, limit)
@@ -817,8 +859,13 @@ def keep_top_p(probs, p):
 
 # %% nbgrader={"grade_id": "check_top_p", "grade": true, "points": 2}
 # property: the smallest set whose mass reaches p stays, the token that crosses p included; p = 1 keeps every token.
+# question: The mass is 0.8 before a token and 1.0 with it, and p is 0.9: does the token belong to the set?
 # hint: sort, then keep a token while the mass before it, its own not included, is below p; put the values back to
 #   their ids; p = 1 is a case of its own.
+# explanation: Sorted probabilities 0.5, 0.3, 0.2 and p = 0.9. The mass before each is 0, 0.5, 0.8: all are below 0.9,
+#   so all three stay; without the third the set would have 0.8 < p. With p = 0.7 the mass before the third, 0.8, is not
+#   below 0.7: two stay, as 0.625 and 0.375. At p = 1 rounding of the sum could drop a token at the end, so it is
+#   decided before.
 probs = torch.tensor([[0.125, 0.5, 0.25, 0.125], [0.25, 0.25, 0.25, 0.25]])  # sums of these are exact
 for p, kept in (
     (1e-6, [[1], [0]]),
@@ -883,7 +930,12 @@ def draw(probs, u):
 
 # %% nbgrader={"grade_id": "check_draw", "grade": true, "points": 2}
 # property: each row gets the first id whose cumulative probability exceeds its own u times the row's sum.
+# question: Draw the probabilities as pieces of a line from 0 to 1: in which piece is u?
 # hint: cumulative sums in the order of ids; compare with u * sum; > and not >=; every row has its own u.
+# explanation: Probabilities [0.2, 0.5, 0.3] are pieces of a line, with their ends at the running sums; laid down in the
+#   order of ids these are 0.2, 0.7 and 1.0. u = 0.1 falls into the first piece, 0.5 into the second, 0.95 into the
+#   third; from which side the line is laid, and to which piece an edge belongs, stands in the lab's text. A row that
+#   sums to 0.999 is a shorter line: u times its sum falls into a piece always.
 def check_drawn(probs, u, expected):
     seen = unchanged(draw, probs, u)
     assert_tensor("draw", seen, (len(probs),), torch.int64)
@@ -942,8 +994,12 @@ def sample(logits, u, temperature, top_k, top_p):
 
 # %% nbgrader={"grade_id": "check_sample", "grade": true, "points": 2}
 # property: temperature, top-k, top-p, draw, in this order; tokens come as often as they should; rows do not mix.
+# question: Does top-p see the probabilities before top-k, or after it?
 # hint: each filter gets what the one before it returned; make the checks of the four parts pass first. If they do and a
 #   share is wrong, it is the order.
+# explanation: Probabilities [0.4, 0.3, 0.2, 0.1], k = 2, p = 0.5. After top-k: [0.571, 0.429]; top-p then keeps one,
+#   because 0.571 reaches 0.5. The other way round top-p keeps two, because 0.4 does not reach 0.5, and top-k leaves
+#   both. So the order shows in how often tokens come.
 def check_shares(weights, temperature, top_k, top_p, expected, num_rows=1000):
     """Draws from a row whose probabilities at this temperature are proportional to the weights."""
     logits = (torch.tensor([weights]).log() * temperature).repeat(num_rows, 1)
@@ -1096,7 +1152,11 @@ def check_written(prompt, settings, num_tokens):
 
 # %% nbgrader={"grade_id": "check_engine_sampler", "grade": true, "points": 1}
 # property: with your sampler the engine writes the same text as with its own, for every temperature and seed.
+# question: Which part does the message name, and which value of it did the engine use?
 # hint: the message names the part that differs; make that part's own check pass first.
+# explanation: The engine gives your sampler its logits and uniforms, and compares with its own token. One token that
+#   differs changes all that follow, so only the first difference says something. If single checks pass and this fails,
+#   look for what differs: a batch of several rows, each with its own parameters, and a vocabulary of thousands.
 settings = [(0, 0, 1.0, 1), (0.7, 0, 0.9, 1), (0.7, 0, 0.9, 2), (1.0, 20, 1.0, 3), (1.3, 50, 0.7, 4)]
 prompt = "def add(a, b):\n"
 for (temperature, top_k, top_p, number), text in zip(settings, check_written(prompt, settings, 8), strict=True):
@@ -1141,7 +1201,11 @@ def run_load(prompts, settings, num_tokens, sampler=None, clock=None):
 
 # %% nbgrader={"grade_id": "check_engine_metrics", "grade": true, "points": 1}
 # property: from the engine's trace your metrics are what the engine's own metrics are.
+# question: Which request does the message name, and was it preempted, or aborted, or without a token?
 # hint: the message names the request and the number that differs; make the check of that part pass first.
+# explanation: The trace has one clock for all requests and events of all of them mixed. If one number of one request
+#   differs, write down its own events in order, and compute the number by hand as in the checks above; the event that
+#   your loop reads otherwise is the fault.
 def check_run(num_tokens, start):
     prompts, greedy = ["x = "] * len(num_tokens), [(0, 0, 1.0, 0)] * len(num_tokens)
     engine = run_load(prompts, greedy, num_tokens, clock=MovingClock(start))

@@ -155,7 +155,11 @@ def generate_no_cache(model, prompt, num_new_tokens):
 
 # %% nbgrader={"grade_id": "check_no_cache", "grade": true, "points": 1}
 # property: without a cache every step computes the whole sequence: N calls, N*S + N(N-1)/2 tokens.
+# question: After the last new token has been chosen, is there anything left to compute?
 # hint: each call gets prompt + all tokens generated so far and start=0; N new tokens need N calls.
+# explanation: A prompt of 4 tokens, 3 new ones: the calls get 4, 5 and 6 tokens, each from start 0, which is 15 = 3 × 4
+#   + 3 × 2 / 2. The first call chooses the first new token, the third the last. A fourth call would compute logits that
+#   nobody uses; a call with only the newest token would need a cache.
 model, prompt, N = CountingModel(seed("no_cache")), [5, 9, 2, 7], 6
 output = generate_no_cache(model.forward, list(prompt), N)
 S = len(prompt)
@@ -272,7 +276,11 @@ class KVCache:
 
 # %% nbgrader={"grade_id": "check_append", "grade": true, "points": 2}
 # property: view() gives exactly what was appended, in order, whatever the sizes of the pieces.
+# question: After 3 tokens were stored, where do the next ones go, and what tells the cache so?
 # hint: new tokens go to slots [length, length + num_new), then the length grows; every cache has its own buffer.
+# explanation: Pieces of 3, 1 and 4 tokens: they take the slots 0-2, 3 and 4-7, and the length is 3, 4 and 8 in between.
+#   view() shows 8 tokens in the order of arrival, and no slot behind them. Two caches at the same time do not see each
+#   other's tokens: a buffer that belongs to the class, or is made once for all, is shared.
 def check_appends(sizes, num_kv_heads, head_dim, max_len, generator):
     k, v = torch.randn(2, sum(sizes), num_kv_heads, head_dim, generator=generator)
     cache, other = KVCache(num_kv_heads, head_dim, max_len), KVCache(num_kv_heads, head_dim, max_len)
@@ -304,7 +312,11 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "check_full", "grade": true, "points": 1}
 # property: max_len tokens fit; more raise ValueError and change nothing.
+# question: If 8 of 10 slots are used and 3 tokens come, what must be true after the error?
 # hint: compare length + num_new with max_len before you write anything.
+# explanation: 8 of 10 slots are used: 2 more fit, since 10 <= 10. Of 3 none is stored: the check of the size comes
+#   before the first write, so that length and contents are what they were. A cache that stored 2 of the 3 would be
+#   right for nobody.
 def check_full_buffer(held, num_new, max_len, generator):
     k, v = torch.randn(2, held + num_new, 2, 4, generator=generator)
     cache = KVCache(2, 4, max_len)
@@ -336,7 +348,11 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "check_owns", "grade": true, "points": 1}
 # property: the cache keeps copies: it does not change when the caller writes over k and v.
+# question: Who else can write into the tensor that append was given?
 # hint: keeping the tensor you were given keeps its memory; copy the numbers into your own buffer.
+# explanation: The engine puts k of step 1 into its workspace and calls append; in step 2 it writes new numbers into the
+#   same memory. A cache that kept the tensor, or a view of it, now shows step 2's numbers as those of step 1. Numbers
+#   that were copied into the cache's own buffer stay.
 def check_owned(num_tokens, generator):
     k, v = torch.randn(2, num_tokens, 2, 4, generator=generator)
     cache = KVCache(2, 4, num_tokens + 1)
@@ -409,7 +425,11 @@ def attend(q, k, v, past_len):
 
 # %% nbgrader={"grade_id": "check_weights", "grade": true, "points": 1}
 # property: weights are softmax(q.k / sqrt(head_dim)) over the keys; the inputs stay as they are.
+# question: By how much is the softmax of scores changed if they are not scaled?
 # hint: scale before the softmax, over the axis of the keys; do not write into q, k or v.
+# explanation: head_dim 4, one query [2, 0, 0, 0], keys [2, 0, 0, 0] and [0, 0, 0, 0]: the scores are 4 and 0, divided
+#   by sqrt(4) they are 2 and 0, and the weights 0.88 and 0.12. Unscaled they would be 0.98 and 0.02; divided by 4, 0.73
+#   and 0.27. For each query the weights over the keys sum to 1.
 def last_weights(q, k):
     """The weights of the last query: with one-hot values the output is the weights."""
     num_tokens, _, head_dim = k.shape
@@ -442,7 +462,11 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "check_heads", "grade": true, "points": 1}
 # property: query head h reads KV head h // (num_heads // num_kv_heads).
+# question: With 6 query heads and 2 KV heads, which query heads share the first KV head?
 # hint: with 6 query and 2 KV heads, query heads 0, 1, 2 read KV head 0 and 3, 4, 5 read KV head 1.
+# explanation: 6 query heads over 2 KV heads: groups of 3. Heads 0, 1, 2 read KV head 0; 3, 4, 5 read KV head 1. An
+#   interleaved order would give 0, 2, 4 to KV head 0: that is what comes of repeating the KV heads as a whole in place
+#   of each one by itself.
 def heads_read(num_heads, num_kv_heads, num_new, past_len):
     """The KV head that each query head reads: all values of KV head g are g, so every weighted mean of them is g."""
     q, k = torch.zeros(num_new, num_heads, 8), torch.zeros(past_len + num_new, num_kv_heads, 8)
@@ -472,7 +496,11 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "check_mask", "grade": true, "points": 2}
 # property: the query at position p sees keys 0..p, whether it comes in a prompt, in a chunk or alone.
+# question: Which position has the first new query, if 5 tokens are in the cache?
 # hint: the first new query is at position past_len, so key j is visible to new query i if j <= past_len + i.
+# explanation: 5 cached tokens and a chunk of 3: the queries are at positions 5, 6, 7 and see 6, 7 and 8 keys. A square
+#   mask from the corner of the matrix would give them 1, 2 and 3. For one new token (position 5) nothing is hidden; for
+#   a whole prompt (0 cached) it is the usual triangle.
 def check_seen(num_new, past_len):
     for i, row in enumerate(seen_by(attend, num_new, past_len)):
         position = past_len + i
@@ -517,7 +545,10 @@ assert off < 1e-5, f"other keys and values in the future changed the present by 
 
 # %% nbgrader={"grade_id": "check_unused", "grade": true, "points": 1}
 # property: slots behind past_len + num_new are never read, even if they hold NaN.
+# question: What is 0 × NaN?
 # hint: cut k and v to past_len + num_new slots; a weight of 0 times NaN is NaN.
+# explanation: A buffer of 8 slots with 5 tokens: slots 5-7 hold whatever was there. A weight of 0 for such a slot is
+#   not enough: 0 × NaN is NaN, and it spreads over the whole output. Only what is not read at all does no harm.
 def check_unused_slots(num_new, past_len, unused):
     rows = seen_by(attend, num_new, past_len, unused)
     num_nan = int(rows.isnan().sum())
@@ -566,7 +597,11 @@ def attention_step(cache, attend, q, k, v):
 
 # %% nbgrader={"grade_id": "check_step", "grade": true, "points": 1}
 # property: the new keys and values are stored first; then attend gets all keys and the number of tokens before.
+# question: Does the query of a new token see the new token's own key?
 # hint: read len(cache), append, view, attend: in this order, for any number of new tokens.
+# explanation: 4 tokens are cached and 2 come. Number before: 4. They are stored, so that 6 keys are there, and attend
+#   gets the 2 queries, 6 keys, 6 values and past_len 4. If len is read after the append, past_len is 6 and the mask is
+#   shifted by two; without the append first, a token does not see itself.
 class Recorder:
     """Stands in for a cache and for attend, and records its calls. Its keys are just numbered."""
 
@@ -660,7 +695,11 @@ def generate_cached(model, prompt, num_new_tokens, chunk_size):
 
 # %% nbgrader={"grade_id": "check_cached_tokens", "grade": true, "points": 1}
 # property: with the cache the output is token for token the same as without.
+# question: The prompt has S tokens: at which position is the first token that you generate?
 # hint: a new token's position is the number of tokens before it: S for the first one you feed.
+# explanation: A prompt of 4 tokens fills positions 0-3. The first new token is at position 4, so it is fed with start
+#   4; the next with start 5. If a token is fed at a wrong position the model refuses, or answers as if another text had
+#   come before; one wrong token changes all after it.
 def check_same_tokens(model, prompt, N):
     output = generate_cached(model.forward, list(prompt), N, len(prompt))
     print(f"{N} tokens after a prompt of {len(prompt)}: {[int(token) for token in output]}")
@@ -679,7 +718,11 @@ for case, N in enumerate((1, 2, random_int(3, 12, draw))):
 
 # %% nbgrader={"grade_id": "check_cached_work", "grade": true, "points": 2}
 # property: each token is computed once: S + N - 1 tokens, N calls for a prompt in one chunk, the last token never fed.
+# question: Which of the new tokens does nobody ask the model about?
 # hint: count your calls: one for the prompt and one for each new token but the last.
+# explanation: 4 prompt tokens and 3 new ones: the prompt's call chooses new token 1, feeding 1 chooses 2, feeding 2
+#   chooses 3. Fed are 4 + 1 + 1 = 6 = S + N - 1 tokens in N = 3 calls. The last one is never fed: its logits would
+#   choose a token that was not asked for.
 def check_work(model, prompt, N):
     generate_cached(model.forward, list(prompt), N, len(prompt))
     S = len(prompt)
@@ -702,7 +745,11 @@ for case, N in enumerate((1, 2, random_int(3, 12, draw))):
 
 # %% nbgrader={"grade_id": "check_chunks", "grade": true, "points": 1}
 # property: the size of the prompt's chunks changes the number of calls, and nothing else.
+# question: Of a prompt in three chunks, whose logits choose the first new token?
 # hint: chunks start at 0, chunk_size, 2 * chunk_size, ...; the last may be shorter; its logits choose the first token.
+# explanation: 7 prompt tokens in chunks of 3: (start 0, 3 tokens), (3, 3), (6, 1). The logits after the first two
+#   chunks belong to the middle of the prompt and are not used; those after the last choose the first new token. For a
+#   chunk size of 7 or more it is one call, and the output is the same.
 def check_chunked(key, prompt, N, chunk_size):
     model, S = CountingModel(key), len(prompt)
     output = generate_cached(model.forward, list(prompt), N, chunk_size)
@@ -821,7 +868,11 @@ def attend_batch(q, k, v, k_cache, v_cache, lengths):
 
 # %% nbgrader={"grade_id": "check_batch_rows", "grade": true, "points": 1}
 # property: each row of a batch gets what it would get alone, whatever the others' lengths and the padding hold.
+# question: Two rows hold 2 and 5 tokens: which positions do their next tokens have?
 # hint: row r's new token i is at position lengths[r] + i and sees keys 0..lengths[r] + i of its own row.
+# explanation: Rows with 2 and 5 tokens before a step of one token each: the new ones are at positions 2 and 5, and see
+#   3 and 6 keys. The shorter row's slots 3 and up are padding and hold anything, NaN too: neither a mask made for the
+#   longest row nor a weight of 0 keeps them out of a sum.
 def seen_by_rows(lengths, num_new, max_len):
     """Weights [rows, num_new, max_len] with all keys zero; the unused slots of the caches hold NaN."""
     rows = len(lengths)
@@ -873,7 +924,11 @@ for _ in range(3):
 
 # %% nbgrader={"grade_id": "check_batch_writes", "grade": true, "points": 1}
 # property: the caches you were given hold each row's new keys and values at its own positions; nothing else changed.
+# question: After your function returns, does the caller's tensor hold the new keys, or does a copy?
 # hint: write into k_cache[r, lengths[r] : lengths[r] + num_new] of the tensors you were given, not into copies.
+# explanation: Rows with 2 and 5 tokens, 2 new ones each: row 0's slots 2 and 3 and row 1's slots 5 and 6 get the new
+#   keys and values; every other number is what it was. An operation that makes a new tensor leaves the caller's cache
+#   as it was, and the next step lacks these tokens.
 def check_writes(lengths, num_new, max_len, generator):
     rows = len(lengths)
     k_cache, v_cache = torch.randn(2, rows, max_len, 2, 4, generator=generator)
@@ -948,7 +1003,11 @@ def max_new_tokens(budget_bytes, num_users, config, prompt_len, bytes_per_value=
 
 # %% nbgrader={"grade_id": "check_budget", "grade": true, "points": 1}
 # property: tokens left = budget / users / bytes per token - prompt; KV heads count, query heads do not.
+# question: Which heads have keys and values that are stored: those of the queries?
 # hint: 2 x layers x KV heads x head_dim x bytes for one token; a prompt of the whole budget leaves 0.
+# explanation: A model with 2 layers, 4 KV heads, head_dim 8 and 2 bytes per value: one token takes 2 × 2 × 4 × 8 × 2 =
+#   256 bytes. 10,000 bytes for 2 users are 5,000 each, 19 whole tokens. With a prompt of 15 there are 4 left to
+#   generate; with a prompt of 30 none, and not -11.
 qwen25_72b = {
     "num_hidden_layers": 80,
     "hidden_size": 8192,
@@ -1087,7 +1146,11 @@ def check_served(prompts, num_new_tokens, max_num_batched_tokens):
 
 # %% nbgrader={"grade_id": "check_engine", "grade": true, "points": 2}
 # property: the engine serves the same tokens with your cache and attention as with its own.
+# question: Which part does the message name first, and does its own check pass?
 # hint: the message names the first property that failed; make that part's own checks pass first.
+# explanation: The engine feeds prompts in chunks and several requests at once, so each request's cache sees pieces of
+#   all sizes, between those of others. What passes alone and fails here shares something between caches, or takes a
+#   chunk in the middle of a prompt for its beginning.
 texts = ["def add(a, b):\n", "class Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read("]
 prompts = [course_llm().encode(text) for text in texts]
 print("prompts of", [len(prompt) for prompt in prompts], "tokens, at most 8 new tokens a step")

@@ -347,7 +347,11 @@ def static_batching(lengths, max_num_seqs):
 
 # %% nbgrader={"grade_id": "check_static", "grade": true, "points": 1}
 # property: a batch takes the steps of its longest row; useful = all tokens / (rows x steps of each batch, added up).
+# question: A row of 1 step and a row of 9 are in a batch: for how many steps is the batch busy?
 # hint: cut the list into batches first; the share is one quotient of sums, not a mean of shares.
+# explanation: Lengths [1, 9, 3] in batches of 2: the batch [1, 9] takes 9 steps with 2 rows, and [3] takes 3 steps with
+#   1 row. Slots: 18 + 3 = 21, useful tokens: 13, share 13 / 21 = 0.62. The mean of the batches' shares, (10 / 18 + 3 /
+#   3) / 2 = 0.78, weighs both alike, and they are not.
 def check_static_batches(lengths, places, steps, useful):
     seen = static_batching(list(lengths), places)
     print(f"{lengths}, {places} places: {seen}")
@@ -413,7 +417,11 @@ def continuous_batching(lengths, max_num_seqs):
 
 # %% nbgrader={"grade_id": "check_continuous", "grade": true, "points": 1}
 # property: a place that becomes free is filled in the very next step, in the order given.
+# question: In which step does a request begin if the one before it ends in step 1?
 # hint: [3, 1, 2] with 2 places: the third request runs in steps 2 and 3.
+# explanation: Lengths [2, 4, 1, 2], 2 places, the first step called 1 here. Steps 1-2: the first two. In step 3 the
+#   third takes the free place, ends, and in step 4 the fourth follows beside the second, until step 5. So 5 steps,
+#   where batches of two would take 4 + 2 = 6.
 def check_finished(lengths, places, expected):
     seen = continuous_batching(list(lengths), places)
     print(f"{lengths}, {places} places: {seen}")
@@ -492,7 +500,11 @@ def plan_step(running, budget):
 
 # %% nbgrader={"grade_id": "check_decodes_first", "grade": true, "points": 1}
 # property: a request with one missing token gets it, however long the prompts before it in the list are.
+# question: If a prompt of 1,000 tokens is first in the list, what is left for a decode that is second?
 # hint: go over those with one missing token first, then over the others.
+# explanation: Missing tokens [100, 1, 1], budget 8: first the two with one missing token get it, and 6 are left for the
+#   prompt. In the list's order the prompt would take all 8, and two users would wait for a token in every step as long
+#   as the prompt lasts.
 def check_decodes_served(running, budget):
     plan = plan_step(list(running), budget)
     print(f"{running}, budget {budget}: {plan}")
@@ -518,7 +530,11 @@ for _ in range(8):
 # %% nbgrader={"grade_id": "check_chunks", "grade": true, "points": 1}
 # property: the budget is never exceeded and never left over while tokens are missing; prompts are served in their
 #   order; a chunk is all that is missing or all that is left; no request gets zero tokens.
+# question: When is the sum of a step's tokens smaller than the budget?
 # hint: n = min(missing, what is left); leave out those for whom nothing is left.
+# explanation: Missing [5, 9, 4], budget 10: 5, then 5 of 9, then nothing is left, so the third has no entry. With a
+#   budget of 30 all get what they miss, 18. The sum is the smaller of the budget and all that is missing; a row of 0
+#   tokens is work for nothing.
 def check_shares(running, budget):
     plan = plan_step(list(running), budget)
     print(f"{running}, budget {budget}: {plan}")
@@ -596,7 +612,10 @@ def more_blocks(num_tokens, num_held, block_size):
 
 # %% nbgrader={"grade_id": "check_blocks", "grade": true, "points": 1}
 # property: tokens need tokens / block_size blocks, rounded up; what is held already counts; never below 0.
+# question: 17 tokens in blocks of 16: how many blocks?
 # hint: 33 tokens in blocks of 16 need 3 blocks; with 2 of them held 1 is missing, with 5 held 0.
+# explanation: Blocks of 16: 16 tokens need 1, 17 need 2, 0 need 0. A request that holds 2 blocks and will have 33
+#   tokens needs 3, so 1 more; with 5 held it needs none, and not -2.
 def check_lacking(num_tokens, held, block_size, expected):
     seen = more_blocks(num_tokens, held, block_size)
     print(f"{num_tokens} tokens, blocks of {block_size}, {held} held: {seen} more")
@@ -658,7 +677,11 @@ def admit(waiting, budget, num_places, free_blocks, block_size):
 
 # %% nbgrader={"grade_id": "check_admit_order", "grade": true, "points": 1}
 # property: requests are admitted from the head of the line, while places and budget last; none overtakes.
+# question: The first in line does not fit and the second does: who is admitted?
 # hint: stop (break, not continue) at the first that cannot be admitted; count places and budget down.
+# explanation: Line [large, small, small] and room for the small ones only: nobody is admitted. If the small ones went
+#   ahead, the large one could wait for ever behind new small ones. Each admitted request takes a place and some budget,
+#   so the next sees less of both.
 def check_admitted(waiting, budget, places, free_blocks, expected):
     seen = admit(list(waiting), budget, places, free_blocks, 4)
     print(f"{waiting}, budget {budget}, {places} places, {free_blocks} free blocks of 4: {seen}")
@@ -692,7 +715,11 @@ for _ in range(10):
 
 # %% nbgrader={"grade_id": "check_admit_whole", "grade": true, "points": 1}
 # property: who is admitted takes blocks for all it misses, even if only a chunk is computed now; they must all be free.
+# question: If only the first chunk's blocks are counted, what happens when the later chunks come?
 # hint: compare the blocks of the whole request with what is free, then count what is free down.
+# explanation: A prompt needs 6 blocks, and 4 are free; its first chunk needs 2. Counted by the chunk it is admitted,
+#   and later there is no block for the rest: it holds 4 and waits, or is preempted and computed again. Counted as a
+#   whole it waits outside. After one is admitted, its blocks are no longer free for the next.
 def check_let_in(waiting, free_blocks, block_size):
     """With a budget too small for the first request."""
     seen, expected, budget, free = admit(list(waiting), 6, 9, free_blocks, block_size), {}, 6, free_blocks
@@ -755,7 +782,11 @@ def choose_victims(running, request_id, needed, free_blocks):
 
 # %% nbgrader={"grade_id": "check_victims", "grade": true, "points": 1}
 # property: victims come from the end, as few as are needed, and never from before the request that needs blocks.
+# question: Who has waited longest: those at the end of the line, or those before them?
 # hint: while free < needed: take the last; if it is the request itself, that was the last one.
+# explanation: Running [a, b, c, d], b lacks 2 blocks; d holds 1, c holds 3. d goes: 1 free, not enough; c goes: 4 free,
+#   enough, so stop. If b itself becomes the last that is left, it is the victim and needs nothing any more; a, before
+#   it, is never touched.
 def check_chosen(running, request_id, needed, free_blocks, expected):
     seen = choose_victims(list(running), request_id, needed, free_blocks)
     print(f"{running}: {request_id} needs {needed}, {free_blocks} free: {seen}")
@@ -819,7 +850,11 @@ def queue_order(requests, now, aging):
 
 # %% nbgrader={"grade_id": "check_order", "grade": true, "points": 1}
 # property: the smallest priority - aging x waited goes first; equals by arrival, then in the order given.
+# question: Two requests have equal urgency: what decides then?
 # hint: sorted(requests, key=...) with a tuple (urgency, arrival) as key.
+# explanation: Aging 0.5 at time 10. x: priority 4, arrived at 0, has waited 10: 4 - 5 = -1. y: priority 0, arrived at
+#   9: 0 - 0.5 = -0.5. x goes first, though its priority is worse. Equal urgency goes by arrival, and equal arrival by
+#   the order in which they were given.
 def check_line(rows, now, aging, expected):
     requests = [{"id": name, "arrival": arrival, "priority": priority} for name, arrival, priority in rows]
     seen = queue_order(requests, now, aging)
@@ -975,7 +1010,11 @@ class Scheduler:
 
 # %% nbgrader={"grade_id": "check_limits", "grade": true, "points": 1}
 # property: no step has more tokens than the budget, no more requests run than there are places, no row is empty.
+# question: After the running requests got their tokens, how many tokens may newly admitted ones get?
 # hint: what plan_step uses is not left for admit; a running request has a place, with or without a row.
+# explanation: Budget 16, 4 places, 3 running that decode: they use 3 tokens, so 13 are left for who is admitted, and 1
+#   place. A running request without a row in this step still has its place. If admission does not see what was used,
+#   the step gets more than 16 tokens, or a fifth request.
 assert asked(Scheduler(2, 8, 4, 0.0), 100.0, 10) == ({}, []), "where nobody is, schedule returns ({}, [])"
 world = World(
     {0: [("a", 30, 4), ("b", 9, 6), ("c", 3, 8), ("d", 2, 5)], 3: [("e", 5, 3)]}, 60, max_num_seqs=3, budget=8
@@ -992,7 +1031,11 @@ for _ in range(8):
 
 # %% nbgrader={"grade_id": "check_missing", "grade": true, "points": 1}
 # property: a request computes each token once: chunks that add up to its prompt exactly, then one token per step.
+# question: A prompt of 10 tokens had chunks of 6 and 4: what does it miss after its first sampled token?
 # hint: missing = known - computed; update adds what was computed and what was sampled.
+# explanation: Known 10, computed 0: missing 10. After a chunk of 6: missing 4. After 4 more and one sampled token:
+#   known 11, computed 10, missing 1. From then on each step computes one and samples one. If the sampled token is not
+#   added to known, or added twice, requests stop or repeat.
 world = World({0: [("a", 20, 4)]}, 60, budget=8).run()
 world.show()
 seen = [plan.get("a") for plan in world.plans]
@@ -1008,7 +1051,11 @@ for _ in range(8):
 
 # %% nbgrader={"grade_id": "check_decodes", "grade": true, "points": 1}
 # property: while a long prompt is read in chunks, every request that decodes gets its token in every step.
+# question: While a long prompt is read, what does plan_step get to choose from?
 # hint: plan_step must see all running requests, each with its missing tokens.
+# explanation: One long prompt of 100 and two that decode, budget 8: steps of 6 + 1 + 1 tokens. All running requests go
+#   into one plan, with what each misses; if the prompt gets its chunk in a call of its own, the decodes get what it
+#   leaves, which is nothing.
 world = World({0: [("a", 3, 12), ("b", 2, 12)], 2: [("long", 60, 2)]}, 60, budget=10).run()
 world.show()
 world.expect("decodes")
@@ -1027,7 +1074,10 @@ for _ in range(8):
 
 # %% nbgrader={"grade_id": "check_memory", "grade": true, "points": 1}
 # property: no plan needs more blocks than there are, counting those of its victims; who is let in fits as a whole.
+# question: Which blocks are still free after this step's decodes have taken theirs?
 # hint: blocks that the decodes take in this step are not free for admit.
+# explanation: 3 blocks are free; two decodes are at the end of a block and take 1 each; so 1 is left for admission. A
+#   prompt of 2 blocks is not let in. What a victim gives back is counted as free once, and only in this step's plan.
 for arrivals, num_blocks in (
     ({0: [("a", 8, 6), ("b", 16, 3)]}, 6),
     ({0: [("a", 8, 3), ("b", 8, 3), ("c", 8, 3)]}, 5),
@@ -1047,7 +1097,11 @@ for _ in range(12):
 
 # %% nbgrader={"grade_id": "check_turn", "grade": true, "points": 1}
 # property: requests are admitted and prefilled in order of arrival, each in the first step in which it fits.
+# question: A request finished in the last update: in which step is its place used again?
 # hint: a place that became free in the last update is filled now; what is left of a step's budget is used.
+# explanation: Two places, one free since the last update; the line's first needs 20 tokens, 12 are left of the budget:
+#   it is admitted now with a chunk of 12, and the other 8 follow. Waiting until 20 fit at once would leave the place
+#   empty and the budget unused.
 world = World(
     {0: [("a", 4, 3), ("b", 4, 6), ("c", 4, 2), ("d", 9, 2), ("e", 6, 2)]}, 60, max_num_seqs=2, budget=8
 ).run()
@@ -1065,8 +1119,12 @@ for _ in range(8):
 # %% nbgrader={"grade_id": "check_preemption", "grade": true, "points": 1}
 # property: when blocks run out, those at the end of the line are preempted, no more than needed; a victim has no tokens
 #   in that step, and none is admitted.
+# question: May a request that is preempted in this step also have a row in it?
 # hint: find blocks for all running requests before you plan any row; no admission in a step that preempts; a decode
 #   that lacks a block gets one, or is a victim itself.
+# explanation: Line [a, b, c], no block free, a and b need one each. c is preempted and gives back 2: enough, so b
+#   stays. c has no row, and nobody is admitted in this step, since room made by force is for those who run. If rows
+#   were planned before, c would have one for blocks that are gone.
 world = World({0: [("x", 8, 9)], 1: [("m", 8, 9), ("d", 4, 9)]}, num_blocks=8, budget=24).run()
 world.show()
 print("victims", [names for names in world.victims if names])
@@ -1087,7 +1145,11 @@ for _ in range(12):
 
 # %% nbgrader={"grade_id": "check_return", "grade": true, "points": 1}
 # property: a preempted request keeps its rank and, when readmitted, recomputes prompt and generated tokens.
+# question: A request with 10 prompt and 5 generated tokens is preempted: how many tokens does it miss then?
 # hint: computed and blocks go to 0, known stays as it is, and so does the arrival.
+# explanation: 10 prompt tokens, 5 generated, preempted: it knows 15 and has computed 0 of them, so it misses 15 when it
+#   comes back, and holds no blocks. What was generated was sent to a user and is not drawn again; with its old arrival
+#   it stands before all who came later.
 world = World({0: [("a", 8, 9), ("b", 8, 9)], 1: [("c", 3, 4)]}, num_blocks=6, budget=24).run()
 world.show()
 world.expect("recompute", "turn")
@@ -1109,7 +1171,11 @@ for _ in range(12):
 
 # %% nbgrader={"grade_id": "check_abort", "grade": true, "points": 1}
 # property: what is finished or aborted is gone at once: no tokens, no place; abort and late reports are never an error.
+# question: Where can a request be when it is aborted: in one list only?
 # hint: abort forgets the request wherever it is; update skips ids it does not know.
+# explanation: A request may wait, run, or be preempted. Aborted, it is in none of them: no row in the next step, and
+#   its place is free in it. The step that was under way still reports its token; that report is about nobody, and is
+#   skipped.
 world = World({0: [("a", 4, 6), ("b", 20, 3), ("c", 4, 5), ("d", 3, 3)]}, 60, max_num_seqs=2, budget=8)
 world.run({1: ["b"], 2: ["d"], 3: ["a"]}).show()  # aborted while steps 1, 2, 3 run
 world.expect("gone", "turn", "idle")
@@ -1150,7 +1216,11 @@ for tight in (False, False, False, True, True, True):
 
 # %% nbgrader={"grade_id": "check_starvation", "grade": true, "points": 1}
 # property: no request waits forever: not behind more urgent ones if there is aging, not a large one behind small ones.
+# question: Does the order of the line change with time if nobody arrives?
 # hint: the line is queue_order(all, now, aging), with the now and the aging that you were given.
+# explanation: With aging 1, a request of priority 5 that has waited 6 has urgency -1 and passes a new one of priority
+#   0. With an order computed once at arrival it would never pass. A large one at the head holds the line until it fits;
+#   if others overtake it, it waits as long as they come.
 urgent = {step: [(f"u{step}", 2, 2, 0)] for step in range(1, 30)}
 world = World({0: [("first", 2, 2, 0), ("patient", 2, 2, 6)]} | urgent, 60, max_num_seqs=1, aging=1.0)
 world.run()
@@ -1262,7 +1332,11 @@ def check_served(prompts, num_new_tokens, hang_up=None, **limits):
 
 # %% nbgrader={"grade_id": "check_engine", "grade": true, "points": 2}
 # property: with your scheduler the engine gives each prompt the text it gives it alone, in fewer steps.
+# question: Which promise does the message name, and in which check above is it tested alone?
 # hint: the message names the first promise that is broken; make that promise's own check pass first.
+# explanation: The engine runs your plans: rows, victims, then update. The same prompt must give the same text alone and
+#   in company, so what differs is work done twice or not at all: a token computed at a wrong count, or a victim whose
+#   tokens were forgotten.
 texts = [
     "def add(a, b):\n",
     "import os\n",

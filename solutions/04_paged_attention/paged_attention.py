@@ -206,7 +206,11 @@ def wasted_slots(lengths, max_len, block_size):
 
 # %% nbgrader={"grade_id": "check_waste", "grade": true, "points": 1}
 # property: contiguous memory wastes max_len - length per request, paged memory what is empty in the last block.
+# question: A request of 17 tokens in blocks of 16: how many of its slots hold nothing?
 # hint: round each request's own length up to whole blocks, then subtract the length.
+# explanation: Lengths 17 and 16, max_len 64, blocks of 16. Contiguous: 47 + 48 = 95 slots wasted. Paged: 17 takes 2
+#   blocks, 15 empty; 16 takes 1 block, 0 empty: 15 wasted. Rounding the sum, 33, in place of each length would also
+#   give 15 here, but for 8 and 8 it gives 0 and the truth is 16.
 def check_wasted(lengths, max_len, block_size):
     answer = wasted_slots(list(lengths), max_len, block_size)
     pair = isinstance(answer, tuple | list) and len(answer) == 2
@@ -344,7 +348,11 @@ class BlockPool:
 
 # %% nbgrader={"grade_id": "check_allocate", "grade": true, "points": 1}
 # property: each block goes to one holder, all of them can be allocated, and each has one reference then.
+# question: After all blocks were allocated, which of them have two holders?
 # hint: an allocated block leaves the free list; its count becomes 1.
+# explanation: A pool of 4: allocating 1 and then 3 gives four different blocks, each with one reference, and nothing is
+#   free. A block that stays on the free list while it is held goes to a second request, and the two write over each
+#   other's tokens.
 def check_hands_out(num_blocks, sizes):
     pool, taken = BlockPool(num_blocks), []
     assert pool.num_free == num_blocks, f"all {num_blocks} blocks of a new pool are free, num_free says {pool.num_free}"
@@ -379,7 +387,11 @@ for _ in range(3):
 
 # %% nbgrader={"grade_id": "check_refs", "grade": true, "points": 1}
 # property: a block is free when its last reference is dropped, not before, and can be had again then.
+# question: Two requests share a block and one of them ends: is the block free?
 # hint: decref returns the blocks whose count has become 0, and only these go back to the free list.
+# explanation: Allocated: 1 reference. incref: 2. decref: 1, still held, nothing returned. decref: 0, free, and returned
+#   as freed; it can be allocated again. Freed at the first decref, it would be given away while the other request still
+#   reads it.
 def check_life(num_blocks, num_steps, generator):
     """Random calls; `held` is the truth, with one entry for each reference there is."""
     pool, held = BlockPool(num_blocks), []
@@ -432,7 +444,10 @@ assert list(pool.allocate(1)) == [1], "the block that became free can be had aga
 
 # %% nbgrader={"grade_id": "check_too_many", "grade": true, "points": 1}
 # property: allocate gives all that was asked for, or raises RuntimeError and takes nothing.
+# question: 3 blocks are free and 5 are asked for: how many are free after the error?
 # hint: compare n with the number of free blocks before you take the first.
+# explanation: 3 free, 5 asked: RuntimeError, and still 3 free with 0 references each. A pool that hands out 3 and then
+#   raises has lost them: nobody holds them, and nobody can get them.
 def check_refused_allocate(num_blocks, taken, wanted):
     pool = BlockPool(num_blocks)
     held = [int(block) for block in pool.allocate(taken)]
@@ -461,7 +476,11 @@ for _ in range(3):
 
 # %% nbgrader={"grade_id": "check_refused", "grade": true, "points": 1}
 # property: a reference that does not exist cannot be shared or given back: ValueError, and nothing changes.
+# question: The second of three entries is bad: what has happened to the first?
 # hint: check every entry of the list first: does the block exist, and does it have as many references as go?
+# explanation: decref([2, 9, 3]) where block 9 does not exist: ValueError, and block 2 has as many references as before.
+#   In one call a block may stand twice: decref([2, 2]) with one reference is one too many, though each alone would be
+#   allowed.
 def check_bad_ids(num_blocks, name, bad_ids):
     """bad_ids: a list with a mistake in it; "held" stands for a held block, "free" for the free one."""
     pool = BlockPool(num_blocks)
@@ -531,7 +550,11 @@ def fork(pool, block_table, num_tokens, block_size):
 
 # %% nbgrader={"grade_id": "check_fork", "grade": true, "points": 1}
 # property: a fork holds the blocks of its first num_tokens tokens, with one more reference each; nothing is allocated.
+# question: How many blocks hold the first 17 tokens, and does a fork need memory of its own?
 # hint: round num_tokens up to whole blocks, take as many entries of the table, incref them.
+# explanation: A table [5, 2, 8] with blocks of 16, forked at 17 tokens: [5, 2], and both have one reference more; 8 is
+#   not shared. The second block holds one token that both see, and is copied when one of them writes into it, not
+#   before.
 def check_forked(block_table, num_tokens, block_size):
     pool = Ledger(order=range(100), held=block_table)
     child = [int(block) for block in fork(pool, list(block_table), num_tokens, block_size)]
@@ -619,7 +642,11 @@ def append_slots(pool, block_table, num_tokens, num_new, block_size, copy):
 
 # %% nbgrader={"grade_id": "check_append", "grade": true, "points": 2}
 # property: new tokens go after the old ones; the table grows by the blocks that are missing, and by no more.
+# question: 15 tokens are in a block of 16 and 2 come: how many blocks are missing?
 # hint: ceil((num_tokens + num_new) / block_size) blocks are needed, the table has len(block_table).
+# explanation: Blocks of 4, table [7], 3 tokens, 2 more: 5 tokens need 2 blocks, so one is allocated: [7, b]. The new
+#   tokens are at position 3, in block 7, and position 4, first in b. With 4 tokens and 1 more a block is needed; with 3
+#   and 1 more none is.
 def check_growth(order, block_size, sizes, reserved=()):
     """One request alone, which grows by these sizes; reserved: blocks that its table has from the start."""
     pool, memory, table, tokens = Ledger(order, held=reserved), Memory(block_size), list(reserved), []
@@ -662,7 +689,12 @@ for case in range(5):
 
 # %% nbgrader={"grade_id": "check_copy_on_write", "grade": true, "points": 2}
 # property: a write into a shared block copies it first, once; the others keep what they had; the last writes in place.
+# question: Which block do the new tokens begin in, and who else holds it?
 # hint: ref_count of the block that token num_tokens falls in; new block, copy(old, new), decref([old]), table entry.
+# explanation: Blocks of 4, tables a = [7, 2] and b = [7, 2] with 6 tokens each. a appends: position 6 is in block 2,
+#   which has two references. A new block 5 gets a copy of block 2; a drops its reference to 2; a = [7, 5]. b appends
+#   next: block 2 has one holder now, and is written in place. Block 7 is full, nobody writes into it, and it stays
+#   shared.
 def check_sharers(num_sharers, num_tokens, num_new, block_size, order):
     """Requests with a common table write one after another."""
     memory, common = Memory(block_size), order[: blocks_for(num_tokens, block_size)]
@@ -708,7 +740,11 @@ for case in range(6):
 
 # %% nbgrader={"grade_id": "check_append_refused", "grade": true, "points": 1}
 # property: if the blocks do not suffice, append_slots raises RuntimeError and nothing has changed.
+# question: How many blocks does a step need in all: those for growth, and what else?
 # hint: one call of allocate for growth and copy together, before anything else happens.
+# explanation: The table's last block is shared and full enough that 1 new block is needed for growth and 1 for the
+#   copy; 1 is free. RuntimeError, and table, pool and cache are as before. If growth takes its block first and the copy
+#   then fails, the table has a block more and the tokens were never written.
 def check_no_room(num_sharers, num_tokens, num_new, block_size, num_free, order):
     memory, table = Memory(block_size), order[: blocks_for(num_tokens, block_size)]
     pool = Ledger(order[: len(table) + num_free], held=table * num_sharers)
@@ -767,7 +803,10 @@ def slot_mapping(block_table, positions, block_size):
 
 # %% nbgrader={"grade_id": "check_slot_mapping", "grade": true, "points": 1}
 # property: position p is in slot block_table[p // block_size] * block_size + p % block_size.
+# question: Position 9 with blocks of 4: which entry of the table, and which place in that block?
 # hint: index the table with all entries at once; blocks need be neither adjacent nor sorted.
+# explanation: Blocks of 4, table [7, 2, 5]. Position 9 is in entry 9 // 4 = 2, block 5, at offset 9 % 4 = 1: slot 5 × 4
+#   + 1 = 21. Position 3 is slot 31, position 4 is slot 8: neighbours in the text need not be neighbours in memory.
 def check_slots(block_table, positions, block_size):
     table = torch.tensor(block_table, dtype=torch.int32)
     slots = slot_mapping(table, torch.tensor(positions), block_size)
@@ -789,7 +828,10 @@ for block_size in (1, 16, random_int(2, 9, draw)):
 
 # %% nbgrader={"grade_id": "check_large_ids", "grade": true, "points": 1}
 # property: slots are right for every block number that int32 can hold, also beyond 2^31.
+# question: What is the largest product that int32 can hold?
 # hint: the type of a product is that of its factors: convert the blocks to int64, then multiply.
+# explanation: Block 200,000,000 with blocks of 16 has its first slot at 3,200,000,000, beyond 2^31 = 2,147,483,648. As
+#   a product of two int32 numbers it wraps around to a negative slot; converting the product afterwards is too late.
 for blocks, block_size in (([40_000, 3], 16), ([134_217_727, 134_217_728], 16), ([2_147_483_647, 20_000_000], 128)):
     positions = torch.tensor([0, block_size - 1, block_size, 2 * block_size - 1])
     slots = slot_mapping(torch.tensor(blocks, dtype=torch.int32), positions, block_size).tolist()
@@ -866,7 +908,10 @@ def paged_attention(q, k_cache, v_cache, block_table, seq_lens):
 
 # %% nbgrader={"grade_id": "check_weights", "grade": true, "points": 1}
 # property: weights are softmax(q.k / sqrt(head_dim)) over the row's keys.
+# question: Over which axis do the weights of a query sum to 1?
 # hint: scale the scores before the softmax, and take it over the tokens.
+# explanation: head_dim 4, one query [2, 0, 0, 0], keys [2, 0, 0, 0] and [0, 0, 0, 0]: scores 4 and 0, divided by
+#   sqrt(4) 2 and 0, weights 0.88 and 0.12. Unscaled they would be 0.98 and 0.02.
 def weights_of(q, keys):
     """The weights of the query, in one full block: with one-hot values the output is the weights."""
     num_tokens, head_dim = keys.shape
@@ -893,7 +938,10 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "check_heads", "grade": true, "points": 1}
 # property: query head h reads KV head h // (num_heads // num_kv_heads).
+# question: With 6 query heads and 2 KV heads, which query heads share the first KV head?
 # hint: with 6 query and 2 KV heads, query heads 0, 1, 2 read KV head 0 and 3, 4, 5 read KV head 1.
+# explanation: 6 query heads over 2 KV heads: groups of 3. Heads 0, 1, 2 read KV head 0, and 3, 4, 5 read KV head 1.
+#   Repeating the KV heads as a whole gives 0, 1, 0, 1, 0, 1 in place of 0, 0, 0, 1, 1, 1.
 def heads_read(num_heads, num_kv_heads, block_size):
     """The KV head that each query head reads: all values of KV head g are g, so every weighted mean of them is g."""
     keys = torch.zeros(1, block_size, num_kv_heads, 8)
@@ -920,7 +968,11 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "check_tables", "grade": true, "points": 2}
 # property: each row gets what it would get alone and in one piece, wherever its blocks lie and whoever shares them.
+# question: Which token of a row is at offset 0 of the second block in its table?
 # hint: position p of row r is at block_table[r, p // block_size], offset p % block_size, for p < seq_lens[r].
+# explanation: Blocks of 4, table [7, 2], length 6: the row's keys are the 4 of block 7 and then the first 2 of block 2.
+#   In another place, in another order of blocks, or with a block shared with another row, the same 6 keys come in the
+#   same order, and the result is the same.
 def check_rows(lengths, tables, num_blocks, block_size, generator, num_kv_heads=1, group=2, head_dim=5):
     contexts = [torch.randn(2, n, num_kv_heads, head_dim, generator=generator) for n in lengths]
     q = torch.randn(len(lengths), num_kv_heads * group, head_dim, generator=generator)
@@ -965,7 +1017,11 @@ check_rows([3, 4], [[39_999, 32_768], [33_333, 1]], 40_000, 2, draw, head_dim=3)
 
 # %% nbgrader={"grade_id": "check_unused", "grade": true, "points": 1}
 # property: nothing but the rows' own tokens is read, and nothing is written: everything else may be NaN.
+# question: The last block of a row is half full: what is in its other half?
 # hint: gather seq_lens[r] positions and no more; do not clean the cache, it is not yours.
+# explanation: Length 6 in blocks of 4: 2 slots of the second block are not the row's, and may be NaN. The table may
+#   have entries beyond the 2 blocks that the row needs; they point anywhere. A weight of 0 does not help, since 0 × NaN
+#   is NaN; and a cleaned cache loses other rows' tokens.
 def check_poisoned(lengths, tables, num_blocks, block_size, generator):
     """All slots without the rows' tokens are NaN; block 0, with which tables are padded, is unused."""
     contexts = [torch.randn(2, n, 1, 5, generator=generator) for n in lengths]
@@ -1130,7 +1186,11 @@ def serve(prompts, samples, num_new_tokens, num_blocks, block_size, parts=None):
 
 # %% nbgrader={"grade_id": "check_engine_pool", "grade": true, "points": 1}
 # property: with your pool the engine serves the same tokens as with its own, also when blocks run out.
+# question: Which method does the message name, and what did the engine's own pool answer there?
 # hint: the message names the first property that failed; make that part's own checks pass first.
+# explanation: The engine asks your pool for every block of every request, frees them when requests end, and preempts
+#   when none is left. The first answer that differs is named. If the single checks pass, look at what only a long run
+#   shows: a block freed and given out many times, and one shared by several.
 def check_pool_serves(prompts, num_new_tokens, num_blocks, block_size):
     yours = YourPool(num_blocks)
     seen, thrown_out = serve(prompts, [1] * len(prompts), num_new_tokens, num_blocks, block_size, {"block_pool": yours})
@@ -1154,7 +1214,11 @@ check_pool_serves([*prompts, prompts[0]], 6, num_blocks=random_int(8, 10, draw),
 
 # %% nbgrader={"grade_id": "check_engine", "grade": true, "points": 1}
 # property: with all your pieces the engine generates the same tokens, shares a prompt's blocks, and copies when they part.
+# question: Which piece does the message name first, and does its own check pass?
 # hint: the message names the first property that failed; make that part's own checks pass first.
+# explanation: Two requests with the same prompt share its full blocks; when they generate different tokens, the one
+#   that writes into a shared block gets a copy. So the pool, the growth and the attention must agree on where token p
+#   is. The named property was the first to fail; what comes after it follows from it.
 def check_served(prompts, samples, num_new_tokens, num_blocks, block_size):
     """Serves with and without your parts, and compares; returns the tokens by request."""
     blocks = your_blocks(num_blocks, block_size)

@@ -355,7 +355,11 @@ def check_chunks(scores, values, sizes, limit=1e-4):
 
 # %% nbgrader={"grade_id": "check_online", "grade": true, "points": 2}
 # property: largest score, sum of exp(score - largest) and weighted mean, however the keys are cut into chunks.
+# question: When a larger score comes, by which factor is everything before it too large?
 # hint: weights of a chunk are exp(scores - new largest); what you had shrinks by exp(old largest - new largest).
+# explanation: Scores [1, 3], one after the other. After 1: largest 1, sum 1. Then 3: what there was shrinks by exp(1 -
+#   3) = 0.135, the new one counts exp(0) = 1: sum 1.135. At once: exp(1 - 3) + exp(3 - 3) = 1.135. The weighted values
+#   shrink by the same factor, and the mean is theirs over the sum.
 draw = rng("online")
 scores, values = 2 * torch.randn(12, generator=draw), torch.randn(12, 4, generator=draw)
 for sizes in ([12], [5, 7], [1] * 12, [3, 4, 3, 2]):
@@ -371,7 +375,11 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "check_online_huge", "grade": true, "points": 1}
 # property: scores may grow, fall, and be as large or as small as they like.
+# question: What is the largest number that exp gets in your code?
 # hint: every exp is of a score minus the largest so far, which begins as minus infinity: it never overflows.
+# explanation: Scores [1000, 2000]: exp(1000) is infinite in float32. Relative to the largest so far: first exp(0) = 1;
+#   then the old sum shrinks by exp(-1000) = 0 and the new counts 1. Scores that fall, [2000, 1000], add exp(-1000) = 0.
+#   No exponent is above 0, whatever the order.
 def check_huge(scores, num_chunks):
     scores = torch.tensor(scores)
     values = torch.arange(2.0 * len(scores)).view(-1, 2)
@@ -393,8 +401,12 @@ for sign in (1, -1):
 
 # %% nbgrader={"grade_id": "check_online_empty", "grade": true, "points": 1}
 # property: chunks without keys and masked keys change nothing; with no key at all: minus infinity, 0, zeros.
+# question: What is (minus infinity) - (minus infinity)?
 # hint: a chunk of no keys has no largest score; while the largest is minus infinity, subtract 0 instead of it; mean is a
 #   tensor [head_dim] in any case.
+# explanation: A chunk whose keys are all masked comes first: its scores are all -inf, and so is the largest. Score
+#   minus largest is -inf - (-inf) = NaN, and NaN stays. With 0 in place of an infinite largest it is exp(-inf) = 0: the
+#   chunk counts nothing. If no key ever comes, the sum is 0, and 0 / 0 must not be computed.
 def check_masked(scores, sizes):
     scores = torch.tensor(scores)
     check_chunks(scores, 1.0 + torch.arange(3.0 * len(scores)).view(-1, 3), sizes)
@@ -485,7 +497,11 @@ def run_tiled(q_len, kv_len, num_heads, num_kv_heads, head_dim, block_m, block_n
 
 # %% nbgrader={"grade_id": "check_tiled", "grade": true, "points": 2}
 # property: o is causal attention, for all lengths, tiles, positions and groups of heads.
+# question: Row 2 of the second tile of queries: which query is it, and at which position?
 # hint: query i × block_m + r of a tile is at position first + i × block_m + r; key c of tile j is key j × block_n + c.
+# explanation: Tiles of 4 queries and 3 keys, first = 5. Row 2 of tile 1 is query 6 at position 11; key 1 of tile 2 is
+#   key 7. 7 <= 11, so it is seen. At the ends rows and keys that do not exist fill the tile; they must have no effect.
+#   Each query head reads the KV head of its group.
 def check_tiles(*shape, generator):
     q_len, kv_len, num_heads, num_kv_heads, _, block_m, block_n, first = shape
     _, off, place = run_tiled(*shape, generator)
@@ -513,7 +529,11 @@ for _ in range(5):
 
 # %% nbgrader={"grade_id": "check_traffic", "grade": true, "points": 2}
 # property: q is loaded once and o stored once; a tile of k or v once for each tile of queries that sees it.
+# question: How often is a tile of keys loaded if 4 query heads share it?
 # hint: load k and v for all query heads of a KV head at once, for the tiles up to the last query's own key, and no others.
+# explanation: 8 queries from position 0 in tiles of 4, keys in tiles of 4: the first tile of queries needs key tile 0,
+#   the second needs 0 and 1. That is 3 loads of k and 3 of v for each KV head, whether it has 1 or 4 query heads, and
+#   each tile of q is loaded once. Loading key tile 1 for the first queries, masked, is a load for nothing.
 def check_moves(*shape, generator):
     q_len, kv_len, num_heads, num_kv_heads, _, block_m, block_n, first = shape
     hbm, _, _ = run_tiled(*shape, generator)
@@ -632,7 +652,11 @@ def check_merged(q, k, v, sizes):
 
 # %% nbgrader={"grade_id": "check_merge", "grade": true, "points": 2}
 # property: merged splits give what all keys together give, o and lse, also for huge scores, and merging can be nested.
+# question: Two splits have means 1 and 3: what decides how much each counts?
 # hint: weights exp(lse - largest lse); the new lse is largest lse + log(sum of weights).
+# explanation: Split a: sum of exps 3, mean 1; b: sum 1, mean 3. Together (3 × 1 + 1 × 3) / 4 = 1.5, and the sum is 4.
+#   Of each sum only the logarithm is given, so weights are taken relative to the larger one: 1 and 1/3. Huge values
+#   cancel before the exponential; the result is again a mean and an lse, so it can be merged again.
 q, k, v = random_qkv(2, 12, 4, 2, 5, rng("merge"))
 for sizes in ([12], [5, 7], [1, 3, 6, 2]):
     check_merged(q, k, v, sizes)
@@ -648,7 +672,11 @@ for factor in (1, 3, 2000):
 
 # %% nbgrader={"grade_id": "check_merge_empty", "grade": true, "points": 1}
 # property: an empty split changes nothing, whatever its mean; a query without any key gets zeros and minus infinity.
+# question: How much does a split with a sum of 0 count, and what is 0 × NaN?
 # hint: replace the means of weight 0 before you add; divide by 1 where the sum is 0.
+# explanation: A split without keys has an lse of minus infinity, weight 0, and a mean that may be anything. 0 × NaN is
+#   NaN, so its mean must be replaced and not only weighted. If all splits are empty, the largest lse is minus infinity
+#   too, and the difference of the two is NaN unless it is handled.
 q, k, v = random_qkv(2, 6, 2, 1, 3, rng("empty"))
 check_merged(q, k, v, [3, 0, 3])
 check_merged(q, k, v, [0, 6])
@@ -821,8 +849,13 @@ def check_attention(
 
 # %% nbgrader={"grade_id": "check_kernel", "grade": true, "points": 2}
 # property: o and lse are those of attention over all keys, however many, for every head, however large scores are.
+# question: What must be carried from one tile of keys to the next?
 # hint: scale scores by 1 / sqrt(head_dim); head h reads KV head h // GROUP; shrink sum and acc when the largest grows; the
 #   keys of a long context are many tiles.
+# explanation: A context of several tiles: after each the largest may grow, and then sum and accumulated values shrink
+#   by the same factor, exp(old - new). Scores [1] in tile 0 and [3] in tile 1: sum 1 × 0.135 + 1 = 1.135. A code that
+#   keeps the old factor has 1 + 7.389 relative to the old largest, which is the same number until exp overflows. With 6
+#   query and 2 KV heads, head 4 reads KV head 1.
 check_attention(64, 64, 1, 1, 16, None, rng("kernel"))
 check_attention(64, 128, 4, 2, 16, None, rng("kernel"))
 check_attention(64, 128, 1, 1, 16, None, rng("kernel"), factor=300, limit=5e-3)
@@ -836,8 +869,12 @@ check_attention(64, 192, 2, 2, 16, None, draw, factor=random_int(50, 500, draw),
 
 # %% nbgrader={"grade_id": "check_ragged", "grade": true, "points": 2}
 # property: lengths and head_dim are what they are: no multiple of a tile, no power of 2, down to 1.
+# question: A tile has 16 rows and 5 are left: what do the other 11 load, and what do they store?
 # hint: mask three things, in each load and store: queries >= q_len, keys >= kv_len, and the columns from head_dim to
 #   BLOCK_D. Where o is NaN: what a load without `other` leaves out is anything, and 0 × NaN is NaN.
+# explanation: head_dim 5 in a tile of 8 columns: columns 5-7 lie in the next row's memory. Loaded unmasked they enter
+#   every score; stored unmasked they overwrite the neighbour's output. The same holds for queries behind q_len and keys
+#   behind kv_len. A masked load needs a value to stand in, or what is there is arbitrary, and 0 × NaN is NaN.
 check_attention(3, 70, 2, 1, 24, None, rng("ragged"))
 check_attention(70, 5, 1, 1, 40, None, rng("ragged"))
 check_attention(1, 1, 2, 2, 5, None, rng("ragged"))
@@ -851,7 +888,11 @@ check_attention(1, random_int(100, 127, draw), 2, 1, random_int(65, 120, draw), 
 
 # %% nbgrader={"grade_id": "check_causal", "grade": true, "points": 2}
 # property: query i sees the keys up to first + i; one that sees none gets zeros and minus infinity.
+# question: Which keys does query 0 see if first is -2?
 # hint: key number <= first + query number; where the sum is 0, divide by 1.
+# explanation: first = 3: query 0 sees keys 0-3, query 1 sees 0-4. first = -2: queries 0 and 1 see no key, query 2 sees
+#   key 0. For a query without any key the sum is 0 and the largest minus infinity: 0 / 0 is NaN, and the result must be
+#   zeros and minus infinity.
 check_attention(40, 40, 2, 1, 16, 0, rng("causal"))  # a whole prompt
 check_attention(7, 77, 2, 1, 16, 70, rng("causal"))  # its last chunk
 check_attention(6, 4, 1, 1, 8, -2, rng("causal"))  # queries 0 and 1 see nothing
@@ -867,8 +908,12 @@ check_attention(3, random_int(1, 9, draw), 2, 1, 4, -random_int(3, 90, draw), dr
 
 # %% nbgrader={"grade_id": "check_half", "grade": true, "points": 1}
 # property: float16 goes in and out, float32 in between; bfloat16 is refused with TypeError.
+# question: In float16, what is 300 × 300?
 # hint: scores, acc and sums are tl.float32, so scale the scores and not q; weights become float16 only to be multiplied;
 #   look at q.dtype before the launch.
+# explanation: float16 ends at 65,504, so a score of 90,000 is infinite in it; and a sum of 4,096 ones stops at 2,048,
+#   because 2,048 + 1 rounds back. Scores, sums and the accumulator are therefore float32, and only what goes out is
+#   float16. bfloat16 would be computed wrongly here, so it is refused before anything is launched.
 def check_sum(num_keys, size):
     """All keys have equal weight, and all values are `size`: so is their mean, while their sum exceeds float16."""
     q, k, v = torch.zeros(1, 1, 16), torch.zeros(num_keys, 1, 16), torch.full((num_keys, 1, 16), float(size))
@@ -992,7 +1037,11 @@ def serve(prompts, num_new_tokens, attention_backend=None):
 
 # %% nbgrader={"grade_id": "check_engine", "grade": true, "points": 2}
 # property: with your attention and merge, the engine generates the tokens that it generates with its own.
+# question: Which part failed first, and with which lengths?
 # hint: the message names the part that failed first; make that part's own checks pass first.
+# explanation: The engine calls your attention with chunks of prompts and with single tokens, over contexts of every
+#   length, and merges splits of long ones. A first = 0 that is assumed, a length that fills its tiles, or a split that
+#   may not be empty shows here first.
 def check_served(prompts, num_new_tokens, split):
     yours = YourSplits(split)
     seen = serve(prompts, num_new_tokens, AttentionByRequest(course_llm("draft").engine.attention, yours))

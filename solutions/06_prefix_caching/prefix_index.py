@@ -151,7 +151,11 @@ def root_key(adapter, salt):
 
 # %% nbgrader={"grade_id": "check_root", "grade": true, "points": 1}
 # property: two pairs of adapter and salt have the same key only if both are equal.
+# question: How do the adapter "ab" with salt "c" and the adapter "a" with salt "bc" look, written one after the other?
 # hint: tag each part as there or not there, and write its length before it, so that no two pairs look alike.
+# explanation: "ab" + "c" and "a" + "bc" are the same bytes, so two tenants would share a cache. With lengths before the
+#   parts they are 2ab1c and 1a2bc. An adapter that is not there and one with an empty name are different too, and need
+#   different marks.
 def check_keys(pairs):
     keys = {}
     for adapter, salt in pairs:
@@ -209,7 +213,11 @@ def block_hash(parent, tokens):
 
 # %% nbgrader={"grade_id": "check_link", "grade": true, "points": 1}
 # property: a block's name is SHA-256 of the parent's name and then its tokens, 8 bytes little-endian each.
+# question: What does a block's name say about the blocks before it?
 # hint: bytes of the parent first, then token.to_bytes(8, "little") for each token; nothing in between, nothing after.
+# explanation: The name of block 1 is the hash of block 0's name and of its own tokens. So the same 16 tokens after
+#   another beginning have another name, which they must: their keys and values depend on all that came before. A number
+#   takes as many bytes whatever its size: without a fixed width 1, 23 and 12, 3 would look alike.
 def check_name(parent, tokens, expected):
     name = bytes_of("block_hash", block_hash(parent, list(tokens)))
     print(f"tokens {tokens} after {parent.hex()[:8]}...: {name.hex()}")
@@ -461,7 +469,11 @@ class HashIndex:
 
 # %% nbgrader={"grade_id": "check_hash_match", "grade": true, "points": 2}
 # property: match gives the longest run of full blocks from the start that is indexed under this key, and no more.
+# question: Blocks 0 and 2 of a prompt are indexed and block 1 is not: how much can be used?
 # hint: go block by block from position 0 and stop at the first that is not indexed or not full; start from the key.
+# explanation: Blocks of 4, a prompt of 11 tokens: 2 full blocks and 3 tokens. Only block 0 indexed: match gives 1
+#   block. Block 1 without block 0 gives none, since its keys would follow a gap. The last 3 tokens fill no block and
+#   never count. Under another key nothing matches.
 check_matches(HashIndex(4, Links().link), rng("hash_match"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_hash_match")
@@ -482,7 +494,11 @@ for block_size in (1, 2, random_int(3, 6, draw)):
 
 # %% nbgrader={"grade_id": "check_hash_insert", "grade": true, "points": 1}
 # property: of what is indexed already the old block stays and is returned; only the others are taken, once each.
+# question: Two requests computed the same prompt at the same time: which of the two blocks stays?
 # hint: return, for each place, the block that match would give from now on; len() counts the blocks that were taken.
+# explanation: Blocks [7, 2] are indexed; the same prompt comes with [9, 5, 6]. The first two places keep 7 and 2, the
+#   third takes 6: the answer is [7, 2, 6], one block is taken, and 9 and 5 go back. If 9 replaced 7, requests that hold
+#   7 would still be right, but the next one would not share with them.
 def check_inserts(index, generator):
     A = random_tokens(12, generator)
     expect_insert(index, [], KEY, [], [], "nothing")
@@ -513,7 +529,10 @@ for _ in range(40):
 
 # %% nbgrader={"grade_id": "check_hash_chain", "grade": true, "points": 1}
 # property: each full block is hashed at most once per call, from the name before it; the first from the key.
+# question: How many hashes do 4 full blocks need if each begins with the name before it?
 # hint: keep the name of the block before in a variable, and hand link one block of tokens at a time.
+# explanation: 4 full blocks: 4 calls of link, each with the last name and one block's tokens. Hashing from the start
+#   for each block is 1 + 2 + 3 + 4 = 10 blocks of work, and for a prompt of 1,000 blocks half a million.
 def check_chain(num_tokens, block_size, generator):
     tokens, links = random_tokens(num_tokens, generator), Links()
     index, num_full = HashIndex(block_size, links.link), num_tokens // block_size
@@ -543,7 +562,11 @@ for _ in range(3):
 
 # %% nbgrader={"grade_id": "check_hash_evict", "grade": true, "points": 2}
 # property: evicted blocks are evictable and continued by no remaining block; as many as asked, if possible.
+# question: If the first block of a chain is evicted, can the second still be found?
 # hint: look for the leaves again after each evicted block: its parent may be a leaf now.
+# explanation: Chain a - b - c: only c is continued by nothing, so c goes first, then b, then a. Asked for 2, evict
+#   gives c and b: b became a leaf on the way. If b is in use and c is not, c alone can go; a cannot, since b would be
+#   out of reach and its memory lost.
 check_evicts(HashIndex(4, Links().link), rng("hash_evict"))
 evict_some(HashIndex(2, Links().link), 3, 2, rng("hash_evict"))
 ### BEGIN HIDDEN TESTS
@@ -556,7 +579,11 @@ for block_size in (1, random_int(2, 4, draw)):
 
 # %% nbgrader={"grade_id": "check_hash_lru", "grade": true, "points": 1}
 # property: of the leaves, the one goes that match or insert used least recently.
+# question: Which blocks does a match use: all on its way, or only the last?
 # hint: give every block that a call finds or takes the call's moment, and no other block.
+# explanation: Prompts a - b and a - c, inserted in this order; then a - b is matched. Leaves are b and c; b was used
+#   last, so c goes. The moment is that of the whole call, for each block that it found or took: a, which both use, is
+#   never older than its leaves.
 check_order(HashIndex(4, Links().link), rng("hash_lru"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_hash_lru")
@@ -699,7 +726,11 @@ class RadixIndex:
 
 # %% nbgrader={"grade_id": "check_radix_match", "grade": true, "points": 2}
 # property: match gives the longest run of full blocks from the start that is indexed under this key, and no more.
+# question: A node holds 3 blocks and the prompt agrees with 2 of them: what is the answer?
 # hint: compare with a node's tokens block by block; go on to a child only when the whole node agrees.
+# explanation: Blocks of 4, one node with blocks [7, 2, 5] and 12 tokens. A prompt that agrees in the first 9 tokens
+#   matches blocks 7 and 2: 9 tokens are 2 full blocks. It does not go on to a child, since the node as a whole does not
+#   agree.
 check_matches(RadixIndex(4), rng("radix_match"))
 tree, tokens = RadixIndex(1), random_tokens(12, rng("radix_match"))
 tree.insert(list(tokens), KEY, list(range(12)))
@@ -723,7 +754,11 @@ for block_size in (1, 2, random_int(3, 6, draw)):
 
 # %% nbgrader={"grade_id": "check_radix_split", "grade": true, "points": 2}
 # property: prompts that leave a node in the middle split it; all that was indexed is still found, and nothing twice.
+# question: Two prompts share 2 of a node's 3 blocks: how many nodes are there afterwards?
 # hint: after a split the upper node has one child, the lower part, with the rest of tokens and blocks and the children.
+# explanation: A node with blocks [7, 2, 5]; a prompt agrees in 2 blocks and has one more, 9. Afterwards: an upper node
+#   [7, 2] with two children, [5] and [9]. What hung below the old node hangs below [5]. Every block is in exactly one
+#   node, and both prompts are found in full.
 def check_radix_splits(generator):
     index, A = RadixIndex(4), random_tokens(16, generator)
     B, C, D, E = [1000] * 8, [1001] * 4, [1002] * 4, [1003] * 4
@@ -769,7 +804,11 @@ for block_size in (1, random_int(2, 4, draw)):
 
 # %% nbgrader={"grade_id": "check_radix_evict", "grade": true, "points": 2}
 # property: evicted blocks are evictable and continued by no remaining block; as many as asked, if possible.
+# question: A leaf node has three blocks: which of them can go first?
 # hint: take the last block of a leaf node; a node without blocks leaves the tree, and its parent may be a leaf then.
+# explanation: A leaf with blocks [7, 2, 5]: 5 goes first, then 2, then 7; when it is empty the node leaves the tree,
+#   and its parent may be a leaf. With 2 in use and 5 not, only 5 can go. A node with children loses nothing: they
+#   continue it.
 check_evicts(RadixIndex(4), rng("radix_evict"))
 evict_some(RadixIndex(2), 3, 2, rng("radix_evict"))
 ### BEGIN HIDDEN TESTS
@@ -782,7 +821,11 @@ for block_size in (1, random_int(2, 4, draw)):
 
 # %% nbgrader={"grade_id": "check_radix_lru", "grade": true, "points": 1}
 # property: of the leaves, the one goes that match or insert used least recently.
+# question: A match that ends in the middle of a node: which part of the node was used?
 # hint: all nodes on the way are used now; of a node that agrees in part only that part: split it there, in match too.
+# explanation: A node [7, 2, 5] from an older call; a match agrees in 2 blocks. 7 and 2 are used now, 5 is as old as
+#   before. One moment for the whole node would make 5 look new, and another leaf would be evicted in its place; so the
+#   node is divided where the agreement ends.
 check_order(RadixIndex(4), rng("radix_lru"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_radix_lru")
@@ -837,7 +880,11 @@ def replay(index, requests, block_size):
 
 # %% nbgrader={"grade_id": "check_replay", "grade": true, "points": 1}
 # property: each request is matched, then indexed; all but its last token can be saved; the rate is over all tokens.
+# question: The whole prompt is in the cache: which token must be computed all the same?
 # hint: cut the match to (len(tokens) - 1) // block_size blocks when you count, and index the full blocks.
+# explanation: Blocks of 4, a prompt of 8 tokens, seen before: both blocks match, but the last token's logits are
+#   needed, so at most 7 tokens can be saved, which is 1 full block: 4 tokens. With 9 tokens 8 can be saved. The rate is
+#   saved tokens over all tokens of all requests, so long requests count more.
 class Scripted:
     """A stand-in for an index: request i finds its first num_matched[i] blocks, which are 0, 1, ...; records all
     calls."""
@@ -973,7 +1020,11 @@ def stable_first(requests):
 
 # %% nbgrader={"grade_id": "check_parts", "grade": true, "points": 1}
 # property: parts stand in order of how many different texts they have; those with equally many keep their order.
+# question: Which part of a prompt should come first: one that is always the same, or one that changes?
 # hint: collect the different texts of each part in a set, then sort the names by the size of their sets.
+# explanation: Requests (system, user, tools) with 1, 3 and 2 different texts: the order is system, tools, user. What is
+#   shared by all comes first, since a prefix ends at the first difference. How often a text occurs does not matter,
+#   only how many different ones there are.
 def check_parts_of(requests, expected):
     seen = stable_first([dict(request) for request in requests])
     numbers = {name: len({request[name] for request in requests}) for name in expected}
@@ -1135,7 +1186,11 @@ QUESTIONS = (
 
 # %% nbgrader={"grade_id": "check_engine_hash", "grade": true, "points": 1}
 # property: with your HashIndex the engine gives the same text and computes every shared full block once.
+# question: Which method does the message name, and with which blocks was it called?
 # hint: the message names the method that gave the first wrong answer; make that part's own checks pass first.
+# explanation: The engine matches each prompt, computes what is missing, inserts, and evicts when memory is short. A
+#   match that is too long gives wrong text, one that is too short gives right text and too much work. The first answer
+#   that is wrong is named; its own check shows the same on a small case.
 system = course_llm("draft").encode(SYSTEM)[:64]
 print("a system prompt of", len(system), "tokens")
 check_served(HashIndex(16, block_hash), system, [course_llm("draft").encode(text) for text in QUESTIONS])
@@ -1148,7 +1203,10 @@ check_served(HashIndex(16, block_hash), random_tokens(64, draw), questions)
 
 # %% nbgrader={"grade_id": "check_engine_radix", "grade": true, "points": 1}
 # property: with your RadixIndex the engine gives the same text and computes every shared full block once.
+# question: Which method does the message name, and had a node been split before?
 # hint: the message names the method that gave the first wrong answer; make that part's own checks pass first.
+# explanation: The engine does with your tree what it does with the hash index, and both must give the same answers. If
+#   only the tree fails, look at what only it does: splitting a node, and taking blocks from the end of one.
 system = course_llm("draft").encode(SYSTEM)[:64]
 print("a system prompt of", len(system), "tokens")
 check_served(RadixIndex(16), system, [course_llm("draft").encode(text) for text in QUESTIONS])

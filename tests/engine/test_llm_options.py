@@ -24,12 +24,12 @@ from reference_impl.serving import server
 
 # Option -> a value that nothing has, and what the engine says to it.
 WRONG = {
-    "--quantization": "quantization: expected one of none, fp8, int8, int4, got 'strange'",
-    "--kv-dtype": "EngineConfig.kv_dtype: expected one of auto, fp8, fp8_e5m2, int8, got 'strange'",
-    "--overlap": "EngineConfig.overlap: expected one of auto, on, off, got 'strange'",
-    "--graphs": "EngineConfig.graphs: expected one of auto, on, off, got 'strange'",
-    "--attention": "EngineConfig.attention: expected one of auto, triton, torch, got 'strange'",
-    "--worker": "worker: expected 'here' or 'process', got 'strange'",
+    "--quantization": "--quantization: expected one of none, fp8, int8, int4, got 'strange'",
+    "--kv-dtype": "--kv-dtype: expected one of auto, fp8, fp8_e5m2, int8, got 'strange'",
+    "--overlap": "--overlap: expected one of auto, on, off, got 'strange'",
+    "--graphs": "--graphs: expected one of auto, on, off, got 'strange'",
+    "--attention": "--attention: expected one of auto, triton, torch, got 'strange'",
+    "--worker": "--worker: expected 'here' or 'process', got 'strange'",
 }
 # The address is nobody's: a server that let the value pass would end all the same.
 COMMANDS = {"generate": ["import os", "--model", "draft"], "serve": ["draft", "--host", "203.0.113.1"]}
@@ -39,8 +39,8 @@ COMMANDS = {"generate": ["import os", "--model", "draft"], "serve": ["draft", "-
 @pytest.mark.parametrize("option", WRONG)
 def test_an_option_reaches_the_engine(command: str, option: str) -> None:
     done = CliRunner().invoke(app, [command, *COMMANDS[command], option, "strange"])
-    assert done.exit_code == 1
-    assert f"error: {WRONG[option]}" in done.stderr
+    assert done.exit_code == 2
+    assert f"inferlab: error: {WRONG[option]}" in done.stderr
 
 
 def test_generate_says_what_a_quantized_model_says() -> None:
@@ -119,7 +119,7 @@ def test_too_little_memory_is_said_in_one_line(
     monkeypatch.setattr(front_door, "LLM", fail)
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 1
-    assert done.stderr.startswith("error: the memory does not suffice. Smaller: --quantization int4")
+    assert done.stderr.startswith("inferlab: error: the memory does not suffice. Smaller: --quantization int4")
     assert done.stderr.count("\n") == 1
 
 

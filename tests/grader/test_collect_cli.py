@@ -85,7 +85,7 @@ def test_a_wrong_format_or_file_ends_with_a_sentence(course: Path, release_text:
         "collect", "01", path.parent, "--course", course, "--format", "moodle", ok=False
     )
     assert "names no student" in inferlab("roster", path, "--course", course, ok=False)
-    assert "No such file" in inferlab("roster", course / "none.csv", "--course", course, ok=False)
+    assert "there is no such file" in inferlab("roster", course / "none.csv", "--course", course, ok=False)
 
 
 def test_without_a_roster_moodles_numbers_are_explained(tmp_path: Path, release_text: str) -> None:

@@ -191,7 +191,10 @@ def test_a_role_that_hangs_times_out_and_the_others_do_not_hang(
     result = examine_all_reduce(roles_lab, launcher, hangs, call=300.0)
     assert given[0] == 300.0
     assert statuses(result)["check_sum"] == "timed out"
-    assert result.checks[0].message == "role 1: your code had not finished after 300 s"
+    assert result.checks[0].message == (
+        "role 1: all_reduce (cell all_reduce) had not finished after 300 s; it was at line 2:\n"
+        "    while comm.rank == 1: pass"
+    )
     assert statuses(result)["check_lossy"] == "passed"
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from grader.labs.convention import Convention, applied, combinations, private_notebook, validate
-from grader.labs.lab import comment_text
 from grader.labs.lab_source import solution_notebook
 from grader.proofs.convention_proof import covering, private_lab
 from tests.labs.proof_record import SOURCES, plan, record, this_commit
@@ -44,7 +43,7 @@ def test_every_check_that_a_public_solution_loses_tells_another_property_or_hint
             private = private_lab(source, (option,))
             for check in option.fails:
                 texts = [
-                    [comment_text(lab.cell(check).source, key) for key in ("property", "hint")]  # type: ignore[union-attr]
+                    [lab.cell(check).property_text, lab.cell(check).hint]  # type: ignore[union-attr]
                     for lab in (public, private)
                 ]
                 assert texts[0] != texts[1], f"{convention.name}, {option.name}: {check} says what it said before"

@@ -315,7 +315,7 @@ def test_generate_ends_with_one_line(name: str, folder: Path) -> None:
     done = inferlab("generate", "x", "--model", str(folder), "--max-tokens", "1")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"error: {folder / file}: ")
+    assert line.startswith(f"inferlab: error: {folder / file}: ")
 
 
 def test_so_it_does_where_the_model_computes_in_another_process(folder: Path) -> None:
@@ -323,7 +323,7 @@ def test_so_it_does_where_the_model_computes_in_another_process(folder: Path) ->
     done = inferlab("generate", "x", "--model", str(folder), "--worker", "process")
     assert done.returncode == 1
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"error: {folder / WEIGHTS}: not a complete safetensors file")
+    assert line.startswith(f"inferlab: error: {folder / WEIGHTS}: not a complete safetensors file")
 
 
 @pytest.mark.parametrize("name", ["half a header", "frequencies alike", "tokenizer is a list", "many words"])
@@ -333,7 +333,7 @@ def test_serve_ends_with_one_line(name: str, folder: Path) -> None:
     done = inferlab("serve", str(folder), "--port", "0")
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
-    assert line.startswith(f"error: {folder / file}: ")
+    assert line.startswith(f"inferlab: error: {folder / file}: ")
 
 
 @pytest.mark.parametrize("name", ["config is a nest", "tokenizer is empty"])

@@ -78,4 +78,4 @@ def test_what_cannot_be_fetched_is_said_with_what_there_is(command: list[str], c
         assert part in str(error.value)
     done = CliRunner().invoke(app, [*command, "nobody/nothing"])
     assert done.exit_code == 1
-    assert done.stderr == f"error: {error.value}\n"
+    assert done.stderr == f"inferlab: error: {error.value}\n"

@@ -35,3 +35,15 @@ def test_requests_made_from_the_description_are_answered_as_it_says(
     assert done.returncode == 0, done.stdout[-6000:]
     assert "Tested: 14" in done.stdout, done.stdout[-3000:]
     until(running.is_idle, "nothing is left")
+
+
+def test_the_servers_address_alone_says_what_is_there(server: Any) -> None:
+    import httpx
+
+    found = httpx.get(server.url)
+    assert found.status_code == 200
+    places = [place for value in found.json().values() for place in ([value] if isinstance(value, str) else value)]
+    paths = [place for place in places if place.startswith("/")]
+    assert {"/v1/models", "/health", "/metrics"} < set(paths)
+    for path in paths:
+        assert httpx.get(server.url + path).status_code in (200, 405), path  # 405: it takes a POST

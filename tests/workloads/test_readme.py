@@ -51,4 +51,4 @@ def test_the_command_writes_a_trace(tmp_path: Path) -> None:
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     done = run("write", "poetry", str(tmp_path / "x.jsonl"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: unknown workload 'poetry': expected agents, batch")
+    assert done.stderr.startswith("inferlab: error: unknown workload 'poetry': expected agents, batch")

@@ -34,7 +34,7 @@ def main() -> None:
         else:
             print(tables(), end="")
     except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from None
+        raise SystemExit(f"inferlab: error: {error}") from None
 
 
 if __name__ == "__main__":
