@@ -321,6 +321,7 @@ def copies_of(trace):
     return sum(len(step.transfers.copies) for step in trace.steps())
 
 
+copies = {}
 for prompt_len in (18, 32, 33, 40):
     forked = Engine(model, EngineConfig(num_blocks=40, block_size=16, prefix_cache="off"))
     parent = forked.add(
@@ -334,9 +335,8 @@ for prompt_len in (18, 32, 33, 40):
           f"{copies_of(forked.trace)} copies for 3 forks")  # fmt: skip
     assert copies_of(forked.trace) == (3 if offset else 0)
     assert forked.block_pool.num_free == 40, "every block came back when its tally reached zero"
-    if prompt_len == 33:
-        copies_of_33 = copies_of(forked.trace)
-widgets.reveal("04-copies", copies_of_33)
+    copies[prompt_len] = copies_of(forked.trace)
+widgets.reveal("04-copies", copies[33])
 
 # %% [markdown] name="beam-text"
 # *Beam search* looks for the most probable text. It keeps the few best texts so far, the *beams*, and in every step it
