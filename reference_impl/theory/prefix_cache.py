@@ -1,10 +1,13 @@
-"""What a prefix cache saves: cached tokens, the prefill that remains, and its price on a provider's list.
+"""What a prefix cache saves: cached tokens, the prefill that remains, and its price on a provider's list; and what it
+risks where it compares hashes and not tokens.
 
 An engine that shares whole blocks finds a multiple of its block size, and never the whole prompt: the last token's
 logits are needed. block_size 1 is a tree cut at every token. Everything is elementwise over NumPy arrays.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -50,3 +53,19 @@ def input_price(uncached: Number, written: Number, read: Number, write_factor: N
 def reads_to_break_even(write_factor: Number, read_factor: Number) -> Number:
     """How many later reads pay for one write at more than the plain price: (write - 1) / (1 - read)."""
     return (write_factor - 1) / (1 - read_factor)
+
+
+def wrong_hits(lookups: Number, held: Number, bits: Number) -> Number:
+    """Expected hits of another prefix: each lookup of a block that is not there meets `held` digests of `bits` bits.
+
+    By chance, that is: for digests spread evenly, whatever the tokens. Who searches for a collision is not bound by it.
+    """
+    return lookups * (held / 2.0**bits)
+
+
+def items_for_even_odds(bits: int) -> float:
+    """The birthday bound: among how many digests of `bits` bits two are equal with probability 1/2.
+
+    n items are all different with probability about exp(-n^2 / 2^(bits + 1)), so n = sqrt(2 ln 2 * 2^bits).
+    """
+    return math.sqrt(2 * math.log(2)) * 2 ** (bits / 2)

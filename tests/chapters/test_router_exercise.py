@@ -50,6 +50,7 @@ def verdict(router: Router | None, capsys: pytest.CaptureFixture[str]) -> str:
     exec(cells["router-exercise"], names)
     if router is not None:
         names["my_router"] = router
+    exec(cells["router-served"], names)
     exec(cells["router-check"], names)
     return capsys.readouterr().out
 

@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 
 from reference_impl import Engine, EngineConfig, SamplingParams, course_model, load_model
+from reference_impl.annexes.prefix.radix_index import RadixIndex
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.decoder import Decoder
-from reference_impl.interfaces import Request
+from reference_impl.core.kv_manager import KVManager, cache_key
+from reference_impl.core.scheduler import Scheduler
+from reference_impl.interfaces import Request, StepPlan
 from reference_impl.kernels import reference
 from reference_impl.theory import prefix_cache
 
@@ -160,3 +165,40 @@ def test_e06_06_an_adapter_changes_the_cache_of_its_layer_or_of_those_above(mode
         with adapter(model, layer, outputs):
             changed = (cache_of(model, PROMPT[:48], 48) - plain).abs().amax(dim=(1, 2, 3, 4)) > 1e-4
         assert changed.nonzero().flatten().tolist() == list(range(first, last + 1))
+
+
+class LongestMatchFirst(Scheduler):
+    """SGLang's lpm, as in the chapter: before each step, what finds most in the cache is next."""
+
+    def schedule(self, now: float) -> StepPlan:
+        for request in list(self.waiting):
+            match = self.kv.index.match_length(request.tokens, cache_key(request))
+            _, arrived = self._ranks[request.id]
+            self.waiting.remove(request.id)
+            self._ranks[request.id] = (-match, arrived)
+            self.waiting.push(request, self._ranks[request.id])
+        return super().schedule(now)
+
+
+def test_longest_match_first_computes_each_text_once_in_a_small_cache_and_serves_the_odd_one_last(
+    model: Decoder,
+) -> None:
+    """Templates by turns evict one another in order of arrival. Longest match first computes every different token
+    once, which no order can undercut, and what matches nothing waits to the end."""
+    templates = [[10 * i + 1] * 64 for i in range(4)]
+    queue = [templates[i % 4] + [100 + i] * 16 for i in range(12)]
+    queue.insert(4, [200] * 80)  # behind the first of each template
+    computed_by, odd_one = {}, {}
+    for kind in (Scheduler, LongestMatchFirst):
+        kv = KVManager(BlockPool(9), 16, RadixIndex(16))
+        scheduler = kind(kv, max_num_seqs=1, max_num_batched_tokens=2048)
+        config = EngineConfig(num_blocks=9, prefix_cache="radix")
+        engine = Engine(model, config, Parts(kv_manager=kv, scheduler=scheduler))
+        for i, prompt in enumerate(queue):
+            engine.add(prompt, SamplingParams(max_tokens=1, temperature=0), request_id=f"{i}")
+        while engine.has_work():
+            engine.step()
+        order = [name for step in engine.trace.steps() for name, _ in step.admitted]
+        computed_by[kind], odd_one[kind] = computed(engine), order.index("4")
+    assert computed_by[LongestMatchFirst] == 4 * 64 + 12 * 16 + 80 < computed_by[Scheduler]
+    assert odd_one == {Scheduler: 4, LongestMatchFirst: 12}

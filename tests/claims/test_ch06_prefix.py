@@ -3,6 +3,7 @@
 Every test states the claim in its docstring. Those that need a model are in test_ch06_engine.py.
 """
 
+import random
 from collections import OrderedDict
 from itertools import pairwise
 
@@ -213,3 +214,39 @@ def test_a_dearer_write_is_paid_back_by_the_first_read_or_the_second() -> None:
         bills = [prefix_cache.input_price(0, 1, n, write, 0.1) - (1 + n) for n in range(reads + 1)]
         assert bills[-1] < 0 < bills[-2]
         assert all(a > b for a, b in pairwise(bills))
+
+
+class FourBits(HashIndex):
+    """A chain whose digests have 16 values, so that two prefixes are soon taken for one."""
+
+    def digests(self, tokens, key):
+        return (bytes([digest[0] & 15]) for digest in super().digests(tokens, key))
+
+
+def test_a_chain_of_short_digests_gives_a_prompt_the_blocks_of_another_and_a_tree_does_not() -> None:
+    """A chain compares digests and no tokens: with few bits another prompt finds what is not its own. A tree compares
+    tokens, whatever their hashes."""
+    known = [1, 2, 3, 4]
+    others = [[5, 6, 7, last] for last in range(200)]
+    for index, wrong in ((FourBits(BLOCK), True), (HashIndex(BLOCK), False), (RadixIndex(BLOCK), False)):
+        index.insert(known, b"", [0])
+        assert index.match(known, b"") == [0]
+        assert any(index.match(other, b"") for other in others) == wrong
+
+
+def test_a_hash_of_64_bits_suffices_against_chance_and_not_against_search() -> None:
+    assert prefix_cache.wrong_hits(65_536, 1, 16) == 1
+    held, lookups = 28_017, 10_000 * 365 * 86_400
+    assert prefix_cache.wrong_hits(lookups, held, 64) < 1e-3
+    assert prefix_cache.wrong_hits(lookups, held, 128) < 1e-20
+    assert 4 < prefix_cache.items_for_even_odds(64) / 1e9 < 6  # seconds at a billion per second
+    assert prefix_cache.items_for_even_odds(128) / 1e9 > 1e10
+
+
+def test_a_collision_at_the_birthday_bound_is_as_likely_as_not() -> None:
+    """Counted: digests of 12 bits, as many as the bound says, 400 times."""
+    n = round(prefix_cache.items_for_even_odds(12))
+    rng = random.Random(6)
+    repeats = sum(len({rng.randrange(2**12) for _ in range(n)}) < n for _ in range(400))
+    assert n == 75
+    assert 160 <= repeats <= 240
