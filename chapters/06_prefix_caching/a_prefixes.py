@@ -37,7 +37,7 @@ from reference_impl.core.scheduler import Scheduler
 from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.simulation import Result, simulate_replicas
 from reference_impl.theory import latency, model_shapes, prefix_cache
-from reference_impl.theory.deployment import WORKED
+from reference_impl.theory.deployment import WORKED, Deployment
 from reference_impl.theory.hardware import device
 from reference_impl.theory.units import format_bytes, format_seconds
 from reference_impl.observe.trace import RequestArrived
