@@ -6,6 +6,7 @@
 
 # %% name="setup"
 import inspect
+import textwrap
 from dataclasses import replace
 
 import numpy as np
@@ -40,6 +41,16 @@ print(f"the course model has {decoder.num_parameters():,} parameters and runs on
 # %% name="predict"
 widgets.predict("00a-writing", "What percentage of the time is writing 200 tokens, after a prompt of 1,000?", "%")
 
+# %% name="answer"
+reading = latency.prefill_seconds(small, 1000, h100)
+writing = sum(latency.decode_seconds(small, 1001 + i, h100) for i in range(199))
+print(f"1,000 tokens in, 200 out: {format_seconds(reading)} reading, {format_seconds(writing)} writing")
+widgets.reveal("00a-writing", 100 * writing / (reading + writing))
+
+# %% [markdown] name="answer-reading"
+# (The first token of the answer comes with the prompt's pass, so 200 outputs are 199 further ones.) Why it is so
+# lopsided is what the rest of this notebook explains.
+
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
@@ -60,9 +71,10 @@ widgets.predict("00a-writing", "What percentage of the time is writing 200 token
 # - **Several ferries (more GPUs).** They split the water between them, but have to meet after every few metres.
 #
 # So four things can run out: **compute** (the terminal), **bandwidth** (the water), **capacity** (the yard),
-# **network** (the meetings). Nearly everything in this course is an attack on one of the four. The picture has a limit:
-# a real forward pass also has a fixed overhead: the launches of many small GPU routines (*kernels*) and the Python
-# around them. You will see this overhead in every measurement on a small model.
+# **network** (the meetings). Nearly everything in this course is an attack on one of the four. The picture has two limits.
+# A real forward pass also has a fixed overhead: the launches of many small GPU routines (*kernels*) and the Python
+# around them. You will see this overhead in every measurement on a small model. And a *mixture of experts* crosses only
+# a part of the water with one car, and nearly all of it with many (chapter 11).
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.6)
@@ -261,6 +273,11 @@ def sample(logits, temperature=0.8):  # scores to probabilities, then a draw
     return int(torch.multinomial((logits / temperature).softmax(-1), 1))
 
 
+# %% [markdown] name="scratch-loop-text"
+# One pass and two ways to choose. The loop puts them together:
+
+
+# %% name="scratch-loop"
 def generate(prompt, count, choose):
     tokens = list(prompt)
     for _ in range(count):
@@ -302,7 +319,9 @@ print(f"another first token: {changed} of the {len(by_hand) - 1} after it change
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The engine of this course serves many requests at once, keeps a cache, and must still give the same tokens.
+# The engine of this course serves many requests at once, keeps a cache, and should still give the same tokens. "The
+# same" means up to rounding: a cache adds the same numbers up in another order, and where two candidates score nearly
+# alike, the last digit can decide. It does not happen in this text; the cell checks.
 
 # %% name="engine"
 before = len(llm.engine.trace.steps())  # other cells, or this one run twice
@@ -327,6 +346,69 @@ assert [row.num_tokens for step in steps for row in step.rows] == [len(prompt)] 
 
 # %% name="engine-source"
 print(inspect.getsource(CoreEngine.step))
+
+# %% [markdown] name="vllm-step-text"
+# ### The same step in vLLM
+#
+# Most of what you learn here carries over by name. One step of vLLM's V1 engine on the left, with the functions you
+# would open or find in a profile, and on the right the one of this engine (`reference_impl/core`) that does it. (As of November 2026. The
+# model runner is being rewritten: the older one prepares its inputs in `_prepare_inputs`. With asynchronous scheduling,
+# `step_with_batch_queue` plans and submits the next step before this one is collected.)
+
+# %% name="vllm-step" jupyter={"source_hidden": true}
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.llm import LLM as CoreLLM
+from reference_impl.core.planner import Planner
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.scheduler import Scheduler
+from reference_impl.core.worker import StepRun, Worker
+
+rows = (  # what happens, vLLM V1, ours: the functions themselves, so that a name that moves is noticed
+    ("one pass: plan, compute, append", "EngineCore.step", CoreEngine.step, INK),
+    ("which tokens of which requests, and their blocks", "Scheduler.schedule", Scheduler.schedule, RED),
+    ("the plan goes to the workers", "Executor.execute_model", Planner.step, GREY),
+    (
+        "token ids, positions, slots: one ragged batch",
+        "GPUModelRunner.execute_model: prepare_inputs",
+        Worker.submit,
+        GREY,
+    ),
+    ("all layers, with the paged cache", "GPUModelRunner.execute_model: the model", StepRun.compute, BLUE),
+    (
+        "hidden states to logits, of the last tokens",
+        "GPUModelRunner.sample_tokens: compute_logits",
+        Decoder.logits,
+        BLUE,
+    ),
+    ("logits to tokens", "GPUModelRunner.sample_tokens: sampler", TorchSampler.choose, GREEN),
+    ("the tokens come back to the host", "ModelRunnerOutput", Worker.collect, GREY),
+    ("append them, finish requests, free blocks", "Scheduler.update_from_output", Scheduler.update, RED),
+    ("tokens to text, in the front end", "OutputProcessor.process_outputs", CoreLLM.step, ORANGE),
+)
+fig = figure(7.8, 4.6)
+ax = fig.subplots()
+for y, (what, theirs, ours, colour) in enumerate(rows):
+    for x, wide, words in ((0, 3.8, theirs), (7.2, 2.6, ours.__qualname__)):
+        ax.add_patch(
+            FancyBboxPatch((x, y - 0.22), wide, 0.44, boxstyle="round,pad=0.06", facecolor="white", edgecolor=colour)
+        )
+        ax.text(x + wide / 2, y, words, ha="center", va="center", fontsize=7, family="monospace")
+        if y:
+            ax.annotate(
+                "", (x + wide / 2, y - 0.3), (x + wide / 2, y - 0.7), arrowprops={"arrowstyle": "->", "color": GREY}
+            )
+    ax.text(5.5, y, textwrap.fill(what, 32), ha="center", va="center", fontsize=8, style="italic")
+for x, words in ((1.9, "vLLM, V1 engine"), (5.5, "what happens"), (8.5, "this engine")):
+    ax.text(x, -0.65, words, ha="center", weight="bold", fontsize=10)
+ax.set_xlim(-0.2, 10)
+ax.set_ylim(len(rows) - 0.6, -1.0)
+ax.axis("off")
+show(
+    fig,
+    "One step in two columns, from top to bottom. "
+    + "; ".join(f"{what}: {theirs} in vLLM, {ours.__qualname__} here" for what, theirs, ours, _ in rows)
+    + ".",
+)
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
@@ -378,15 +460,10 @@ show(
 per_read = latency.prefill_flops(small, 512) / 512
 per_written = latency.decode_flops(small, 544)
 print(f"operations per token of the 8B: {per_read / 1e9:.1f} GFLOP read, {per_written / 1e9:.1f} GFLOP written")
-reading = latency.prefill_seconds(small, 1000, h100)
-writing = sum(latency.decode_seconds(small, 1001 + i, h100) for i in range(199))
-print(f"1,000 tokens in, 200 out: {format_seconds(reading)} reading, {format_seconds(writing)} writing")
-widgets.reveal("00a-writing", 100 * writing / (reading + writing))
 
 # %% [markdown] name="measure-reading"
 # A token costs about the same number of operations, read or written. Yet writing one takes many times as long. So
-# arithmetic is not what limits decode: each pass reads all weights to produce one token. (The first token of the answer
-# comes with the prefill, so 200 outputs are 199 further passes.)
+# arithmetic is not what limits decode: each pass reads all weights to produce one token.
 #
 # Why is the gap different on your machine? On a CPU it is smaller: its arithmetic is slow compared with its memory, so
 # 512 tokens at once already take a good part of the time. `b_roofline` measures how much. On a GPU with a model this
@@ -444,6 +521,35 @@ print(f"the same work needs {1000 - saved:.0f} GPUs instead of 1,000: {saved:.0f
 print(f"at ${DOLLARS_PER_HOUR} an hour: ${cost.dollars_per_year(saved, DOLLARS_PER_HOUR) / 1e6:.1f} million a year, "
       f"of ${cost.dollars_per_year(1000, DOLLARS_PER_HOUR) / 1e6:.1f} million")  # fmt: skip
 
+# %% [markdown] name="worked"
+# ### Worked problem 1: what fits?
+#
+# All chapters have worked problems on one deployment: **Llama-3-70B in 16 bit on four H100 SXM with tensor
+# parallelism** (80 layers, 8 KV heads of 128, 70.55 billion parameters; 80 GB, 3.35 TB/s and 989 TFLOP/s dense bf16
+# each). In code it is `reference_impl.theory.deployment.WORKED`. Take paper, then unfold.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_1_what_fits_beside_a_70b_on_four_h100 -->
+#
+# *An engine may use 90 % of the memory. How many requests of 8,192 tokens fit at once? And if the cache is 8 bit?*
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_1_what_fits_beside_a_70b_on_four_h100 -->
+#
+# <details><summary>Answer</summary>
+#
+# Weights: 70.55 · 10⁹ · 2 bytes = 141.1 GB. Usable: 0.9 · 4 · 80 = 288 GB. Left for the cache: 146.9 GB.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_1_what_fits_beside_a_70b_on_four_h100 -->
+#
+# One token: 2 · 80 layers · 8 heads · 128 · 2 bytes = 327,680 bytes. One request: 8,192 times that, 2.684 GB.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_1_what_fits_beside_a_70b_on_four_h100 -->
+#
+# So **54** requests, or 448,280 tokens in all. With 8-bit keys and values each request takes half of the same room:
+# **109** requests.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_1_what_fits_beside_a_70b_on_four_h100 -->
+#
+# What did you forget? Counting the 64 query heads instead of the 8 KV heads gives 6 requests. Forgetting the
+# weights gives 107.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_1_what_fits_beside_a_70b_on_four_h100 -->
+#
+# </details>
+
 # %% [markdown] name="models-text"
 # ### The models of this course
 #
@@ -451,7 +557,8 @@ print(f"at ${DOLLARS_PER_HOUR} an hour: ${cost.dollars_per_year(saved, DOLLARS_P
 # scale with the parameters, because layers, KV heads and head dimension determine it. (A token has a key and a value
 # per KV head and layer; several query heads may share a KV head. *latent*: one compressed vector per layer instead.) In
 # a *mixture of experts* each token is routed to a few of many parallel blocks and uses only those, the *active*
-# weights.
+# weights. All of them have to be in memory. What a pass *reads* depends on its tokens: about the active weights for
+# one, nearly all for a large batch (chapter 11).
 
 
 # %% name="models"
@@ -477,8 +584,10 @@ widgets.table(
 # Pope et al., *Efficiently Scaling Transformer Inference* (2022, [arXiv
 # 2211.05102](https://arxiv.org/abs/2211.05102)), wrote this analysis down for PaLM-540B on TPU v4: operations, bytes
 # and messages per step, and a layout of the model chosen from them. Their two best-known numbers are 29 ms per
-# generated token at a low batch (8-bit weights, 64 chips, 2,048 tokens of context), and 76 % of the peak in
-# large-batch prefill. With a chip of 275 TFLOP/s and 1.2 TB/s, what are the floors?
+# generated token at what they call a low batch, which is 64 requests (8-bit weights, 64 chips, a context of 2,048
+# tokens), and 76 % of the peak in a prefill of 512 requests. With a chip of 275 TFLOP/s and 1.2 TB/s, what are the
+# floors?
+# <!-- source: Pope et al. 2022, abstract and table 2 -->
 
 # %% name="pope"
 palm, chips, peak, bandwidth = (
@@ -487,14 +596,14 @@ palm, chips, peak, bandwidth = (
     275e12,
     1.2e12,
 )  # TPU v4: dense bf16, HBM (Google's documentation)
-weights = kv_cache.weight_bytes(palm, 8)
-for batch in (1, 64):
-    moved = roofline.step_bytes(palm, batch, 2048, weights=weights) / (chips * bandwidth)
-    compute = batch * latency.decode_flops(palm, 2048) / (chips * peak)
-    print(
-        f"batch {batch:2d}: read {format_seconds(moved)}, compute {format_seconds(compute)} -> reported 29 ms is {0.029 / max(moved, compute):.1f} times the floor"
-    )
-tokens = 512 * 2048
+batch = 64
+moved = roofline.step_bytes(palm, batch, 2048, weights=kv_cache.read_bytes(palm, 8)) / (chips * bandwidth)
+compute = batch * latency.decode_flops(palm, 2048) / (chips * peak)
+print(
+    f"batch {batch}: read {format_seconds(moved)}, compute {format_seconds(compute)} -> the reported 29 ms are {0.029 / max(moved, compute):.1f} times the floor"
+)
+alone = roofline.step_bytes(palm, 1, 2048, weights=kv_cache.read_bytes(palm, 8)) / (chips * bandwidth)
+print(f"batch 1 would have nearly the same floor, {format_seconds(alone)}, for one token instead of {batch}")
 print(f"prefill of 512 x 2,048 tokens at the peak: {format_seconds(512 * latency.prefill_flops(palm, 2048) / (chips * peak))}; at 76 %: "
       f"{format_seconds(512 * latency.prefill_flops(palm, 2048) / (chips * peak) / 0.76)}")  # fmt: skip
 multi_head = kv_cache.attention_bytes_per_token(palm.layers, palm.num_heads, palm.head_dim)
@@ -614,6 +723,10 @@ def count(lengths, arrivals, seats, continuous):
     return clock, waited / len(lengths)
 
 
+# %% [markdown] name="errata-batching-loads"
+# 64 requests: of equal lengths and at once, of varied lengths, and spread over time.
+
+# %% name="errata-batching-steps"
 draw = np.random.default_rng(0)
 equal, varied = [100] * 64, np.ceil(draw.exponential(100, 64)).astype(int).tolist()
 together, spread = [0] * 64, [15 * i for i in range(64)]

@@ -5,6 +5,7 @@
 # inference speed: operations, bytes, and which of the two takes longer. Chapter 01 applies it to the two phases.
 
 # %% name="setup"
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -34,11 +35,21 @@ from reference_impl.theory.units import (
     format_seconds,
 )
 
+has_triton = importlib.util.find_spec("triton") is not None
+if has_triton:
+    import triton
+    import triton.language as tl
+
 torch.set_num_threads(1)  # one core, so that its own limits are easy to see
 on_gpu = torch.cuda.is_available()
 here, dtype = ("cuda", torch.float16) if on_gpu else ("cpu", torch.float32)
 width = torch.finfo(dtype).bits // 8  # bytes of one value
 h100, big, small = device("H100"), model_shapes.model("llama-3-70b"), model_shapes.model("llama-3-8b")
+folder = course_model("target")
+# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
+llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off")
+model = llm.engine.model
+shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
 print(f"measuring on {here} in {dtype}; the reference device is {h100.sku} ({h100.announced})")
 
 # %% [markdown] name="question"
@@ -51,6 +62,14 @@ print(f"measuring on {here} in {dtype}; the reference device is {h100.sku} ({h10
 
 # %% name="predict"
 widgets.predict("00b-share", "At most what percentage of the peak, 128 requests of 8,192 tokens on a 70B model?", "%")
+
+# %% name="answer"
+step = roofline.place(big, h100, 128, 8192)
+print(f"a step does {step.intensity:.1f} FLOP for each byte it moves; an H100 needs {step.ridge:.0f} to be busy")
+widgets.reveal("00b-share", 100 * float(step.utilization))
+
+# %% [markdown] name="answer-reading"
+# Less than most people expect: a large batch is not enough. This notebook derives both numbers.
 
 # %% [markdown] name="idea"
 # ## 2. The idea
@@ -163,17 +182,11 @@ print(
 # ## 4. The same thing inside the engine
 #
 # Now a whole model, the one of this course. Give the engine some requests, let it read the prompts, and watch one
-# decode step. `Counter` hooks every matrix and every attention call and counts operations where they happen.
+# decode step. `Counter` hooks every matrix and every attention call and counts operations where they happen; its code
+# is folded, and so is `decode_step`, which brings an engine to the step before.
 
 
-# %% name="counter"
-folder = course_model("target")
-# The prefix cache is off, so that a prompt asked twice is computed twice; chapter 06 turns it on.
-llm = LLM(folder, dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off")
-model = llm.engine.model
-shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
-
-
+# %% name="counter" jupyter={"source_hidden": true}
 class Counter(TorchFunctionMode):
     """FLOP of the layers' matrices, the output projection and attention, without masked pairs."""
 
@@ -243,7 +256,7 @@ for batch, context in ((1, 32), (8, 32), (8, 512)):
 # almost all arithmetic. Times are shown, never checked. They depend on your machine and on what else it does.
 
 
-# %% name="roof"
+# %% name="stopwatch" jupyter={"source_hidden": true}
 def seconds(work, repeats=4):
     """The shortest of a few runs: the others were disturbed."""
     best, calls = float("inf"), 20 if on_gpu else 1  # a GPU queues calls: timing one alone would time its launch
@@ -259,6 +272,7 @@ def seconds(work, repeats=4):
     return best
 
 
+# %% name="roof"
 stream = torch.ones((2**29 if on_gpu else 2**26), dtype=torch.float32, device=here)  # larger than the caches
 n = 8192 if on_gpu else 2048
 a, b = torch.randn(2, n, n, device=here).to(dtype)
@@ -334,10 +348,11 @@ show(
 #
 # `nvidia-smi` prints "GPU-Util". It is the share of the last moments (a second or less) in which **at least one kernel
 # was running**. It does not say what the kernel did. A CPU's load has the same blind spot, so you can see it here.
-# Three loops run for a moment each: one copies, one multiplies a matrix by one row, one by many.
+# Three loops run for a moment each: one copies, one multiplies a matrix by one row, one by many. (`busy`, folded, runs a
+# loop and reads both clocks.)
 
 
-# %% name="busy"
+# %% name="busy-loop" jupyter={"source_hidden": true}
 def busy(work, flop, moment=0.2, moments=3):
     """(share of the time in which this process was running, share of the measured matrix rate), in the best moment."""
     best = (0.0, 0.0)
@@ -358,6 +373,7 @@ def busy(work, flop, moment=0.2, moments=3):
     return best
 
 
+# %% name="busy"
 one, many, copy = torch.randn(1, side, device=here).to(dtype), torch.randn(256, side, device=here).to(dtype), W.clone()
 loops = {
     "copy a matrix": (lambda: copy.copy_(W), 0),
@@ -484,8 +500,7 @@ for context in (512, 2048, 8192, 131_072):
     print(f"context {context:7,}: batch 1, 8, 32, 128, 512 -> {', '.join(f'{v:5.1f}' for v in row)}; limit {limit:6.1f}; "
           f"{f'ridge reached at batch {need:,.0f}' if np.isfinite(need) else 'no batch reaches the ridge'}")  # fmt: skip
 share = roofline.place(big, h100, 128, 8192).utilization
-print(f"128 requests of 8,192 tokens: at most {share:.1%} of the peak")
-widgets.reveal("00b-share", 100 * float(share))
+print(f"128 requests of 8,192 tokens: at most {share:.1%} of the peak, as at the top")
 
 # %% name="ceiling-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 3.4)
@@ -577,6 +592,102 @@ show(
     "the registers hold a little more than that.",
 )
 
+# %% [markdown] name="levels-text"
+# ### The same ladder under your notebook
+#
+# A processor has it too: a first-level cache per core, a second, a third that cores share, then memory. You need no
+# data sheet to find them. Read a set of numbers again and again, and make the set larger: it falls out of one level
+# after the other, and the rate steps down. Each set is read in two ways, of which the faster counts: with one call per
+# round, whose fixed cost hides the small levels, and with one call that walks the set many times (`embedding_bag`,
+# which adds rows up).
+
+# %% name="levels"
+SETS = [2**i for i in range(14, 29 if on_gpu else 28)]  # bytes of a working set
+ROW = 1024  # numbers in a row of the table
+
+
+def read_rate(size, total=2**26):
+    """Byte/s of reading a set of `size` bytes over and over, at least `total` bytes in all."""
+    table = torch.ones(max(1, size // (4 * ROW)), ROW, device=here)
+    rounds = max(1, total // table.nbytes)
+    order = torch.arange(len(table), device=here).repeat(rounds)  # rows in order, round after round
+    first = torch.zeros(1, dtype=torch.long, device=here)  # all of them into one sum
+
+    def by_sum():
+        for _ in range(rounds):
+            table.sum()
+
+    by_bag = seconds(lambda: F.embedding_bag(order, table, first, mode="sum"), repeats=2)
+    return rounds * table.nbytes / min(by_bag, seconds(by_sum, repeats=2))
+
+
+rates = [read_rate(size) for size in SETS]
+for size, rate in zip(SETS, rates, strict=True):
+    print(f"{format_bytes(size, binary=True):>10s} {rate / GB:8,.1f} GB/s")
+
+# %% name="levels-figure" jupyter={"source_hidden": true}
+fig = figure(7.4, 2.9)
+ax = fig.subplots()
+ax.loglog(SETS, np.array(rates) / GB, "o-", color=ORANGE, label=f"measured on this {here}")
+ax.axhline(my_bandwidth / GB, color=GREY, linestyle=":", label="the long read of section 5")
+ax.set_xticks(SETS[::2], [format_bytes(size, binary=True) for size in SETS[::2]], fontsize=8, rotation=30)
+ticks = [n * 10**k for k in range(5) for n in (1, 2, 5) if min(rates) / GB / 2 < n * 10**k < 2 * max(rates) / GB]
+ax.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
+ax.minorticks_off()
+tidy(ax, "working set", "GB/s", "reading the same set again and again")
+ax.legend(fontsize=8, frameon=False)
+show(
+    fig,
+    "Read rate over the size of the working set, measured here on two log axes: "
+    + ", ".join(f"{format_bytes(s, binary=True)} {r / GB:,.0f} GB/s" for s, r in zip(SETS, rates, strict=True))
+    + ".",
+)
+
+# %% [markdown] name="levels-kernel-text"
+# Count the steps and compare them with the sizes of your processor's caches. (A level that one core reads as fast as the
+# one above it makes no step, and a shared level is smaller for you while other programs use it.)
+#
+# On a GPU the same experiment needs a kernel, because a library call is never alone in its cache. This one, in Triton,
+# is a program per slot: it walks its own part of a set `rounds` times and keeps the sum in registers. With a GPU the
+# cell measures sets that fit into the L1 caches, into L2, and into neither. Without one Triton's interpreter runs it
+# on a small set, and only the sum is checked: the interpreter's times say nothing.
+
+# %% name="levels-kernel"
+if has_triton:
+
+    @triton.jit
+    def walk(x, sums, part, rounds, BLOCK: tl.constexpr):
+        first = tl.program_id(0) * part  # this program's part of the set
+        total = tl.zeros([BLOCK], tl.float32)
+        for step in range(rounds * (part // BLOCK)):
+            at = first + (step * BLOCK) % part  # round after round over the same part
+            total += tl.load(x + at + tl.arange(0, BLOCK))
+        tl.store(sums + tl.program_id(0), tl.sum(total))
+
+    def walked(programs, part, rounds):
+        """(function that walks, its sums): `programs` parts of `part` numbers, each read `rounds` times."""
+        x, sums = torch.ones(programs * part, device=here), torch.zeros(programs, device=here)
+        return lambda: walk[(programs,)](x, sums, part, rounds, BLOCK=1024), sums
+
+    run, sums = walked(programs=2, part=2048, rounds=3)
+    run()
+    assert sums.tolist() == [3 * 2048] * 2
+    print("each program added its part three times")
+else:
+    print("Triton is not installed: pip install triton (Linux), or read on")
+
+# %% name="levels-gpu" jupyter={"source_hidden": true}
+if has_triton and on_gpu:
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    for part in (2**12, 2**14, 2**16, 2**18, 2**20):  # numbers per program, one program per SM
+        rounds = max(2, 2**24 // part)
+        run, _ = walked(sms, part, rounds)
+        rate = 4 * sms * part * rounds / seconds(run, repeats=2)
+        print(f"{format_bytes(4 * part, binary=True):>9s} per SM, {format_bytes(4 * part * sms, binary=True):>9s} in all: "
+              f"{rate / 1e12:6.2f} TB/s")  # fmt: skip
+else:
+    print("no GPU here: on a CUDA machine this cell prints TB/s of five working sets")
+
 # %% [markdown] name="devices-text"
 # ### The devices of this course
 #
@@ -647,18 +758,21 @@ for name, chosen, batch in (("float32", llm, 1), ("float32", llm, 8), ("bfloat16
 # %% [markdown] name="ledger-levers-text"
 # And a real one: Llama-3-8B in 16 bit on an H100 SXM, one request at 8,192 tokens, then one lever at a time.
 # Activations count the input and the output of every matrix once. *GQA* (grouped-query attention) lets several query
-# heads share a KV head; *MHA* gives each its own. Speculation is shown with three tokens accepted per pass: it divides
-# the bytes a pass reads, and the cost of drafting is left out. The times are floors, at full bandwidth.
+# heads share a KV head; *MHA* gives each its own. The 4-bit weights leave the output matrix in 16 bit, as most
+# checkpoints do. Speculation is shown with three tokens accepted per pass: it divides
+# the bytes a pass reads, and the cost of drafting is left out. The times are floors, at full bandwidth. (The weights'
+# term counts what no engine can do without: all matrices, and not the table of input embeddings, of which a step looks
+# up one row per token. The last line prints both sizes.)
 
 # %% name="ledger"
 ledger = roofline.bytes_per_generated_token
 CONTEXT = 8192
 as_mha = replace(small, name="8B with MHA", num_kv_heads=small.num_heads)
-four_bit = kv_cache.weight_bytes(small, kv_cache.bits_per_weight(4, 128))
+four_bit = kv_cache.read_bytes(small, kv_cache.bits_per_weight(4, 128), embedding_bits=16)
 base = ledger(small, 1, CONTEXT)
 levers = {
     "as it is": base,
-    "without GQA": ledger(as_mha, 1, CONTEXT, weights=kv_cache.weight_bytes(small)),
+    "without GQA": ledger(as_mha, 1, CONTEXT, weights=kv_cache.read_bytes(small)),
     "4-bit weights": ledger(small, 1, CONTEXT, weights=four_bit),
     "8-bit cache": ledger(small, 1, CONTEXT, kv_bytes=1),
     "batch 16": ledger(small, 16, CONTEXT),
@@ -670,8 +784,8 @@ for name, row in levers.items():
           f"{format_bytes(row.activations):>8s}  at 3.35 TB/s {format_seconds(row.total / h100.bandwidth):>8s}")  # fmt: skip
 for name in ("H100", "H200", "B200"):
     print(f"the same bytes on {name}: {format_seconds(base.total / device(name).bandwidth)}")
-table = 1 - small.linear_params / small.num_params  # a step looks up one row per token in it, and we count all
-print(f"{table:.1%} of the weights are the table of input embeddings, so the weights' term is too large by about that")
+held = kv_cache.weight_bytes(small)
+print(f"in memory {format_bytes(held)} of weights; a step reads {format_bytes(base.weights)} of them")
 
 # %% name="ledger-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.0)
@@ -693,6 +807,37 @@ show(
     "Bytes moved per generated token of Llama-3-8B at 8,192 tokens, as stacked bars for several levers. Weights dominate "
     "with one request; at batch 16 weights and cache are about equal; activations cannot be seen.",
 )
+
+# %% [markdown] name="worked"
+# ### Worked problem 2: one step of 32 requests
+#
+# The deployment of problem 1 (`a_map`): Llama-3-70B in 16 bit on four H100 with tensor parallelism. 69.50 of its 70.55
+# billion parameters are matrices; the rest is the table of input embeddings. 32 requests with 8,192 tokens each decode
+# one token.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_2_a_step_of_32_requests_is_bound_by_bandwidth -->
+#
+# *How many bytes and operations is the step, how long does it take at least, and what share of the peak is that? Leave
+# communication out.*
+#
+# <details><summary>Answer</summary>
+#
+# Bytes: 69.50 · 10⁹ · 2 = 139.0 GB of weights, and 32 caches of 2.684 GB, 85.9 GB: **224.9 GB**. The four GPUs read at
+# 4 · 3.35 = 13.4 TB/s together: **16.8 ms**.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_2_a_step_of_32_requests_is_bound_by_bandwidth -->
+#
+# Operations: per token 2 · 69.50 · 10⁹ = 139.0 GFLOP in the matrices and 4 · 80 layers · 64 heads · 128 · 8,192 = 21.5
+# GFLOP in attention. Times 32: **5.14 TFLOP**, at 4 · 989 TFLOP/s 1.3 ms.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_2_a_step_of_32_requests_is_bound_by_bandwidth -->
+#
+# The longer time binds: 16.8 ms, bandwidth, and 1.3 / 16.8 = **7.7 %** of the peak. Or by intensity: 5.14 TFLOP / 224.9
+# GB = 22.8 FLOP/byte, over a ridge of 295.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_2_a_step_of_32_requests_is_bound_by_bandwidth -->
+#
+# Which lever next? The weights are 62 % of the bytes. Fewer bits per weight move more than a smaller cache does; more
+# FLOP/s move nothing.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_2_a_step_of_32_requests_is_bound_by_bandwidth -->
+#
+# </details>
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
@@ -769,9 +914,9 @@ print(
 )
 crowd = roofline.place(small, h100, 1200, 256)
 print(f"8B at 256 tokens of context, batch 1,200: {crowd.intensity:.0f} FLOP/byte, compute-bound decode; "
-      f"{format_bytes(crowd.num_bytes)}, which fits on one H100")  # fmt: skip
+      f"{format_bytes(held + 1200 * kv_cache.cache_bytes(small, 257))} of weights and caches, which fit on one H100")  # fmt: skip
 assert crowd.compute_bound
-assert crowd.num_bytes < 0.9 * h100.capacity
+assert held + 1200 * kv_cache.cache_bytes(small, 257) < 0.9 * h100.capacity
 
 # %% [markdown] name="errata-levels"
 # **"Registers 20 KB at 10 TB/s, shared memory 200 KB at 19 TB/s, L2 50 MB at 5 TB/s."** (E00.5) Which row cannot be

@@ -33,7 +33,8 @@ llm = LLM(folder, dtype="float32", kv_cache_bytes=2**28 if torch.cuda.is_availab
 model = llm.engine.model
 shape = model_shapes.from_config(json.loads((folder / "config.json").read_text()), "course model")
 on_gpu = model.device.type == "cuda"
-weights_here = kv_cache.weight_bytes(shape, 32)  # the course model in float32
+weights_here = kv_cache.read_bytes(shape, 32)  # the course model in float32
+h100, llama = device("H100"), model_shapes.model("llama-3-8b")
 print(f"{shape.name}: {shape.num_params:,} parameters, {format_bytes(weights_here)} in float32, on {model.device}")
 
 # %% [markdown] name="question"
@@ -47,6 +48,12 @@ print(f"{shape.name}: {shape.num_params:,} parameters, {format_bytes(weights_her
 # %% name="predict"
 widgets.predict("01a-writing", "How many times longer is writing 256 tokens than reading 256?", "times")
 
+# %% name="answer"
+reading = latency.prefill_seconds(llama, 256, h100)
+writing = sum(float(latency.decode_seconds(llama, context, h100)) for context in range(257, 257 + 256))
+print(f"reading 256 tokens: {format_seconds(reading)}; writing 256 tokens: {format_seconds(writing)}")
+widgets.reveal("01a-writing", writing / reading)
+
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
@@ -59,7 +66,8 @@ widgets.predict("01a-writing", "How many times longer is writing 256 tokens than
 # **Writing an answer** is the hard case. The second passenger is not chosen before the first has landed, and the third
 # not before the second. So the ferry crosses once per passenger, nearly empty each time. No larger deck helps.
 #
-# In the engine, the crossing is one **forward pass**: all weights come from memory once. A passenger is a token. The
+# In the engine, the crossing is one **forward pass**: all weights come from memory once. (Of a dense model; a mixture
+# of experts reads those that its tokens are routed to.) A passenger is a token. The
 # deck is the arithmetic that can be done while the weights come in. Two more things fit the picture.
 #
 # - **Other travellers share the crossing.** Ten users who each write one token can board together. That is batching.
@@ -132,6 +140,10 @@ def forward(memory, x):  # x [tokens, d]: any number of tokens share one read of
     return x, flops
 
 
+# %% [markdown] name="scratch-count-text"
+# The same six tokens, both ways, with both counts:
+
+# %% name="scratch-count"
 torch.manual_seed(0)
 d = 64
 matrices, text = [torch.randn(d, d) / d**0.5 for _ in range(4)], torch.randn(6, d)
@@ -160,9 +172,9 @@ for name, memory in (("together", together), ("one by one", one_by_one)):
 #
 # Here is a prompt of six words, which happen to be six tokens. Each line is one pass of the real engine: what went in,
 # what came out, and how many tokens are in the cache afterwards. The last column divides operations by bytes, both from
-# `reference_impl.theory`.
+# `reference_impl.theory`. First the loop that watches the engine:
 
-# %% name="trace"
+# %% name="trace-run"
 greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
 prompt = llm.encode("Return the number of words in")
 assert len(prompt) == 6
@@ -186,6 +198,10 @@ def run(**config):
     return engine, request, lines
 
 
+# %% [markdown] name="trace-text"
+# And what it sees:
+
+# %% name="trace"
 engine, request, lines = run()
 for n, (fed, out, cached, flops, moved) in enumerate(lines, 1):
     print(f"pass {n}: in {spell(fed)}, out {spell(out)}, cached {cached}, "
@@ -204,7 +220,9 @@ assert len(lines) == len(request.output_tokens) == 5
 #
 # So N outputs take N passes, and the first of them is the prefill. Now look for the two phases in the engine's code.
 # You will not find them. A pass computes those tokens of a request that are not computed yet, whether six or one. To
-# see it, limit the engine to one token per pass. Then the prompt is read by passes that look like decode:
+# see it, limit the engine to one token per pass. Then the prompt is read by passes that look like decode. Keys and
+# values agree up to rounding, since a product of six rows adds its numbers up in another order than one of a single
+# row. So the text is the same unless two candidates are that close:
 
 # %% name="no-phases"
 slow_engine, slow_request, slow_lines = run(max_num_batched_tokens=1)
@@ -222,9 +240,11 @@ assert len(slow_lines) == len(prompt) + len(request.output_tokens) - 1
 # Two numbers describe this machine: how fast it reads memory, and how fast it multiplies. We measure both as the engine
 # uses them. Then we can draw the theory for *this* machine beside the measurements. Times are shown, never checked:
 # they depend on the machine and on its other load. If points scatter, something else is running; run the cell again.
+# (The stopwatch is folded: `shortest` runs functions in turns and keeps the shortest time of each, `read_rate` reads a
+# buffer, `linear` makes a matrix as the engine stores it.)
 
 
-# %% name="machine"
+# %% name="stopwatch" jupyter={"source_hidden": true}
 def once(f):
     """Seconds of one run."""
     if on_gpu:
@@ -258,6 +278,7 @@ def linear(d_in, d_out):
     return size, lambda x: method.apply(params, x)
 
 
+# %% name="machine"
 width = 8192 if on_gpu else 3072
 matrix_bytes, times_matrix = linear(width, width)
 bandwidth = read_rate(matrix_bytes)
@@ -333,7 +354,6 @@ show(
 # right of it, as far as the matrices go. On an H100 the ridge is elsewhere:
 
 # %% name="ridge-table"
-h100, llama = device("H100"), model_shapes.model("llama-3-8b")
 print(f"H100 SXM5, dense BF16: ridge {h100.ridge():.0f} FLOP/byte, "
       f"reached by {latency.flat_prefill_tokens(h100):.0f} tokens per pass with 16-bit weights")  # fmt: skip
 
@@ -360,11 +380,11 @@ for count, seconds in zip(rows, product_seconds, strict=True):
 # ### More users in one step
 #
 # Now whole steps of the course model. First many users with 64 tokens each: one new token per user. Then one user with
-# longer and longer contexts. The batch is built by the engine's own code; the cache holds noise, since its contents do
-# not change the time.
+# longer and longer contexts. The batch is built by the engine's own code (`a_batch`, folded); the cache holds noise,
+# since its contents do not change the time.
 
 
-# %% name="steps"
+# %% name="batches" jupyter={"source_hidden": true}
 def a_batch(rows, spec=llm.engine.kv_spec, tables=None):
     """A Batch of rows (new tokens, past tokens), built by the engine; tables: block ids of each row."""
     requests, plan, first = {}, [], 0
@@ -380,9 +400,9 @@ def a_batch(rows, spec=llm.engine.kv_spec, tables=None):
     return build_batch(StepPlan(1, tuple(plan)), requests, [spec], model.device)
 
 
+# %% name="steps"
 cache, attention = llm.engine.kv_cache, llm.engine.attention
 cache.data.normal_()
-
 
 users = [1, 2, 4, 8, 16, 32] + ([64, 128, 256] if on_gpu else [])
 contexts = [64, 256, 512, 1024, 1536, 2048]
@@ -499,18 +519,10 @@ for name, at in kinds.items():
 # | what the user feels | the wait for the first token (with the queue: TTFT) | the rhythm of the text (TPOT, ITL) |
 # | more users in a step | more work, nearly in proportion | little extra time, until arithmetic or caches bind |
 # | what helps | fewer tokens (prefix cache), faster kernels (FlashAttention), more compute (more GPUs, FP8) | fewer bytes (quantized weights and cache, fewer KV heads), more users per read (batching), several tokens per pass (speculation), fewer launches (CUDA graphs) |
-#
-# The same table as one number, the question from the top:
-
-# %% name="answer"
-reading = latency.prefill_seconds(llama, 256, h100)
-writing = sum(float(latency.decode_seconds(llama, context, h100)) for context in range(257, 257 + 256))
-print(f"reading 256 tokens: {format_seconds(reading)}; writing 256 tokens: {format_seconds(writing)}")
-widgets.reveal("01a-writing", writing / reading)
 
 # %% [markdown] name="answer-reading"
-# A prompt of 256 tokens is still below the ridge of an H100, so reading it takes about as long as *one* step of decode.
-# The ferry was not full.
+# And the question from the top: a prompt of 256 tokens is still below the ridge of an H100, so reading it takes about as
+# long as *one* step of decode. The ferry was not full.
 #
 # ### Could the phases live on different machines?
 #
@@ -539,6 +551,36 @@ widgets.table(
 # %% [markdown] name="transfer-reading"
 # These are floors with the whole link for one request. When many requests share a link, what counts is bytes per
 # second, not one transfer. Part of a transfer can also be overlapped with the prefill, layer by layer.
+
+# %% [markdown] name="worked"
+# ### Worked problem 3: a prompt beside 32 streams
+#
+# The course's deployment again (chapter 00): Llama-3-70B in 16 bit on four H100 with tensor parallelism; 139.0 GB of
+# weights that a pass reads, of which 2.1 GB are the output matrix, and 327,680 bytes of cache per token. 32 requests
+# decode at 2,048 tokens each. A prompt of 4,096 tokens arrives, and a step computes it whole, beside the 32.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_3_a_prompt_beside_32_streams -->
+#
+# *At half of the arithmetic peak, and at full bandwidth: how long is a step of the 32 alone, and how long is the step
+# with the prompt? All logits but the last of the prompt are left out, and so is communication.*
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_3_a_prompt_beside_32_streams -->
+#
+# <details><summary>Answer</summary>
+#
+# The 32 alone: 139.0 GB + 32 · 2,048 · 327,680 bytes = 139.0 + 21.5 = 160.5 GB at 13.4 TB/s: **12.0 ms**. (Their
+# arithmetic, 4.6 TFLOP at half of 3,956 TFLOP/s, takes 2.3 ms and hides behind it.)
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_3_a_prompt_beside_32_streams -->
+#
+# The prompt: 2 · 68.45 · 10⁹ weights · 4,096 = 560.8 TFLOP in the layers' matrices, one row of logits, and 4 · 80 · 64
+# · 128 · 4,096 · 4,097 / 2 = 22.0 TFLOP in attention. With the 32: 587 TFLOP at 1,978 TFLOP/s: **297 ms**. The bytes of
+# the step, 162 GB, take 12 ms and hide.
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_3_a_prompt_beside_32_streams -->
+#
+# So for all 32 one gap is about 25 times as long as the others. They are not slower because the prompt is *beside*
+# them: running it alone, and them after it, would take 306 ms until their next token. What helps is to cut the prompt
+# (chapter 03).
+# <!-- tested: tests/claims/test_worked_problems.py::test_worked_3_a_prompt_beside_32_streams -->
+#
+# </details>
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
@@ -583,10 +625,10 @@ print(f"after {len(lines)} outputs: {len(prompt)} + {len(lines)} tokens of text,
 # We take the engine's own decode attention and a pool larger than the processor's caches. Two users of 1,024 tokens (on
 # a GPU 64 of them, since fewer finish too quickly to measure), once with adjacent blocks, once with a shuffled block
 # table. Each measurement reads blocks that were not read before. For comparison, true random access: single numbers of
-# four bytes, gathered from everywhere.
+# four bytes, gathered from everywhere. (Both measurements are folded.)
 
 
-# %% name="errata-random-cell"
+# %% name="errata-random-rates" jupyter={"source_hidden": true}
 @torch.inference_mode()
 def gather_rates(block_size, kv_heads, head_dim, length=1024, rounds=12):
     """(bytes of a contiguous piece, byte/s in order, byte/s shuffled) of one layer's decode attention."""
@@ -623,6 +665,7 @@ def single_numbers(count=2**23 if on_gpu else 2**19, rounds=5):
     return 4, *(4 * count / min(t) for t in times.values())
 
 
+# %% name="errata-random-cell"
 found = [single_numbers()]
 found += [gather_rates(block_size, shape.num_kv_heads, shape.head_dim) for block_size in (1, 4, 16, 64)]
 found += [gather_rates(block_size, llama.num_kv_heads, llama.head_dim, length=256) for block_size in (16, 64)]

@@ -62,6 +62,11 @@ print(f"{PROMPT!r} -> {len(logits):,} logits, from {logits.min():.1f} to {logits
 # %% name="predict"
 widgets.predict("01d-kept", "How many of 4,096 tokens does top-p 0.9 keep after 'return'?", "tokens")
 
+# %% name="answer"
+kept = probabilities(logits[None], [SamplingParams(temperature=1.0, top_p=0.9)])[0] > 0
+print("the likeliest of them:", [names[i] for i in logits.argsort(descending=True)[:8].tolist()])
+widgets.reveal("01d-kept", int(kept.sum()))
+
 # %% [markdown] name="idea"
 # ## 2. The idea
 #
@@ -144,6 +149,11 @@ def keep_k(probs, k):
     return kept / kept.sum()
 
 
+# %% [markdown] name="scratch-top-p-text"
+# Top-p looks at the sum before each token, and the draw at the sum up to it:
+
+
+# %% name="scratch-top-p"
 def keep_p(probs, p):
     if p == 1:
         return probs  # off: a rounded sum may reach 1 before the last token
@@ -160,6 +170,10 @@ def pick(probs, u):  # inverse transform: where the pin lands
     return int(torch.searchsorted(ends, u * ends[-1], right=True))
 
 
+# %% [markdown] name="scratch-check-text"
+# Six settings, each against the engine's sampler:
+
+# %% name="scratch-check"
 for temperature, k, p in ((0, 0, 1.0), (1.0, 0, 1.0), (0.7, 0, 0.9), (1.3, 40, 1.0), (1.3, 40, 0.8), (1.0, 3, 0.05)):
     mine = keep_p(keep_k(to_probs(logits, temperature), k), p)
     params = SamplingParams(temperature=temperature, top_k=k, top_p=p)
@@ -172,8 +186,8 @@ for temperature, k, p in ((0, 0, 1.0), (1.0, 0, 1.0), (0.7, 0, 0.9), (1.3, 40, 1
 # The lab asks for the same on many rows at once, one row per request. There, work along `dim=-1` and put values back
 # into place with `scatter`. Note that p = 1 switches top-p off; it is a special case.
 #
-# Here is the answer to the question, and the same prompt at other temperatures. The number of tokens that top-p keeps
-# follows the model's confidence. Top-k keeps k, confident or not.
+# The question from the top at other temperatures: the number of tokens that top-p keeps follows the model's confidence.
+# Top-k keeps k, confident or not. The picture shows why filters matter most when the distribution is flat.
 
 # %% name="kept"
 for temperature in (0.5, 1.0, 1.5):
@@ -181,7 +195,28 @@ for temperature in (0.5, 1.0, 1.5):
     tail = probs.sort(descending=True).values[40:].sum()
     print(f"temperature {temperature}: top-p 0.9 keeps {int((keep_p(probs, 0.9) > 0).sum()):4d}; all tokens beyond the "
           f"40 likeliest hold {tail:.1%} of the probability")  # fmt: skip
-widgets.reveal("01d-kept", int((keep_p(to_probs(logits, 1.0), 0.9) > 0).sum()))
+
+# %% name="kept-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 3.0)
+ax = fig.subplots()
+said = []
+for temperature, colour, mark in ((0.5, BLUE, "o"), (1.0, GREEN, "s"), (1.5, ORANGE, "^")):
+    ordered = to_probs(logits, temperature).sort(descending=True).values
+    count = int((keep_p(to_probs(logits, temperature), 0.9) > 0).sum())
+    ax.loglog(range(1, vocab + 1), ordered.clamp(min=1e-9), color=colour, label=f"temperature {temperature}")
+    ax.plot([count], [ordered[count - 1]], mark, color=colour, markersize=8)
+    said.append(f"at temperature {temperature} top-p 0.9 ends after {count}")
+ax.axvline(40, color=GREY, linestyle=":", label="top-k 40")
+ax.set_ylim(1e-6, 1)
+tidy(ax, "tokens, the likeliest first", "probability", "after 'return'; the marks: where top-p 0.9 ends")
+ax.legend(fontsize=8, frameon=False)
+show(
+    fig,
+    "Probabilities of all tokens in falling order, log-log, at three temperatures, with the place where top-p 0.9 cuts and "
+    "a line at 40 for top-k. The higher the temperature, the flatter the curve and the later the cut: "
+    + "; ".join(said)
+    + ".",
+)
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
@@ -262,10 +297,10 @@ show(
 #
 # Sampling is not free. The logits of a step are `requests × vocabulary × 4` bytes in fp32, and each operation
 # (temperature, softmax, sum) reads and writes them once. Sorting goes over them many times. First the sampler's share
-# of a step in this engine, decoding 16 requests:
+# of a step in this engine, decoding 16 requests (`watched`, folded, runs them with a stopwatch around the sampler):
 
 
-# %% name="time"
+# %% name="timed" jupyter={"source_hidden": true}
 class Timed:
     """The engine's sampler with a stopwatch."""
 
@@ -281,15 +316,6 @@ class Timed:
         return result
 
 
-settings = {
-    "greedy": {"temperature": 0},
-    "temperature": {"temperature": 0.8},
-    "temperature, top-k": {"temperature": 0.8, "top_k": 40},
-    "temperature, top-p": {"temperature": 0.8, "top_p": 0.9},
-}
-rows = 64 if on_gpu else 16
-
-
 def watched(options, outputs):  # (seconds of choosing, seconds of a step), medians over the decode steps
     watch = Timed()
     engine = Engine(model, EngineConfig(num_blocks=512, prefix_cache="off"), Parts(sampler=watch))
@@ -301,21 +327,45 @@ def watched(options, outputs):  # (seconds of choosing, seconds of a step), medi
     return np.median(watch.seconds[1:]), np.median(steps[1:])
 
 
+# %% name="time"
+settings = {
+    "greedy": {"temperature": 0},
+    "temperature": {"temperature": 0.8},
+    "temperature, top-k": {"temperature": 0.8, "top_k": 40},
+    "temperature, top-p": {"temperature": 0.8, "top_p": 0.9},
+}
+rows = 64 if on_gpu else 16
+
+
 watched(settings["temperature, top-p"], 3)  # warm up
 shares = {name: watched(options, 12) for name, options in settings.items()}
 for name, (chosen, step) in shares.items():
     print(f"{name:20s} {format_seconds(chosen):>8s} of a step of {format_seconds(step):>8s}: {chosen / step:5.1%}")
 
+# %% name="time-figure" jupyter={"source_hidden": true}
+fig = figure(7.4, 2.1)
+ax = fig.subplots()
+for y, (chosen, step) in enumerate(shares.values()):
+    ax.barh(y, 1e3 * (step - chosen), color=BLUE, label="model, scheduler, the rest" if not y else None)
+    ax.barh(y, 1e3 * chosen, left=1e3 * (step - chosen), color=ORANGE, hatch="//", edgecolor="white",
+            label="choosing the tokens" if not y else None)  # fmt: skip
+ax.set_yticks(range(len(shares)), list(shares))
+ax.invert_yaxis()
+tidy(ax, f"ms of a decode step of {rows} requests, measured here")
+fig.legend(loc="outside upper center", ncols=2, fontsize=8, frameon=False)
+show(
+    fig,
+    "A decode step as one bar per setting, the sampler's part at its end: "
+    + "; ".join(f"{name} {chosen / step:.0%}" for name, (chosen, step) in shares.items())
+    + ".",
+)
+
 # %% [markdown] name="vocab-text"
 # A vocabulary of 4,096 is small. Now the sampler alone, on random logits with the vocabulary sizes of real models,
 # against the time of reading the logits once at this machine's copy speed.
 
-# %% name="vocab"
-sizes = (4_096, 32_000, 128_256)
-made_rows = 64 if on_gpu else 4
-generator = torch.Generator().manual_seed(0)
 
-
+# %% name="vocab-choose" jupyter={"source_hidden": true}
 def median_seconds(work, *arguments):
     found = []
     for _ in range(4):
@@ -332,6 +382,10 @@ def choose(made, options):
     return sampler.draw(probs, torch.full((len(made),), 0.5, device=made.device))
 
 
+# %% name="vocab"
+sizes = (4_096, 32_000, 128_256)
+made_rows = 64 if on_gpu else 4
+generator = torch.Generator().manual_seed(0)
 table = {}
 for size in sizes:
     made = torch.randn(made_rows, size, generator=generator).to(model.device) * 3

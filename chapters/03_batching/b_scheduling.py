@@ -584,7 +584,8 @@ for n, policy in ((fits // 2, None), (fits, None), (2 * fits, None), (256, None)
 #
 # So far the load was fixed. Now raise it, from a fifth to nine tenths of the engine's capacity. Queueing theory has a
 # formula for this: one server, random arrivals, and the variance of the work per request (Pollaczek and Khinchine, see
-# `01_prefill_decode/c_metrics`). It is exact for an engine with **one seat**, which is one server.
+# `01_prefill_decode/c_metrics`). Its mean is exact for an engine with **one seat**, which is one server. A p99 needs one
+# assumption more: that those who wait do so exponentially long.
 #
 # The load of such an engine goes from 40 % to 90 %, a little more than double. **By what factor does the p99 of the
 # wait grow?** Outputs are exponential.

@@ -828,7 +828,7 @@ print(f"PagedAttention saves nothing of it and adds {format_bytes(table_bytes)} 
 levers = {
     "as it is": (1, {}),
     "8-bit cache": (1, {"kv_bytes": 1}),
-    "4-bit weights, groups of 128": (1, {"weights": kv_cache.weight_bytes(L8, kv_cache.bits_per_weight(4, 128))}),
+    "4-bit weights, groups of 128": (1, {"weights": kv_cache.read_bytes(L8, kv_cache.bits_per_weight(4, 128))}),
     "batch of 16": (16, {}),
 }
 for name, (requests_at_once, change) in levers.items():

@@ -1186,7 +1186,7 @@ for n in (16, 64, 256):
 levers = {
     "as it is": (1, {}),
     "8-bit cache": (1, {"kv_bytes": 1}),
-    "4-bit weights, groups of 128": (1, {"weights": kv_cache.weight_bytes(L8, kv_cache.bits_per_weight(4, 128))}),
+    "4-bit weights, groups of 128": (1, {"weights": kv_cache.read_bytes(L8, kv_cache.bits_per_weight(4, 128))}),
     "batch of 16": (16, {}),
 }
 for name, (batch, change) in levers.items():

@@ -687,7 +687,7 @@ LAUNCH, GAP, PER_LAYER = 5e-6, 1.3e-6, 6  # seconds: orders of magnitude for mac
 for name in ("qwen3-0.6b", "llama-3-8b"):
     shape = model_shapes.model(name)
     kernels = PER_LAYER * shape.layers
-    work = kv_cache.weight_bytes(shape) / H100.bandwidth  # per step, the weights are read once
+    work = kv_cache.read_bytes(shape) / H100.bandwidth  # per step, the weights are read once
     durations = [work / kernels] * kernels
     eager, graph = fusion.finish(durations, LAUNCH, GAP), fusion.finish(durations, 0, GAP) + LAUNCH
     print(f"{name}: {kernels} kernels of {work / kernels * 1e6:.1f} us. Weights alone {format_seconds(work)}, eager "

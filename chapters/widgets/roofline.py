@@ -79,17 +79,18 @@ def placed(
     """The step and its neighbours on `count` devices."""
     machine = several(one, count)
     precision, note = runs_as(one, arithmetic)
-    read, kv = float(kv_cache.weight_bytes(shape, WEIGHT_BITS[weights])), CACHE_TYPES[cache]
+    bits, kv = WEIGHT_BITS[weights], CACHE_TYPES[cache]
+    held, read = float(kv_cache.weight_bytes(shape, bits)), float(kv_cache.read_bytes(shape, bits))
     options: dict[str, Any] = {"precision": precision, "weights": read, "kv_bytes": kv}
     batches, usable = np.array(BATCHES), 0.9 * machine.capacity
     return Placed(
         theory.place(shape, machine, batch, past, new, **options),
         theory.place(shape, machine, batches, past, new, **options),
-        read + kv_cache.cache_bytes(shape, past + new, batches.astype(float), kv) <= usable,
+        held + kv_cache.cache_bytes(shape, past + new, batches.astype(float), kv) <= usable,
         # Without weights only the cache traffic of each sequence is left: the limit of a growing batch. A prompt that
         # reads no cache only writes one; what would limit it are activations, and those are left out here.
         float(theory.step_intensity(shape, 1, past, new, weights=0, kv_bytes=kv)) if past else np.inf,
-        read + float(kv_cache.cache_bytes(shape, past + new, batch, kv)),
+        held + float(kv_cache.cache_bytes(shape, past + new, batch, kv)),
         usable,
         precision,
         note,

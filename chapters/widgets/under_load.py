@@ -15,6 +15,7 @@ from reference_impl.theory.units import format_seconds
 
 MEASURES = {"wait for the first step": "wait", "time to first token": "ttft", "time per output token": "tpot"}
 STATISTICS = ("mean", "p50", "p90", "p99")
+EXPONENTIAL = "if waits are exponential"
 FLOOR = 1e-4  # seconds; on a logarithmic axis no wait at all stands here
 SHARES = np.linspace(0.02, 0.985, 60)
 
@@ -46,7 +47,11 @@ ShortRun = Callable[[str, str, str, float, int], Any]  # a Key, requests per sec
 
 
 def formula(line: Line, servers: int, share: float, statistic: str) -> float:
-    """Seconds of waiting at `share` of the capacity, for `servers` servers that have this capacity together."""
+    """Seconds of waiting at `share` of the capacity, for `servers` servers that have this capacity together.
+
+    Queueing theory gives the mean. A percentile assumes that those who wait do so exponentially long, which is exact
+    for exponential service and a third off at low load for others.
+    """
     rate, service = share * line.capacity, servers / line.capacity
     mean = queueing.ggc_wait_seconds(rate, service, servers, line.cv**2, line.scv)
     if statistic == "mean":
@@ -63,6 +68,7 @@ def draw(
     line, of = lines[seats, arrivals, outputs], MEASURES[measure]
     servers = max(1, round(line.servers))
     curves = _curves(line, servers, of, statistic, alone[of])
+    assumed = statistic != "mean" and of != "tpot"  # theory has the mean only
     chosen = next(p for p in line.points if p.load == load)
     value, least, greatest = getattr(chosen, of)[statistic]
     short = _short(short_run(seats, arrivals, outputs, chosen.rate, seed), of, statistic) if seed else None
@@ -71,7 +77,8 @@ def draw(
     fig.set_layout_engine("none")  # placed by hand: a layout engine draws everything twice
     left, right = fig.add_axes((0.09, 0.13, 0.53, 0.6)), fig.add_axes((0.71, 0.13, 0.26, 0.6))
     for (name, at), style, colour in zip(curves.items(), ("--", ":"), (INK, BLUE), strict=False):
-        left.plot(100 * SHARES, np.maximum([at(share) for share in SHARES], FLOOR), style, color=colour, label=name)
+        label = f"{name}, {EXPONENTIAL}" if assumed else name
+        left.plot(100 * SHARES, np.maximum([at(share) for share in SHARES], FLOOR), style, color=colour, label=label)
     seen = np.array([getattr(p, of)[statistic] for p in line.points]).clip(FLOOR)  # [points, (all, least, greatest)]
     loads = [100 * p.load for p in line.points]
     left.vlines(loads, seen[:, 1], seen[:, 2], color=ORANGE, linewidth=3, alpha=0.6)
@@ -100,7 +107,7 @@ def draw(
         f"{seats}; {arrivals}; {outputs}. Capacity {line.capacity:.2f} requests/s, then {line.servers:.0f} together",
         f"{statistic} of the {measure} at {load:.0%}, {chosen.rate:.2f} requests/s: engine {_time(value)} "
         f"(runs: {_time(least)} to {_time(greatest)})",
-        f"formula: {'; '.join(ratios)}",
+        f"formula{f', {EXPONENTIAL}' if assumed else ''}: {'; '.join(ratios)}",
         f"preempted {chosen.preempted} times"
         + ("" if short is None else f"; a run of 100 requests says {_time(short)}"),
     ]

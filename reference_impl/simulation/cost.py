@@ -51,11 +51,13 @@ class Roofline:
         flops = d.num_devices * d.mfu * d.device.peak(d.precision)
         moved = d.num_devices * d.mbu * d.device.bandwidth
         new, cached = latency.flops_per_pair(shape)
-        # Seconds, in FLOP: of a token, of a pair with a new token, of a pair with a cached one.
-        self._token, self._new_pair, self._pair = 2 * shape.linear_params / flops, new / flops, cached / flops
+        # Seconds, in FLOP: of a token, of a row's logits, of a pair with a new token, of a pair with a cached one.
+        head = shape.vocab_size * shape.hidden_size
+        self._token, self._logits = 2 * (shape.linear_params - head) / flops, 2 * head / flops
+        self._new_pair, self._pair = new / flops, cached / flops
         # Seconds, in bytes: of the weights, of a row, of a token in the cache.
-        self._weights, self._row = d.weights / moved, 2 * shape.fixed_state_bytes / moved
-        self._cached = bytes_per_token(shape, d.kv_bytes) / moved
+        self._weights, self._row = d.read / moved, d.cache_copies * 2 * shape.fixed_state_bytes / moved
+        self._cached = d.cache_copies * bytes_per_token(shape, d.kv_bytes) / moved
         # All-reduces: a straight line in the tokens.
         self._message = d.communication_seconds(0)
         self._message_token = d.communication_seconds(1) - self._message
@@ -72,7 +74,7 @@ class Roofline:
         return self._seconds(num_rows, num_rows, past_tokens, num_rows, past_tokens)
 
     def _seconds(self, rows: int, tokens: int, past: int, new_pairs: int, pairs: int) -> float:
-        compute = self._token * tokens + self._new_pair * new_pairs + self._pair * pairs
+        compute = self._token * tokens + self._logits * rows + self._new_pair * new_pairs + self._pair * pairs
         memory = self._weights + self._row * rows + self._cached * (past + tokens)
         return max(compute, memory) + self._message + self._message_token * tokens
 

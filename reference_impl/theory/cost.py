@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference_impl.theory.hardware import Device
-from reference_impl.theory.kv_cache import bytes_per_token, concurrent_requests, weight_bytes
+from reference_impl.theory.kv_cache import bytes_per_token, concurrent_requests, read_bytes, weight_bytes
 from reference_impl.theory.latency import cache_traffic, pass_flops, require_fit, step_bound
 from reference_impl.theory.model_shapes import ModelShape
 from reference_impl.theory.units import Number
@@ -83,11 +83,12 @@ def max_throughput(
     grows with the batch as long as it fits, so capacity, not bandwidth alone, decides it (erratum E16.2).
     Raises ValueError where the weights do not fit, no sequence does, or no batch meets tpot.
     """
-    read = float(weight_bytes(shape) if weights is None else weights)
-    require_fit(read, device, num_devices)
+    held = float(weight_bytes(shape) if weights is None else weights)
+    read = float(read_bytes(shape) if weights is None else weights)
+    require_fit(held, device, num_devices)
     memory = num_devices * device.capacity
     per_sequence = float(cache_traffic(shape, 1, context - 1, kv_bytes))
-    room = int(concurrent_requests(memory, read, context, bytes_per_token(shape, kv_bytes), utilization,
+    room = int(concurrent_requests(memory, held, context, bytes_per_token(shape, kv_bytes), utilization,
                                    fixed_state_each=shape.fixed_state_bytes))  # fmt: skip
     if room < 1:
         raise ValueError(

@@ -1,10 +1,10 @@
 """One model on one group of devices: the shortest time of any ragged step, and what a latency budget pays for.
 
     step = max(FLOP / (mfu * peaks), bytes / (mbu * bandwidths)) + communication
-FLOP count logits for every token, as the usual 2 * params * tokens does; an engine needs fewer, see
-`latency.engine_pass_flops`. Tensor parallelism divides FLOP and bytes by the number of devices and adds 2 * layers
-all-reduces. Host work, launches and sampling are left out, so a real engine is slower; mfu and mbu are the assumed
-shares of the peaks.
+FLOP count logits for the last new token of each row (`latency.engine_pass_flops`), bytes all weights but an untied
+input embedding: with mfu = mbu = 1 and no communication this is a floor. Tensor parallelism divides FLOP and bytes by
+the number of devices and adds 2 * layers all-reduces. Host work, launches and sampling are left out, so a real engine
+is slower; mfu and mbu are the assumed shares of the peaks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 
 from reference_impl.theory import kv_cache, latency
 from reference_impl.theory.collectives import all_reduce_message, all_reduces_per_token, ring_all_reduce
-from reference_impl.theory.hardware import Device
-from reference_impl.theory.model_shapes import ModelShape
+from reference_impl.theory.hardware import Device, device
+from reference_impl.theory.model_shapes import ModelShape, model
 from reference_impl.theory.units import Number
 
 
@@ -24,6 +24,7 @@ from reference_impl.theory.units import Number
 class Deployment:
     """A model on devices. Raises ValueError where the weights do not fit, KeyError for a precision the device lacks.
 
+    Tensor parallelism splits the KV heads; with more devices than heads a head is kept more than once.
     weight_bits: as stored; precision: what the matrices compute in; kv_bytes: per cached value. alpha: seconds of
     latency of one message between devices.
     """
@@ -56,20 +57,34 @@ class Deployment:
         return float(kv_cache.weight_bytes(self.shape, self.weight_bits))
 
     @property
+    def read(self) -> float:
+        """Bytes of the weights that every pass reads, all devices together: all but an untied input embedding."""
+        return float(kv_cache.read_bytes(self.shape, self.weight_bits))
+
+    @property
     def bytes_per_token(self) -> float:
         """Bytes of one token's keys and values, all layers."""
         return float(kv_cache.bytes_per_token(self.shape, self.kv_bytes))
 
+    @property
+    def cache_copies(self) -> float:
+        """How often each KV head is kept: once up to num_kv_heads devices, beyond that devices share a head's copy."""
+        return max(1.0, self.num_devices / self.shape.num_kv_heads)
+
     def cache_tokens(self, utilization: float = 0.9) -> int:
         """Tokens whose keys and values fit beside the weights, over all requests."""
-        memory = self.num_devices * self.device.capacity
-        return int(kv_cache.tokens_that_fit(memory, self.weights, self.bytes_per_token, utilization))
+        memory, each = self.num_devices * self.device.capacity, self.cache_copies * self.bytes_per_token
+        return int(kv_cache.tokens_that_fit(memory, self.weights, each, utilization))
 
     def step_seconds(self, new_tokens: Number, past_tokens: Number) -> float:
-        """Floor of one forward pass. Arrays with one entry per row: tokens computed, tokens already in the cache."""
+        """One forward pass at the assumed shares of the peaks.
+
+        Arrays with one entry per row: tokens computed, tokens already in the cache.
+        """
         new, past = np.atleast_1d(new_tokens).astype(float), np.atleast_1d(past_tokens).astype(float)
-        flops = np.sum(latency.pass_flops(self.shape, new, past))
-        moved = self.weights + np.sum(latency.cache_traffic(self.shape, new, past, self.kv_bytes))
+        flops = np.sum(latency.engine_pass_flops(self.shape, new, past))
+        cache = np.sum(latency.cache_traffic(self.shape, new, past, self.kv_bytes))
+        moved = self.read + self.cache_copies * cache
         n = self.num_devices
         bound = latency.step_bound(flops / n, moved / n, self.device, self.precision, self.mfu, self.mbu)
         return float(bound) + self.communication_seconds(float(new.sum()))
@@ -102,6 +117,11 @@ class Deployment:
             middle = (low + high) // 2
             low, high = (middle, high) if self.prefill_seconds(middle) <= seconds else (low, middle)
         return low
+
+
+# The deployment of the worked problems of all chapters, at the limits of the hardware: mfu and mbu are 1, and a message
+# between two GPUs takes 2 us beside its bytes. `dataclasses.replace(WORKED, mfu=0.5)` is one whose problem says so.
+WORKED = Deployment(model("llama-3-70b"), device("H100"), num_devices=4)
 
 
 @dataclass(frozen=True)

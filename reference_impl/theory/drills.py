@@ -132,13 +132,13 @@ def _questions(
 ) -> tuple[Question, ...]:
     group = shape.num_heads // shape.num_kv_heads
     per_token = float(kv_cache.bytes_per_token(shape))
-    weights = float(kv_cache.weight_bytes(shape))
+    weights, read = float(kv_cache.weight_bytes(shape)), float(kv_cache.read_bytes(shape))
     memory = num_devices * machine.capacity
     prefill = float(latency.prefill_flops(shape, prompt_tokens))
     decode = float(latency.decode_flops(shape, context_tokens))
     linear = float(latency.linear_flops(shape.linear_params, 1))
     bandwidth = num_devices * machine.bandwidth
-    floor = (weights + context_tokens * per_token) / bandwidth
+    floor = (read + context_tokens * per_token) / bandwidth
     users = float(kv_cache.concurrent_requests(memory, weights, context_tokens, per_token))
     return (
         Question(
@@ -177,11 +177,13 @@ def _questions(
         Question(
             "decode_floor", f"What is the floor in ms of one decode step, one request of {context_tokens} tokens, "
             "weights and cache spread over all devices, communication left out?", "ms", floor * 1e3,
-            "(weight bytes + cache bytes) / (devices * bandwidth)",
+            "(bytes of the weights a token uses + cache bytes) / (devices * bandwidth)",
             {
-                "leaving out the cache": weights / bandwidth * 1e3,
+                "leaving out the cache": read / bandwidth * 1e3,
                 "forgetting that every device reads its own share": floor * num_devices * 1e3,
-                "counting one byte per weight": (weights / 2 + context_tokens * per_token) / bandwidth * 1e3,
+                "counting the whole input embedding, of which a step reads one row":
+                    (weights + context_tokens * per_token) / bandwidth * 1e3,
+                "counting one byte per weight": (read / 2 + context_tokens * per_token) / bandwidth * 1e3,
             },
         ),
         Question(

@@ -78,6 +78,21 @@ def weight_bytes(shape: ModelShape, bits: Number = 16, embedding_bits: Number | 
     return ((shape.num_params - shape.embedding_params) * bits + shape.embedding_params * embedding_bits) / 8
 
 
+def read_bytes(shape: ModelShape, bits: Number = 16, embedding_bits: Number | None = None) -> Number:
+    """Bytes of weights that no pass can do without, from device memory; a part of `weight_bytes`.
+
+    Every matrix once, the output projection among them. Of the input embedding a pass looks up one row per token, some
+    kilobytes that are left out; tied, it is the output projection and is read whole. A mixture of experts reads at
+    least what one token uses: tight for one token, far too little for a large batch. Weights that a cache on the chip
+    keeps from one pass to the next are not excluded: at most its size, 50 MB of an H100, some permille of an 8B.
+    `embedding_bits`: of the output projection, see `weight_bytes`.
+    """
+    table = shape.vocab_size * shape.hidden_size
+    # Publishers count the input embedding among the active parameters.
+    used = shape.linear_params - (0 if shape.active_params is None or shape.tied_embeddings else table)
+    return ((used - table) * bits + table * (bits if embedding_bits is None else embedding_bits)) / 8
+
+
 def kv_budget(
     memory: Number, weights: Number, utilization: Number = 0.9, reserve: Number = 0.0, fixed_state: Number = 0.0
 ) -> Number:

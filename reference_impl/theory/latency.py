@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference_impl.theory.hardware import Device
-from reference_impl.theory.kv_cache import bytes_per_token, weight_bytes
+from reference_impl.theory.kv_cache import bytes_per_token, read_bytes
 from reference_impl.theory.model_shapes import ModelShape
 from reference_impl.theory.units import Number, format_bytes
 
@@ -132,7 +132,8 @@ def step_bound(
 ) -> Number:
     """Shortest seconds for a step: max(flops / (mfu * peak), bytes / (mbu * bandwidth)).
 
-    mfu and mbu are the shares of peak compute and bandwidth that are reached; 1.0 gives the floor no engine can beat.
+    mfu and mbu are the shares of peak compute and bandwidth that are reached. With 1.0, and with no operation and no
+    byte counted that an engine can do without, it is a floor that none can beat; otherwise it is an estimate.
     """
     return np.maximum(flops / (mfu * device.peak(precision)), num_bytes / (mbu * device.bandwidth))
 
@@ -156,9 +157,12 @@ def prefill_seconds(
     mfu: Number = 1.0,
     weights: Number | None = None,
 ) -> Number:
-    """Bound for prefilling one prompt: its FLOP, or reading the weights once and writing its cache."""
+    """Bound for prefilling one prompt: its FLOP with the logits of its last token, or reading weights, writing cache.
+
+    weights: the bytes read, by default `kv_cache.read_bytes` in 16 bit.
+    """
     moved = _weights(shape, weights) + cache_traffic(shape, prompt_tokens, 0)
-    return step_bound(prefill_flops(shape, prompt_tokens), moved, device, precision, mfu)
+    return step_bound(engine_pass_flops(shape, prompt_tokens), moved, device, precision, mfu)
 
 
 def decode_seconds(
@@ -173,7 +177,8 @@ def decode_seconds(
 ) -> Number:
     """Bound for one decode step of `batch` sequences: weights once, plus each sequence's own cache and fixed state.
 
-    A mixture of experts reads only the experts that its tokens are routed to: pass those bytes as `weights`.
+    weights: the bytes read, by default `kv_cache.read_bytes` in 16 bit. For a mixture of experts that is what one token
+    uses, a bound that is far too low for a batch: pass the bytes of the experts that its tokens are routed to.
     """
     cache = cache_traffic(shape, 1, context_tokens - 1, bytes_per_value)
     flops = 1.0 * decode_flops(shape, context_tokens)
@@ -182,7 +187,10 @@ def decode_seconds(
 
 @dataclass(frozen=True)
 class GenerationCost:
-    """What one generation costs: exact counts, and a lower bound in seconds for one sequence alone on the device."""
+    """What one generation costs: exact counts, and a lower bound in seconds for one sequence alone on the device.
+
+    flops: 2 * params per token, logits of every token included; the bound needs those of each pass's last token only.
+    """
 
     forward_passes: int
     linear_tokens: int
@@ -220,12 +228,12 @@ def generation_cost(
         linear_tokens=count_linear(prompt_tokens, new_tokens),
         attention_pairs=count_pairs(prompt_tokens, new_tokens),
         flops=float(flops.sum()),
-        seconds=float(np.sum(step_bound(flops, moved, device, precision, mfu))),
+        seconds=float(np.sum(step_bound(engine_pass_flops(shape, query, past), moved, device, precision, mfu))),
     )
 
 
 def _weights(shape: ModelShape, weights: Number | None) -> Number:
-    return weight_bytes(shape) if weights is None else weights
+    return read_bytes(shape) if weights is None else weights
 
 
 def tiered_read_seconds(parts: Sequence[tuple[Number, Number]], overlapped: bool) -> Number:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from reference_impl.theory.hardware import Device
-from reference_impl.theory.kv_cache import weight_bytes
-from reference_impl.theory.latency import cache_traffic, pass_flops, step_bound
+from reference_impl.theory.kv_cache import read_bytes
+from reference_impl.theory.latency import cache_traffic, engine_pass_flops, step_bound
 from reference_impl.theory.model_shapes import ModelShape
 from reference_impl.theory.units import Number
 
@@ -38,8 +38,8 @@ def prefill_seconds(
 ) -> Number:
     """Bound for a prompt of which `cached` tokens are in the cache: FLOP of the rest, or reading weights and cache."""
     rest = prompt - cached
-    moved = weight_bytes(shape) + cache_traffic(shape, rest, cached)
-    return step_bound(pass_flops(shape, rest, cached), moved, device, precision, mfu)
+    moved = read_bytes(shape) + cache_traffic(shape, rest, cached)
+    return step_bound(engine_pass_flops(shape, rest, cached), moved, device, precision, mfu)
 
 
 def input_price(uncached: Number, written: Number, read: Number, write_factor: Number, read_factor: Number) -> Number:

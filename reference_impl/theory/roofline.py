@@ -8,7 +8,9 @@ A step of a decoder does two kinds of work (Pope et al. 2022, arXiv 2211.05102, 
     matrices   2 * params FLOP per token over bytes that all tokens of the step share   -> intensity grows with tokens
     attention  4 * heads * head_dim FLOP per cached token and layer over bytes that each sequence reads for itself
                -> intensity stays at num_heads / num_kv_heads per pair of bytes, whatever the batch (erratum E00.3)
-Activations are left out of the bytes; see `activation_traffic` for their size.
+Of the weights a step reads all but an untied input embedding (`kv_cache.read_bytes`), and it needs logits of the last
+new token of each sequence: what is counted here no engine can do without, so times are floors. Activations are left out
+of the bytes; see `activation_traffic` for their size.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from reference_impl.theory.hardware import Device
-from reference_impl.theory.kv_cache import bytes_per_token, weight_bytes
-from reference_impl.theory.latency import cache_traffic, pass_flops, step_bound
+from reference_impl.theory.kv_cache import bytes_per_token, read_bytes
+from reference_impl.theory.latency import cache_traffic, engine_pass_flops, pass_flops, step_bound
 from reference_impl.theory.model_shapes import ModelShape
 from reference_impl.theory.units import Number
 
@@ -75,9 +77,10 @@ def step_bytes(
 ) -> Number:
     """Bytes moved in one step: the weights once, and per sequence its own cache, read and extended.
 
-    Activations are left out. `weights` None reads all of them; a mixture of experts reads those of the chosen experts.
+    Activations are left out. `weights`: the bytes read, by default `kv_cache.read_bytes` in 16 bit. For a mixture of
+    experts that is what one token uses; pass the bytes of the experts that a batch is routed to.
     """
-    read = weight_bytes(shape) if weights is None else weights
+    read = read_bytes(shape) if weights is None else weights
     return read + batch * cache_traffic(shape, new_tokens, past_tokens, kv_bytes)
 
 
@@ -91,7 +94,7 @@ def step_intensity(
     kv_bytes: Number = 2,
 ) -> Number:
     """FLOP/byte of a whole step: `batch` sequences, each `new_tokens` new tokens over `past_tokens` cached ones."""
-    flops = batch * (1.0 * pass_flops(shape, new_tokens, past_tokens))
+    flops = batch * (1.0 * engine_pass_flops(shape, new_tokens, past_tokens))
     return flops / step_bytes(shape, batch, past_tokens, new_tokens, weights=weights, kv_bytes=kv_bytes)
 
 
@@ -121,7 +124,7 @@ def batch_for_ridge(
 
     weights / (FLOP per sequence / ridge - KV bytes per sequence), from batch * FLOP = ridge * (weights + batch * KV).
     """
-    read = weight_bytes(shape) if weights is None else weights
+    read = read_bytes(shape) if weights is None else weights
     spare = pass_flops(shape, 1, context - 1) / ridge - cache_traffic(shape, 1, context - 1, kv_bytes)
     spare = np.asarray(spare, dtype=float)
     found = np.where(spare > 0, read / np.where(spare > 0, spare, 1.0), np.inf)
@@ -157,7 +160,7 @@ def bytes_per_generated_token(
     shape: ModelShape, batch: Number, context: Number, *, weights: Number | None = None, kv_bytes: Number = 2
 ) -> Ledger:
     """The ledger of a decode step of `batch` sequences with `context` cached tokens each, divided by its tokens."""
-    read = weight_bytes(shape) if weights is None else weights
+    read = read_bytes(shape) if weights is None else weights
     per_token, fixed = bytes_per_token(shape, kv_bytes), shape.fixed_state_bytes
     return Ledger(read / batch, context * per_token + fixed, per_token + fixed, activation_traffic(shape))
 
@@ -202,9 +205,10 @@ def place(
 ) -> Placement:
     """A step of `batch` sequences on `device`; `precision` is that of the arithmetic, `weights` the bytes read.
 
-    `seconds` is a floor: compute and memory overlap perfectly, and nothing else takes time.
+    `seconds` is a floor: compute and memory overlap perfectly, and nothing else takes time. Logits are counted for the
+    last new token of each sequence; a pass that verifies drafts needs those of all.
     """
-    flops = batch * (1.0 * pass_flops(shape, new_tokens, past_tokens))
+    flops = batch * (1.0 * engine_pass_flops(shape, new_tokens, past_tokens))
     moved = step_bytes(shape, batch, past_tokens, new_tokens, weights=weights, kv_bytes=kv_bytes)
     return Placement(
         flops=flops,

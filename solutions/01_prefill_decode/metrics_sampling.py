@@ -1328,9 +1328,9 @@ for _ in range(24):
 print(course_llm().tokenizer.decode(tokens))
 
 # %% [markdown] nbgrader={"grade_id": "text_milestone"}
-# ## 15. Your sampler just served this text
+# ## 15. Your sampler serves a text
 #
-# The engine ran the model, and every token below was chosen by your `sample`. Your `metrics` measured it. With all
+# The engine runs the model, and every token of the text is chosen by your `sample`. Your `metrics` measures it. With all
 # checks passed, `inferlab lab check` shows this, too.
 
 # %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}

@@ -1220,9 +1220,9 @@ for N in (8, 32, 96):
 print(f"S=16, N=256: {tokens_without} against {tokens_with} tokens = {tokens_without / tokens_with:.0f}x")
 
 # %% [markdown] nbgrader={"grade_id": "text_milestone"}
-# ## 11. Your cache just served this text
+# ## 11. Your cache serves a text
 #
-# Every key and value below was kept by your `KVCache`, and read by your `attend`, in all layers. With all checks
+# Your `KVCache` keeps every key and value of this text, in all layers, and your `attend` reads them. With all checks
 # passed, `inferlab lab check` shows this, too.
 
 # %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}

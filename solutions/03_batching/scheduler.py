@@ -1400,9 +1400,9 @@ print(f"{steps[0] / steps[1]:.1f}x fewer steps, {seconds[0] / seconds[1]:.1f}x l
 print(f"scheduling: {sum(spent) / steps[1] * 1e3:.2f} ms per step, {sum(spent) / seconds[1]:.1%} of the time")
 
 # %% [markdown] nbgrader={"grade_id": "text_milestone"}
-# ## 11. Your scheduler just served these texts
+# ## 11. Your scheduler serves texts
 #
-# Your scheduler decided what each step computed, for three requests at once. With all checks passed,
+# Your scheduler decides what each step computes, for three requests at once. With all checks passed,
 # `inferlab lab check` shows this, too.
 
 # %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}

@@ -1278,9 +1278,9 @@ shared = [size - 2 * prompt for size, prompt in zip(whole, full, strict=True)]
 print(f"with three answers each: {fit(whole)} requests apart, {fit(shared)} that share their prompts' full blocks")
 
 # %% [markdown] nbgrader={"grade_id": "text_milestone"}
-# ## 9. Your blocks just served this text
+# ## 9. Your blocks serves a text
 #
-# Your `BlockPool` and `append_slots` placed every key and value below, and your `paged_attention` read them. With all
+# Your `BlockPool` and `append_slots` place every key and value of this text, and your `paged_attention` reads them. With all
 # checks passed, `inferlab lab check` shows this, too.
 
 # %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}

@@ -1063,9 +1063,9 @@ check_served(prompts, 1, split=random_int(6, 8, draw))
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_milestone"}
-# ## 7. Your kernel just served this text
+# ## 7. Your kernel serves a text
 #
-# Your Triton kernel computed all attention below, in splits of eight keys, and your `merge_splits` combined them. The
+# Your Triton kernel computes all attention of this text, in splits of eight keys, and your `merge_splits` combines them. The
 # smaller course model writes, and only a few tokens, because a kernel is slow without a GPU. With all checks passed,
 # `inferlab lab check` shows this, too.
 

@@ -1239,9 +1239,9 @@ for name, index in (("without a cache", None), ("with your RadixIndex", RadixInd
         print(f"{name}, request {i}: {computed} tokens computed, first token after {ttft:.3f} s")
 
 # %% [markdown] nbgrader={"grade_id": "text_milestone"}
-# ## 10. Your index just served this text
+# ## 10. Your index serves a text
 #
-# The same prompt came twice, and your `RadixIndex` found the blocks of the first for the second, which computed only
+# The same prompt comes twice, and your `RadixIndex` finds the blocks of the first for the second, which computes only
 # the rest. With all checks passed, `inferlab lab check` shows this, too.
 
 # %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}

@@ -82,7 +82,7 @@ def test_service_slows_down_as_others_join_and_no_formula_knows() -> None:
     slower = {seats: recorded()[seats, *RANDOM].points[-1].tpot["mean"][0] / idle for seats in SEATS}
     assert slower["1 seat"] == pytest.approx(1, abs=0.01)
     assert 1.1 < slower["8 seats"] < 0.5 * slower["256 seats"]
-    assert "a server as fast as when idle 6.04 ms" in shown("256 seats", "time per output token", "mean")
+    assert "a server as fast as when idle 5.65 ms" in shown("256 seats", "time per output token", "mean")
 
 
 def test_the_knee_is_where_seats_or_blocks_are_full() -> None:
@@ -93,6 +93,12 @@ def test_the_knee_is_where_seats_or_blocks_are_full() -> None:
     assert sum(p.preempted for p in full["256 seats"].points) == 0
     assert full["256 seats, cache of 16,000 tokens"].points[-1].preempted > 0
     assert full["256 seats, cache of 16,000 tokens"].capacity < 0.6 * full["256 seats"].capacity
+
+
+def test_a_formula_for_a_percentile_says_what_it_assumes() -> None:
+    assert "formula, if waits are exponential: one server" in shown(statistic="p99")
+    assert "formula: one server" in shown(statistic="mean")
+    assert "formula: a server" in shown(measure="time per output token", statistic="p99")
 
 
 def test_no_wait_is_said_and_drawn_at_the_floor() -> None:

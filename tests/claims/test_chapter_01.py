@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reference_impl.observe.metrics import RequestMetrics, WorkloadMetrics
 from reference_impl.theory import collectives, cost, latency, roofline
 from reference_impl.theory.hardware import device
-from reference_impl.theory.kv_cache import bytes_per_token, weight_bytes
+from reference_impl.theory.kv_cache import bytes_per_token, read_bytes, weight_bytes
 from reference_impl.theory.model_shapes import model
 
 H100, L70, L8 = device("H100"), model("llama-3-70b"), model("llama-3-8b")
@@ -112,12 +112,12 @@ def test_e01_06_a_stream_never_passes_bandwidth_over_bytes_and_a_batch_raises_on
     """
     alone = latency.decode_seconds(L8, context, H100)
     step = latency.decode_seconds(L8, context, H100, batch=batch)
-    ceiling = H100.bandwidth / weight_bytes(L8)
+    ceiling = H100.bandwidth / read_bytes(L8)
     assert 1 / step <= 1 / alone < ceiling
     assert batch / step >= (1 - 1e-12) / alone
     assert H100.bandwidth / 140e9 < 25  # the claimed range exceeds the claimed ceiling
     # What does lower it: reading the cache.
-    kv_share = context * bytes_per_token(L8) / (weight_bytes(L8) + context * bytes_per_token(L8))
+    kv_share = context * bytes_per_token(L8) / (read_bytes(L8) + context * bytes_per_token(L8))
     assert alone * ceiling == pytest.approx(1 / (1 - kv_share))
 
 
@@ -187,14 +187,14 @@ def test_e01_15_a_first_token_target_makes_a_batch_job_rent_devices_that_a_deadl
     """Claim: batch processing wants a TTFT below 2 s. Nobody reads its first tokens.
 
     Ten thousand prompts of 1024 tokens that arrive at once, 8B at half the peak: the last first token within 2 s needs
-    159 H100, and they idle afterwards. Done within an hour, the same prefill needs one.
+    148 H100, and they idle afterwards. Done within an hour, the same prefill needs one.
     """
     one = latency.prefill_seconds(L8, 1024, H100, mfu=0.5)
     per_device = 1024 / one
-    for seconds, devices in ((2, 159), (3600, 1)):
+    for seconds, devices in ((2, 148), (3600, 1)):
         needed = cost.devices_for_load(10_000 * 1024 / seconds, per_device)
         assert needed == devices
-    busy = 10_000 * one / 159
+    busy = 10_000 * one / 148
     assert busy / 3600 < 0.001  # of the hour that the deadline would have allowed
 
 

@@ -18,8 +18,8 @@ QWEN3_4B = from_config({
 def test_e07_01_four_bit_weights_with_scales_read_3_88_times_fewer_bytes_and_less_in_practice() -> None:
     """Claim: INT4 quarters the time of decode. One fp16 scale for 128 weights makes 4.125 bits: 3.88 times.
 
-    With a zero point 3.85. Embeddings left in 16 bits and the cache take more of it, and in a large enough batch the
-    operations, which stay in bf16, take the rest.
+    With a zero point 3.85. An output projection left in 16 bits and the cache take more of it, and in a large enough
+    batch the operations, which stay in bf16, take the rest.
     """
     bits = kv_cache.bits_per_weight(4, 128)
     assert bits == 4.125
@@ -27,12 +27,12 @@ def test_e07_01_four_bit_weights_with_scales_read_3_88_times_fewer_bytes_and_les
     assert 16 / kv_cache.bits_per_weight(4, 128, zero_point_bits=4) == pytest.approx(3.85, abs=0.005)
 
     def speed_up(context: int, batch: int) -> float:
-        quantized = kv_cache.weight_bytes(L8, bits, embedding_bits=16)
+        quantized = kv_cache.read_bytes(L8, bits, embedding_bits=16)
         after = latency.decode_seconds(L8, context, H100, batch, weights=quantized)
         return float(latency.decode_seconds(L8, context, H100, batch) / after)
 
     gains = [speed_up(2048, batch) for batch in (1, 4, 16, 64)]
-    assert gains[0] == pytest.approx(2.7, abs=0.05)
+    assert gains[0] == pytest.approx(3.1, abs=0.05)
     assert sorted(gains, reverse=True) == gains
     assert gains[-1] < 1.6
     assert speed_up(1, 512) == 1.0  # compute-bound already

@@ -31,7 +31,7 @@ def test_e13_02_prefill_and_decode_use_different_resources_so_together_they_use_
     """Claim: phases that share a GPU compete for resources that each does not need.
 
     On an 8B, a prompt of 2048 uses all of the arithmetic and 15 % of the bandwidth, 64 decodes all of the bandwidth
-    and 10 % of the arithmetic. Utilization speaks for sharing; what sharing costs is time, for whoever waits.
+    and 11 % of the arithmetic. Utilization speaks for sharing; what sharing costs is time, for whoever waits.
     """
     prefill, decode = place(L8, H100, 1, 0, 2048), place(L8, H100, 64, 2047, 1)
 
@@ -41,9 +41,9 @@ def test_e13_02_prefill_and_decode_use_different_resources_so_together_they_use_
     assert prefill.compute_bound
     assert not decode.compute_bound
     assert share_of_bandwidth(prefill.num_bytes, prefill.seconds) == pytest.approx(0.15, abs=0.005)
-    assert decode.utilization == pytest.approx(0.105, abs=0.001)
+    assert decode.utilization == pytest.approx(0.108, abs=0.001)
     # In one step the weights are read once and the work is summed: shorter than one after the other.
-    weights = kv_cache.weight_bytes(L8)
+    weights = kv_cache.read_bytes(L8)
     flops, moved = prefill.flops + decode.flops, prefill.num_bytes + decode.num_bytes - weights
     together = max(flops / H100.peak(), moved / H100.bandwidth)
     assert together < 0.85 * (prefill.seconds + decode.seconds)
@@ -90,9 +90,9 @@ def test_e13_08_batching_hardly_helps_prefill_and_multiplies_decode() -> None:
     """Claim: prefill batches efficiently, decode does not. It is the other way round for what batching gains.
 
     8B on an H100, floors: one prompt of 2048 tokens is computed as fast per token as eight; 64 decodes at that context
-    give 31 times the tokens of one, until their own caches take over.
+    give 30 times the tokens of one, until their own caches take over.
     """
     prefill = [batch * 2048 / place(L8, H100, batch, 0, 2048).seconds for batch in (1, 8)]
     assert prefill[1] / prefill[0] == pytest.approx(1, abs=0.001)
     decode = np.array([batch / place(L8, H100, batch, 2047, 1).seconds for batch in (1, 8, 64, 512)])
-    assert decode / decode[0] == pytest.approx([1, 7.2, 31.4, 54.5], rel=0.01)
+    assert decode / decode[0] == pytest.approx([1, 7.1, 30.4, 51.3], rel=0.01)

@@ -40,6 +40,21 @@ def test_devices_divide_the_work_and_add_communication() -> None:
     assert ONE.communication_seconds(1000) == 0
 
 
+def test_more_devices_than_kv_heads_divide_the_cache_no_further() -> None:
+    """8 KV heads: 16 devices keep each twice, so a device reads as much cache as one of eight."""
+
+    def cache_seconds(devices: int) -> float:
+        free = Deployment(LLAMA, H100, devices, alpha=0.0)
+        return free.tpot(8000, 16) - free.tpot(1, 16)
+
+    assert cache_seconds(4) == pytest.approx(2 * cache_seconds(8), rel=1e-3)
+    assert cache_seconds(16) == pytest.approx(cache_seconds(8), rel=1e-3)
+    eight, sixteen = Deployment(LLAMA, H100, 8), Deployment(LLAMA, H100, 16)
+    room = 2 * 0.9 * 8 * H100.capacity - sixteen.weights
+    assert sixteen.cache_tokens() == int(room / (2 * sixteen.bytes_per_token))
+    assert eight.cache_copies == 1
+
+
 @given(st.floats(1e-4, 2.0))
 def test_the_longest_prompt_is_the_last_that_fits(seconds: float) -> None:
     longest = ONE.longest_prompt(seconds)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from reference_impl.theory import latency, roofline
 from reference_impl.theory.hardware import DEVICES, device
-from reference_impl.theory.kv_cache import bytes_per_token, weight_bytes
+from reference_impl.theory.kv_cache import bytes_per_token, read_bytes
 from reference_impl.theory.model_shapes import MODELS, ModelShape, model
 
 NAMES = st.sampled_from(sorted(MODELS))
@@ -77,9 +77,9 @@ def test_step_bytes_are_weights_once_and_each_sequences_cache(name: str, batch: 
     shape = model(name)
     moved = roofline.step_bytes(shape, batch, past, new)
     each = (past + new) * bytes_per_token(shape) + 2 * shape.fixed_state_bytes
-    assert moved == weight_bytes(shape) + batch * each
+    assert moved == read_bytes(shape) + batch * each
     assert roofline.step_bytes(shape, batch, past, new, weights=0) == batch * each
-    assert roofline.step_bytes(shape, 0, past, new) == weight_bytes(shape)
+    assert roofline.step_bytes(shape, 0, past, new) == read_bytes(shape)
 
 
 @given(st.sampled_from(DENSE), BATCH, TOKENS, PARTS)
@@ -122,7 +122,7 @@ def test_the_batch_for_the_ridge_is_where_the_step_reaches_it(name: str, context
         assert roofline.step_intensity(shape, batch, context - 1) == pytest.approx(ridge)
     else:
         assert roofline.max_decode_intensity(shape, context) <= ridge
-    half = roofline.batch_for_ridge(shape, context, ridge, weights=weight_bytes(shape) / 2)
+    half = roofline.batch_for_ridge(shape, context, ridge, weights=read_bytes(shape) / 2)
     assert half == pytest.approx(batch / 2)
 
 
@@ -157,10 +157,10 @@ def test_the_ceiling_of_a_short_context_is_one_sequences_operations_over_its_own
 def test_a_step_is_one_token_of_one_sequence_with_an_empty_cache_in_bf16_unless_said_otherwise() -> None:
     shape = model("llama-3-8b")
     by_default = roofline.place(shape, H100)
-    assert by_default == roofline.place(shape, H100, 1, 0, 1, precision="bf16", weights=weight_bytes(shape), kv_bytes=2)
+    assert by_default == roofline.place(shape, H100, 1, 0, 1, precision="bf16", weights=read_bytes(shape), kv_bytes=2)
     assert by_default.flops == latency.decode_flops(shape, 1)
-    assert by_default.num_bytes == weight_bytes(shape) + bytes_per_token(shape)
-    assert roofline.step_bytes(shape, 3, 10) == roofline.step_bytes(shape, 3, 10, 1, weights=weight_bytes(shape))
+    assert by_default.num_bytes == read_bytes(shape) + bytes_per_token(shape)
+    assert roofline.step_bytes(shape, 3, 10) == roofline.step_bytes(shape, 3, 10, 1, weights=read_bytes(shape))
     assert roofline.step_intensity(shape, 3, 10) == roofline.step_intensity(shape, 3, 10, 1, kv_bytes=2)
     narrow = roofline.place(shape, H100, 8, 1000, precision="fp8", weights=8e9, kv_bytes=1)
     assert narrow.num_bytes == 8e9 + 8 * 1001 * 65_536
