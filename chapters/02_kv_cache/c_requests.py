@@ -151,7 +151,7 @@ q, k, v = torch.randn(3, sum(lens), 8)
 results = {way.__name__: way(q, k, v, lens) for way in (packed, padded, ragged)}
 for name, (out, scores) in results.items():
     torch.testing.assert_close(out, results["ragged"][0])
-    print(f"{name:7s} computes {scores:3d} scores")
+    print(f"{name}: {scores} scores")
 assert [results[name][1] for name in ("packed", "padded", "ragged")] == [
     sum(lens) ** 2,
     len(lens) * max(lens) ** 2,

@@ -176,12 +176,11 @@ print(
 # %% name="scratch-lengths"
 rng = np.random.default_rng(3)
 outputs = {"all 100": [100] * 64, "50 to 150": rng.integers(50, 151, 64).tolist(), "exponential, mean 100": exponential}
-print("64 requests, 8 seats   static  continuous  least possible  ratio")
-ratios = {}
+rows = []
 for name, lens in outputs.items():
     static, continuous = play(lens, 8, "static")[0], play(lens, 8, "continuous")[0]
-    ratios[name] = static / continuous
-    print(f"{name:22s} {static:6d} {continuous:11d} {-(-sum(lens) // 8):15d} {ratios[name]:6.2f}")
+    rows.append((name, static, continuous, -(-sum(lens) // 8), f"{static / continuous:.2f}"))
+widgets.table(rows, ("64 requests, 8 seats", "steps, static", "continuous", "least possible", "static / continuous"))
 
 # %% [markdown] name="scratch-reading"
 # Two arguments are easily confused, so keep them apart.

@@ -31,6 +31,7 @@ def test_the_deployment_is_the_one_that_the_problems_describe() -> None:
 
 def test_worked_02b_one_long_request_costs_as_much_as_many_short_ones() -> None:
     """70.55 billion parameters in 16 bit; 0.9 of 320 GB; 8 KV heads of 128."""
+    assert pytest.approx((141.1, 327_680), abs=0.05) == (WEIGHTS, EACH)
     room = USABLE - WEIGHTS
     chat, long = (n * EACH / GB for n in (4096, 131_072))
     assert (room, chat, 60 * chat, long) == pytest.approx((146.9, 1.34, 80.5, 42.9), abs=0.05)
@@ -74,6 +75,7 @@ def step_seconds(chunk: int, past: int, decodes: int = 32) -> float:
 
 def test_worked_03a_a_long_prompt_beside_32_streams_and_the_chunk_that_keeps_50_ms() -> None:
     """68.45 billion weights in the layers, 4·64·128·80 FLOP per pair; 139.0 GB read at 80 % of 13.4 TB/s; 50 %."""
+    assert pytest.approx((10.72, 1979), abs=0.5) == (BANDWIDTH / 1e12, PEAK / 1e12)
     caches = 32 * 4096 * EACH / GB
     assert (caches, READ + caches) == pytest.approx((42.9, 182.0), abs=0.05)
     decode = (READ + caches) * GB / BANDWIDTH
@@ -100,6 +102,7 @@ def test_worked_03a_a_long_prompt_beside_32_streams_and_the_chunk_that_keeps_50_
 
 def test_worked_03b_beyond_the_balance_of_bytes_and_arithmetic_seats_only_lengthen_tpot() -> None:
     """1,500 tokens in, 500 out: 499 decode steps; 68.45 billion weights; 448,280 tokens of cache; 1,979 TFLOP/s."""
+    assert pytest.approx((10.72, 139.0, 327_680), abs=0.05) == (BANDWIDTH / 1e12, READ, EACH)
     attention = latency.attention_flops(latency.cached_attention_pairs(1500, 500), 80, 64, 128)
     work = 2 * IN_LAYERS * 1999 + float(attention)
     assert (2 * IN_LAYERS * 1999 / 1e12, attention / 1e12, work / 1e12) == pytest.approx((273.7, 5.2, 278.9), abs=0.05)
