@@ -120,7 +120,7 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# First the question. All requests wait from the start, a step gives every running request a token, and whoever is next
+# First the question. All requests wait from the start, a step gives every running request a token, and the next request
 # takes the seat that is free first. That is all that the mean needs.
 
 
@@ -156,7 +156,7 @@ TRACE = (Arriving(1, 20, 14), Arriving(1, 14, 10), Arriving(4, 30, 6))
 
 
 def serve(toy):
-    """The steps of the trace under this scheduler, to the end or to the first in which nobody computes anything."""
+    """The steps of the trace under this scheduler, to the end or to the first in which nothing is computed."""
     requests = [
         {"id": f"r{i}", "arrival": i, "known": a.prompt, "computed": 0, "blocks": 0} for i, a in enumerate(TRACE)
     ]
@@ -190,12 +190,11 @@ def told(steps):
 
 
 # %% [markdown] name="scratch-seats-text"
-# **One: seats.** A free seat goes to whoever ranks first, and everybody computes all the tokens it lacks.
-#
-# **In which a decode takes part, how many tokens does the largest step compute?**
+# **One: seats.** A free seat goes to the request that ranks first, and each computes all the tokens it lacks. **Of the
+# steps in which a request decodes, how many tokens does the largest compute?**
 
 # %% name="toy-predict-seats"
-widgets.predict("03b-seats", "Only seats: tokens in the largest step in which somebody decodes?", "tokens")
+widgets.predict("03b-seats", "Only seats: tokens in the largest step in which a request decodes?", "tokens")
 
 
 # %% name="scratch"
@@ -231,7 +230,7 @@ print(told(steps))
 widgets.reveal("03b-seats", max(sum(s.tokens.values()) for s in steps if 1 in s.tokens.values()))
 
 # %% [markdown] name="scratch-budget-text"
-# It fails at step 4: r0 and r1 wait until 30 tokens of somebody else's prompt are computed.
+# It fails at step 4: r0 and r1 wait for their next token until the 30 of another request's prompt are computed.
 #
 # **Two: a budget.** No step computes more than 24 tokens; a prompt gets what the decodes leave, as a chunk. One line. But
 # the machine's cache has 5 blocks of 16 tokens. **How many do the three fill at most, at the same time?**
@@ -252,11 +251,11 @@ print("tokens in the largest step:", max(sum(s.tokens.values()) for s in steps))
 widgets.reveal("03b-blocks", max(s.blocks for s in steps))
 
 # %% [markdown] name="scratch-blocks-text"
-# It fails in memory: it fills blocks that do not exist.
+# It fails in memory: it fills two blocks more than there are.
 #
 # **Three: blocks.** A request is admitted if the free blocks hold all its known tokens, and takes them. One that runs
-# takes another when its tokens outgrow what it holds. If none is free it computes nothing in this step. **In which step
-# does nobody compute anything?** (There is one.)
+# takes another when its tokens outgrow what it holds. If none is free it computes nothing in this step. **There is a step
+# in which no request computes anything. Which?**
 
 # %% name="toy-predict-blocks"
 widgets.predict(
@@ -284,10 +283,10 @@ print(told(steps))
 widgets.reveal("03b-stuck", next((i for i, s in enumerate(steps, start=1) if not s.tokens), 0))
 
 # %% [markdown] name="scratch-preempt-text"
-# It fails for good: each of the two that are left needs a block that the other holds.
+# It fails for good: all three hold blocks, each lacks one more, and none is free.
 #
 # **Four: preemption.** The request that ranks last gives its blocks back. It keeps its tokens and loses its keys and
-# values, so it waits, and computes them once more. Nobody is admitted in a step that preempts. **How many tokens are
+# values, so it waits, and computes them once more. No request is admitted in a step that preempts. **How many tokens are
 # computed a second time?**
 
 # %% name="toy-predict-preempt"
@@ -637,7 +636,7 @@ print(f"last of all to end: {ends} s, in the order of `orders`")
 widgets.reveal("03b-guess", 100 * (first - mean_of["guess, typically off by x2"]) / (first - oracle_mean))
 
 # %% [markdown] name="policy-figure-text"
-# What the mean gains somebody pays for. Each point is a policy: to the left the mean TTFT is short, below the 12 longest
+# What the mean gains, other requests pay for. Each point is a policy: to the left the mean TTFT is short, below the 12 longest
 # of the 120 end early. The line joins the policies that no other beats in both; `pareto`, in the folded cell, finds them.
 
 
@@ -658,6 +657,7 @@ def pareto(ax, points, xlabel, ylabel, title="", up=False, logx=False):
     if logx:
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter("{x:g}")
+    ax.autoscale_view()
     seen = {}  # points so near each other that they share a label
     for i, (x, y, *_) in enumerate(points.values(), start=1):
         at = ax.transAxes.inverted().transform(ax.transData.transform((x, y)))
