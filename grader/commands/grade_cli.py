@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from grader.commands.collect_cli import collect, roster
+from grader.commands.prove_cli import prove
 from grader.commands.results_cli import app as results_app
 from grader.commands.run_cli import replay, run
 from grader.course import SECRET_FILE, CourseError, new_course, open_course
@@ -103,6 +104,7 @@ app.command(epilog="Example: inferlab grade roster participants.csv")(roster)
 app.command(epilog="Example: inferlab grade collect 02 downloads/lab02.zip")(collect)
 app.command(epilog="Example: inferlab grade run 02 --workers 4")(run)
 app.command(epilog="Example: inferlab grade replay ada 02")(replay)
+app.command(epilog="Example: inferlab grade prove 02 --sample 50 --jobs 2")(prove)
 
 
 app.add_typer(results_app)

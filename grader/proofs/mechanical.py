@@ -1,0 +1,185 @@
+"""The proof of a lab by machine: no small slip in the solution passes its checks.
+
+    python -m grader.proofs.mechanical solutions/02_kv_cache/kv_cache.ipynb [tests/labs/02_kv_cache] [--sample 20] ...
+
+Each mutant of `mutator.py` is examined like a submission: first by the released notebook's checks with the public
+seed, as a learner sees it, and what passes there with the hidden checks and several secrets. What passes everywhere is
+a survivor: it does what the solution does, or the checks have a hole. `survivors.yaml` in the folder names those that
+do no harm, each with the reason; any other is a problem, and so is one of the list that is killed by now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import yaml
+
+from grader.checks import PUBLIC_SECRET
+from grader.examination.examiner import Limits, examine, prepare
+from grader.examination.intake import Submission
+from grader.isolation.launcher import Launcher
+from grader.labs.lab import Lab, LabError, load_lab
+from grader.proofs.mutator import Mutant, mutants
+from grader.results.result import CheckResult
+
+SURVIVORS = "survivors.yaml"
+FORK = multiprocessing.get_context("fork")
+MEMORY = 6 << 30  # bytes a process may have: a mutant may append without end
+CALL_SECONDS = 5.0  # a mutant may loop without end
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """killed_by: the first check that failed, of the visible run or of the first secret whose run saw it. seeds: of the
+    secrets, how many runs saw it; None where the visible run did."""
+
+    mutant: Mutant
+    killed_by: str | None
+    seeds: int | None
+    of: int
+
+    @property
+    def word(self) -> str:
+        if self.seeds is None:
+            return "visible"
+        return "hidden" if self.seeds == self.of else "some secrets" if self.seeds else "survivor"
+
+
+class Bench:
+    """A lab's checks, prepared once: visible with the public seed, and hidden with each secret."""
+
+    def __init__(self, solution: Path, launcher: Launcher, num_secrets: int):
+        self.lab, self.launcher = load_lab(solution), launcher
+        released = solution.parents[2] / "labs" / solution.parent.name / solution.name
+        secrets = [f"mutant {number}".encode() for number in range(num_secrets)]
+        self.runs: list[tuple[Lab, bytes]] = [(load_lab(released), PUBLIC_SECRET), *((self.lab, s) for s in secrets)]
+        self.prepared = [prepare(lab, secret) for lab, secret in self.runs]
+        self.solved = {cell.grade_id: cell.source for cell in self.lab.of_kind("solution")}
+        launcher.fork().end()  # waits until it has started, so that forks of this process know it
+        for run in range(len(self.runs)):
+            if failed := self.first_failed(self.solved, run):
+                raise LabError(f"{self.lab.slug}: the reference itself fails {failed} in run {run}")
+
+    def verdict(self, mutant: Mutant) -> Verdict:
+        answers = {**self.solved, mutant.cell: mutant.source}
+        if failed := self.first_failed(answers, 0):
+            return Verdict(mutant, failed, None, len(self.runs) - 1)
+        found = [self.first_failed(answers, run) for run in range(1, len(self.runs))]
+        killers = [check for check in found if check]
+        return Verdict(mutant, killers[0] if killers else None, len(killers), len(found))
+
+    def first_failed(self, answers: dict[str, str], run: int) -> str | None:
+        """The first check that fails, in a fork, which uses up what is prepared."""
+        receive, send = FORK.Pipe(duplex=False)
+        child = FORK.Process(target=self._examine, args=(answers, run, send))
+        child.start()
+        send.close()
+        try:
+            found: str | None = receive.recv()
+        except EOFError:
+            found = "the examiner's process"
+        child.join()
+        return found
+
+    def _examine(self, answers: dict[str, str], run: int, send: Connection) -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        failed: list[str] = []
+
+        def on_check(check: CheckResult) -> None:
+            if check.status != "passed":
+                failed.append(check.grade_id)
+                raise GeneratorExit  # no Exception: no check may catch it
+
+        lab, secret = self.runs[run]
+        with contextlib.suppress(GeneratorExit):
+            examine(lab, Submission(answers), self.launcher, secret=secret, on_check=on_check,
+                    limits=Limits(call=CALL_SECONDS, total=3600.0), prepared=self.prepared[run])  # fmt: skip
+        send.send(failed[0] if failed else None)
+
+
+def drawn(solution: Path, sample: int | None, seed: str) -> tuple[list[Mutant], int]:
+    """The mutants to try, and how many there are: all, or `sample` of them, drawn by the seed."""
+    made = [mutant for cell in load_lab(solution).of_kind("solution") for mutant in mutants(cell)]
+    if sample is None or sample >= len(made):
+        return made, len(made)
+    chosen = random.Random(f"{solution.parent.name} {seed}").sample(range(len(made)), sample)
+    return [made[number] for number in sorted(chosen)], len(made)
+
+
+def harmless(folder: Path) -> dict[str, str]:
+    """Survivors that do no harm, with the reasons. LabError for one without."""
+    file = folder / SURVIVORS
+    found = (yaml.safe_load(file.read_text("utf-8")) or {}) if file.exists() else {}
+    if bad := [key for key, reason in found.items() if not isinstance(reason, str) or len(reason.split()) < 3]:
+        raise LabError(f"{file}: expected a reason, a sentence, got none for {bad[0]!r}")
+    return dict(found)
+
+
+def problems(verdicts: Sequence[Verdict], known: dict[str, str]) -> list[str]:
+    """One sentence for each survivor that has no reason, and for each reason of a mutant that is killed by now."""
+    found = []
+    for verdict in verdicts:
+        mutant, listed = verdict.mutant, verdict.mutant.key in known
+        place = f"line {mutant.line} ({mutant.rule})"
+        if verdict.word in ("survivor", "some secrets") and not listed:
+            seen = "passes all checks" if verdict.word == "survivor" else f"is seen by {verdict.seeds} of {verdict.of}"
+            found.append(f"{seen}, {place}: {mutant.key}")
+        elif verdict.word in ("visible", "hidden") and listed:
+            found.append(f"is killed by {verdict.killed_by}, so take it from {SURVIVORS}, {place}: {mutant.key}")
+    return found
+
+
+def main() -> int:
+    """Prints each mutant that no learner's check sees, and what is wrong; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("solution", type=Path, help="the solution's notebook")
+    parser.add_argument("folder", type=Path, nargs="?", help=f"where {SURVIVORS} is")
+    parser.add_argument("--sample", type=int, help="so many, drawn by the seed; all if not given")
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--secrets", type=int, default=3)
+    parser.add_argument("--shard", default="0/1", metavar="I/N", help="of N processes the I-th, from 0")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    os.environ["TRITON_INTERPRET"] = "1"  # as in the learner's process, before anything imports Triton
+    import torch
+
+    torch.set_num_threads(1)  # and so no thread pool exists when we fork
+    torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
+    known = harmless(options.folder) if options.folder else {}
+    chosen, made = drawn(options.solution, options.sample, options.seed)
+    shard, num_shards = map(int, options.shard.split("/"))
+    with Launcher(insecure=True) as launcher:
+        bench = Bench(options.solution, launcher, options.secrets)
+        verdicts = list(_told(bench, chosen[shard::num_shards]))
+    wrong = problems(verdicts, known)
+    counts = ", ".join(f"{count} {word}" for word, count in Counter(v.word for v in verdicts).most_common())
+    print(f"{bench.lab.slug}: of {made} mutants {len(verdicts)} were tried: {counts}")
+    print("\n".join(wrong) or "every survivor has a reason")
+    if options.json:
+        rows = [{**vars(v.mutant), "verdict": v.word, "killed_by": v.killed_by} for v in verdicts]
+        options.json.write_text(json.dumps(rows, indent=1), "utf-8")
+    return 1 if wrong else 0
+
+
+def _told(bench: Bench, chosen: Sequence[Mutant]) -> Iterator[Verdict]:
+    for mutant in chosen:
+        verdict = bench.verdict(mutant)
+        if verdict.word != "visible":
+            print(f"{verdict.word}: {mutant.key}", flush=True)
+        yield verdict
+
+
+if __name__ == "__main__":
+    sys.exit(main())
