@@ -120,8 +120,27 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# One attention head, in as few lines as possible. `step_without_cache` recomputes the keys and values of all tokens,
-# `step_with_cache` computes only those of the newest. Both count the keys and values they compute.
+# First the question, by counting: a pass without a cache has a query for every token, a pass with one only for the
+# tokens that are new. The query at position `p` meets `p + 1` keys, its own included.
+
+
+# %% name="scratch-count"
+def pairs(prompt, new, cached):
+    """Query-key pairs of one head, over all passes that generate `new` tokens."""
+    total = 0
+    for known in range(prompt, prompt + new):  # tokens that a pass starts with; it adds one
+        first = known - 1 if cached and known > prompt else 0  # with a cache only the newest token has a query
+        total += sum(position + 1 for position in range(first, known))
+    return total
+
+
+counts = {cached: pairs(200, 500, cached) for cached in (False, True)}
+print(f"pairs without a cache {counts[False]:,}, with one {counts[True]:,}")
+widgets.reveal("02a-pairs", counts[False] / counts[True])
+
+# %% [markdown] name="scratch-text-2"
+# Now the computation. One attention head, in as few lines as possible. `step_without_cache` recomputes the keys and
+# values of all tokens, `step_with_cache` computes only those of the newest. Both count the keys and values they compute.
 
 # %% name="scratch"
 torch.manual_seed(0)
@@ -145,6 +164,10 @@ def step_with_cache(newest, keys, values):  # newest [d]; keys and values: lists
     return attend(newest @ W_q, torch.stack(keys), torch.stack(values)), 1
 
 
+# %% [markdown] name="scratch-same-text"
+# Six tokens, one after the other, both ways. The outputs must agree; the work must not.
+
+# %% name="scratch-same"
 text, keys, values = torch.randn(6, d), [], []
 made_without = made_with = 0
 for n in range(1, len(text) + 1):
@@ -270,7 +293,9 @@ print("one token's keys lie in", 1 if nhd[5].is_contiguous() else shape.num_kv_h
 # ## 5. Measure and explain
 #
 # Three ways to generate the same text with the course model: no cache, a contiguous cache, and the engine. First the
-# outputs, which have to be equal token by token.
+# outputs. The three add the same numbers in another order, so their logits agree up to rounding. In float32 that tips no
+# choice here, and the tokens have to be equal. (In 16 bit two logits that are nearly equal may change places; with
+# `batch_invariant=True` an engine's logits have the same bits, whatever else is computed with them.)
 
 # %% name="identical"
 prompt = (llm.encode("def read(path):\n    with open(path) as file:\n        return ") * 4)[:16]
@@ -280,11 +305,11 @@ assert generate_no_cache(model, prompt, 32) == generate_contiguous_cache(model, 
 print("three ways, the same 32 tokens")
 
 # %% [markdown] name="count-text"
-# Now the work. We do not rely on formulas; we count where it happens. `Counter` hooks every matrix of every layer (rows
-# times weights) and every call of `scaled_dot_product_attention` (unmasked pairs).
+# Now the work. We do not rely on formulas; we count where it happens. `Counter`, in the folded cell, hooks every matrix
+# of every layer (rows times weights) and every call of `scaled_dot_product_attention` (unmasked pairs).
 
 
-# %% name="counter"
+# %% name="counter-hooks" jupyter={"source_hidden": true}
 class Counter(TorchFunctionMode):
     """Counts multiplications in the layers' matrices, and unmasked query-key scores."""
 
@@ -321,6 +346,11 @@ def counted(generate):
     return counter.products / (shape.layers * shape.layer_params), counter.scores / (shape.layers * shape.num_heads)
 
 
+# %% [markdown] name="counter-text"
+# Each generation is counted twice, without a cache and with one. The assertions compare with closed forms, which follow
+# below the cell.
+
+# %% name="counter"
 lengths = (8, 16, 32, 64) + ((128, 256, 512) if on_gpu else ())
 S = len(prompt)
 without = [counted(lambda T=T: generate_no_cache(model, prompt, T)) for T in lengths]
@@ -364,7 +394,12 @@ show(
 )
 
 # %% [markdown] name="time-text"
-# And the time? Times are shown here and never checked, because they depend on your machine and its other load.
+# And the time? Times are shown here and never checked, because they depend on your machine and its other load. For a
+# prompt of 16 and 128 new tokens the matrices do `T·(2S + T − 1)/2` against `S + T − 1` tokens' worth of operations.
+# **How many times faster is the run with the contiguous cache, in seconds?**
+
+# %% name="time-predict"
+widgets.predict("02a-time", "A prompt of 16, 128 new tokens: how many times faster with a contiguous cache?", "times")
 
 
 # %% name="time"
@@ -392,6 +427,7 @@ print(
 for n, a, b, c, ratio in zip(timed, time_without, time_cached, time_engine, slow / fast, strict=True):
     print(f"{n:4d} new tokens: no cache {a:6.2f} s, contiguous {b:6.2f} s, engine {c:6.2f} s; "
           f"time {a / b:5.1f}x, operations in the matrices {ratio:5.1f}x")  # fmt: skip
+widgets.reveal("02a-time", time_without[timed.index(128)] / time_cached[timed.index(128)])
 
 # %% name="time-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.2)
@@ -440,7 +476,7 @@ widgets.savings("llama-3-8b", prompt=1024, new=256)
 #
 # **"Without a cache, attention costs O(S × T) in total."** (E02.1) That is roughly the cost *with* a cache. Step `t`
 # without a cache compares `(S+t)²/2` pairs, so the sum is on the order of `T·(S+T)²`. Here is the question from the
-# top.
+# top again, by the closed forms, and beside it the tokens that pass through the matrices.
 
 # %% name="errata-cost-cell"
 S, T = 200, 500
@@ -452,7 +488,7 @@ print(f"pairs without a cache      {pairs_without:>12,}   {pairs_without / pairs
 print(
     f"tokens through the matrices {tokens_without:,} and {tokens_cached:,}: {tokens_without / tokens_cached:.0f} times more"
 )
-widgets.reveal("02a-pairs", pairs_without / pairs_cached)
+assert (pairs_without, pairs_cached) == (counts[False], counts[True])
 
 # %% [markdown] name="errata-order"
 # **"The cache turns O(n²) into O(n)."** (E02.2) Say whether per step or in total, and for attention or for the
@@ -566,6 +602,11 @@ def last_logits(tokens, chunk, attention_class):
     return logits[0]
 
 
+# %% [markdown] name="errata-chunks-run-text"
+# Now the same 100 tokens in chunks. The logits of the last position are compared; those of the right mask differ from a
+# single pass by rounding only.
+
+# %% name="errata-chunks-run"
 long_prompt = (llm.encode(inspect.getsource(Engine)) * 2)[:100]
 at_once = last_logits(long_prompt, 100, ContiguousAttention)
 for chunk in (1, 7, 64):

@@ -87,12 +87,25 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# Two small checks in plain torch. First, what sharing means: grouped-query attention equals multi-head attention in
-# which the heads of a group have equal keys and values. It stores them once. Second, the formula: allocate real tensors
-# and check their size.
-
+# Two small checks in plain torch. First, the formula: allocate real tensors and check their size.
 
 # %% name="scratch"
+layers, head_dim, tokens = 4, 16, 10
+for name, kv_heads in (("MHA", 8), ("GQA", 2), ("MQA", 1)):
+    cache = torch.zeros(layers, 2, tokens, kv_heads, head_dim, dtype=torch.bfloat16)
+    formula = 2 * layers * kv_heads * head_dim * 2
+    assert cache.nbytes == tokens * formula
+    print(f"{name}: {kv_heads} KV heads, {formula} bytes per token, {cache.nbytes} bytes for {tokens} tokens")
+each_70b = 2 * 80 * 8 * 128 * 2  # Llama-3-70B: a key and a value, layers, KV heads, head_dim, bytes of 16 bit
+print(f"Llama-3-70B: {each_70b:,} bytes per token")
+widgets.reveal("02b-gigabytes", 8192 * each_70b / GB)
+
+# %% [markdown] name="scratch-sharing-text"
+# Second, what sharing means: grouped-query attention equals multi-head attention in which the heads of a group have
+# equal keys and values. It stores them once.
+
+
+# %% name="scratch-sharing"
 def attend(q, k, v):
     """One query per head over all keys. q [heads, d]; k, v [tokens, kv_heads, d]; head h reads KV head h // group."""
     group = q.shape[0] // k.shape[1]
@@ -102,17 +115,11 @@ def attend(q, k, v):
 
 
 torch.manual_seed(0)
-tokens, heads, d = 10, 8, 16
+heads, d = 8, 16
 q, k, v = torch.randn(heads, d), torch.randn(tokens, 2, d), torch.randn(tokens, 2, d)
 same = attend(q, k.repeat_interleave(4, dim=1), v.repeat_interleave(4, dim=1))  # MHA with equal heads in a group
 torch.testing.assert_close(attend(q, k, v), same)
-
-layers, head_dim = 4, 16
-for name, kv_heads in (("MHA", 8), ("GQA", 2), ("MQA", 1)):
-    cache = torch.zeros(layers, 2, tokens, kv_heads, head_dim, dtype=torch.bfloat16)
-    formula = 2 * layers * kv_heads * head_dim * 2
-    assert cache.nbytes == tokens * formula
-    print(f"{name}: {kv_heads} KV heads, {formula} bytes per token, {cache.nbytes} bytes for {tokens} tokens")
+print(f"{heads} query heads over {k.shape[1]} KV heads: the output of {heads} KV heads of which four each are equal")
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
@@ -140,6 +147,11 @@ print(
 #
 # One request grows token by token. How much memory does it hold? The line is the formula. The staircase is what the
 # engine took from its pool, from the trace. The gap is the unused rest of the last block, less than one block.
+#
+# The prompt has 10 tokens, 110 are generated, blocks hold 16. **How many blocks does the request hold in the end?**
+
+# %% name="measure-predict"
+widgets.predict("02b-blocks", "A prompt of 10 and 110 outputs in blocks of 16: how many blocks in the end?", "blocks")
 
 # %% name="measure-bytes"
 engine = Engine(model, EngineConfig(num_blocks=16, block_size=16, prefix_cache="off"))
@@ -153,8 +165,11 @@ while "grows" in engine.requests:
         stored.append(request.num_computed_tokens)
         held.append(len(request.block_table))
         assert held[-1] == -(-stored[-1] // 16) == 16 - engine.trace.steps()[-1].num_free_blocks
-each, block = engine.kv_spec.bytes_per_token, engine.kv_spec.bytes_per_block
+print(f"{held[-1]} blocks of 16 hold {stored[-1]} tokens before the last step")
+widgets.reveal("02b-blocks", held[-1])
 
+# %% name="measure-figure" jupyter={"source_hidden": true}
+each, block = engine.kv_spec.bytes_per_token, engine.kv_spec.bytes_per_block
 fig = figure(7.2, 2.8)
 ax = fig.subplots()
 ax.step(
@@ -171,10 +186,15 @@ show(
 
 # %% [markdown] name="step-time-text"
 # Memory is one cost. The other is time: each decode step *reads* the whole cache of its request, in addition to all
-# weights. So a step gets slower as the context grows. The cell times single steps at different lengths, on a cache
+# weights. So a step gets slower as the context grows. The folded cell times single steps at different lengths, on a cache
 # filled with noise, since its contents do not change the time. Times are shown, not checked.
+#
+# **How many times as long does a step take at a context of 2,000 as at 64?** The weights are read in both.
 
-# %% name="step-time"
+# %% name="step-predict"
+widgets.predict("02b-step", "How many times as long is a decode step at a context of 2,000 as at 64?", "times")
+
+# %% name="step-time" jupyter={"source_hidden": true}
 contexts = [64, 256, 512, 1024, 1536, 2000]
 cache = ContiguousKVCache(model, 1, 2048)
 cache.data.normal_()
@@ -198,7 +218,12 @@ weights = kv_cache.weight_bytes(shape, 32)  # this model in float32
 read = weights + np.array(contexts) * kv_cache.bytes_per_token(shape, 4)
 equal = kv_cache.tokens_until_cache_equals_weights(weights, kv_cache.bytes_per_token(shape, 4))
 print(f"weights {format_bytes(weights)}; the cache is as large at {equal:,.0f} tokens")
+print(f"bytes read at a context of {contexts[-1]:,}: {read[-1] / read[0]:.2f} times those at {contexts[0]}")
 
+# %% name="step-answer"
+widgets.reveal("02b-step", measured[-1] / measured[0])
+
+# %% name="step-figure" jupyter={"source_hidden": true}
 fig = figure(7.2, 2.9)
 ax = fig.subplots()
 ax.plot(contexts, read / read[0], color=BLUE, linestyle="--", label="bytes read: weights and cache")
@@ -248,7 +273,7 @@ print(f"llama-3-8b, 8,192 tokens: {format_bytes(kv_cache.cache_bytes(small, 8192
 mha = kv_cache.attention_bytes_per_token(qwen.layers, qwen.num_heads, qwen.head_dim)
 print(f"qwen2.5-72b, 4,096 tokens: {format_bytes(kv_cache.cache_bytes(qwen, 4096))}; with a KV head per query head it "
       f"would be {format_bytes(4096 * mha)}")  # fmt: skip
-widgets.reveal("02b-gigabytes", kv_cache.cache_bytes(big, 8192) / GB)
+assert kv_cache.bytes_per_token(big) == each_70b
 
 # %% [markdown] name="footprint-text"
 # Many requests: **footprint = bytes per token × length × concurrency**. At some point the cache is larger than the
@@ -301,7 +326,8 @@ for name, plan in plans.items():
 # What remains at the end is weights and cache. If *that* is too much, other remedies are needed: store keys and values
 # in 8 bit, which halves the cache; allocate memory in blocks, so that no memory is reserved and unused; admit requests
 # only while blocks are free; and if a single request is too large, split it over several GPUs or offload part of the
-# cache.
+# cache. (Tensor parallelism splits the cache by KV heads. With more GPUs than KV heads some heads are stored twice, so
+# a GPU's share shrinks no further.)
 
 # %% name="oom-fp8"
 for bits in (16, 8):
@@ -348,7 +374,8 @@ print("falcon-7b from its config:", model_shapes.from_config(falcon).attention_k
 
 # %% [markdown] name="errata-int8"
 # **"An 80 GB GPU holds a 70B model in INT8, 35 GB, with 45 GB left."** (E02.5) One byte per weight is 70.6 GB. 35 GB would be
-# 4 bit, without the scales that 4-bit formats need.
+# 4 bit for every weight, without the scales that 4-bit formats need, and with the embeddings in 4 bit, too. Most 4-bit
+# checkpoints keep the embedding and the output matrix in 16 bit: the third row.
 
 # %% name="errata-int8-cell"
 gpu, each = device("H100").capacity, kv_cache.bytes_per_token(big)
@@ -414,7 +441,39 @@ print(f"a hybrid model: {hybrid.kv_layers} of {hybrid.layers} layers keep keys a
 # %% [markdown] name="errata-users-reading"
 # Barely feasible, if 4,096 is a cap on prompt *and* output. Real plans leave headroom: 60 to 70 % occupancy is a common
 # target, because lengths vary.
+
+# %% [markdown] name="worked-problem"
+# ### Worked problem: one long request among many short ones
 #
+# The course's deployment, as in all chapters: Llama-3-70B in 16 bit (80 layers, 8 KV heads of 128, 70.55 billion
+# parameters) on four H100 of 80 GB with tensor parallelism. An engine may use 90 % of the memory; leave activations out.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02b_one_long_request_costs_as_much_as_many_short_ones -->
+#
+# *60 chats of 4,096 tokens run. A request of 131,072 tokens arrives: does it fit beside them? Then a second one like it:
+# how many chats have to end first? Which change lets both run beside all 60 chats, an 8-bit cache or 4-bit weights? And
+# what does a GPU hold of one token with TP 4, 8 and 16?*
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02b_one_long_request_costs_as_much_as_many_short_ones -->
+#
+# <details><summary>Answer</summary>
+#
+# Room for the cache: 0.9 · 320 − 141.1 = 146.9 GB, and a token takes 2 · 80 · 8 · 128 · 2 = 327,680 bytes. A chat takes
+# 1.34 GB, 60 of them 80.5 GB. The long request takes 42.9 GB, as much as 32 chats. Together 123.5 GB: **it fits**, with
+# 23.4 GB to spare. The second one lacks 19.5 GB: it waits until **15 chats** have ended.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02b_one_long_request_costs_as_much_as_many_short_ones -->
+#
+# Two long requests and the 60 chats need 166.4 GB. An 8-bit cache halves that, to 83.2 GB. 4-bit weights
+# with a 16-bit scale for every 128, embeddings and output matrix left in 16 bit, take 39.5 GB and leave 248.5 GB.
+# **Either is enough.** The 8-bit cache leaves 63.7 GB, in which a token takes half; the 4-bit weights leave 82.1 GB, in
+# which it takes all of its 327,680 bytes: 389 thousand tokens more against 250 thousand.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02b_one_long_request_costs_as_much_as_many_short_ones -->
+#
+# TP 4: two KV heads on each GPU, 81,920 bytes per token. TP 8: one head, 40,960 bytes. TP 16: **40,960 bytes** again,
+# because a head is not split: each is stored on two GPUs, and the cache of all together takes twice the memory.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02b_one_long_request_costs_as_much_as_many_short_ones -->
+#
+# </details>
+
+# %% [markdown] name="practice-text"
 # ## Practice
 #
 # A drill is a random model on a random machine. Compute by hand, then check. The checker names the mistake if it
@@ -478,6 +537,7 @@ widgets.quiz(load_quiz("02_kv_cache").draw(seed=1, tag="memory"))
 #   <!-- printed: worked-lengths -->
 # - MHA: KV heads = query heads. GQA: fewer. MQA: one. The cache shrinks by query heads per KV head.
 # - Budget: `utilization · memory − weights − reserve`. Divide by bytes per token: tokens over *all* requests.
+# - Tensor parallelism divides a GPU's share of the cache up to the number of KV heads, and no further.
 # - Context per user = prompt + output. Left to generate = context − prompt. A shared prefix counts once.
 # - A reservation strands `(reserved − used) · bytes per token`.
 # - Out of memory: compute weights, cache, activations, scores, logits. Then act on the largest.

@@ -94,9 +94,22 @@ show(
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
+# First the question: what is written, and what was reserved? A request writes its prompt and all outputs but the last.
+
+# %% name="scratch-stranded"
+written_in_all = sum(p + o - 1 for p, o in zip(PROMPTS, OUTPUTS, strict=True))
+print(f"{written_in_all} of {len(PROMPTS)} x {MAX_LEN} = {len(PROMPTS) * MAX_LEN} reserved tokens are written")
+widgets.reveal("02c-stranded", 100 * (1 - written_in_all / (len(PROMPTS) * MAX_LEN)))
+
+# %% [markdown] name="scratch-ways-text"
 # Three sequences of 3, 5 and 2 tokens go through attention together. Three ways to keep them apart: one large matrix
 # with a mask, a rectangle padded to the longest, or one small matrix per sequence. All are right. They differ in how many
-# scores they compute.
+# scores they compute. **How many scores does each way compute?** The smallest of the three numbers is the question.
+
+# %% name="scores-predict"
+widgets.predict(
+    "02c-scores", "Sequences of 3, 5 and 2 tokens: how many scores does the cheapest way compute?", "scores"
+)
 
 
 # %% name="scratch"
@@ -122,6 +135,11 @@ def padded(q, k, v, lens):  # [sequences, longest, d]; what follows a sequence's
     return torch.cat([out[i, :n] for i, n in enumerate(lens)]), scores
 
 
+# %% [markdown] name="scratch-ragged-text"
+# The third way, and all three on the same input.
+
+
+# %% name="scratch-ragged"
 def ragged(q, k, v, lens):  # one after the other, each with its own keys
     parts = zip(q.split(lens), k.split(lens), v.split(lens), strict=True)
     done = [softmax_attention(*part, torch.ones(n, n).tril().bool()) for part, n in zip(parts, lens, strict=True)]
@@ -133,12 +151,13 @@ q, k, v = torch.randn(3, sum(lens), 8)
 results = {way.__name__: way(q, k, v, lens) for way in (packed, padded, ragged)}
 for name, (out, scores) in results.items():
     torch.testing.assert_close(out, results["ragged"][0])
-    print(f"{name:7s} computes {scores:3d} scores")
+    print(f"{name}: {scores} scores")
 assert [results[name][1] for name in ("packed", "padded", "ragged")] == [
     sum(lens) ** 2,
     len(lens) * max(lens) ** 2,
     sum(n * n for n in lens),
 ]
+widgets.reveal("02c-scores", results["ragged"][1])
 
 # %% [markdown] name="scratch-reading"
 # A mask discards results after they were computed. Engines use the third way: matrices and MLPs take all tokens of all
@@ -166,6 +185,10 @@ assert together == alone
 print("prompts of", [len(p) for p in prompts[:3]], "tokens: the same outputs together and alone")
 
 # %% [markdown] name="engine-blocks-text"
+# (Equal tokens, here in float32. Matrices of another number of rows may add in another order, so logits agree up to
+# rounding, and in 16 bit a choice between two nearly equal ones can tip. Bitwise equality is what an engine's
+# `batch_invariant=True` promises, at a price.)
+#
 # The engine does the same with blocks. Two requests grow in turn, so their blocks interleave. The block table keeps the
 # order. That is all there is to paging; chapter 04 builds it.
 
@@ -181,7 +204,7 @@ print("slots of a, in order:", reference.context_slots(torch.tensor(a.block_tabl
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
 #
-# Now the six requests of the question, in an engine with plenty of blocks. After each step we record how many tokens
+# Now the six requests of the question, really run, in an engine with plenty of blocks. After each step we record how many tokens
 # every running request has in the cache and how many blocks it holds, and compare with a buffer of 256 for each.
 
 # %% name="measure"
@@ -196,10 +219,9 @@ while roomy.has_work():
     reserved.append(len(running) * MAX_LEN)
     assert used[-1] <= blocks[-1] < used[-1] + 16 * max(1, len(running))
 written = sum(r.num_computed_tokens for r in added)
-assert written == sum(p + o - 1 for p, o in zip(PROMPTS, OUTPUTS, strict=True))
+assert written == written_in_all
 print(f"written: {written} of {len(added) * MAX_LEN} reserved tokens; "
       f"stranded {format_bytes(kv_cache.stranded_bytes(len(added) * MAX_LEN, written, each))}")  # fmt: skip
-widgets.reveal("02c-stranded", 100 * (1 - written / (len(added) * MAX_LEN)))
 
 # %% name="measure-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.0)
@@ -227,6 +249,12 @@ show(
 #
 # The same six requests in an engine with 12 blocks of 16 tokens. That is less than they need together. And a step may
 # compute at most 48 tokens, so long prompts are prefilled in chunks.
+#
+# A request that is preempted keeps its tokens and loses its keys and values. **How many tokens will be computed a second
+# time?** With plenty of blocks each is computed once, as `measure` asserts.
+
+# %% name="tight-predict"
+widgets.predict("02c-again", "12 blocks of 16 for six requests: how many tokens are computed a second time?", "tokens")
 
 
 # %% name="tight"
@@ -245,6 +273,11 @@ def run(num_blocks, max_tokens=None):
 
 
 trace, tight = run(num_blocks=12)
+
+# %% [markdown] name="tight-run-text"
+# What was preempted, what was computed again, and do the outputs change?
+
+# %% name="tight-run"
 needed = sum(-(-(p + o - 1) // 16) for p, o in zip(PROMPTS, OUTPUTS, strict=True))
 preempted = [request_id for step in trace.steps() for request_id in step.preempted]
 computed = sum(row.num_tokens for step in trace.steps() for row in step.rows)
@@ -254,6 +287,7 @@ print(
 )
 assert [r.output_tokens for r in tight] == [r.output_tokens for r in added]
 print("the outputs are the same as with plenty of memory")
+widgets.reveal("02c-again", computed - written)
 
 # %% [markdown] name="explore-text"
 # ## 6. Explore
@@ -334,6 +368,35 @@ other = llm.generate([prompts[1]], SamplingParams(max_tokens=12, temperature=0.8
 ]
 assert first.token_ids == again.token_ids
 print(repr(first.text), repr(other.text), sep="\n")
+
+# %% [markdown] name="worked-problem"
+# ### Worked problem: reserve or fill
+#
+# The course's deployment: Llama-3-70B in 16 bit on four H100 of 80 GB with tensor parallelism, 90 % of the memory
+# usable, 327,680 bytes of cache per token, 448,280 tokens of it beside the weights.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02c_a_reservation_for_the_longest_case_costs_most_of_the_seats -->
+#
+# *Prompts have 1,500 tokens. Outputs have 500 on average, and `max_tokens` is 4,096. How many requests run at once if
+# each reserves its longest case? How many if each holds blocks of 16 for what it has, with outputs half-way done on
+# average? How much memory does the reservation strand, and how much do the blocks? What is the price of the second way?*
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02c_a_reservation_for_the_longest_case_costs_most_of_the_seats -->
+#
+# <details><summary>Answer</summary>
+#
+# Reserved: 1,500 + 4,096 = 5,596 tokens each, so **80** requests. At the end a request has written 1,999 tokens. 3,597
+# of its reservation, 64 %, were never used: 1.18 GB each, 94.3 GB for all 80.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02c_a_reservation_for_the_longest_case_costs_most_of_the_seats -->
+#
+# In blocks: 1,750 tokens half-way, 110 blocks, 1,760 tokens: **254** requests, 3.2 times as many. A block strands at
+# most 15 tokens, 4.9 MB for each request and 1.2 GB for all 254.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02c_a_reservation_for_the_longest_case_costs_most_of_the_seats -->
+#
+# The price: nothing guarantees that the 254 stay half-way. If all of them reach their mean end at the same time, they
+# need 508 thousand tokens, 13 % more than there are. Then some are preempted and computed again. A plan for the ends
+# instead of the middles has room for 224.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_02c_a_reservation_for_the_longest_case_costs_most_of_the_seats -->
+#
+# </details>
 
 # %% [markdown] name="production"
 # ## 8. In production

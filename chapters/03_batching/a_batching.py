@@ -77,9 +77,11 @@ widgets.predict("03a-steps", "How many times more steps, if a batch of 8 must en
 #   get in.
 #
 # And then somebody comes with **eighty crates** (a long prompt). All crates in one ride make the cabin so heavy that
-# this one floor takes a minute, and everybody inside waits. So the attendant lets people in first, and then as many
-# crates as the motor can carry without slowing down. The rest goes with the next rides. That is **chunked prefill**.
-# The crates arrive a little later than if they had had the lift to themselves, and nobody else notices them.
+# this one floor takes minutes. Everybody waits for it, inside with the crates or outside until the lift is back: sharing
+# the ride is not what costs them, its length is. So the attendant lets people in first, and then as many crates as the
+# motor can carry without slowing down. The rest goes with the next rides. That is **chunked prefill**. The crates arrive
+# a little later than if they had had the lift to themselves, and nobody else notices them. (`crates`, in section 5, draws
+# it.)
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 lengths = (1000, 200, 400, 100)
@@ -145,6 +147,17 @@ def play(lengths, seats, rule):
     return step, bars
 
 
+exponential = [1 + int(x) for x in np.random.default_rng(3).exponential(99, 64)]
+in_steps = {rule: play(exponential, 8, rule)[0] for rule in ("static", "continuous")}
+print(f"64 requests, {sum(exponential)} tokens, 8 seats: {in_steps} steps")
+widgets.reveal("03a-steps", in_steps["static"] / in_steps["continuous"])
+
+# %% [markdown] name="scratch-useful-text"
+# The waste of a static batch is a rectangle's: rows that have ended go on to the longest, and prompts are padded to the
+# longest. Both shares take one division.
+
+
+# %% name="scratch-useful"
 def useful(lengths, seats, rule):  # share of seat-steps that produced a token, while a batch ran
     return sum(lengths) / (seats * play(lengths, seats, rule)[0])
 
@@ -157,16 +170,17 @@ print(
     f"mean {np.mean(prompts):.0f}, padded to {max(prompts)}: {1 - np.mean(prompts) / max(prompts):.0%} of the rectangle is padding"
 )
 
+# %% [markdown] name="scratch-lengths-text"
+# How much of it is due to the lengths? The same 64 requests with three kinds of them.
+
+# %% name="scratch-lengths"
 rng = np.random.default_rng(3)
-exponential = [1 + int(x) for x in rng.exponential(99, 64)]
 outputs = {"all 100": [100] * 64, "50 to 150": rng.integers(50, 151, 64).tolist(), "exponential, mean 100": exponential}
-print("\n64 requests, 8 seats   static  continuous  least possible  ratio")
-ratios = {}
+rows = []
 for name, lens in outputs.items():
     static, continuous = play(lens, 8, "static")[0], play(lens, 8, "continuous")[0]
-    ratios[name] = static / continuous
-    print(f"{name:22s} {static:6d} {continuous:11d} {-(-sum(lens) // 8):15d} {ratios[name]:6.2f}")
-widgets.reveal("03a-steps", ratios["exponential, mean 100"])
+    rows.append((name, static, continuous, -(-sum(lens) // 8), f"{static / continuous:.2f}"))
+widgets.table(rows, ("64 requests, 8 seats", "steps, static", "continuous", "least possible", "static / continuous"))
 
 # %% [markdown] name="scratch-reading"
 # Two arguments are easily confused, so keep them apart.
@@ -216,10 +230,12 @@ print(
 # The engine's scheduler can be replaced, and three older ones are in `reference_impl/annexes/baselines`: static
 # batching, dynamic batching, and that of Orca (Yu et al., 2022), which introduced continuous batching, without chunked
 # prefill and with memory reserved for the longest output. Same model, same attention, same requests: only the order of
-# work differs. So the outputs must be equal, and only the steps differ.
+# work differs. So only the steps differ, and the texts are equal. (Up to rounding, to be exact: other neighbours in a
+# step can mean another order of additions. In float32, as here, that tips no choice; in 16 bit it can, unless the engine
+# runs with `batch_invariant=True`.)
 
 
-# %% name="engine-run"
+# %% name="engine-parts"
 def engine_with(make, seats=4, budget=2048, blocks=256):
     """make(kv) -> scheduler, or None for the engine's own."""
     config = EngineConfig(num_blocks=blocks, max_num_seqs=seats, max_num_batched_tokens=budget, prefix_cache="off")
@@ -238,22 +254,33 @@ def run(engine, prompts, outputs):
     return [r.output_tokens for r in added], engine.trace
 
 
+# %% [markdown] name="engine-run-text"
+# Six requests on four seats, whose outputs have 6, 5, 7, 2, 5 and 4 tokens. `play` has said how many steps the static and
+# the continuous rule take. **How many rows does the static batch compute in vain?**
+
+# %% name="engine-predict"
+widgets.predict(
+    "03a-vain", "Outputs of 6, 5, 7, 2, 5, 4 tokens on 4 seats: rows a static batch computes in vain?", "rows"
+)
+
+# %% name="engine-run"
 makers = {
     "static": lambda kv: StaticBatching(kv, 4),
     "Orca": lambda kv: OrcaBatching(kv, 4),
     "the engine's own": None,
 }
 prompts = [text[40 * i : 40 * i + n] for i, n in enumerate((12, 30, 20, 9, 25, 16))]
-traces, texts = {}, {}
+traces, texts, in_vain = {}, {}, {}
 for name, make in makers.items():
     texts[name], traces[name] = run(engine_with(make), prompts, small)
     rows = sum(len(s.rows) for s in traces[name].steps())
-    in_vain = sum(not row.samples for s in traces[name].steps() for row in s.rows)
-    print(f"{name:17s} {len(traces[name].steps()):3d} steps, {rows} rows computed, {in_vain} of them in vain")
+    in_vain[name] = sum(not row.samples for s in traces[name].steps() for row in s.rows)
+    print(f"{name}: {len(traces[name].steps())} steps, {rows} rows computed, {in_vain[name]} of them in vain")
 assert texts["static"] == texts["Orca"] == texts["the engine's own"]
 assert len(traces["static"].steps()) == play(small, 4, "static")[0]
 assert len(traces["the engine's own"].steps()) == play(small, 4, "continuous")[0]
 print("the same texts, and as many steps as the loop above said")
+widgets.reveal("03a-vain", in_vain["static"])
 
 # %% [markdown] name="engine-source-text"
 # This is the whole decision, taken before every step: how many tokens each running request may compute, blocks for
@@ -459,10 +486,68 @@ for name, make in ways.items():
 # %% [markdown] name="chunk-text"
 # ### A long prompt arrives
 #
-# Now the crates. 32 requests decode, at a context of 1,000. A request with a prompt of 10,000 tokens arrives. The
-# engine may compute it whole, or with a budget of 2,048 or 512 tokens per step; the budget includes the 32 decodes.
-# (Llama-3-8B has a context of 8,192 tokens. For longer prompts, take its shapes as those of Llama 3.1, whose context is
-# 131,072.)
+# Now the crates. The picture counts in rides: one takes 1, or as long as its load takes the motor, which lifts 16 people
+# and crates in that time.
+
+# %% name="crates" jupyter={"source_hidden": true}
+people, crates, power = 4, 80, 16
+per_ride = power - people  # crates that ride without slowing the people down
+ways_up = {
+    "crates first,\nthen people": [(0, crates), (people, 0)],
+    "all in\none ride": [(people, crates)],
+    "people first,\nthen what fits": [
+        (people, min(per_ride, crates - done)) for done in range(0, crates, per_ride)
+    ],
+}  # fmt: skip
+fig = figure(7.6, 3.6)
+ax = fig.subplots()
+waits_of_people = {}
+for row, (name, rides) in enumerate(ways_up.items()):
+    at, last = 0.0, 0.0
+    for inside, load in rides:
+        length = max(1.0, (inside + load) / power)
+        split = 0.26 if inside and load else 0.76 * bool(inside)  # people below, crates above
+        if inside:
+            ax.bar(at, split, length, row - 0.38, align="edge", color=SKY, edgecolor="white")
+            ax.text(at + length / 2, row - 0.38 + split / 2, f"{inside} people", ha="center", va="center", fontsize=8)
+            ax.plot(at + length, row + 0.43, marker="v", color=INK, markersize=5)
+            waits_of_people[name] = max(waits_of_people.get(name, 0), at + length - last)
+            last = at + length
+        if load:
+            ax.bar(
+                at, 0.76 - split, length, row - 0.38 + split, align="edge", color=BLUE, hatch="//", edgecolor="white"
+            )
+            label = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            ax.text(
+                at + length / 2, row + split / 2, f"{load} crates", ha="center", va="center", fontsize=8, bbox=label
+            )
+        at += length
+waits_of_people = {name.replace("\n", " "): wait for name, wait in waits_of_people.items()}
+ax.invert_yaxis()
+ax.set_yticks(range(3), list(ways_up), fontsize=9)
+ax.set_ylim(2.55, -0.5)
+tidy(ax, "time, rides of people alone; a triangle: the people are one floor further")
+show(
+    fig,
+    "Three ways to lift 80 crates and 4 people. Crates alone first: 5 rides' time, and then the people's ride; they wait "
+    "6. All in one ride: 5.25, for both. People first and 12 crates with them: seven rides of 1, the people wait 1 each "
+    "time, and the last crates arrive after 7.",
+)
+
+# %% [markdown] name="chunk-predict-text"
+# Crates alone first or people and crates together: the people wait about as long. Only short rides help them, and the
+# crates pay with a few rides more.
+#
+# In numbers: 32 requests decode, at a context of 1,000. A request with a prompt of 10,000 tokens arrives. The engine may
+# compute it whole, or with a budget of 2,048 or 512 tokens per step; the budget includes the 32 decodes. (Llama-3-8B has
+# a context of 8,192 tokens. For longer prompts, take its shapes as those of Llama 3.1, whose context is 131,072.) Each
+# token takes 2 operations per weight, at half of the peak. **How many milliseconds is the longest gap of the 32, if the
+# prompt is computed whole?**
+
+# %% name="convoy-predict"
+widgets.predict(
+    "03a-gap", "A prompt of 10,000 tokens computed whole beside 32 decodes: the longest gap of the 32?", "ms"
+)
 
 
 # %% name="convoy"
@@ -485,6 +570,7 @@ for budget in (131_072, 8192, 2048, 512, 256):
     name = "whole prompt" if budget > 10_032 else f"budget {budget}"
     print(f"{name:36s} {steps:5d} {1e3 * prefill:14.0f} ms {1e3 * gaps.max():20.0f} ms")
 print(f"without it a decode step takes {1e3 * h100.tpot(1200, 32):.1f} ms")
+widgets.reveal("03a-gap", 1e3 * runs[131_072][2].max())
 
 # %% name="convoy-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.8)
@@ -500,6 +586,7 @@ for ax, budget in zip(axes, (131_072, 2048, 512), strict=True):
                 s.finished_at - s.started_at,
                 left=s.started_at - start,
                 color=BLUE if chunk else SKY,
+                hatch="//" if chunk else "",
                 edgecolor="white",
                 linewidth=0.5,
             )
@@ -509,7 +596,8 @@ for ax, budget in zip(axes, (131_072, 2048, 512), strict=True):
     ax.set_ylim(-0.45, 0.75)
     ax.spines[["top", "right"]].set_visible(False)
 axes[-1].set_xlabel(
-    "seconds since the long prompt's first step; a triangle: all 32 get a token. Dark: steps with a piece of the prompt",
+    "seconds since the long prompt's first step; a triangle: all 32 get a token.\n"
+    "hatched: steps with a piece of the prompt; plain: decodes only",
     fontsize=8,
 )
 show(
@@ -519,8 +607,8 @@ show(
 )
 
 # %% [markdown] name="convoy-reading"
-# Count the triangles. In the first row 32 users look at a frozen screen. In the last one they hardly notice anything,
-# and the long prompt's first token comes a little later: in each of its steps the 32 decodes take their share of the
+# Count the triangles. In the first row 32 users look at a frozen screen, and they would look at it as long if the prompt
+# had been computed in a step of its own. In the last one they hardly notice anything, and the long prompt's first token comes a little later: in each of its steps the 32 decodes take their share of the
 # arithmetic. (Each chunk also rereads the weights and the keys and values before it. As long as a step is bound by
 # arithmetic, that costs no time.) The extreme cases, a retrieval prompt of 30,000 tokens and one of 100,000:
 
@@ -585,7 +673,15 @@ for name, lens in outputs.items():
 # for its arithmetic and its bytes, not the sum. Decode leaves the arithmetic idle, prefill leaves the bandwidth idle,
 # so together they take less time than apart. That holds for the matrices, where one read serves the tokens of both.
 # (Attention over the decodes' caches is separate work, and overlaps with them far less.) 70B on eight H100, 70e9
-# parameters, matrices only, half of the peak, full bandwidth, no communication:
+# parameters, matrices only, half of the peak, full bandwidth, no communication: 64 decodes alone take 5.2 ms, a prompt of
+# 8,192 alone 290 ms. **How many milliseconds longer or shorter do the 64 wait for their next token if they share the
+# prompt's step, instead of running after it?** (Shorter is negative.)
+# <!-- tested: tests/claims/test_chapter_03.py::test_e03_01_a_mixed_step_is_shorter_than_its_parts_and_no_decode_waits_longer -->
+
+# %% name="halves-predict"
+widgets.predict(
+    "03a-mixed", "64 decodes in the step of a prompt of 8,192: how much longer than after it do they wait?", "ms"
+)
 
 
 # %% name="errata-halves-cell"
@@ -598,16 +694,19 @@ attention = latency.attention_flops(latency.causal_pairs(8192), 80, 64, 128)
 print(
     f"64 decodes {1e3 * decode:.1f} ms; a prompt of 8,192 {1e3 * prefill:.0f} ms ({1e3 * matrices(8192, attention):.0f} with attention)"
 )
-print(f"apart {1e3 * (decode + prefill):.0f} ms, in one step {1e3 * mixed:.0f} ms")
-print(f"throughput gains; but each of the 64 waits {mixed / decode:.0f} times as long for this token")
+print(f"prompt, then decodes: the 64 wait {1e3 * (prefill + decode):.0f} ms; in one step {1e3 * mixed:.0f} ms")
+print(f"either way {mixed / decode:.0f} times as long as without the prompt: the step is long, whoever shares it")
 free = latency.flat_prefill_tokens(device("H100"), mfu=0.5)
 assert matrices(int(free)) == decode < matrices(int(free) + 2)
 print(f"up to {free:.0f} tokens in all, decodes included, a step takes no longer than reading the weights:")
 print("so much prefill rides for free")
+widgets.reveal("03a-mixed", 1e3 * (mixed - prefill - decode))
 
 # %% [markdown] name="errata-alternate"
-# Mixing harms *latency*. The usual name is a generation stall (Sarathi-Serve). "Bubble" usually means idle stages of a
-# pipeline.
+# So mixing harms neither throughput nor latency, compared with computing the prompt in a step of its own. What stalls the
+# decodes is a *long step*, with or without them in it. The usual name is a generation stall (Sarathi-Serve); "bubble"
+# usually means idle stages of a pipeline. What chunks buy is a shorter step. Mixing is what makes them cheap: the decodes
+# take part in each chunk's read of the weights.
 #
 # **"Chunked prefill alternates: a chunk, a decode step, a chunk, a decode step."** (E03.2) Sarathi-Serve, vLLM's V1 and
 # TensorRT-LLM compute decodes *and* a chunk in the same pass, decodes first. Alternation exists, too: SGLang's default
@@ -615,7 +714,7 @@ print("so much prefill rides for free")
 # each scheduler is a few lines.
 
 
-# %% name="errata-alternate-cell"
+# %% name="errata-alternate-schedulers"
 class Alternating(Scheduler):
     """Steps compute chunks and decodes alternately."""
 
@@ -638,6 +737,11 @@ class PromptsFirst(OrcaBatching):
         return self._plan([self._row(r) for r in prompts[:1] or self.running], entered)
 
 
+# %% [markdown] name="errata-alternate-text"
+# A prompt of 8,192 beside 32 decodes, four ways. Compare the last two rows first: whole prompts in the decodes' step, and
+# in a step of their own.
+
+# %% name="errata-alternate-cell"
 designs = {
     "mixed, budget 512": (512, None),
     "alternating, chunks of 512": (512, lambda kv: Alternating(kv, 256, 512)),
@@ -654,7 +758,8 @@ print(f"a recorded plan of the engine: {sum(r.num_tokens == 1 for r in plan.rows
 
 # %% [markdown] name="errata-idle"
 # Alternation wastes the overlap: each chunk step leaves out the decodes, each decode step leaves the arithmetic idle.
-# The gap is a chunk step *and* a decode step, and the prompt takes longer.
+# The gap is a chunk step *and* a decode step, and the prompt takes longer. And with whole prompts the longest gap is
+# slightly shorter where the decodes are in the step.
 #
 # **A diagram of continuous batching in which a freed seat stays empty for a step.** (E03.3) Such a scheduler would
 # waste a step. `refill-check` above asserts that each seat is refilled in the next step; here is the same from the
@@ -739,8 +844,9 @@ assert results["contiguous"] == results["paged"]
 # %% [markdown] name="errata-price"
 # **"Chunked prefill lowers latency."** (E03.8) Whose? It shortens the *worst* gap. It lengthens the long request's own
 # TTFT, and it can *raise* the 99th percentile of all gaps, since many steps become as long as a chunk, instead of a few
-# becoming very long. The load: 12 requests per second, 9 of 10 with 200 tokens, 1 of 10 with 8,192; outputs
-# exponential, mean 200; 24 seconds, two seeds, the same arrivals for each design.
+# becoming very long. (*TPOT* here is one number per request, its mean gap; *ITL* is every single gap of all requests.
+# Both names are used for either, so a target has to state the formula.) The load: 12 requests per second, 9 of 10 with 200 tokens,
+# 1 of 10 with 8,192; outputs exponential, mean 200; 24 seconds, two seeds, the same arrivals for each design.
 
 
 # %% name="errata-price-cell"
@@ -779,6 +885,40 @@ for name, row in sweep.items():
 # simpler model, one prompt at a time.
 #
 # Continuous batching alone does not end head-of-line blocking either; the next notebook analyses that (E03.9).
+
+# %% [markdown] name="worked-problem"
+# ### Worked problem: a long prompt beside 32 streams
+#
+# The course's deployment: Llama-3-70B in 16 bit on four H100 with tensor parallelism. Here half of the peak (1,979
+# TFLOP/s of all four) and 80 % of the bandwidth (10.72 TB/s) are reached; communication is left out. A step reads
+# 139.0 GB of weights. The layers have 68.45 · 10⁹ weights, attention takes 4 · 64 · 128 · 80 FLOP per query-key pair.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_03a_a_long_prompt_beside_32_streams_and_the_chunk_that_keeps_50_ms -->
+#
+# *32 requests decode at a context of 4,096. What is their TPOT? A prompt of 20,000 tokens arrives: how long is their gap
+# if it is computed whole, before their step or in it? Which budget keeps each step below 50 ms to the end? What does that
+# cost the prompt?*
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_03a_a_long_prompt_beside_32_streams_and_the_chunk_that_keeps_50_ms -->
+#
+# <details><summary>Answer</summary>
+#
+# Bytes: 139.0 + 42.9 GB of cache = 182.0 GB, **17.0 ms**. The arithmetic of 32 tokens takes 2.2 ms, so bytes decide.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_03a_a_long_prompt_beside_32_streams_and_the_chunk_that_keeps_50_ms -->
+#
+# The prompt: 2.74 PFLOP in the matrices, 0.52 in attention, together 3.26 PFLOP, 1,649 ms. With the 32 decodes in the
+# step **1,651 ms**; prompt first and then their own step, **1,666 ms**. Mixing is not what hurts.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_03a_a_long_prompt_beside_32_streams_and_the_chunk_that_keeps_50_ms -->
+#
+# 50 ms are 98.9 TFLOP, by the matrices alone 723 tokens, 691 of them for the prompt. That holds for the first chunk. The
+# last one also attends to 20,000 keys: with 691 tokens its step takes 68 ms. Solved for the last chunk: 501. A **budget
+# of 512** leaves 480 and keeps the last step at 48 ms.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_03a_a_long_prompt_beside_32_streams_and_the_chunk_that_keeps_50_ms -->
+#
+# 42 steps, because the decodes take 32 tokens of each: 1.74 s until the first token, **5.5 % later** than in one step,
+# and a longest gap of 48 ms instead of 1,651. Every chunk but the last takes longer than the 17.0 ms that its bytes
+# take, so reading the weights 42 times costs nothing.
+# <!-- tested: tests/claims/test_worked_02_03.py::test_worked_03a_a_long_prompt_beside_32_streams_and_the_chunk_that_keeps_50_ms -->
+#
+# </details>
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -825,7 +965,8 @@ widgets.quiz(load_quiz("03_batching").draw(seed=1, tag="batching"))
 # - A window (dynamic batching) bounds the wait for other requests, not the wait for a running batch.
 # - A freed seat is refilled in the next step.
 # - Ragged batch: a flat list of tokens for the matrices, `query_start_loc` for the boundaries, attention per sequence.
-# - A step takes max(arithmetic, bytes). Mixed steps save total time, and add latency to the requests that decode.
+# - A step takes max(arithmetic, bytes). A prompt and decodes in one step take less than apart, and the decodes wait no
+#   longer than for the prompt alone. A long step is what stalls them; chunks make it short.
 # - Up to about `ridge · MFU / MBU` tokens (16-bit weights, decodes included) cost no more time than one read of the
 #   weights.
 # - Chunked prefill: decodes first, then prompt chunks, in one step, under a token budget. Smaller: short gaps. Larger:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 from ipywidgets import Dropdown, SelectionSlider
 from matplotlib.collections import PolyCollection
 from matplotlib.ticker import LogLocator, NullLocator
 
-from chapters.widgets.figure import BLUE, GREY, INK, ORANGE, RED, SKY, Shown, View, figure, show, tidy
+from chapters.widgets.figure import BLUE, GREY, INK, RED, SKY, Shown, View, figure, show, tidy
 from reference_impl.theory import latency
 from reference_impl.theory.deployment import Deployment
 from reference_impl.theory.hardware import device
@@ -93,7 +94,7 @@ def draw(machine: str, prompt: int, decodes: int, budget: int) -> Shown:
     usual = f" (without the prompt {format_seconds(alone)})" if decodes else ""
     fig = figure(7.8, 3.1)
     fig.set_layout_engine("none")
-    left, right = fig.add_axes((0.11, 0.16, 0.43, 0.6)), fig.add_axes((0.62, 0.3, 0.36, 0.3))
+    left, right = fig.add_axes((0.11, 0.16, 0.43, 0.6)), fig.add_axes((0.66, 0.3, 0.32, 0.3))
     left.plot([r.ttft for r in curve], [1e3 * r.longest_gap for r in curve], "o-", color=BLUE, markersize=4)
     left.plot(chosen.ttft, 1e3 * chosen.longest_gap, "D", color=RED, markersize=8)
     labelled = {curve[0].budget, curve[-1].budget, *(b for b in (512, 2048, 8192) if b >= curve[0].budget)}
@@ -113,23 +114,33 @@ def draw(machine: str, prompt: int, decodes: int, budget: int) -> Shown:
     margin = 0.12 * (farthest - nearest) + 0.01 * farthest  # from 0 the whole curve would be one upright line
     left.set_xlim(nearest - margin, farthest + 2 * margin)
     tidy(left, "TTFT of the long prompt, s (no queue)", "longest step, ms")
-    ends = list(accumulate(chosen.steps[:200]))
-    spans = list(zip([0.0, *ends], ends, strict=False))
-    boxes = [[(start, -0.3), (end, -0.3), (end, 0.3), (start, 0.3)] for start, end in spans]
-    colours = [ORANGE if i % 2 else SKY for i in range(len(spans))]
-    right.add_collection(PolyCollection(boxes, facecolor=colours, edgecolor="white", linewidth=0.3), autolim=False)
-    right.set_ylim(-0.35, 0.35)
-    right.set_yticks([])
-    right.set_xlim(0, ends[-1])
-    right.spines[["top", "right", "left"]].set_visible(False)
-    right.set_xlabel("seconds; a box: one step" + ("" if len(chosen.steps) <= 200 else " (the first 200)"), fontsize=8)
+    _time_line(right, chosen, decodes)
     fig.text(0.01, 0.98, f"{load}\nbudget {budget:,}: {steps}, TTFT {format_seconds(chosen.ttft)}, {gap}{usual}",
              fontsize=9, va="top")  # fmt: skip
     free_text = f"about {free} tokens in all ride under one read of the weights"
-    fig.text(0.62, 0.66, f"about {free} tokens in all\nride under one read of the weights", fontsize=7, color=INK)
+    fig.text(0.66, 0.66, f"about {free} tokens in all\nride under one read of the weights", fontsize=7, color=INK)
     if decodes:
         left.axhline(1e3 * alone, color=GREY, linewidth=1, linestyle=":")
     return show(fig, f"{text}{usual}; {free_text}. By formula, MFU {MFU:.0%}, MBU {MBU:.0%}.")
+
+
+def _time_line(ax: Any, chosen: Reading, decodes: int) -> None:
+    """The steps as boxes: above, hatched, what each computes of the prompt; below the decodes, which end with it."""
+    ends = list(accumulate(chosen.steps[:200]))
+    spans = list(zip([0.0, *ends], ends, strict=False))
+    strips = {"prefill": (0.02, 0.32, BLUE, "////"), "decode": (-0.32, -0.02, SKY, "")}
+    for kind in ("prefill", "decode") if decodes else ("prefill",):
+        low, high, colour, hatch = strips[kind]
+        boxes = [[(start, low), (end, low), (end, high), (start, high)] for start, end in spans]
+        looks = {"facecolor": colour, "hatch": hatch if len(spans) <= 60 else "", "edgecolor": "white"}
+        ax.add_collection(PolyCollection(boxes, linewidth=0.3, **looks), autolim=False)
+    ax.set_ylim(-0.35, 0.35)
+    marks = {"prefill": 0.17} | ({"decode": -0.17} if decodes else {})
+    ax.set_yticks(list(marks.values()), list(marks), fontsize=8)
+    ax.tick_params(axis="y", length=0)
+    ax.set_xlim(0, ends[-1])
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.set_xlabel("seconds; a box: one step" + ("" if len(chosen.steps) <= 200 else " (the first 200)"), fontsize=8)
 
 
 def chunk_size(model_name: str = "llama-3-8b", prompt: int = 8192, decodes: int = 32, budget: int = 512) -> View:
