@@ -515,7 +515,8 @@ show(
 
 # %% [markdown] name="streams-reading"
 # Batching never makes a stream faster. It makes it slower, though only slightly as long as reading the weights (on this
-# CPU: the fixed part of a step) is most of the step. And `1 / aggregate` is not the gap of any stream: at 32 requests,
+# CPU: the fixed part of a step) is most of the step. (A measured point that says otherwise was disturbed by other
+# programs.) And `1 / aggregate` is not the gap of any stream: at 32 requests,
 # the time between two tokens *of the system* is a small part of what each user waits.
 #
 # ### Why long chats slow down (more)
