@@ -1,10 +1,15 @@
 # %% [markdown] name="title"
 # # 00a · The map: what happens to a request, and what can run out
 #
-# About 45 minutes. You need some Python and an idea of what a neural network is. `b_roofline` follows and puts numbers
-# on the map. Everything here runs on a laptop; with a GPU it runs there.
+# You type a question, and the words of an answer come back one by one. What happens in between determines how long you
+# wait, how fast the words come, and what they cost. This notebook follows one request all the way, writes the loop
+# behind it in a few lines, and finds the four things that can run out. The rest of the course is about these four.
+#
+# About 45 minutes. You need some Python and an idea of what a neural network is. Everything here runs on a laptop; with
+# a GPU it runs there. `b_roofline` follows and puts numbers on the map.
 
 # %% name="setup"
+# Set-up: libraries, the course model, and the devices this notebook computes with.
 import inspect
 import textwrap
 from dataclasses import replace
@@ -38,7 +43,8 @@ print(f"the course model has {decoder.num_parameters():,} parameters and runs on
 # version with 80 GB), and get an answer of 200 tokens. No other request is running, and everything runs at the limits
 # of the hardware. **What percentage of the time goes into writing the answer, and not into reading the prompt?**
 
-# %% name="predict"
+# %% name="predict" jupyter={"source_hidden": true}
+# The box for your guess.
 widgets.predict("00a-writing", "What percentage of the time is writing 200 tokens, after a prompt of 1,000?", "%")
 
 # %% name="answer"
@@ -156,7 +162,8 @@ show(
 # | network | more GPUs without a speedup | what to split, and how (11, 12), when to move a cache (13) |
 #
 # Chapter 01 gives the formulas, and chapter 10 is about long contexts, where three of the four bind. Chapters 15 to 19
-# put it together: serving under latency objectives, cost, images and audio, quality, the interview.
+# put it together: serving under latency objectives, cost, images and audio, quality, the interview. (The chapters
+# above 06 are planned. Where a text names one of them, it says what that chapter will be about.)
 
 # %% name="chapters-figure" jupyter={"source_hidden": true}
 MAIN, SIDE = 2, 1
@@ -190,6 +197,8 @@ show(
 
 # %% [markdown] name="goals"
 # ### After this course you can
+#
+# The chapters stand in parentheses; those above 06 are planned.
 #
 # - say for any step of any model whether compute, bandwidth, capacity or network binds, with numbers (00, 01, 16);
 # - compute the operations of prefill and decode, and TTFT and TPOT from them, by hand (01);
@@ -331,9 +340,7 @@ print("the engine's greedy output equals the loop by hand")
 steps = llm.engine.trace.steps()[before:]
 for step in steps[:4]:
     row = step.rows[0]
-    print(
-        f"step {step.step_id}: {row.num_tokens:2d} token{'s' if row.num_tokens > 1 else ' '} in, from position {row.start}"
-    )
+    print(f"step {step.step_id}: {row.num_tokens} token{'s' * (row.num_tokens > 1)} in, from position {row.start}")
 print(f"... {len(steps)} steps for {len(by_hand)} tokens")
 assert len(steps) == len(by_hand)
 assert [row.num_tokens for step in steps for row in step.rows] == [len(prompt)] + [1] * (len(by_hand) - 1)
@@ -429,10 +436,17 @@ measured = np.array([step.finished_at - step.started_at for step in engine.trace
 theory = np.array(
     [latency.prefill_seconds(small, 512, h100)] + [latency.decode_seconds(small, 513 + i, h100) for i in range(63)]
 )
-for name, times in (("course model, here", measured), ("8B on an H100, limit", theory)):
+
+
+def phases(name, times):
     read, write = times[0] / 512, times[1:].mean()
-    print(f"{name:21s} prefill {format_seconds(times[0]):>7s}, decode {format_seconds(times[1:].sum()):>7s}; a token read "
-          f"{format_seconds(read):>7s}, a token written {format_seconds(write):>7s}: {write / read:.0f} times")  # fmt: skip
+    return [name, *map(format_seconds, (times[0], times[1:].sum(), read, write)), f"{write / read:.0f} times"]
+
+
+widgets.table(
+    [phases("course model, measured here", measured), phases("8B on an H100, at its limits", theory)],
+    ["", "prefill", "decode", "a token read", "a token written", "written / read"],
+)
 
 # %% name="measure-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.0)
@@ -477,7 +491,7 @@ print(f"operations per token of the 8B: {per_read / 1e9:.1f} GFLOP read, {per_wr
 # short.
 
 
-# %% name="four-limits"
+# %% name="limits"
 def limits(machine, count, batch, cached, new):
     """Seconds by compute, bandwidth and network, and the share of usable memory, for one step of the 70B."""
     step = roofline.place(big, machine, batch, cached, new)
@@ -492,14 +506,27 @@ def limits(machine, count, batch, cached, new):
     )
 
 
-for what, name, *load in (
-    ("one prompt of 8,192", "H100", 4, 1, 0, 8192), ("one chat at 8,192", "H100", 4, 1, 8191, 1),
-    ("100 chats at 8,192", "H100", 4, 100, 8191, 1), ("one prompt of 8,192", "RTX4090", 8, 1, 0, 8192),
-):  # fmt: skip
-    compute, bandwidth, network, memory = limits(device(name), *load)
-    worst = max((compute, "compute"), (bandwidth, "bandwidth"), (network, "network"))[1] if memory <= 1 else "capacity"
-    print(f"{what:20s} on {load[0]} x {name:8s} compute {format_seconds(compute):>8s}, bandwidth {format_seconds(bandwidth):>8s}, "
-          f"network {format_seconds(network):>8s}, memory {memory:4.0%} -> {worst}")  # fmt: skip
+# %% [markdown] name="four-limits-text"
+# And the four workloads:
+
+
+# %% name="four-limits"
+def limit_row(what, name, count, *load):
+    *times, memory = limits(device(name), count, *load)
+    longest = ("compute", "bandwidth", "network")[int(np.argmax(times))]
+    return [what, f"{count} x {name}", *map(format_seconds, times), f"{memory:.0%}",
+            longest if memory <= 1 else "capacity"]  # fmt: skip
+
+
+widgets.table(
+    [
+        limit_row("one prompt of 8,192", "H100", 4, 1, 0, 8192),
+        limit_row("one chat at 8,192", "H100", 4, 1, 8191, 1),
+        limit_row("100 chats at 8,192", "H100", 4, 100, 8191, 1),
+        limit_row("one prompt of 8,192", "RTX4090", 8, 1, 0, 8192),
+    ],
+    ["workload", "machine", "compute", "bandwidth", "network", "memory", "binds"],
+)
 
 # %% [markdown] name="four-limits-reading"
 # The same model, four different answers to "it is slow". Eight gaming cards have a good deal of arithmetic, but their
@@ -524,7 +551,7 @@ print(f"at ${DOLLARS_PER_HOUR} an hour: ${cost.dollars_per_year(saved, DOLLARS_P
 # %% [markdown] name="worked"
 # ### Worked problem 1: what fits?
 #
-# All chapters have worked problems on one deployment: **Llama-3-70B in 16 bit on four H100 SXM with tensor
+# The worked problems of this course share one deployment: **Llama-3-70B in 16 bit on four H100 SXM with tensor
 # parallelism** (80 layers, 8 KV heads of 128, 70.55 billion parameters; 80 GB, 3.35 TB/s and 989 TFLOP/s dense bf16
 # each). In code it is `reference_impl.theory.deployment.WORKED`. Take paper, then unfold.
 # <!-- tested: tests/claims/test_worked_problems.py::test_worked_1_what_fits_beside_a_70b_on_four_h100 -->
@@ -590,13 +617,8 @@ widgets.table(
 # <!-- source: Pope et al. 2022, abstract and table 2 -->
 
 # %% name="pope"
-palm, chips, peak, bandwidth = (
-    model("palm-540b"),
-    64,
-    275e12,
-    1.2e12,
-)  # TPU v4: dense bf16, HBM (Google's documentation)
-batch = 64
+palm, chips, batch = model("palm-540b"), 64, 64
+peak, bandwidth = 275e12, 1.2e12  # TPU v4: dense bf16, HBM (Google's documentation)
 moved = roofline.step_bytes(palm, batch, 2048, weights=kv_cache.read_bytes(palm, 8)) / (chips * bandwidth)
 compute = batch * latency.decode_flops(palm, 2048) / (chips * peak)
 print(
@@ -663,26 +685,38 @@ for step in busy.trace.steps():
 # and drivers binary. Say which you mean.
 
 # %% name="errata-units-cell"
-for what, size in (
-    ("8,192 tokens of Llama-3-70B", kv_cache.cache_bytes(big, 8192)), ("32,768 tokens", kv_cache.cache_bytes(big, 32768)),
-    ("an 8192 x 8192 matrix in fp32", 8192**2 * 4), ("what the driver of an '80 GB' H100 reports, 81,559 MiB", 81559 * MiB),
-):  # fmt: skip
-    print(f"{what}: {size:,} bytes = {format_bytes(size)} = {format_bytes(size, binary=True)}")
+sizes = {
+    "cache of 8,192 tokens, Llama-3-70B": kv_cache.cache_bytes(big, 8192),
+    "cache of 32,768 tokens": kv_cache.cache_bytes(big, 32768),
+    "an 8192 x 8192 matrix in fp32": 8192**2 * 4,
+    "what the driver of an '80 GB' H100 reports, 81,559 MiB": 81559 * MiB,
+}
 print(f"a GiB is {GiB / GB - 1:.1%} larger than a GB")
+widgets.table(
+    [[what, size, format_bytes(size), format_bytes(size, binary=True)] for what, size in sizes.items()],
+    ["what", "bytes", "decimal", "binary"],
+)
 
 # %% [markdown] name="errata-size-of-what"
 # The second question is **a size of what?** Per head, per layer or for the model; keys only or values too; in which
-# format. Each of these lines is what somebody means by "the cache of one token":
+# format. Each of these rows is what somebody means by "the cache of one token":
 
 # %% name="errata-size-of-what-cell"
 key = small.head_dim * 2
-for what, size in (
-    ("one key, one head, one layer, 16 bit", key), ("key and value, one head, one layer, 16 bit", 2 * key),
-    ("one layer, 8 KV heads, 16 bit", 2 * key * small.num_kv_heads),
-    ("all 32 layers, 16 bit", kv_cache.bytes_per_token(small)), ("all layers, 8 bit", kv_cache.bytes_per_token(small, 1)),
-    ("all layers, 16 bit, counted with the 32 query heads: wrong", kv_cache.attention_bytes_per_token(small.layers, small.num_heads, small.head_dim)),
-):  # fmt: skip
-    print(f"Llama-3-8B, {what}: {size:,} bytes = {format_bytes(size, binary=True)}")
+sizes = {
+    "one key, one head, one layer, 16 bit": key,
+    "key and value, one head, one layer, 16 bit": 2 * key,
+    "one layer, 8 KV heads, 16 bit": 2 * key * small.num_kv_heads,
+    "all 32 layers, 16 bit": kv_cache.bytes_per_token(small),
+    "all layers, 8 bit": kv_cache.bytes_per_token(small, 1),
+    "all layers, 16 bit, counted with the 32 query heads: wrong": kv_cache.attention_bytes_per_token(
+        small.layers, small.num_heads, small.head_dim
+    ),
+}
+widgets.table(
+    [[what, size, format_bytes(size, binary=True)] for what, size in sizes.items()],
+    ["one token of Llama-3-8B", "bytes", "binary"],
+)
 
 # %% [markdown] name="errata-formulas"
 # Some sheets announce formulas that were lost in rendering (E19.4). The one behind these lines gives the bytes of keys
@@ -730,15 +764,15 @@ def count(lengths, arrivals, seats, continuous):
 draw = np.random.default_rng(0)
 equal, varied = [100] * 64, np.ceil(draw.exponential(100, 64)).astype(int).tolist()
 together, spread = [0] * 64, [15 * i for i in range(64)]
+counted = []
 for name, lengths, arrivals in (
     ("equal lengths, together", equal, together), ("varied lengths, together", varied, together),
     ("equal lengths, one every 15 steps", equal, spread),
 ):  # fmt: skip
     static, joined = (count(lengths, arrivals, 8, continuous) for continuous in (False, True))
-    print(
-        f"{name:34s} static {static[0]:5,} steps, mean wait {static[1]:6.1f}; continuous {joined[0]:5,}, {joined[1]:6.1f}"
-    )
+    counted.append([name, static[0], f"{static[1]:,.1f}", joined[0], f"{joined[1]:,.1f}"])
     assert static == joined if (lengths is equal and arrivals is together) else static != joined
+widgets.table(counted, ["64 requests", "static: steps", "mean wait", "continuous: steps", "mean wait"])
 
 # %% [markdown] name="errata-batching-reading"
 # With equal lengths that arrive together nothing is gained: eight requests share every read of the weights either way.

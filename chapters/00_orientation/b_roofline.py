@@ -1,10 +1,14 @@
 # %% [markdown] name="title"
 # # 00b · The roofline: how fast can this possibly be?
 #
-# About 45 minutes. You need `a_map`. This notebook gives you the one calculation that decides most arguments about
-# inference speed: operations, bytes, and which of the two takes longer. Chapter 01 applies it to the two phases.
+# How fast can this possibly be? It is the first question about any speed, and two divisions answer it: operations by one
+# rate, bytes by another; the longer time is the limit. In this notebook you draw that limit for the machine you are
+# sitting at, see how close real work comes to it, and learn to say which of the two has to change.
+#
+# About 45 minutes. You need `a_map`. Chapter 01 applies the calculation to the two phases.
 
 # %% name="setup"
+# Set-up: libraries, the course model, and the devices this notebook computes with.
 import importlib.util
 import json
 import shutil
@@ -60,7 +64,8 @@ print(f"measuring on {here} in {dtype}; the reference device is {h100.sku} ({h10
 # and no communication. The units that multiply matrices, the *tensor cores*, have a peak rate. **What percentage of
 # their dense bf16 peak can such a step use, at most?** (bf16 is a 16-bit number format.)
 
-# %% name="predict"
+# %% name="predict" jupyter={"source_hidden": true}
+# The box for your guess.
 widgets.predict("00b-share", "At most what percentage of the peak, 128 requests of 8,192 tokens on a 70B model?", "%")
 
 # %% name="answer"
@@ -153,7 +158,7 @@ def intensity(rows, weights, activations=True):
 
 for bits, (name, W) in zip((16, 8, 4), stored.items(), strict=True):
     alone = intensity(1, W, activations=False)
-    print(f"{name}: {W.nbytes:>10,} bytes, {2 * d_in * d_out:,} FLOP for one token: {alone:.0f} FLOP/byte")
+    print(f"{name}: {W.nbytes:,} bytes, {2 * d_in * d_out:,} FLOP for one token: {alone:.0f} FLOP/byte")
     assert alone == roofline.weight_intensity(1, bits)
 
 # %% [markdown] name="scratch-reading"
@@ -161,15 +166,14 @@ for bits, (name, W) in zip((16, 8, 4), stored.items(), strict=True):
 # count here. Now count the rows of `x` and `y` as well, with more and more tokens.
 
 # %% name="grow"
+grown = []
 for rows in (1, 16, 64, 295, 850, 1024, 8192, 100_000):
-    got = intensity(rows, stored["16 bit"])
+    got, wide = intensity(rows, stored["16 bit"]), roofline.gemm_intensity(rows, 8192, 8192)
     assert np.isclose(got, roofline.gemm_intensity(rows, d_in, d_out))
-    print(
-        f"{rows:7,} tokens: {got:7.1f} FLOP/byte here, {roofline.gemm_intensity(rows, 8192, 8192):7.1f} at 8192 x 8192"
-    )
-print(
-    f"limit d_in d_out / (d_in + d_out): {d_in * d_out / (d_in + d_out):.0f} here, {8192 * 8192 / (8192 + 8192):.0f} there"
-)
+    grown.append([rows, f"{got:.1f}", f"{wide:.1f}"])
+print(f"limit d_in d_out / (d_in + d_out): {d_in * d_out / (d_in + d_out):.0f} at {d_in} x {d_out}, "
+      f"{8192 * 8192 / (8192 + 8192):.0f} at 8192 x 8192")  # fmt: skip
+widgets.table(grown, ["tokens", f"FLOP/byte at {d_in} x {d_out}", "at 8192 x 8192"])
 
 # %% [markdown] name="grow-reading"
 # Intensity is roughly the number of tokens, as long as that is far below the matrix's dimensions. Then it bends and
@@ -182,8 +186,8 @@ print(
 # ## 4. The same thing inside the engine
 #
 # Now a whole model, the one of this course. Give the engine some requests, let it read the prompts, and watch one
-# decode step. `Counter` hooks every matrix and every attention call and counts operations where they happen; its code
-# is folded, and so is `decode_step`, which brings an engine to the step before.
+# decode step. The two helpers are folded: `decode_step` brings an engine to the step before, and `counted` runs that
+# step and counts its operations where they happen, by hooks on every matrix and every attention call.
 
 
 # %% name="counter" jupyter={"source_hidden": true}
@@ -222,27 +226,34 @@ def decode_step(batch, context):
     return engine
 
 
-# %% name="engine-count"
-matrices = sum(linear.num_parameters() for linear in model.linears()) + model.embedding.numel()
-weight_bytes = matrices * model.embedding.element_size()
-each = llm.engine.kv_spec.bytes_per_token
-print(f"{matrices:,} weights that every token meets, {format_bytes(weight_bytes)}; {each:,} bytes of cache per token")
-for batch, context in ((1, 32), (8, 32), (8, 512)):
-    engine = decode_step(batch, context)
+def counted(engine):
+    """FLOP of the engine's next step."""
     with Counter() as counter:
         hooks = [m.register_forward_hook(counter.saw_matrix) for m in model.modules() if isinstance(m, Linear)]
         engine.step()
     for hook in hooks:
         hook.remove()
+    return counter.flop
+
+
+# %% name="engine-count"
+matrices = sum(linear.num_parameters() for linear in model.linears()) + model.embedding.numel()
+weight_bytes = matrices * model.embedding.element_size()
+each = llm.engine.kv_spec.bytes_per_token
+print(f"{matrices:,} weights that every token meets, {format_bytes(weight_bytes)}; {each:,} bytes of cache per token")
+found = []
+for batch, context in ((1, 32), (8, 32), (8, 512)):
+    engine = decode_step(batch, context)
+    flop = counted(engine)
     cached = sum(row.start for row in engine.trace.steps()[-1].rows)  # tokens that were in the cache before the step
     moved = weight_bytes + (cached + batch) * each  # and each request writes one more
-    assert counter.flop == batch * latency.pass_flops(shape, 1, context)
+    assert flop == batch * latency.pass_flops(shape, 1, context)
     assert moved == roofline.step_bytes(shape, batch, context, weights=weight_bytes, kv_bytes=4)
-    print(f"batch {batch}, context {context:3d}: {format_flops(counter.flop)}, {format_bytes(moved)}, "
-          f"{counter.flop / moved:.2f} FLOP/byte")  # fmt: skip
+    found.append([batch, context, format_flops(flop), format_bytes(moved), f"{flop / moved:.2f}"])
+widgets.table(found, ["requests", "context", "operations", "bytes", "FLOP/byte"])
 
 # %% [markdown] name="engine-reading"
-# Operations and bytes match `reference_impl.theory` exactly. From the first line to the second, eight requests share
+# Operations and bytes match `reference_impl.theory` exactly. From the first row to the second, eight requests share
 # one read of the weights, which is why the intensity rises nearly eight times. From the second to the third the
 # contexts get longer, and it falls again: each request reads its *own* cache, and that read is not shared. Weights take
 # 4 bytes each here (fp32), so one request starts at 0.5 and not at 1.
@@ -294,18 +305,19 @@ print(
 side = 8192 if on_gpu else 4096
 W = torch.randn(side, side, device=here).to(dtype)
 ROWS = [2**i for i in range(13 if on_gpu else 9)]
-at, reached = [], []
-for rows in ROWS:
-    x = torch.randn(rows, side, device=here).to(dtype)
-    took = seconds(lambda x=x: x @ W, repeats=2)
-    at.append(roofline.gemm_intensity(rows, side, side, width))
-    reached.append(2 * rows * side * side / took)
-    print(f"{rows:5d} rows: {at[-1]:6.1f} FLOP/byte, {took * 1e3:7.2f} ms, {W.nbytes / took / GB:6.1f} GB/s of weights, "
-          f"{reached[-1] / my_peak:4.0%} of the measured matrix rate")  # fmt: skip
+at = [roofline.gemm_intensity(rows, side, side, width) for rows in ROWS]
+inputs = [torch.randn(rows, side, device=here).to(dtype) for rows in ROWS]
+took = [seconds(lambda x=x: x @ W, repeats=2) for x in inputs]
+reached = [2 * rows * side * side / t for rows, t in zip(ROWS, took, strict=True)]
 if max(reached) > my_peak:  # no rate exceeds a peak: it was measured while other programs ran
     my_peak = max(reached)
     my_ridge = my_peak / my_bandwidth
     print(f"the peak is at least {my_peak / 1e12:.3g} TFLOP/s, the ridge at least {my_ridge:.1f}")
+widgets.table(
+    [[rows, f"{i:.1f}", format_seconds(t), f"{W.nbytes / t / GB:.1f}", f"{r / my_peak:.0%}"]
+     for rows, i, t, r in zip(ROWS, at, took, reached, strict=True)],
+    ["rows", "FLOP/byte", "time", "GB/s of weights", "share of the measured matrix rate"],
+)  # fmt: skip
 
 # %% name="rows-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.4)
@@ -380,20 +392,22 @@ loops = {
     "matrix x 1 row": (lambda: one @ W, 2 * side * side),
     "matrix x 256 rows": (lambda: many @ W, 2 * 256 * side * side),
 }
-most = 0.0
-for name, (work, flop) in loops.items():
-    running, computing = busy(work, flop)
-    most = max(most, running)
-    print(f"{name:18s} process running {running:4.0%} of the time, arithmetic at {computing:5.1%} of the measured rate")
+shares = {name: busy(work, flop) for name, (work, flop) in loops.items()}
+most = max(running for running, _ in shares.values())
+widgets.table(
+    [[name, f"{running:.0%}", f"{computing:.1%}"] for name, (running, computing) in shares.items()],
+    ["loop", "time in which the process runs", "arithmetic, of the measured rate"],
+)
 
 # %% [markdown] name="busy-reading"
 # On an idle machine all three look equally busy. On a GPU the gap is wider, because its ridge is higher: the matrices
 # of a decode step at batch 1 in 16 bit can use at most 1/295 of an H100's dense peak, and GPU-Util may still show 100
 # %. Ask for a counter of the tensor cores themselves (their *pipe*) instead. DCGM, NVIDIA's monitoring of data-centre
 # GPUs, calls it `DCGM_FI_PROF_PIPE_TENSOR_ACTIVE`, and `DCGM_FI_PROF_DRAM_ACTIVE` is the one for memory. Or compute the
-# share of the peak from the operations your model needs, as we do: that is **MFU**, model FLOP/s utilization.
+# share of the peak from the operations your model needs, as we do: that is **MFU**, model FLOP/s utilization. With a GPU
+# the next cell (folded) reads GPU-Util while a loop multiplies by one row.
 
-# %% name="busy-gpu"
+# %% name="busy-gpu" jupyter={"source_hidden": true}
 if on_gpu and shutil.which("nvidia-smi"):
     ask = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
     asked, times, started = None, 0, time.perf_counter()
@@ -437,7 +451,7 @@ print(f"running {running:.0%}, computing {computing:.1%}, {MY_FLOP / stream.nume
 # %% name="batch-time"
 BATCHES = (1, 4, 16, *((64,) if on_gpu else ()))
 CONTEXTS = (32, 512)
-measured, floor = {}, {}
+measured, floor, timed = {}, {}, []
 for context in CONTEXTS:
     for batch in BATCHES:
         engine = decode_step(batch, context)
@@ -449,8 +463,9 @@ for context in CONTEXTS:
         flop = batch * latency.pass_flops(shape, 1, context)
         moved = roofline.step_bytes(shape, batch, context, weights=weight_bytes, kv_bytes=4)
         floor[context, batch] = max(flop / my_peak, moved / my_bandwidth)
-        print(f"context {context:3d}, batch {batch:2d}: {flop / moved:5.2f} FLOP/byte, floor "
-              f"{format_seconds(floor[context, batch]):>7s}, measured {format_seconds(measured[context, batch])}")  # fmt: skip
+        times = format_seconds(floor[context, batch]), format_seconds(measured[context, batch])
+        timed.append([context, batch, f"{flop / moved:.2f}", *times])
+widgets.table(timed, ["context", "requests", "FLOP/byte", "floor", "measured"])
 
 # %% name="batch-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 3.3)
@@ -492,15 +507,22 @@ show(
 # sequence over cache bytes per sequence. That is a constant. Here are Llama-3-70B, weights and cache in 16 bit, and an
 # H100 SXM, dense bf16:
 
+
 # %% name="ceiling"
-for context in (512, 2048, 8192, 131_072):
-    row = [float(roofline.step_intensity(big, batch, context)) for batch in (1, 8, 32, 128, 512)]
-    limit = roofline.max_decode_intensity(big, context)
+def ceiling_row(context, batches=(1, 8, 32, 128, 512)):
+    reached = [f"{float(roofline.step_intensity(big, batch, context)):.1f}" for batch in batches]
     need = roofline.batch_for_ridge(big, context, h100.ridge())
-    print(f"context {context:7,}: batch 1, 8, 32, 128, 512 -> {', '.join(f'{v:5.1f}' for v in row)}; limit {limit:6.1f}; "
-          f"{f'ridge reached at batch {need:,.0f}' if np.isfinite(need) else 'no batch reaches the ridge'}")  # fmt: skip
+    limit = f"{roofline.max_decode_intensity(big, context):.1f}"
+    return [context, *reached, limit, f"batch {need:,.0f}" if np.isfinite(need) else "no batch"]
+
+
 share = roofline.place(big, h100, 128, 8192).utilization
 print(f"128 requests of 8,192 tokens: at most {share:.1%} of the peak, as at the top")
+widgets.table(
+    [ceiling_row(context) for context in (512, 2048, 8192, 131_072)],
+    ["context", *(f"batch {n}" for n in (1, 8, 32, 128, 512)), "limit", "ridge reached by"],
+    "FLOP per byte of a step",
+)
 
 # %% name="ceiling-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 3.4)
@@ -564,14 +586,18 @@ except ValueError as error:
 # are published measurements; the others are specifications. Host memory and SSDs come in many sizes; the table shows
 # common ones.
 
+
 # %% name="hierarchy"
-for level in hierarchy(h100):
+def level_row(level):
     size = " to ".join(dict.fromkeys(format_bytes(v, binary=v < 1e9) for v in level.capacity))
     speed = " to ".join(dict.fromkeys(f"{v / 1e12:,.4g}" for v in level.bandwidth))
-    print(f"{level.name:14s} {size:>20s} {speed:>10s} TB/s   {level.note}")
+    return [level.name, size, speed, level.note]
+
+
 chip = h100.chip
 print(f"per SM ({chip.num_sms} of them): registers {format_bytes(chip.register_bytes_per_sm, binary=True)}, "
       f"shared memory up to {format_bytes(chip.shared_bytes_per_sm, binary=True)}")  # fmt: skip
+widgets.table([level_row(level) for level in hierarchy(h100)], ["level", "capacity", "TB/s", "what the numbers are"])
 
 # %% name="hierarchy-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 2.9)
@@ -599,9 +625,9 @@ show(
 # data sheet to find them. Read a set of numbers again and again, and make the set larger: it falls out of one level
 # after the other, and the rate steps down. Each set is read in two ways, of which the faster counts: with one call per
 # round, whose fixed cost hides the small levels, and with one call that walks the set many times (`embedding_bag`,
-# which adds rows up).
+# which adds rows up). The code is folded; what matters is the table and the picture.
 
-# %% name="levels"
+# %% name="levels" jupyter={"source_hidden": true}
 SETS = [2**i for i in range(14, 29 if on_gpu else 28)]  # bytes of a working set
 ROW = 1024  # numbers in a row of the table
 
@@ -622,8 +648,10 @@ def read_rate(size, total=2**26):
 
 
 rates = [read_rate(size) for size in SETS]
-for size, rate in zip(SETS, rates, strict=True):
-    print(f"{format_bytes(size, binary=True):>10s} {rate / GB:8,.1f} GB/s")
+widgets.table(
+    [[format_bytes(size, binary=True), f"{rate / GB:,.1f}"] for size, rate in zip(SETS, rates, strict=True)],
+    ["working set", "GB/s"],
+)
 
 # %% name="levels-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 2.9)
@@ -648,9 +676,9 @@ show(
 # one above it makes no step, and a shared level is smaller for you while other programs use it.)
 #
 # On a GPU the same experiment needs a kernel, because a library call is never alone in its cache. This one, in Triton,
-# is a program per slot: it walks its own part of a set `rounds` times and keeps the sum in registers. With a GPU the
-# cell measures sets that fit into the L1 caches, into L2, and into neither. Without one Triton's interpreter runs it
-# on a small set, and only the sum is checked: the interpreter's times say nothing.
+# is one program per SM, each of which walks its own part of a set `rounds` times and keeps the sum in registers. With a
+# GPU the cell after it (folded) times sets that fit into the L1 caches, into L2, and into neither. Without one Triton's
+# interpreter runs the kernel on a small set, and only the sum is checked: the interpreter's times say nothing.
 
 # %% name="levels-kernel"
 if has_triton:
@@ -677,16 +705,18 @@ else:
     print("Triton is not installed: pip install triton (Linux), or read on")
 
 # %% name="levels-gpu" jupyter={"source_hidden": true}
+sets = []
 if has_triton and on_gpu:
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     for part in (2**12, 2**14, 2**16, 2**18, 2**20):  # numbers per program, one program per SM
         rounds = max(2, 2**24 // part)
         run, _ = walked(sms, part, rounds)
         rate = 4 * sms * part * rounds / seconds(run, repeats=2)
-        print(f"{format_bytes(4 * part, binary=True):>9s} per SM, {format_bytes(4 * part * sms, binary=True):>9s} in all: "
-              f"{rate / 1e12:6.2f} TB/s")  # fmt: skip
+        sizes = [format_bytes(n, binary=True) for n in (4 * part, 4 * part * sms)]
+        sets.append([*sizes, f"{rate / 1e12:.2f}"])
 else:
-    print("no GPU here: on a CUDA machine this cell prints TB/s of five working sets")
+    print("no GPU here: on a CUDA machine this cell shows TB/s of five working sets")
+widgets.table(sets, ["per SM", "in all", "TB/s"]) if sets else None
 
 # %% [markdown] name="devices-text"
 # ### The devices of this course
@@ -762,7 +792,7 @@ for name, chosen, batch in (("float32", llm, 1), ("float32", llm, 8), ("bfloat16
 # checkpoints do. Speculation is shown with three tokens accepted per pass: it divides
 # the bytes a pass reads, and the cost of drafting is left out. The times are floors, at full bandwidth. (The weights'
 # term counts what no engine can do without: all matrices, and not the table of input embeddings, of which a step looks
-# up one row per token. The last line prints both sizes.)
+# up one row per token; the cell after the table prints both sizes.)
 
 # %% name="ledger"
 ledger = roofline.bytes_per_generated_token
@@ -779,9 +809,17 @@ levers = {
     "batch 16, 8-bit cache": ledger(small, 16, CONTEXT, kv_bytes=1),
     "3 tokens per pass": replace(base, weights=base.weights / 3, cache_read=base.cache_read / 3),
 }
-for name, row in levers.items():
-    print(f"{name:22s} weights {format_bytes(row.weights):>8s}  cache {format_bytes(row.cache_read):>8s}  activations "
-          f"{format_bytes(row.activations):>8s}  at 3.35 TB/s {format_seconds(row.total / h100.bandwidth):>8s}")  # fmt: skip
+widgets.table(
+    [[name, *map(format_bytes, (row.weights, row.cache_read, row.activations)),
+      format_seconds(row.total / h100.bandwidth)] for name, row in levers.items()],
+    ["lever", "weights", "cache", "activations", "at 3.35 TB/s"],
+)  # fmt: skip
+
+
+# %% [markdown] name="ledger-devices-text"
+# The same bytes on faster memory, and what of the weights is only held:
+
+# %% name="ledger-devices"
 for name in ("H100", "H200", "B200"):
     print(f"the same bytes on {name}: {format_seconds(base.total / device(name).bandwidth)}")
 held = kv_cache.weight_bytes(small)
@@ -890,12 +928,18 @@ print(
 # **"Batch enough, and decode becomes compute-bound."** (E00.3) True of the weight matrices. For the whole step section
 # 5 showed the ceiling: not with a 70B at 8,192 tokens in 16 bit on an H100, at any batch. And the caches have to fit:
 
+
 # %% name="errata-enough-cell"
-for batch in (8, 32, 128, 512):
+def enough_row(batch):
     need = kv_cache.weight_bytes(big) + kv_cache.cache_bytes(big, 8192, batch)
     at_most = float(roofline.place(big, h100, batch, 8192).utilization)
-    print(f"batch {batch:3d} at 8,192: at most {at_most:5.1%} of the peak; memory {format_bytes(need)}, "
-          f"{int(np.ceil(need / (0.9 * h100.capacity)))} x H100 at 90 %")  # fmt: skip
+    return [batch, f"{at_most:.1%}", format_bytes(need), f"{int(np.ceil(need / (0.9 * h100.capacity)))}"]
+
+
+widgets.table(
+    [enough_row(batch) for batch in (8, 32, 128, 512)],
+    ["requests at 8,192", "at most, of the peak", "memory", "H100s needed, at 90 %"],
+)
 
 # %% [markdown] name="errata-prefill"
 # **"Prefill has intensity batch × length", "about 700", "decode is always memory-bound."** (E00.4) The first forgets
@@ -965,17 +1009,18 @@ print(f"and memory against memory: shared over device memory {h100.chip.shared_b
 # recompute it depends on that:
 
 # %% name="errata-nvlink-cell"
-for name in ("NVLink 4", "NVLink 5", "NVLink-C2C", "PCIe 5 x16"):
-    wire = links.link(name)
-    print(f"{name:11s} {wire.per_direction / GB:5.0f} GB/s one way, {wire.both_directions / GB:6.0f} both")
 moved = kv_cache.cache_bytes(small, 8192)
 again = latency.prefill_seconds(small, 8192, h100, mfu=0.5)
 for name in ("H100", "GH200"):
     host = next(level for level in hierarchy(device(name)) if level.name == "host memory")
     print(f"8,192 tokens of Llama-3-8B ({format_bytes(moved)}) from the host, {name}: {host.bandwidth[0] / GB:.0f} GB/s "
           f"({host.note}), {format_seconds(links.transfer_seconds(moved, host.bandwidth[0]))}")  # fmt: skip
-print(
-    f"computing them again at half of an H100's peak: {format_seconds(again)}; fetching wins above {links.break_even_bandwidth(moved, again) / GB:.1f} GB/s"
+print(f"computing them again at half of an H100's peak: {format_seconds(again)}; fetching wins above "
+      f"{links.break_even_bandwidth(moved, again) / GB:.1f} GB/s")  # fmt: skip
+wires = [links.link(name) for name in ("NVLink 4", "NVLink 5", "NVLink-C2C", "PCIe 5 x16")]
+widgets.table(
+    [[wire.name, f"{wire.per_direction / GB:.0f}", f"{wire.both_directions / GB:,.0f}"] for wire in wires],
+    ["link", "GB/s one way", "both ways"],
 )
 
 # %% [markdown] name="errata-flash"
@@ -988,9 +1033,10 @@ print(
 scores = 2 * 2 * 2 * small.layers * small.num_heads * CONTEXT  # scores and softmax, each written and read, 2 bytes each
 print(f"8B at {CONTEXT:,}: weights {format_bytes(base.weights)}, cache {format_bytes(base.cache_read)}, scores if written out "
       f"{format_bytes(scores)}: {scores / base.total:.2%} of the bytes")  # fmt: skip
-for name in ("4-bit weights", "8-bit cache", "batch 16", "3 tokens per pass"):
-    print(f"{name:18s} {1 - levers[name].total / base.total:6.1%} fewer bytes per token")
-print(f"{'GQA':18s} {1 - base.total / levers['without GQA'].total:6.1%} fewer than with MHA")
+fewer = {name: 1 - levers[name].total / base.total
+         for name in ("4-bit weights", "8-bit cache", "batch 16", "3 tokens per pass")}  # fmt: skip
+fewer["GQA, against MHA"] = 1 - base.total / levers["without GQA"].total
+widgets.table([[name, f"{share:.1%}"] for name, share in fewer.items()], ["lever", "fewer bytes per token"])
 
 # %% [markdown] name="errata-formula"
 # The intensity formula itself is missing from some sheets, lost in rendering (E19.4). It is given in section 2, and

@@ -1,11 +1,16 @@
 # %% [markdown] name="title"
 # # 01a · Prefill and decode: two kinds of step
 #
+# A model reads your prompt and writes its answer with the same weights and the same code, and the two take very
+# different times. In this notebook you see both in the engine, pass by pass, measure them here, and find the conditions
+# under which the usual rules about them hold.
+#
 # About 40 minutes. You need chapter 00 (the roofline). Three more notebooks follow: `b_floors` (operations, bytes and the
 # shortest possible times), `c_metrics` (TTFT, TPOT and their relatives) and `d_sampling` (from logits to tokens). The lab of
 # this chapter is [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
 
 # %% name="setup"
+# Set-up: libraries, the course model, and the devices this notebook computes with.
 import json
 import random
 import time
@@ -155,9 +160,11 @@ torch.testing.assert_close(torch.cat([out for out, _ in parts]), read_at_once)
 flops_one_by_one = sum(flops for _, flops in parts)
 assert flops_together == flops_one_by_one
 assert one_by_one.bytes_read == 6 * together.bytes_read
-for name, memory in (("together", together), ("one by one", one_by_one)):
-    print(f"{name:10s}: {flops_together:,} FLOP, {memory.bytes_read:,} bytes of weights, "
-          f"{flops_together / memory.bytes_read:.1f} FLOP per byte")  # fmt: skip
+widgets.table(
+    [[name, flops_together, memory.bytes_read, f"{flops_together / memory.bytes_read:.1f}"]
+     for name, memory in (("together", together), ("one by one", one_by_one))],
+    ["six tokens", "FLOP", "bytes of weights", "FLOP/byte"],
+)  # fmt: skip
 
 # %% [markdown] name="scratch-reading"
 # Same results, same operations, six times the bytes. The last column is the **arithmetic intensity** of chapter 00. It
@@ -170,11 +177,12 @@ for name, memory in (("together", together), ("one by one", one_by_one)):
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# Here is a prompt of six words, which happen to be six tokens. Each line is one pass of the real engine: what went in,
+# Here is a prompt of six words, which happen to be six tokens. Each row is one pass of the real engine: what went in,
 # what came out, and how many tokens are in the cache afterwards. The last column divides operations by bytes, both from
-# `reference_impl.theory`. First the loop that watches the engine:
+# `reference_impl.theory`. (The loop that watches the engine is folded: `run` serves this one request and notes every
+# pass.)
 
-# %% name="trace-run"
+# %% name="trace-run" jupyter={"source_hidden": true}
 greedy = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True)
 prompt = llm.encode("Return the number of words in")
 assert len(prompt) == 6
@@ -198,24 +206,24 @@ def run(**config):
     return engine, request, lines
 
 
-# %% [markdown] name="trace-text"
-# And what it sees:
-
 # %% name="trace"
 engine, request, lines = run()
-for n, (fed, out, cached, flops, moved) in enumerate(lines, 1):
-    print(f"pass {n}: in {spell(fed)}, out {spell(out)}, cached {cached}, "
-          f"{format_flops(flops)}, {format_bytes(moved)}, {flops / moved:.2f} FLOP/byte")  # fmt: skip
 assert len(lines[0][0]) == 6  # one pass over six tokens ...
 assert len(lines[0][1]) == 1  # ... gives one token
 assert all(len(fed) == 1 for fed, *_ in lines[1:])
 assert len(lines) == len(request.output_tokens) == 5
+widgets.table(
+    [[n, spell(fed), spell(out), cached, format_flops(flops), format_bytes(moved), f"{flops / moved:.2f}"]
+     for n, (fed, out, cached, flops, moved) in enumerate(lines, 1)],
+    ["pass", "in", "out", "cached", "operations", "bytes", "FLOP/byte"],
+)  # fmt: skip
+
 
 # %% [markdown] name="trace-reading"
-# **Prefill** is the first line. Six tokens go in at once; their keys and values fill the cache; the logits of the *last*
+# **Prefill** is the first row. Six tokens go in at once; their keys and values fill the cache; the logits of the *last*
 # one give the first output. (The model computes logits for that one token only: `logits_indices` of the batch.)
 #
-# **Decode** is every other line. One token goes in, one comes out. The bytes are nearly the same as in the first line,
+# **Decode** is every other row. One token goes in, one comes out. The bytes are nearly the same as in the first row,
 # and the operations a small fraction.
 #
 # So N outputs take N passes, and the first of them is the prefill. Now look for the two phases in the engine's code.
@@ -307,9 +315,11 @@ m = np.array(rows)
 flops = 2 * m * width**2
 moved = matrix_bytes + 2 * m * width * 4  # the matrix, what goes in, what comes out
 theory = np.maximum(flops / rate, moved / bandwidth)
-for count, seconds, bound in zip(rows, product_seconds, theory, strict=True):
-    print(f"{count:5d} rows: {format_seconds(seconds):>8s} (theory {format_seconds(bound):>8s}), per row "
-          f"{format_seconds(seconds / count):>8s}, {2 * count * width**2 / seconds / 1e9:6.0f} GFLOP/s")  # fmt: skip
+widgets.table(
+    [[count, *map(format_seconds, (seconds, bound, seconds / count)), f"{2 * count * width**2 / seconds / 1e9:,.0f}"]
+     for count, seconds, bound in zip(rows, product_seconds, theory, strict=True)],
+    ["rows", "measured", "theory", "measured per row", "GFLOP/s"],
+)  # fmt: skip
 
 # %% name="gemm-figure" jupyter={"source_hidden": true}
 from matplotlib.ticker import LogLocator
@@ -380,8 +390,9 @@ for count, seconds in zip(rows, product_seconds, strict=True):
 # ### More users in one step
 #
 # Now whole steps of the course model. First many users with 64 tokens each: one new token per user. Then one user with
-# longer and longer contexts. The batch is built by the engine's own code (`a_batch`, folded); the cache holds noise,
-# since its contents do not change the time.
+# longer and longer contexts. Both cells are folded. The batch is built by the engine's own code (`a_batch`), and the
+# cache holds noise, since its contents do not change the time; each step is run 15 times in turn with the others, and
+# the shortest time counts.
 
 
 # %% name="batches" jupyter={"source_hidden": true}
@@ -400,7 +411,7 @@ def a_batch(rows, spec=llm.engine.kv_spec, tables=None):
     return build_batch(StepPlan(1, tuple(plan)), requests, [spec], model.device)
 
 
-# %% name="steps"
+# %% name="steps" jupyter={"source_hidden": true}
 cache, attention = llm.engine.kv_cache, llm.engine.attention
 cache.data.normal_()
 
@@ -412,9 +423,10 @@ with torch.inference_mode():
 by_users, by_context = np.split(seconds, [len(users)])
 read_here = read_rate(weights_here)  # the course model is small: its weights may come from a cache of the processor
 print(f"reading {format_bytes(weights_here)} again and again: {read_here / 1e9:.1f} GB/s")
-for n, seconds in zip(users, by_users, strict=True):
-    print(f"{n:4d} users: {format_seconds(seconds)} per step, {n / seconds:6.0f} tokens/s together, "
-          f"{1 / seconds:4.0f} each")  # fmt: skip
+widgets.table(
+    [[n, format_seconds(step), f"{n / step:,.0f}", f"{1 / step:.0f}"] for n, step in zip(users, by_users, strict=True)],
+    ["users", "step", "tokens/s together", "tokens/s each"],
+)
 
 # %% name="steps-figure" jupyter={"source_hidden": true}
 fig = figure(7.8, 3.1)
@@ -463,28 +475,39 @@ print(f"context {contexts[-1]} instead of {contexts[0]}: step takes {by_context[
 # machine arithmetic binds early, since its ridge is low. On an H100 the ridge is high (a large deck), and what usually
 # binds is each user's cache (the luggage). Here is the floor of a step for an 8B model, with its largest term:
 
+
 # %% name="batching-floor"
-for context in (512, 8192):
-    room = kv_cache.concurrent_requests(
-        h100.capacity, kv_cache.weight_bytes(llama), context, kv_cache.bytes_per_token(llama)
-    )
-    print(f"context {context:,}: memory holds {room} such users (90 % of 80 GB)")
-    for batch in (1, 8, 32, 128, 512):
-        if batch > room:
-            print(f"  {batch:4d} users: refused, they do not fit")
-            continue
-        at = roofline.place(llama, h100, batch, context - 1)
-        own = batch * kv_cache.cache_bytes(llama, context) / at.num_bytes
-        bound = "arithmetic" if at.compute_bound else "reading caches" if own > 0.5 else "reading weights"
-        print(f"  {batch:4d} users: step {format_seconds(at.seconds):>8s}, {batch / at.seconds:7,.0f} tokens/s together, "
-              f"{1 / at.seconds:4.0f} each; caches are {own:4.0%} of the bytes; bound by {bound}")  # fmt: skip
+def floor_row(context, batch):
+    if batch > room[context]:
+        return [context, batch, *["-"] * 4, "refused: they do not fit"]
+    at = roofline.place(llama, h100, batch, context - 1)
+    own = batch * kv_cache.cache_bytes(llama, context) / at.num_bytes
+    bound = "arithmetic" if at.compute_bound else "reading caches" if own > 0.5 else "reading weights"
+    together, each = f"{batch / at.seconds:,.0f}", f"{1 / at.seconds:.0f}"
+    return [context, batch, format_seconds(at.seconds), together, each, f"{own:.0%}", bound]
+
+
+weights, per_token = kv_cache.weight_bytes(llama), kv_cache.bytes_per_token(llama)
+room = {n: kv_cache.concurrent_requests(h100.capacity, weights, n, per_token) for n in (512, 8192)}
+for context, most in room.items():
+    print(f"context {context:,}: memory holds {most} such users (90 % of 80 GB)")
+widgets.table(
+    [floor_row(context, batch) for context in room for batch in (1, 8, 32, 128, 512)],
+    ["context", "users", "step", "tokens/s together", "each", "caches, of the bytes", "bound by"],
+)
+
 
 # %% name="batching-limits"
-for context in (128, 512, 8192):
+def limit_row(context):
     needed = roofline.batch_for_ridge(llama, context, h100.ridge())
-    text = f"{needed:,.0f} users" if np.isfinite(needed) else "no number of users"
-    print(f"context {context:5,}: compute-bound with {text}; the best intensity of any batch is "
-          f"{roofline.max_decode_intensity(llama, context):.0f} FLOP/byte, the ridge {h100.ridge():.0f}")  # fmt: skip
+    users = f"{needed:,.0f} users" if np.isfinite(needed) else "no number of users"
+    return [context, users, f"{roofline.max_decode_intensity(llama, context):.0f}", f"{h100.ridge():.0f}"]
+
+
+widgets.table(
+    [limit_row(context) for context in (128, 512, 8192)],
+    ["context", "compute-bound from", "best FLOP/byte of any batch", "ridge"],
+)
 
 # %% [markdown] name="batching-limits-reading"
 # So "decode becomes compute-bound with enough users" holds for short contexts only, for this model and this GPU in
@@ -501,12 +524,11 @@ kinds = {
     "decode, 1 user at 2,048": roofline.place(llama, h100, 1, 2047, 1),
     "decode, 64 users at 2,048": roofline.place(llama, h100, 64, 2047, 1),
 }
-print(
-    f"{'step':26s} {'operations':>12s} {'bytes':>8s} {'FLOP/byte':>10s} {'floor':>8s}  {'peak usable':>11s}  bound by"
-)
-for name, at in kinds.items():
-    print(f"{name:26s} {format_flops(at.flops):>12s} {format_bytes(at.num_bytes):>8s} {at.intensity:10.1f} "
-          f"{format_seconds(at.seconds):>8s}  {at.utilization:11.1%}  {'arithmetic' if at.compute_bound else 'memory'}")  # fmt: skip
+widgets.table(
+    [[name, format_flops(at.flops), format_bytes(at.num_bytes), f"{at.intensity:,.1f}", format_seconds(at.seconds),
+      f"{at.utilization:.1%}", "arithmetic" if at.compute_bound else "memory"] for name, at in kinds.items()],
+    ["step", "operations", "bytes", "FLOP/byte", "floor", "peak usable", "bound by"],
+)  # fmt: skip
 
 # %% [markdown] name="side-by-side-table"
 # | | prefill | decode |
@@ -669,11 +691,14 @@ def single_numbers(count=2**23 if on_gpu else 2**19, rounds=5):
 found = [single_numbers()]
 found += [gather_rates(block_size, shape.num_kv_heads, shape.head_dim) for block_size in (1, 4, 16, 64)]
 found += [gather_rates(block_size, llama.num_kv_heads, llama.head_dim, length=256) for block_size in (16, 64)]
-for piece, in_order, scattered in found:
-    print(f"pieces of {piece:7,} bytes: in order {in_order / 1e9:6.2f} GB/s, scattered {scattered / 1e9:6.2f} GB/s, "
-          f"{scattered / in_order:4.0%}")  # fmt: skip
 print(f"one block of 16 tokens, keys of one layer: course model {16 * shape.num_kv_heads * shape.head_dim * 4:,} bytes in float32, "
       f"llama-3-8b {16 * llama.num_kv_heads * llama.head_dim * 2:,} bytes in BF16")  # fmt: skip
+read = ["single numbers", *["course model's shape"] * 4, *["llama-3-8b's shape"] * 2]
+widgets.table(
+    [[what, piece, f"{in_order / 1e9:.2f}", f"{scattered / 1e9:.2f}", f"{scattered / in_order:.0%}"]
+     for what, (piece, in_order, scattered) in zip(read, found, strict=True)],
+    ["what is read", "bytes of a piece", "GB/s in order", "GB/s scattered", "scattered / in order"],
+)  # fmt: skip
 
 # %% name="errata-random-figure" jupyter={"source_hidden": true}
 fig = figure(7.2, 2.7)

@@ -6,6 +6,7 @@
 # [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
 
 # %% name="setup"
+# Set-up: libraries, the course model, and the devices this notebook computes with.
 import json
 import time
 
@@ -162,11 +163,13 @@ config_8b = {
 body, head, per_pair, per_token = config_numbers(config_8b)
 assert 2 * (body + head) == kv_cache.read_bytes(llama)
 assert per_token == kv_cache.bytes_per_token(llama)
+found = []
 for new, past in ((1, 2047), (2048, 0), (32768, 0)):
     mine = floor(config_8b, new, past, h100.peak(), h100.bandwidth)
     theirs = roofline.place(llama, h100, 1, past, new).seconds
     assert np.isclose(mine, theirs)
-    print(f"{new:6,} new tokens over {past:,}: at least {format_seconds(mine)}")
+    found.append([new, past, format_seconds(mine)])
+widgets.table(found, ["new tokens", "cached tokens", "at least"])
 
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
@@ -232,6 +235,7 @@ def a_batch(rows, spec=llm.engine.kv_spec):
 
 # %% name="counter-check"
 cache.data.normal_()  # contents do not matter for counts and times
+checked = []
 for name, rows in {
     "prefill of 500": [(500, 0)],
     "decode at 500": [(1, 499)],
@@ -243,8 +247,8 @@ for name, rows in {
     every_logit = sum(latency.pass_flops(shape, new, past) for new, past in rows)
     formula = sum(latency.engine_pass_flops(shape, new, past) for new, past in rows)  # logits of each last token only
     assert in_matrices + in_attention == formula
-    print(f"{name:23s} matrices {format_flops(in_matrices):>11s}, attention {format_flops(in_attention):>11s}: "
-          f"exactly the formula; logits for every token would add {format_flops(every_logit - formula)}")  # fmt: skip
+    checked.append([name, *map(format_flops, (in_matrices, in_attention, formula, every_logit - formula))])
+widgets.table(checked, ["step", "matrices", "attention", "formula, both", "logits of every token would add"])
 
 # %% [markdown] name="counter-reading"
 # The formula and the counter agree to the last operation, for prefill, decode, chunks and mixed steps. One detail is
@@ -253,12 +257,18 @@ for name, rows in {
 # (`latency.prefill_seconds`, `roofline.place`). This matters in small models with large vocabularies, and hardly in
 # large ones:
 
+
 # %% name="head-share"
-for s in (shape, model_shapes.model("llama-3.2-1b"), llama, model_shapes.model("llama-3-70b")):
+def head_row(s):
     share = s.vocab_size * s.hidden_size / s.linear_params
     less = 1 - latency.engine_pass_flops(s, 2048) / latency.prefill_flops(s, 2048)
-    print(f"{s.name:14s}: the output matrix is {share:5.1%} of the weights a token meets; "
-          f"a prefill of 2,048 tokens with one row of logits takes {less:5.1%} fewer operations")  # fmt: skip
+    return [s.name, f"{share:.1%}", f"{less:.1%}"]
+
+
+widgets.table(
+    [head_row(s) for s in (shape, model_shapes.model("llama-3.2-1b"), llama, model_shapes.model("llama-3-70b"))],
+    ["model", "output matrix, of the weights a token meets", "fewer operations in a prefill of 2,048"],
+)
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain
@@ -266,8 +276,9 @@ for s in (shape, model_shapes.model("llama-3.2-1b"), llama, model_shapes.model("
 # ### Prefill: three regimes
 #
 # Prompts of 1 to 2,048 tokens through the course model. (It was trained on texts of up to 1,024 tokens, and its config
-# allows 2,048. Beyond 1,024 its text is of little use, but its times are valid.) Before you look: 256 tokens are 256
-# times the operations of one. How many times the time?
+# allows 2,048. Beyond 1,024 its text is of little use, but its times are valid.) All lengths are timed in turns, and of each the
+# shortest time counts (the cells that do it are folded). Before you look: without attention, 256 tokens are 256 times
+# the operations of one. How many times the time?
 
 # %% name="predict-regimes"
 widgets.predict("01b-regimes", "A prompt of 256 tokens over one of a single token, on this machine?", "times the time")
@@ -291,7 +302,7 @@ def shortest(functions, rounds):
     return np.min(times, axis=0)
 
 
-# %% name="prefill"
+# %% name="prefill" jupyter={"source_hidden": true}
 lengths = np.array([1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1536, 2048])
 prompts = [a_batch([(int(n), 0)]) for n in lengths]
 side = 8192 if on_gpu else 1024
@@ -303,8 +314,12 @@ with torch.inference_mode():
     long = shortest([*yardsticks, *(lambda b=b: model(b, cache, attention) for b in prompts[8:])], rounds=3)
 product_seconds, read_seconds = np.minimum(short[:2], long[:2])
 measured = np.concatenate([short[2:], long[2:]])
-for n, seconds in zip(lengths, measured, strict=True):
-    print(f"{n:5d} tokens: {format_seconds(seconds):>8s}, {format_seconds(seconds / n):>8s} per token")
+widgets.table(
+    [[int(n), format_seconds(took), format_seconds(took / n)] for n, took in zip(lengths, measured, strict=True)],
+    ["prompt tokens", "measured", "per token"],
+)
+
+# %% name="prefill-answer"
 widgets.reveal("01b-regimes", measured[list(lengths).index(256)] / measured[0])
 
 # %% [markdown] name="prefill-fit-text"
@@ -334,9 +349,9 @@ if per_token_here:
     print(f"the pass costs more than the tokens up to {per_pass / per_token_here:.0f} tokens")
 here = 4 * shape.num_heads * shape.head_dim * shape.layers  # FLOP per pair, all layers
 body = shape.linear_params - shape.vocab_size * shape.hidden_size  # what every prompt token meets
-for n in (128, 1024, 2048):
-    share = latency.attention_over_linear(body, latency.causal_pairs(n), n, here)
-    print(f"{n:5d} tokens: attention is {share:4.0%} of the operations of the matrices")
+shares = [latency.attention_over_linear(body, latency.causal_pairs(n), n, here) for n in (128, 1024, 2048)]
+print("attention, of the operations of the matrices, at 128, 1,024 and 2,048 tokens: "
+      + ", ".join(f"{share:.0%}" for share in shares))  # fmt: skip
 print(f"equal at {latency.equal_prompt_length(body, here):,.0f} tokens, more than this model has positions")
 
 # %% name="prefill-figure" jupyter={"source_hidden": true}
@@ -390,18 +405,25 @@ show(
 
 # %% name="utilization"
 bandwidth, rate = buffer.nbytes / read_seconds, 2 * side**3 / product_seconds
-print(
-    f"this machine: {rate / 1e9:,.0f} GFLOP/s in float32, reading {format_bytes(weights_here)} at {bandwidth / 1e9:,.0f} GB/s"
-)
+print(f"this machine: {rate / 1e9:,.0f} GFLOP/s in float32, reading {format_bytes(weights_here)} "
+      f"at {bandwidth / 1e9:,.0f} GB/s")  # fmt: skip
 for name, flops, price in (("the matrices", 2 * body, per_token_here), ("attention", here, per_pair_here)):
     if price:
         print(f"the fit: {flops / price / 1e9:,.0f} GFLOP/s in {name}")
-for n, seconds in zip(lengths, measured, strict=True):
-    flops = latency.engine_pass_flops(shape, int(n))
-    moved = weights_here + int(n) * kv_cache.bytes_per_token(shape, 4)
+
+
+def shares_of(n, took):
+    flops = latency.engine_pass_flops(shape, n)
+    moved = weights_here + n * kv_cache.bytes_per_token(shape, 4)
     bound = max(flops / rate, moved / bandwidth)
-    print(f"prefill of {n:4d}: {format_seconds(seconds):>8s}, floor {format_seconds(bound):>8s}, "
-          f"{flops / seconds / rate:4.0%} of the rate, {moved / seconds / bandwidth:4.0%} of the bandwidth")  # fmt: skip
+    shares = f"{flops / took / rate:.0%}", f"{moved / took / bandwidth:.0%}"
+    return [n, format_seconds(took), format_seconds(bound), *shares]
+
+
+widgets.table(
+    [shares_of(int(n), took) for n, took in zip(lengths, measured, strict=True)],
+    ["prompt tokens", "measured", "floor", "of the rate (MFU)", "of the bandwidth (MBU)"],
+)
 
 # %% [markdown] name="waterfall-text"
 # ### Decode: from the floor to what you measure
@@ -467,10 +489,14 @@ parts = {
     "sampling": took["sampling"],
     "scheduler, trace, the rest": took["step"] - took["model"] - took["batch"] - took["sampling"],
 }
-for name, seconds in parts.items():
-    print(f"{name:28s} {seconds * 1e3:6.2f} ms  {seconds / took['step']:5.0%}")
-print(f"{'one step of the engine':28s} {took['step'] * 1e3:6.2f} ms = {1 / took['step']:.0f} tokens/s; "
-      f"floor {(weight_floor + cache_floor) * 1e3:.2f} ms")  # fmt: skip
+widgets.table(
+    [[name, f"{part * 1e3:.2f} ms", f"{part / took['step']:.0%}"]
+     for name, part in {**parts, "one step of the engine": took["step"]}.items()],
+    ["part", "time", "of the step"],
+)  # fmt: skip
+
+# %% name="waterfall-answer"
+print(f"one step of the engine: {1 / took['step']:.0f} tokens/s; floor {(weight_floor + cache_floor) * 1e3:.2f} ms")
 widgets.reveal("01b-waterfall", 100 * (weight_floor + cache_floor) / took["step"])
 
 # %% name="waterfall-figure" jupyter={"source_hidden": true}
@@ -502,10 +528,10 @@ show(
 # bars are mostly kernel launches: Python launches each operation separately, which is called *eager mode*. CUDA graphs
 # record a whole step once and launch it as one. They and compiled models remove most of that cost (chapter 05).
 #
-# The number of PyTorch operations is a count, so it does not depend on how busy the machine is:
+# The number of PyTorch operations is a count, so it does not depend on how busy the machine is (the counter is folded):
 
 
-# %% name="launches"
+# %% name="launches" jupyter={"source_hidden": true}
 class Operations(TorchDispatchMode):
     """Counts calls to PyTorch operations, including views, which move no data."""
 
@@ -597,9 +623,12 @@ for name, thousands in (("llama-3-8b", (1, 8, 32, 128)), ("llama-3-70b", (1, 8, 
           + f"; equal at {latency.equal_prompt_length(s.num_params, pair):,.0f} tokens, or at "
           + f"{latency.equal_prompt_length(s.linear_params, pair):,.0f} without the input embedding, a look-up")  # fmt: skip
 print(f"flat up to about {latency.flat_prefill_tokens(h100):.0f} tokens (H100, BF16, at peak)")
-for length in (128, 4096, 8192, 65536, 131072):
-    print(f"  llama-3-8b, {length:7,} tokens: {format_seconds(latency.prefill_seconds(llama, length, h100)):>8s}; "
-          f"doubling multiplies the floor by {latency.prefill_seconds(llama, 2 * length, h100) / latency.prefill_seconds(llama, length, h100):.2f}")  # fmt: skip
+floors = {n: latency.prefill_seconds(llama, n, h100) for n in (128, 4096, 8192, 65536, 131072)}
+widgets.table(
+    [[n, format_seconds(once), f"{latency.prefill_seconds(llama, 2 * n, h100) / once:.2f} times"]
+     for n, once in floors.items()],
+    ["prompt tokens, llama-3-8b", "floor", "twice the prompt takes"],
+)  # fmt: skip
 
 # %% [markdown] name="errata-linear-reading"
 # Three regimes: flat, linear, quadratic. And TTFT is not prefill alone: the queue comes on top (`c_metrics`).
@@ -609,11 +638,11 @@ for length in (128, 4096, 8192, 65536, 131072):
 
 # %% name="errata-decode-cell"
 pair = 4 * llama.num_heads * llama.head_dim * llama.layers
-for k in (1, 8, 32, 128):
-    extra = latency.attention_over_linear(llama.num_params, k * 1024, 1, pair)
-    print(f"context {k:3d}k: attention adds {extra:4.0%} to the operations of the matrices")
+shares = {k: latency.attention_over_linear(llama.num_params, k * 1024, 1, pair) for k in (1, 8, 32, 128)}
+print("attention adds to the operations of the matrices, Llama-3-8B: "
+      + ", ".join(f"{share:.0%} at a context of {k}k" for k, share in shares.items()))  # fmt: skip
 counts = [sum(counted(a_batch([(1, past)]))) for past in (0, 999, 1999)]
-print(f"counted in the course model: {[format_flops(f) for f in counts]} at contexts 1, 1,000 and 2,000")
+print(f"counted in the course model: {', '.join(map(format_flops, counts))} at contexts 1, 1,000 and 2,000")
 assert counts[2] - counts[0] == here * 1999
 
 # %% [markdown] name="errata-decode-reading"
@@ -651,27 +680,35 @@ for degree in (2, 4, 8):
 degree, context = 4, 8192
 weights = kv_cache.read_bytes(big) / degree
 own = kv_cache.cache_bytes(big, context) / degree  # 8 KV heads: each GPU keeps two of them
-mbu, all_reduce = 0.85, 10e-6
+mbu, all_reduce, sums = 0.85, 10e-6, collectives.all_reduces_per_token(big.layers)
 latency.require_fit(kv_cache.weight_bytes(big) + kv_cache.cache_bytes(big, context), h100, degree)
 bill = {
     "weights at the peak bandwidth": weights / h100.bandwidth,
     f"cache of {context:,} tokens": own / h100.bandwidth,
     f"bandwidth reached to {mbu:.0%}": (weights + own) / h100.bandwidth * (1 / mbu - 1),
-    f"{collectives.all_reduces_per_token(big.layers)} all-reduces of {format_seconds(all_reduce)}": collectives.all_reduces_per_token(
-        big.layers
-    )
-    * all_reduce,
+    f"{sums} all-reduces of {format_seconds(all_reduce)}": sums * all_reduce,
 }
-total = 0.0
-for name, seconds in bill.items():
-    total += seconds
-    print(f"{name:34s} +{seconds * 1e3:5.2f} ms -> {total * 1e3:5.2f} ms, {1 / total:4.0f} tokens/s")
-for batch in (1, 16, 32):
+totals = np.cumsum(list(bill.values()))
+widgets.table(
+    [[name, f"+{seconds * 1e3:.2f} ms", f"{total * 1e3:.2f} ms", f"{1 / total:.0f}"]
+     for (name, seconds), total in zip(bill.items(), totals, strict=True)],
+    ["one stream of the 70B on four H100", "adds", "sum", "tokens/s"],
+)  # fmt: skip
+
+# %% [markdown] name="errata-single-batch-text"
+# And with more streams at the same context, as far as they fit:
+
+
+# %% name="errata-single-batch"
+def streams_row(batch):
     caches = kv_cache.cache_bytes(big, context, batch)
     latency.require_fit((kv_cache.weight_bytes(big) + caches) / 0.9, h100, degree)  # a tenth stays for other things
     read = kv_cache.read_bytes(big) + caches
     seconds = float(collectives.tensor_parallel_seconds(read, mbu * h100.bandwidth, degree, big.layers, all_reduce))
-    print(f"batch {batch:2d}: {1 / seconds:3.0f} tokens/s for each stream, {batch / seconds:5.0f} together")
+    return [batch, f"{1 / seconds:.0f}", f"{batch / seconds:,.0f}"]
+
+
+widgets.table([streams_row(batch) for batch in (1, 16, 32)], ["streams", "tokens/s for each", "tokens/s together"])
 
 # %% [markdown] name="errata-gpus"
 # **"More GPUs do not make one stream faster"**, and elsewhere **"TP=2 halves the latency"** (E01.7). Tensor parallelism
@@ -696,22 +733,26 @@ widgets.reveal("01b-tp", floor_70b / seconds)
 # %% name="errata-gpus-ring"
 degrees = [1, 2, 4, 8, 16, 32]
 names = ("llama-3.2-1b", "llama-3-8b", "llama-3-70b")
-for alpha in (1e-6, 3e-6):
-    for name in names:
-        s = model_shapes.model(name)
 
-        def ring(n, s=s, alpha=alpha):
-            message = collectives.all_reduce_message(1, s.hidden_size)
-            return float(collectives.ring_all_reduce(message, n, alpha, h100.link_per_direction))
 
-        reads = kv_cache.read_bytes(s)
-        best = collectives.best_tensor_parallel_degree(reads, h100.bandwidth, s.layers, ring, degrees)
-        alone, parallel = (
-            collectives.tensor_parallel_seconds(reads, h100.bandwidth, n, s.layers, ring(n) if n > 1 else 0.0)
-            for n in (1, best)
-        )
-        print(f"{name:13s}, {format_seconds(alpha)} per ring step: fastest of {degrees} is TP={best}, "
-              f"{alone / parallel:.1f} times as fast as one GPU's bandwidth")  # fmt: skip
+def fastest_row(name, alpha):
+    s = model_shapes.model(name)
+    message, reads = collectives.all_reduce_message(1, s.hidden_size), kv_cache.read_bytes(s)
+
+    def ring(n):
+        return float(collectives.ring_all_reduce(message, n, alpha, h100.link_per_direction)) if n > 1 else 0.0
+
+    best = collectives.best_tensor_parallel_degree(reads, h100.bandwidth, s.layers, ring, degrees)
+    alone, parallel = (
+        collectives.tensor_parallel_seconds(reads, h100.bandwidth, n, s.layers, ring(n)) for n in (1, best)
+    )
+    return [name, format_seconds(alpha), f"TP={best}", f"{alone / parallel:.1f} times"]
+
+
+widgets.table(
+    [fastest_row(name, alpha) for alpha in (1e-6, 3e-6) for name in names],
+    ["model", "a step of the ring", f"fastest of {', '.join(map(str, degrees))}", "as fast as one GPU's bandwidth"],
+)
 
 # %% name="errata-gpus-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.9)

@@ -6,6 +6,7 @@
 # [Metrics and sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb).
 
 # %% name="setup"
+# Set-up: libraries, the course model, and the devices this notebook computes with.
 import inspect
 from collections import deque
 from itertools import pairwise
@@ -163,7 +164,13 @@ def of_one(times):
 # %% [markdown] name="scratch-check-text"
 # Four requests, each number compared with the engine's own module:
 
+
 # %% name="scratch-check"
+def rounded(value):
+    return "-" if value is None or value == () else ", ".join(f"{v:.2f}" for v in np.atleast_1d(value))
+
+
+shown = []
 for who in ("ann", "bob", "cyd", "dan"):
     times = stamps_of(who)
     mine = of_one(times)
@@ -171,7 +178,8 @@ for who in ("ann", "bob", "cyd", "dan"):
     for name, value in mine.items():  # the same number, or None in both
         other = getattr(ours, name)
         assert value is other is None or np.allclose(value, other)
-    print(f"{who}: " + ", ".join(f"{k} {np.round(v, 3) if v is not None else None}" for k, v in mine.items()))
+    shown.append([who, *map(rounded, mine.values())])
+widgets.table(shown, ["seconds", "queue", "TTFT", "ITL", "TPOT", "latency"])
 
 # %% [markdown] name="scratch-reading"
 # Ann's third token came late: Bob's prompt was
@@ -205,18 +213,22 @@ def real(prompts, outputs, seats):
 
 real([40], [4], 1)  # warm-up: the first steps of a process are slow
 served = real([400, 60, 300, 60, 200], [24, 12, 16, 8, 1], seats=2)
-print("in ms    tokens   queue  prefill    TTFT     TPOT   latency")
+
+# %% [markdown] name="engine-served-text"
+# Each request's parts add up: queue and prefill to TTFT, TTFT and the gaps to the latency.
+
+# %% name="engine-served"
+parts = []
 for i in range(5):
     m = served.metrics(f"r{i}")
     np.testing.assert_allclose(m.queue + m.prefill, m.ttft)
     np.testing.assert_allclose(m.ttft + sum(m.itl), m.latency)
     np.testing.assert_allclose(latency.request_seconds(m.queue, m.prefill, m.tpot or 0, m.num_output_tokens), m.latency)
-    cells = [
-        f"{1000 * x:8.1f}" if x is not None else "       -" for x in (m.queue, m.prefill, m.ttft, m.tpot, m.latency)
-    ]
-    print(f"r{i}     {m.num_output_tokens:8d}" + " ".join(cells))
+    times = (m.queue, m.prefill, m.ttft, m.tpot, m.latency)
+    parts.append([f"r{i}", m.num_output_tokens, *("-" if x is None else f"{1000 * x:,.1f}" for x in times)])
 load = served.workload()
 print(f"together: {load.num_output_tokens} tokens in {load.duration:.2f} s: {load.throughput:.0f} tokens/s")
+widgets.table(parts, ["request", "tokens", "queue, ms", "prefill", "TTFT", "TPOT", "latency"])
 
 # %% [markdown] name="breakdown-text"
 # ### One request, taken apart
@@ -369,17 +381,25 @@ widgets.predict("01c-ttft", "p95 of the time to first token over one idle prefil
 
 # %% name="sweep"
 one_at_a_time = 0  # variance of the service time over its mean squared: all requests are alike
-print("per second   busy   p95 queue  p95 prefill  p95 TTFT  mean TTFT  formula  queue's share  tokens/s")
-for rate in rates:
-    share = over_seeds(rate, lambda w: sum(m.queue for m in w.requests) / sum(w.ttft))
+
+
+def sweep_row(rate):
     busy = queueing.utilization(rate, service)
     formula = queueing.mg1_wait_seconds(service, busy, one_at_a_time) + h100.prefill_seconds(1000)
-    print(
-        f"{rate:10d} {busy:6.0%} {1e3 * over_seeds(rate, p95_of('queue')):8.0f} ms "
-        f"{1e3 * over_seeds(rate, p95_of('prefill')):9.0f} ms {1e3 * over_seeds(rate, p95_of('ttft')):6.0f} ms "
-        f"{1e3 * over_seeds(rate, lambda w: np.mean(w.ttft)):7.0f} ms {1e3 * formula:6.0f} ms {share:10.0%} "
-        f"{over_seeds(rate, lambda w: w.throughput):15,.0f}"
-    )
+    share = over_seeds(rate, lambda w: sum(m.queue for m in w.requests) / sum(w.ttft))
+    p95 = [over_seeds(rate, p95_of(part)) for part in ("queue", "prefill", "ttft")]
+    times = [*p95, over_seeds(rate, lambda w: np.mean(w.ttft)), formula]
+    rest = f"{share:.0%}", f"{over_seeds(rate, lambda w: w.throughput):,.0f}"
+    return [rate, f"{busy:.0%}", *(f"{1e3 * t:,.0f}" if np.isfinite(t) else "none" for t in times), *rest]
+
+
+widgets.table(
+    [sweep_row(rate) for rate in rates],
+    ["requests/s", "busy", "p95 queue, ms", "p95 prefill", "p95 TTFT", "mean TTFT", "formula", "queue's share of TTFT",
+     "tokens/s"],
+)  # fmt: skip
+
+# %% name="sweep-answer"
 widgets.reveal("01c-ttft", over_seeds(rates[-1], p95_of("ttft")) / h100.prefill_seconds(1000))
 
 # %% name="sweep-figure" jupyter={"source_hidden": true}
@@ -445,10 +465,10 @@ show(
 # ### One stream and all streams
 #
 # Two rates are called "tokens per second". A *stream's* rate is 1 / TPOT: what one user sees. The *aggregate* is the
-# sum over all users. For a single request they agree. Measured here on the course model, decode only, and by formula
-# for the large machine.
+# sum over all users. For a single request they agree. Measured here on the course model, decode only (folded: the
+# median step at each number of requests), and by formula for the large machine.
 
-# %% name="streams"
+# %% name="streams-measure" jupyter={"source_hidden": true}
 sizes = (1, 2, 4, 8, 16, 32) + ((64, 128) if on_gpu else ())
 seen = []
 for size in sizes:
@@ -460,12 +480,15 @@ for size in sizes:
 seen = np.array(seen)
 slope = (seen[-1] - seen[0]) / (sizes[-1] - 1)  # a step = a fixed part + a cost per row, from the two ends
 line = seen[0] + slope * (np.array(sizes) - 1)
+
+# %% name="streams"
 large = np.array([h100.tpot(1000, size) for size in sizes])
-print("requests   here: per stream  aggregate   1/aggregate  ITL    | H100, formula: per stream  aggregate")
-for size, t, f in zip(sizes, seen, large, strict=True):
-    print(
-        f"{size:8d} {1 / t:12.0f}/s {size / t:10.0f}/s {1e3 * t / size:9.2f} ms {1e3 * t:6.2f} ms | {1 / f:12.0f}/s {size / f:14.0f}/s"
-    )
+widgets.table(
+    [[size, f"{1 / t:.0f}", f"{size / t:,.0f}", f"{1e3 * t / size:.2f} ms", f"{1e3 * t:.2f} ms", f"{1 / f:.0f}",
+      f"{size / f:,.0f}"] for size, t, f in zip(sizes, seen, large, strict=True)],
+    ["requests", "here: tokens/s of a stream", "aggregate", "1 / aggregate", "ITL", "H100, formula: of a stream",
+     "aggregate"],
+)  # fmt: skip
 
 # %% name="streams-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.9)
@@ -492,7 +515,8 @@ show(
 
 # %% [markdown] name="streams-reading"
 # Batching never makes a stream faster. It makes it slower, though only slightly as long as reading the weights (on this
-# CPU: the fixed part of a step) is most of the step. And `1 / aggregate` is not the gap of any stream: at 32 requests,
+# CPU: the fixed part of a step) is most of the step. (A measured point that says otherwise was disturbed by other
+# programs.) And `1 / aggregate` is not the gap of any stream: at 32 requests,
 # the time between two tokens *of the system* is a small part of what each user waits.
 #
 # ### Why long chats slow down (more)
@@ -507,9 +531,11 @@ first = [h100.prefill_seconds(int(n)) for n in history]
 kept = [h100.prefill_seconds(int(n), int(n) - 100) for n in history]
 assert 48 * history[-1] <= h100.cache_tokens()  # 48 such chats fit into the memory of the GPU
 stream = [h100.tpot(int(n), 48) for n in history]
-for row in zip(turns, history, first, kept, stream, strict=True):
-    print(f"turn {row[0]:2d}, {row[1]:5,d} tokens: prefill {format_seconds(row[2])}, with the history cached "
-          f"{format_seconds(row[3])}; a step of 48 such chats {format_seconds(row[4])}")  # fmt: skip
+widgets.table(
+    [[int(turn), int(tokens), *map(format_seconds, times)]
+     for turn, tokens, *times in zip(turns, history, first, kept, stream, strict=True)],
+    ["turn", "tokens", "prefill", "with the history cached", "a step of 48 such chats"],
+)  # fmt: skip
 
 # %% name="long-chat-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 2.6)
@@ -572,18 +598,23 @@ widgets.timeline(whole, by="seconds")
 
 # %% name="targets"
 large70 = Deployment(shape_of("llama-3-70b"), device("H100"), num_devices=4, mfu=0.5, mbu=0.8)
-print("use              TTFT    prompt that fits, 8B / 70B     total   tokens that fit, 8B / 70B")
-for use in ("voice", "code completion", "chat"):
+
+
+def allowed(use):
     ttft, total = USES[use].ttft, USES[use].total
     longest = [d.longest_prompt(0.7 * ttft) for d in (h100, large70)]
     times = [request_time(d, 1000, 100, queue=0.3 * ttft, batch=16) for d in (h100, large70)]
-    fit = [t.tokens_within(total) for t in times]
-    print(f"{use:16s}{ttft:5.2f} s {longest[0]:12,d} / {longest[1]:6,d} {total:14.1f} s {fit[0]:10,d} / {fit[1]:5,d}")
+    return [use, f"{ttft:.2f} s", *longest, f"{total:.1f} s", *(t.tokens_within(total) for t in times)]
+
+
 for what, words_per_minute in (("speech", 150), ("silent reading", 250)):
     per_token = 60 / (words_per_minute * 4 / 3)  # about 4 tokens for 3 English words
-    print(
-        f"{what} of {words_per_minute} words a minute uses up a token every {1e3 * per_token:.0f} ms: a TPOT below that is enough"
-    )
+    print(f"{what} of {words_per_minute} words a minute uses up a token every {1e3 * per_token:.0f} ms: "
+          "a TPOT below that is enough")  # fmt: skip
+widgets.table(
+    [allowed(use) for use in ("voice", "code completion", "chat")],
+    ["use", "TTFT", "prompt that fits, 8B", "70B", "in all", "tokens that fit, 8B", "70B"],
+)
 
 # %% [markdown] name="targets-reading"
 # A prompt above 8,192 tokens exceeds the context of Llama 3; Llama 3.1 has the same shapes and a longer context. Batch
@@ -631,8 +662,9 @@ widgets.latency_budget("llama-3-8b", use="chat", prompt=2048, output=256)
 # ### "TTFT is too high." "ITL is too high."
 #
 # Which remedy helps which number? Computed for one request of 4,000 prompt tokens among 16 that decode at
-# that context, at the same MFU and MBU unless the line says otherwise: the factor by which each number shrinks.
-# *Capacity* is how many such requests (200 tokens out) are served per second, the number that decides the queue.
+# that context, at the same MFU and MBU unless the row says otherwise: the factor by which prefill and TPOT become shorter
+# and capacity becomes larger, so above 1 is better. *Capacity* is how many such requests (200 tokens out) are served per
+# second. It determines how long the queue gets.
 
 
 # %% name="remedies"
@@ -649,11 +681,9 @@ def changed(**fields):
 # Ten changes, one at a time:
 
 # %% name="remedies-levers"
-base = numbers(h100)
+base, h200 = numbers(h100), device("H200")
 levers = {
-    f"H200: bandwidth x{device('H200').bandwidth / h100.device.bandwidth:.2f}, same FLOP/s": numbers(
-        changed(device=device("H200"))
-    ),
+    f"H200: bandwidth x{h200.bandwidth / h100.device.bandwidth:.2f}, same FLOP/s": numbers(changed(device=h200)),
     "two GPUs, tensor parallel": numbers(changed(num_devices=2)),
     "two GPUs, two replicas": numbers(h100, replicas=2),
     "fp8 weights and arithmetic": numbers(changed(weight_bits=8, precision="fp8")),
@@ -664,11 +694,12 @@ levers = {
     "batch 4 instead of 16": numbers(h100, batch=4),
     "kernels: MFU 50 -> 70 %": numbers(changed(mfu=0.7)),
 }
-print(
-    f"{'base: prefill ' + format_seconds(base[0]) + ', TPOT ' + format_seconds(base[1]):36s} {'prefill':>9s} {'TPOT':>7s} {'capacity':>9s}"
-)
-for name, found in levers.items():
-    print(f"{name:36s} {base[0] / found[0]:8.2f}x {base[1] / found[1]:6.2f}x {found[2] / base[2]:8.2f}x")
+print(f"before: prefill {format_seconds(base[0])}, TPOT {format_seconds(base[1])}")
+widgets.table(
+    [[name, f"{base[0] / found[0]:.2f}x", f"{base[1] / found[1]:.2f}x", f"{found[2] / base[2]:.2f}x"]
+     for name, found in levers.items()],
+    ["change", "prefill", "TPOT", "capacity"],
+)  # fmt: skip
 
 # %% [markdown] name="remedies-reading"
 # - The prefill of a long prompt needs arithmetic: more FLOP/s, or fewer tokens. Faster memory does nothing for it, nor
@@ -704,12 +735,14 @@ for batch in (1, 64):
 # when the request is sent. In section 5 the queue's share of TTFT grew with the load until it was most of it. Here is
 # the same p95 with the clock started at the wrong place:
 
+
 # %% name="errata-ttft-cell"
-for rate in (6, 29, 32):
+def two_clocks(rate):
     right, wrong = over_seeds(rate, p95_of("ttft")), over_seeds(rate, p95_of("prefill"))
-    print(
-        f"{rate:2d} per second: p95 from the arrival {1e3 * right:5.0f} ms, from the first step {1e3 * wrong:3.0f} ms"
-    )
+    return [rate, f"{1e3 * right:,.0f} ms", f"{1e3 * wrong:,.0f} ms"]
+
+
+widgets.table([two_clocks(rate) for rate in (6, 29, 32)], ["requests/s", "p95 from the arrival", "from the first step"])
 
 # %% [markdown] name="errata-tpot"
 # **"TPOT is a system metric and at least as large as ITL"; "ITL is the variance of token times"; "they are synonyms";
@@ -755,11 +788,17 @@ def mixed(deployment, budget, rate=8, seeds=(0, 1)):
     ]
 
 
-sweep = {budget: mixed(h100, budget) for budget in (96, 128, 192, 512, 2048, 8192)}
-for budget, found in sweep.items():
+def stutter(budget, found):
     itl = np.concatenate([w.itl for w in found])
-    print(f"budget {budget:5d}: mean gap {1e3 * itl.mean():4.1f} ms, p99 {1e3 * np.percentile(itl, 99):5.1f} ms, "
-          f"worst {1e3 * itl.max():4.0f} ms, above 100 ms: {np.mean(itl > 0.1):.2%}")  # fmt: skip
+    times = (f"{1e3 * t:.1f} ms" for t in (itl.mean(), np.percentile(itl, 99)))
+    return [budget, *times, f"{1e3 * itl.max():.0f} ms", f"{np.mean(itl > 0.1):.2%}"]
+
+
+sweep = {budget: mixed(h100, budget) for budget in (96, 128, 192, 512, 2048, 8192)}
+widgets.table(
+    [stutter(budget, found) for budget, found in sweep.items()],
+    ["tokens per step", "mean gap", "p99", "worst", "above 100 ms"],
+)
 
 # %% [markdown] name="errata-tension"
 # With the largest budget p99 looks better than with 2,048, and the worst gap is far longer: fewer than one gap in a
@@ -777,10 +816,11 @@ def corner(found):
     return np.mean([(percentile(w.ttft, 95), percentile(w.tpot, 99)) for w in found], axis=0) * 1e3
 
 
-for name, curve in (("bf16", sweep), ("fp8", sweep8)):
-    for budget, found in curve.items():
-        ttft, tpot = corner(found)
-        print(f"{name} budget {budget:5d}: p95 TTFT {ttft:5.0f} ms, p99 TPOT {tpot:4.1f} ms")
+widgets.table(
+    [[name, budget, *(f"{t:,.1f} ms" for t in corner(found))]
+     for name, curve in (("bf16", sweep), ("fp8", sweep8)) for budget, found in curve.items()],
+    ["format", "tokens per step", "p95 TTFT", "p99 TPOT"],
+)  # fmt: skip
 
 # %% name="errata-tension-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.1)
@@ -820,10 +860,18 @@ print(
 
 # %% name="errata-gantt-cell"
 chunked = serve(h100, pair, budget=1024, names="AB")
-for name, trace in (("whole", whole), ("chunks of 1,024", chunked)):
+
+
+def pair_row(name, trace):
     a, b = trace.metrics("A"), trace.metrics("B")
-    print(f"{name:16s} A: TTFT {1e3 * a.ttft:4.0f} ms, longest gap {1e3 * max(a.itl):4.0f} ms, done after {1e3 * a.latency:4.0f} ms;  "
-          f"B: queue {1e3 * b.queue:4.0f} ms, TTFT {1e3 * b.ttft:4.0f} ms, done after {1e3 * b.latency:4.0f} ms")  # fmt: skip
+    times = (a.ttft, max(a.itl), a.latency, b.queue, b.ttft, b.latency)
+    return [name, *(f"{1e3 * t:.0f}" for t in times)]
+
+
+widgets.table(
+    [pair_row("whole", whole), pair_row("chunks of 1,024", chunked)],
+    ["ms", "A: TTFT", "longest gap", "done after", "B: queue", "TTFT", "done after"],
+)
 
 # %% name="errata-gantt-figure"
 widgets.timeline(chunked, by="seconds")
@@ -844,11 +892,12 @@ def job(gpus, documents=240):  # each GPU gets an equal share; all begin at 0
     return serve(h100, mine, budget=8192).workload()
 
 
-print("GPUs   last first token   done after   GPU-seconds   tokens/s per GPU")
-for gpus in (1, 2, 4, 6, 8):
-    w = job(gpus)
-    print(f"{gpus:4d} {max(w.ttft):15.1f} s {w.duration:12.1f} s {gpus * w.duration:10.1f} {w.throughput:17,.0f}"
-          f"{'   <- meets 2 s' if max(w.ttft) <= 2 else ''}")  # fmt: skip
+jobs = {gpus: job(gpus) for gpus in (1, 2, 4, 6, 8)}
+widgets.table(
+    [[gpus, f"{max(w.ttft):.1f} s", max(w.ttft) <= 2, f"{w.duration:.1f} s", f"{gpus * w.duration:.1f}",
+      f"{w.throughput:,.0f}"] for gpus, w in jobs.items()],
+    ["GPUs", "last first token", "meets 2 s", "done after", "GPU-seconds", "tokens/s per GPU"],
+)  # fmt: skip
 
 # %% [markdown] name="errata-batch-reading"
 # One GPU meets the deadline with time to spare, and gives the most tokens per GPU-second. The TTFT objective requires
@@ -867,10 +916,7 @@ weights, cache = kv_cache.read_bytes(llama), 8192 * kv_cache.bytes_per_token(lla
 every_head = cache * llama.num_heads / llama.num_kv_heads  # if keys and values were not shared by groups of heads
 # One query per head: one row of scores, written, read by the softmax, written, and read again, 2 bytes each.
 scores = 4 * 2 * llama.layers * llama.num_heads * 8192
-print(
-    f"weights {format_bytes(weights)}, keys and values {format_bytes(cache)}: {cache / (weights + cache):.0%} of the bytes"
-)
-rows = {
+reads = {
     "no FlashAttention": weights + cache + scores,
     "FlashAttention": weights + cache,
     "weights in 4 bit": kv_cache.read_bytes(llama, kv_cache.bits_per_weight(4, 128), 16) + cache,
@@ -878,12 +924,16 @@ rows = {
     "per token, batch 16": weights / 16 + cache,
     "without grouped heads": weights + every_head,
 }
-for name, total in rows.items():
-    print(f"{name:22s} {format_bytes(total):>8s} per token, {total / rows['FlashAttention']:.3f} of the bytes")
+print(f"weights {format_bytes(weights)}, keys and values {format_bytes(cache)}: "
+      f"{cache / (weights + cache):.0%} of the bytes")  # fmt: skip
 request, block = 1000, 16  # a text of 1,000 tokens in an engine that allows 8,192
 paged = -(-request // block) * block
 print(f"a text of {request:,} tokens: paging holds {format_bytes(paged * kv_cache.bytes_per_token(llama))}, a reservation of 8,192 "
       f"tokens {format_bytes(cache)}; a step reads {format_bytes(request * kv_cache.bytes_per_token(llama))} in both")  # fmt: skip
+widgets.table(
+    [[name, format_bytes(total), f"{total / reads['FlashAttention']:.3f}"] for name, total in reads.items()],
+    ["one step at 8,192", "read per token", "of the bytes"],
+)
 
 # %% [markdown] name="errata-bytes-reading"
 # Both are good ideas for other reasons: FlashAttention for prefill's memory traffic (chapter 05), paging for capacity

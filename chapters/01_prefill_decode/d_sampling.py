@@ -6,6 +6,7 @@
 # sampling](../../labs/01_prefill_decode/metrics_sampling.ipynb), parts 6 to 11.
 
 # %% name="setup"
+# Set-up: libraries, the course model, and the logits this notebook looks at.
 import inspect
 import time
 
@@ -174,13 +175,14 @@ def pick(probs, u):  # inverse transform: where the pin lands
 # Six settings, each against the engine's sampler:
 
 # %% name="scratch-check"
-for temperature, k, p in ((0, 0, 1.0), (1.0, 0, 1.0), (0.7, 0, 0.9), (1.3, 40, 1.0), (1.3, 40, 0.8), (1.0, 3, 0.05)):
+settings, found = ((0, 0, 1.0), (1.0, 0, 1.0), (0.7, 0, 0.9), (1.3, 40, 1.0), (1.3, 40, 0.8), (1.0, 3, 0.05)), []
+for temperature, k, p in settings:
     mine = keep_p(keep_k(to_probs(logits, temperature), k), p)
     params = SamplingParams(temperature=temperature, top_k=k, top_p=p)
     theirs = probabilities(logits[None], [params])[0]
     torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-4)
-    print(f"temperature {temperature}, top-k {k:2d}, top-p {p:4.2f}: {int((mine > 0).sum()):5d} tokens stay, "
-          f"u = 0.62 picks {names[pick(mine, 0.62)]!r}")  # fmt: skip
+    found.append([temperature, k or "off", p if p < 1 else "off", int((mine > 0).sum()), repr(names[pick(mine, 0.62)])])
+widgets.table(found, ["temperature", "top-k", "top-p", "tokens that stay", "u = 0.62 picks"])
 
 # %% [markdown] name="scratch-reading"
 # The lab asks for the same on many rows at once, one row per request. There, work along `dim=-1` and put values back
@@ -189,12 +191,18 @@ for temperature, k, p in ((0, 0, 1.0), (1.0, 0, 1.0), (0.7, 0, 0.9), (1.3, 40, 1
 # The question from the top at other temperatures: the number of tokens that top-p keeps follows the model's confidence.
 # Top-k keeps k, confident or not. The picture shows why filters matter most when the distribution is flat.
 
+
 # %% name="kept"
-for temperature in (0.5, 1.0, 1.5):
+def kept_row(temperature):
     probs = to_probs(logits, temperature)
     tail = probs.sort(descending=True).values[40:].sum()
-    print(f"temperature {temperature}: top-p 0.9 keeps {int((keep_p(probs, 0.9) > 0).sum()):4d}; all tokens beyond the "
-          f"40 likeliest hold {tail:.1%} of the probability")  # fmt: skip
+    return [temperature, int((keep_p(probs, 0.9) > 0).sum()), f"{tail:.1%}"]
+
+
+widgets.table(
+    [kept_row(temperature) for temperature in (0.5, 1.0, 1.5)],
+    ["temperature", "tokens that top-p 0.9 keeps", "probability beyond the 40 likeliest"],
+)
 
 # %% name="kept-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 3.0)
@@ -335,12 +343,13 @@ settings = {
     "temperature, top-p": {"temperature": 0.8, "top_p": 0.9},
 }
 rows = 64 if on_gpu else 16
-
-
 watched(settings["temperature, top-p"], 3)  # warm up
 shares = {name: watched(options, 12) for name, options in settings.items()}
-for name, (chosen, step) in shares.items():
-    print(f"{name:20s} {format_seconds(chosen):>8s} of a step of {format_seconds(step):>8s}: {chosen / step:5.1%}")
+widgets.table(
+    [[name, format_seconds(chosen), format_seconds(step), f"{chosen / step:.1%}"]
+     for name, (chosen, step) in shares.items()],
+    ["setting", "choosing the tokens", "the whole step", "share"],
+)  # fmt: skip
 
 # %% name="time-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 2.1)
@@ -391,13 +400,15 @@ for size in sizes:
     made = torch.randn(made_rows, size, generator=generator).to(model.device) * 3
     table[size] = {"one copy": median_seconds(torch.clone, made)}
     table[size] |= {name: median_seconds(choose, made, options) for name, options in settings.items()}
-    row = "  ".join(f"{name} {format_seconds(s):>8s}" for name, s in table[size].items())
-    print(f"{made_rows} x {size:7,d} ({format_bytes(logits_bytes(size, made_rows))}): {row}")
 h100 = device("H100")
 step_bytes = logits_bytes(128_256, 64)
-print(
-    f"on an H100, 64 rows of 128,256 logits are {format_bytes(step_bytes)}: {format_seconds(step_bytes / h100.bandwidth)} to read once"
-)
+print(f"on an H100, 64 rows of 128,256 logits are {format_bytes(step_bytes)}: "
+      f"{format_seconds(step_bytes / h100.bandwidth)} to read once")  # fmt: skip
+widgets.table(
+    [[f"{made_rows} x {size:,}", format_bytes(logits_bytes(size, made_rows)), *map(format_seconds, found.values())]
+     for size, found in table.items()],
+    ["logits", "bytes", *table[sizes[0]]],
+)  # fmt: skip
 
 # %% name="vocab-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.0)
@@ -482,14 +493,19 @@ for prompt_tokens, outputs, budget in ((300, 8, 2048), (300, 8, 128)):
 # Not an erratum, but a trap in every comparison of two engines. Top-p before temperature keeps a different set than
 # after it:
 
+
 # %% name="order"
-for temperature in (0.5, 1.5):
-    after = keep_p(to_probs(logits, temperature), 0.9) > 0
-    before = keep_p(to_probs(logits, 1.0), 0.9) > 0
-    both = keep_p(keep_k(to_probs(logits, temperature), 5), 0.9) > 0
-    other = (keep_p(to_probs(logits, temperature), 0.9) > 0) & (keep_k(to_probs(logits, temperature), 5) > 0)
-    print(f"temperature {temperature}: top-p 0.9 keeps {int(after.sum())} tokens after the temperature, {int(before.sum())} before; "
-          f"top-k 5 then top-p {int(both.sum())}, each on its own and both {int(other.sum())}")  # fmt: skip
+def order_row(temperature):
+    probs = to_probs(logits, temperature)
+    after, before = keep_p(probs, 0.9) > 0, keep_p(to_probs(logits, 1.0), 0.9) > 0
+    both = keep_p(keep_k(probs, 5), 0.9) > 0
+    return [temperature, *(int(kept.sum()) for kept in (after, before, both, after & (keep_k(probs, 5) > 0)))]
+
+
+widgets.table(
+    [order_row(temperature) for temperature in (0.5, 1.5)],
+    ["temperature", "top-p 0.9 after it", "top-p 0.9 before it", "top-k 5, then top-p", "each on its own, and both"],
+)
 
 # %% [markdown] name="production"
 # ## 8. In production
