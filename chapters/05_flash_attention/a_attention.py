@@ -1,9 +1,9 @@
 # %% [markdown] name="title"
 # # 05a · Flash attention: the same sum, without the sheet
 #
-# About 45 minutes. Parts whose heading says *(more)* are optional, about 40 minutes together. You need the roofline
-# (chapter 00) and the KV cache (chapter 02); block tables (chapter 04) help. Part b is about kernels around attention.
-# The lab is [Build flash attention](../../labs/05_flash_attention/flash_attention.ipynb).
+# About 55 minutes. You need the roofline (chapter 00) and the KV cache (chapter 02); block tables (chapter 04) help.
+# Part b is about kernels around attention, part c about tuning, overlap and variants. The lab is [Build flash
+# attention](../../labs/05_flash_attention/flash_attention.ipynb).
 
 # %% name="setup"
 import importlib.util
@@ -15,6 +15,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -46,6 +47,9 @@ has_triton = importlib.util.find_spec("triton") is not None
 if has_triton and on_gpu:  # Triton does not support every GPU
     has_triton = choose_backend("auto", DEVICE, torch.float16) == "triton"
 if has_triton:
+    import triton
+    import triton.language as tl
+
     from reference_impl.kernels.flash_attention import flash_attention, tile_of
     from reference_impl.kernels.launch import architecture
     from reference_impl.kernels.paged_decode import SPLIT, paged_decode
@@ -84,39 +88,174 @@ widgets.predict("05-scores", "How many terabytes travel for scores and probabili
 # (Milakov and Gimelshein, 2018). Doing it in tiles, so that the sheet is never carried down, is *FlashAttention* (Dao
 # et al., 2022).
 
+# %% [markdown] name="answer-text"
+# So the sheet is what the plain way carries up and down: scores written and read, shares written and read. What is your
+# guess worth?
+
+# %% name="answer"
+one_sheet = kv_cache.score_bytes(1, 8192, 8192)  # of one head in one layer, 16 bits a value
+assert (L70.layers, L70.num_heads) == (80, 64)
+rows, travelled = [], {}
+for shape in (L8, L70):
+    travelled[shape.layers] = 4 * one_sheet * shape.num_heads * shape.layers
+    seconds = travelled[shape.layers] / H100.bandwidth
+    rows.append(
+        (shape.name, shape.num_heads, shape.layers, f"{travelled[shape.layers] / 1e12:.2f} TB", f"{seconds:.2f} s")
+    )
+print(widgets.reveal("05-scores", travelled[L70.layers] / 1e12))
+widgets.table(rows, ["8,192 tokens", "query heads", "layers", "moved for S and P", "at an H100's bandwidth"])
+
+# %% [markdown] name="scratch-text"
+# ## 3. From scratch
+#
+# ### Thirty lines that never write the sheet
+#
+# The desk as a Triton kernel. A *program* has a tile of clients (queries of one head), fetches keys and values by the
+# handful, and keeps three notes. You write what one program does, on whole tiles: `tl.load` takes a tile of addresses
+# and a mask, `at[:, None] + d[None, :]` are rows and columns as in NumPy. First the heart, the three notes after one more
+# handful:
+
+# %% name="scratch-notes"
+if has_triton:
+
+    @triton.jit
+    def one_more_tile(m, total, acc, scores, values):
+        new = tl.maximum(m, tl.max(scores, 1))  # the largest score so far, of each query
+        shrink = tl.exp2(m - new)  # one factor rescales the old notes
+        weights = tl.exp2(scores - new[:, None])  # powers of 2, because the hardware computes those
+        total = total * shrink + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(values.dtype), values, acc * shrink[:, None])
+        return new, total, acc
+
+# %% [markdown] name="scratch-kernel-text"
+# Around it: which queries are mine, the loop over keys, one division, one store.
+
+# %% name="scratch-kernel"
+if has_triton:
+
+    @triton.jit
+    def tiny_attention(Q, K, V, Out, n, scale, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+        first, head = tl.program_id(0) * BLOCK_M, tl.program_id(1) * n * D  # where its queries and its head begin
+        rows, columns, d = first + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, D)
+        at_q = head + rows[:, None] * D + d[None, :]
+        q = tl.load(Q + at_q, mask=rows[:, None] < n, other=0.0)
+        m, total = tl.full([BLOCK_M], float("-inf"), tl.float32), tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, D], tl.float32)
+        for start in range(0, first + BLOCK_M, BLOCK_N):  # no query of this tile attends to later keys
+            keys = start + columns
+            at_k = head + keys[:, None] * D + d[None, :]
+            k = tl.load(K + at_k, mask=keys[:, None] < n, other=0.0)
+            v = tl.load(V + at_k, mask=keys[:, None] < n, other=0.0)
+            scores = tl.dot(q, k.T) * scale
+            scores = tl.where(keys[None, :] <= rows[:, None], scores, float("-inf"))
+            m, total, acc = one_more_tile(m, total, acc, scores, v)
+        tl.store(Out + at_q, (acc / total[:, None]).to(Out.dtype.element_ty), mask=rows[:, None] < n)
+
+# %% [markdown] name="scratch-run-text"
+# Before you run it: two heads, 256 tokens, tiles of 64 queries and 64 keys. The mask is causal, so the first program
+# needs 64 keys and the last one all 256. How often is a key loaded, on average? (The interpreter executes each load and
+# store one by one, so a folded cell can count them.)
+
+# %% name="predict-loads"
+widgets.predict("05a-loads", "How many times is each key loaded, on average?", "times")
+
+
+# %% name="counted" jupyter={"source_hidden": true}
+@contextmanager
+def counted_bytes():
+    """Bytes that kernels read and write, masked lanes left out. Needs Triton's interpreter."""
+    from triton.runtime.interpreter import InterpreterBuilder as Builder
+
+    load, store, asked = Builder.create_masked_load, Builder.create_masked_store, Counter()
+
+    def size(pointers, mask):
+        return int(mask.data.sum()) * pointers.get_element_ty().primitive_bitwidth // 8
+
+    def counting_load(self, pointers, mask, *rest):
+        asked["read"] += size(pointers, mask)
+        return load(self, pointers, mask, *rest)
+
+    def counting_store(self, pointers, value, mask, *rest):
+        asked["written"] += size(pointers, mask)
+        return store(self, pointers, value, mask, *rest)
+
+    Builder.create_masked_load, Builder.create_masked_store = counting_load, counting_store
+    try:
+        yield asked
+    finally:
+        Builder.create_masked_load, Builder.create_masked_store = load, store
+
+
+# %% name="scratch-run"
+n, d, tile, dtype = 256, 64, 64, torch.float16 if on_gpu else torch.float32
+q, k, v = torch.randn(3, 2, n, d, device=DEVICE, dtype=dtype)
+plainly = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+tiles_seen = sum(range(1, n // tile + 1))  # 1 + 2 + 3 + 4 tiles of keys
+if has_triton:
+    out = torch.empty_like(q)
+    launched = (tiny_attention[(n // tile, 2)], (q, k, v, out, n, math.log2(math.e) / d**0.5))
+    with nullcontext() if on_gpu else counted_bytes() as asked:
+        launched[0](*launched[1], D=d, BLOCK_M=tile, BLOCK_N=tile)
+    torch.testing.assert_close(out, plainly, rtol=1e-3, atol=1e-3)
+    print("the output of PyTorch's attention, from 30 lines")
+    if asked:
+        whole = 2 * n * d * 4  # bytes of one of the tensors
+        print(f"read {asked['read']:,} bytes, written {asked['written']:,}: O once, and no score at all")
+        assert asked["written"] == whole
+        assert asked["read"] == whole + 2 * whole * tiles_seen * tile / n  # Q once, K and V as often as tiles saw them
+widgets.reveal("05a-loads", tiles_seen * tile / n)
+
+# %% [markdown] name="scratch-reading"
+# That is FlashAttention. The rest of this part explains why it is exact, counts what it saves, and shows what the
+# engine adds to these lines: block tables, ragged batches, windows, 8-bit caches.
+
 # %% [markdown] name="hierarchy-text"
 # ### Desk and cellar: where each tensor of attention is stored
 #
-# Shared memory and registers are the desk, device memory (HBM) is the cellar. The L2 cache is between them, and is
-# managed by the hardware. The cell lists the capacity and bandwidth of each level of an H100, and then what *one
-# program* of our kernel keeps on its SM: a tile of 128 queries, iterating over keys in tiles of 64, with head_dim 128.
+# Shared memory and registers are the desk, device memory (HBM) is the cellar. The L2 cache is between them: the hardware
+# fills it, and a programmer steers it, by the order of the programs, by hints on loads (keep this, drop that first) and
+# by a window of addresses that persists. The cell lists the capacity and bandwidth of each level of an H100.
 
 # %% name="hierarchy"
 chip = H100.chip
-levels = (("registers", chip.register_bytes, chip.register_bandwidth), ("shared memory", chip.shared_bytes, chip.shared_bandwidth),
-          ("L2 cache", chip.l2_bytes, chip.l2_bandwidth[0]), ("device memory", H100.capacity, H100.bandwidth))  # fmt: skip
-for name, size, bandwidth in levels:
-    print(
-        f"{name:14s} {format_bytes(size, binary=name in ('registers', 'shared memory')):>9s}   {bandwidth / 1e12:6.2f} TB/s"
-    )
+levels = (
+    ("registers", chip.register_bytes, chip.register_bandwidth),
+    ("shared memory", chip.shared_bytes, chip.shared_bandwidth),
+    ("L2 cache", chip.l2_bytes, chip.l2_bandwidth[0]),
+    ("device memory", H100.capacity, H100.bandwidth),
+)
+widgets.table(
+    [
+        (name, format_bytes(size, binary=name in ("registers", "shared memory")), f"{bandwidth / 1e12:.2f} TB/s")
+        for name, size, bandwidth in levels
+    ],
+    ["level", "all SMs together", "bandwidth"],
+)
+
+# %% [markdown] name="lives-text"
+# And what *one program* of the engine's kernel keeps on its SM: a tile of 128 queries, iterating over keys in tiles of 64,
+# with head_dim 128.
+
+# %% name="lives"
 M, N, D, STAGES = 128, 64, 128, 2
 LIVES = {
-    "Q": ("device -> shared, once", M * D * 2, "shared"),
-    "K, V tiles": (f"device or L2 -> shared, {STAGES} in flight", STAGES * 2 * N * D * 2, "shared"),
+    "Q": ("device to shared, once", M * D * 2, "shared"),
+    "K, V tiles": (f"device or L2 to shared, {STAGES} in flight", STAGES * 2 * N * D * 2, "shared"),
     "scores, weights": ("registers only", M * N * 4, "registers"),
     "m and l": ("registers only", 2 * M * 4, "registers"),
     "accumulator": ("registers, until the end", M * D * 4, "registers"),
 }
-print(f"\none program, {M} queries:")
-for name, (where, size, _) in LIVES.items():
-    print(f"{name:16s} {format_bytes(size, binary=True):>9s}   {where}")
-print("O                written to device memory once; the block table is read from there, 4 bytes per block")
 use = {level: sum(size for _, size, where in LIVES.values() if where == level) for level in ("shared", "registers")}
 assert use["shared"] <= chip.shared_bytes_per_sm
 assert use["registers"] <= chip.register_bytes_per_sm
-sheet = 8192 * 8192 * 2
-print(f"shared {use['shared'] / KiB:.0f} of {chip.shared_bytes_per_sm / KiB:.0f} KiB, registers {use['registers'] / KiB:.0f} "
-      f"of {chip.register_bytes_per_sm / KiB:.0f} KiB; the sheet of one head, 8,192 tokens: {format_bytes(sheet, binary=True)}")  # fmt: skip
+print(f"shared {use['shared'] / KiB:.0f} of {chip.shared_bytes_per_sm / KiB:.0f} KiB")
+print(f"registers {use['registers'] / KiB:.0f} of {chip.register_bytes_per_sm / KiB:.0f} KiB")
+print(f"the sheet of one head, 8,192 tokens: {format_bytes(8192 * 8192 * 2, binary=True)}")
+widgets.table(
+    [(name, format_bytes(size, binary=True), where) for name, (where, size, _) in LIVES.items()]
+    + [("O", "", "written to device memory once"), ("block table", "", "read from device memory, 4 bytes a block")],
+    ["tensor", "on the SM", "where"],
+)
 
 # %% name="hierarchy-figure" jupyter={"source_hidden": true}
 from matplotlib.patches import Rectangle
@@ -153,26 +292,25 @@ show(
 # program as operations on tiles, and handles threads, banks and barriers itself; part b shows what it decides for you.
 # <!-- printed: splits -->
 
-
 # %% name="banks"
 ROW = 64  # words of 4 bytes in a row of a tile in shared memory
-for what, words in {
+accesses = {
     "a row, side by side": range(32),
     "all the same word": [7] * 32,
     "a column": [thread * ROW for thread in range(32)],
     "a column, rows padded by one word": [thread * (ROW + 1) for thread in range(32)],
-}.items():
-    print(f"one warp reads {what:34s} {warp.bank_passes(words):2d} pass(es)")
+}
 print(f"3 threads of a warp take one side of a branch, 29 the other: {warp.branch_passes([0] * 3 + [1] * 29)} passes")
+widgets.table([(what, warp.bank_passes(words)) for what, words in accesses.items()], ["one warp reads", "passes"])
 
-# %% [markdown] name="scratch-text"
-# ## 3. From scratch
+# %% [markdown] name="memory-text"
+# ### A memory that counts
 #
-# A memory that counts is all we need to observe traffic. First, attention as three kernels, each of which reads its
-# input from memory and writes its output there. Those are the **three round trips**: S, P, and the operands.
+# To compare orders of loops, plain Python is enough. First, attention as three kernels, each of which reads its input
+# from memory and writes its output there. Those are the **three round trips**: S, P, and the operands.
 
 
-# %% name="scratch-plain"
+# %% name="scratch-memory"
 class Memory:
     """Device memory: tensors by name, and how many values of each were read and written."""
 
@@ -193,6 +331,11 @@ class Memory:
         return self.read.total() + self.written.total()
 
 
+# %% [markdown] name="scratch-plain-text"
+# Three lines are three kernels: products, softmax, products.
+
+
+# %% name="scratch-plain"
 def fresh(n, d):
     names = {"Q": d, "K": d, "V": d, "O": d, "S": n, "P": n, "m": 1, "l": 1}
     data = torch.Generator().manual_seed(n + d)
@@ -212,11 +355,11 @@ def plain(memory):
 n, d = 512, 64
 memory = fresh(n, d)
 plain(memory)
-print("read   ", dict(memory.read))
-print("written", dict(memory.written))
+share = traffic.score_values(n) / memory.moved
+print(f"together {memory.moved:,} values, of them {share:.0%} scores and probabilities")
 assert memory.moved == traffic.unfused_values(n, d)
-print(
-    f"together {memory.moved:,} values, of them {traffic.score_values(n) / memory.moved:.0%} scores and probabilities"
+widgets.table(
+    [(name, memory.read[name], memory.written[name]) for name in "QKVSPO"], ["tensor", "values read", "written"]
 )
 
 # %% [markdown] name="online-text"
@@ -239,15 +382,18 @@ def nothing_yet(rows, d):
     return torch.full((rows, 1), -math.inf).double(), torch.zeros(rows, 1).double(), torch.zeros(rows, d).double()
 
 
+# %% [markdown] name="online-check-text"
+# The notes have a definition each, over everything seen so far. Check it after every tile; tiles may differ in size:
+
+# %% name="online-check"
 scores, values = 300 * torch.randn(4, 40).double(), torch.randn(40, 3).double()
 bare = scores.float().exp()
 print("without a maximum some shares are NaN:", (bare / bare.sum(1, keepdim=True)).isnan().any().item())
 notes, seen = nothing_yet(4, 3), 0
-for size in (7, 1, 16, 3, 13):  # tiles may differ in size
+for size in (7, 1, 16, 3, 13):
     tile = slice(seen, seen + size)
     notes, seen = update(*notes, scores[:, tile], values[tile]), seen + size
     m, total, acc = notes
-    # The invariant, over everything seen so far:
     torch.testing.assert_close(m, scores[:, :seen].amax(1, keepdim=True))
     torch.testing.assert_close(total, (scores[:, :seen] - m).exp().sum(1, keepdim=True))
     torch.testing.assert_close(acc, (scores[:, :seen] - m).exp() @ values[:seen])
@@ -294,6 +440,11 @@ def flash1(memory, query_rows, key_rows):
                 memory.store(name, at_q, note)
 
 
+# %% [markdown] name="tiled-second-text"
+# The second order is shorter, because nothing has to be put away:
+
+
+# %% name="tiled-second"
 def flash2(memory, query_rows, key_rows):
     n, d = memory.tensors["Q"].shape
     for at_q in tiles(n, query_rows):  # each a separate program: they never interact
@@ -304,16 +455,37 @@ def flash2(memory, query_rows, key_rows):
         memory.store("O", at_q, acc / total)  # stored once, divided once
 
 
+# %% [markdown] name="tiled-count-text"
+# 512 tokens, tiles of 128 queries and 64 keys: 8 tiles of keys, 4 of queries. How often does the first order write each
+# value of O?
+
+# %% name="predict-output"
+widgets.predict("05a-output", "How many times does the first order write each value of O?", "times")
+
+# %% name="tiled-count"
 counted = {"three kernels": memory}
 for name, order in (("FlashAttention 1", flash1), ("FlashAttention 2", flash2)):
     counted[name] = fresh(n, d)
     order(counted[name], 128, 64)
     torch.testing.assert_close(counted[name].tensors["O"], memory.tensors["O"])
-for name, m in counted.items():
-    print(f"{name:17s} moved {m.moved:9,} values; K and V read {m.read['K'] / (n * d):3.0f} times; O read {m.read['O'] / (n * d):3.0f}, "
-          f"written {m.written['O'] / (n * d):3.0f} times; S and P {m.written['S'] + m.written['P']:,} written")  # fmt: skip
 assert counted["FlashAttention 1"].moved == traffic.flash1_moves(n, d, 64).total
 assert counted["FlashAttention 2"].moved == traffic.flash2_moves(n, d, 128).total
+print(widgets.reveal("05a-output", counted["FlashAttention 1"].written["O"] / (n * d)))
+each = n * d
+widgets.table(
+    [
+        (
+            name,
+            m.moved,
+            m.read["K"] // each,
+            m.read["O"] // each,
+            m.written["O"] // each,
+            m.written["S"] + m.written["P"],
+        )
+        for name, m in counted.items()
+    ],
+    ["", "values moved", "K read (times)", "O read", "O written", "S and P written (values)"],
+)
 
 # %% [markdown] name="tiled-reading"
 # All three give the same output. With 8 tiles of keys, the first order reads O eight times, and writes it nine times
@@ -323,10 +495,8 @@ assert counted["FlashAttention 2"].moved == traffic.flash2_moves(n, d, 128).tota
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# Our Triton kernel uses the second order. Here is its inner loop, from the file, without the parts for windows, trees,
-# quantized caches and skipped tiles (`needed` is for those). The code is executed by one program, on tiles: `tl.load`
-# takes a tile of addresses and a mask, and returns `other` where the mask is false; `at[:, None] + d_range[None, :]`
-# are rows and columns, as in NumPy. Part b begins with a smaller kernel.
+# The engine's Triton kernel uses the second order, as the thirty lines did. Here is its inner loop, from the file,
+# without the parts for windows, trees, quantized caches and skipped tiles (`needed` is for those).
 
 # %% name="engine-kernel"
 if has_triton:
@@ -339,15 +509,14 @@ if has_triton:
 # %% [markdown] name="engine-reading"
 # `largest`, `total` and `acc` are m, l and acc. Two things are new. Keys are found through the **block table**, so the
 # same kernel reads prompts, chunks of prompts and cached prefixes. And tiles that every query attends to in full
-# (`phase 1`) skip the mask. Exponentials are powers of 2, because the hardware computes those; the scores are
-# multiplied by log2(e) first.
+# (`phase 1`) skip the mask.
 #
 # Does it compute the same? Rows of a real step: a whole prompt, a chunk after a prefix, a decoding token. The cache is
 # filled with NaN wherever no token was written. The rule for "the same": its error against float64 may be at most twice
 # the error of plain torch in the same precision, plus the last bit.
 
 
-# %% name="engine-check"
+# %% name="paged-rows"
 def paged(rows, heads, kv_heads, d, dtype=torch.float16, block_size=16, seed=0):
     """(q, keys, values, block_table, query_start_loc, seq_lens, scale) of rows (queries, context), blocks anywhere."""
     data = torch.Generator().manual_seed(seed)
@@ -366,6 +535,11 @@ def paged(rows, heads, kv_heads, d, dtype=torch.float16, block_size=16, seed=0):
     return *(t.to(DEVICE) for t in (q, keys, values, table, starts, lens)), d**-0.5
 
 
+# %% [markdown] name="engine-check-text"
+# The rule needs two runs of the plain twin: one in float64, one in the precision of the kernel.
+
+
+# %% name="engine-check"
 def doubled(arguments):
     return [a.double() if torch.is_tensor(a) and a.dtype in (torch.float16, torch.float32) else a for a in arguments]
 
@@ -378,17 +552,16 @@ def errors(found, twin, arguments, **options):
 
 
 case = paged([(65, 65), (40, 150), (1, 90)], heads=4, kv_heads=2, d=64)
-found = flash_attention(*case)
-error, allowed = errors(found, reference.flash_attention, case)
-print(f"flash attention, ragged rows over a paged cache: error {error:.1e}, allowed {allowed:.1e}")
-assert error <= allowed
-slots = {"decode": paged([(1, length) for length in (5, 700, 1300)], 8, 2, 64)}
-q, keys, values, table, _, lens, scale = slots["decode"]
+q, keys, values, table, _, lens, scale = paged([(1, length) for length in (5, 700, 1300)], 8, 2, 64)
 decode_case = (q, keys, values, table, lens, int(lens.max()), scale)
-found = paged_decode(*decode_case)
-error, allowed = errors(found, reference.paged_decode, decode_case)
-print(f"paged decode, contexts of 5, 700 and 1,300:       error {error:.1e}, allowed {allowed:.1e}")
-assert error <= allowed
+checked = {
+    "flash attention, ragged rows over a paged cache": (flash_attention, reference.flash_attention, case),
+    "paged decode, contexts of 5, 700 and 1,300": (paged_decode, reference.paged_decode, decode_case),
+}
+for what, (kernel, twin, arguments) in checked.items():
+    error, allowed = errors(kernel(*arguments), twin, arguments)
+    print(f"{what}: error {error:.1e}, allowed {allowed:.1e}")
+    assert error <= allowed
 
 # %% [markdown] name="paths-text"
 # ### Which attention kernel ran?
@@ -399,7 +572,7 @@ assert error <= allowed
 # check.
 
 
-# %% name="paths"
+# %% name="operations" jupyter={"source_hidden": true}
 class Operations(TorchDispatchMode):
     """Counts the operations that torch executes. Attention that arrives as one call is decomposed."""
 
@@ -428,28 +601,40 @@ def which(call):
     return path(asked.count)
 
 
+# %% name="predict-paths"
+widgets.predict("05a-fallbacks", "Six calls follow. How many of them does a CPU compute unfused?", "calls")
+
+# %% name="paths"
 dtype = torch.float16 if on_gpu else torch.float32
 q = torch.randn(1, 4, 64, 32, device=DEVICE, dtype=dtype)
 strided = q.transpose(2, 3).contiguous().transpose(2, 3)  # the same numbers, head_dim not contiguous
 causal = torch.ones(64, 64, dtype=torch.bool, device=DEVICE).tril()
-for what, call in {
-    "causal": lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True),
-    "grouped heads": lambda: F.scaled_dot_product_attention(q, q[:, :2], q[:, :2], enable_gqa=True),
-    "a mask": lambda: F.scaled_dot_product_attention(q, q, q, attn_mask=causal),
-    "values with other strides": lambda: F.scaled_dot_product_attention(q, q, strided),
-    "values with another head_dim": lambda: F.scaled_dot_product_attention(q, q, q[..., :16]),
-    "dropout (only in training)": lambda: F.scaled_dot_product_attention(q, q, q, dropout_p=0.1),
-}.items():
-    print(f"{what:30s} {which(call)}")
-with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # requiring it turns a silent fallback into an error
-    print(f"{'demanded':30s} {which(lambda: F.scaled_dot_product_attention(q, q, q, is_causal=True))}")
+attend = F.scaled_dot_product_attention
+calls = {
+    "causal": lambda: attend(q, q, q, is_causal=True),
+    "grouped heads": lambda: attend(q, q[:, :2], q[:, :2], enable_gqa=True),
+    "a mask": lambda: attend(q, q, q, attn_mask=causal),
+    "values with other strides": lambda: attend(q, q, strided),
+    "values with another head_dim": lambda: attend(q, q, q[..., :16]),
+    "dropout (only in training)": lambda: attend(q, q, q, dropout_p=0.1),
+}
+ran = {what: which(call) for what, call in calls.items()}
+print(widgets.reveal("05a-fallbacks", sum("UNFUSED" in kernel for kernel in ran.values())))
+widgets.table(list(ran.items()), ["the call", "what ran"])
+
+# %% [markdown] name="paths-demanded-text"
+# If you *require* a backend, a silent fallback becomes an error, and PyTorch says why:
+
+# %% name="paths-demanded"
+with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    print(f"required: {which(lambda: attend(q, q, q, is_causal=True))}")
     with warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
-            F.scaled_dot_product_attention(q, q, q[..., :16])
+            attend(q, q, q[..., :16])
         except RuntimeError as refusal:
-            print(f"{'demanded, and impossible':30s} refused: {str(refusal).strip()}")
-    print("and now it says why:", str(reasons[-1].message).partition("(Triggered")[0].strip())
+            print(f"required, and impossible: refused: {str(refusal).strip()}")
+    print("the reason:", str(reasons[-1].message).partition("(Triggered")[0].strip())
 
 # %% [markdown] name="engine-path-text"
 # And the engine? Each step of its trace records which kernels computed attention. The cell serves two prompts with
@@ -457,7 +642,7 @@ with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # requiring it turns a silent fal
 # give the same tokens.
 
 
-# %% name="engine-path"
+# %% name="engine-kept" jupyter={"source_hidden": true}
 class Kept(TorchAttention):
     """The engine's attention in torch; records the inputs of the layers in the first step."""
 
@@ -479,6 +664,7 @@ engine = Engine(
 )
 
 
+# %% name="engine-path"
 def served(engine, *prompts):
     """The outputs, and the attention kernels of each step by the trace."""
     greedy = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
@@ -516,27 +702,41 @@ if has_triton:
 #
 # The next cell counts loads with the code from above, at small sizes, and draws them on the curves.
 
+# %% name="predict-traffic"
+widgets.predict(
+    "05a-traffic", "1,024 tokens, head_dim 64: how many times fewer values does FlashAttention 2 move?", "times"
+)
+
 # %% name="traffic"
 points, d, ROWS = {}, 64, 128
 sram = 48 * KiB / 2  # values that fit into 48 KiB
 key_rows = traffic.flash1_key_rows(d, int(sram))
+orders = {
+    "three kernels": (plain, lambda n: traffic.unfused_moves(n, d)),
+    "FlashAttention 1": (lambda m: flash1(m, ROWS, key_rows), lambda n: traffic.flash1_moves(n, d, key_rows)),
+    "FlashAttention 2": (lambda m: flash2(m, ROWS, 64), lambda n: traffic.flash2_moves(n, d, ROWS)),
+}
 for n in (256, 512, 1024):
-    for name, run in (("three kernels", plain), ("FlashAttention 1", lambda m: flash1(m, ROWS, key_rows)),
-                      ("FlashAttention 2", lambda m: flash2(m, ROWS, 64))):  # fmt: skip
+    for name, (run, expected) in orders.items():
         memory = fresh(n, d)
         run(memory)
         points[name, n] = memory.moved
+        assert memory.moved == expected(n).total
 lengths = 2 ** np.arange(8, 16)
-curves = {"three kernels": traffic.unfused_values(lengths, d), "FlashAttention 1": traffic.flash1_values(lengths, d, sram),
-          "FlashAttention 2": traffic.flash2_values(lengths, d, ROWS), "floor": traffic.fused_floor_values(lengths, d)}  # fmt: skip
+curves = {
+    "three kernels": traffic.unfused_values(lengths, d),
+    "FlashAttention 1": traffic.flash1_values(lengths, d, sram),
+    "FlashAttention 2": traffic.flash2_values(lengths, d, ROWS),
+    "floor": traffic.fused_floor_values(lengths, d),
+}
+widgets.reveal("05a-traffic", points["three kernels", 1024] / points["FlashAttention 2", 1024])
+
+# %% name="traffic-table" jupyter={"source_hidden": true}
+rows = []
 for (name, n), moved in points.items():
     formula = curves[name][list(lengths).index(n)]
-    print(
-        f"{name:17s} {n:5d} tokens: counted {moved:9,}, formula {formula:11,.0f}, counted / formula {moved / formula:.2f}"
-    )
-    exact = {"three kernels": traffic.unfused_moves(n, d), "FlashAttention 1": traffic.flash1_moves(n, d, key_rows),
-             "FlashAttention 2": traffic.flash2_moves(n, d, ROWS)}[name]  # fmt: skip
-    assert moved == exact.total
+    rows.append((name, n, moved, f"{formula:,.0f}", f"{moved / formula:.2f}"))
+widgets.table(rows, ["order", "tokens", "values counted", "formula", "counted / formula"])
 
 # %% name="traffic-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 3.2)
@@ -575,7 +775,7 @@ show(
 # The sheet also takes memory. This cell measures the peak of bytes allocated by torch.
 
 
-# %% name="peak"
+# %% name="alive" jupyter={"source_hidden": true}
 class Alive(TorchDispatchMode):
     """Bytes of live tensors created inside, and their maximum."""
 
@@ -604,28 +804,45 @@ def peak_of(attention, *qkv):
         return alive.peak, time.perf_counter() - began
 
 
+# %% name="predict-peak"
+widgets.predict(
+    "05a-memory", "2,048 tokens, head_dim 64: how many times less memory does the fused kernel take?", "times"
+)
+
+
+# %% name="peak"
 def unfused(q, k, v):
     s = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     return s.softmax(-1) @ v
 
 
-peaks = []
+peaks, rows = {}, []
 for n in (256, 512, 1024, 2048) + (8192, 16384) * on_gpu:
     qkv = torch.randn(3, 1, 2, n, 64, device=DEVICE, dtype=dtype)
     sheet, slow = peak_of(unfused, *qkv)
     tiled, fast = peak_of(F.scaled_dot_product_attention, *qkv)
-    peaks.append((n, sheet, tiled))
-    print(f"{n:6,} tokens: three kernels {format_bytes(sheet):>8s} in {format_seconds(slow):>8s}, fused {format_bytes(tiled):>8s} in "
-          f"{format_seconds(fast):>8s}; one matrix of scores {format_bytes(2 * n * n * qkv.element_size()):>8s}")  # fmt: skip
-    assert sheet >= 2 * n * n * qkv.element_size()
-assert 3.9 < peaks[3][1] / peaks[2][1] < 4.1, "twice the tokens, four times the memory"
-assert 1.9 < peaks[3][2] / peaks[2][2] < 2.1, "twice the tokens, twice the memory"
+    peaks[n] = (sheet, tiled)
+    times = (format_seconds(slow), format_seconds(fast))
+    scores = 2 * n * n * qkv.element_size()
+    assert sheet >= scores
+    rows.append((n, *map(format_bytes, (scores, sheet, tiled)), *times))
+assert 3.9 < peaks[2048][0] / peaks[1024][0] < 4.1, "twice the tokens, four times the memory"
+assert 1.9 < peaks[2048][1] / peaks[1024][1] < 2.1, "twice the tokens, twice the memory"
+print(widgets.reveal("05a-memory", peaks[2048][0] / peaks[2048][1]))
+widgets.table(rows, ["tokens", "one matrix of scores", "peak, unfused", "peak, fused", "time, unfused", "time, fused"])
 
 # %% [markdown] name="peak-reading"
 # Quadratic against linear, counted. The seconds are this machine's, now. The "2-4x" that is often quoted was measured
 # on GPUs of 2022, at the lengths of that time. The gain depends on the position on the roofline.
 #
 # ### The roofline: three different kernels
+
+# %% name="predict-roofline"
+widgets.predict(
+    "05a-decode-intensity",
+    "Decode, Llama-3-70B in 16 bits: how many FLOP for each byte of keys and values?",
+    "FLOP/byte",
+)
 
 # %% name="roofline"
 n, d = 8192, 128
@@ -636,16 +853,18 @@ intensity = {
     "fused prefill, no L2": flops / (2 * traffic.flash2_values(n, d, 128)),
     "decode, 70B (8 queries a KV head)": roofline.decode_attention_intensity(L70),
 }
-l2_ridge = [H100.peak() / bandwidth for bandwidth in chip.l2_bandwidth]
-print(
-    f"ridge of an H100 in bf16: {H100.ridge():.0f} FLOP/byte; of its L2 cache: {l2_ridge[1]:.0f} to {l2_ridge[0]:.0f}"
-)
-for name, value in intensity.items():
-    reached = roofline.attainable_flops(value, H100)
-    bound = "memory-bound" if value < H100.ridge() else "compute-bound"
-    print(f"{name:34s} {value:7.0f} FLOP/byte, at most {reached / 1e12:4.0f} TFLOP/s: {bound}")
 assert intensity["three kernels"] == d / 2
 assert intensity["fused prefill, floor"] == n / 2
+l2_ridge = [H100.peak() / bandwidth for bandwidth in chip.l2_bandwidth]
+print(f"ridge of an H100 in bf16: {H100.ridge():.0f} FLOP/byte")
+print(f"ridge of its L2 cache: {l2_ridge[1]:.0f} to {l2_ridge[0]:.0f} FLOP/byte")
+print(widgets.reveal("05a-decode-intensity", intensity["decode, 70B (8 queries a KV head)"]))
+rows = []
+for name, value in intensity.items():
+    reached = roofline.attainable_flops(value, H100)
+    bound = "memory" if value < H100.ridge() else "arithmetic"
+    rows.append((name, f"{value:,.0f}", f"{reached / 1e12:.0f}", bound))
+widgets.table(rows, ["attention", "FLOP/byte", "at most, TFLOP/s", "bound by"])
 
 # %% name="roofline-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 3.0)
@@ -676,8 +895,8 @@ show(
 #   still below the ridge. Programs that run concurrently must hit the same keys in the L2, and even the L2 is not
 #   infinitely fast.
 # - **In decode** there is one query. Its scores are one row. There is no sheet to save, and the keys are read once
-#   anyway. Decode attention stays memory-bound, and FlashAttention does not change that. Its problem is a different
-#   one:
+#   anyway. (The rows are a few percent at large batch: section 7.) Decode attention stays memory-bound, and
+#   FlashAttention does not change that. Its problem is a different one:
 
 # %% [markdown] name="decode-text"
 # ### Decode: too few programs
@@ -688,18 +907,24 @@ show(
 # is the average share of busy SMs, if all programs take equally long:
 # <!-- printed: splits -->
 
+# %% name="predict-splits"
+widgets.predict("05a-busy", "Decode, batch 1, eight KV heads, no splits: what share of the 132 SMs works?", "%")
+
 # %% name="splits"
 sms = chip.num_sms
-for what, programs in (
-    ("prefill of 8,192 tokens, 32 heads, FA-1's schedule: batch x heads", 32),
-    ("the same, FA-2: query tiles of 128 as well", 32 * 64),
-    ("decode, batch 1, 8 KV heads, no splits", 8),
-    (f"decode, batch 1, context 32,768, splits of {SPLIT}", 8 * 32768 // SPLIT),
-    ("decode, batch 64, no splits", 64 * 8),
-):
-    print(f"{what:66s} {programs:5d} programs: {traffic.wave_share(programs, sms):6.1%} of {sms} SMs")
-print(
-    f"what a split of {SPLIT} writes and reads beside its keys and values, groups of 4: {traffic.split_overhead(SPLIT, 4, 128):.1%}"
+cases = {
+    "prefill of 8,192 tokens, 32 heads, FA-1's schedule: batch x heads": 32,
+    "the same, FA-2: query tiles of 128 as well": 32 * 64,
+    "decode, batch 1, 8 KV heads, no splits": 8,
+    f"decode, batch 1, context 32,768, splits of {SPLIT}": 8 * 32768 // SPLIT,
+    "decode, batch 64, no splits": 64 * 8,
+}
+overhead = traffic.split_overhead(SPLIT, 4, 128)
+print(f"a split of {SPLIT} writes and reads {overhead:.1%} beside its keys and values (groups of 4)")
+print(widgets.reveal("05a-busy", 100 * traffic.wave_share(8, sms)))
+widgets.table(
+    [(what, programs, f"{traffic.wave_share(programs, sms):.1%}") for what, programs in cases.items()],
+    ["what", "programs", f"of {sms} SMs"],
 )
 
 # %% [markdown] name="merge-text"
@@ -735,233 +960,62 @@ print(f"a plain mean of the means instead: off by {float((naive - whole).abs().m
 # %% [markdown] name="merge-reading"
 # Our `paged_decode` does exactly that, with splits of a fixed number of keys. Why not as many splits as fill the GPU?
 # That number would depend on the other requests in the batch, and a sum in another order rounds differently: a
-# request's output would depend on the rest of the batch (chapter 02).
+# request's output would depend on the rest of the batch (chapter 02). Part c uses the same merge for shared prefixes
+# and for contexts that are spread over devices.
 #
-# ### One merge, three uses *(more)*
+# ### Two problems to work
 #
-# **Cascade.** Requests that share a prefix each read it separately. Instead: one pass of *all* their queries over the
-# shared keys (several queries, one read), one pass each over their own, and merge. FlashInfer calls it composable
-# attention. **Ring.** A context is distributed over devices; keys are passed around a ring, and each device merges the
-# parts (chapter 12). **Split-KV** is above. All three are `merge_splits`.
-
-# %% name="cascade"
-requests, prefix, own = 8, 640, 40
-shared_k, shared_v = torch.randn(2, prefix, 64).double()
-own_k, own_v = torch.randn(2, requests, own, 64).double()
-queries = torch.randn(requests, 64).double()
-alone = torch.cat([part(queries[i : i + 1], torch.cat([shared_k, own_k[i]]), torch.cat([shared_v, own_v[i]]))[0]
-                   for i in range(requests)])  # fmt: skip
-first = part(queries, shared_k, shared_v)  # one read of the prefix for all
-second = [part(queries[i : i + 1], own_k[i], own_v[i]) for i in range(requests)]
-second = tuple(torch.cat(pieces) for pieces in zip(*second, strict=True))
-torch.testing.assert_close(merged([first, second]), alone)
-reads = [traffic.cascade_keys(requests, prefix, own, cascade) for cascade in (False, True)]
-print(f"cascade: the same outputs; keys read {reads[0]:,} -> {reads[1]:,}, {reads[0] / reads[1]:.1f} times fewer")
-
-devices = 4
-held = list(zip(k.chunk(devices), v.chunk(devices), strict=True))  # each device holds a quarter of the keys
-ring_q = torch.randn(devices, 3, 64).double()  # and queries of its own
-state = [None] * devices
-for _ in range(devices):
-    for rank in range(devices):
-        fresh_part = part(ring_q[rank], *held[rank])
-        both = [fresh_part] if state[rank] is None else [state[rank], fresh_part]
-        total = torch.logsumexp(torch.stack([lse for _, lse in both]) * math.log(2), 0) / math.log(2)
-        state[rank] = (merged(both), total)
-    held = held[-1:] + held[:-1]  # every device passes its keys to the next
-for rank in range(devices):
-    torch.testing.assert_close(state[rank][0], part(ring_q[rank], k, v)[0])
-print(f"ring: {devices} devices, {devices} rounds, the same outputs")
-
-# %% [markdown] name="index-text"
-# ### One index for many layouts *(more)*
+# One deployment: Llama-3-70B in BF16 on four H100 with 80 GB, tensor parallelism over all four. Take a pencil first;
+# the formulas are in this section. <!-- tested: tests/claims/test_chapter_05.py::test_worked_problems_of_part_a -->
 #
-# A block table is a **block-sparse matrix**: rows are groups of queries, columns are blocks of the cache, and a row
-# lists the blocks it attends to. Stored like any sparse matrix (`indptr`, `indices`), the same few lines handle a paged
-# cache, ragged contiguous keys, a shared prefix and a tree of drafts (chapter 08). Kernels have one loop; layouts
-# become data.
-
-
-# %% name="index"
-def sparse_attention(q, keys, values, groups, indptr, indices, last):
-    """groups: a slice of queries per row; row r sees blocks indices[indptr[r]:indptr[r+1]], `last[r]` slots of the last.
-
-    keys, values [blocks, block_size, d]. Returns (mean, lse) of all queries; no mask inside a row.
-    """
-    mean, lse = torch.zeros_like(q), torch.full(q.shape[:1], -math.inf, dtype=q.dtype)
-    for row, group in enumerate(groups):
-        blocks = indices[indptr[row] : indptr[row + 1]]
-        end = (len(blocks) - 1) * keys.shape[1] + last[row]
-        mean[group], lse[group] = part(q[group], keys[blocks].flatten(0, 1)[:end], values[blocks].flatten(0, 1)[:end])
-    return mean, lse
-
-
-def one(i):
-    return slice(i, i + 1)
-
-
-q, keys, values = torch.randn(3, 64).double(), *torch.randn(2, 12, 4, 64).double()
-flat_k, flat_v = keys.flatten(0, 1), values.flatten(0, 1)
-layouts = {  # groups, indptr, indices, slots of the last block, block size
-    "paged": ([one(0), one(1), one(2)], [0, 3, 4, 6], [7, 2, 9, 0, 11, 3], [1, 4, 2], 4),
-    "ragged": ([one(0), one(1), one(2)], [0, 9, 13, 19], [*range(9), *range(20, 24), *range(30, 36)], [1, 1, 1], 1),
-    "prefix": ([slice(0, 3)], [0, 2], [5, 8], [4], 4),
-    "tree": ([one(0), one(1), one(2)], [0, 1, 3, 5], [40, 40, 41, 40, 42], [1, 1, 1], 1),  # drafts 1 and 2 continue 0
-}
-results = {}
-for name, (groups, indptr, indices, last, size) in layouts.items():
-    cut = [t.view(-1, size, 64) for t in (flat_k, flat_v)]
-    results[name] = sparse_attention(q, *cut, groups, indptr, torch.tensor(indices), last)
-    blocks = [indices[indptr[i] : indptr[i + 1]] for i in range(len(groups))]
-    print(f"{name:7s} blocks of {size}: rows {blocks}")
-torch.testing.assert_close(results["tree"][0][2:], part(q[2:], flat_k[[40, 42]], flat_v[[40, 42]])[0])
-whole = merged([results["prefix"], results["tree"]])  # a prefix of 8 slots, and the drafts after it
-for i, drafts in enumerate(([40], [40, 41], [40, 42])):
-    seen = [*range(20, 24), *range(32, 36), *drafts]
-    torch.testing.assert_close(whole[i : i + 1], part(q[i : i + 1], flat_k[seen], flat_v[seen])[0])
-# The kernel does the last two in one launch: the block table gives the prefix, a bit mask the ancestors of each draft.
-tree_case = paged([(3, 11)], 2, 1, 64, torch.float32)
-ancestors = torch.tensor([0b001, 0b011, 0b101], device=DEVICE)
-found = flash_attention(*tree_case, ancestors=ancestors)
-error, allowed = errors(found, reference.flash_attention, tree_case, ancestors=ancestors)
-print(f"kernel, a prefix of 8 and three drafts in a tree: error {error:.1e}, allowed {allowed:.1e}")
-assert error <= allowed
-
-# %% [markdown] name="eight-text"
-# ### Eight bits *(more)*
+# **Problem 1.** One prompt of 8,192 tokens, causal. On each GPU, at the tensor cores' peak: how long do the products of
+# attention take, what share of the arithmetic of this prefill are they, and what would three kernels add at the full
+# bandwidth of the memory?
 #
-# An 8-bit cache halves the KV bytes that decode reads. What does it cost in accuracy? Real keys and values this time:
-# those of the course model's middle layer for 512 tokens of text. Each value is stored as a code, with one scale per
-# token and head. The kernel reads codes and scales and dequantizes on the chip.
-
-
-# %% name="eight"
-layer = model.config.num_layers // 2
-q, k, v = (t[:512].to(DEVICE) for t in kept.kept[layer])  # [tokens, heads, head_dim]
-heads, kv_heads, d = q.shape[1], k.shape[1], q.shape[2]
-table, starts = torch.arange(32, device=DEVICE).int()[None], torch.tensor([0, 64], device=DEVICE).int()
-lens = torch.tensor([512], device=DEVICE).int()
-real = (q[-64:].contiguous(), k.view(32, 16, kv_heads, d), v.view(32, 16, kv_heads, d), table, starts, lens, d**-0.5)
-exact = reference.flash_attention(*doubled(real))
-
-
-def stored(content, kind):
-    """Codes and scales, one per token and head; the largest value gets the largest code."""
-    largest = 127 if kind is torch.int8 else torch.finfo(kind).max
-    scale = content.abs().amax(-1) / largest
-    codes = content / scale[..., None]
-    return (codes.round() if kind is torch.int8 else codes).to(kind), scale
-
-
-def relative(found):
-    return float((found.double() - exact).norm() / exact.norm())
-
-
-print(f"fp32 cache: {relative(flash_attention(*real)):.1e}")
-for kind in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
-    (keys, key_scale), (values, value_scale) = stored(real[1], kind), stored(real[2], kind)
-    if kind is torch.float8_e5m2:  # our kernel and most caches use e4m3: this is the twin
-        found = reference.flash_attention(
-            real[0], keys, values, *real[3:], key_scale=key_scale, value_scale=value_scale
-        )
-    else:
-        found = flash_attention(real[0], keys, values, *real[3:], key_scale=key_scale, value_scale=value_scale)
-    print(f"{str(kind).removeprefix('torch.'):13s} cache: relative error {relative(found):.2%}")
-halved = [roofline.bytes_per_generated_token(L8, 1, 8192, kv_bytes=size).cache_read for size in (2, 1)]
-print(
-    f"8B, context 8,192: {format_bytes(halved[0])} of cache per token become {format_bytes(halved[1])} and the scales"
-)
-
-# %% [markdown] name="eight-reading"
-# At equal bits, int8 with a scale per token and head has a smaller error than e4m3: with a scale per row little range
-# is needed, and e4m3 spends four of its bits on range. e5m2 spends five. FP8 wins where scales are coarse, and where
-# tensor cores multiply it directly.
+# <details><summary>Answer</summary>
 #
-# **FlashAttention-3 computes in FP8**, Q and K and P and V. It adds two techniques to reduce the error. *Block
-# quantization*: a scale per tile instead of one per tensor. *Incoherent processing*: multiply Q and K by the same
-# random orthogonal matrix, which leaves the products unchanged and spreads an outlier over all dimensions. We reproduce
-# both, with a few injected outliers:
-
-
-# %% name="fp8"
-def to_fp8(x, rows=None):
-    """Rounded to e4m3 with one scale per tensor, or per tile of rows; returned as float64 again."""
-    if rows is not None:
-        return torch.cat([to_fp8(tile) for tile in x.split(rows)])
-    scale = x.abs().max() / 448
-    return (x / scale).to(torch.float8_e4m3fn).double() * scale
-
-
-def fp8_attention(q, k, v, rows=None):
-    s = to_fp8(q, rows) @ to_fp8(k, rows).T / q.shape[1] ** 0.5
-    weights = (s - s.amax(1, keepdim=True)).exp()
-    return to_fp8(weights, rows) @ to_fp8(v, rows) / weights.sum(1, keepdim=True)
-
-
-def hadamard(d):
-    h = torch.ones(1, 1).double()
-    while len(h) < d:
-        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
-    return h * torch.randint(0, 2, (d, 1)).mul(2).sub(1) / d**0.5  # random signs: orthogonal
-
-
-q8, k8, v8 = torch.randn(3, 512, 128).double()
-outlier = torch.rand(512, 128) < 0.001  # as in the paper: a few values ten times as large
-q8, k8, v8 = (x + 10 * torch.randn_like(x) * outlier for x in (q8, k8, v8))
-truth, turn = part(q8, k8, v8)[0], hadamard(128)
-torch.testing.assert_close((q8 @ turn) @ (k8 @ turn).T, q8 @ k8.T)  # the products do not change
-rmse = {}
-for name, arguments in {
-    "one scale per tensor": (q8, k8, v8),
-    "a scale per 64 rows": (q8, k8, v8, 64),
-    "and Q, K turned": (q8 @ turn, k8 @ turn, v8, 64),
-}.items():
-    rmse[name] = float((fp8_attention(*arguments) - truth).pow(2).mean().sqrt())
-    print(f"FP8, {name:22s} RMSE {rmse[name]:.2e}")
-assert rmse["and Q, K turned"] < rmse["one scale per tensor"]
-
-# %% [markdown] name="fp8-reading"
-# Scales per tile change nothing here: every tile has its outliers, and a floating-point code has the same relative
-# precision for a tenth of a value as for the value. They matter where tiles differ by more than the format's range. The
-# rotation removes the outliers themselves. The remaining error comes from V and P. (The paper reports 2.6 times less
-# error than its own FP8 baseline.)
-# <!-- source: abstract of FlashAttention-3, Shah et al., July 2024 -->
-
-# %% [markdown] name="pipeline-text"
-# ### Overlapping copies with arithmetic *(more)*
+# A GPU has 16 of the 64 heads. The products are 4 · 8,192² · 128 / 2 FLOP for a head and layer, half because of the
+# mask; times 16 heads and 80 layers 22 TFLOP, or 22 ms. The linear layers need 2 FLOP per weight and token: 280 TFLOP on
+# each GPU, 283 ms. So attention is 7 % of the arithmetic at 8k. Three kernels move the sheet, 4 · 2 · 8,192² bytes for a
+# head and layer if they ignore the mask: 687 GB on each GPU, 205 ms. Attention as a whole would take ten times as long,
+# and this prefill two thirds longer. <!-- tested: tests/claims/test_chapter_05.py::test_worked_problems_of_part_a -->
 #
-# FlashAttention-3's other gains are about time, not bytes. The Tensor Memory Accelerator (TMA) copies tiles while warps
-# compute; some warps only load, others only multiply; and the exponentials of one tile overlap with the products of
-# another. How much can this gain? A tile of 64 keys for 128 queries, at the rates of an H100's data sheet and L2:
-
-# %% name="pipeline"
-load = 2 * N * D * 2 / (chip.l2_bandwidth[0] / sms)
-compute = 4 * M * N * D / (H100.peak() / sms)
-serial, overlapped = (traffic.pipelined_seconds(8192 // N, load, compute, stages) for stages in (1, 2))
-print(f"a tile: load {load * 1e9:.0f} ns from L2, products {compute * 1e9:.0f} ns; 8,192 keys one after the other "
-      f"{serial * 1e6:.0f} us, overlapped {overlapped * 1e6:.0f} us: {serial / overlapped:.2f} times")  # fmt: skip
-for gpu in ("A100-80GB", "H100", "B200"):
-    this = device(gpu)
-    per_clock = this.peak() / this.chip.num_sms / this.chip.clock
-    for head_dim in (64, 128):
-        share = traffic.exp_share(head_dim, per_clock)
-        print(
-            f"{gpu:9s} head_dim {head_dim:3d}: {per_clock:5.0f} FLOP a clock and SM; exponentials take {share:4.0%} of the time of the products"
-        )
-
-# %% [markdown] name="pipeline-reading"
-# The second table explains three generations. Each score costs one exponential and `4d` FLOP. Tensor core throughput
-# doubles from generation to generation; that of the exponential units does not. On an A100 they take a quarter to a
-# half of the products' time. On an H100 it is twice that, and FlashAttention-3 overlaps them with products. On a B200
-# they take as long as the products, and FlashAttention-4 computes part of them with ordinary multiply-adds. (Ceilings:
-# tensor cores from data sheets, 16 exponentials a clock and SM.) The first line shows why tiles should be large: at the
-# lowest published L2 bandwidth, loading a tile for 128 queries takes longer than computing with it.
+# </details>
+#
+# **Problem 2.** 32 requests decode at a context of 8,192. On each GPU and step: how many bytes of cache beside how many
+# of weights? How many programs has attention with one for each request and KV head, and with splits of 512 keys? And what
+# share of the bytes would unfused attention add with its rows of scores?
+#
+# <details><summary>Answer</summary>
+#
+# A GPU has 2 of the 8 KV heads: 81,920 bytes for a token (two tensors, 2 heads, 128 values, 2 bytes, 80 layers). Times 32
+# requests and 8,192 tokens that is 21.5 GB, beside 35.3 GB of weights, so a step takes at least 17 ms. Without splits
+# there are 64 programs in a layer, on 132 SMs: 48 % work. Splits of 512 make 1,024, and 97 % work. The rows: 16 heads,
+# written and read as scores and as probabilities, are 2.7 GB, 4.7 % of those bytes.
+# <!-- tested: tests/claims/test_chapter_05.py::test_worked_problems_of_part_a -->
+#
+# </details>
 
 # %% [markdown] name="explore"
 # ## 6. Explore
 #
 # The tile stepper, over scores of the course model: eight queries of a head in the middle layer, 40 keys, tiles of 8.
 # Watch `m`, `l` and `acc`. Where does `m` jump, and how does that change `l`? Which tiles change the mean at all?
+
+# %% name="real-keys" jupyter={"source_hidden": true}
+layer = model.config.num_layers // 2
+q, k, v = (t[:512].to(DEVICE) for t in kept.kept[layer])  # [tokens, heads, head_dim] of the course model
+heads, kv_heads, d = q.shape[1], k.shape[1], q.shape[2]
+table = torch.arange(32, device=DEVICE).int()[None]
+starts, lens = torch.tensor([0, 512], device=DEVICE).int(), torch.tensor([512], device=DEVICE).int()
+paged_kv = [t.view(32, 16, kv_heads, d) for t in (k, v)]
+all_queries = (q, *paged_kv, table, starts, lens, d**-0.5)
+exact = reference.flash_attention(*doubled(all_queries)).cpu()
+
+
+def relative(found):
+    return float((found.double() - exact).norm() / exact.norm())
+
 
 # %% name="explore-steps"
 head, kv_head = 1, 1 // (heads // kv_heads)
@@ -984,41 +1038,42 @@ widgets.attention_traffic()
 # ## 7. What the cheat sheets get wrong
 #
 # **"The 8,192 x 8,192 matrix is 512 MB", or 268, or 256.** (E05.1) Three sources, three sizes. Say values, type, unit, and
-# that it is *per head, layer and sequence*. Then answer the question from the top.
+# that it is *per head, layer and sequence*.
 
 # %% name="errata-size"
 count = kv_cache.score_bytes(1, 8192, 8192, 1)
-print(f"{count:,} values: fp16 {format_bytes(2 * count)} = {format_bytes(2 * count, binary=True)}, "
-      f"fp32 {format_bytes(4 * count)} = {format_bytes(4 * count, binary=True)}")  # fmt: skip
+rows = []
+for what, num_heads in (("one head", 1), ("a layer of the 70B, 64 heads", 64)):
+    for kind, size in (("fp16", 2), ("fp32", 4)):
+        stored = num_heads * size * count
+        rows.append((what, kind, f"{num_heads * count:,}", format_bytes(stored), format_bytes(stored, binary=True)))
 print(f"512 MiB in fp16 is {math.isqrt(512 * MiB // 2):,} tokens")
-print(
-    f"a layer of the 70B (64 heads): fp16 {format_bytes(64 * 2 * count, binary=True)}, fp32 {format_bytes(64 * 4 * count, binary=True)}"
-)
-travelled = {s.layers: 2 * traffic.score_values(8192) * s.num_heads * s.layers / 1e12 for s in (L70, L8)}
-print(f"written and read for S and P in one pass: 70B {travelled[80]:.2f} TB, 8B {travelled[32]:.2f} TB; at "
-      f"{H100.bandwidth / 1e12} TB/s the 70B's alone take {travelled[80] * 1e12 / H100.bandwidth:.2f} s")  # fmt: skip
-widgets.reveal("05-scores", travelled[80])
+print("written and read for S and P in one pass:", ", ".join(f"{moved / 1e12:.2f} TB" for moved in travelled.values()))
+widgets.table(rows, ["8,192 tokens", "type", "values", "bytes", "binary"])
 
 # %% [markdown] name="errata-savings"
 # **"FlashAttention reads 5-20 times (or about 10 times) less."** (E05.2) Less than what, for which `d`, with how much
 # shared memory, in which order? At 8,192 tokens, compared with three kernels:
 
 # %% name="errata-savings-cell"
-for d in (64, 128):
-    base = traffic.unfused_values(8192, d)
-    ways = {f"FA-1, {kib} KiB": traffic.flash1_values(8192, d, kib * KiB / 2) for kib in (100, 192)}
+rows = []
+for head_dim in (64, 128):
+    base = traffic.unfused_values(8192, head_dim)
+    ways = {f"FA-1, {kib} KiB": traffic.flash1_values(8192, head_dim, kib * KiB / 2) for kib in (100, 192)}
     ways |= {
-        "FA-2, tiles of 128, no L2": traffic.flash2_values(8192, d, 128),
-        "floor": traffic.fused_floor_values(8192, d),
+        "FA-2, tiles of 128, no L2": traffic.flash2_values(8192, head_dim, 128),
+        "floor": traffic.fused_floor_values(8192, head_dim),
     }
-    print(f"head_dim {d:3d}: " + "; ".join(f"{name} {base / moved:.1f}x" for name, moved in ways.items()))
+    rows.append((head_dim, *(f"{base / moved:.1f}x" for moved in ways.values())))
+widgets.table(rows, ["head_dim", *ways])
 
 # %% [markdown] name="errata-savings-reading"
 # From 1.1 to 129 times.
 # <!-- printed: errata-savings-cell -->
 #
-# The paper's own measurement (GPT-2 medium, d = 64, 40.3 GB to 4.4 GB) is one configuration, and its baseline also made
-# passes for masks, dropout and casts. Derive the factor, or measure bytes with a profiler.
+# The paper's own measurement (40.3 GB to 4.4 GB) is one configuration: GPT-2 medium, d = 64, 1,024 tokens, forward *and
+# backward* pass, on an A100. Its baseline also made passes for masks, dropout and casts, and stored P for the backward
+# pass, which inference does not have. Derive the factor, or measure bytes with a profiler.
 # <!-- source: FlashAttention, Dao et al., 2022, figure 2 -->
 #
 # **"FlashAttention: outer loop over Q, inner loop over K and V."** (E05.3) That is FlashAttention-2. You counted both:
@@ -1029,7 +1084,7 @@ for d in (64, 128):
 # (E05.4) It made three changes, each for a different bottleneck. Count each:
 
 
-# %% name="errata-changes"
+# %% name="errata-changes-count" jupyter={"source_hidden": true}
 class Elementwise(TorchDispatchMode):
     """Results of operations other than matrix products, copies and views: the work of the slow units."""
 
@@ -1044,6 +1099,7 @@ class Elementwise(TorchDispatchMode):
         return out
 
 
+# %% name="errata-changes"
 work = {}
 for name, order in (("FA-1", flash1), ("FA-2", flash2)):
     memory = fresh(512, 64)
@@ -1056,17 +1112,16 @@ print(f"    tensor cores against other units, FLOP/s of an H100: {H100.peak() / 
 for batch in (1, 16):
     before, after = (traffic.wave_share(batch * 32 * t, sms) for t in (1, 64))
     print(
-        f"(2) a program per query tile, too: batch {batch:2d}, 32 heads, 8,192 tokens fill {before:.0%} of the SMs before, {after:.0%} after"
+        f"(2) a program per query tile, too: batch {batch}, 32 heads, 8,192 tokens fill {before:.0%} of the SMs before"
     )
+    print(f"    and {after:.0%} after")
 q4, k4, v4 = torch.randn(64, 64).double(), *torch.randn(2, 64, 64).double()
 # Four warps: each all queries and 16 keys, or each 16 queries and all keys.
 by_keys = [part(q4, k, v) for k, v in zip(k4.split(16), v4.split(16), strict=True)]
 by_queries = [part(q, k4, v4)[0] for q in q4.split(16)]
 torch.testing.assert_close(merged(by_keys), torch.cat(by_queries))
 exchanged = sum(mean.numel() + lse.numel() for mean, lse in by_keys)
-print(
-    f"(3) four warps split the queries, not the keys: {exchanged:,} values through shared memory, and a barrier, become 0"
-)
+print(f"(3) four warps split the queries, not the keys: {exchanged:,} values through shared memory become 0")
 
 # %% [markdown] name="errata-changes-reading"
 # (1) relieves the slow units, (2) fills the GPU at small batch, (3) removes an exchange inside a program. (1) matters
@@ -1091,13 +1146,7 @@ print(
 # feature is off by default where it exists. Real queries and keys again; our kernel has it as `skip_threshold`.
 
 
-# %% name="errata-skip-cell"
-q, k, v = (t[:512].to(DEVICE) for t in kept.kept[layer])
-d = q.shape[2]
-all_queries = (q, real[1], real[2], table, torch.tensor([0, 512], device=DEVICE).int(), lens, d**-0.5)
-exact = reference.flash_attention(*doubled(all_queries)).cpu()
-
-
+# %% name="errata-skip-loop"
 def skipping(threshold, query_rows, key_rows):
     """(output, share of tiles skipped) of one causal pass in float64; a tile is skipped as in the kernel."""
     out, skipped, tiles_seen = torch.zeros(q.shape).double(), 0, 0
@@ -1118,26 +1167,27 @@ def skipping(threshold, query_rows, key_rows):
     return out, skipped / tiles_seen
 
 
-skips = []
-TILE = 16
+# %% name="predict-skip"
+widgets.predict("05a-skipped", "Threshold 0.3, tiles of 16 x 16: what share of the tiles can be skipped?", "%")
+
+# %% name="errata-skip-cell"
+skips, rows = [], []
 for threshold in (0.0, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 0.6):
-    found, share = skipping(threshold, TILE, TILE)
+    found, share = skipping(threshold, 16, 16)
     error = relative(found)
     skips.append((threshold, share, error))
     bound = 2 * 512 * threshold * float(v.abs().max())
     assert float((found - exact).abs().max()) <= bound + 1e-4
-    print(
-        f"threshold {threshold:6g}: {share:5.1%} of the tiles skipped, relative error {error:8.1e}; at most {traffic.skip_speedup(share):.2f} times faster"
-    )
+    rows.append((f"{threshold:g}", f"{share:.1%}", f"{error:.1e}", f"{traffic.skip_speedup(share):.2f} times"))
 if has_triton:
     here, _ = tile_of(d, q.element_size(), architecture())
     kernel = flash_attention(*all_queries, skip_threshold=0.1).cpu()
     same, share = skipping(0.1, here["BLOCK_M"], here["BLOCK_N"])
     torch.testing.assert_close(kernel.double(), same, rtol=1e-3, atol=1e-3)
-    print(
-        f"our kernel at 0.1, tiles of {here['BLOCK_M']} x {here['BLOCK_N']}: the same output as the loop, {share:.1%} skipped"
-    )
+    print(f"our kernel at 0.1, tiles of {here['BLOCK_M']} x {here['BLOCK_N']}: the same output, {share:.1%} skipped")
 print(f"1.4 times in attention needs {traffic.skip_share(1.4):.0%} of the tiles skipped; two times is the ceiling")
+print(widgets.reveal("05a-skipped", 100 * skips[6][1]))
+widgets.table(rows, ["threshold", "tiles skipped", "relative error", "attention at most faster"])
 
 # %% name="errata-skip-figure" jupyter={"source_hidden": true}
 fig = figure(6.6, 2.8)
@@ -1163,7 +1213,8 @@ show(
 # it is lossy.
 #
 # **"FlashAttention-3 is 1.5 times faster."** (E05.6) The paper (July 2024) says 1.5 to 2.0 times over FlashAttention-2, for
-# FP16, forward, on an H100. Without precision, direction and head_dim such a number says little; section 8 has the table.
+# FP16, forward, on an H100. Without precision, direction and head_dim such a number says little; section 8 has the table,
+# and part c draws where the gain comes from.
 #
 # **"FlashInfer is NVIDIA's library."** (E05.8) It began at the University of Washington, Carnegie Mellon and OctoAI, which
 # NVIDIA bought later. It is a community project, and NVIDIA is a main contributor today. The MLSys 2025 best-paper award
@@ -1174,13 +1225,15 @@ show(
 # dropout" is for training: inference has no dropout. What does the shortest prompt gain?
 
 # %% name="errata-default"
+rows = []
 for n in (16, 64, 256):
     base, floor = traffic.unfused_values(n, 128), traffic.fused_floor_values(n, 128)
-    print(f"{n:4d} tokens: three kernels move {base / floor:.2f} times the floor, in three launches instead of one")
+    rows.append((n, f"{base / floor:.2f}", 3, 1))
+widgets.table(rows, ["tokens", "three kernels move, times the floor", "launches, unfused", "fused"])
 
 # %% [markdown] name="errata-decode"
-# **"FlashAttention and PagedAttention cut the bytes that decode must read."** (E05.14) Neither changes a term of the
-# sum. An 8B at context 8,192, per generated token:
+# **"FlashAttention and PagedAttention cut the bytes that decode must read."** (E05.14) Weights, keys and values are the
+# bytes of decode, and neither changes them. What changes them, for an 8B at context 8,192, per generated token:
 
 # %% name="errata-decode-cell"
 levers = {
@@ -1189,100 +1242,36 @@ levers = {
     "4-bit weights, groups of 128": (1, {"weights": kv_cache.read_bytes(L8, kv_cache.bits_per_weight(4, 128))}),
     "batch of 16": (16, {}),
 }
+rows = []
 for name, (batch, change) in levers.items():
     ledger = roofline.bytes_per_generated_token(L8, batch, 8192, **change)
-    print(f"{name:30s} weights {format_bytes(ledger.weights):>8s}, cache {format_bytes(ledger.cache_read):>8s}")
-saved = 4 * kv_cache.score_bytes(L8.num_heads, 1, 8192) * L8.layers
-print(
-    f"FlashAttention saves {format_bytes(saved)} of score rows, {saved / roofline.bytes_per_generated_token(L8, 1, 8192).total:.1%}"
-)
+    rows.append((name, format_bytes(ledger.weights), format_bytes(ledger.cache_read)))
+widgets.table(rows, ["8B, context 8,192", "weights", "cache"])
 
-# %% [markdown] name="swap-text"
-# ### Before you swap a kernel *(more)*
-#
-# "Validate kernel compatibility" is good advice that is rarely followed. Here is an executable checklist. Three
-# candidates have one realistic fault each. Which check finds which?
+# %% [markdown] name="errata-decode-rows"
+# What FlashAttention does save in decode are the *rows* of scores, one for each query head. Are they nothing? That
+# depends on the batch, because the weights are shared and the rows are not:
 
 
-# %% name="swap"
-def by_sdpa(q, keys, values, table, starts, lens, scale, window=None, group=None, offset=True):
-    """A candidate: SDPA per row. group: how query heads map to KV heads; offset: whether the mask is shifted."""
-    out = torch.empty_like(q)
-    for row, length in enumerate(lens.tolist()):
-        at = slice(*starts[row : row + 2].tolist())
-        slots = reference.context_slots(table[row], length, keys.shape[1])
-        k, v = (c.flatten(0, 1)[slots].transpose(0, 1) for c in (keys, values))  # [kv_heads, length, d]
-        copies = q.shape[1] // k.shape[0]
-        k, v = ((t.repeat if group == "tiled" else t.repeat_interleave)(*((copies, 1, 1) if group == "tiled" else (copies, 0)))
-                for t in (k, v))  # fmt: skip
-        count = at.stop - at.start
-        mask = reference.causal_mask(count, length, q.device, window)
-        if not offset:  # the first query attends to the first key only: right for whole prompts, wrong after a prefix
-            mask = torch.ones(count, length, dtype=torch.bool, device=q.device).tril()
-        found = F.scaled_dot_product_attention(q[at].transpose(0, 1), k, v, attn_mask=mask, scale=scale)
-        out[at] = found.transpose(0, 1)
-    return out
+# %% name="errata-decode-share"
+def row_share(shape, batch, context):
+    """Rows of scores and probabilities, written and read, as a share of the bytes of a decoded token."""
+    rows = 4 * kv_cache.score_bytes(shape.num_heads, 1, context) * shape.layers
+    return rows / roofline.bytes_per_generated_token(shape, batch, context).total
 
 
-def blind(*arguments, window=None):
-    return by_sdpa(*arguments)
+rows = [
+    (shape.name, context, *(f"{row_share(shape, batch, context):.1%}" for batch in (1, 64)))
+    for shape in (L8, L70)
+    for context in (8192, 32768)
+]
+widgets.table(rows, ["model", "context", "batch 1", "batch 64"])
 
-
-candidates = {"ours": flash_attention, "heads tiled": lambda *a, **o: by_sdpa(*a, group="tiled", **o),
-              "no offset": lambda *a, **o: by_sdpa(*a, offset=False, **o), "window forgotten": blind}  # fmt: skip
-checks = {
-    "whole prompt, MHA, fp32": (paged([(33, 33)], 4, 4, 64, torch.float32), {}),
-    "GQA": (paged([(33, 33)], 4, 2, 64, torch.float32), {}),
-    "MQA": (paged([(33, 33)], 4, 1, 64, torch.float32), {}),
-    "chunk behind a prefix": (paged([(17, 70)], 4, 4, 64, torch.float32), {}),
-    "sliding window of 20": (paged([(33, 33)], 4, 4, 64, torch.float32), {"window": 20}),
-    "fp16, ragged": (paged([(20, 20), (1, 50)], 4, 4, 64), {}),
-}
-caught = {}
-print(f"{'':26s}" + "".join(f"{name:>18s}" for name in candidates))
-for check, (case, options) in checks.items():
-    marks = []
-    for name, candidate in candidates.items():
-        error, allowed = errors(candidate(*case, **options), reference.flash_attention, case, **options)
-        ok = error <= max(allowed, 1e-5)
-        marks.append("ok" if ok else f"{error:.2f} off")
-        if not ok:
-            caught.setdefault(name, []).append(check)
-    print(f"{check:26s}" + "".join(f"{mark:>18s}" for mark in marks))
-assert "ours" not in caught
-assert caught["heads tiled"] == ["GQA"], "with MHA and MQA both mappings are the same"
-assert "window forgotten" in caught
-assert "chunk behind a prefix" in caught["no offset"]
-
-# %% name="swap-rope"
-# Rotary positions: shifting every position by the same amount must not change attention. If a chunk's positions restart at
-# zero while its prefix keeps its own, this check fails.
-rot_q, rot_k = torch.randn(2, 12, 1, 64)
-
-
-def turned(x, positions):
-    angle = positions[:, None].float() * 10_000 ** (-torch.arange(0, 64, 2) / 64)
-    both = angle.repeat(1, 2)  # dimension i is paired with i + 32
-    return reference.rotate(x, both.cos(), both.sin() * torch.tensor([-1.0] * 32 + [1.0] * 32))
-
-
-def products(shift_q, shift_k):
-    at = torch.arange(12)
-    return turned(rot_q, at + shift_q)[:, 0] @ turned(rot_k, at + shift_k)[:, 0].T
-
-
-print("all positions + 7:   ", f"largest change {float((products(7, 7) - products(0, 0)).abs().max()):.1e}")
-print("only the queries' + 7:", f"largest change {float((products(7, 0) - products(0, 0)).abs().max()):.1f}")
-carried = {
-    t: 1 - math.log2(torch.finfo(t).eps) for t in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn)
-}
-print("significant bits:", {str(t).removeprefix("torch."): int(bits) for t, bits in carried.items()})
-
-# %% [markdown] name="swap-reading"
-# Note that most faults pass most checks: wrong grouping passes MHA *and* MQA, a missing offset passes every whole
-# prompt. Low-precision types have few bits (the last line). When you change the type, compare with float64 and with the
-# old kernel in the *new* type, as the rule above does, and then with a quality measure (chapter 18). A fixed tolerance
-# misses a fault in fp32 and fails a good kernel in bf16.
+# %% [markdown] name="errata-decode-reading"
+# Well under one percent at batch 1 and 8k. At batch 64 it is 5 to 10 percent, and the limit for long contexts is 4 rows of
+# 2 bytes over the keys and values of their group: 6.25 % for groups of four with head_dim 128, 12.5 % for groups of
+# eight. Worth having, and still no answer to decode's bandwidth.
+# <!-- tested: tests/claims/test_chapter_05.py::test_rows_of_scores_are_a_small_share_of_decode_that_grows_with_the_batch -->
 
 # %% [markdown] name="production"
 # ## 8. In production
@@ -1292,7 +1281,7 @@ print("significant bits:", {str(t).removeprefix("torch."): int(bits) for t, bits
 # | | what it added | claimed |
 # |---|---|---|
 # | **Online softmax**, Milakov and Gimelshein, 2018 (arXiv 1805.02867) | maximum and sum in one pass, so softmax reads its input twice, not three times | up to 1.3x softmax (V100) |
-# | **FlashAttention**, Dao et al., 2022 (2205.14135) | tiling, no S or P in memory; recomputed in the backward pass | 40.3 → 4.4 GB on GPT-2 medium, A100 |
+# | **FlashAttention**, Dao et al., 2022 (2205.14135) | tiling, no S or P in memory; recomputed in the backward pass | 40.3 → 4.4 GB moved: GPT-2 medium, 1,024 tokens, forward and backward, A100 |
 # | **FlashAttention-2**, Dao, 2023 (2307.08691) | queries outside; the three changes of section 7 | about 2x over 1; up to 230 TFLOP/s, A100 |
 # | **Flash-Decoding**, Dao, Haziza, Massa, Sizov, October 2023 | splits of the keys, merged | up to 8x a decode step at very long context |
 # | **FlashAttention-3**, Shah et al., July 2024 (2407.08608) | Hopper: TMA, specialized warps, exponentials overlapped with products, FP8 | 1.5-2.0x over 2, FP16 forward, up to 740 TFLOP/s; FP8 near 1.2 PFLOP/s, H100 |
@@ -1308,8 +1297,8 @@ print("significant bits:", {str(t).removeprefix("torch."): int(bits) for t, bits
 # a target sparsity; off unless configured). The algorithm is BLASST (arXiv 2512.12087). "Up to 1.4x" in TTFT and TPOT is
 # NVIDIA's figure.
 #
-# **FlashInfer** (Ye et al., 2025, arXiv 2501.01005) describes every cache layout as one block-sparse matrix, as section
-# 5 did. Kernels are compiled at first use for the type, head size and variant; a *plan* step on the host balances the
+# **FlashInfer** (Ye et al., 2025, arXiv 2501.01005) describes every cache layout as one block-sparse matrix, as part c
+# does. Kernels are compiled at first use for the type, head size and variant; a *plan* step on the host balances the
 # splits; *composable* attention is the cascade.
 #
 # **PyTorch**: `scaled_dot_product_attention` dispatches (section 4); `sdpa_kernel` requires a backend. FlexAttention
@@ -1352,12 +1341,12 @@ widgets.quiz(load_quiz("05_flash_attention").draw(seed=1, tag="variants"))
 # - FA-1: keys in the outer loop, O read and written per tile of keys, `12N²d²/M`. FA-2: queries in the outer loop, O
 #   written once, `2N²d/rows + 2Nd`. Floor `4Nd`, with the L2 cache. Derive the saving; do not quote it.
 # - FA-2's three changes: divide once; programs over query tiles; warps split queries. FA-3: overlap and FP8. FA-4:
-#   exponentials.
+#   exponentials (part c: how much depends on head_dim).
 # - FLOP per byte at d = 128: unfused 64 (memory), fused prefill N/2 (compute), decode = heads per KV head (memory).
 # - Decode has too few programs: split the keys, return mean and lse, merge with weights `exp(lse)`. The same merge
 #   gives cascade and ring. Empty split: lse = −∞, weight 0.
 # - Skip Softmax computes all scores and is approximate; `1 / (1 − skipped / 2)` at best.
-# - A block table is a block-sparse index. Paged, ragged, shared prefix and tree are data, not kernels.
 # - FlashAttention is the default. Check which path ran. Require it, so that a fallback is an error.
-# - Swap check: MHA, GQA, MQA; chunk after a prefix; window; positions; each type against float64.
-# - FlashAttention saves the sheet, paging saves capacity. Neither saves decode's bytes: bits, KV heads, batch do.
+# - FlashAttention saves the sheet (in decode a row: 0.4 % of an 8B's bytes at batch 1 and 8k, at most 6.25 % with groups
+#   of four), paging saves capacity. Decode's bytes are weights, keys and values: bits, KV heads and batch save those.
+#   <!-- tested: tests/claims/test_chapter_05.py::test_rows_of_scores_are_a_small_share_of_decode_that_grows_with_the_batch -->

@@ -1,8 +1,7 @@
 # %% [markdown] name="title"
 # # 05b · Kernels: what runs on the GPU, and what it costs to start it
 #
-# About 45 minutes. Parts whose heading says *(more)* are optional, about 25 minutes together. You need the roofline
-# (chapter 00); part a of this chapter helps. Kernels run in Triton's interpreter here, and on the GPU if there is one.
+# About 50 minutes. You need the roofline (chapter 00); part a of this chapter helps. Kernels run in Triton's interpreter here, and on the GPU if there is one.
 # They are also *compiled* here, for GPUs that you do not have. Triton needs Linux (WSL and Colab count); elsewhere the
 # cells that need it do nothing. The lab is [Build flash
 # attention](../../labs/05_flash_attention/flash_attention.ipynb).
@@ -25,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from IPython.display import display
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if not torch.cuda.is_available():
@@ -148,6 +148,21 @@ show(
     "banks. Right a warp: 32 threads that get one instruction.",
 )
 
+# %% [markdown] name="answer-text"
+# The question of the top is a ledger. Per token: what does each kernel read and write? Try it on paper before you run the
+# cell; the sum `x + residual` is needed again by the next layer, so it has to be written in any case.
+
+# %% name="answer"
+tokens = 64  # a decode batch: the weight of the norm is read once for all of them
+chain = fusion.add_norm_quantize(tokens, 8192)
+rows = []
+for kernel in (*chain.kernels, chain.fused):
+    moved = sum(chain.sizes[name] for name in (*kernel.reads, *kernel.writes))
+    name = "one kernel" if kernel == chain.fused else kernel.name
+    rows.append((name, ", ".join(kernel.reads), ", ".join(kernel.writes), round(moved / tokens)))
+print(widgets.reveal("05b-fused", chain.bytes / chain.fused_bytes))
+widgets.table(rows, ["kernel", "reads", "writes", "bytes per token"])
+
 # %% [markdown] name="warp-text"
 # ### What a warp's accesses cost
 #
@@ -155,19 +170,24 @@ show(
 # memory takes as many passes as there are different words in the busiest bank. A branch is executed once for each side
 # that any thread takes.
 
+# %% name="predict-warp"
+widgets.predict(
+    "05b-sectors", "32 threads ask for 4 bytes each, 8 values apart. What share of the moved bytes is asked for?", "%"
+)
+
 # %% name="warp"
-print("each of 32 threads asks for 4 bytes; distance between neighbours in values:")
-for stride in (1, 2, 8, 32, 33):
-    print(f"  {stride:2d}: device memory moves {warp.strided_sectors(stride):2d} sectors, of which {warp.useful_share(stride):5.1%} is "
-          f"asked for; passes of shared memory {warp.strided_bank_passes(stride):2d}")  # fmt: skip
-threads = range(256)
-for name, side in (
-    ("every second thread", [i % 2 for i in threads]),
-    ("every second warp", [i // 32 % 2 for i in threads]),
-):
-    print(f"a branch for {name}: {warp.branch_passes(side)} executions by 8 warps")
+rows = [
+    (stride, warp.strided_sectors(stride), f"{warp.useful_share(stride):.1%}", warp.strided_bank_passes(stride))
+    for stride in (1, 2, 8, 32, 33)
+]
 assert warp.strided_bank_passes(32) == 32
 assert warp.strided_bank_passes(33) == 1
+threads = range(256)
+branches = {"every second thread": [i % 2 for i in threads], "every second warp": [i // 32 % 2 for i in threads]}
+for name, side in branches.items():
+    print(f"a branch for {name}: {warp.branch_passes(side)} executions by 8 warps")
+print(widgets.reveal("05b-sectors", 100 * warp.useful_share(8)))
+widgets.table(rows, ["values between threads", "sectors of device memory", "asked for", "passes of shared memory"])
 
 # %% [markdown] name="warp-reading"
 # Neighbouring threads should read neighbouring values: that is **coalescing**. A tile that is 32 values wide and read
@@ -180,19 +200,19 @@ assert warp.strided_bank_passes(33) == 1
 
 
 # %% name="barrier"
+def one_warp(me, parts, shared, result, barrier):
+    shared[me] = parts[me]
+    yield "stored"
+    if barrier:
+        yield "barrier"
+    if me == 0:
+        result.append(sum(shared))
+
+
 def block_sum(parts, barrier, rng):
-    """Four warps as generators; the scheduler picks any that is not waiting at the barrier for its next step."""
+    """Four warps; the scheduler picks any that is not waiting at the barrier for its next step."""
     shared, result, waiting = [0] * len(parts), [], set()
-
-    def one_warp(me):
-        shared[me] = parts[me]
-        yield "stored"
-        if barrier:
-            yield "barrier"
-        if me == 0:
-            result.append(sum(shared))
-
-    warps = {me: one_warp(me) for me in range(len(parts))}
+    warps = {me: one_warp(me, parts, shared, result, barrier) for me in range(len(parts))}
     while warps:
         me = rng.choice([w for w in warps if w not in waiting])
         said = next(warps[me], "done")
@@ -205,13 +225,15 @@ def block_sum(parts, barrier, rng):
     return result[0]
 
 
+# %% name="predict-barrier"
+widgets.predict("05b-barrier", "Without a barrier: how many of 200 sums are right?", "of 200")
+
+# %% name="barrier-run"
 rng, parts = random.Random(0), [1, 20, 300, 4000]
-for barrier in (False, True):
-    results = Counter(block_sum(parts, barrier, rng) for _ in range(200))
-    print(
-        f"barrier {'yes' if barrier else 'no '}: {len(results):2d} different sums, {results[sum(parts)]} of 200 right"
-    )
-assert results == {sum(parts): 200}
+without, with_one = (Counter(block_sum(parts, barrier, rng) for _ in range(200)) for barrier in (False, True))
+assert with_one == {sum(parts): 200}
+print(f"with a barrier all 200 are {sum(parts):,}; without one there are {len(without)} different sums")
+widgets.reveal("05b-barrier", without[sum(parts)])
 
 # %% [markdown] name="occupancy-text"
 # ### Occupancy: how many warps fit
@@ -219,22 +241,42 @@ assert results == {sum(parts): 200}
 # Registers and shared memory are allocated when a block starts and held until it ends. So they determine how many
 # blocks an SM holds. The calculation below is that of NVIDIA's own calculator, and agrees with it case by case.
 
-# %% name="occupancy"
+# %% name="occupancy-source"
 print(inspect.getsource(occupancy).split('"""')[2])
-for registers in (32, 64, 65, 128, 168, 255):
-    it = occupancy("sm_90", num_warps=4, registers=registers, shared_bytes=16 * KiB)
-    print(f"4 warps, {registers:3d} registers each thread, 16 KiB: {it.blocks:2d} blocks, {it.warps:2d} of {it.sm.max_warps} warps "
-          f"({it.share:4.0%}), limited by {' and '.join(it.binding)}")  # fmt: skip
+
+# %% name="predict-occupancy"
+widgets.predict(
+    "05b-blocks", "4 warps a block: 64 registers a thread allow 8 blocks on an SM. How many do 65 allow?", "blocks"
+)
+
+# %% name="occupancy"
+held = {r: occupancy("sm_90", num_warps=4, registers=r, shared_bytes=16 * KiB) for r in (32, 64, 65, 128, 168, 255)}
+print(widgets.reveal("05b-blocks", held[65].blocks))
+widgets.table(
+    [
+        (r, it.blocks, f"{it.warps} of {it.sm.max_warps}", f"{it.share:.0%}", ", ".join(it.binding))
+        for r, it in held.items()
+    ],
+    ["registers a thread", "blocks", "warps", "occupancy", "limited by"],
+    "4 warps and 16 KiB of shared memory a block, sm_90",
+)
+
+# %% [markdown] name="occupancy-bytes-text"
+# What occupancy is *for*: memory answers late, and until it does, requests have to be on their way.
+
+# %% name="occupancy-bytes"
 LATENCY = 450 / chip.clock  # latency of device memory in seconds: published figures for an idle H100 are 400-500 clocks
 needed = bytes_in_flight(H100.bandwidth, LATENCY)
 per_sm = needed / chip.num_sms
-print(f"\nto keep {H100.bandwidth / 1e12:.2f} TB/s busy over {LATENCY * 1e9:.0f} ns, {format_bytes(needed)} must be on their way: "
-      f"{format_bytes(per_sm)} per SM")  # fmt: skip
+print(
+    f"to keep {H100.bandwidth / 1e12:.2f} TB/s busy over {LATENCY * 1e9:.0f} ns, {format_bytes(needed)} must be on their way"
+)
+print(f"that is {format_bytes(per_sm)} per SM")
+rows = []
 for loads in (1, 2, 8):
     warps_needed = int(np.ceil(per_sm / (32 * 16 * loads)))
-    print(
-        f"  {loads} loads of 16 bytes per thread at a time: {warps_needed:2d} warps ({warps_needed / sm.max_warps:.0%} occupancy)"
-    )
+    rows.append((loads, warps_needed, f"{warps_needed / sm.max_warps:.0%}"))
+widgets.table(rows, ["loads of 16 bytes a thread at a time", "warps needed", "occupancy"])
 
 # %% [markdown] name="occupancy-reading"
 # One register more than 64 costs a whole block. But look at the last lines: what must be high is the number of *bytes
@@ -245,9 +287,11 @@ for loads in (1, 2, 8):
 # It also matters how blocks fill the SMs. They run in waves, and the last wave may be nearly empty:
 
 # %% name="waves"
+rows = []
 for blocks in (132, 133, 264, 1024):
     rounds = waves(blocks, chip.num_sms, 1)
-    print(f"{blocks:5d} blocks, one per SM: rounds {rounds}, places used {blocks / (rounds * chip.num_sms):.0%}")
+    rows.append((blocks, rounds, f"{blocks / (rounds * chip.num_sms):.0%}"))
+widgets.table(rows, ["blocks, one per SM", "rounds", "places used"])
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
@@ -277,6 +321,9 @@ if has_triton:
         y = s * factor * tl.load(weight + column, mask=inside, other=0.0)
         tl.store(normed + row * N + column, y.to(normed.dtype.element_ty), mask=inside)
 
+
+# %% name="scratch-run"
+if has_triton:
     rows, n = 6, 1000
     x, residual = torch.randn(2, rows, n, device=DEVICE)
     weight = 1 + 0.1 * torch.randn(n, device=DEVICE)
@@ -287,12 +334,12 @@ if has_triton:
     print("the same results as PyTorch's, from one kernel")
 
 # %% [markdown] name="count-text"
-# How many bytes does it request? The interpreter executes each load and store, so they can be counted. The formulas for
-# separate kernels and for one come from `reference_impl.theory.fusion`. There is one difference: every program loads
-# the weight, and theory counts it once, because the L2 cache holds it.
+# How many bytes does it request? The interpreter executes each load and store, so they can be counted; a folded cell does
+# it. The formulas for separate kernels and for one come from `reference_impl.theory.fusion`. There is one difference:
+# every program loads the weight, and theory counts it once, because the L2 cache holds it.
 
 
-# %% name="count"
+# %% name="counted" jupyter={"source_hidden": true}
 @contextmanager
 def counted():
     """Launches and bytes requested by kernels, in the interpreter; without masked lanes."""
@@ -324,7 +371,12 @@ def counted():
         Builder.create_masked_load, Builder.create_masked_store, GridExecutor.__call__ = load, store, launch
 
 
+# %% name="predict-count"
+widgets.predict("05b-bytes", "6 rows of 1,000 values, 4 bytes each: how many bytes does the one kernel read?", "bytes")
+
+# %% name="count"
 interpreted = has_triton and not on_gpu
+reads = (2 * 6 + 6) * 1000 * 4  # two operands and the weight, which every program loads
 if interpreted:
     with counted() as asked:
         add_norm[(rows,)](x, residual, weight, total, normed, 1e-6, n, BLOCK=1024)
@@ -332,18 +384,20 @@ if interpreted:
     again = (rows - 1) * n * 4  # the weight, for every row but the first
     print(f"asked for: {dict(asked)}; theory: {chain.fused_bytes:,} bytes fused, {chain.bytes:,} as two kernels")
     assert asked["read"] + asked["written"] == chain.fused_bytes + again
+    assert asked["read"] == reads
 else:
     print("counting needs the interpreter: run this notebook with TRITON_INTERPRET=1 on a machine with Triton")
+widgets.reveal("05b-bytes", reads)
 
 # %% [markdown] name="compile-text"
 # ### Compiling for a GPU that you do not have
 #
 # Triton is a compiler: it includes an assembler, and needs no GPU to generate a GPU's machine code. The only obstacle
-# is the interpreter: a process uses either one. So a second process compiles, with its own cache, while you read on. It
-# is given what Triton's launcher would see: types, constants, and which pointers and integers are divisible by 16.
+# is the interpreter: a process uses either one. So a second process compiles, with its own cache, while you read on; a
+# folded cell starts it. It is given what Triton's launcher would see: types, constants, and which pointers and integers
+# are divisible by 16.
 
-
-# %% name="compile"
+# %% name="compiler" jupyter={"source_hidden": true}
 CHILD = """
 import json, re, subprocess, sys, tempfile, time
 from collections import Counter
@@ -363,13 +417,9 @@ def sass(cubin):
 found = []
 for kernel, gpu, types, constants, aligned, options in json.load(sys.stdin):
     launch, gpu = Launch(getattr(learned, kernel), types, constants, tuple(aligned), options), ARCHITECTURES[gpu]
-    seconds = []
-    for _ in range(2):  # the second time it comes from the cache on disk
-        started = time.perf_counter()
-        compiled = compile_for(launch, gpu)
-        seconds.append(time.perf_counter() - started)
+    compiled = compile_for(launch, gpu)
     it = resources(launch, gpu)
-    about = asdict(it) | {"problems": it.problems(gpu), "key": key(launch, gpu), "seconds": seconds}
+    about = asdict(it) | {"problems": it.problems(gpu), "key": key(launch, gpu)}
     if "ptx" in compiled.asm:
         about |= {"ptx": compiled.asm["ptx"], "sass": sass(compiled.asm["cubin"])}
     found.append(about)
@@ -403,6 +453,7 @@ def compiled_by(job):
     return json.loads(out)
 
 
+# %% name="compile"
 bf16 = dict.fromkeys(("x", "residual", "weight", "total", "normed"), "*bf16") | {"eps": "fp32"}
 pointers = [name for name in bf16 if name != "eps"]
 NORMS = {
@@ -413,11 +464,11 @@ NORMS = {
 }
 if has_triton:
     norm_job = start_compiling(add_norm, NORMS.values())
+    print(f"compiling for {', '.join(sorted({request[0] for request in NORMS.values()}))}: {', '.join(NORMS)}")
 
 # %% [markdown] name="matmul-text"
 # While it works, here is the kernel that everything else is built on: a **tiled matrix product**. A program computes a
 # tile of the result and iterates over the inner dimension. Each value it reads is used `BLOCK_N` or `BLOCK_M` times.
-
 
 # %% name="matmul"
 if has_triton:
@@ -440,24 +491,24 @@ if has_triton:
     matmul[(3, 3)](a, b, y, 70, 70, 128, BLOCK_M=32, BLOCK_N=32, BLOCK_K=64)
     torch.testing.assert_close(y, a.float() @ b.float().T, rtol=1e-3, atol=1e-3)
     print("right, for tiles that do not divide the result")
-    operands = dict.fromkeys("xwy", "*bf16") | dict.fromkeys("MNK", "i32")
-    TILES = [
-        ("sm_90", 128, 128, 4, 3), ("sm_90", 128, 128, 8, 3), ("sm_90", 128, 256, 8, 3), ("sm_90", 128, 256, 4, 3),
-        ("sm_90", 128, 128, 8, 4), ("sm_90", 16, 64, 4, 3), ("sm_80", 128, 128, 8, 3), ("gfx942", 128, 128, 8, 2),
-    ]  # fmt: skip
-    matmul_job = start_compiling(
-        matmul,
-        [
-            (
-                gpu,
-                operands,
-                {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64},
-                list("xwyNK"),
-                {"num_warps": w, "num_stages": s},
-            )
-            for gpu, m, n, w, s in TILES
-        ],
-    )
+
+# %% [markdown] name="matmul-tiles-text"
+# The second process compiles it with these tiles: GPU, rows and columns of the result, warps, stages.
+
+# %% name="matmul-tiles"
+TILES = [
+    ("sm_90", 128, 128, 4, 3), ("sm_90", 128, 128, 8, 3), ("sm_90", 128, 256, 8, 3), ("sm_90", 128, 256, 4, 3),
+    ("sm_90", 128, 128, 8, 4), ("sm_90", 128, 128, 8, 8), ("sm_90", 64, 64, 4, 3), ("sm_90", 16, 64, 4, 3),
+    ("sm_80", 128, 128, 8, 3), ("gfx942", 128, 128, 8, 2),
+]  # fmt: skip
+operands = dict.fromkeys("xwy", "*bf16") | dict.fromkeys("MNK", "i32")
+requests = [
+    (gpu, operands, {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64}, list("xwyNK"), {"num_warps": w, "num_stages": s})
+    for gpu, m, n, w, s in TILES
+]
+if has_triton:
+    matmul_job = start_compiling(matmul, requests)
+    print(f"compiling {len(requests)} versions for {', '.join(sorted({gpu for gpu, *_ in TILES}))}")
 
 # %% [markdown] name="ptx-text"
 # ### Reading PTX
@@ -468,16 +519,18 @@ if has_triton:
 # %% name="ptx"
 if has_triton:
     norms = dict(zip(NORMS, compiled_by(norm_job), strict=True))
-    for name, it in norms.items():
-        accesses = Counter(re.findall(r"\b(?:ld|st)\.global[\w.:]*", it["ptx"]))
-        print(f"{name:30s} {it['registers']:3d} registers, {it['instructions']:3d} instructions; "
-              f"{', '.join(f'{count} {what}' for what, count in sorted(accesses.items()))}")  # fmt: skip
     wide, narrow = norms["N = 4096, a constant"], norms["N = 4001, a constant"]
     per_thread = 3 * 4096 * 2 // (8 * 32)  # bytes that each of 256 threads loads: of x, residual, weight
     loads = {name: len(re.findall(r"\bld\.global", it["ptx"])) for name, it in norms.items()}
     assert loads["N = 4096, a constant"] == per_thread // 16, "16 bytes per load"
     assert loads["N = 4001, a constant"] == per_thread // 2, "one value per load"
-    print("\n" + next(line.strip() for line in wide["ptx"].splitlines() if "ld.global.v4" in line))
+    print(next(line.strip() for line in wide["ptx"].splitlines() if "ld.global.v4" in line))
+    rows = []
+    for name, it in norms.items():
+        accesses = Counter(re.findall(r"\b(?:ld|st)\.global[\w.:]*", it["ptx"]))
+        listed = ", ".join(f"{count} {what}" for what, count in sorted(accesses.items()))
+        rows.append((name, it["registers"], it["instructions"], listed))
+    display(widgets.table(rows, ["", "registers", "instructions", "accesses in PTX"]))
 
 # %% [markdown] name="ptx-reading"
 # The same source gives eight times as many load instructions for a row of 4,001 values as for one of 4,096. A row of
@@ -505,21 +558,24 @@ if has_triton and fp8_here:  # FP8 needs compute capability 8.9
     ):
         torch.testing.assert_close(ours.float(), twin.float(), rtol=0.08, atol=1e-3)  # FP8 steps are up to an eighth
     print("add, norm and FP8: as the twin, up to a step of FP8")
+
+# %% [markdown] name="engine-count-text"
+# The bytes, counted as above. Of the norm's weight, theory counts one read.
+
+# %% name="engine-count"
 if interpreted:
     with counted() as asked:
         add_rms_norm_fp8(x, residual, weight, 1e-6)
-    chain = fusion.add_norm_quantize(6, 1024, value_bytes=4)
+    chain, moved = fusion.add_norm_quantize(6, 1024, value_bytes=4), asked["read"] + asked["written"]
     print(
-        f"asked for {asked['read'] + asked['written']:,} bytes; theory {chain.fused_bytes:,} and {5 * 4096:,} of the weight once more per row"
+        f"add, norm, FP8: {moved:,} bytes; theory {chain.fused_bytes:,}, and {5 * 4096:,} of the weight once more per row"
     )
-    assert asked["read"] + asked["written"] == chain.fused_bytes + 5 * 4096
+    assert moved == chain.fused_bytes + 5 * 4096
     with counted() as asked:
         silu_and_mul_fp8(torch.randn(6, 2048))
-    chain = fusion.gate_quantize(6, 1024, value_bytes=4)
-    print(
-        f"gate and FP8: asked for {asked['read'] + asked['written']:,}, theory {chain.fused_bytes:,}, as three kernels {chain.bytes:,}"
-    )
-    assert asked["read"] + asked["written"] == chain.fused_bytes
+    chain, moved = fusion.gate_quantize(6, 1024, value_bytes=4), asked["read"] + asked["written"]
+    print(f"gate and FP8: {moved:,} bytes; theory {chain.fused_bytes:,}, as three kernels {chain.bytes:,}")
+    assert moved == chain.fused_bytes
 
 # %% [markdown] name="rotary-text"
 # Rotary embedding rotates the keys, which are then written straight to their slots. So the rotated keys are an
@@ -585,30 +641,31 @@ if has_triton:
 
     n, d = 8192, 128
     tile, options = tile_of(d, 2, ARCHITECTURES["sm_90"])
-    line = table()["flash_attention, head_dim 128: flash_attention, sm_90"]
-    M, N, threads = tile["BLOCK_M"], tile["BLOCK_N"], 32 * options["num_warps"]
+    M, N, stages, threads = tile["BLOCK_M"], tile["BLOCK_N"], options["num_stages"], 32 * options["num_warps"]
     PLACES = (
         ("device memory", "Q, K, V, output of one head", 4 * n * d * 2, "read or written by whole tiles"),
         ("device memory", "block table", n // 16 * 4, "looked up for every tile of keys"),
         ("shared memory", f"tile of Q, {M} x {d}", M * d * 2, "loaded once, used for all keys"),
-        (
-            "shared memory",
-            f"tiles of K and V, {N} x {d}",
-            options["num_stages"] * 2 * N * d * 2,
-            f"{options['num_stages']} stages",
-        ),
+        ("shared memory", f"tiles of K and V, {N} x {d}", stages * 2 * N * d * 2, f"{stages} stages"),
         ("registers", f"scores, {M} x {N}, fp32", M * N * 4, "never leave"),
         ("registers", f"output so far, {M} x {d}, fp32", M * d * 4, "until the division at the end"),
         ("registers", "running maximum and sum", 2 * M * 4, "one of each per row"),
         ("nowhere", f"score matrix, {n} x {n}", n * n * 2, "what plain attention writes and reads"),
     )
-    for place, what, size, note in PLACES:
-        each = f", {size // 4 // threads} registers per thread" if place == "registers" and size >= 4 * threads else ""
-        print(f"{place:14s} {what:32s} {format_bytes(size, binary=True):>9s}  {note}{each}")
+    rows = [(place, what, format_bytes(size, binary=True), note) for place, what, size, note in PLACES]
+    display(widgets.table(rows, ["where", "what", "bytes", ""]))
+
+# %% [markdown] name="where-check-text"
+# Does the compiler agree? Shared memory should be the tiles, and the registers of a thread its part of scores and output,
+# and some more for addresses and copies.
+
+# %% name="where-check"
+if has_triton:
+    line = table()["flash_attention, head_dim 128: flash_attention, sm_90"]
     held = sum(size for place, _, size, _ in PLACES if place == "shared memory")
     sums = sum(size for place, _, size, _ in PLACES if place == "registers") // 4 // threads
-    print(f"\nthe compiler says: {line['shared_bytes'] / KiB:.0f} KiB of shared memory (tiles: {held / KiB:.0f}), "
-          f"{line['registers']} registers per thread (scores and output: {sums}; the rest are addresses and copies)")  # fmt: skip
+    print(f"shared memory: {line['shared_bytes'] / KiB:.0f} KiB, of it tiles {held / KiB:.0f}")
+    print(f"registers per thread: {line['registers']}, of them scores and output {sums}")
     assert held <= line["shared_bytes"]
     assert sums < line["registers"] <= 255
 
@@ -630,15 +687,15 @@ CHAINS = {
     "rotary, cache write": fusion.rotate_and_write(T, 64, 8, 128),
     "all-reduce, add, norm": fusion.all_reduce_add_norm(T, H),
 }
+rows = []
 for name, chain in CHAINS.items():
     kept = [i for i in chain.intermediates if i in chain.kept]
-    print(f"{name:22s} {len(chain.kernels)} kernels, intermediates: {', '.join(chain.intermediates)}"
-          f"{f' (kept: {kept[0]})' if kept else ''}; {format_bytes(chain.bytes)} -> {format_bytes(chain.fused_bytes)}, "
-          f"{chain.bytes / chain.fused_bytes:.2f}x")  # fmt: skip
     twice = sum((1 if i in kept else 2) * chain.sizes[i] for i in chain.intermediates)
     assert chain.saved == twice
-chain = CHAINS["add, norm, FP8"]
-widgets.reveal("05b-fused", chain.bytes / chain.fused_bytes)
+    between = ", ".join(f"{i} (kept)" if i in kept else i for i in chain.intermediates)
+    sizes = (format_bytes(chain.bytes), format_bytes(chain.fused_bytes))
+    rows.append((name, len(chain.kernels), between, *sizes, f"{chain.bytes / chain.fused_bytes:.2f}x"))
+widgets.table(rows, ["chain", "kernels", "intermediates", "separate", "fused", "fewer"])
 
 # %% name="chains-figure" jupyter={"source_hidden": true}
 fig = figure(7.4, 2.8)
@@ -682,20 +739,28 @@ show(
 # <!-- tested: tests/layers/test_fused_layers.py::test_a_layer_is_six_launches_that_read_its_weights_and_little_else -->
 # <!-- tested: tests/bench/test_gpu_counts.py::test_launches_of_a_layer_are_those_of_the_predictions -->
 
+# %% name="predict-launches"
+widgets.predict(
+    "05b-graph", "Qwen3-0.6B on an H100, batch 1: how many times faster is a step as a CUDA graph?", "times"
+)
+
 # %% name="launches"
 LAUNCH, GAP, PER_LAYER = 5e-6, 1.3e-6, 6  # seconds: orders of magnitude for machines of 2024-26; measure yours
+gains, rows = {}, []
 for name in ("qwen3-0.6b", "llama-3-8b"):
     shape = model_shapes.model(name)
     kernels = PER_LAYER * shape.layers
     work = kv_cache.read_bytes(shape) / H100.bandwidth  # per step, the weights are read once
     durations = [work / kernels] * kernels
     eager, graph = fusion.finish(durations, LAUNCH, GAP), fusion.finish(durations, 0, GAP) + LAUNCH
-    print(f"{name}: {kernels} kernels of {work / kernels * 1e6:.1f} us. Weights alone {format_seconds(work)}, eager "
-          f"{format_seconds(eager)}, as a graph {format_seconds(graph)} ({eager / graph:.2f}x)")  # fmt: skip
-    for per_layer in (9, 6):
-        print(
-            f"  {per_layer} kernels per layer: the GPU works {fusion.working_share(work, per_layer * shape.layers, GAP):.0%} of the time"
-        )
+    busy = [fusion.working_share(work, per_layer * shape.layers, GAP) for per_layer in (9, 6)]
+    gains[name] = eager / graph
+    times = (format_seconds(work), format_seconds(eager), format_seconds(graph), f"{eager / graph:.2f}x")
+    rows.append((name, kernels, f"{work / kernels * 1e6:.1f} us", *times, *(f"{share:.0%}" for share in busy)))
+print(widgets.reveal("05b-graph", gains["qwen3-0.6b"]))
+widgets.table(
+    rows, ["", "kernels", "each", "weights alone", "eager", "graph", "gain", "GPU busy, 9 a layer", "6 a layer"]
+)
 
 # %% [markdown] name="launches-reading"
 # For the 8B model the launches hide behind 25 µs of work each, and a graph gains little. For the 0.6B model the
@@ -707,8 +772,11 @@ for name in ("qwen3-0.6b", "llama-3-8b"):
 # course model, for one request and for eight, without views (which compute nothing). Then it computes what they would
 # cost on an H100.
 
+# %% name="predict-dispatch"
+widgets.predict("05b-operations", "Eight requests decode instead of one: how many times as many operations?", "times")
 
-# %% name="dispatch"
+
+# %% name="operations" jupyter={"source_hidden": true}
 class Operations(TorchDispatchMode):
     """Counts the operations that torch computes."""
 
@@ -719,9 +787,11 @@ class Operations(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
+# %% name="dispatch"
 llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=32 * 2**20, prefix_cache="off", attention="torch")
 model, text = llm.engine.model, llm.encode(inspect.getsource(Engine))
 weights = 2 * model.num_parameters() / H100.bandwidth  # in 16 bits
+counts, rows = {}, []
 for requests in (1, 8):
     engine = Engine(model, EngineConfig(num_blocks=256, prefix_cache="off", attention="torch"))
     for i in range(requests):
@@ -730,18 +800,19 @@ for requests in (1, 8):
         engine.step()
     with Operations() as asked:
         engine.step()
+    counts[requests] = asked.count
     eager = fusion.finish([weights / asked.count] * asked.count, LAUNCH, GAP)
-    print(
-        f"{requests} requests: {asked.count} operations. On an H100: weights {format_seconds(weights)}, eager {format_seconds(eager)}"
-    )
     assert eager > 20 * weights, "the time of such a step is that of its launches"
+    rows.append((requests, asked.count, format_seconds(weights), format_seconds(eager)))
+print(widgets.reveal("05b-operations", counts[8] / counts[1]))
+widgets.table(rows, ["requests", "operations", "H100: weights alone", "H100: eager"])
 
 # %% [markdown] name="dispatch-reading"
 # Nearly as many operations for eight requests as for one, and hundreds of times as long as reading the weights: for a
 # model this small an eager step on a GPU is almost all launches. That is why engines use CUDA graphs.
 
 
-# %% name="cuda-graph"
+# %% name="best-seconds" jupyter={"source_hidden": true}
 def best_seconds(call, times=15):
     """Shortest of several runs, until the GPU is done; other programs may disturb some."""
     best = float("inf")
@@ -753,6 +824,7 @@ def best_seconds(call, times=15):
     return best
 
 
+# %% name="cuda-graph"
 if on_gpu:
     small = torch.zeros(4096, device="cuda")
 
@@ -782,8 +854,7 @@ else:
 # prefills a prompt of 512 tokens. Operations are grouped by function, with their work next to their time: arithmetic
 # for products and attention, bytes for the rest.
 
-
-# %% name="profile"
+# %% name="profile-tools" jupyter={"source_hidden": true}
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -800,15 +871,6 @@ def quiet():
         os.close(nothing)
 
 
-LENGTH, c = 512, model.config
-engine = Engine(model, EngineConfig(num_blocks=64, prefix_cache="off", attention="torch"))
-engine.add(text[:LENGTH], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
-activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
-with quiet(), profile(activities=activities, with_flops=True) as profiler:
-    engine.step()
-    if on_gpu:
-        torch.cuda.synchronize()
-events = profiler.key_averages()
 ROLES = {
     "matrix products": r"linear_pointwise|aten::(?:addmm|mm)$|gem[mv]|cutlass|cublas|nvjet",
     "attention": r"scaled_dot_product|flash|fmha|paged_decode|merge_splits",
@@ -823,10 +885,32 @@ def self_time(event):
     return (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e3  # ms
 
 
-spent = Counter()
-for event in events:
-    role = next((role for role, pattern in ROLES.items() if re.search(pattern, event.key, re.IGNORECASE)), "all else")
-    spent[role] += self_time(event)
+def by_role(events):
+    spent = Counter()
+    for event in events:
+        matching = (role for role, pattern in ROLES.items() if re.search(pattern, event.key, re.IGNORECASE))
+        spent[next(matching, "all else")] += self_time(event)
+    return spent
+
+
+# %% name="predict-profile"
+widgets.predict("05b-products", "What share of this prefill's time do matrix products take, on this machine?", "%")
+
+# %% name="profile"
+LENGTH, c = 512, model.config
+engine = Engine(model, EngineConfig(num_blocks=64, prefix_cache="off", attention="torch"))
+engine.add(text[:LENGTH], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+with quiet(), profile(activities=activities, with_flops=True) as profiler:
+    engine.step()
+    if on_gpu:
+        torch.cuda.synchronize()
+events = profiler.key_averages()
+spent = by_role(events)
+print("by their own names:", ", ".join(e.key for e in sorted(events, key=self_time, reverse=True)[:5]))
+widgets.reveal("05b-products", 100 * spent["matrix products"] / spent.total())
+
+# %% name="profile-duties"
 linear = sum(weights.num_parameters() for weights in model.linears())
 values = LENGTH * c.hidden_size * 4
 duties = {
@@ -835,10 +919,10 @@ duties = {
     "gate (silu, times up)": f"{format_bytes(5 * LENGTH * c.intermediate_size * 4 * c.num_layers)}, 3/5 of it if fused",
     "norms": f"{format_bytes(2 * values * 2 * c.num_layers)} without those of q and k",
 }
-print(f"five largest of {sum(spent.values()):.0f} ms")
-for role, milliseconds in spent.most_common(5):
-    print(f"  {role:26s} {milliseconds:6.1f} ms ({milliseconds / sum(spent.values()):4.0%})  {duties.get(role, '')}")
-print("\nby their own names:", ", ".join(e.key for e in sorted(events, key=self_time, reverse=True)[:5]))
+widgets.table(
+    [(role, f"{ms:.1f} ms", f"{ms / spent.total():.0%}", duties.get(role, "")) for role, ms in spent.most_common(5)],
+    ["the five largest", "time", "share", "work"],
+)
 
 # %% name="profile-check"
 products = sum(e.count for e in events if re.search(r"linear_pointwise|aten::(?:addmm|mm)$", e.key))
@@ -869,51 +953,150 @@ assert on_gpu or counted_flops >= logits_flops
 #
 # The second process has compiled our matrix product with several tiles. Same source, same result. `BLOCK_K` is 64
 # everywhere; *warps* share a tile; *stages* are the number of operand tiles buffered in shared memory, so that the next
-# one is loaded while the current one is multiplied.
+# one is loaded while the current one is multiplied. A thread has at most 255 registers.
+
+# %% name="predict-gemm"
+widgets.predict("05b-spills", "Of the eight tiles for sm_90, how many spill registers or do not fit?", "tiles")
 
 # %% name="gemm"
 if has_triton:
     tiles = dict(zip(TILES, compiled_by(matmul_job), strict=True))
-    for (gpu, m, n, num_warps, stages), it in tiles.items():
-        held = occupancy(gpu, num_warps, it["registers"], it["shared_bytes"])
-        units = ", ".join(f"{count} {name}" for name, count in it["matrix_instructions"].items())
-        per_flop = m * n / (m + n)  # FLOPs per byte that the tile reads, in 16 bits: 2 m n k / 2 (m k + n k)
-        print(f"{gpu:6s} {m:3d} x {n:3d}, {num_warps} warps, {stages} stages: {it['registers']:3d} registers, {it['shared_bytes'] / KiB:3.0f} KiB, "
-              f"{per_flop:3.0f} FLOP/byte, {held.warps:2d} warps per SM, {units}"
-              f"{'; ' + ', '.join(it['problems']) if it['problems'] else ''}")  # fmt: skip
     spills = tiles["sm_90", 128, 256, 4, 3]
     assert spills["spilled"] > 0 == tiles["sm_90", 128, 256, 8, 3]["spilled"]
     assert set(tiles["sm_90", 128, 128, 8, 3]["matrix_instructions"]) == {"HGMMA"}
     assert set(tiles["sm_90", 16, 64, 4, 3]["matrix_instructions"]) == {"HMMA"}
     assert tiles["sm_90", 128, 128, 8, 4]["shared_bytes"] > tiles["sm_90", 128, 128, 8, 3]["shared_bytes"]
+    print(widgets.reveal("05b-spills", sum(bool(it["problems"]) for tile, it in tiles.items() if tile[0] == "sm_90")))
+else:
+    print("compiling needs Triton")
+
+# %% name="gemm-table" jupyter={"source_hidden": true}
+if has_triton:
+    rows = []
+    for (gpu, m, n, num_warps, stages), it in tiles.items():
+        fits = not any("shared" in problem for problem in it["problems"])
+        warps = occupancy(gpu, num_warps, it["registers"], it["shared_bytes"]).warps if fits else 0
+        units = ", ".join(f"{count} {name}" for name, count in it["matrix_instructions"].items())
+        per_flop = m * n / (m + n)  # FLOPs per byte that the tile reads, in 16 bits: 2 m n k / 2 (m k + n k)
+        size = (it["registers"], f"{it['shared_bytes'] / KiB:.0f} KiB", f"{per_flop:.0f}", warps, units)
+        rows.append((gpu, f"{m} x {n}", num_warps, stages, *size, "; ".join(it["problems"])))
+    headers = [
+        "GPU",
+        "tile",
+        "warps",
+        "stages",
+        "registers",
+        "shared",
+        "FLOP/byte",
+        "warps per SM",
+        "units",
+        "problems",
+    ]
+    display(widgets.table(rows, headers))
 
 # %% [markdown] name="gemm-reading"
 # - **Larger tiles** reuse each byte more often. With 128 × 256 results and four warps, each thread would have to hold
 #   256 accumulators: more than its 255 registers. It **spills** to memory. With eight warps each holds half, and
 #   nothing spills.
-# - **More stages** hide more latency and take more shared memory.
+# - **More stages** hide more latency and take more shared memory, until there is none left.
 # - On Hopper (`sm_90`) tiles of 128 rows use `HGMMA`, which a group of four warps issues together and which reads its
 #   operands from shared memory. A tile of 16 rows falls back to `HMMA`, Ampere's instruction: Hopper's has 64 rows. A
 #   decode batch often *has* 16 rows or fewer. So a good kernel computes the transposed product, with the weights as the
 #   64 rows.
-# - Nothing here says which tile is *fastest*. That depends on shape and GPU, and is found by measuring
-#   (**autotuning**). Without a GPU you can do the other half: discard tiles that spill or do not fit.
+#
+# ### Autotuning
+#
+# Nothing above says which tile is *fastest*. That depends on shape and GPU, and is found by running them:
+# **autotuning**. `triton.autotune` takes a list of configurations, drops what a function of yours rules out, runs the
+# rest at the first call with a new `key`, and keeps the best. What does "best" mean without a GPU? Here it runs in the
+# interpreter, with the two things that can be known: what the compiler reported rules tiles out (spills, shared memory,
+# no Hopper instruction), and the bytes that a run requests, counted, rank the rest. Guess the winner for a product of
+# 512 × 512 values.
+
+# %% name="predict-autotune"
+widgets.predict("05b-tuned", "How many rows times columns has the chosen tile?", "values of the result")
+
+# %% name="autotune"
+CONFIGS = [
+    triton.Config({"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": 64}, num_warps=w, num_stages=s)
+    for gpu, m, n, w, s in TILES
+    if gpu == "sm_90"
+] if has_triton else []  # fmt: skip
+
+
+def report(config):
+    """What the compiler said about this configuration on sm_90."""
+    tile = config.kwargs
+    return tiles["sm_90", tile["BLOCK_M"], tile["BLOCK_N"], config.num_warps, config.num_stages]
+
+
+def fit(configs, named_args, **constants):
+    """Without spills, within shared memory, and with the matrix instruction of Hopper."""
+    return [c for c in configs if not report(c)["problems"] and "HGMMA" in report(c)["matrix_instructions"]]
+
+
+def requested_bytes(run, quantiles):
+    """In place of a stopwatch: Triton takes the smallest number, and asks for it at three quantiles."""
+    with counted() as asked:
+        run()
+    return [asked["read"] + asked["written"]] * 3
+
+
+# %% [markdown] name="autotune-run-text"
+# Three arguments, and Triton's own autotuner does the rest. On a GPU, leave out `do_bench`: the default is a stopwatch.
+
+# %% name="autotune-run"
+if has_triton:
+    stopwatch = {"do_bench": requested_bytes} if interpreted else {}
+    tuned = triton.autotune(CONFIGS, key=["M", "N", "K"], prune_configs_by={"early_config_prune": fit}, **stopwatch)(
+        matmul
+    )
+    a, b = torch.randn(2, 512, 64, device=DEVICE).to(torch.float16)
+    y = torch.empty(512, 512, device=DEVICE)
+    tuned[lambda tile: (triton.cdiv(512, tile["BLOCK_M"]), triton.cdiv(512, tile["BLOCK_N"]))](a, b, y, 512, 512, 64)
+    torch.testing.assert_close(y, a.float() @ b.float().T, rtol=1e-3, atol=1e-2)
+    best = tuned.best_config
+    print(f"chosen: {best}")
+    print(widgets.reveal("05b-tuned", best.kwargs["BLOCK_M"] * best.kwargs["BLOCK_N"]))
+    tried = {str(config): value[0] for config, value in tuned.configs_timings.items()}
+    unit = "bytes" if interpreted else "ms"
+    rows = []
+    for config in CONFIGS:
+        tile = f"{config.kwargs['BLOCK_M']} x {config.kwargs['BLOCK_N']}"
+        score = tried.get(str(config))
+        rows.append((tile, config.num_warps, config.num_stages, "ruled out" if score is None else score))
+    display(widgets.table(rows, ["tile", "warps", "stages", f"score, {unit}"]))
+    assert fit([best], {}) == [best]
+    assert on_gpu or (best.kwargs["BLOCK_M"], best.kwargs["BLOCK_N"]) == (128, 256)
+    assert len(tried) == len(fit(CONFIGS, {})) < len(CONFIGS)
+else:
+    print(widgets.reveal("05b-tuned", 128 * 256))
+
+# %% [markdown] name="autotune-reading"
+# Honest limits. The count cannot tell apart what requests the same bytes: 128 × 128 has the same score with three stages
+# and with four. It knows nothing of the L2 cache, of latency, or of waves: 512 × 512 in tiles of 128 × 256 are 8
+# programs, for 132 SMs, and a stopwatch would prefer small tiles here. A GPU adds exactly these: seconds. In production
+# tuning costs start-up time (each configuration is compiled and run, for each new key), so engines ship tables of the
+# winners, and the engine of this course chooses from a list by shape.
 
 # %% name="sass"
 if has_triton:
     it = tiles["sm_90", 128, 128, 8, 3]
     mnemonics = re.findall(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", it["sass"], re.MULTILINE)
     families = Counter(mnemonic.split(".")[0] for mnemonic in mnemonics)
+    assert families["HGMMA"] == it["matrix_instructions"]["HGMMA"]
+    assert families["LDL"] + families["STL"] == 0
     about = {"HGMMA": "matrix product of four warps", "LDGSTS": "device memory to shared memory, in the background",
              "BAR": "barrier", "WARPGROUP": "wait for the matrix units", "STG": "store to device memory",
              "LDGDEPBAR": "end of a stage of copies"}  # fmt: skip
-    for name, meaning in about.items():
-        print(f"{families[name]:4d} {name:10s} {meaning}")
-    print(f"{sum(families[name] for name in ('LDL', 'STL')):4d} LDL, STL   spills")
-    print("\nPTX: ", next(line.strip()[:76] for line in it["ptx"].splitlines() if "wgmma.mma_async" in line))
+    print("PTX: ", next(line.strip()[:76] for line in it["ptx"].splitlines() if "wgmma.mma_async" in line))
     print("SASS:", next(m for m in mnemonics if m.startswith("HGMMA")))
-    assert families["HGMMA"] == it["matrix_instructions"]["HGMMA"]
-    assert families["LDL"] + families["STL"] == 0
+    rows = [(name, families[name], meaning) for name, meaning in about.items()]
+    display(
+        widgets.table(
+            [*rows, ("LDL, STL", families["LDL"] + families["STL"], "spills")], ["instruction", "how many", "what"]
+        )
+    )
 
 # %% [markdown] name="engine-gemm-text"
 # **Your turn.** Add a line to `TILES` above, for example for a small card, `("sm_86", 64, 128, 4, 3)`. Guess first:
@@ -933,7 +1116,7 @@ if has_triton and known_gpu:
         x = torch.randn(tokens, 256, device=DEVICE, dtype=torch.float16)
         exact = reference.gemm(x, W)
         torch.testing.assert_close(tiled.gemm(x, W), exact, rtol=2e-3, atol=2e-2)
-        print(f"{tokens:2d} rows: in 16 bits as the twin", end="")
+        print(f"{tokens} rows: in 16 bits as the twin", end="")
         if fp8_here:
             eight = *quantize_rows_fp8(x), *quantize_rows_fp8(W)  # codes and scales, of tokens and of outputs
             product = gemm_fp8(*eight, torch.float16)
@@ -941,49 +1124,25 @@ if has_triton and known_gpu:
             away = (product - exact).float().norm() / exact.float().norm()
             print(f", in FP8 as its twin, {away:.1%} away from 16 bits", end="")
         print()
-    print("tiles for a product with 8,192 inputs and outputs on an H100:")
+
+# %% [markdown] name="engine-tiles-text"
+# And the tiles that it would choose for a product with 8,192 inputs and outputs on an H100:
+
+# %% name="engine-tiles"
+if has_triton and known_gpu:
+    rows = []
     for tokens in (1, 16, 64, 256, 8192):
         tile = tiled.choose(tiled.TILES, tokens, 8192, ARCHITECTURES["sm_90"])
         turned = "W times x, turned around" if tile.block_m <= tiled.FEW_TOKENS else "x times W"
-        print(f"  {tokens:5,} tokens: {tile.block_m:3d} x {tile.block_n:3d}, {tile.num_warps} warps, {tile.num_stages} stages, {turned}; "
-              f"{roofline.gemm_intensity(tokens, 8192, 8192):,.0f} FLOP per byte")  # fmt: skip
+        intensity = f"{roofline.gemm_intensity(tokens, 8192, 8192):,.0f}"
+        rows.append((tokens, f"{tile.block_m} x {tile.block_n}", tile.num_warps, tile.num_stages, turned, intensity))
+    display(widgets.table(rows, ["tokens", "tile", "warps", "stages", "product", "FLOP per byte"]))
 
 # %% [markdown] name="engine-gemm-reading"
 # One row and a thousand rows are two different problems, which is chapter 01 at the level of a kernel: with few rows,
 # at one operation per byte of weight and row, memory is the limit, and the tile only has to keep loads in flight. With
 # many, the tensor cores are the limit, and the tile has to keep them fed. Whether ours match cuBLAS has to be measured
 # on a GPU: `python -m reference_impl.bench kernels` measures both, and prints the percentage of the limit.
-
-# %% [markdown] name="special-text"
-# ### Specialization: constants versus compile time *(more)*
-#
-# A constant lets the compiler eliminate code: a mask, a window, a branch. But each combination is compiled separately,
-# at its first use. In a server a request then waits for a second or so. The table of the engine's kernels shows both
-# sides.
-
-# %% name="special"
-lines = table()
-print("flash attention on sm_90, by what is compiled in:")
-for name in ("head_dim 64", "head_dim 128", "window", "tree", "skip-softmax", "fp8 cache"):
-    line = lines[f"flash_attention, {name}: flash_attention, sm_90"]
-    print(f"  {name:13s} {line['instructions']:5,} instructions, {line['registers']} registers")
-plain, windowed = (lines[f"flash_attention, {name}: flash_attention, sm_90"] for name in ("head_dim 128", "window"))
-assert plain["key"] != windowed["key"]
-variants = len([name for name in lines if name.endswith(", sm_90")])
-if has_triton:
-    first, again = np.median([it["seconds"] for it in (*norms.values(), *tiles.values())], axis=0)
-    print(
-        f"{variants} variants for this GPU; a kernel of this chapter compiles in {first:.1f} s, from the cache in {again * 1e3:.0f} ms"
-    )
-    assert len({it["key"] for it in (*norms.values(), *tiles.values())}) == len(norms) + len(tiles)
-
-# %% [markdown] name="special-reading"
-# - The cache on disk is keyed by source, types, constants and target. It survives a restart, not an upgrade of Triton.
-# - Values that change from step to step must *not* be constants, or every step compiles: batch size, context length,
-#   number of blocks. Triton goes one step further by default, as you saw: integers that are 1 or divisible by 16 get
-#   separate versions, unless the kernel uses `do_not_specialize`. The engine's kernels do so for values that grow.
-# - FlashInfer compiles an attention variant (mask, soft cap, cache type) from a template on first use, and caches it.
-#   It is the same trade-off: seconds once, against a branch in the innermost loop forever.
 
 # %% [markdown] name="explore"
 # ## 6. Explore
@@ -1029,6 +1188,10 @@ def block(x, residual, weight, something):
     return F.silu(norm(s, weight)) * s
 
 
+# %% [markdown] name="errata-compile-graph-text"
+# Three versions of that block, and a backend that records the operations it is given and changes nothing:
+
+# %% name="errata-compile-graph"
 BLOCKS = {
     "attention, an op": lambda *given: block(*given, attention),
     "gate, an op": lambda *given: block(*given, gate),
@@ -1038,7 +1201,7 @@ inputs = (*torch.randn(2, 64, 256, device=DEVICE), torch.randn(256, device=DEVIC
 
 
 def traced(function):
-    """The operations that the compiler sees, in order, from a backend that records them and changes nothing."""
+    """The operations that the compiler sees, in order."""
     seen = []
 
     def backend(module, example_inputs):
@@ -1050,22 +1213,25 @@ def traced(function):
     return seen
 
 
+# %% name="errata-compile-seen"
+rows = []
 for name, function in BLOCKS.items():
     graph = traced(function)
     at = [i for i, target in enumerate(graph) if target.startswith("inferlab.")]
-    print(
-        f"{name:22s} {len(graph)} operations; "
-        + (f"{at[0]} before the op, {len(graph) - at[0] - 1} after it" if at else "none of them opaque")
-    )
     assert len(at) == ("an op" in name), "the op is one node, whatever is inside it"
+    around = (at[0], len(graph) - at[0] - 1) if at else ("none is opaque", "")
+    rows.append((name, len(graph), *around))
+widgets.table(rows, ["the operation", "operations seen", "before the op", "after it"])
 
 # %% [markdown] name="errata-inductor-text"
 # That is the graph. Now see what Inductor, PyTorch's compiler, generates from it. The cell reads the *generated* code
 # without running it: C++ on a CPU, Triton on a GPU. (On a CPU it needs a C++ compiler; without one, only the graph
 # above is shown.)
 
+# %% name="errata-inductor-code" jupyter={"source_hidden": true}
+from torch._inductor.exc import InductorError
 
-# %% name="errata-inductor"
+
 def generated(function):
     """Names in the generated code, in the order of their calls: fused kernels and custom operators."""
     import torch._inductor.config as inductor
@@ -1084,8 +1250,7 @@ def generated(function):
     )
 
 
-from torch._inductor.exc import InductorError
-
+# %% name="errata-inductor"
 try:
     found = {name: generated(function) for name, function in BLOCKS.items()}
 except InductorError as error:
@@ -1094,7 +1259,7 @@ except InductorError as error:
     found = {}
     print(f"Inductor cannot generate code here: {str(error).splitlines()[0]}")
 for name, called in found.items():
-    print(f"{name:22s} {' | '.join(called)}")
+    print(f"{name}: {' | '.join(called)}")
     opaque = [i for i, target in enumerate(called) if target.startswith("torch.ops.inferlab")]
     assert len(opaque) == ("an op" in name), "the op survives, called by its name"
     assert not opaque or (opaque[0] > 0 and opaque[0] < len(called) - 1), "with kernels before and after it"
@@ -1230,8 +1395,8 @@ widgets.quiz(load_quiz("05_flash_attention").draw(seed=2, tag="kernels"))
 #   Occupancy is a means: what counts is bytes in flight = bandwidth × latency.
 #   <!-- stands: reference_impl/theory/occupancy.py -->
 # - A chain of n kernels has n − 1 intermediates; fusion saves twice their bytes, but only the read of one that is kept.
-#   Add
-#   + norm + FP8: 13 → 7 bytes per value.
+#   Add + norm + FP8: 13 → 7 bytes per value.
+#   <!-- tested: tests/claims/test_chapter_05b.py::test_e05_12_add_norm_and_conversion_move_7_bytes_per_value_instead_of_13 -->
 # - Decode is many short kernels: step ≥ max(work, kernels × launch). A CUDA graph removes launches, not kernels and not
 #   the gaps between them; fusion removes those.
 # - `torch.compile` fuses between opaque ops, never through them.
@@ -1239,4 +1404,5 @@ widgets.quiz(load_quiz("05_flash_attention").draw(seed=2, tag="kernels"))
 #   to you.
 # - Three things to check in machine code: width of loads (`ld.global.v4`), matrix instructions (HMMA, HGMMA), spills
 #   (LDL, STL).
-# - A constant is faster and costs a compilation per value. Values that change from step to step are never constants.
+# - A constant is faster and costs a compilation per value (part c). Autotuning: rule out by what the compiler says, rank
+#   by running. Values that change from step to step are neither constants nor keys.

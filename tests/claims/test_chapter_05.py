@@ -27,7 +27,7 @@ from reference_impl.kernels import reference
 from reference_impl.observe.trace import StepDone
 from reference_impl.theory import attention_traffic, kv_cache, roofline
 from reference_impl.theory.hardware import device
-from reference_impl.theory.model_shapes import model
+from reference_impl.theory.model_shapes import ModelShape, model
 from reference_impl.theory.units import GB, GiB, KiB, format_bytes
 from tests.theory.test_attention_traffic import Memory, keys_outside, queries_outside
 
@@ -390,7 +390,7 @@ def test_e05_14_the_bytes_of_a_decoded_token_fall_with_bits_heads_and_batch_not_
     """Claim: FlashAttention and PagedAttention answer the bandwidth that decode needs.
 
     An 8B at 8192 tokens reads 15.0 GB of weights and 1.07 GB of its own cache per token. Quantization and batching cut
-    the first, fewer KV heads or bits the second. Neither paging nor fusing is a term of the sum.
+    the first, fewer KV heads or bits the second. Neither paging nor fusing changes either.
     """
     base = roofline.bytes_per_generated_token(L8, 1, 8192)
     assert base.weights / GB == pytest.approx(15.0, abs=0.05)
@@ -404,3 +404,76 @@ def test_e05_14_the_bytes_of_a_decoded_token_fall_with_bits_heads_and_batch_not_
     as_mha = dataclasses.replace(L8, num_kv_heads=32)
     assert roofline.bytes_per_generated_token(as_mha, 1, 8192).cache_read == 4 * base.cache_read
     assert roofline.bytes_per_generated_token(L8, 1, 8192, kv_bytes=1).cache_read == base.cache_read / 2
+
+
+def rows_of_scores(shape: ModelShape, batch: int, context: int) -> float:
+    """What unfused decode moves for its rows of scores and probabilities, as a share of weights and cache."""
+    moved = 4 * kv_cache.score_bytes(shape.num_heads, 1, context) * shape.layers  # written and read, twice
+    return moved / roofline.bytes_per_generated_token(shape, batch, context).total
+
+
+def test_rows_of_scores_are_a_small_share_of_decode_that_grows_with_the_batch() -> None:
+    """Claim: in decode FlashAttention saves well under one percent. At batch 1 and 8k it does: 0.4 % for an 8B.
+
+    At batch 64, 5 and 6 % (8k and 32k) for an 8B, 7 and 10 % for a 70B; the limits are 6.25 % for groups of four and
+    12.5 % for groups of eight, since four rows of two bytes stand beside 4 x head_dim bytes of keys and values.
+    """
+    assert rows_of_scores(L8, 1, 8192) == pytest.approx(0.004, abs=0.0005)
+    for shape, expected in ((L8, (0.050, 0.058)), (L70, (0.068, 0.104))):
+        found = [rows_of_scores(shape, 64, context) for context in (8192, 32_768)]
+        assert found == pytest.approx(expected, abs=0.004)
+        limit = 4 * 2 * shape.num_heads / (4 * shape.num_kv_heads * shape.head_dim)
+        assert limit == {4: 0.0625, 8: 0.125}[shape.num_heads // shape.num_kv_heads]
+        assert max(found) < limit
+
+
+def test_worked_problems_of_part_a() -> None:
+    """Llama-3-70B in BF16, tensor parallelism over four H100: a prompt of 8,192 tokens, and 32 requests that decode."""
+    n, heads, kv_heads = 8192, L70.num_heads // 4, L70.num_kv_heads // 4
+    assert (heads, kv_heads, L70.layers, H100.capacity / GB) == (16, 2, 80, 80)
+    products = attention_traffic.prompt_attention_flops(n, L70.head_dim) / 2 * heads * L70.layers  # causal: half
+    embeddings = 2 * L70.vocab_size * L70.hidden_size
+    linear = 2 * n * (kv_cache.weight_bytes(L70) / 2 - embeddings) / 4
+    assert (round(products / 1e12), round(1e3 * products / H100.peak())) == (22, 22)
+    assert (round(linear / 1e12), round(1e3 * linear / H100.peak())) == (280, 283)
+    assert products / (products + linear) == pytest.approx(0.07, abs=0.005)
+    sheet = 2 * attention_traffic.score_values(n) * heads * L70.layers
+    assert (round(sheet / GB), round(1e3 * sheet / H100.bandwidth)) == (687, 205)
+    fused, added = products / H100.peak(), sheet / H100.bandwidth
+    assert (fused + added) / fused == pytest.approx(10, abs=0.5)
+    assert added / (fused + linear / H100.peak()) == pytest.approx(2 / 3, abs=0.02)
+
+    per_token = kv_cache.bytes_per_token(L70) / 4
+    cache, weights = 32 * n * per_token, kv_cache.weight_bytes(L70) / 4
+    assert per_token == 81_920
+    assert (round(cache / GB, 1), round(weights / GB, 1)) == (21.5, 35.3)
+    assert round(1e3 * (cache + weights) / H100.bandwidth) == 17
+    for programs, share in ((32 * kv_heads, 0.48), (32 * kv_heads * n // 512, 0.97)):
+        assert attention_traffic.wave_share(programs, H100.chip.num_sms) == pytest.approx(share, abs=0.005)
+    rows = 32 * 4 * kv_cache.score_bytes(heads, 1, n) * L70.layers
+    assert (round(rows / GB, 1), round(100 * rows / (cache + weights), 1)) == (2.7, 4.7)
+
+
+def test_what_exponentials_cost_depends_on_gpu_and_head_dim() -> None:
+    """Claim: on Blackwell the exponentials are the bottleneck. Twice the products' time at head_dim 64, half at 256."""
+    for name, expected in (("A100-80GB", 0.25), ("H100", 0.5), ("B200", 1.0)):
+        gpu = device(name)
+        per_clock = gpu.peak() / gpu.chip.num_sms / gpu.chip.clock
+        shares = [attention_traffic.exp_share(d, per_clock) for d in (64, 128, 256)]
+        assert shares == pytest.approx([2 * expected, expected, expected / 2], rel=0.01)
+
+
+def test_the_gain_of_2022_is_quoted_with_its_condition() -> None:
+    """Claim: FlashAttention moves 4.4 GB where three kernels move 40.3. GPT-2 medium, 1,024 tokens, both directions."""
+    assert (
+        "40.3 GB to 4.4 GB) is one configuration: GPT-2 medium, d = 64, 1,024 tokens, forward *and backward*"
+        in cell("errata-savings-reading")
+    )
+    assert "GPT-2 medium, 1,024 tokens, forward and backward" in cell("production")
+
+
+def test_no_part_says_that_the_l2_cannot_be_steered() -> None:
+    """Claim: the L2 cache is managed by the hardware alone. Order, hints and persisting windows steer it."""
+    for text in (cell("hierarchy-text"), cell("errata", "c_more")):
+        for way in ("order of", "hints", "persist"):
+            assert way in text.lower()

@@ -257,6 +257,7 @@ def test_e05_12_add_norm_and_conversion_move_7_bytes_per_value_instead_of_13() -
         for kernel in chain.kernels
     ]
     assert per_value == pytest.approx([6, 4, 3], abs=0.01)
+    assert chain.bytes / (tokens * hidden) == pytest.approx(13, abs=0.01)
     assert chain.fused_bytes / (tokens * hidden) == pytest.approx(7, abs=0.01)
     for layer, orders in (
         (DecoderLayer, ("x = x + self.o(", "self.mlp_norm")),
