@@ -137,6 +137,18 @@ def test_ctrl_c_before_the_command_runs_ends_it_quietly() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_ctrl_c_while_jupyterlab_is_imported_ends_it_quietly() -> None:
+    program = (
+        "import importlib\n"
+        "from grader.study import jupyter_start\n"
+        "def interrupted(name): raise KeyboardInterrupt\n"
+        "importlib.import_module = interrupted\n"
+        "jupyter_start.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_installed_command_is_the_one_that_is_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert project["scripts"]["inferlab"] == "grader:command"
