@@ -16,6 +16,8 @@ if getattr(sys.modules.get("chapters"), "__file__", None) is None:
     sys.modules.pop("chapters", None)
 
 # %% name="answering"
+print("Loading PyTorch, the engine and its model. The first start is the slowest.")
+
 from chapters import widgets
 from reference_impl import LLM, course_model
 from reference_impl.assembly.demo import demo_sampling

@@ -16,16 +16,17 @@ from typing import Any
 from IPython.display import display
 from ipywidgets import HTML, IntSlider, VBox
 
-from chapters.widgets.figure import BLUE, GREEN, RED, Shown, live
+from chapters.widgets.figure import BLUE, Shown, live
 from reference_impl.interfaces.events import StepDone
 
-COLOURS = (BLUE, RED, GREEN)
+COLOURS = (BLUE, "#AA4B00", "#007A58")  # red and green of the palette, darker: white letters stand on them
 LETTERS = "ABC"
 _STYLE = """<style>
 .inferlab-answering { color: var(--jp-ui-font-color1, inherit); font-size: 13px; line-height: 1.5 }
 .inferlab-answering pre { margin: 0 0 8px 0; padding: 6px 10px; white-space: pre-wrap; min-height: 5.2em;
   background: var(--jp-layout-color2, rgba(128, 128, 128, 0.15)); color: inherit; font-size: 13px; line-height: 1.35 }
-.inferlab-answering .asked { opacity: 0.6 }
+.inferlab-answering .asked { opacity: 0.7 }
+.inferlab-answering .blocks { max-width: 384px; line-height: 0 }
 .inferlab-answering .block { display: inline-block; width: 22px; height: 22px; margin: 1px; text-align: center;
   line-height: 22px; font-size: 11px; color: white; box-sizing: border-box;
   vertical-align: top }
@@ -62,9 +63,8 @@ def draw(frame: Frame) -> Shown:
     rows, lines = [], [head]
     for i, answer in enumerate(frame.answers):
         state = _state(answer)
-        colour = COLOURS[i % len(COLOURS)]
         rows.append(
-            f'<div><b style="color:{colour}">{LETTERS[i]}</b> · {html.escape(state)}</div>'
+            f"<div>{_block(i)} {html.escape(state)}</div>"
             f'<pre><span class="asked">{html.escape(answer.prompt)}</span><b>{html.escape(answer.text)}</b></pre>'
         )
         lines.append(f"{LETTERS[i]}, {state}:\n{answer.prompt}{answer.text}")
@@ -73,7 +73,8 @@ def draw(frame: Frame) -> Shown:
     below = f"KV cache: {len(owner)} of {_count(frame.num_blocks, 'block')} in use"
     lines.append(below)
     page = (
-        f'<div class="inferlab-answering"><div>{head}</div>{"".join(rows)}<div>{below}</div><div>{blocks}</div></div>'
+        f'<div class="inferlab-answering"><div>{head}</div>{"".join(rows)}<div>{below}</div>'
+        f'<div class="blocks">{blocks}</div></div>'
     )
     return Shown(_STYLE + page, "\n".join(lines))
 

@@ -29,9 +29,9 @@ _STYLE = (
     " { white-space: normal; line-height: 1.4; height: auto }"
     f" .{_CLASS} .widget-radio-box {{ width: 100%; margin-bottom: 0 }}"
     f" .{_CLASS} .widget-radio-box label"
-    " { white-space: normal; line-height: 1.4; height: auto; display: flex; align-items: baseline; gap: 8px;"
+    " { white-space: normal; line-height: 1.4; height: auto; display: flex; align-items: flex-start; gap: 8px;"
     " flex-direction: row-reverse; justify-content: flex-end }"  # last in the page, first to the eye
-    f" .{_CLASS} .widget-radio-box input {{ position: static; flex: none; margin: 0 }}"
+    f" .{_CLASS} .widget-radio-box input {{ position: static; flex: none; margin: 0; height: 1.4em }}"
     f" .{_CLASS} .widget-text {{ flex-wrap: wrap; height: auto }}"  # on a phone the field stands below its label
     f" .{_CLASS} .widget-text input {{ min-width: 8em }}</style>"
 )

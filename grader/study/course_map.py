@@ -14,7 +14,17 @@ from grader.study.progress_next import READ, next_step
 _STYLE = """<style>
 .inferlab-map table { border-collapse: collapse; width: 100%; table-layout: auto }
 .inferlab-map td, .inferlab-map th { text-align: left !important; vertical-align: top; padding: 6px 12px 6px 0 }
-.inferlab-map .planned { opacity: 0.6 }
+.inferlab-map .planned { opacity: 0.7 }
+.inferlab-map { container-type: inline-size; overflow-wrap: anywhere }
+@container (max-width: 480px) {  /* a phone: a chapter's cells stand one below the other */
+  .inferlab-map table, .inferlab-map tbody, .inferlab-map tr, .inferlab-map td { display: block }
+  .inferlab-map tr:has(th) { display: none }
+  .inferlab-map td { padding: 0 8px; white-space: normal; max-width: none }
+  .inferlab-map tr { padding: 6px 0 }
+  .inferlab-map td:nth-child(2):not(:empty)::before { content: "needs " }
+  .inferlab-map td:nth-child(4):not(:empty)::before { content: "quiz " }
+  .inferlab-map td:nth-child(5):not(:empty)::before { content: "lab " }
+}
 </style>"""
 
 

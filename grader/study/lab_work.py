@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grader.examination.intake import Refused, Submission, read_submission, rebuild
+from grader.examination.notebook_file import read_cells
 from grader.labs.lab import Cell, Lab, LabError, find_lab, load_lab
 from grader.results.result import CheckResult, Result
 from grader.study import workspace
@@ -66,6 +68,12 @@ def submission_of(work: Work) -> Submission:
         submission = read_submission(raw, work.lab)
     except Refused as error:
         raise LabError(_unreadable(work, str(error))) from None
+    if submission.notes and (other := _other_lab(raw, work.lab)):
+        number, file = other.split("_")[0], shlex.quote(str(work.path))
+        raise LabError(
+            f"{work.path} is a notebook of lab {other}; expected one of lab {work.lab.slug}. To check it as what it "
+            f"is: inferlab lab check {number} --file {file}"
+        )
     if sum("is missing" in note for note in submission.notes) > 1:
         number = work.lab.slug.split("_")[0]
         submission.notes.append(
@@ -188,6 +196,17 @@ def _grade_id(raw: Any) -> str | None:
     ours = metadata.get("nbgrader") if isinstance(metadata, dict) else None
     found = ours.get("grade_id") if isinstance(ours, dict) else None
     return found or raw.get("id")
+
+
+def _other_lab(raw: bytes, lab: Lab) -> str | None:
+    """The lab of which a notebook has more cells than of this one: the wrong file was named, or saved here."""
+    ids = {known for cell in read_cells(raw, []) for known in (cell.grade_id, cell.cell_id)}
+    shared = len(ids & {cell.grade_id for cell in lab.cells})
+    for folder in sorted(workspace.labs_root().glob("[0-9]*_*")):
+        for path in sorted(folder.glob("*.ipynb")):
+            if folder.name != lab.slug and len(ids & {cell.grade_id for cell in load_lab(path).cells}) > shared:
+                return folder.name
+    return None
 
 
 def _text(raw: dict[str, Any]) -> str:

@@ -58,7 +58,8 @@ def trust(folder: Path) -> None:
 
 
 def jupyter_command(folder: Path, port: int, ip: str, page: str) -> list[str]:
-    command = [sys.executable, "-P", "-m", "jupyterlab"]  # -P: the current folder does not shadow packages
+    # -P: the current folder does not shadow packages
+    command = [sys.executable, "-P", "-m", "grader.study.jupyter_start"]
     command += [f"--ServerApp.root_dir={folder}", f"--ServerApp.ip={ip}", f"--ServerApp.port={port}"]
     command += ["--ServerApp.port_retries=0", f"--LabApp.default_url={page}"]
     if not has_display():

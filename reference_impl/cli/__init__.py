@@ -182,7 +182,7 @@ def profile(
 
     with errors_in_a_line():
         if model is not None and shape is not None:
-            raise ValueError(f"expected a model or --shape, got both {model!r} and --shape {shape}")
+            raise ValueError(f"shape: expected a model or --shape, got both {model!r} and --shape {shape}")
         folder = None if shape is not None else folder_of(model or "target")
         profiling.run(folder, phase, batch, context, steps, trace, shape=shape, **vars(engine))
 

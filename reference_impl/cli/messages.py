@@ -116,7 +116,7 @@ def usage(error: Any, arguments: list[str]) -> str:
     if kind == "MissingParameter":
         text = f"{_name(parameter, hint)} is missing"
     elif kind == "NoSuchOption" or text.startswith("No such option"):
-        text = _unknown("option", getattr(error, "option_name", "") or text.split(": ", 1)[-1], _options(context))
+        text = _no_option(getattr(error, "option_name", "") or text.split(": ", 1)[-1], context)
     elif match := re.match(r"No such command '([^']*)'", text):
         text = _unknown("command", match.group(1), list(getattr(context.command, "commands", {})) if context else [])
     elif parameter is not None or hint:
@@ -147,8 +147,14 @@ def _given(parameter: Any, arguments: list[str]) -> str | None:
     return None
 
 
-def _options(context: Any) -> list[str]:
-    return [option for p in getattr(context.command, "params", ()) for option in p.opts] if context is not None else []
+def _no_option(name: str, context: Any) -> str:
+    """Like it, or what is written without an option: other programs have --model where this one has MODEL."""
+    words = [word for p in getattr(getattr(context, "command", None), "params", ()) for word in p.opts]
+    argument = name.removeprefix("--")
+    if argument in words:
+        usage = f"{context.command_path} {argument.upper()}"
+        return f"there is no option {name}; the {argument} is written without it: {usage}"
+    return _unknown("option", name, [word for word in words if word.startswith("-")])
 
 
 def _unknown(what: str, name: str, known: list[str]) -> str:

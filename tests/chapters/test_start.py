@@ -142,3 +142,45 @@ def test_an_interrupted_picture_leaves_no_request_in_the_engine(monkeypatch: pyt
 def test_more_prompts_than_letters_are_refused(count: int) -> None:
     with pytest.raises(ValueError, match=f"1 to 3, got {count}"):
         widgets.answering(None, ["x"] * count, None)
+
+
+# ---------------------------------------------------------------- what can be read
+
+READABLE = 4.5  # WCAG 2, level AA, for text of this size
+
+
+def contrast(a: float, b: float) -> float:
+    """Of two luminances."""
+    dark, light = sorted((a, b))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(red: float, green: float, blue: float) -> float:
+    def linear(c: float) -> float:
+        c /= 255
+        return c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4
+
+    return 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue)
+
+
+def test_the_white_letters_of_requests_can_be_read() -> None:
+    for colour in sys.modules["chapters.widgets.answering"].COLOURS:
+        shade = luminance(*bytes.fromhex(colour[1:]))
+        assert contrast(1.0, shade) >= READABLE, colour
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "pages"),
+    [
+        ("chapters.widgets.answering", "asked", [(0, 0.87, 0xEE), (255, 0.87, 0x42)]),  # JupyterLab: text, on what
+        ("grader.study.course_map", "planned", [(0, 0.87, 0xF5), (0, 0.87, 0xFF), (255, 0.87, 0x21)]),
+    ],
+)
+def test_faint_text_can_be_read_on_a_light_and_on_a_dark_page(
+    module: str, name: str, pages: list[tuple[int, float, int]]
+) -> None:
+    (opacity,) = re.findall(rf"\.{name} {{ opacity: ([\d.]+) }}", sys.modules[module]._STYLE)
+    for text, alpha, page in pages:
+        share = alpha * float(opacity)
+        grey = text * share + page * (1 - share)
+        assert contrast(luminance(*[grey] * 3), luminance(*[page] * 3)) >= READABLE, (text, page)

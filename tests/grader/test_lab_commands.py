@@ -160,6 +160,22 @@ def test_a_check_of_another_file_is_not_kept_as_this_learners_progress(notebook:
     assert read_checks() == ({}, 0)
 
 
+def test_a_notebook_of_another_lab_is_not_checked_as_this_one(notebook: Path, tmp_path: Path) -> None:
+    lab("start", "01")
+    folder = tmp_path / "root" / "labs" / "02_other"
+    folder.mkdir()
+    other = json.loads(notebook.read_text())
+    for cell in other["cells"]:
+        cell["id"] = f"other-{cell['id']}"
+        if "nbgrader" in cell["metadata"]:
+            cell["metadata"]["nbgrader"]["grade_id"] = cell["id"]
+    (folder / "other.ipynb").write_text(json.dumps(other))
+    said = lab("check", "01", "--file", str(folder / "other.ipynb"), ok=False)
+    assert "is a notebook of lab 02_other; expected one of lab 01_toy" in said
+    assert f"inferlab lab check 02 --file {folder / 'other.ipynb'}" in said
+    assert "was put back" not in said
+
+
 def test_where_the_solutions_are_not_at_hand_the_learner_is_told_where_they_are(notebook: Path, tmp_path: Path) -> None:
     from grader.study.lab_work import next_step
 

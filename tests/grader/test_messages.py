@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,13 @@ USAGE = {
     "generat": "there is no command generat. Did you mean generate or grade? See: inferlab --help",
     "lab chek": "there is no command chek. Did you mean check? See: inferlab lab --help",
     "--verson": "there is no option --verson. Did you mean --version? See: inferlab --help",
-    "generate": "PROMPT is missing. See: inferlab generate --help",
+    "serve --model target": "there is no option --model; the model is written without it: inferlab serve MODEL. See: "
+    "inferlab serve --help",
+    "lab check --lab 02": "there is no option --lab; the lab is written without it: inferlab lab check LAB. See: "
+    "inferlab lab check --help",
+    "serve --prot 8000": "there is no option --prot. Did you mean --port or --host? See: inferlab serve --help",
+    "profile --phase x": "--phase: expected decode or prefill, got 'x'",
+    "generate hi --dtype int3": "--dtype: expected one of float32, bfloat16, float16, float64, got 'int3'",
     "lab check": "LAB is missing. See: inferlab lab check --help",
     "lab hint 02": "CHECK is missing. See: inferlab lab hint --help",
     "grade new-course": "FOLDER is missing. See: inferlab grade new-course --help",
@@ -117,6 +124,34 @@ def test_a_reader_that_closes_early_ends_the_command_quietly() -> None:
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_before_the_command_runs_ends_it_quietly() -> None:
+    program = (
+        "import importlib, grader\n"
+        "def interrupted(name): raise KeyboardInterrupt\n"
+        "importlib.import_module = interrupted\n"
+        "grader.command()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_while_jupyterlab_is_imported_ends_it_quietly() -> None:
+    program = (
+        "import importlib\n"
+        "from grader.study import jupyter_start\n"
+        "def interrupted(name): raise KeyboardInterrupt\n"
+        "importlib.import_module = interrupted\n"
+        "jupyter_start.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_installed_command_is_the_one_that_is_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert project["scripts"]["inferlab"] == "grader:command"
 
 
 @pytest.mark.parametrize("path", [".ci/install.py", "grader/__init__.py"])

@@ -36,7 +36,7 @@ def run(
     from reference_impl.bench.profiling.report import show
 
     if phase not in get_args(Phase):
-        raise ValueError(f"--phase: expected {' or '.join(get_args(Phase))}, got {phase!r}")
+        raise ValueError(f"phase: expected {' or '.join(get_args(Phase))}, got {phase!r}")
     if options.get("worker", "here") != "here":
         raise ValueError(f"--worker {options['worker']}: only this process can be profiled, leave it out")
     budget = max(2048, batch * context) if phase == "prefill" else 2048
