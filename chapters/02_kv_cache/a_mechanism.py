@@ -13,6 +13,7 @@ import time
 import numpy as np
 import torch
 import torch.nn.functional as F
+from IPython.display import display
 from torch.overrides import TorchFunctionMode
 
 from chapters import widgets
@@ -355,11 +356,12 @@ lengths = (8, 16, 32, 64) + ((128, 256, 512) if on_gpu else ())
 S = len(prompt)
 without = [counted(lambda T=T: generate_no_cache(model, prompt, T)) for T in lengths]
 cached = [counted(lambda T=T: generate_contiguous_cache(model, [prompt], T)) for T in lengths]
+rows = []
 for T, slow, fast in zip(lengths, without, cached, strict=True):
     assert slow == (latency.uncached_linear_tokens(S, T), latency.uncached_attention_pairs(S, T))
     assert fast == (latency.cached_linear_tokens(S, T), latency.cached_attention_pairs(S, T))
-    print(f"{T:4d} new tokens: tokens {slow[0]:7.0f} / {fast[0]:4.0f} = {slow[0] / fast[0]:5.1f}x   "
-          f"pairs {slow[1]:9.0f} / {fast[1]:6.0f} = {slow[1] / fast[1]:5.1f}x")  # fmt: skip
+    rows.append([T, *(x for a, b in zip(slow, fast, strict=True) for x in (int(a), int(b), f"{a / b:.1f}x"))])
+widgets.table(rows, ["new tokens", "tokens, no cache", "with one", "ratio", "pairs, no cache", "with one", "ratio"])
 
 # %% [markdown] name="count-reading"
 # The counts match the closed forms of `reference_impl.theory.latency` exactly. With a prompt of `S` and `T` new tokens:
@@ -421,12 +423,11 @@ T = np.array(timed)
 slow, fast = latency.uncached_linear_tokens(S, T), latency.cached_linear_tokens(S, T)
 per_pass = sum(time_cached) / T.sum()
 per_token = max(sum(time_without) - sum(time_cached), 0) / (slow - fast).sum()
-print(
-    f"{format_seconds(per_pass)} for a pass of one token, {format_seconds(per_token)} for each further token in a pass"
-)
-for n, a, b, c, ratio in zip(timed, time_without, time_cached, time_engine, slow / fast, strict=True):
-    print(f"{n:4d} new tokens: no cache {a:6.2f} s, contiguous {b:6.2f} s, engine {c:6.2f} s; "
-          f"time {a / b:5.1f}x, operations in the matrices {ratio:5.1f}x")  # fmt: skip
+print(f"a pass of one token: {format_seconds(per_pass)}; each further token in it: {format_seconds(per_token)}")
+times = [[n, f"{a:.2f} s", f"{b:.2f} s", f"{c:.2f} s", f"{a / b:.1f}x", f"{ratio:.1f}x"] for n, a, b, c, ratio
+         in zip(timed, time_without, time_cached, time_engine, slow / fast, strict=True)]  # fmt: skip
+headers = ["new tokens", "no cache", "contiguous", "engine", "time ratio", "ratio of operations in the matrices"]
+display(widgets.table(times, headers))
 widgets.reveal("02a-time", time_without[timed.index(128)] / time_cached[timed.index(128)])
 
 # %% name="time-figure" jupyter={"source_hidden": true}
@@ -523,9 +524,10 @@ print(f"one more token: {format_seconds(latency.prefill_seconds(llama, 100_000, 
 # counted:
 
 # %% name="errata-attention-cell"
-for context in (16, 64, 256, 1024):
-    print(f"step at context {context:5d}: tokens projected {context:5d} -> 1, "
-          f"pairs {latency.causal_pairs(context):7d} -> {latency.causal_pairs(1, context - 1):5d}")  # fmt: skip
+widgets.table(
+    [[n, n, 1, latency.causal_pairs(n), latency.causal_pairs(1, n - 1)] for n in (16, 64, 256, 1024)],
+    ["context of the step", "tokens projected, no cache", "with one", "pairs, no cache", "with one"],
+)
 
 # %% [markdown] name="errata-trace"
 # **"Prefill three words; then step 2 generates the fourth by computing its Q, K and V."** (E01.12) You cannot compute

@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import torch
+from IPython.display import display
 
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREY, INK, ORANGE, figure, show, tidy
@@ -266,14 +267,16 @@ widgets.table(
 
 # %% name="worked-lengths"
 big, small, qwen = MODELS["llama-3-70b"], MODELS["llama-3-8b"], MODELS["qwen2.5-72b"]
-for tokens in (4096, 8192, 32768, 65536, 131072, 1_000_000):
-    size = kv_cache.cache_bytes(big, tokens)
-    print(f"llama-3-70b, {tokens:9,} tokens: {format_bytes(size):>8s} = {format_bytes(size, binary=True)}")
 print(f"llama-3-8b, 8,192 tokens: {format_bytes(kv_cache.cache_bytes(small, 8192))}")
 mha = kv_cache.attention_bytes_per_token(qwen.layers, qwen.num_heads, qwen.head_dim)
 print(f"qwen2.5-72b, 4,096 tokens: {format_bytes(kv_cache.cache_bytes(qwen, 4096))}; with a KV head per query head it "
       f"would be {format_bytes(4096 * mha)}")  # fmt: skip
 assert kv_cache.bytes_per_token(big) == each_70b
+sizes = {n: kv_cache.cache_bytes(big, n) for n in (4096, 8192, 32768, 65536, 131072, 1_000_000)}
+widgets.table(
+    [[tokens, format_bytes(size), format_bytes(size, binary=True)] for tokens, size in sizes.items()],
+    ["llama-3-70b: tokens", "decimal", "binary"],
+)
 
 # %% [markdown] name="footprint-text"
 # Many requests: **footprint = bytes per token × length × concurrency**. At some point the cache is larger than the
@@ -409,16 +412,25 @@ print(f"32,768 tokens: {format_bytes(32768 * each)} = {format_bytes(32768 * each
 # **"(320 − 140) GB over 50 users gives each about 110,000 tokens to generate."** (E02.7, E02.14) Too many by a factor
 # of ten. And the division gives the whole context: the prompt has to fit, too.
 
+
 # %% name="errata-budget-cell"
-for users in (50, 100):
-    print(f"{users} users: {kv_cache.max_context_for_budget(320 * GB, 140 * GB, users, each, utilization=1.0):,} tokens each with "
-          f"all of the memory, {kv_cache.max_context_for_budget(320 * GB, kv_cache.weight_bytes(big), users, each):,} at 0.9")  # fmt: skip
-for prompt_tokens in (0, 4000, 8000, 10_986):
-    print(
-        f"prompt of {prompt_tokens:6,}: {kv_cache.max_new_tokens_for_budget(320 * GB, 140 * GB, 50, each, prompt_tokens, utilization=1.0):6,} tokens left to generate"
-    )
-print(f"prompt of 8,000 of which 6,000 are the same for all: "
-      f"{kv_cache.max_new_tokens_for_budget(320 * GB, 140 * GB, 50, each, 8000, 6000, utilization=1.0):,}")  # fmt: skip
+def budget_row(users):
+    whole = kv_cache.max_context_for_budget(320 * GB, 140 * GB, users, each, utilization=1.0)
+    return [users, whole, kv_cache.max_context_for_budget(320 * GB, kv_cache.weight_bytes(big), users, each)]
+
+
+def left_row(prompt, same):
+    left = kv_cache.max_new_tokens_for_budget(320 * GB, 140 * GB, 50, each, prompt, same, utilization=1.0)
+    return [prompt, same, int(left)]
+
+
+display(
+    widgets.table([budget_row(n) for n in (50, 100)], ["users", "tokens each with all of the memory", "at 0.9 of it"])
+)
+widgets.table(
+    [left_row(*lengths) for lengths in ((0, 0), (4000, 0), (8000, 0), (10_986, 0), (8000, 6000))],
+    ["50 users: prompt", "of it the same for all", "tokens left to generate"],
+)
 
 # %% [markdown] name="errata-users"
 # **"140 GB of weights and 134 GB of cache: four 80 GB GPUs serve 100 users with 4,096 tokens."** (E02.8, E02.9) The numbers

@@ -304,13 +304,15 @@ widgets.timeline(trace)
 # predictable. The cell caps outputs and counts preemptions and recomputed tokens, with the same 12 blocks.
 
 # %% name="caps"
+capped = []
 for cap in (4, 16, None):
     capped_trace, done = run(num_blocks=12, max_tokens=cap) if cap else (trace, tight)
     again = sum(row.num_tokens for s in capped_trace.steps() for row in s.rows) - sum(
         r.num_computed_tokens for r in done
     )
-    print(f"outputs capped at {cap or 'nothing':>7}: {sum(len(s.preempted) for s in capped_trace.steps())} preemptions, "
-          f"{again:3d} tokens computed again, most waiting at once: {max(s.num_waiting for s in capped_trace.steps())}")  # fmt: skip
+    preemptions = sum(len(s.preempted) for s in capped_trace.steps())
+    capped.append([cap or "none", preemptions, again, max(s.num_waiting for s in capped_trace.steps())])
+widgets.table(capped, ["cap of the outputs", "preemptions", "tokens computed again", "most waiting at once"])
 
 # %% [markdown] name="errata-padding"
 # ## 7. What the cheat sheets get wrong
@@ -323,9 +325,11 @@ for cap in (4, 16, None):
 # %% name="errata-padding-cell"
 print({name: scores for name, (_, scores) in results.items()})
 sizes = [1, 2, 4, *range(8, 257, 8)]
-for rows in (3, 9, 20, 100):
-    size = min(s for s in sizes if s >= rows)
-    print(f"{rows:3d} requests in a graph for {size:3d}: {1 - rows / size:.0%} of the rows are padding")
+graphs = {rows: min(s for s in sizes if s >= rows) for rows in (3, 9, 20, 100)}
+widgets.table(
+    [[rows, size, f"{1 - rows / size:.0%}"] for rows, size in graphs.items()],
+    ["requests", "in a graph for", "rows that are padding"],
+)
 
 # %% [markdown] name="errata-padding-more"
 # The captured sizes above are an example; engines choose their own lists.

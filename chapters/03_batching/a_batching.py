@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from IPython.display import display
 
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, RED, SKY, figure, show, tidy
@@ -359,11 +360,11 @@ for size in sizes:
     whole = sorted(s.finished_at - s.started_at for s in trace.steps()[1:] if len(s.rows) == size)
     measured.append(whole[len(whole) // 2] / size)
 formula = [h100.tpot(1000, size) / size for size in sizes]
-print("batch   H100 by formula: step, per token, share   | course model here, measured: step, share")
-for size, f, m in zip(sizes, formula, measured, strict=True):
-    print(
-        f"{size:5d} {1e3 * f * size:16.2f} ms {1e3 * f:8.3f} ms {f / formula[0]:8.3f}   | {1e3 * m * size:10.2f} ms {m / measured[0]:8.3f}"
-    )
+widgets.table(
+    [[size, f"{1e3 * f * size:.2f} ms", f"{1e3 * f:.3f} ms", f"{f / formula[0]:.3f}", f"{1e3 * m * size:.2f} ms",
+      f"{m / measured[0]:.3f}"] for size, f, m in zip(sizes, formula, measured, strict=True)],
+    ["batch", "H100 by formula: step", "per token", "relative", "course model, measured: step", "relative"],
+)  # fmt: skip
 
 # %% name="amortize-figure" jupyter={"source_hidden": true}
 fig = figure(7.2, 2.9)
@@ -406,7 +407,7 @@ loads = {
     "one in eight long": [47 if i % 8 == 0 else 7 for i in range(32)],
 }
 burst = [text[11 * i : 11 * i + 12] for i in range(32)]
-table = {}
+table, shown = {}, []
 for name, lens in loads.items():
     kinds = [("static", lambda kv: StaticBatching(kv, 8)), ("continuous", None)]
     seconds = {"static": [], "continuous": []}
@@ -419,8 +420,8 @@ for name, lens in loads.items():
         kinds.reverse()  # the one that runs first in one round runs last in the next
     steps = [play(lens, 8, kind)[0] for kind in seconds]
     table[name] = (steps[0] / steps[1], min(seconds["static"]) / min(seconds["continuous"]))
-    print(f"{name:18s} mean {sum(lens) / 32:4.1f} tokens; steps {steps[0]:3d} against {steps[1]:3d}: "
-          f"ratio {table[name][0]:.2f}; measured ratio of times {table[name][1]:.2f}")  # fmt: skip
+    shown.append([name, f"{sum(lens) / 32:.1f}", *steps, *(f"{ratio:.2f}" for ratio in table[name])])
+widgets.table(shown, ["outputs", "mean", "steps, static", "continuous", "ratio of steps", "ratio of times"])
 
 # %% name="ratio-figure" jupyter={"source_hidden": true}
 fig = figure(6.4, 2.7)
@@ -469,14 +470,16 @@ ways = {
     "window 0": lambda kv: DynamicBatching(kv, 16, 0.0),
     "continuous": None,
 }
-print("16 seats        mean TTFT   p95 TTFT   p95 wait for the first step   mean time to the last token")
+shown = []
 for name, make in ways.items():
     trace = simulate(h100, chat[: len(chat) // 16 * 16], small_seats, scheduler=make)
     w = waits[name] = trace.workload()
     queue = percentile([m.queue for m in w.requests], 95)
-    print(
-        f"{name:14s} {np.mean(w.ttft):8.2f} s {percentile(w.ttft, 95):8.2f} s {queue:16.2f} s {np.mean(w.latency):24.2f} s"
-    )
+    times = [np.mean(w.ttft), percentile(w.ttft, 95), queue, np.mean(w.latency)]
+    shown.append([name, *(f"{seconds:.2f} s" for seconds in times)])
+widgets.table(
+    shown, ["16 seats", "mean TTFT", "p95 TTFT", "p95 wait for the first step", "mean time to the last token"]
+)
 
 # %% [markdown] name="arrivals-reading"
 # A window limits how long a request waits for *others to join*. It cannot help one that arrives just after the batch
@@ -562,13 +565,14 @@ def with_long_prompt(long, budget, decodes=32, make=None, outputs=400):
     return trace, trace.metrics("long").prefill, np.array(gaps), len(reading)
 
 
-print("10,000 tokens beside 32 decodes      steps   prefill of the long   longest gap of the others")
-runs = {}
+runs, shown = {}, []
 for budget in (131_072, 8192, 2048, 512, 256):
     runs[budget] = with_long_prompt(10_000, budget)
     _, prefill, gaps, steps = runs[budget]
     name = "whole prompt" if budget > 10_032 else f"budget {budget}"
-    print(f"{name:36s} {steps:5d} {1e3 * prefill:14.0f} ms {1e3 * gaps.max():20.0f} ms")
+    shown.append([name, steps, f"{1e3 * prefill:.0f} ms", f"{1e3 * gaps.max():.0f} ms"])
+beside = ["steps", "prefill of the long prompt", "longest gap of the others"]
+display(widgets.table(shown, ["10,000 tokens beside 32 decodes", *beside]))
 print(f"without it a decode step takes {1e3 * h100.tpot(1200, 32):.1f} ms")
 widgets.reveal("03a-gap", 1e3 * runs[131_072][2].max())
 
@@ -613,13 +617,13 @@ show(
 # arithmetic, that costs no time.) The extreme cases, a retrieval prompt of 30,000 tokens and one of 100,000:
 
 # %% name="convoy-extreme"
+shown = []
 for long in (30_000, 100_000):
     for budget in (131_072, 2048):
         _, prefill, gaps, steps = with_long_prompt(long, budget, outputs=400)
         name = "whole" if budget > long + 32 else f"budget {budget}"
-        print(
-            f"prompt {long:7,d}, {name:12s}: {steps:3d} steps, prefill {prefill:6.2f} s, longest gap of the others {gaps.max():6.2f} s"
-        )
+        shown.append([long, name, steps, f"{prefill:.2f} s", f"{gaps.max():.2f} s"])
+widgets.table(shown, ["prompt", "computed", *beside])
 
 # %% [markdown] name="convoy-extreme-reading"
 # Look at the gaps with chunks, too. The last chunks of a very long prompt take longer than the first, because attention
@@ -661,12 +665,13 @@ widgets.chunk_size("llama-3-8b", prompt=8192, decodes=32, budget=512)
 # after the other:
 
 # %% name="errata-reason-cell"
-print("steps of 64 requests    one by one   static   continuous   batching gains   continuous on top")
+gains = []
 for name, lens in outputs.items():
     static, continuous = play(lens, 8, "static")[0], play(lens, 8, "continuous")[0]
-    print(
-        f"{name:24s}{sum(lens):10d} {static:8d} {continuous:12d} {sum(lens) / static:15.1f}x {static / continuous:18.2f}x"
-    )
+    gains.append([name, sum(lens), static, continuous, f"{sum(lens) / static:.1f}x", f"{static / continuous:.2f}x"])
+widgets.table(
+    gains, ["64 requests, 8 seats", "steps, one by one", "static", "continuous", "batching gains", "continuous on top"]
+)
 
 # %% [markdown] name="errata-halves-text"
 # **"Mixing prefill into a decode batch halves the throughput of both."** (E03.1) A step takes the *longer* of the times
@@ -749,9 +754,13 @@ designs = {
     "whole prompts first": (16_384, lambda kv: PromptsFirst(kv, 256)),
 }
 found = {name: with_long_prompt(8192, budget, make=make) for name, (budget, make) in designs.items()}
-print("a prompt of 8,192 beside 32 decodes  prefill  mean gap   longest gap of the others")
-for name, (_, prefill, gaps, _) in found.items():
-    print(f"{name:34s} {1e3 * prefill:7.0f} ms {1e3 * gaps.mean():7.1f} ms {1e3 * gaps.max():10.1f} ms")
+display(
+    widgets.table(
+        [[name, f"{1e3 * prefill:.0f} ms", f"{1e3 * gaps.mean():.1f} ms", f"{1e3 * gaps.max():.1f} ms"]
+         for name, (_, prefill, gaps, _) in found.items()],
+        ["a prompt of 8,192 beside 32 decodes", "its prefill", "mean gap of the others", "longest gap"],
+    )
+)  # fmt: skip
 plan = next(s for s in found["mixed, budget 512"][0].steps() if any(r.request_id == "long" for r in s.rows))
 print(f"a recorded plan of the engine: {sum(r.num_tokens == 1 for r in plan.rows)} decodes and a chunk of {max(r.num_tokens for r in plan.rows)} "
       f"in one step; decodes first: {plan.rows[0].num_tokens == 1}")  # fmt: skip
@@ -809,8 +818,10 @@ for name, make, seats in (
     run(engine_with(make, seats=seats), burst, lens)
     seconds[name] = time.perf_counter() - began
 best = seconds["continuous, 8 seats"]
-for name, s in seconds.items():
-    print(f"{name:38s} {sum(lens) / s:5.0f} tokens/s; continuous, 8 seats: {s / best:.2f} times as fast")
+widgets.table(
+    [[name, f"{sum(lens) / s:.0f}", f"{s / best:.2f}"] for name, s in seconds.items()],
+    ["32 requests in one burst", "tokens/s", "continuous, 8 seats: how many times as fast"],
+)
 
 # %% [markdown] name="errata-paging"
 # All of these are true on this machine, and each could appear on a slide.
@@ -822,8 +833,7 @@ for name, s in seconds.items():
 # %% name="errata-paging-cell"
 rooms = 24  # blocks of 16 tokens: 384 tokens of cache
 asked = [SamplingParams(max_tokens=64, temperature=0, ignore_eos=True, stop_token_ids=()) for _ in range(12)]
-print("12 requests, prompts of 12, outputs of 64, 384 tokens of cache")
-results = {}
+results, shown = {}, []
 for name in ("contiguous", "paged"):
     kv = ContiguousKVManager(rooms, 16) if name == "contiguous" else None
     config = EngineConfig(num_blocks=rooms, max_num_seqs=32, prefix_cache="off")
@@ -836,17 +846,17 @@ for name in ("contiguous", "paged"):
         together.append(len(engine.trace.steps()[-1].rows))
     results[name] = [r.output_tokens for r in done]
     gone = sum(len(s.preempted) for s in engine.trace.steps())
-    print(
-        f"{name:11s} {len(together):4d} steps, most in one step {max(together):2d}, mean {np.mean(together):.1f}, preempted {gone} times"
-    )
+    shown.append([name, len(together), max(together), f"{np.mean(together):.1f}", gone])
 assert results["contiguous"] == results["paged"]
+caption = "12 requests, prompts of 12, outputs of 64, 384 tokens of cache"
+widgets.table(shown, ["memory", "steps", "most requests in one", "mean", "preemptions"], caption)
 
 # %% [markdown] name="errata-price"
 # **"Chunked prefill lowers latency."** (E03.8) Whose? It shortens the *worst* gap. It lengthens the long request's own
 # TTFT, and it can *raise* the 99th percentile of all gaps, since many steps become as long as a chunk, instead of a few
 # becoming very long. (*TPOT* here is one number per request, its mean gap; *ITL* is every single gap of all requests.
-# Both names are used for either, so a target has to state the formula.) The load: 12 requests per second, 9 of 10 with 200 tokens,
-# 1 of 10 with 8,192; outputs exponential, mean 200; 24 seconds, two seeds, the same arrivals for each design.
+# Both names are used for either, so a target has to state the formula.) The load: 12 requests per second, 90 % of them with 200
+# tokens, 10 % with 8,192; outputs exponential, mean 200; 24 seconds, two seeds, the same arrivals for each design.
 
 
 # %% name="errata-price-cell"
@@ -867,11 +877,10 @@ kinds = {
 sweep = {
     name: np.mean([price(make, budget, seed) for seed in (0, 1)], axis=0) for name, (make, budget) in kinds.items()
 }
-print("mean of two seeds, ms   p95 TTFT  median TTFT of long prompts   p99 TPOT   p99 ITL   worst ITL")
-for name, row in sweep.items():
-    print(
-        f"{name:22s} {1e3 * row[0]:9.0f} {1e3 * row[1]:20.0f} {1e3 * row[2]:17.1f} {1e3 * row[3]:9.1f} {1e3 * row[4]:11.0f}"
-    )
+widgets.table(
+    [[name, *(f"{1e3 * seconds:,.1f}" for seconds in row)] for name, row in sweep.items()],
+    ["mean of two seeds, ms", "p95 TTFT", "median TTFT of long prompts", "p99 TPOT", "p99 ITL", "worst ITL"],
+)
 
 # %% [markdown] name="errata-price-reading"
 # So it is a tunable trade-off: smooth streams against the first token of long prompts. vLLM's tuning guide gives the

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from IPython.display import display
 from matplotlib.patches import FancyBboxPatch
 
 from chapters import widgets
@@ -424,12 +425,12 @@ print("\n" + inspect.getdoc(FairShare).split("\n\n")[0])
 burst = [Arrival(0.0, 500, 100) for _ in range(128)]
 seats = (1, 4, 16, 32, 64, 128)
 swept = {n: simulate(h100, burst, EngineConfig(max_num_seqs=n, max_num_batched_tokens=2048)).workload() for n in seats}
-print("seats   mean TTFT   median TPOT   formula   tokens/s together   tokens/s per stream")
+by_seats = []
 for n, w in swept.items():
     tpot = percentile(w.tpot, 50)
-    print(
-        f"{n:5d} {np.mean(w.ttft):9.2f} s {1e3 * tpot:10.2f} ms {1e3 * h100.tpot(550, n):6.2f} ms {w.throughput:14,.0f} {1 / tpot:18.0f}"
-    )
+    both = [f"{1e3 * tpot:.2f} ms", f"{1e3 * h100.tpot(550, n):.2f} ms"]
+    by_seats.append([n, f"{np.mean(w.ttft):.2f} s", *both, f"{w.throughput:,.0f}", f"{1 / tpot:.0f}"])
+widgets.table(by_seats, ["seats", "mean TTFT", "median TPOT", "by formula", "tokens/s together", "tokens/s per stream"])
 
 # %% name="seats-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.9)
@@ -517,9 +518,11 @@ widgets.predict("03b-host", "Host work per request and decode step, on this mach
 # %% name="host"
 rows = (1, 8, 32, 96)
 spent = {n: parts_of_a_step(n, steps=4) for n in rows}
-print("ms       " + "".join(f"{name:>17s}" for name in spent[1]))
-for n, parts in spent.items():
-    print(f"{n:3d} rows " + "".join(f"{value:17.3f}" for value in parts.values()))
+widgets.table(
+    [[n, *(f"{value:.3f}" for value in parts.values())] for n, parts in spent.items()],
+    ["rows", *spent[1]],
+    caption="Milliseconds of a step",
+)
 
 # %% [markdown] name="host-scale-text"
 # The host's time grows with every request, from nearly zero. A GPU's step also grows, by the keys and values of each
@@ -532,12 +535,13 @@ host = {n: sum(value for name, value in parts.items() if name != "model, samplin
 slope = (host[rows[-1]] - host[rows[0]]) / (rows[-1] - rows[0])
 fixed = host[rows[0]] - slope * rows[0]
 print(f"host: {1e3 * fixed:.0f} microseconds + {1e3 * slope:.1f} per request (measured here, in Python)")
-print("requests   host by that line   H100 decode step, 8B   TPOT in turn   host's share   TPOT overlapped")
+scaled = []
 for n in (8, 32, 128, 256):
     ms, step = fixed + slope * n, 1e3 * h100.tpot(1000, n)
-    print(
-        f"{n:8d} {ms:15.2f} ms {step:19.2f} ms {step + ms:11.2f} ms {ms / (step + ms):14.0%} {max(step, ms):14.2f} ms"
-    )
+    times = [f"{t:.2f} ms" for t in (ms, step, step + ms, max(step, ms))]
+    scaled.append([n, *times[:3], f"{ms / (step + ms):.0%}", times[3]])
+headers = ["host by that line", "H100 decode step, 8B", "TPOT in turn", "host's share", "TPOT overlapped"]
+display(widgets.table(scaled, ["requests", *headers]))
 scheduling = 1e6 * np.median(scheduler_seconds(256)) / 256
 print(f"scheduling and block operations alone: {scheduling:.1f} microseconds per request and step, 256 requests")
 widgets.reveal("03b-host", 1e3 * slope)
@@ -749,6 +753,7 @@ show(
 flood = [Arrival(0.0, 200, 100, name=f"A{i}", tenant="A") for i in range(90)] + [
     Arrival(0.01, 200, 100, name=f"B{i}", tenant="B") for i in range(10)
 ]
+tenants = []
 for name, policy in (
     ("first come", FirstCome()),
     ("fair share", FairShare()),
@@ -756,7 +761,8 @@ for name, policy in (
 ):
     trace = simulate(h100, flood, few, policy)
     wait = {t: np.mean([trace.metrics(a.name).queue for a in flood if a.tenant == t]) for t in "AB"}
-    print(f"{name:17s} mean wait: A {wait['A']:5.2f} s, B {wait['B']:5.2f} s")
+    tenants.append([name, f"{wait['A']:.2f} s", f"{wait['B']:.2f} s"])
+widgets.table(tenants, ["policy", "mean wait of A", "mean wait of B"])
 
 # %% [markdown] name="admission-text"
 # ### Admission: two ways to treat memory
@@ -987,24 +993,26 @@ widgets.under_load(under_load.recorded(), under_load.short_run, under_load.alone
 per_second = 55e9  # byte/s; copies over PCIe 5 x16 see 50 to 60 of the 63 GB/s in the specification
 assert per_second < link("PCIe 5 x16").per_direction
 large = Deployment(shape_of("llama-3-70b"), device("H100"), num_devices=4, mfu=0.5, mbu=0.8)
-print("          8B, one H100              70B, four H100, a link each")
-print("context   recompute / out and in    recompute / out and in")
+victims = []
 for context in (500, 2000, 8000):
     cells = []
     for d in (h100, large):
         moved = 2 * context * d.bytes_per_token / d.num_devices / per_second
-        cells.append(f"{format_seconds(d.prefill_seconds(context)):>9s} / {format_seconds(moved):10s}")
-    print(f"{context:7,d}   {cells[0]:25s} {cells[1]}")
+        cells += [format_seconds(d.prefill_seconds(context)), format_seconds(moved)]
+    victims.append([context, *cells])
+machines = ["8B, one H100: recompute", "out and in", "70B, four H100, a link each: recompute", "out and in"]
+widgets.table(victims, ["context", *machines])
 
 # %% name="swap-run"
-print("8,000 tokens of cache, the same stream")
-print("            preempted   computed again      moved   p95 TTFT   p99 TPOT   tokens/s")
+ways = []
 for preemption in ("recompute", "swap"):
     trace, gone, again, _ = admitted(500, preemption=preemption)
     moved = sum(len(s.transfers.swap_out) + len(s.transfers.swap_in) for s in trace.steps()) * 16 * h100.bytes_per_token
     w = trace.workload()
-    print(f"{preemption:10s} {gone:10d} {again:12,d} tok {format_bytes(moved):>10s} {percentile(w.ttft, 95):8.2f} s "
-          f"{1e3 * percentile(w.tpot, 99):7.1f} ms {w.throughput:10,.0f}")  # fmt: skip
+    times = [f"{percentile(w.ttft, 95):.2f} s", f"{1e3 * percentile(w.tpot, 99):.1f} ms"]
+    ways.append([preemption, gone, again, format_bytes(moved), *times, f"{w.throughput:,.0f}"])
+headers = ["preemption by", "preempted", "tokens computed again", "moved", "p95 TTFT", "p99 TPOT", "tokens/s"]
+display(widgets.table(ways, headers, caption="8,000 tokens of cache, the same stream"))
 plain, a = tight(blocks=10)
 swapped, b = tight(blocks=10, preemption="swap")
 assert a == b
@@ -1025,13 +1033,17 @@ print(f"course model, really run, 10 blocks: {sum(len(s.preempted) for s in swap
 # %% name="budget"
 chat = poisson(24, 10, seed=4, prompts=(300,), mean_output=200)
 documents = poisson(6, 12, seed=4, prompts=(4000,), mean_output=40)
-print("          chat                               documents")
-print("budget    p95 TTFT   p99 TPOT   tokens/s     p95 TTFT   p99 TPOT   prompts read per s")
+tuned = []
 for budget in (128, 256, 512, 2048, 8192):
     config = EngineConfig(max_num_seqs=256, max_num_batched_tokens=budget)
     a, b = (simulate(h100, load, config).workload() for load in (chat, documents))
-    print(f"{budget:6d} {percentile(a.ttft, 95):9.2f} s {1e3 * percentile(a.tpot, 99):7.1f} ms {a.throughput:10,.0f} {percentile(b.ttft, 95):10.2f} s "
-          f"{1e3 * percentile(b.tpot, 99):7.1f} ms {len(b.requests) / b.duration:20.2f}")  # fmt: skip
+    for_chat, for_documents = (
+        [f"{percentile(w.ttft, 95):.2f} s", f"{1e3 * percentile(w.tpot, 99):.1f} ms"] for w in (a, b)
+    )
+    prompts_read = f"{len(b.requests) / b.duration:.2f}"
+    tuned.append([budget, *for_chat, f"{a.throughput:,.0f}", *for_documents, prompts_read])
+headers = ["chat: p95 TTFT", "p99 TPOT", "tokens/s", "documents: p95 TTFT", "p99 TPOT", "prompts read per s"]
+display(widgets.table(tuned, ["budget", *headers]))
 free = latency.flat_prefill_tokens(h100.device, mfu=h100.mfu) / h100.mbu
 print(f"up to about {free:.0f} tokens ride under one read of the weights: a smaller budget wastes reads")
 
@@ -1065,9 +1077,11 @@ changes = {
     ),
     "two replicas of 8 seats, twice the GPUs": (2 * base[0], base[1]),
 }
-print("Llama-3-8B, H100, context 1,000, decode only, by formula")
-for name, (rate, tpot) in changes.items():
-    print(f"{name:40s} {rate:8,.0f} tokens/s ({rate / base[0]:4.1f}x)   TPOT {1e3 * tpot:5.2f} ms")
+widgets.table(
+    [[name, f"{rate:,.0f}", f"{rate / base[0]:.1f}x", f"{1e3 * tpot:.2f} ms"] for name, (rate, tpot) in changes.items()],
+    ["change", "tokens/s", "against the first row", "TPOT"],
+    caption="Llama-3-8B, H100, context 1,000, decode only, by formula",
+)  # fmt: skip
 
 # %% [markdown] name="throughput-reading"
 # 1. Do requests wait? If not, the load is low, and nothing on this machine raises throughput.
@@ -1121,7 +1135,7 @@ for name, (rate, tpot) in changes.items():
 # machine, in batches of 64 or as many as its cache holds, with the prefill on its own at the same MFU:
 
 # %% name="errata-translation-cell"
-print("load                           in     out   together   prefill's share of the time")
+shares = []
 for name, prompt, output in (
     ("translation", 256, 256), ("chat", 500, 300), ("code completion", 2000, 40), ("retrieval, short answer", 6000, 150),
     ("summary of a long document", 8000, 200), ("extraction, classification", 3000, 8), ("score or embedding", 1000, 1),
@@ -1129,7 +1143,8 @@ for name, prompt, output in (
     together = min(64, h100.cache_tokens() // (prompt + output))
     prefill = h100.prefill_seconds(prompt)
     decode = (output - 1) * h100.tpot(prompt + max(1, output // 2), together) / together
-    print(f"{name:28s} {prompt:5,d} {output:6d} {together:9d} {prefill / (prefill + decode):18.0%}")
+    shares.append([name, prompt, output, together, f"{prefill / (prefill + decode):.0%}"])
+widgets.table(shares, ["load", "tokens in", "out", "together", "prefill's share of the time"])
 
 # %% [markdown] name="errata-blocking"
 # **"Continuous batching means no head-of-line blocking."** (E03.9) There are three kinds, and each needs its own
@@ -1149,13 +1164,14 @@ remedies = {
     "+ chunks of 512": {"config": pieces},
     "+ shortest first, with aging": {"config": pieces, "policy": ShortestFirst(aging=500)},
 }
-print("short requests only              p95 TTFT   p99 TPOT   longest gap | long ones: p95 TTFT")
+blocked = []
 for name, options in remedies.items():
     trace = simulate(h100, mixed, **options)
     w, others = trace.workload(short), trace.workload([str(i) for i in range(len(mixed)) if str(i) not in short])
-    print(
-        f"{name:30s} {percentile(w.ttft, 95):9.2f} s {1e3 * percentile(w.tpot, 99):7.1f} ms {1e3 * max(w.itl):10.0f} ms | {percentile(others.ttft, 95):9.2f} s"
-    )
+    ttft = [f"{percentile(kind.ttft, 95):.2f} s" for kind in (w, others)]
+    streams = [f"{1e3 * percentile(w.tpot, 99):.1f} ms", f"{1e3 * max(w.itl):,.0f} ms"]
+    blocked.append([name, ttft[0], *streams, ttft[1]])
+widgets.table(blocked, ["", "short requests: p95 TTFT", "p99 TPOT", "longest gap", "long ones: p95 TTFT"])
 
 # %% [markdown] name="errata-blocking-reading"
 # Continuous batching removes the blocking by long *outputs*: the waits of the first row. (The first row's streams are
