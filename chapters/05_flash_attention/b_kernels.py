@@ -763,7 +763,7 @@ widgets.table(
 )
 
 # %% [markdown] name="launches-reading"
-# For the 8B model the launches hide behind 25 µs of work each, and a graph gains little. For the 0.6B model the
+# For the 8B model the launches hide behind 23 µs of work each, and a graph gains little. For the 0.6B model the
 # launches dominate. Quantize the 8B model to 4 bits, or split it over eight GPUs, and its kernels become as short. That
 # is why fusion pays off even where it saves few bytes: **fewer kernels, fewer gaps**.
 # <!-- printed: launches -->

@@ -19,20 +19,23 @@ _PART = {
 _CALL = {
     "type": "object", "required": ["function"],
     "properties": {
-        "id": {"type": "string"}, "type": {"const": "function"},
+        "id": {"type": ["string", "null"]}, "type": {"enum": ["function", None]},
         "function": {
             "type": "object", "required": ["name", "arguments"],
-            "properties": {"name": {"type": "string"}, "arguments": {"type": "string", "description": "JSON"}},
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {"type": ["string", "object"], "description": "JSON, maybe in a text"},
+            },
         },
     },
 }  # fmt: skip
+_FUNCTION: dict[str, Any] = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
 _TOOL = {
-    "type": "object", "required": ["type", "function"],
-    "properties": {
-        "type": {"const": "function"},
-        "function": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}},
-    },
-}  # fmt: skip
+    "anyOf": [
+        {"type": "object", "required": ["function"], "properties": {"function": _FUNCTION}},
+        _FUNCTION | {"not": {"required": ["function"]}},  # templates know this form, too
+    ],
+}
 Part = Annotated[dict[str, Any], WithJsonSchema(_PART)]
 Call = Annotated[dict[str, Any], WithJsonSchema(_CALL)]
 Tool = Annotated[dict[str, Any], WithJsonSchema(_TOOL)]

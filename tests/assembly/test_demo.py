@@ -24,5 +24,6 @@ def test_the_demos_text_is_a_whole_function_that_says_nothing_twice_and_the_labe
 
 def test_the_readme_shows_the_same_prompt_and_stop() -> None:
     text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    assert f"llm.stream({demo.PROMPT!r}".replace("'", '"') in text
-    assert f"stop={list(demo.STOP)!r}".replace("'", '"') in text
+    [stop] = demo.STOP
+    assert f"prompt = {demo.PROMPT!r}".replace("'", '"') in text
+    assert f"stop={stop!r}".replace("'", '"') in text

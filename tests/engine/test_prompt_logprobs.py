@@ -135,5 +135,7 @@ class Ones:
 
 
 def test_a_number_below_0_is_refused() -> None:
-    with pytest.raises(ValueError, match="SamplingParams.prompt_logprobs: expected None or 0 to 2,147,483,647, got -1"):
-        SamplingParams(prompt_logprobs=-1)
+    with pytest.raises(
+        ValueError, match=r"SamplingParams.prompt_logprobs: expected None, -1 \(all\) or 0 to 2,147,483,647, got -2"
+    ):
+        SamplingParams(prompt_logprobs=-2)

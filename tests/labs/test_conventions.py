@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grader.labs.convention import Convention, applied, combinations, private_notebook, validate
-from grader.labs.lab_source import solution_notebook
+from grader.labs.lab_source import percent_cells, solution_notebook
 from grader.proofs.convention_proof import covering, private_lab
 from tests.labs.proof_record import SOURCES, plan, record, this_commit
 from tests.warm import Warm
@@ -54,7 +54,7 @@ def test_options_cover_and_replacements_are_exact(source: Path) -> None:
     conventions = validated(source)
     drawn = {option.name for options in covering(conventions) for option in options}
     assert drawn == {option.name for convention in conventions for option in convention.options}
-    texts = {cell.grade_id: cell.source for cell in private_lab(source, ()).cells}
+    texts = {cell["metadata"]["nbgrader"]["grade_id"]: cell["source"] for cell in percent_cells(source)}
     for options in covering(conventions):
         changed = applied(texts, options)
         assert changed == applied(texts, options[::-1])

@@ -104,7 +104,15 @@ def _as_calls(calls: Any, place: str) -> list[dict[str, Any]]:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise MessageError(f"{place}.{number}", 'expected {"function": {"name": a text, "arguments": ...}}')
+        if call.get("type") not in (None, "function"):
+            raise MessageError(f"{place}.{number}.type", f"expected 'function', got {json.dumps(call['type'])[:100]}")
+        if not isinstance(call.get("id"), str | None):
+            raise MessageError(f"{place}.{number}.id", f"expected a text, got {json.dumps(call['id'])[:100]}")
         arguments = function.get("arguments")
+        if not isinstance(arguments, str | dict):
+            said = "nothing" if arguments is None else json.dumps(arguments)[:100]
+            expected = "expected a JSON object, or one in a text"
+            raise MessageError(f"{place}.{number}.function.arguments", f"{expected}, got {said}")
         if isinstance(arguments, str):
             function["arguments"] = _object(arguments, f"{place}.{number}.function.arguments")
     return calls

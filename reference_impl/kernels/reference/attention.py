@@ -59,7 +59,7 @@ def attention_one_row(
     k, v = key.transpose(0, 1)[None], value.transpose(0, 1)[None]  # [1, num_kv_heads, seq_len, head_dim]
     if query_len == 1 and window is None:  # it sees everything: no mask, and a group of heads shares one read of k
         grouped = q.view(1, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        mask = q.new_zeros(1, 1, 1, seq_len) if seq_len < FEW_KEYS else None
+        mask = q.new_ones(1, 1, 1, seq_len, dtype=torch.bool) if seq_len < FEW_KEYS else None
         return masked_attention(grouped, k, v, mask, scale, softcap).view(1, num_heads, head_dim)
     heads = q.transpose(0, 1)[None]
     if query_len == seq_len >= FEW_KEYS and window is None and softcap is None:
