@@ -7,17 +7,6 @@ if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit("inferlab: error: Python 3.11 or later is needed, and this is " + sys.version.split()[0])
 
 
-def command():  # type: () -> None
-    """The command `inferlab`. Ctrl-C while its modules are being imported ends it as quietly as later."""
-    import importlib
-
-    try:
-        main = importlib.import_module("grader.cli").main
-    except KeyboardInterrupt:
-        sys.exit(130)
-    main()
-
-
 def check():  # type: () -> None
     """In a lab's notebook: run the lab's checks on what you have executed so far, as `inferlab lab check` does."""
     from grader.notebook import check_this_notebook

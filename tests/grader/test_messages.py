@@ -128,10 +128,10 @@ def test_a_reader_that_closes_early_ends_the_command_quietly() -> None:
 
 def test_ctrl_c_before_the_command_runs_ends_it_quietly() -> None:
     program = (
-        "import importlib, grader\n"
+        "import importlib, grader.entry\n"
         "def interrupted(name): raise KeyboardInterrupt\n"
         "importlib.import_module = interrupted\n"
-        "grader.command()\n"
+        "grader.entry.command()\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
@@ -151,7 +151,7 @@ def test_ctrl_c_while_jupyterlab_is_imported_ends_it_quietly() -> None:
 
 def test_the_installed_command_is_the_one_that_is_tested() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert project["scripts"]["inferlab"] == "grader:command"
+    assert project["scripts"]["inferlab"] == "grader.entry:command"
 
 
 @pytest.mark.parametrize("path", [".ci/install.py", "grader/__init__.py"])
