@@ -1,4 +1,4 @@
-"""What the command `inferlab` starts: by itself, since whoever imports `grader` does not need the commands."""
+"""The entry point of `inferlab`. A module of its own: `import grader` loads no commands."""
 
 import sys
 

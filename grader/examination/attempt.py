@@ -36,7 +36,7 @@ class Limits:
     learner_memory: int = MEMORY  # bytes of one process of the learner's; all together have those of its disk besides
 
 
-OWN_CALL = 10.0  # as Limits.call, for a learner's own check: somebody waits, and calls that return take less than one
+OWN_CALL = 10.0  # as Limits.call, for a learner's own check, which is run by hand; calls that return take less than one
 
 
 class Gone(BaseException):

@@ -79,7 +79,7 @@ def examine(
     secret: seeds the checks' randomness (`grader.checks`). prepared: from `prepare(lab, secret)`, and used up: give it
     to one call only, in a fork. on_check: called with each check's result at once, as this process may be killed.
     on_start: called before each check. skip_hung: what did not return once is not called again; checks that need it
-    are not run. For a learner's own check, where somebody waits: in a grade, each check decides for itself.
+    are not run. For a learner's own check, run by hand; in a grade every check is run.
     Raises ConnectionError, SandboxError when no process can be started, `attempt.Lost`, KeyboardInterrupt.
     """
     started = time.monotonic()

@@ -67,7 +67,7 @@ class Cell:
 
     @property
     def explanation(self) -> str:
-        """The property worked out on an example, for one who has tried; no solution."""
+        """The property worked out on an example, shown after several tries; no solution."""
         return self._help("explanation")
 
     def _help(self, key: str) -> str:

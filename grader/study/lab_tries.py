@@ -63,7 +63,7 @@ def read_tries(lab: str) -> dict[str, Tries]:
 
 
 def record_try(lab: Lab, submission: Submission, check: Cell) -> str:
-    """Adds what `check` did not pass with; "" or why it could not be stored. Stubs that nobody touched are no try."""
+    """Adds what `check` did not pass with; "" or why it could not be stored. An unchanged stub is no try."""
     code = code_of(lab, submission, check)
     if code is None:
         return ""
