@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -44,9 +44,9 @@ from reference_impl.assembly.outputs import (
     stop_reason,
 )
 from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.prompt_forms import AnyPrompt, Conversation, conversations, listed, plain
 from reference_impl.core import llm as core_llm
 from reference_impl.core.engine import StepResult
-from reference_impl.core.llm import as_list
 from reference_impl.core.prompts import Prompt
 from reference_impl.interfaces import Pooling, Request, SamplingParams
 from reference_impl.models.config_json import read_model_config
@@ -60,22 +60,7 @@ logger = logging.getLogger("inferlab.engine")
 Worker = Literal["here", "process"]
 
 
-class TokensPrompt(TypedDict):
-    """vLLM's: token ids, maybe with the text they were made of."""
-
-    prompt_token_ids: Sequence[int]
-    prompt: NotRequired[str]
-
-
-class TextPrompt(TypedDict):
-    """vLLM's: a text."""
-
-    prompt: str
-
-
-AnyPrompt = Prompt | TokensPrompt | TextPrompt
 Sampling = SamplingParams | Sequence[SamplingParams]
-Conversation = Sequence[Any]  # of messages, see `ChatEncoder.chat_text`
 
 
 class LLM(core_llm.LLM, ChatEncoder):
@@ -159,12 +144,12 @@ class LLM(core_llm.LLM, ChatEncoder):
         for name, asked in (("lora_request", lora_request), ("priority", priority)):
             if asked is not None:
                 raise ValueError(f"generate: {name}: expected None, got {asked!r}: not implemented")
-        given = cast(list[Prompt], _listed(prompts))
+        given = cast(list[Prompt], listed(prompts))
         return cast(list[RequestOutput], super().generate(given, _either(sampling, sampling_params)))
 
     def encode(self, prompt: AnyPrompt) -> list[int]:
         """Token ids of a prompt. ValueError for a dict without prompt or prompt_token_ids, or with more."""
-        return super().encode(_plain(prompt))
+        return super().encode(plain(prompt))
 
     def chat(
         self,
@@ -184,7 +169,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         "none": the model is not shown tools. With a tool_call_parser, calls in an answer are its `tool_calls`.
         """
         shown = shown_tools(tools, tool_choice)
-        prompts = [self.chat_prompt(one, shown, **options) for one in _conversations(messages)]
+        prompts = [self.chat_prompt(one, shown, **options) for one in conversations(messages)]
         outputs = self.generate(prompts, _either(sampling, sampling_params))
         parser = self.tool_call_parser
         return outputs if not shown or parser is None else [_with_all_calls(output, parser) for output in outputs]
@@ -215,7 +200,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         the last one's; scaled to length 1, as the server's are, or as they are. RuntimeError for one that fails."""
         requests: list[Request] = []
         try:
-            for prompt in _listed(prompts):
+            for prompt in listed(prompts):
                 requests.append(self.engine.add(self.encode(prompt), pooling=pooling))
             while any(request.finish_reason is None for request in requests):
                 self.step()
@@ -326,12 +311,6 @@ def _either(sampling: Sampling | None, sampling_params: Sampling | None) -> Samp
     return sampling_params if sampling is None else sampling
 
 
-def _conversations(messages: Conversation | Sequence[Conversation]) -> Sequence[Conversation]:
-    """One or several, as a list."""
-    several = isinstance(messages, list | tuple) and messages and all(isinstance(one, list | tuple) for one in messages)
-    return messages if several else [messages]
-
-
 def _embedding(request: Request, normalize: bool) -> EmbeddingRequestOutput:
     found = request.embedding
     if found is None:
@@ -343,26 +322,6 @@ def _embedding(request: Request, normalize: bool) -> EmbeddingRequestOutput:
     length = math.hypot(*found) if normalize else 1.0
     numbers = [number / length for number in found] if length else found
     return EmbeddingRequestOutput(request.id, request.tokens[: request.num_prompt_tokens], EmbeddingOutput(numbers))
-
-
-def _listed(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[AnyPrompt]:
-    """One prompt or several, as a list."""
-    one = isinstance(prompts, Mapping)
-    return [cast(AnyPrompt, prompts)] if one else [*as_list(cast("Prompt | Sequence[Prompt]", prompts))]
-
-
-def _plain(prompt: AnyPrompt) -> Prompt:
-    """Of vLLM's dicts the token ids, or else the text."""
-    if not isinstance(prompt, Mapping):
-        return prompt
-    given: Mapping[str, Any] = prompt
-    if others := sorted(given.keys() - {"prompt", "prompt_token_ids"}):
-        raise ValueError(f"a prompt has {', '.join(map(repr, others))}: expected 'prompt' or 'prompt_token_ids' alone")
-    if given.get("prompt_token_ids") is not None:
-        return cast(Prompt, given["prompt_token_ids"])
-    if not isinstance(given.get("prompt"), str):
-        raise ValueError(f"a prompt: expected a text under 'prompt' or ids under 'prompt_token_ids', got {prompt!r}")
-    return cast(str, given["prompt"])
 
 
 def _with_all_calls(output: RequestOutput, parser: str) -> RequestOutput:

@@ -18,7 +18,7 @@ import hmac
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -27,7 +27,6 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from fastapi.security import HTTPBearer
-from starlette.types import Send
 
 from reference_impl.annexes.chat.messages import MessageError
 from reference_impl.annexes.chat.tool_calls import check_parser
@@ -35,7 +34,7 @@ from reference_impl.interfaces import SamplingParams
 from reference_impl.serving import answers
 from reference_impl.serving.answers import ChatShape, CompletionShape, Shape, TokenText
 from reference_impl.serving.chat import chat_arguments, parser_for
-from reference_impl.serving.connection import EVENTS, Answer, BodyLimit, is_addressed_to, send_json
+from reference_impl.serving.connection import Answer, BodyLimit, is_addressed_to
 from reference_impl.serving.description import describe_for
 from reference_impl.serving.limits import ConnectionLimits
 from reference_impl.serving.metrics import LAST
@@ -47,9 +46,10 @@ from reference_impl.serving.protocol import (
     TokenizeRequest,
 )
 from reference_impl.serving.refusals import HANDLERS, REFUSALS, Refused, check_characters, refusal
-from reference_impl.serving.runner import Failed, Overloaded, Restarting, Runner, Stream, Unavailable
+from reference_impl.serving.responses import as_a_whole, as_events, retry_header, unavailable
+from reference_impl.serving.runner import Overloaded, Restarting, Runner, Stream, Unavailable
 
-RETRY_SECONDS, RESTART_SECONDS = 1, 5
+RETRY_SECONDS = 1
 # With API keys: the beginnings of the paths that need one.
 NEED_A_KEY = ("/v1/", "/requests/", "/status.json", "/tokenize", "/detokenize")
 Objective = Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds")]
@@ -176,7 +176,7 @@ class _Server:
         )  # fmt: skip
         in_base64 = body.encoding_format == "base64"
         name, normalized = self.config.model_name, body.normalize
-        respond = _as_a_whole(lambda: answers.embeddings(stream, name, in_base64, normalized))
+        respond = as_a_whole(lambda: answers.embeddings(stream, name, in_base64, normalized))
         return Answer(respond, stream.close)
 
     async def chat(self, body: ChatRequest) -> Response:
@@ -278,7 +278,7 @@ class _Server:
                     raise Refused(400, message, param=name, code="invalid_value")
         options = {"priority": body.priority, "cache_salt": body.cache_salt}
         stream = await self._start(shape.id, prompts, sampling, "prompt", **options)
-        respond = _as_events(shape, stream) if body.stream else _as_a_whole(lambda: shape.whole(stream))
+        respond = as_events(shape, stream) if body.stream else as_a_whole(lambda: shape.whole(stream))
         return Answer(respond, stream.close)
 
     async def _start(
@@ -293,7 +293,7 @@ class _Server:
             retry = {"Retry-After": str(RETRY_SECONDS)}
             raise Refused(429, f"{error}: try again in a moment", headers=retry) from None
         except Unavailable as error:
-            raise _unavailable(error) from None
+            raise unavailable(error) from None
 
     # --- what there is, and how it is ------------------------------------------------------------------------------
 
@@ -313,7 +313,7 @@ class _Server:
     async def health(self) -> dict[str, str]:
         """200 while the engine lives; while it restarts, and when it has failed, 503 with the reason."""
         if self.runner.restarting is not None:
-            raise _unavailable(Restarting(self.runner.restarting))
+            raise unavailable(Restarting(self.runner.restarting))
         if self.runner.failure is not None:
             raise Refused(503, f"the engine has failed: {self.runner.failure}")
         return {"status": "ok"}
@@ -322,7 +322,7 @@ class _Server:
         """200 while new requests are taken."""
         if not self.runner.is_ready:
             why = self.runner.restarting or self.runner.failure or "the server is shutting down"
-            raise Refused(503, why, headers=_retry(self.runner.restarting is not None))
+            raise Refused(503, why, headers=retry_header(self.runner.restarting is not None))
         return {"status": "ready"}
 
     async def metrics(self) -> PlainTextResponse:
@@ -353,16 +353,7 @@ class _Server:
         try:
             return await self.runner.ask(name, *arguments)
         except Unavailable as error:
-            raise _unavailable(error) from None
-
-
-def _retry(again: bool) -> dict[str, str] | None:
-    """The header that says when to send a request again that the restart of the engine ended, or did not let in."""
-    return {"Retry-After": str(RESTART_SECONDS)} if again else None
-
-
-def _unavailable(error: Unavailable) -> Refused:
-    return Refused(503, str(error), headers=_retry(isinstance(error, Restarting)))
+            raise unavailable(error) from None
 
 
 def _said_to_be_json(request: Request) -> None:
@@ -370,36 +361,3 @@ def _said_to_be_json(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refused(415, f"expected the header Content-Type: application/json, got {kind or 'none'}")
-
-
-def _as_events(shape: Shape, stream: Stream) -> Callable[[Send], Coroutine[Any, Any, None]]:
-    async def respond(send: Send) -> None:
-        await send(EVENTS)
-
-        async def write(body: bytes, more: bool = True) -> None:
-            if body or not more:
-                await send({"type": "http.response.body", "body": body, "more_body": more})
-
-        await write(shape.start_events(stream.num_samples))
-        try:
-            async for pieces in stream:
-                await write(shape.events(pieces))
-        except Unavailable as reason:
-            await write(answers.event(answers.error(str(reason), "server_error")), more=False)
-        else:
-            await write(shape.end_events(stream.usage), more=False)
-
-    return respond
-
-
-def _as_a_whole(whole: Callable[[], Awaitable[dict[str, Any]]]) -> Callable[[Send], Coroutine[Any, Any, None]]:
-    async def respond(send: Send) -> None:
-        try:
-            content = await whole()
-        except Unavailable as error:
-            status, retry = 500 if isinstance(error, Failed) else 503, _retry(isinstance(error, Restarting))
-            await send_json(send, answers.error(str(error), "server_error"), status, retry)
-        else:
-            await send_json(send, content)
-
-    return respond
