@@ -1,5 +1,7 @@
 """What a lab's check cells import: randomness that a learner cannot foresee in grading, and can repeat otherwise.
 
+For Triton kernels: `launch(kernel, grid, constants, x=x, ...)` and `compiled(...)`, see `grader.examination.kernels`.
+For memory that is only lent to the learner's code: `lent(cache.append)(k, v)`.
 For several roles: `with roles(4) as ranks:` and `together([...])`, see `grader.examination.roles`.
 
 In a learner's notebook the secret is a fixed public default, so a failing check fails again. When graded, the examiner
@@ -9,17 +11,20 @@ sets a secret of its own for the run, and writes it into the result so that the 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from grader.examination.kernels import compiled, launch
 from grader.examination.roles import Deadlock, roles, together
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["PUBLIC_SECRET", "Deadlock", "rng", "roles", "secret_seed", "seed", "together"]
+__all__ = [
+    "PUBLIC_SECRET", "Deadlock", "compiled", "launch", "lent", "rng", "roles", "secret_seed", "seed", "together",
+]  # fmt: skip
 
 PUBLIC_SECRET = b"public"
 
@@ -46,3 +51,51 @@ def rng(name: str) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(seed(name))
+
+
+def lent(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, called with memory that is only lent, as by an engine that computes into the same memory each step.
+
+    Each tensor among the arguments, also in a list, tuple or dict, becomes a copy of its own, which is overwritten when
+    the call has returned or raised: with NaN, or with the smallest value of an integer's type. What the call returns is
+    read before that, and what it changed in place in a copy is changed in the caller's tensor.
+    """
+    import torch
+
+    from grader.learner_side.peer import lending, overwrite
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        copies: dict[int, tuple[torch.Tensor, ...]] = {}  # by id: the tensor, its numbers, their copy, what is lent
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in copies:
+                was = tensor.detach().clone(memory_format=torch.contiguous_format)
+                copy = was.clone()
+                copies[id(tensor)] = (tensor, was, copy, copy.detach())  # the function may give its own other memory
+            return copies[id(tensor)][3]
+
+        lent_args, lent_kwargs = _with_tensors((args, kwargs), copied)
+        away = lending(function)
+        try:
+            if away is not None:  # the memory is in the learner's process, and so is what overwrites it
+                return away(*lent_args, **lent_kwargs)
+            return _with_tensors(function(*lent_args, **lent_kwargs), lambda tensor: tensor.detach().clone())
+        finally:
+            for tensor, was, copy, _ in copies.values():
+                if not torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (was, copy))):
+                    tensor.detach().copy_(copy)
+                overwrite(copy)
+
+    return call
+
+
+def _with_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """`value` with its tensors changed, also inside lists, tuples and dicts; of these the built-in kind is made."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        items = [_with_tensors(item, change) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return {key: _with_tensors(item, change) for key, item in value.items()} if isinstance(value, dict) else value

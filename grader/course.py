@@ -35,6 +35,7 @@ c.merge(nbgrader_config(Path(__file__).resolve().parent))
 """
 
 CONFIG_NAME = "nbgrader_config.py"
+MIN_SEED = 12  # characters
 SECRET_FILE = "course_secret.json"
 
 # labs/ may be published, so it stays; all else is secret, or students' work.
@@ -67,7 +68,8 @@ README = """\
     inferlab grade due 02 WHEN         due dates; `late` and `extend` for what being late costs, and for whom
     inferlab grade forget --student ID deletes what is kept of a student
 
-Run them in this folder. It is nbgrader's format: `nbgrader formgrader`, `nbgrader export` and the gradebook work here.
+Run them in this folder. It is nbgrader's format: `nbgrader export` and the gradebook work here, and
+so does the formgrader: `jupyter lab`, menu Nbgrader, Formgrader.
 `release` needs a checkout of the course's repository: the installed package holds no solutions, on purpose.
 
 {about}
@@ -126,6 +128,11 @@ def _stretched(seed: str) -> bytes:
     text = unicodedata.normalize("NFC", seed.strip())
     if not text:
         raise CourseError("the seed is empty; it is a text that nobody can guess, such as four random words")
+    if len(text) < MIN_SEED:
+        raise CourseError(
+            f"the seed has {len(text)} characters, and at least {MIN_SEED} are needed: who guesses it has every hidden "
+            "test of the course. Four random words will do"
+        )
     return hashlib.scrypt(text.encode(), salt=b"inferlab course", n=2**14, r=8, p=1, dklen=32)
 
 
@@ -135,6 +142,11 @@ def course_secret(root: Path, name: str) -> bytes:
     One name's bytes reveal nothing about another's (HMAC-SHA256). Raises CourseError where the course has no secret.
     """
     return hmac.digest(master_secret(root), b"inferlab/" + name.encode(), "sha256")
+
+
+def student_secret(root: Path, slug: str, student: str) -> bytes:
+    """32 secret bytes from which a lab's checks draw for one student: the same each time, and nobody else's."""
+    return hmac.digest(course_secret(root, slug), b"student/" + student.encode(), "sha256")
 
 
 def master_secret(root: Path) -> bytes:
@@ -171,6 +183,11 @@ def open_course(folder: Path) -> Path:
     # nbgrader's own queries make SQLAlchemy warn, once per submission; nothing an instructor could act on.
     warnings.filterwarnings("ignore", module=r"nbgrader\.")
     return folder.resolve()
+
+
+def released_labs(root: Path) -> list[str]:
+    """The slugs of the labs that are released in a course, in their order."""
+    return sorted({path.parent.name for path in (root / "labs").glob("[0-9]*_*/*.ipynb")})
 
 
 @contextmanager

@@ -1,7 +1,8 @@
-"""What commands say where they cannot go on, and the command that installs what is missing."""
+"""What commands say where they cannot go on, what they ask, and the command that installs what is missing."""
 
 from __future__ import annotations
 
+import sys
 from typing import NoReturn
 
 import typer
@@ -13,6 +14,11 @@ def stop(problem: object) -> NoReturn:
     """Ends the command with one line and exit status 1. Of the system's errors it says the file, and no number."""
     messages.say(messages.described(problem) if isinstance(problem, Exception) else problem)
     raise typer.Exit(1)
+
+
+def asked(question: str) -> bool:
+    """Whether the person at the terminal says yes; no where there is none."""
+    return sys.stdin.isatty() and typer.confirm(question)
 
 
 def why(error: OSError) -> str:

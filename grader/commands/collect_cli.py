@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from grader.course import CourseError, open_course
+from grader.saying import asked
 from grader.saying import stop as _stop
+
+if TYPE_CHECKING:
+    from grader.submissions.receipt import Received
 
 console = Console()
 SHOWN = 20  # names in a list; the rest is counted
@@ -28,26 +32,47 @@ def collect(
             "--format", help="canvas, moodle, blackboard, gradescope, exchange or folders; detected if not given."
         ),
     ] = "auto",
+    whose: Annotated[
+        list[str] | None,
+        typer.Option(help="FILE=STUDENT: whose a file, or all of a folder, is; FILE= leaves it out. May be repeated."),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Replace what is there also by what is older or worse, without asking.")
+    ] = False,
 ) -> None:
     """Take in submissions. What cannot be read is refused with a reason and graded with zero, never skipped."""
     from grader.courses import grading
+    from grader.courses.recorded import recorded
     from grader.submissions.collect import collect as collect_all
+
+    def allow(doubts: dict[str, str]) -> bool:
+        graded = recorded(root, slug).results  # a damaged one is for `run`
+        for student, why in doubts.items():
+            points = f" ({graded[student].earned:g} points)" if student in graded else ""
+            console.print(f"{student}{points}: {why}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return yes or asked("Replace what is there by these? Otherwise it stays, and still counts.")
 
     try:
         root = open_course(course)
         slug = grading.lab_slug(root, lab)
-        done = collect_all(root, slug, source, form)
+        done = collect_all(root, slug, source, form, _whose(whose or []), allow)
     except (CourseError, OSError) as error:
         _stop(error)
     for one in done.received:
-        if one.refused:
-            console.print(f"{one.student}: refused: {one.refused}", style="yellow", markup=False, highlight=False)
-        for note in one.notes:
-            console.print(f"{one.student}: {note}", markup=False, highlight=False)
+        if line := _line(one):
+            console.print(line, style="yellow" if one.refused else None, markup=False, highlight=False, soft_wrap=True)
+    for warning in done.warnings:
+        console.print(warning, style="red", markup=False, highlight=False, soft_wrap=True)
+    _list("left as it was, see above; --yes replaces it", list(done.kept))
     _list("ignored, files of no student", [str(path) for path in done.ignored])
     for time_from in sorted({one.time_from for one in done.received if one.time}):
         times = sorted(one.time[:16].replace("T", " ") for one in done.received if one.time_from == time_from)
-        console.print(f"handed in from {times[0]} to {times[-1]} UTC, by {time_from}", markup=False, highlight=False)
+        console.print(
+            f"handed in from {times[0]} to {times[-1]} UTC, by {time_from}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     _list("late by the LMS", [one.student for one in done.received if one.late])
     _list("older than what is there, kept beside it", [one.student for one in done.received if one.news == "older"])
     if (root / "roster.json").exists() and (done.missing or len(done.unknown) < len(done.received)):
@@ -61,6 +86,23 @@ def collect(
         f"{len(done.received)} submissions taken in, {refused} of them refused, {same} unchanged "
         f"(format: {done.form}). Next: inferlab grade run {slug}"
     )
+
+
+def _whose(told: list[str]) -> dict[str, str]:
+    found = {}
+    for text in told:
+        file, sign, student = text.rpartition("=")
+        if not sign or not file:
+            raise CourseError(f"--whose is {text!r}, expected FILE=STUDENT, or FILE= to leave the file out")
+        found[file.rstrip("/")] = student
+    return found
+
+
+def _line(one: Received) -> str:
+    """All that is to be said of one student, in one line; nothing of what is unchanged and can be read."""
+    if one.refused:
+        return f"{one.student}: refused: {'; '.join([one.refused, *one.notes])}"
+    return f"{one.student}: {'; '.join([one.news, *one.notes])}" if one.news != "unchanged" else ""
 
 
 def roster(
@@ -83,7 +125,7 @@ def roster(
     except (CourseError, OSError) as error:
         _stop(error)
     for note in done.notes:
-        console.print(note, markup=False, highlight=False)
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
     _list("in the course, but not in this file", done.absent)
     console.print(
         f"{len(known.students)} students: {len(done.added)} new, {len(done.changed)} changed. "
@@ -94,4 +136,6 @@ def roster(
 def _list(what: str, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        console.print(f"{what} ({len(names)}): {', '.join(names[:SHOWN])}{more}", markup=False, highlight=False)
+        console.print(
+            f"{what} ({len(names)}): {', '.join(names[:SHOWN])}{more}", markup=False, highlight=False, soft_wrap=True
+        )

@@ -9,10 +9,13 @@ import typer
 from rich.console import Console
 
 from grader.commands.collect_cli import collect, roster
+from grader.commands.late_cli import due, extend, late
 from grader.commands.prove_cli import prove
+from grader.commands.report_cli import report
 from grader.commands.results_cli import app as results_app
 from grader.commands.run_cli import replay, run
-from grader.course import SECRET_FILE, CourseError, new_course, open_course
+from grader.commands.web_cli import web
+from grader.course import SECRET_FILE, CourseError, new_course, open_course, released_labs
 from grader.saying import stop as _stop
 
 app = typer.Typer(
@@ -90,7 +93,7 @@ def bundle(
 
     try:
         root = open_course(course)
-        wanted = labs or sorted(path.parent.name for path in (root / "labs").glob("[0-9]*_*/*.ipynb"))
+        wanted = labs or released_labs(root)
         slugs = sorted({grading.lab_slug(root, lab) for lab in wanted})
         if not slugs:
             raise CourseError("nothing is released yet; first: inferlab grade release 02")
@@ -104,6 +107,11 @@ app.command(epilog="Example: inferlab grade roster participants.csv")(roster)
 app.command(epilog="Example: inferlab grade collect 02 downloads/lab02.zip")(collect)
 app.command(epilog="Example: inferlab grade run 02 --workers 4")(run)
 app.command(epilog="Example: inferlab grade replay ada 02")(replay)
+app.command(epilog="Example: inferlab grade report 02 --html report.html")(report)
+app.command(epilog='Example: inferlab grade due 02 "2027-03-01 23:59 Europe/Berlin"')(due)
+app.command(epilog="Example: inferlab grade extend alice 02 3")(extend)
+app.command(epilog="Example: inferlab grade late 02 --grace-minutes 15 --per-day 0.1 --maximum 0.5")(late)
+app.command(epilog="Example: inferlab grade web --port 8090")(web)
 app.command(epilog="Example: inferlab grade prove 02 --sample 50 --jobs 2")(prove)
 
 

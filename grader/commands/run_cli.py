@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +34,17 @@ def run(
     ] = None,
     executor: Annotated[str, typer.Option(help="A Dask cluster instead: dask://HOST:PORT.")] = "",
     insecure: Insecure = False,
+    student: Annotated[
+        list[str] | None, typer.Option(help="Only this student, also where nothing changed; may be repeated.")
+    ] = None,
+    drop_manual: Annotated[
+        bool | None,
+        typer.Option(
+            "--drop-manual/--keep-manual",
+            help="Points by hand from before a submission was graded again: drop them, or keep them. They count, and "
+            "are listed, until you say.",
+        ),
+    ] = None,
 ) -> None:
     """Grade what is new or changed, several submissions at once, each isolated from this machine and from the others.
 
@@ -40,13 +52,16 @@ def run(
     """
     from grader.courses import grading
     from grader.courses.batch import grade_students, plan, record_students
+    from grader.courses.by_hand import settle_stale
+    from grader.courses.scores import scores
 
     broken = number = recorded = 0
     try:
         root = open_course(course)
         slug = grading.lab_slug(root, lab)
         with _stoppable():
-            todo = plan(root, slug, grading.students(root, slug), again)
+            who = grading.students(root, slug, student)
+            todo = plan(root, slug, who, again or (bool(student) and drop_manual is None))
             for _ in record_students(root, slug, todo.record):
                 recorded += 1
             results = grade_students(root, slug, todo.examine, workers=workers, executor=executor, insecure=insecure)
@@ -54,6 +69,10 @@ def run(
                 for number, result in enumerate(results, 1):
                     broken += result.status == "machinery"
                     show(number, result)
+        if drop_manual is not None:
+            for name, one in settle_stale(root, slug, drop_manual, who):
+                console.print(f"{name}: {'dropped' if drop_manual else 'kept'}: {one}", markup=False, highlight=False)
+        stale = [(score.student, one) for score in scores(root, slug) for one in score.stale]
     except KeyboardInterrupt:
         rest = "The others keep the results they had. To grade all again" if again else "To go on"
         typer.echo(f"\nStopped. {number} are graded and recorded. {rest}: inferlab grade run {lab}"
@@ -64,6 +83,12 @@ def run(
     if recorded:
         console.print(f"{recorded} were graded before and are recorded in the gradebook now.")
     console.print(f"{number} graded, {len(todo.done) + recorded} unchanged. Next: inferlab grade feedback {slug}")
+    if stale:
+        console.print(f"Points by hand from before the last grading, which count ({len(stale)}):", style="yellow")
+        for name, one in stale:
+            console.print(f"  {name}: {one}", markup=False, highlight=False)
+        console.print(f"To drop or to keep them: inferlab grade run {slug} --drop-manual, or --keep-manual (with "
+                      "--student ID: one student's)", markup=False, soft_wrap=True)  # fmt: skip
     if todo.outdated:
         console.print(f"{len(todo.outdated)} of them were graded before the lab's checks changed; to see what would "
                       f"change, and to change it: inferlab grade regrade {slug}", style="yellow")  # fmt: skip
@@ -76,7 +101,7 @@ def run(
 
 def replay(student: Annotated[str, typer.Argument(help="The student's id.")], lab: Lab, course: Course = Path(),
            insecure: Insecure = False) -> None:  # fmt: skip
-    """Examine one submission again with the secret numbers its result names. Nothing is recorded."""
+    """Examine one submission again with the same secret numbers, and print the result. Nothing is recorded."""
     from grader.courses import batch, grading
 
     try:
@@ -86,7 +111,7 @@ def replay(student: Annotated[str, typer.Argument(help="The student's id.")], la
         _stop(error)
     for line in differs:
         typer.echo(f"inferlab: {line}", err=True)
-    typer.echo(result.to_json(), nl=False)
+    typer.echo(replace(result, secret="").to_json(), nl=False)  # from the secret, all that is hidden follows
 
 
 @contextlib.contextmanager

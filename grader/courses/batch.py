@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grader.course import CourseError, course_lock, course_secret
+from grader.course import CourseError, course_lock, course_secret, student_secret
+from grader.courses.recorded import damage
 from grader.examination.worker import (
     Job,
     Setup,
@@ -64,8 +66,8 @@ def plan(root: Path, slug: str, students: Iterable[str], again: bool = False) ->
             continue
         try:
             result = load_result(root, slug, student)
-        except (OSError, KeyError, ValueError, TypeError):
-            result = None  # not graded yet
+        except (OSError, ValueError):
+            result = None  # not graded yet, or damaged
         received = read_intake(root, slug, student).get("received", "")
         if again or result is None or result.received != received or result.status == "machinery":
             found.examine.append(student)
@@ -137,6 +139,7 @@ def job_of(root: Path, setup: Setup, student: str) -> Job:
         setup=setup,
         student=student,
         submitted=path.read_text("utf-8"),
+        secret=student_secret(root, setup.slug, student).hex(),
         received=intake.get("received", ""),
         refused=intake.get("refused", ""),
         notes=tuple(intake.get("notes", [])),
@@ -149,15 +152,17 @@ def replay(root: Path, slug: str, student: str, insecure: bool = False) -> tuple
 
     Returns the result and what differs from when it was graded. Raises CourseError.
     """
-    from grader.courses.nbgrader_hooks import load_result
+    from grader.courses.nbgrader_hooks import load_result, result_path
 
     try:
         before = load_result(root, slug, student)
     except OSError:
         raise CourseError(f"{student} has no result for {slug}; first: inferlab grade run {slug}") from None
+    except ValueError as error:
+        raise CourseError(str(damage(root, slug, result_path(root, slug, student), error))) from None
     setup = lab_setup(root, slug, insecure)
-    setup = replace(setup, secret=before.secret or setup.secret)
     job = job_of(root, setup, student)
+    job = replace(job, secret=before.secret or job.secret)
     try:
         result = result_from_json(grade_submission(job))
     except WorkerError as error:
@@ -245,5 +250,11 @@ def _pool(executor: str, workers: int, setup: Setup) -> Iterator[tuple[Executor,
         yield pool, workers
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        close_servers(setup.key)  # wakes the threads that wait for an answer no longer needed
-        pool.shutdown(wait=True)
+        ending = threading.Thread(target=pool.shutdown, name="ends the workers")
+        ending.start()
+        # Wakes the threads that wait for an answer no longer needed. Again and again, since a thread may be starting a
+        # server that is not known yet; and once more when no thread is left that could.
+        while ending.is_alive():
+            close_servers(setup.key)
+            ending.join(1)
+        close_servers(setup.key)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from grader.course import CourseError, course_lock
 from grader.courses.late import gradebook, read_policy, write_policy
@@ -109,9 +110,11 @@ def _leave_out(root: Path, gone: set[str]) -> None:
         if len(left) < sum(map(len, lines)):
             write_safely(root, path, left)
     policy = read_policy(root)
-    if any(gone.intersection(given or {}) for given in policy.extensions.values()):
-        for lab, given in policy.extensions.items():
-            policy.extensions[lab] = {student: days for student, days in given.items() if student not in gone}
+    tables: list[dict[str, dict[str, Any]]] = [policy.extensions, policy.file_times]
+    if any(gone.intersection(given or {}) for table in tables for given in table.values()):
+        for table in tables:
+            for lab, given in table.items():
+                table[lab] = {student: value for student, value in (given or {}).items() if student not in gone}
         write_policy(root, policy)
 
 

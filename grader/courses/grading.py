@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from grader.course import CourseError
+from grader.course import CourseError, released_labs
 from grader.courses.batch import grade_students, plan, record_students
 from grader.courses.course import nbgrader_config, nbgrader_errors
 from grader.courses.drawn import drawn, list_drawn
@@ -56,39 +56,50 @@ def release(root: Path, wanted: str, sources: Path) -> tuple[str, Path]:
 
 def lab_slug(root: Path, wanted: str) -> str:
     """The slug of a lab that is released in the course. Raises CourseError."""
-    for folder in sorted((root / "labs").glob("[0-9]*_*")):
-        if wanted in (folder.name, folder.name.split("_")[0]):
-            return folder.name
+    for slug in released_labs(root):
+        if wanted in (slug, slug.split("_")[0]):
+            return slug
     raise CourseError(f"{wanted} is not released in this course; first: inferlab grade release {wanted}")
 
 
-def students(root: Path, slug: str) -> list[str]:
-    """Ids of the students who handed in the lab."""
-    return sorted(path.parent.name for path in (root / "submitted").glob(f"*/{slug}") if path.is_dir())
+def students(root: Path, slug: str, wanted: Sequence[str] | None = None) -> list[str]:
+    """Ids of the students who handed in the lab, or of those `wanted`. Raises CourseError where one of them did not."""
+    found = sorted(path.parent.name for path in (root / "submitted").glob(f"*/{slug}") if path.is_dir())
+    if missing := sorted(set(wanted or ()) - set(found)):
+        raise CourseError(f"{', '.join(missing)} handed in nothing for {slug}; ids are the folders in submitted/")
+    return [student for student in found if not wanted or student in wanted]
 
 
-def run(root: Path, slug: str, again: bool = False, **options: Any) -> Iterator[Result]:
+def run(
+    root: Path, slug: str, again: bool = False, wanted: Sequence[str] | None = None, **options: Any
+) -> Iterator[Result]:
     """Grade the submissions that are new or changed (all with `again`), one result each, whatever happens.
 
-    options: of `grader.courses.batch.grade_students`.
+    wanted: some students only; options: of `grader.courses.batch.grade_students`.
     """
-    waiting = plan(root, slug, students(root, slug), again)
+    waiting = plan(root, slug, students(root, slug, wanted), again)
     yield from record_students(root, slug, waiting.record)
     yield from grade_students(root, slug, waiting.examine, **options)
 
 
-def feedback(root: Path, slug: str) -> list[Path]:
-    """One HTML page per graded submission, by nbgrader's generate_feedback with our page. Returns their paths."""
+def feedback(root: Path, slug: str) -> tuple[list[Path], list[str]]:
+    """One HTML page per graded submission, by nbgrader's generate_feedback with our page. Returns their paths, and the
+    students whose page could not be written; the others have theirs all the same.
+    """
     from nbgrader.converters import GenerateFeedback
 
     config = nbgrader_config(root)
-    made = []
+    made: list[Path] = []
+    failed = []
     for student in students(root, slug):
         if not (root / "autograded" / student / slug).is_dir():
             continue
         converter = GenerateFeedback(coursedir=course_directory(config, slug, student), config=config, log=quiet_log())
         converter.force = True
-        with nbgrader_errors(f"write the feedback for {student}"):
+        try:
             converter.start()
+        except Exception:  # whatever it is, it is this student's
+            failed.append(student)
+            continue
         made += sorted((root / "feedback" / student / slug).glob("*.html"))
-    return made
+    return made, failed

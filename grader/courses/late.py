@@ -2,7 +2,8 @@
 
 A due date is a wall-clock time in a named zone. A day late is a day on that clock, 23 or 25 hours long where the clocks
 change; so an extension of two days ends at the same time of day. Exactly at the due date is in time. A submission
-without a time is never penalised, and listed.
+without a time is never penalised, and listed. A time that is only a file's own, which unpacking and copying change,
+costs nothing until the instructor has seen it and said that it holds.
 """
 
 from __future__ import annotations
@@ -12,41 +13,48 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from grader.course import CourseError
+from grader.course import CourseError, course_lock
 from grader.courses.course import nbgrader_config
 from grader.labs.release import course_directory
-from grader.submissions.receipt import read_history
+from grader.submissions.receipt import from_file, read_history
+from grader.submissions.receipt import set_time as set_time_received
+from grader.submissions.roster import load_roster
 
 FORM = "YYYY-MM-DD HH:MM ZONE, such as 2027-03-01 23:59 Europe/Berlin"
 HEADER = """\
 # Due dates, extensions in days, and the cost of being late, of this course. Written by `inferlab grade due`, `extend`
 # and `late`; you may edit it, and `inferlab grade late LAB` applies it to what is graded already. per_day and maximum
-# are fractions of a lab's points; grace_minutes are free at the due date and at the end of every late day.
+# are fractions of a lab's points; grace_minutes are free at the due date and at the end of every late day. file_times
+# are times of files that were confirmed with `late LAB --file-times`, by lab and student.
 """
 
 
 @dataclass
 class Policy:
-    """What `late.yaml` says. due: by lab, as FORM; extensions: whole days by lab and student."""
+    """What `late.yaml` says. due: by lab, as FORM; extensions: whole days by lab and student; file_times: times of
+    files that hold, by lab and student.
+    """
 
     grace_minutes: float = 0.0
     per_day: float = 0.0
     maximum: float = 1.0
     due: dict[str, str] = field(default_factory=dict)
     extensions: dict[str, dict[str, int]] = field(default_factory=dict)
+    file_times: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, low, high in (("grace_minutes", 0, 1e6), ("per_day", 0, 1), ("maximum", 0, 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
                 raise CourseError(f"late.yaml: {name} is {value!r}, expected a number from {low:g} to {high:g}")
-        if not isinstance(self.due, dict) or not isinstance(self.extensions, dict):
-            raise CourseError("late.yaml: due and extensions are tables, by lab")
+        if not all(isinstance(table, dict) for table in (self.due, self.extensions, self.file_times)):
+            raise CourseError("late.yaml: due, extensions and file_times are tables, by lab")
         for lab, given in self.extensions.items():
             for student, days in (given or {}).items():
                 if isinstance(days, bool) or not isinstance(days, int) or not 0 < days <= 365:
@@ -62,7 +70,8 @@ class Policy:
 @dataclass(frozen=True)
 class Late:
     """One submission against its due date. due: with the extension, None without a due date; submitted: None where
-    unknown; days: 0 is in time; penalty: points.
+    unknown; days: 0 is in time; penalty: points; by_file: the time is a file's own and not confirmed, so nothing is
+    taken off.
     """
 
     student: str
@@ -70,6 +79,15 @@ class Late:
     submitted: datetime | None
     days: int
     penalty: float
+    by_file: bool = False
+
+    @property
+    def line(self) -> str:
+        """What is said of it in a list."""
+        days = f"{self.student}: {self.days} day{'' if self.days == 1 else 's'}"
+        if self.by_file:
+            return f"{days}, by the file's own time, {self.submitted:%Y-%m-%d %H:%M} UTC; nothing off until confirmed"
+        return f"{days}, {self.penalty:g} points off"
 
 
 def parse_when(text: str) -> datetime:
@@ -151,7 +169,8 @@ def extend(root: Path, slug: str, student: str, days: int) -> datetime:
     if slug not in policy.due:
         raise CourseError(f"{slug} has no due date; first: inferlab grade due {slug} WHEN")
     given = dict(policy.extensions.get(slug) or {})
-    given.pop(student, None)
+    if given.pop(student, None) is None:
+        must_be_known(root, student)
     if days:
         given[student] = days
     extended = Policy(**{**asdict(policy), "extensions": {**policy.extensions, slug: given}})
@@ -160,17 +179,60 @@ def extend(root: Path, slug: str, student: str, days: int) -> datetime:
     return add_days(parse_when(policy.due[slug]), days)
 
 
+def must_be_known(root: Path, student: str) -> None:
+    """Raises CourseError, with whom may be meant, for whom neither the roster nor a submission knows."""
+    roster = load_roster(root)
+    handed_in = {path.name for top in ("received", "submitted") for path in (root / top).glob("[!.]*") if path.is_dir()}
+    known = handed_in | roster.students.keys() | roster.others.keys()
+    if student in known:
+        return
+    names = {one: one for one in known}
+    names |= {name: one.id for one in roster.students.values() for name in (one.name, one.last_name, one.email) if name}
+    folded = {name.casefold(): one for name, one in names.items()}
+    found = roster.find([(kind, student) for kind in ("id", "login", "email", "name")])
+    close = get_close_matches(student.casefold()[:100], folded, cutoff=0.7)
+    near = [found.id] if found else [folded[name] for name in close]
+    hint = f"; did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""
+    raise CourseError(f"{student} is neither in the roster nor has handed in anything{hint}")
+
+
+def set_time(root: Path, slug: str, student: str, when: str) -> datetime | None:
+    """Say when a student handed in what counts, as FORM, or that it is `unknown`. Raises CourseError."""
+    moment = None if when == "unknown" else parse_when(when)
+    must_be_known(root, student)
+    try:
+        with course_lock(root):
+            set_time_received(root, slug, student, moment)
+    except LookupError:
+        raise CourseError(f"{student} has handed in nothing for {slug}") from None
+    with gradebook(root, slug) as book:
+        for submission in submissions_of(book, assignment_of(book, slug)):
+            if submission.student_id == student:
+                submission.timestamp = moment and _naive(moment)
+        book.db.commit()
+    settle(root, slug)
+    return moment
+
+
+def confirm_file_times(root: Path, slug: str, found: Iterable[Late]) -> None:
+    """From now on these times count, also for what being late costs."""
+    policy = read_policy(root)
+    times = {one.student: one.submitted.isoformat() for one in found if one.by_file and one.submitted}
+    policy.file_times[slug] = dict(policy.file_times.get(slug) or {}) | times
+    write_policy(root, policy)
+
+
 def settle(root: Path, slug: str) -> list[Late]:
     """Bring the gradebook's due date, extensions and penalties of a lab in line with the policy and with the scores as
     they are now; doing it again changes nothing. Raises CourseError.
     """
     policy, found = read_policy(root), []
     with gradebook(root, slug) as book:
-        assignment = book.find_assignment(slug)
+        assignment = assignment_of(book, slug)
         if slug in policy.due:
             assignment.duedate = _naive(parse_when(policy.due[slug]))
         for submission in submissions_of(book, assignment):
-            late = lateness(policy, slug, submission)
+            late = lateness(policy, slug, submission, root)
             if slug in policy.due:
                 due = parse_when(policy.due[slug])
                 days = (policy.extensions.get(slug) or {}).get(submission.student_id, 0)
@@ -196,6 +258,16 @@ def without_time(root: Path, slug: str, found: Iterable[Late]) -> list[str]:
     return lines
 
 
+def assignment_of(book: Any, slug: str) -> Any:
+    """A lab in nbgrader's gradebook. Raises CourseError."""
+    from nbgrader.api import MissingEntry
+
+    try:
+        return book.find_assignment(slug)
+    except MissingEntry:
+        raise CourseError(f"{slug} is not in the gradebook; first: inferlab grade release {slug}") from None
+
+
 def submissions_of(book: Any, assignment: Any) -> list[Any]:
     """All nbgrader's submissions of an assignment, with their parts, in one query for each table: followed one by one,
     the relations and sums of a large class take thousands.
@@ -215,7 +287,7 @@ def submissions_of(book: Any, assignment: Any) -> list[Any]:
     return list(book.db.query(SubmittedAssignment).filter_by(assignment_id=assignment.id).options(*options))
 
 
-def lateness(policy: Policy, slug: str, submission: Any) -> Late:
+def lateness(policy: Policy, slug: str, submission: Any, root: Path) -> Late:
     """nbgrader's SubmittedAssignment against its due date: the policy's, or one set in the formgrader (in UTC)."""
     due: datetime | None = None
     if slug in policy.due:
@@ -227,6 +299,10 @@ def lateness(policy: Policy, slug: str, submission: Any) -> Late:
     if due is None or submitted is None:
         return Late(submission.student_id, due, submitted, 0, 0.0)
     late = days_late(due, submitted - timedelta(minutes=policy.grace_minutes))
+    if late and (policy.file_times.get(slug) or {}).get(submission.student_id) != submitted.isoformat():
+        history = read_history(root, slug, submission.student_id)
+        if history and from_file(history[-1].time_from):
+            return Late(submission.student_id, due, submitted, late, 0.0, by_file=True)
     points = policy.fraction(late) * float(submission.max_score or 0.0)
     return Late(submission.student_id, due, submitted, late, round(min(points, float(submission.score or 0.0)), 6))
 

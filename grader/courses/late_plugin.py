@@ -16,4 +16,4 @@ class CourseLatePolicy(LateSubmissionPlugin):
         step = self.parent  # nbgrader's AssignLatePenalties, with its gradebook open
         submission = step.gradebook.find_submission(step.assignment_id, student_id)
         root = Path.cwd()  # nbgrader's converters work in the course folder
-        return lateness(read_policy(root), step.assignment_id, submission).penalty or None
+        return lateness(read_policy(root), step.assignment_id, submission, root).penalty or None

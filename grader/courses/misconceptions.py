@@ -78,7 +78,20 @@ def failed_checks(result: Result) -> tuple[frozenset[str], frozenset[str]]:
     return tried, frozenset(check.grade_id for check in result.checks) - tried - passed
 
 
+def failed_on_property(result: Result) -> frozenset[str]:
+    """Checks that said what is wrong with a result. An endless loop, a crash, an exception in the student's code or a
+    cell that does not run says nothing of what was understood.
+    """
+    no_result = re.compile(r"your code raised |\S+ is not defined")
+    return frozenset(check.grade_id for check in result.checks
+                     if check.status == "failed" and not no_result.match(check.message))  # fmt: skip
+
+
 def explanations(result: Result, known: Iterable[Misconception]) -> list[Misconception]:
-    """The misconceptions that fail exactly the checks this submission failed, as far as they could be tried."""
+    """The misconceptions that fail exactly the checks that this submission failed on a property, as far as the others
+    could be tried.
+    """
     tried, untried = failed_checks(result)
-    return [one for one in known if tried and frozenset(one.fails) - untried == tried]
+    wrong = failed_on_property(result)
+    untried |= tried - wrong
+    return [one for one in known if wrong and frozenset(one.fails) - untried == wrong]

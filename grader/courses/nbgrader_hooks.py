@@ -1,7 +1,8 @@
 """Where our examiner and our feedback page enter nbgrader: a preprocessor for autograding and an exporter for feedback.
 
 nbgrader's own Execute runs tests inside the learner's process and takes silence for success. `ExaminerStep` replaces
-it, and writes into every check's cell what nbgrader's own scoring reads: a number of points, never stderr.
+it, makes harmless what the formgrader will show, and writes into every check's cell what nbgrader's own scoring reads:
+a number of points, never stderr.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from nbgrader.preprocessors import (
 )
 from traitlets import Bool
 
+from grader.courses.attempts import keep_earlier
+from grader.courses.by_hand import given_by_hand
+from grader.courses.disarm import disarm
+from grader.courses.recorded import read_result
 from grader.results.result import Result, result_from_json
 from grader.study.workspace_files import write_atomically
+from grader.submissions.receipt import released
 
 
 class ExaminerStep(NbGraderPreprocessor):
@@ -40,6 +46,7 @@ class ExaminerStep(NbGraderPreprocessor):
             result = _finished(root, lab_slug, student) or _examine_now(root, lab_slug, student)
         else:
             result = load_result(root, lab_slug, student)
+        disarm(nb, released(root, lab_slug)[1])
         write_scores(nb, result)
         return nb, resources
 
@@ -48,7 +55,7 @@ def _finished(root: Path, lab_slug: str, student: str) -> Result | None:
     """The submission's result, where there is one for what was handed in last."""
     try:
         result = load_result(root, lab_slug, student)
-    except (OSError, KeyError, ValueError, TypeError):
+    except (OSError, ValueError):
         return None
     received = read_intake(root, lab_slug, student).get("received", "")
     return result if result.received == received and result.status != "machinery" else None
@@ -63,6 +70,18 @@ def _examine_now(root: Path, lab_slug: str, student: str) -> Result:
         raise RuntimeError(result.reason)  # nbgrader says so and records nothing
     save_result(root, result)
     return result
+
+
+class GetGradesByHand(GetGrades):
+    """Scores as nbgrader's step has them; and which of them a person gave, and which nobody has given yet."""
+
+    def _get_score(self, cell: Any, resources: Any) -> None:
+        super()._get_score(cell, resources)
+        name = cell.metadata.nbgrader["grade_id"]
+        grade = self.gradebook.find_grade(name, self.notebook_id, self.assignment_id, self.student_id)
+        cell.metadata.nbgrader["by_hand"] = given_by_hand(grade)
+        if grade.manual_score is None and grade.auto_score is None:
+            cell.metadata.nbgrader["score"] = None  # where nbgrader says 0
 
 
 class FeedbackExporter(Exporter):
@@ -86,7 +105,7 @@ def autograde_steps() -> list[type]:
 
 
 def feedback_steps() -> list[type]:
-    return [GetGrades]
+    return [GetGradesByHand]
 
 
 def write_scores(nb: Any, result: Result) -> None:
@@ -95,8 +114,6 @@ def write_scores(nb: Any, result: Result) -> None:
 
     by_id = {check.grade_id: check for check in result.checks}
     for cell in nb.cells:
-        if cell.cell_type == "code":
-            cell.outputs = []
         check = by_id.get(cell.metadata.get("nbgrader", {}).get("grade_id"))
         if check is not None:
             text = f"{check.status}: {check.property}\n{check.message}\n"
@@ -118,10 +135,11 @@ def result_path(root: Path, lab: str, student: str) -> Path:
 
 
 def save_result(root: Path, result: Result) -> None:
-    """Write the result as a whole or not at all."""
+    """Write the result as a whole or not at all. That of another submission, which it replaces, is kept."""
+    keep_earlier(root, result)
     write_atomically(result_path(root, result.lab, result.student), result.to_json().encode())
 
 
 def load_result(root: Path, lab: str, student: str) -> Result:
-    """The recorded result of a submission. Raises OSError when there is none."""
-    return result_from_json(result_path(root, lab, student).read_text("utf-8"))
+    """The recorded result of a submission. Raises OSError when there is none, ValueError when it is damaged."""
+    return read_result(result_path(root, lab, student))

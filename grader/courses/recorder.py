@@ -25,6 +25,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from grader.course import CourseError
 from grader.courses.course import nbgrader_config
+from grader.courses.disarm import harmless_name
 from grader.courses.nbgrader_hooks import load_result, result_path
 from grader.labs.release import course_directory
 from grader.submissions.roster import Roster
@@ -250,6 +251,7 @@ def register(root: Path, roster: Roster) -> None:
     with Gradebook(course_directory(nbgrader_config(root), "*").db_url) as book:
         for student in roster.students.values():
             book.update_or_create_student(
-                student.id, first_name=student.first_name or None, last_name=student.last_name or None,
+                student.id, first_name=harmless_name(student.first_name) or None,
+                last_name=harmless_name(student.last_name) or None,
                 email=student.email or None, lms_user_id=student.ids.get("canvas_id") or student.ids.get("id_number"),
             )  # fmt: skip

@@ -17,7 +17,8 @@ from typing import Any
 
 from grader.course import CONFIG_NAME, CourseError, open_course
 from grader.courses.course import nbgrader_config, nbgrader_errors
-from grader.courses.scores import results, scores
+from grader.courses.recorded import recorded
+from grader.courses.scores import scores
 from grader.labs.release import course_directory, quiet_log
 from grader.results.result import Result
 
@@ -46,10 +47,11 @@ def regrade(
     root: Path, slug: str, dry_run: bool = False, tick: Callable[[Result], None] = lambda _: None, **options: Any
 ) -> list[Change]:
     """Grade every submission of the lab again. tick: called with each new result; options: of
-    `grader.courses.batch.grade_students`. Raises CourseError.
+    `grader.courses.grading.run`, such as `wanted`, for some students only. Raises CourseError.
     """
-    old = results(root, slug)
-    if not old:
+    there = recorded(root, slug)
+    old = there.results
+    if not old and not there.damaged:
         raise CourseError(f"nothing of {slug} is graded yet; first: inferlab grade run {slug}")
     before: dict[str, float | None] = {} if dry_run else _totals(root, slug)
     if dry_run:
@@ -102,7 +104,7 @@ def _keep(root: Path, slug: str) -> Path:
     stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S-%fZ")
     unfinished = folder / "history" / f".{stamp}"
     unfinished.mkdir(parents=True)
-    for path in folder.glob("*.json"):
+    for path in (path for path in folder.glob("*.json") if path.is_file()):
         shutil.copy2(path, unfinished / path.name)
     return unfinished.rename(folder / "history" / stamp)
 

@@ -5,13 +5,12 @@ Reports and exports read scores here and nowhere else; `results/` holds what the
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
-from grader.course import CourseError
-from grader.results.result import Result
+from grader.courses.by_hand import Stale, given_by_hand, stale_of
+from grader.submissions.lms import moodle_participant
 from grader.submissions.receipt import read_history
 from grader.submissions.roster import Roster, load_roster
 
@@ -32,6 +31,8 @@ class Score:
     waits: bool = False  # a person has to grade or look
     cells: dict[str, float] = field(default_factory=dict)  # points by grade_id, as they count
     comments: tuple[str, ...] = ()  # an instructor's
+    by_hand: frozenset[str] = frozenset()  # the cells whose points a person gave
+    stale: tuple[Stale, ...] = ()  # points by hand from before the submission was graded again
 
     @property
     def total(self) -> float | None:
@@ -44,17 +45,12 @@ class Score:
 
 def scores(root: Path, slug: str) -> list[Score]:
     """All students of the gradebook, sorted by id, with what counts for the lab. Raises CourseError."""
-    from nbgrader.api import MissingEntry
-
-    from grader.courses.late import gradebook, settle, submissions_of
+    from grader.courses.late import assignment_of, gradebook, settle, submissions_of
 
     settle(root, slug)  # a score changed by hand changes what being late costs
     roster = load_roster(root)
     with gradebook(root, slug) as book:
-        try:
-            assignment = book.find_assignment(slug)
-        except MissingEntry:
-            raise CourseError(f"{slug} is not in the gradebook; first: inferlab grade release {slug}") from None
+        assignment = assignment_of(book, slug)
         maximum = float(assignment.max_score or 0.0)
         handed_in = {submission.student_id: submission for submission in submissions_of(book, assignment)}
         found = []
@@ -74,6 +70,8 @@ def scores(root: Path, slug: str) -> list[Score]:
                     submitted=stamp.replace(tzinfo=UTC) if stamp else None,
                     waits=bool(submission.needs_manual_grade),
                     cells={grade.name: float(grade.score or 0.0) for part in parts for grade in part.grades},
+                    by_hand=frozenset(g.name for part in parts for g in part.grades if given_by_hand(g)),
+                    stale=tuple(one for part in parts for one in stale_of(part.grades)),
                     comments=tuple(c.manual_comment for part in parts for c in part.comments if c.manual_comment),
                 )
             )
@@ -93,25 +91,10 @@ def known_ids(root: Path, slug: str, student: str, roster: Roster) -> dict[str, 
     if form == "canvas" and number.isdigit():
         ids.setdefault("canvas_id", number)
     for version in read_history(root, slug, student)[-1:]:
-        if version.form == "moodle" and (match := re.search(r"_(\d+)_assignsubmission_", version.path)):
-            ids["participant"] = match[1]
+        if version.form == "moodle" and (number := moodle_participant(PurePosixPath(version.path))):
+            ids["participant"] = number
     return ids
 
 
 def result_exists(root: Path, slug: str, student: str) -> bool:
     return (root / "results" / slug / f"{student}.json").exists()
-
-
-def results(root: Path, slug: str) -> dict[str, Result]:
-    """What the grader recorded, by student. Raises CourseError for a damaged file."""
-    from grader.results.result import result_from_json
-
-    found = {}
-    for path in sorted((root / "results" / slug).glob("*.json")):
-        try:
-            found[path.stem] = result_from_json(path.read_text("utf-8"))
-        except (KeyError, TypeError, ValueError) as error:
-            raise CourseError(
-                f"{path} is damaged ({type(error).__name__}); grade {path.stem} again: inferlab grade run {slug}"
-            ) from error
-    return found

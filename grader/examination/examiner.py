@@ -145,29 +145,44 @@ class _Examination:
         self._failed: Gone | None = None
         self._skip_hung = skip_hung
         self._hung: set[str] = set()  # the learner's cells with code that did not return
+        self._lost: float | None = None  # seconds in checks that timed out, after the first of them
+        self._call_seconds = limits.call
 
     def check(self, cell: Cell, spent: float) -> CheckResult:
         """One check's result. spent: seconds since the first one began."""
         if self._failed is not None:
             return check_result(cell, self._failed.status, self._failed.detail)
         if spent > self.limits.total:
-            return check_result(cell, "not run", f"all {self.limits.total:.0f} s were used up before")
+            which = f"all {self.limits.total:.0f} s" if self._lost is None else "the time left after one had hung"
+            return check_result(cell, "not run", f"{which} was used up by the checks before")
         if waits_for := sorted(self._hung and self._hung & needed_cells(self.lab, self.submission, cell)):
             return check_result(cell, "not run", f"it needs {', '.join(waits_for)}, which did not return before")
         try:
             attempt = self._attempt = self._attempt or self._start()
         except Gone as failed:
-            self._failed = failed
+            self._failed, self.printed[:1] = failed, [failed.printed]
             return check_result(cell, failed.status, failed.detail)
+        attempt.peer.calls_left = self.limits.calls
         result, alive, gone = _run_check(cell, attempt.namespace, self.limits)
         if not alive:
             self.end()
         if self._skip_hung and gone is not None and gone.status == "timed out" and gone.cell:
             self._hung.add(gone.cell)
         if result.status == "timed out":
-            # One endless loop is often behind many checks: 20 s for each would be minutes for one submission.
-            self.limits = replace(self.limits, call=min(self.limits.call, self.limits.later_call))
+            self._less_time(spent, result.seconds)
         return result
+
+    def _less_time(self, spent: float, lost: float) -> None:
+        """After a check that timed out, for the rest of this submission. spent: before it; lost: in it."""
+        limits = self.limits
+        if self._lost is None:
+            self._lost = 0.0
+            total = min(limits.total, spent + lost + limits.rest)
+            self.limits = replace(limits, call=min(limits.call, limits.later_call), total=total)
+        else:
+            self._lost += lost
+        last = self._lost > limits.lost
+        self._call_seconds = min(self.limits.call, limits.last_call) if last else self.limits.call
 
     def open_namespace(self) -> dict[str, Any]:
         """Where cells run, with the learner's parts in it. Raises Gone."""
@@ -177,7 +192,7 @@ class _Examination:
     def _start(self) -> Attempt:
         """A process with the learner's cells run in it, and the examiner's cells run here. Raises Gone."""
         with _alarm(self.limits.check, "the cells before the checks"):
-            attempt = start(self.lab, self.submission, self.launcher, self.limits)
+            attempt = start(self.lab, self.submission, self.launcher, self.limits, call_seconds=self._call_seconds)
             try:
                 self.broken = attempt.broken
                 namespace, self._prepared = self._prepared, None
@@ -201,7 +216,10 @@ class _Examination:
         first = len(self._roles)
         try:
             for role in range(num_roles):
-                self._roles.append(start(self.lab, self.submission, self.launcher, self.limits, f"role {role}: "))
+                who = f"role {role}: "
+                self._roles.append(
+                    start(self.lab, self.submission, self.launcher, self.limits, who, self._call_seconds)
+                )
             yield [attempt.graded for attempt in self._roles[first:]]
         finally:
             self._end_roles(first)

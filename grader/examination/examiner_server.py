@@ -46,10 +46,9 @@ class Examiners:
     def __init__(self, setup: Setup, channel: Connection):
         self.channel = channel
         self.lab = setup.lab()
-        self.secret = bytes.fromhex(setup.secret)
         self.launcher = Launcher(insecure=setup.insecure)
         self.launcher.start()  # imports torch beside what is done here
-        self.prepared = prepare(self.lab, self.secret)
+        self.prepared = prepare(self.lab, bytes.fromhex(setup.secret))
         self._warm_up()
         gc.collect()
         gc.freeze()  # the children's collections must not copy the pages of what is shared
@@ -80,11 +79,12 @@ class Examiners:
             self._warm_up()
         elif "result" not in last:
             self.launcher.end_all()
-        if last:
-            return last
         if late:
             return {"result": self._cut_short(checks, seconds)}
-        return {"problem": f"the examiner's process ended ({_how(status)})"}
+        if "result" in last:
+            return last
+        problem = last.get("problem", f"the examiner's process ended ({_how(status)})")
+        return {"problem": problem, "checks": [dataclasses.asdict(check) for check in checks]}
 
     def _examine_here(
         self, request: dict[str, Any], limits: Limits, say: Callable[[dict[str, Any]], None]
@@ -98,7 +98,7 @@ class Examiners:
             self.lab,
             submission,
             self.launcher,
-            secret=self.secret,
+            secret=bytes.fromhex(request["secret"]),
             limits=limits,
             prepared=self.prepared,
             on_check=lambda check: say({"check": dataclasses.asdict(check)}),

@@ -17,7 +17,9 @@ MAX_CELLS = 2500
 MAX_SOURCE = 1 << 20  # characters of one cell: enough for a picture in a text
 MAX_BRACKETS, MAX_COMMAS = 1 << 20, 6 << 20
 
-_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)  # a page in an output is one string, whatever is in it
+# A page in an output is one string, whatever is in it. One that nothing ends reaches to the end: were it no match, the
+# search would begin anew at each of its quotes, and take hours for a few MiB.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
 
 AGAIN = "open the notebook in Jupyter, save it, and hand in the .ipynb file"
 

@@ -66,8 +66,8 @@ def explain(error: BaseException, cell: Cell) -> tuple[str, str]:
         text = "(an exception whose text cannot be read)"
     if isinstance(error, NotDefined):
         return "failed", text
-    if trace:
-        text = f"your code raised {error.learner_type}: {text[:MAX_SEEN]}"  # type: ignore[attr-defined]
+    if hasattr(error, "learner_type"):
+        text = f"your code raised {error.learner_type}: {text[:MAX_SEEN]}"
         return "failed", "\n".join(filter(None, [text, own_lines(trace)]))
     if isinstance(error, AssertionError):
         return "failed", text or "the property does not hold"
@@ -80,11 +80,23 @@ def own_lines(trace: str) -> str:
     return trace[start:].rstrip() if start >= 0 else ""
 
 
+def _stopped(cell: str, text: str) -> str:
+    """What a cell stopped with, and what that means for the rest of it."""
+    which = f"your own cell {cell}" if cell.startswith("added-") else f"cell {cell}"
+    if text.startswith("SystemExit"):
+        return f"{which} ended with sys.exit() or exit(): nothing below that line in it was run. Take it out"
+    return f"{which} stopped with an error, and nothing below that line in it was run:\n{own_lines(text)}"
+
+
 class Missing:
     """Stands for a graded name that the learner's cells did not define."""
 
-    def __init__(self, name: str, broken: dict[str, str]):
-        self._text = "\n".join([f"{name} is not defined", *(f"cell {c}:\n{own_lines(t)}" for c, t in broken.items())])
+    def __init__(self, name: str, broken: dict[str, str], magic: tuple[str, str] = ("", "")):
+        """broken: what cells stopped with; magic: the cell that defines it, and its line that keeps it from running."""
+        parts = [f"{name} is not defined"]
+        if magic[0]:
+            parts.append(f"cell {magic[0]} begins with {magic[1]}: it is not run as Python. Take that line out")
+        self._text = "\n".join(parts + [_stopped(cell, text) for cell, text in broken.items()])
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         raise NotDefined(self._text)

@@ -18,12 +18,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from grader.examination.flags import MAX_FLAG
+from grader.examination.verdict import clean
 from grader.labs.lab import Lab, lab_from_notebook
 from grader.results.result import CheckResult, Result
 
@@ -31,7 +33,7 @@ SERVER = ("-m", "grader.examination.examiner_server")
 START_SECONDS = 300.0  # for importing torch and preparing a lab, on a busy machine
 ANSWER_SECONDS = 120.0  # that a server may be late with its answer before it counts as hung
 CLOSE_SECONDS = 10.0  # that a server has to end its processes
-ATTEMPTS = 2  # a server or its child that dies is not a submission's fault: once more with a new one
+ATTEMPTS = 3  # a server or its child that dies need not be a submission's fault: again, with a new one
 
 
 class WorkerError(RuntimeError):
@@ -48,7 +50,10 @@ class Stopped(RuntimeError):
 
 @dataclass(frozen=True)
 class Setup:
-    """What all jobs of a run share. solution: text of the solution notebook; secret: hex; versions: `versions()`."""
+    """What all jobs of a run share. solution: text of the solution notebook; versions: `versions()`.
+
+    secret: hex; what a lab's cells draw before its checks derives from it, for all students alike.
+    """
 
     slug: str
     name: str
@@ -74,12 +79,14 @@ class Setup:
 @dataclass(frozen=True)
 class Job:
     """One submission. submitted: text of the notebook that intake wrote; refused: why there is none to examine;
-    limits: of `grader.examination.examiner.Limits`, where they are not its defaults.
+    limits: of `grader.examination.examiner.Limits`, where they are not its defaults; secret: hex, what the checks draw
+    derives from it.
     """
 
     setup: Setup
     student: str
     submitted: str
+    secret: str
     received: str = ""
     refused: str = ""
     notes: tuple[str, ...] = ()
@@ -91,28 +98,48 @@ def grade_submission(job: Job) -> str:
     _same_versions(job.setup)
     if job.refused:
         return _finished(job, unexamined(job.setup.lab(), "refused", job.refused))
-    problem = ""
-    for _ in range(ATTEMPTS):
-        try:
-            answer = _examined(job)
-            if "result" in answer:
-                return json.dumps(_stamped(job, answer["result"]))
-            problem = answer["problem"]
-        except ServerGone as error:
-            problem = str(error)
-    reason = f"the grader failed on this submission, {ATTEMPTS} times: {problem}"
-    return _finished(job, unexamined(job.setup.lab(), "machinery", reason))
+    problem, done = "", list[CheckResult]()
+    for left in reversed(range(ATTEMPTS)):
+        if left == 0 and (found := _try(replace(job, submitted=job.setup.solution))[1]):
+            reason = f"the grader failed on this submission, and on the lab's own solution: {problem}; {found}"
+            return _finished(job, unexamined(job.setup.lab(), "machinery", reason))
+        answer, problem = _try(job)
+        if not problem:
+            return json.dumps(_stamped(job, answer["result"]))
+        done = [CheckResult(**check) for check in answer.get("checks", ())]
+    return _finished(job, _fault_of(job, done, problem))
 
 
-def _examined(job: Job) -> dict[str, Any]:
-    server = _take(job.setup)
+def _try(job: Job) -> tuple[dict[str, Any], str]:
+    """A server's answer, and the problem where there is no result in which everything was graded."""
     try:
-        answer = server.examine(job)
-    except BaseException:
-        server.close()
-        raise
-    _give_back(job.setup, server)
-    return answer
+        server = _take(job.setup)
+        try:
+            answer = server.examine(job)
+        except BaseException:
+            server.close()
+            raise
+        _give_back(job.setup, server)
+    except ServerGone as error:
+        return {}, str(error)
+    if "result" not in answer:
+        return answer, answer["problem"] or "no reason was given"
+    checks = answer["result"]["checks"]
+    ungraded = [check for check in checks if check["status"] == "machinery"]
+    kept = [check for check in checks if check["status"] == "passed"]
+    return answer | {"checks": kept}, ungraded[0]["message"] or "no reason was given" if ungraded else ""
+
+
+def _fault_of(job: Job, done: list[CheckResult], problem: str) -> Result:
+    """The result of a submission on which the grader fails every time, while it grades the lab's own solution: what
+    makes it fail is in the submission. Passed checks stay passed; a person is asked to look.
+    """
+    reason = f"the grader failed on your code {ATTEMPTS} times, and not on the lab's own solution: {clean(problem)}"
+    result = unexamined(job.setup.lab(), "crashed", reason)
+    earned = {check.grade_id: check for check in done if check.status == "passed"}
+    result.checks = [earned.get(check.grade_id, check) for check in result.checks]
+    result.flags = [f"the grader failed on it {ATTEMPTS} times: {clean(problem)}"[:MAX_FLAG]]
+    return result
 
 
 def check_worker(setup: Setup) -> dict[str, str]:
@@ -140,7 +167,7 @@ def _finished(job: Job, result: Result) -> str:
 
 def _stamped(job: Job, result: dict[str, Any]) -> dict[str, Any]:
     own = {"student": job.student, "received": job.received, "lab_version": job.setup.lab_version}
-    return result | own | {"secret": job.setup.secret}
+    return result | own | {"secret": job.secret}
 
 
 @functools.cache
@@ -202,7 +229,7 @@ class Server:
 
     def examine(self, job: Job) -> dict[str, Any]:
         """{"result": ...}, or {"problem": text} when the examiner failed, not the submission."""
-        request = {"submitted": job.submitted, "notes": list(job.notes), "limits": job.limits}
+        request = {"submitted": job.submitted, "notes": list(job.notes), "limits": job.limits, "secret": job.secret}
         seconds = self._ask(request, ANSWER_SECONDS)["seconds"]
         return self._receive(seconds + ANSWER_SECONDS)
 

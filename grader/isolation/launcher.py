@@ -70,6 +70,7 @@ class LearnerProcess:
         self._launcher, self._number, self._group = launcher, number, group
         self._ending: Ending | None = None
         self._tail = b""
+        self.num_printed = 0  # bytes
         self._reader = threading.Thread(target=self._drain, args=(output_fd,), daemon=True)
         self._reader.start()
 
@@ -78,6 +79,7 @@ class LearnerProcess:
         with open(fd, "rb", buffering=0) as pipe:
             while data := pipe.read(1 << 16):
                 self._tail = (self._tail + data)[-KEPT_OUTPUT:]
+                self.num_printed += len(data)
 
     def output(self) -> str:
         """The last characters printed so far, on both streams."""
@@ -264,7 +266,10 @@ class Launcher:
         if self._isolated is None:
             return None
         watch = group is None or "memory" not in group.folders
-        bounds = Bounds(memory, sandbox.DISK, sandbox.PROCESSES, self._isolated.uid, watch)
+        who = self._isolated
+        bounds = Bounds(
+            memory, sandbox.DISK, sandbox.PROCESSES, sandbox.WATCHED_PROCESSES, who.uid, who.keeper_uid, watch
+        )
         return dataclasses.asdict(bounds)
 
     def _admit(self, channel: socket.socket, number: int, group: Group | None) -> int:

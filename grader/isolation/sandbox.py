@@ -20,8 +20,10 @@ SIDE = "/learner/side"  # where the launcher's folder is seen inside
 SITE = "/learner/site"
 SYSTEM = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/include")
 INNER_UID = 61000  # the user inside, when an ordinary user grades
-FIRST_UID, NUM_UIDS = 61184, 4096  # unused user ids; root lends one to each warm process
+FIRST_UID, NUM_UIDS = 61184, 2048  # unused user ids; root lends one to each warm process, and as many to its keepers
 MEMORY, DISK, PROCESSES = 2 << 30, 256 << 20, 64
+# Without a control group: what the kernel keeps for one process, such as its list of mappings, is counted nowhere.
+WATCHED_PROCESSES = 16
 # In every learner's process, isolated or not. There is no GPU: Triton's kernels run in its interpreter, which must be
 # selected before Triton is imported.
 FIXED = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TRITON_INTERPRET": "1"}
@@ -37,6 +39,11 @@ class Isolation:
 
     bwrap: str
     uid: int | None
+
+    @property
+    def keeper_uid(self) -> int | None:
+        """Another one for the process that watches them, which they then cannot signal or slow down."""
+        return None if self.uid is None else self.uid + NUM_UIDS
 
 
 def isolation() -> Isolation:
@@ -58,6 +65,7 @@ def isolation() -> Isolation:
 def command(isolated: Isolation, folder: str, inside: list[str]) -> list[str]:
     """The command line that runs `inside` in bubblewrap, with `folder` as SIDE. Raises SandboxError."""
     words = [isolated.bwrap, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent"]
+    words += ["--hostname", "learner"]
     if isolated.uid is None:
         # All rights, but only over its own namespaces: the warm process needs them to separate submissions, and
         # gives them up before a learner's code runs.
@@ -66,6 +74,8 @@ def command(isolated: Isolation, folder: str, inside: list[str]) -> list[str]:
         words += ["--cap-drop", "ALL"]
         for right in ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_KILL"):
             words += ["--cap-add", right]
+        for right, number in (("CAP_SYS_PTRACE", 19), ("CAP_SYS_NICE", 23)):  # for a keeper, where a container has them
+            words += ["--cap-add", right] if _has_right(number) else []
     words += ["--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp"]
     for source, target in _files(folder, isolated.uid):
         for parent in reversed(Path(target).parents[:-1]):
@@ -77,6 +87,11 @@ def command(isolated: Isolation, folder: str, inside: list[str]) -> list[str]:
     for name, value in environment().items():
         words += ["--setenv", name, value]
     return [*words, "--", *inside]
+
+
+def _has_right(capability: int) -> bool:
+    status = _setting("/proc/self/status").partition("CapPrm:")[2].split()
+    return bool(status) and bool(int(status[0], 16) >> capability & 1)
 
 
 def environment() -> dict[str, str]:

@@ -17,6 +17,8 @@ from grader.findings import Row, table
 from grader.isolation import cgroups, sandbox, sandbox_trials
 from grader.isolation.launcher import Launcher
 
+CAP_SYS_PTRACE = 19  # its bit, from linux/capability.h
+
 
 def run(console: Console | None = None) -> int:
     """Prints a table of properties; returns the exit code: 1 if submissions must not be graded here."""
@@ -50,6 +52,7 @@ def trials(launcher: Launcher) -> Iterator[Row]:
     who = "root, learners as a user nobody has" if os.geteuid() == 0 else "an ordinary user, with user namespaces"
     yield Row("isolation", f"{version}, graded by {who}; started in {time.monotonic() - started:.1f} s")
     yield _groups()
+    yield rights(launcher)
     yield from (trial(launcher) for trial in sandbox_trials.ALL)
     yield speed(launcher)
 
@@ -65,6 +68,43 @@ def _groups() -> Row:
     missing = [name for name in cgroups.WANTED if name not in folders]
     found = f"version {version}: {', '.join(folders)}" + (f"; without {', '.join(missing)}" if missing else "")
     return Row("control groups", found)
+
+
+def rights(launcher: Launcher) -> Row:
+    """Whether the process that watches a submission got what it watches with, where no control group bounds memory."""
+    if os.geteuid() != 0:
+        return Row("rights", "an ordinary user's, over namespaces of its own; no others are needed")
+    process = launcher.fork()
+    try:
+        keeper = int(_status(process.pid)["PPid"])
+        exact = int(_status(keeper)["CapEff"], 16) >> CAP_SYS_PTRACE & 1
+        is_first = os.getpriority(os.PRIO_PROCESS, keeper) < os.getpriority(os.PRIO_PROCESS, 0)
+    finally:
+        process.end()
+    missing = [name for name, there in (("SYS_PTRACE", exact), ("SYS_NICE", is_first)) if not there]
+    return rights_row(missing, "memory" in cgroups.available()[1])
+
+
+def rights_row(missing: list[str], has_group: bool) -> Row:
+    """What to say of missing rights, without CAP_. has_group: a control group bounds memory."""
+    if not missing:
+        return Row("rights", "the keeper of a submission has CAP_SYS_PTRACE, and came first by CAP_SYS_NICE")
+    found = f"without {' and '.join(f'CAP_{name}' for name in missing)}"
+    if has_group:
+        return Row("rights", f"{found}, which only a machine without control groups needs", "info")
+    costs = {"SYS_PTRACE": "memory that processes share counts once for each, so an honest submission may be ended",
+             "SYS_NICE": "busy processes of a submission can delay the count of its memory"}  # fmt: skip
+    advice = (
+        f"{'; '.join(costs[name] for name in missing)}. In a container, start it with "
+        f"{' '.join(f'--cap-add {name}' for name in missing)}, or give it a control group that it may write to"
+    )
+    return Row("rights", found, "warn", advice)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """The lines of /proc/PID/status, by name."""
+    with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
 
 
 def speed(launcher: Launcher) -> Row:

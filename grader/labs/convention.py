@@ -21,6 +21,7 @@ from grader.labs.lab_source import percent_cells, solution_notebook
 
 FOLDER = "conventions"
 MIN_OPTIONS = 3  # besides the public one
+PUBLIC_SHARE = 0.3  # of a lab's points, that a copied public solution may earn in a private course
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 Text = Annotated[str, Field(min_length=1)]
@@ -90,6 +91,16 @@ def combinations(conventions: Sequence[Convention]) -> Iterator[tuple[Option, ..
     return itertools.product(*(c.options for c in conventions))
 
 
+def public_points(lab: Lab, conventions: Sequence[Convention]) -> tuple[float, float]:
+    """The least and the most points that a copied public solution earns, over all that a course could draw."""
+    points = {cell.grade_id: cell.points for cell in lab.of_kind("check")}
+    earned = [
+        lab.points - sum(points[check] for check in {check for option in drawn for check in option.fails})
+        for drawn in combinations(conventions)
+    ]
+    return min(earned), max(earned)
+
+
 def private_notebook(source: Path, options: Sequence[Option], install_url: str | None = None) -> dict[str, Any]:
     """The solution notebook of a lab with these options; without any it is the public one. Raises LabError."""
     cells = percent_cells(source)
@@ -151,8 +162,9 @@ def validate(source: Path) -> list[Convention]:
             raise LabError(f"{where}: {', '.join(silent)} stays as it is and cannot tell what is expected now")
         if private.graded_names != public.graded_names:
             raise LabError(f"{where}: the graded names must stay as they are")
+    texts = {cell["metadata"]["nbgrader"]["grade_id"]: cell["source"] for cell in percent_cells(source)}
     for options in combinations(conventions):
-        _lab(source, options)
+        applied(texts, options)  # a notebook of each of some hundred draws would take minutes
     return conventions
 
 

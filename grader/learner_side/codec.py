@@ -218,6 +218,7 @@ class Unpacker:
         self.chunks = chunks
         self._import_handle = import_handle
         self._dataclasses = dataclasses_by_name
+        self.tensors: list[torch.Tensor] = []  # that were unpacked
         self._described = 0  # bytes of the tensors and bytes values so far: a small message can describe many
 
     def unpack(self, node: Node, depth: int = 0) -> Any:
@@ -269,10 +270,16 @@ class Unpacker:
             cls = self._dataclasses[node["n"]]
             if set(node["v"]) != {f.name for f in dataclasses.fields(cls)}:
                 raise Malformed(f"wrong fields for {node['n']}")
-            return _make_dataclass(cls, {name: self.unpack(v, depth) for name, v in node["v"].items()})
+            return _make_dataclass(cls, {name: self._field(v, depth) for name, v in node["v"].items()})
         if tag == "h":
             return self._import_handle(node)
         raise Malformed(f"unknown kind {tag!r}")
+
+    def _field(self, node: Any, depth: int) -> Any:
+        """A dataclass checks its fields when it is made, and may go through them: here that must come to an end."""
+        if isinstance(node, dict) and node.get("t") == "h" and "back" not in node:
+            raise Malformed("a field of a dataclass is an object of the other process, not data")
+        return self.unpack(node, depth)
 
     def _describe(self, num_bytes: int) -> None:
         self._described += num_bytes
@@ -304,7 +311,8 @@ class Unpacker:
         if dtype is torch.bool and bool((chunk[first:last] > 1).any()):
             raise Malformed("a bool tensor holds bytes other than 0 and 1")
         empty = torch.empty(0, dtype=dtype)
-        return empty.set_(chunk.untyped_storage(), first // dtype.itemsize, shape, stride)
+        self.tensors.append(empty.set_(chunk.untyped_storage(), first // dtype.itemsize, shape, stride))
+        return empty
 
 
 def _seen(num_bytes: int, nodes: list[dict[str, Any]]) -> torch.Tensor | None:

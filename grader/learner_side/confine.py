@@ -5,7 +5,11 @@ gets namespaces of its own, so that it meets neither the warm process nor the su
 
     warm process ── fork ── makes namespaces, ends
                               └─ keeper: process 1 of the namespace; when it ends, the kernel ends everything in it
-                                   └─ the learner's process: private /tmp, limits, no rights, filter of system calls
+                                   └─ the learner's process: private /tmp, no /proc, limits, no rights, filter of
+                                      system calls
+
+The keeper watches the others where no control group does, and none of them can reach it: as root it is another user,
+and the filter refuses all that would change a process of the same user's. It has the higher priority.
 
 Shipped beside `learner.py`; `grader.isolation.sandbox` starts bubblewrap.
 """
@@ -29,12 +33,16 @@ from . import seccomp
 _NEWNS, _NEWUTS, _NEWIPC, _NEWPID, _NEWNET = 0x00020000, 0x04000000, 0x08000000, 0x20000000, 0x40000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 # linux/prctl.h
-_SET_DUMPABLE, _CAPBSET_DROP, _SET_CHILD_SUBREAPER, _CAP_AMBIENT, _AMBIENT_CLEAR_ALL = 4, 24, 36, 47, 4
+_SET_DUMPABLE, _SET_KEEPCAPS, _SET_CHILD_SUBREAPER = 4, 8, 36
+_CAPBSET_DROP, _CAP_AMBIENT, _AMBIENT_CLEAR_ALL = 24, 47, 4
+# linux/capability.h
+_CAP_KILL, _CAP_SYS_PTRACE = 5, 19
 _CAPABILITY_VERSION_3 = 0x20080522
 NUM_CAPABILITIES = 64
 
 WATCH_SECONDS = 0.05
 OPEN_FILES = 256
+ABOVE, BELOW = -10, 5  # priority of the keeper; where it cannot be raised, of the others
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
@@ -43,16 +51,20 @@ _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctype
 
 @dataclass(frozen=True)
 class Bounds:
-    """What one learner's process may use. memory, disk: bytes; uid: the user to become, None to stay.
+    """What one learner's process may use. memory, disk: bytes; uid: the user to become, None to stay; keeper_uid: the
+    keeper's.
 
-    memory bounds each process (address space beyond what the warm process has mapped). `watch` makes the keeper bound
-    all processes together; it is set where no cgroup does that.
+    memory bounds each process (address space beyond what the warm process has mapped), processes all of the user's:
+    those of several roles, for example. `watch` makes the keeper bound the memory of all processes together, and their
+    number by watched_processes; it is set where no cgroup does that.
     """
 
     memory: int
     disk: int
     processes: int
+    watched_processes: int
     uid: int | None
+    keeper_uid: int | None
     watch: bool
 
 
@@ -95,17 +107,22 @@ def _keep(bounds: Bounds, channel_fd: int, report_fd: int, run: Callable[[], Non
     os.setsid()
     mapped = _mapped_bytes()
     _mount_private(bounds.disk)
-    if bounds.watch and not os.path.exists("/proc/self/statm"):
+    if bounds.watch and not os.path.exists("/proc/self/status"):
         raise OSError("without a control group and without /proc nothing bounds a submission's memory")
     _meet(channel_fd)
     # From the fork on SIGTERM waits for its handler: process 1 of a namespace has no other, and would never end by it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python's handler would let a submission end its keeper
+    is_above = _raise_priority()
     learner = os.fork()
     if learner == 0:
         try:
+            signal.signal(signal.SIGINT, interrupt)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             os.close(report_fd)
+            os.setpriority(os.PRIO_PROCESS, 0, 0 if is_above else BELOW)
             _bound(bounds, mapped)
+            _cover_proc()
             drop_rights(bounds.uid)
             _libc.prctl(_SET_DUMPABLE, 1, 0, 0, 0)
             _meet(channel_fd)
@@ -114,7 +131,8 @@ def _keep(bounds: Bounds, channel_fd: int, report_fd: int, run: Callable[[], Non
             os._exit(1)
     for fd in (0, 1, 2, channel_fd):
         os.close(fd)
-    drop_rights(bounds.uid)
+    # Of another user, to look at memory and to stop it.
+    drop_rights(bounds.keeper_uid, keep=() if bounds.keeper_uid is None else (_CAP_KILL, _CAP_SYS_PTRACE))
     _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)  # the learner's process may have the same user: it must not look in here
     signal.signal(signal.SIGTERM, lambda *_: _asked_to_end(learner, report_fd))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -140,15 +158,31 @@ def _wait(learner: int, bounds: Bounds) -> dict[str, object]:
             return {"status": status}
         if bounds.watch and not done:
             pids = [entry for entry in os.listdir("/proc") if entry.isdigit() and entry != "1"]
-            if len(pids) > bounds.processes:
-                return {"status": 9, "problem": f"more than {bounds.processes} processes"}
+            if len(pids) > bounds.watched_processes:
+                return {"status": 9, "problem": f"more than {bounds.watched_processes} processes"}
+            started = time.monotonic()
             if _more_memory_than(bounds.memory + bounds.disk, pids):
                 return {"status": 9, "out_of_memory": True}
-            time.sleep(WATCH_SECONDS)
+            time.sleep(WATCH_SECONDS + 2 * (time.monotonic() - started))
 
 
-def drop_rights(uid: int | None) -> None:
-    """Give up every right this process could have, for good. Raises OSError."""
+def _raise_priority() -> bool:
+    """Whether this process now comes before those it watches, which may be many and busy."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, ABOVE)
+    return os.getpriority(os.PRIO_PROCESS, 0) <= ABOVE
+
+
+def drop_rights(uid: int | None, keep: tuple[int, ...] = ()) -> None:
+    """Give up every right this process could have, for good, but for the capabilities `keep`, where it has them.
+
+    Raises OSError.
+    """
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: the low words, then the high ones
+    _need(_libc.capget(header, sets), "capabilities cannot be read")
+    kept = sets[1] & sum(1 << capability for capability in keep)
+    _libc.prctl(_SET_KEEPCAPS, 1 if kept else 0, 0, 0, 0)
     for capability in range(NUM_CAPABILITIES):
         _libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0)
     _libc.prctl(_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0)
@@ -156,8 +190,7 @@ def drop_rights(uid: int | None) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _need(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capabilities cannot be given up")
+    _need(_libc.capset(header, (ctypes.c_uint32 * 6)(kept, kept)), "capabilities cannot be given up")
     seccomp.install()
 
 
@@ -168,6 +201,10 @@ def _bound(bounds: Bounds, mapped: int) -> None:
         resource.RLIMIT_NPROC: bounds.processes,
         resource.RLIMIT_NOFILE: OPEN_FILES,
         resource.RLIMIT_CORE: 0,
+        # What else the kernel keeps for a process: signals that wait, message queues, memory that is not swapped out.
+        resource.RLIMIT_SIGPENDING: 1024,
+        resource.RLIMIT_MSGQUEUE: 0,
+        resource.RLIMIT_MEMLOCK: 0,
     }
     for kind, value in limits.items():
         hard = resource.getrlimit(kind)[1]
@@ -178,15 +215,24 @@ def _bound(bounds: Bounds, mapped: int) -> None:
 
 
 def _mount_private(disk: int) -> None:
-    """A /tmp and a /dev/shm of this namespace only, and a /proc that shows this namespace only."""
+    """A /tmp and a /dev/shm of this namespace only, no terminals, and a /proc that shows this namespace only."""
     options = f"size={disk},nr_inodes=20000,mode=1777".encode()
     for place in (b"/tmp", b"/dev/shm"):
         _need(_libc.mount(b"tmpfs", place, b"tmpfs", _NOSUID | _NODEV, options), f"no private {place.decode()}")
     flags = _NOSUID | _NODEV | _NOEXEC
+    if os.path.isdir("/dev/pts"):  # terminals are the whole machine's, and each has buffers
+        _need(_libc.mount(b"tmpfs", b"/dev/pts", b"tmpfs", flags | _RDONLY, b"size=4k"), "/dev/pts cannot be covered")
     if all(_libc.mount(b"proc", b"/proc", b"proc", flags, options) for options in (b"subset=pid", None)):
         # In a container with a masked /proc none can be mounted. What is there shows other processes: cover it.
         _need(_libc.mount(b"tmpfs", b"/proc", b"tmpfs", flags | _RDONLY, b"size=4k"), "/proc cannot be covered")
     os.chdir("/tmp")
+
+
+def _cover_proc() -> None:
+    """Take /proc from this process and its children, not from the keeper: it tells about the machine."""
+    _need(_libc.unshare(_NEWNS), "namespaces cannot be made")
+    flags = _NOSUID | _NODEV | _NOEXEC | _RDONLY
+    _need(_libc.mount(b"tmpfs", b"/proc", b"tmpfs", flags, b"size=4k"), "/proc cannot be covered")
 
 
 def _meet(channel_fd: int) -> None:
@@ -204,18 +250,33 @@ def _mapped_bytes() -> int:
 
 
 def _more_memory_than(limit: int, pids: list[str]) -> bool:
-    """Whether these processes use more than `limit` bytes together."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    resident = {pid: int(fields[1]) * page for pid in pids if len(fields := _read(f"/proc/{pid}/statm").split()) > 1}
-    if sum(resident.values()) <= limit:
+    """Whether these processes use more than `limit` bytes together, with their files and their page tables."""
+    files = sum((seen.f_blocks - seen.f_bfree) * seen.f_frsize for seen in map(os.statvfs, ("/tmp", "/dev/shm")))
+    tables, resident = 0, dict[str, int]()
+    for pid in pids:
+        status = _sizes(f"/proc/{pid}/status")
+        tables += status.get("VmPTE", 0)
+        resident[pid] = status.get("VmRSS", 0) + status.get("VmSwap", 0)
+    if files + tables + sum(resident.values()) <= limit:
         return False
     # That counts a page once for each process that has it, and forks share most of theirs. The kernel's proportional
-    # figure costs more, and a process may hide it from us: then all its pages count.
+    # figure costs more, so that all of them are stopped meanwhile: they would use more while they are counted. Where it
+    # cannot be read, all pages count.
+    os.kill(-1, signal.SIGSTOP)
     for pid in resident:
-        for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
-            if line.startswith("Pss:"):
-                resident[pid] = int(line.split()[1]) << 10
-    return sum(resident.values()) > limit
+        shares = _sizes(f"/proc/{pid}/smaps_rollup")
+        if "Pss" in shares:
+            resident[pid] = shares["Pss"] + shares.get("SwapPss", 0)
+    is_more = files + tables + sum(resident.values()) > limit
+    if not is_more:
+        os.kill(-1, signal.SIGCONT)
+    return is_more
+
+
+def _sizes(path: str) -> dict[str, int]:
+    """The sizes in a file of lines "Name: 12 kB", in bytes."""
+    lines = (line.split() for line in _read(path).splitlines())
+    return {words[0][:-1]: int(words[1]) << 10 for words in lines if len(words) == 3 and words[2] == "kB"}
 
 
 def _read(path: str) -> str:

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from . import confine
+from . import confine, kernel_run
 from .confine import Bounds
 from .peer import CELL, Peer, trace_text
 from .wire import Connection
@@ -77,15 +77,17 @@ def run_cell(source: str, name: str, namespace: dict[str, Any]) -> str | None:
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     try:
         exec(compile(source, filename, "exec", dont_inherit=True), namespace)
-    except SystemExit as error:
-        return f"SystemExit: {error}"
-    except Exception as error:
-        return trace_text(error)
+    except BaseException as error:
+        try:
+            return f"SystemExit: {error}" if isinstance(error, SystemExit) else trace_text(error)
+        except BaseException:  # of an exception whose own methods raise
+            return "the cell raised an exception that cannot be shown"
     return None
 
 
 def _serve(channel: socket.socket, dataclasses_by_name: dict[str, type]) -> None:
-    """Be one submission's process: a fresh `__main__`, two operations (run cells, hand out names), and calls."""
+    """Be one submission's process: a fresh `__main__`, calls, and operations: run cells, hand out names; and, where no
+    cell was run, launch and compile a kernel that is given as source."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module  # so that dataclasses and typing find the learner's names
     peer = Peer(Connection(channel), strict=False, dataclasses_by_name=dataclasses_by_name)
@@ -96,7 +98,14 @@ def _serve(channel: socket.socket, dataclasses_by_name: dict[str, type]) -> None
     def names(header: dict[str, Any], payload: Any) -> Any:
         return {name: vars(module)[name] for name in payload if name in vars(module)}
 
-    peer.operations = {"cells": cells, "names": names}
+    def launch(header: dict[str, Any], payload: Any) -> Any:
+        sources, name, grid, arguments, constants = payload
+        return vars(kernel_run.run_source(sources, name, grid, arguments, constants))
+
+    def compiled(header: dict[str, Any], payload: Any) -> Any:
+        return kernel_run.compile_source(*payload)
+
+    peer.operations = {"cells": cells, "names": names, "launch": launch, "compile": compiled}
     with contextlib.suppress(ConnectionError):
         peer.serve_forever()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import functools
+import math
 import threading
 import time
 import traceback
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from .codec import MAX_BODY, MAX_NAMES, CannotCross, Malformed, Packer, Unpacker
+from .codec import MAX_BODY, MAX_INT_BITS, MAX_NAMES, CannotCross, Malformed, Packer, Unpacker
 from .wire import MAX_HEADER, Connection
 
 DUNDERS = ("__len__", "__getitem__", "__setitem__", "__contains__", "__iter__", "__next__", "__enter__", "__exit__")
@@ -30,8 +31,13 @@ LISTED = "LEARNER_SEES"  # attribute of a class of the examiner: the names of it
 CELL = "<cell "  # how the file name of a learner's cell begins: "<cell NAME>"
 MAX_NESTING = 40
 MAX_TEXT = 8000  # characters of an exception's text
+UNREADABLE = "(an exception whose text cannot be read)"
 # Methods by which a tensor says that it is right. A handle must not answer them: its answer is the learner's.
 VERDICTS = frozenset(("equal", "allclose", "isclose", "eq", "ne", "all", "any", "is_same_size"))
+
+
+class TooManyCalls(Exception):
+    """More calls than one check may make: it goes through answers that do not end."""
 
 
 class Handle:
@@ -114,12 +120,32 @@ def _call_method(handle: Handle, name: str, *args: Any, **kwargs: Any) -> Any:
     return handle._peer.call(handle._id, name, args, kwargs)
 
 
+def lending(function: Any) -> Callable[..., Any] | None:
+    """`function`, a handle or a method of one, as a call with tensors that are only lent; None if it is neither."""
+    if isinstance(function, Handle):
+        handle, name = function, None
+    elif isinstance(function, functools.partial) and function.func is _call_method:
+        handle, name = function.args
+    else:
+        return None
+    return lambda *args, **kwargs: handle._peer.call(handle._id, name, args, kwargs, lent=True)
+
+
+def overwrite(tensor: torch.Tensor) -> None:
+    """Fill with NaN; integers with the smallest value of their type, which is False for bool."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.fill_(math.nan)
+    else:
+        tensor.fill_(False if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).min)
+
+
 class Peer:
     """One end of a conversation.
 
     strict: this end is the trusted one. It shows of its own objects only what a lab's cells define (see `_shown`), and
     keeps its tracebacks to itself. call_seconds: processor time the other side may use for one call, call-backs not
-    counted (`wire.Allowance`). gone: makes the exception to raise when the other side died, hung or sent nonsense.
+    counted (`wire.Allowance`). calls_left: how many requests may still be made, if that is bounded. gone: makes the
+    exception to raise when the other side died, hung or sent nonsense.
     """
 
     def __init__(
@@ -136,6 +162,7 @@ class Peer:
         self.call_seconds = call_seconds
         self.operations: dict[str, Callable[[dict[str, Any], Any], Any]] = {}
         self.num_calls = 0
+        self.calls_left: int | None = None
         self._dataclasses = dataclasses_by_name or {}
         self._gone = gone
         self._own: dict[int, Any] = {}  # handle number -> object
@@ -150,10 +177,16 @@ class Peer:
 
     # --- asking -----------------------------------------------------------------------------------------------------
 
-    def call(self, number: int, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call object `number` of the other side, or its method `name`; tensors changed there are changed here."""
+    def call(
+        self, number: int, name: str | None, args: tuple[Any, ...], kwargs: dict[str, Any], lent: bool = False
+    ) -> Any:
+        """Call object `number` of the other side, or its method `name`; tensors changed there are changed here.
+
+        lent: when its answer is on the way, the other side overwrites the memory in which it has received tensors.
+        """
+        header = {"m": "call", "h": number, "n": name}
         try:
-            return self.request({"m": "call", "h": number, "n": name}, (list(args), kwargs))
+            return self.request(header | {"lent": True} if lent else header, (list(args), kwargs))
         except StopIteration as error:
             if name in ENDS_ITERATION:
                 raise
@@ -170,6 +203,10 @@ class Peer:
         with self._lock:
             if self._depth > MAX_NESTING:
                 raise RecursionError(f"more than {MAX_NESTING} calls between the processes inside each other")
+            if self.calls_left is not None:
+                if not self.calls_left:
+                    raise self._end(TooManyCalls())
+                self.calls_left -= 1
             self._depth += 1
             self.num_calls += 1
             outer = self.connection.allowance
@@ -229,8 +266,9 @@ class Peer:
         self.connection.allowance = None  # what runs here is not the other side's time
         held = (size, 2 * sum(chunk.numel() for chunk in chunks))
         self._left = [left - used for left, used in zip(self._left, held, strict=True)]
+        lent: list[torch.Tensor] = []
         try:
-            reply, packer = self._answer(header, chunks)
+            reply, packer = self._answer(header, chunks, lent)
         finally:
             self._left = [left + used for left, used in zip(self._left, held, strict=True)]
         if allowance is not None:
@@ -241,26 +279,34 @@ class Peer:
             self._wire(self.connection.send, reply, packer.finish()[0])
         except CannotCross as error:
             self._wire(self.connection.send, {"m": "err", "v": Packer(self._export, {}).pack(_describe(error))}, [])
+        finally:
+            for tensor in lent:
+                overwrite(tensor)
 
-    def _answer(self, header: dict[str, Any], chunks: list[torch.Tensor]) -> tuple[dict[str, Any], Packer]:
+    def _answer(
+        self, header: dict[str, Any], chunks: list[torch.Tensor], lent: list[torch.Tensor]
+    ) -> tuple[dict[str, Any], Packer]:
         before = [chunk.numpy().tobytes() for chunk in chunks]  # comparing bytes is the fastest by far
         packer = Packer(self._export, self._dataclasses)
         try:
-            value, kind = packer.pack(self._perform(header, chunks)), "ok"
+            value, kind = packer.pack(self._perform(header, chunks, lent)), "ok"
         except Exception as error:
             packer = Packer(self._export, self._dataclasses)
             value, kind = packer.pack(_describe(error, with_trace=not self.strict)), "err"
-        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+        except BaseException as error:
             if self.strict:
                 raise
             value, kind = packer.pack(_describe(error, with_trace=True)), "err"
         changed = [i for i, (old, new) in enumerate(zip(before, chunks, strict=True)) if old != new.numpy().tobytes()]
         return {"m": kind, "v": value, "w": [[i, packer.add_bytes(chunks[i])] for i in changed]}, packer
 
-    def _perform(self, header: dict[str, Any], chunks: list[torch.Tensor]) -> Any:
+    def _perform(self, header: dict[str, Any], chunks: list[torch.Tensor], lent: list[torch.Tensor]) -> Any:
         for number in header.get("drop", ()):
             self._numbers.pop(id(self._own.pop(number, None)), None)
-        payload = Unpacker(chunks, self._import, self._dataclasses).unpack(header.get("v"))
+        unpacker = Unpacker(chunks, self._import, self._dataclasses)
+        payload = unpacker.unpack(header.get("v"))
+        if header.get("lent") and not self.strict:
+            lent += [tensor.detach() for tensor in unpacker.tensors]  # the called code may give its own other memory
         operation = self.operations.get(header["m"])
         if operation is not None:
             return operation(header, payload)
@@ -341,16 +387,35 @@ def _name_of(obj: Any) -> str:
 
 
 def _describe(error: BaseException, with_trace: bool = True) -> dict[str, Any]:
-    """An exception as data: its nearest built-in type, arguments, own type's name and the text of the traceback."""
+    """An exception as data: its nearest built-in type, arguments, own type's name and the text of the traceback.
+
+    Whatever the exception's own methods, attributes and classes do when they are asked, raise or exit, this does not.
+    """
+    unknown = {"type": "RuntimeError", "args": [UNREADABLE], "name": "an exception"}
+    found = _asked(lambda: _type_and_args(error), unknown)
+    return found | {"trace": _asked(lambda: trace_text(error), "") if with_trace else ""}
+
+
+def _type_and_args(error: BaseException) -> dict[str, Any]:
     builtin = next(c for c in type(error).__mro__ if c.__module__ == "builtins")
+    args = _asked(lambda: list(error.args[:8]), [None] * 8)
+    if len(args) == 8 or not all(map(_is_plain, args)):
+        args = [_asked(lambda: str.__str__(str(error))[:MAX_TEXT], UNREADABLE)]
+    return {"type": str(builtin.__name__), "args": args, "name": str(type(error).__name__)[:200]}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is int:
+        return value.bit_length() <= MAX_INT_BITS
+    return type(value) in (float, bool, type(None)) or (type(value) is str and len(value) < MAX_TEXT)
+
+
+def _asked(question: Callable[[], Any], otherwise: Any) -> Any:
+    """The answer of an object that a learner's code made, or `otherwise` where it raises."""
     try:
-        text = str(error)[:MAX_TEXT]
-    except Exception:
-        text = "(an exception whose text cannot be read)"
-    plain = all(type(a) in (int, float, bool, type(None)) or (type(a) is str and len(a) < MAX_TEXT) for a in error.args)
-    trace = trace_text(error) if with_trace else ""
-    args = list(error.args) if plain and len(error.args) < 8 else [text]
-    return {"type": builtin.__name__, "args": args, "name": type(error).__name__, "trace": trace}
+        return question()
+    except BaseException:
+        return otherwise
 
 
 def trace_text(error: BaseException) -> str:
@@ -381,10 +446,12 @@ def _rebuild(description: Any) -> Exception:
         args, name = list(description["args"]), str(description["name"])[:200]
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
             kind, args = RuntimeError, [f"{name}: {' '.join(str(a) for a in args)}"]
-        error: Exception = kind(*args)
-        error.learner_type, error.learner_traceback = name, str(description["trace"])[:MAX_TEXT]  # type: ignore[attr-defined]
-        return error
+        trace = str(description["trace"])[:MAX_TEXT]
+        try:
+            error: Exception = kind(*args)
+        except Exception:  # a UnicodeDecodeError, an ExceptionGroup: what they are made of does not cross
+            error = RuntimeError(" ".join(str(argument) for argument in args))
     except Exception:
-        error = RuntimeError("an exception that could not be read")
-        error.learner_type, error.learner_traceback = "RuntimeError", ""  # type: ignore[attr-defined]
-        return error
+        error, name, trace = RuntimeError("an exception that could not be read"), "RuntimeError", ""
+    error.learner_type, error.learner_traceback = name, trace  # type: ignore[attr-defined]
+    return error

@@ -25,9 +25,17 @@ from pathlib import Path
 from grader.examination.examiner import examine
 from grader.examination.intake import Submission
 from grader.isolation.launcher import Launcher
-from grader.labs.convention import Convention, Option, applied, load_conventions, private_notebook, validate
+from grader.labs.convention import (
+    Convention,
+    Option,
+    applied,
+    load_conventions,
+    private_notebook,
+    public_points,
+    validate,
+)
 from grader.labs.lab import Lab, LabError, lab_from_notebook
-from grader.proofs.proof import LIMITS, Case, cases, run_directly
+from grader.proofs.proof import LIMITS, Case, cases, kept_kernels, run_directly
 
 
 @dataclass
@@ -142,7 +150,7 @@ def main() -> int:
         draws += [((option,), None) for convention in conventions for option in convention.options]
     if arguments.folder is not None:
         draws += [(options, arguments.folder) for options in covered]
-    with contextlib.nullcontext() if together else Launcher(insecure=True) as launcher:
+    with kept_kernels(), contextlib.nullcontext() if together else Launcher(insecure=True) as launcher:
         for options, folder in draws:
             proof = prove_options(source, options, launcher, folder)
             names = " + ".join(option.name for option in options)
@@ -153,6 +161,8 @@ def main() -> int:
                 print(f"    left out: {', '.join(proof.left_out)}")
             print("".join(f"    PROBLEM {problem}\n" for problem in proof.problems), end="")
             broken += bool(proof.problems)
+    least, most = public_points(private_lab(source, ()), conventions)
+    print(f"a public solution earns {least:g} to {most:g} points, as the course draws")
     print("every case is as it must be" if conventions and not broken else f"{broken} draws have problems")
     return 1 if broken else 0
 

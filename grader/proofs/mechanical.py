@@ -20,7 +20,7 @@ import resource
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -29,12 +29,15 @@ import yaml
 from grader.checks import PUBLIC_SECRET
 from grader.examination.examiner import Limits, examine, prepare
 from grader.examination.intake import Submission
+from grader.examination.needed import needed_cells
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, LabError, load_lab
 from grader.proofs.mutator import Mutant, mutants
+from grader.proofs.proof import kept_kernels
 from grader.results.result import CheckResult
 
 SURVIVORS = "survivors.yaml"
+OPEN = ("survivor", "some secrets")  # the verdicts that need a new case or a reason
 FORK = multiprocessing.get_context("fork")
 MEMORY = 6 << 30  # bytes a process may have: a mutant may append without end
 CALL_SECONDS = 5.0  # a mutant may loop without end
@@ -67,23 +70,32 @@ class Bench:
         self.runs: list[tuple[Lab, bytes]] = [(load_lab(released), PUBLIC_SECRET), *((self.lab, s) for s in secrets)]
         self.prepared = [prepare(lab, secret) for lab, secret in self.runs]
         self.solved = {cell.grade_id: cell.source for cell in self.lab.of_kind("solution")}
+        self.concerned = {
+            cell: [self._with_checks_of(lab, cell) for lab, _ in self.runs] for cell in self.solved
+        }  # per run
         launcher.fork().end()  # waits until it has started, so that forks of this process know it
         for run in range(len(self.runs)):
-            if failed := self.first_failed(self.solved, run):
+            if failed := self.first_failed(self.solved, run, self.runs[run][0]):
                 raise LabError(f"{self.lab.slug}: the reference itself fails {failed} in run {run}")
 
     def verdict(self, mutant: Mutant) -> Verdict:
-        answers = {**self.solved, mutant.cell: mutant.source}
-        if failed := self.first_failed(answers, 0):
+        answers, labs = {**self.solved, mutant.cell: mutant.source}, self.concerned[mutant.cell]
+        if failed := self.first_failed(answers, 0, labs[0]):
             return Verdict(mutant, failed, None, len(self.runs) - 1)
-        found = [self.first_failed(answers, run) for run in range(1, len(self.runs))]
+        found = [self.first_failed(answers, run, labs[run]) for run in range(1, len(self.runs))]
         killers = [check for check in found if check]
         return Verdict(mutant, killers[0] if killers else None, len(killers), len(found))
 
-    def first_failed(self, answers: dict[str, str], run: int) -> str | None:
-        """The first check that fails, in a fork, which uses up what is prepared."""
+    def _with_checks_of(self, lab: Lab, cell: str) -> Lab:
+        """The lab with those checks only that use a solution cell, directly or not: others are as for the reference."""
+        solved = Submission(dict(self.solved))
+        kept = [c for c in lab.cells if c.kind != "check" or cell in needed_cells(lab, solved, c)]
+        return replace(lab, cells=tuple(kept))
+
+    def first_failed(self, answers: dict[str, str], run: int, lab: Lab) -> str | None:
+        """The first check of `lab` that fails, in a fork, which uses up what is prepared for the run."""
         receive, send = FORK.Pipe(duplex=False)
-        child = FORK.Process(target=self._examine, args=(answers, run, send))
+        child = FORK.Process(target=self._examine, args=(answers, run, lab, send))
         child.start()
         send.close()
         try:
@@ -93,7 +105,7 @@ class Bench:
         child.join()
         return found
 
-    def _examine(self, answers: dict[str, str], run: int, send: Connection) -> None:
+    def _examine(self, answers: dict[str, str], run: int, lab: Lab, send: Connection) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
         failed: list[str] = []
 
@@ -102,7 +114,7 @@ class Bench:
                 failed.append(check.grade_id)
                 raise GeneratorExit  # no Exception: no check may catch it
 
-        lab, secret = self.runs[run]
+        _, secret = self.runs[run]
         with contextlib.suppress(GeneratorExit):
             examine(lab, Submission(answers), self.launcher, secret=secret, on_check=on_check,
                     limits=Limits(call=CALL_SECONDS, total=3600.0), prepared=self.prepared[run])  # fmt: skip
@@ -133,10 +145,10 @@ def problems(verdicts: Sequence[Verdict], known: dict[str, str]) -> list[str]:
     for verdict in verdicts:
         mutant, listed = verdict.mutant, verdict.mutant.key in known
         place = f"line {mutant.line} ({mutant.rule})"
-        if verdict.word in ("survivor", "some secrets") and not listed:
+        if verdict.word in OPEN and not listed:
             seen = "passes all checks" if verdict.word == "survivor" else f"is seen by {verdict.seeds} of {verdict.of}"
             found.append(f"{seen}, {place}: {mutant.key}")
-        elif verdict.word in ("visible", "hidden") and listed:
+        elif verdict.word not in OPEN and listed:
             found.append(f"is killed by {verdict.killed_by}, so take it from {SURVIVORS}, {place}: {mutant.key}")
     return found
 
@@ -150,7 +162,9 @@ def main() -> int:
     parser.add_argument("--seed", default="0")
     parser.add_argument("--secrets", type=int, default=3)
     parser.add_argument("--shard", default="0/1", metavar="I/N", help="of N processes the I-th, from 0")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="where to write each mutant's verdict")
+    parser.add_argument("--again", type=Path, nargs="+", metavar="JSON",
+                        help="only what survived, or passed some secrets, in these files of --json")  # fmt: skip
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1"  # as in the learner's process, before anything imports Triton
     import torch
@@ -159,8 +173,12 @@ def main() -> int:
     torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
     known = harmless(options.folder) if options.folder else {}
     chosen, made = drawn(options.solution, options.sample, options.seed)
+    if options.again:
+        rows = [row for path in options.again for row in json.loads(path.read_text("utf-8"))]
+        open_keys = {row["key"] for row in rows if row["verdict"] in OPEN}
+        chosen = [mutant for mutant in chosen if mutant.key in open_keys]
     shard, num_shards = map(int, options.shard.split("/"))
-    with Launcher(insecure=True) as launcher:
+    with kept_kernels(), Launcher(insecure=True) as launcher:
         bench = Bench(options.solution, launcher, options.secrets)
         verdicts = list(_told(bench, chosen[shard::num_shards]))
     wrong = problems(verdicts, known)
@@ -168,7 +186,7 @@ def main() -> int:
     print(f"{bench.lab.slug}: of {made} mutants {len(verdicts)} were tried: {counts}")
     print("\n".join(wrong) or "every survivor has a reason")
     if options.json:
-        rows = [{**vars(v.mutant), "verdict": v.word, "killed_by": v.killed_by} for v in verdicts]
+        rows = [{**vars(v.mutant), "key": v.mutant.key, "verdict": v.word, "killed_by": v.killed_by} for v in verdicts]
         options.json.write_text(json.dumps(rows, indent=1), "utf-8")
     return 1 if wrong else 0
 

@@ -37,13 +37,16 @@ NAMES = {
     "ones": "zeros", "zeros_like": "ones_like", "ones_like": "zeros_like", "inf": "e", "float": "half",
     "double": "float", "float64": "float32", "float32": "float16", "int64": "int32", "int32": "int16",
     "floor": "ceil", "ceil": "floor", "exp": "exp2", "log": "log2", "cumsum": "cumprod", "triu": "tril", "tril": "triu",
-    "setdefault": "get", "update": "setdefault", "left": "right", "cdiv": "floordiv",
+    "setdefault": "get", "update": "setdefault",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one solution cell. line: of the cell, from 1. before, after: the lines that changed, stripped."""
+    """One change of one solution cell. line: of the cell, from 1. before, after: the lines that changed, stripped.
+
+    number: which of the mutants of this cell that read the same, from 1.
+    """
 
     cell: str
     function: str
@@ -52,11 +55,13 @@ class Mutant:
     before: str
     after: str
     source: str
+    number: int = 1
 
     @property
     def key(self) -> str:
         """What a list of survivors calls it: it stays the same when other lines move."""
-        return f"{self.cell}, {self.function}: {self.before} -> {self.after}"
+        which = "" if self.number == 1 else f" (number {self.number})"
+        return f"{self.cell}, {self.function}: {self.before} -> {self.after}{which}"
 
 
 @dataclass(frozen=True)
@@ -249,7 +254,7 @@ def mutants(cell: Cell) -> list[Mutant]:
     Left out are those that do not compile, or to the bytecode of the cell or of an earlier mutant, and those of an
     error's words: nobody promises them.
     """
-    source, found = _Source(cell.source), []
+    source, found = _Source(cell.source), list[Mutant]()
     inside, seen = _solution_lines(cell.source), {_bytecode(cell.source)}
     owners = [n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
     words = {id(part) for n in ast.walk(source.tree) if isinstance(n, ast.Raise) for part in ast.walk(n)}
@@ -269,7 +274,8 @@ def mutants(cell: Cell) -> list[Mutant]:
                 name = ".".join(n.name for n in owners if n.lineno <= first <= (n.end_lineno or 0))
                 more = text.count("\n") - cell.source.count("\n")
                 before, after = (_joined(part, first, end) for part, end in ((cell.source, last), (text, last + more)))
-                found.append(Mutant(cell.grade_id, name, first, rule, before, after, text))
+                alike = sum((m.function, m.before, m.after) == (name, before, after) for m in found)
+                found.append(Mutant(cell.grade_id, name, first, rule, before, after, text, alike + 1))
     return found
 
 

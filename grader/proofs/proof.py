@@ -19,10 +19,13 @@ import json
 import os
 import random
 import re
+import resource
 import select
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,11 +37,13 @@ from grader.examination.reference import Reference, run_cell
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, LabError, comment_text, lab_from_notebook
 from grader.labs.lab_source import percent_cells_of, solution_notebook
+from grader.learner_side.kernel_run import KEPT
 from grader.learner_side.peer import LAB_MODULE
 from grader.results.result import CheckResult
 
 MIN_MUTANTS, MIN_VARIANTS = 15, 3
-DIRECT_SECONDS = 30.0  # for one check run directly; bounds what hangs
+DIRECT_SECONDS = 60  # of processor time, for the checks of one case run directly; bounds what loops
+DIRECT_WAIT = 600.0  # seconds, for one check run directly; bounds what sleeps
 LIMITS = Limits(total=3600.0)
 
 
@@ -248,7 +253,7 @@ def run_directly(lab: Lab, submission: Submission, secret: bytes) -> dict[str, s
                 _direct_child(lab, submission, secret, set(checks[done:]), write_fd)
             os._exit(0)
         os.close(write_fd)
-        lines = _read_lines(read_fd, DIRECT_SECONDS)
+        lines = _read_lines(read_fd, DIRECT_WAIT)
         os.close(read_fd)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -272,6 +277,7 @@ def _read_lines(fd: int, seconds: float) -> list[str]:
 
 
 def _direct_child(lab: Lab, submission: Submission, secret: bytes, todo: set[str], fd: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (DIRECT_SECONDS, DIRECT_SECONDS))
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, 1)
     os.dup2(devnull, 2)
@@ -291,6 +297,17 @@ def _direct_child(lab: Lab, submission: Submission, secret: bytes, todo: set[str
                     run_cell(answers.get(cell.grade_id, cell.source), cell.grade_id, namespace)
 
 
+@contextlib.contextmanager
+def kept_kernels() -> Iterator[None]:
+    """While this lasts, a kernel that was compiled is not compiled again, here and in all processes started here."""
+    with tempfile.TemporaryDirectory(prefix="compiled-kernels-") as folder:
+        os.environ[KEPT] = folder
+        try:
+            yield
+        finally:
+            del os.environ[KEPT]
+
+
 def main() -> int:
     """Print kill matrix and problems, as the first lines of this file say; returns the exit status."""
     import torch
@@ -306,7 +323,7 @@ def main() -> int:
     torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
     source = arguments.lab
     lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
-    with Launcher(insecure=True) as launcher:
+    with kept_kernels(), Launcher(insecure=True) as launcher:
         outcomes = prove(lab, arguments.folder, launcher, sample=arguments.sample)
     found = problems(lab, outcomes)
     print(kill_matrix(lab, outcomes))

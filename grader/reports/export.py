@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from grader.course import CourseError, course_secret
+from grader.courses.recorded import Damaged, state
 from grader.courses.scores import Score
+from grader.results.feedback import ACCEPTED
 from grader.results.result import CheckResult, Result
 from grader.results.shown_text import shown, shown_line
 
@@ -61,21 +63,22 @@ def pseudonym(root: Path, student: str) -> str:
     return "student-" + base64.b32encode(digest).decode().lower()[:_WORDS]
 
 
-def gradebook_csv(slug: str, people: Sequence[Score], graded: Mapping[str, Result]) -> str:
+def gradebook_csv(
+    slug: str, people: Sequence[Score], graded: Mapping[str, Result], damaged: Sequence[Damaged] = ()
+) -> str:
     """One row per student: identity, points and penalty, state, and points per check."""
     checks = list(dict.fromkeys(name for person in people for name in person.cells))
     head = ["student", "first_name", "last_name", "email", "lab", "submitted_utc", "score", "late_penalty", "total",
             "max_score", "status", "waits_for_person", *checks]  # fmt: skip
     rows = []
     for person in people:
-        result = graded.get(person.student)
-        status = result.status if result else "not graded"
+        status = state(person.student, graded.get(person.student), damaged)
         stamp = person.submitted.strftime("%Y-%m-%d %H:%M:%S") if person.submitted else ""
         rows.append([person.student, person.first_name, person.last_name, person.email, slug, stamp,
-                     _number(person.score), _number(person.late_penalty), _number(person.total),
-                     _number(person.max_score), status, "yes" if person.waits else "no",
-                     *(_number(person.cells.get(name)) for name in checks)])  # fmt: skip
-    return _csv([head, *rows])
+                     number(person.score), number(person.late_penalty), number(person.total),
+                     number(person.max_score), status, "yes" if person.waits else "no",
+                     *(number(person.cells.get(name)) for name in checks)])  # fmt: skip
+    return csv_text([head, *rows])
 
 
 def canvas_csv(column: str, people: Sequence[Score]) -> str:
@@ -86,14 +89,14 @@ def canvas_csv(column: str, people: Sequence[Score]) -> str:
     points = max((person.max_score for person in people), default=0.0)
     rows: list[list[str]] = [
         ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", column],
-        ["    Points Possible", "", "", "", "", _number(points)],
+        ["    Points Possible", "", "", "", "", number(points)],
     ]
     for person in people:
         name = f"{person.last_name}, {person.first_name}" if person.last_name and person.first_name else person.name
         ids = person.ids
         rows.append([name or person.student, ids.get("canvas_id", ""), ids.get("sis_user_id") or person.student,
-                     ids.get("login") or person.student, ids.get("section", ""), _number(person.total)])  # fmt: skip
-    return _csv(rows)
+                     ids.get("login") or person.student, ids.get("section", ""), number(person.total)])  # fmt: skip
+    return csv_text(rows)
 
 
 def moodle_csv(people: Sequence[Score], graded: Mapping[str, Result]) -> str:
@@ -102,12 +105,12 @@ def moodle_csv(people: Sequence[Score], graded: Mapping[str, Result]) -> str:
              "Last modified (grade)", "Feedback comments"]]  # fmt: skip
     for person in people:
         result = graded.get(person.student)
-        number = person.ids.get("participant", "")
-        rows.append([f"Participant {number}" if number else "", person.name,
+        participant = person.ids.get("participant", "")
+        rows.append([f"Participant {participant}" if participant else "", person.name,
                      person.ids.get("id_number") or person.student, person.email,
-                     "Submitted for grading" if person.score is not None else "No submission", _number(person.total),
-                     _number(person.max_score), "-", _moodle_feedback(person, result)])  # fmt: skip
-    return _csv(rows)
+                     "Submitted for grading" if person.score is not None else "No submission", number(person.total),
+                     number(person.max_score), "-", _moodle_feedback(person, result)])  # fmt: skip
+    return csv_text(rows)
 
 
 def _moodle_feedback(person: Score, result: Result | None) -> str:
@@ -115,17 +118,27 @@ def _moodle_feedback(person: Score, result: Result | None) -> str:
     if result is None:
         return ""
     lines = [f"{sum(check.status == 'passed' for check in result.checks)} of {len(result.checks)} checks passed."]
-    lines += [f"{check.grade_id}: {check.status}. {check.property}" + (f" Hint: {check.hint}" if check.hint else "")
-              for check in result.checks if check.status != "passed"]  # fmt: skip
+    for check in result.checks:
+        if accepted(person, check):
+            lines.append(f"{check.grade_id}: {ACCEPTED}.")
+        elif check.status != "passed":
+            hint = f" Hint: {check.hint}" if check.hint else ""
+            lines.append(f"{check.grade_id}: {check.status}. {check.property}{hint}")
     if person.late_penalty:
-        lines.append(f"Late: {_number(person.late_penalty)} points taken off.")
+        lines.append(f"Late: {number(person.late_penalty)} points taken off.")
     lines += [f"Comment: {comment}" for comment in person.comments]
     return "<br>".join(html.escape(shown_line(line, 1000)) for line in lines)
 
 
+def accepted(person: Score, check: CheckResult) -> bool:
+    """Whether a person gave full points for a check that did not pass."""
+    given = check.grade_id in person.by_hand and person.cells.get(check.grade_id, 0.0) >= check.points > 0
+    return given and check.status != "passed"
+
+
 def gradescope_json(person: Score, result: Result) -> str:
     """The results.json of one student, as an autograder writes it. What a check says is shown after the due date."""
-    late = f"Late: {_number(person.late_penalty)} points taken off." if person.late_penalty else ""
+    late = f"Late: {number(person.late_penalty)} points taken off." if person.late_penalty else ""
     tests = [_gradescope_test(number, check, person) for number, check in enumerate(result.checks, 1)]
     checks = {check.grade_id for check in result.checks}
     tests += [
@@ -148,25 +161,28 @@ def gradescope_json(person: Score, result: Result) -> str:
 
 
 def _gradescope_test(number: int, check: CheckResult, person: Score) -> dict[str, Any]:
-    said = [check.status, check.message, check.seen and f"What was measured:\n{check.seen}"]
-    if check.status != "passed" and check.hint:
+    done = accepted(person, check)
+    said = [ACCEPTED if done else check.status, check.message, check.seen and f"What was measured:\n{check.seen}"]
+    if check.status != "passed" and check.hint and not done:
         said.append(f"Hint: {check.hint}")
     return {
         "number": str(number),
         "name": f"{check.grade_id}: {shown_line(check.property, 1000)}",
         "score": person.cells.get(check.grade_id, check.earned),
         "max_score": check.points,
-        "status": "passed" if check.status == "passed" else "failed",
+        "status": "passed" if done or check.status == "passed" else "failed",
         "output": shown("\n\n".join(text for text in said if text)),
         "visibility": "after_due_date",
     }
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A number of points as a cell; empty where there is none."""
     return "" if value is None else f"{value:.10g}"
 
 
-def _csv(rows: Iterable[Sequence[str]]) -> str:
+def csv_text(rows: Iterable[Sequence[str]]) -> str:
+    """Rows as CSV, with no cell that a spreadsheet takes for a formula."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\r\n").writerows([_cell(cell) for cell in row] for row in rows)
     return file.getvalue()

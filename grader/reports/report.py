@@ -1,7 +1,7 @@
 """The report on a lab for its instructor: scores, hard checks, likely misconceptions, and what to look at.
 
 Scores are the gradebook's, with manual changes and late penalties; the rest is in `results/` and `submitted/`. The
-report is data; `results_cli.py` prints it, `report_page` makes one HTML page of it, and `--json` writes it as it is.
+report is data; `report_cli.py` prints it, `report_page` makes one HTML page of it, and `--json` writes it as it is.
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from grader.courses.late import Late, settle, without_time
-from grader.courses.misconceptions import Misconception, explanations, failed_checks, read_misconceptions
-from grader.courses.scores import Score, results, scores
-from grader.examination.intake import plain_python
+from grader.courses.misconceptions import (
+    Misconception,
+    explanations,
+    failed_checks,
+    failed_on_property,
+    read_misconceptions,
+)
+from grader.courses.recorded import Damaged, recorded
+from grader.courses.scores import Score, scores
 from grader.labs.lab import Lab, load_lab
 from grader.reports.similarity import Similar, similar
 from grader.results.result import Result
@@ -51,18 +57,22 @@ class CheckRow:
 @dataclass(frozen=True)
 class Pattern:
     """Checks that several students failed together. faults: the known misconceptions that do exactly this; where there
-    is more than one, the checks cannot tell them apart.
+    is more than one, the checks cannot tell them apart. explained: the checks that they explain, without those that
+    ended in a time-out, a crash or an exception.
     """
 
     checks: tuple[str, ...]
     faults: tuple[str, ...]
     students: tuple[str, ...]
+    explained: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Report:
     """A lab's report. quartiles: least, lower quartile, median, upper quartile, largest; histogram: students by tenths
-    of the points; trouble: (student, status, reason); slow: (student, seconds); flags: (student, flag).
+    of the points; trouble: (student, status, reason); slow: (student, seconds); flags: (student, flag);
+    stale: points by hand from before the last grading, a line each; damaged: whose result cannot be read; their points
+    are in the totals, what the grader saw is nowhere.
     """
 
     lab: str
@@ -83,6 +93,8 @@ class Report:
     flags: tuple[tuple[str, str], ...]
     late: tuple[Late, ...]
     without_time: tuple[str, ...]
+    stale: tuple[str, ...]
+    damaged: tuple[Damaged, ...]
     similar: Similar | None
     rows: tuple[tuple[Score, Result | None], ...] = field(default=())
 
@@ -92,7 +104,8 @@ def make_report(root: Path, slug: str, known: dict[str, list[str]] | None = None
 
     Raises CourseError.
     """
-    graded, people, lateness = results(root, slug), scores(root, slug), settle(root, slug)
+    read, people, lateness = recorded(root, slug), scores(root, slug), settle(root, slug)
+    graded, damaged = read.results, {one.student for one in read.damaged}
     handed_in = {path.parent.name for path in (root / "submitted").glob(f"*/{slug}") if path.is_dir()}
     table = read_misconceptions(root, slug)
     patterns = _patterns(graded, table)
@@ -105,7 +118,7 @@ def make_report(root: Path, slug: str, known: dict[str, list[str]] | None = None
         points=points,
         students=len(people),
         not_handed_in=tuple(person.student for person in people if person.student not in handed_in),
-        not_graded=tuple(sorted(handed_in - set(graded))),
+        not_graded=tuple(sorted(handed_in - set(graded) - damaged)),
         waiting=tuple(person.student for person in people if person.waits),
         totals=tuple(totals),
         mean=statistics.fmean(totals) if totals else 0.0,
@@ -127,7 +140,9 @@ def make_report(root: Path, slug: str, known: dict[str, list[str]] | None = None
         flags=tuple((student, shown_line(flag)) for student, result in graded.items() for flag in result.flags),
         late=tuple(one for one in lateness if one.days),
         without_time=tuple(without_time(root, slug, (one for one in lateness if one.due is not None))),
-        similar=compare(root, slug, sorted(handed_in & set(graded)), known or {}),
+        stale=tuple(f"{person.student}: {one}" for person in people for one in person.stale),
+        damaged=read.damaged,
+        similar=compare(root, slug, sorted(handed_in & (set(graded) | damaged)), known or {}),
         rows=tuple((person, graded.get(person.student)) for person in people if person.student in handed_in),
     )
 
@@ -150,13 +165,16 @@ def histogram(totals: Sequence[float], points: float) -> tuple[int, ...]:
 
 def _patterns(graded: dict[str, Result], table: Sequence[Misconception]) -> tuple[Pattern, ...]:
     """Groups of students with the same explanation, or, where none is known, the same failed checks."""
-    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = defaultdict(list)
+    groups: dict[tuple[tuple[str, ...], ...], list[str]] = defaultdict(list)
     for student, result in graded.items():
         tried, _ = failed_checks(result)
         if tried and result.status not in ("refused", "machinery"):
             found = explanations(result, table)
-            groups[tuple(sorted(tried)), tuple(one.fault for one in found)].append(student)
-    found_patterns = (Pattern(checks, faults, tuple(students)) for (checks, faults), students in groups.items())
+            explained = tuple(sorted(failed_on_property(result)))
+            groups[tuple(sorted(tried)), tuple(one.fault for one in found), explained].append(student)
+    found_patterns = (
+        Pattern(checks, faults, tuple(students), explained) for (checks, faults, explained), students in groups.items()
+    )
     return tuple(sorted(found_patterns, key=lambda pattern: (-len(pattern.students), pattern.checks)))
 
 
@@ -169,7 +187,7 @@ def _check_rows(graded: Sequence[Result], patterns: Sequence[Pattern]) -> tuple[
     for grade_id, seen in by_id.items():
         likely: dict[str, int] = defaultdict(int)
         for pattern in patterns:
-            if grade_id in pattern.checks and pattern.faults:
+            if grade_id in pattern.explained and pattern.faults:
                 more = len(pattern.faults) - 1
                 others = f" (or {more} other{'' if more == 1 else 's'}, see below)" if more else ""
                 likely[pattern.faults[0] + others] += len(pattern.students)
@@ -192,11 +210,12 @@ def compare(root: Path, slug: str, students: Sequence[str], known: dict[str, lis
         return None
     name = release.name
     lab = load_lab(release)
-    cells = {
-        student: written_cells(root / "submitted" / student / slug / name, lab)
-        for student in students
-        if (root / "submitted" / student / slug / name).is_file()
-    }
+    cells = {}
+    for student in students:
+        try:
+            cells[student] = written_cells(root / "submitted" / student / slug / name, lab)
+        except (OSError, ValueError, KeyError, TypeError):  # a damaged file of one student
+            cells[student] = []  # which the report names among those not compared
     stub = [cell.source for cell in lab.cells if cell.kind != "text"]
     return similar(cells, stub, {**_solutions(root, slug, name, lab), **known})
 
@@ -208,7 +227,7 @@ def written_cells(notebook: Path, lab: Lab) -> list[str]:
     for cell in json.loads(notebook.read_text("utf-8"))["cells"]:
         grade_id = (cell["metadata"].get("nbgrader") or {}).get("grade_id")
         if cell["cell_type"] == "code" and grade_id not in ours:
-            found.append(plain_python("".join(cell["source"])))
+            found.append("".join(cell["source"]))
     return found
 
 

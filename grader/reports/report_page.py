@@ -8,7 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from grader.courses.recorded import state
 from grader.reports.report import NO_PROOF, Report
+from grader.reports.similarity import MAX_CODE
 from grader.results.shown_text import shown, shown_line
 
 MAX_PAIRS = 50
@@ -27,7 +29,7 @@ def report_page(report: Report) -> str:
         for number, count in enumerate(report.histogram)
     ] if graded else []  # fmt: skip
     return environment.from_string(text).render(
-        report=report, graded=graded, bins=bins, no_proof=NO_PROOF, max_pairs=MAX_PAIRS
+        report=report, state=state, graded=graded, bins=bins, no_proof=NO_PROOF, max_pairs=MAX_PAIRS, max_code=MAX_CODE
     )
 
 
@@ -40,7 +42,7 @@ def report_json(report: Report) -> str:
             "score": score.score,
             "late_penalty": score.late_penalty,
             "total": score.total,
-            "status": result.status if result else "not graded",
+            "status": state(score.student, result, report.damaged),
             "seconds": result.seconds if result else None,
         }
         for score, result in report.rows

@@ -27,7 +27,8 @@ GRAM, WINDOW = 12, 4
 MIN_PRINTS = 20  # less says nothing: a few lines can only be written in a few ways
 THRESHOLD = 0.5  # the share of fingerprints in common; measured in tests/grader/test_similarity.py
 MAX_PAIRS = 5000  # that are kept; a class in which all resemble each other has n * n / 2
-MAX_TOKENS, MAX_SOURCE = 20000, 100_000  # tokens of one submission, characters of one cell: more is not compared
+MAX_CODE = 100_000  # characters of one submission's cells: what follows is not compared, and its student is named
+LARGE = 1 << 64  # an int from here on is any int
 _BUILTINS = frozenset(dir(builtins))
 _ATTRIBUTES = frozenset(name for kind in (list, dict, set, str, tuple) for name in dir(kind)) | frozenset(
     "shape dtype device data ndim size mean sum".split()
@@ -48,7 +49,8 @@ class Pair:
 class Similar:
     """What was found. clusters: students, each with a pair above the threshold to another of its cluster; pairs: the
     MAX_PAIRS closest; known: a student and a known solution; compared: submissions with enough code of their own;
-    too_short: the others.
+    too_short: the others, and those whose code could not be read; too_long: those of whom only the first MAX_CODE
+    characters, in whole cells, were compared.
     """
 
     clusters: tuple[tuple[str, ...], ...]
@@ -56,6 +58,7 @@ class Similar:
     known: tuple[Pair, ...]
     compared: int
     too_short: tuple[str, ...]
+    too_long: tuple[str, ...] = ()
 
 
 def similar(
@@ -67,7 +70,7 @@ def similar(
     """Compare the cells of each student with each other's and with `known` solutions; `release`: the stub's cells."""
     given = frozenset(name for source in release for name in _names_in(source))
     stub = fingerprints(release, given)
-    prints = {student: fingerprints(cells, given) - stub for student, cells in submissions.items()}
+    prints = {student: _of_student(cells, given) - stub for student, cells in submissions.items()}
     too_short = tuple(sorted(student for student, found in prints.items() if len(found) < MIN_PRINTS))
     students = [student for student in sorted(prints) if student not in set(too_short)]
     solutions = {name: fingerprints(cells, given) - stub for name, cells in (known or {}).items()}
@@ -89,35 +92,47 @@ def similar(
         tuple(sorted(alike, key=lambda pair: (-pair.share, pair.left, pair.right))),
         len(students),
         too_short,
+        tuple(sorted(student for student, cells in submissions.items() if sum(map(len, cells)) > MAX_CODE)),
     )
+
+
+def _of_student(cells: Sequence[str], given: frozenset[str]) -> frozenset[int]:
+    """No code, however strange, stops the comparison of the others: what cannot be read has no fingerprints."""
+    try:
+        return fingerprints(cells, given)
+    except Exception:
+        return frozenset()
 
 
 def fingerprints(cells: Iterable[str], given: frozenset[str] = frozenset()) -> frozenset[int]:
     """The fingerprints of some cells. given: names that the lab fixes and that therefore stay. Cells that are not
     Python are left out.
     """
-    trees = [tree for source in cells if (tree := _parsed(source)) is not None]
+    trees = [tree for source in _first(cells) if (tree := _parsed(source)) is not None]
     own = _own_names(trees) - given
     found: set[int] = set()
-    left = MAX_TOKENS
     for unit in _units(trees):
-        tokens = []
-        for token in _tokens(unit, own):
-            tokens.append(zlib.crc32(token.encode("utf-8", "replace")))
-            if len(tokens) >= left:
-                break
-        left -= len(tokens)
-        found.update(_winnow(tokens))
+        found.update(_winnow([zlib.crc32(token.encode("utf-8", "replace")) for token in _tokens(unit, own)]))
     return frozenset(found)
 
 
+def _first(cells: Iterable[str]) -> Iterator[str]:
+    """The cells up to the one with which they would be longer than MAX_CODE."""
+    left = MAX_CODE
+    for source in cells:
+        left -= len(source)
+        if left < 0:
+            return
+        yield source
+
+
 def _parsed(source: str) -> ast.Module | None:
-    if len(source) > MAX_SOURCE:
-        return None
-    try:
-        return ast.parse(plain_python(source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    for as_python in (str, plain_python):  # most cells hold no magics, and to look for them takes another parse
+        try:
+            return ast.parse(as_python(source))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return None
 
 
 def _units(trees: Iterable[ast.Module]) -> Iterator[ast.AST]:
@@ -126,9 +141,11 @@ def _units(trees: Iterable[ast.Module]) -> Iterator[ast.AST]:
         rest = []
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
-                methods = [part for part in node.body if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))]
-                yield from methods
-                rest += [part for part in node.body if part not in methods]
+                for part in node.body:
+                    if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                        yield part
+                    else:
+                        rest.append(part)
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield node
             else:
@@ -203,7 +220,8 @@ def _word(node: ast.AST, own: set[str]) -> str:
         case ast.keyword(arg=name):
             return f"{name}="
         case ast.Constant(value=value):
-            return repr(value) if isinstance(value, (int, float, bool, type(None))) else type(value).__name__
+            small = isinstance(value, (float, bool, type(None))) or (isinstance(value, int) and abs(value) < LARGE)
+            return repr(value) if small else type(value).__name__  # Python writes no int of 5000 digits
         case ast.JoinedStr():
             return "str"
         case ast.AnnAssign():

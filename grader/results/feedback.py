@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from grader.results.result import WORDS, CheckResult, Result
-from grader.results.shown_text import MAX_CHARACTERS, shown, shown_line
+from grader.results.shown_text import MAX_CHARACTERS, shown, shown_line, unfenced
 
+ACCEPTED, GRADED = "accepted by your instructor", "graded by your instructor"
 MAX_NOTES = 50
 MAX_ADDED = 200_000  # characters of added cells that are shown: a page of hundreds of MiB is useless
 
 
 def feedback_page(nb: Any, result: Result, late_penalty: float = 0.0) -> str:
-    """HTML for an autograded notebook that carries the gradebook's scores and comments in its cells' metadata.
+    """HTML for an autograded notebook that carries the gradebook's scores and comments in its cells' metadata, and
+    where a person gave points, `by_hand`.
 
     late_penalty: points that the gradebook takes off the sum.
     """
@@ -27,6 +29,7 @@ def feedback_page(nb: Any, result: Result, late_penalty: float = 0.0) -> str:
 
     meta = {cell.metadata.nbgrader["grade_id"]: cell.metadata.nbgrader for cell in nb.cells if _grade_id(cell)}
     checks = [_check(check, meta.get(check.grade_id, {})) for check in result.checks]
+    failing = [check for check in checks if not check["done"]]
     answers = list(_answers(nb))
     by_hand = [answer for answer in answers if answer["points"] is not None]
     score = sum(check["score"] for check in checks) + sum(answer["score"] or 0.0 for answer in by_hand)
@@ -44,8 +47,9 @@ def feedback_page(nb: Any, result: Result, late_penalty: float = 0.0) -> str:
         late_penalty=late_penalty,
         passed=sum(check["passed"] for check in checks),
         waiting=sum(answer["score"] is None for answer in by_hand),
-        trouble=_trouble(result),
-        first=next((check for check in checks if not check["passed"]), None),
+        accepted=sum(check["done"] and not check["passed"] for check in checks),
+        trouble=_trouble(result) if any(check["unseen"] for check in checks) else None,
+        first=next(iter(failing), None),
     )
 
 
@@ -61,17 +65,22 @@ def _trouble(result: Result) -> tuple[str, str] | None:
 
 
 def _check(check: CheckResult, meta: dict[str, Any]) -> dict[str, Any]:
-    score = meta.get("score")
-    changed = score is not None and abs(float(score) - check.earned) > 1e-9
+    score = float(check.earned if meta.get("score") is None else meta["score"])
+    by_hand, passed = bool(meta.get("by_hand")), check.status == "passed"
+    accepted = by_hand and not passed and score >= check.points > 0
+    unseen = check.status in ("refused", "machinery")
+    word = ACCEPTED if accepted else GRADED if by_hand and unseen else WORDS[check.status]
     return {
         "name": shown_line(check.grade_id),
         "property": shown_line(check.property, 1000),
-        "word": WORDS[check.status],
-        "passed": check.status == "passed",
-        "score": float(check.earned if score is None else score),
+        "word": word,
+        "passed": passed,
+        "done": passed or accepted,  # nothing that the learner is told to do
+        "unseen": unseen and not by_hand,
+        "score": score,
         "points": check.points,
-        "changed_from": check.earned if changed else None,
-        "message": "" if check.status in ("refused", "machinery") else shown(check.message).strip(),
+        "changed_from": check.earned if by_hand and abs(score - check.earned) > 1e-9 else None,
+        "message": "" if unseen else shown(check.message).strip(),
         "seen": shown(check.seen).strip(),
         "hint": shown_line(check.hint, 1000),
         "seconds": check.seconds,
@@ -99,7 +108,7 @@ def _answers(nb: Any) -> Iterator[dict[str, Any]]:
         score = meta.get("score")
         yield {
             "name": name,
-            "source": shown(cell.source).strip("\n"),
+            "source": shown(unfenced(cell.source)).strip("\n"),
             "comment": shown(meta.get("comment") or "", 5000).strip(),
             "score": float(score) if by_hand and score is not None else None,
             "points": float(meta.get("points") or 0.0) if by_hand else None,

@@ -32,6 +32,29 @@ def shown_line(text: str, max_characters: int = 300) -> str:
     return " ".join(shown(text, max_characters).split())
 
 
+def fenced(text: str) -> str:
+    """`text` as a Markdown cell that shows it as it was typed; what is fenced already stays."""
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if _inside(text) is not None:
+        return text
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)  # nothing in the text can close it
+    return f"{fence}\n{text}\n{fence}"
+
+
+def unfenced(text: str) -> str:
+    """What stands in the fence that `fenced` made; other text as it is."""
+    inside = _inside(text)
+    return text if inside is None else inside
+
+
+def _inside(text: str) -> str | None:
+    fence = text[: len(text) - len(text.lstrip("`"))]
+    inside = text[len(fence) + 1 : -len(fence) - 1]
+    whole = len(fence) >= 3 and text == f"{fence}\n{inside}\n{fence}" and fence not in inside
+    return inside if whole else None
+
+
 def _visible(character: str) -> str:
     if character in "\n\t" or unicodedata.category(character) not in _HIDDEN:
         return character

@@ -22,6 +22,7 @@ from grader.examination.notebook_file import MAX_BYTES, Refused, too_large
 
 MAX_ENTRIES = 200_000  # of a folder or zip that an instructor collects
 MAX_FILES = 20_000  # of one student
+MAX_PART = 2000  # characters of a folder's or file's name that are looked at; file systems allow 255 bytes
 _CENTRAL = b"PK\x01\x02"  # begins a zip's entry in its list of contents
 
 
@@ -29,13 +30,22 @@ _CENTRAL = b"PK\x01\x02"  # begins a zip's entry in its list of contents
 class Entry:
     """One file as handed in. path: inside the folder or zip, to tell whose it is, never to open anything.
 
-    problem: why it will not be read; changed: as the folder or zip says, in UTC; read: its bytes, raises Refused.
+    problem: why it will not be read; changed: as the folder or zip says, in UTC; read: its bytes, raises Refused;
+    names: the parts of the path as they came, letter by letter. In a folder, owners: the user ids of the file and of
+    the folders above it; settled: when the file became what it is (its ctime), which no user can choose.
     """
 
     path: PurePosixPath
     changed: datetime | None
     problem: str
     read: Callable[[], bytes]
+    names: tuple[str, ...] = ()
+    owners: frozenset[int] = frozenset()
+    settled: datetime | None = None
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        return self.names[-len(self.path.parts) :] or self.path.parts
 
     @property
     def name(self) -> str:
@@ -89,7 +99,11 @@ def _limited(entries: list[Entry], source: Path) -> list[Entry]:
 
 def _files_in_folder(source: Path) -> Iterator[Entry]:
     unreadable: list[OSError] = []
+    owners: dict[str, frozenset[int]] = {}  # of each folder, with those above it
     for folder, names, files in os.walk(source, onerror=unreadable.append):
+        above = owners.pop(folder, frozenset())
+        for name in names:
+            owners[os.path.join(folder, name)] = above | _owner(Path(folder, name))
         for name in sorted(names):
             path = Path(folder, name)
             if path.is_symlink():  # os.walk does not follow it, but it was handed in
@@ -100,19 +114,28 @@ def _files_in_folder(source: Path) -> Iterator[Entry]:
         names[:] = sorted(name for name in names if not _is_clutter(name))
         for name in sorted(files):
             if not _is_clutter(name):
-                yield _file_entry(source, Path(folder, name))
+                yield _file_entry(source, Path(folder, name), above)
     for error in unreadable:
         yield _unreadable(source, Path(error.filename), f"cannot be read: {error.strerror}")
+
+
+def _owner(path: Path) -> frozenset[int]:
+    try:
+        return frozenset({path.lstat().st_uid})
+    except OSError:
+        return frozenset()
 
 
 def _unreadable(source: Path, path: Path, problem: str) -> Entry:
     def refuse() -> bytes:
         raise Refused(f"{_inner(source, path).name} {problem}")
 
-    return Entry(_inner(source, path), None, f"{_inner(source, path).name} {problem}", refuse)
+    owners = frozenset[int]().union(*(_owner(p) for p in (path, *path.parents) if source in p.parents))
+    names = path.relative_to(source).parts
+    return Entry(_inner(source, path), None, f"{_inner(source, path).name} {problem}", refuse, names, owners)
 
 
-def _file_entry(source: Path, path: Path) -> Entry:
+def _file_entry(source: Path, path: Path, above: frozenset[int]) -> Entry:
     try:
         info = path.lstat()
     except OSError as error:
@@ -125,7 +148,11 @@ def _file_entry(source: Path, path: Path) -> Entry:
         changed = datetime.fromtimestamp(info.st_mtime, UTC)
     except (ValueError, OverflowError, OSError):
         changed = None
-    return Entry(_inner(source, path), changed, too_large(info.st_size), lambda: _read_file(path))
+    settled = datetime.fromtimestamp(info.st_ctime, UTC)
+    names, owners = path.relative_to(source).parts, above | {info.st_uid}
+    return Entry(
+        _inner(source, path), changed, too_large(info.st_size), lambda: _read_file(path), names, owners, settled
+    )
 
 
 def _read_file(path: Path) -> bytes:
@@ -147,8 +174,9 @@ def _inner(source: Path, path: Path) -> PurePosixPath:
 
 
 def printable(text: str) -> str:
-    """NFC, and what no terminal can show written as an escape, so that two different names stay different."""
-    text = unicodedata.normalize("NFC", text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    """NFC, and what no terminal can show written as an escape. Two names may look alike then: see `Entry.names`."""
+    text = text[:MAX_PART].encode("utf-8", "backslashreplace").decode("utf-8")
+    text = unicodedata.normalize("NFC", text)  # takes the square of the number of accents on one letter
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
@@ -171,7 +199,7 @@ def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
         problem = "the zip holds it as a link or a device; a link is never followed"
     elif info.flag_bits & 1:
         problem = "the zip is encrypted: hand in the notebook without a password"
-    path = PurePosixPath(*(printable(part) for part in path.parts if part not in ("..", "/")))
+    names = tuple(part for part in path.parts if part not in ("..", "/"))
 
     def read() -> bytes:
         if problem:
@@ -184,7 +212,7 @@ def _zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Entry:
         except Exception as error:  # damaged, an unknown method, a size that is a lie
             raise Refused(f"the zip is damaged here ({type(error).__name__}): hand it in again") from None
 
-    return Entry(path, _zip_time(info), problem, read)
+    return Entry(PurePosixPath(*map(printable, names)), _zip_time(info), problem, read, names)
 
 
 def _zip_name(info: zipfile.ZipInfo) -> str:

@@ -26,6 +26,9 @@ from grader.labs.lab_source import write_notebook
 
 STUDENT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
 HISTORY = "received.json"
+BY_HAND = "the instructor"
+NO_CELLS = "no cell of this lab was found: is it the right notebook?"  # intake's note
+MAX_RECORD = 1 << 20  # bytes; a record of ours has at most MAX_NOTES notes
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class Handed:
     """One file as handed in: its path inside the folder or zip, its bytes, when it was handed in (UTC).
 
     problem: why it is refused unread; form: how the download was understood, empty when nbgrader's exchange brought it;
-    time_from: what `changed` rests on; late: what the LMS says; notes: how this file was chosen.
+    time_from: what `changed` rests on; late: what the LMS says; notes: how this file was chosen; number: Canvas' number
+    of the file; doubt: what a person should be asked before it replaces what is there.
     """
 
     path: PurePosixPath
@@ -44,6 +48,8 @@ class Handed:
     time_from: str = ""
     late: bool | None = None
     notes: tuple[str, ...] = ()
+    number: int = 0
+    doubt: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,8 +68,8 @@ class Received:
 
 
 @dataclass
-class _Version:
-    """One entry of the history; file is empty when nothing could be kept."""
+class Version:
+    """One entry of the history; file is empty when nothing could be kept. number: Canvas' number of the file."""
 
     file: str
     sha256: str
@@ -75,6 +81,7 @@ class _Version:
     late: bool | None
     notes: list[str]
     collected: str
+    number: int = 0
 
 
 def receive(root: Path, lab_slug: str, student: str, handed: Handed | str) -> Received:
@@ -97,15 +104,15 @@ def keep(root: Path, lab_slug: str, student: str, handed: Handed | str) -> tuple
     folder = root / "received" / student / lab_slug
     folder.mkdir(parents=True, exist_ok=True)
     history = read_history(root, lab_slug, student)
-    version = _Version("", hashlib.sha256(handed.raw).hexdigest(), str(handed.path), handed.problem, handed.form,
-                       handed.changed.astimezone(UTC).isoformat() if handed.changed else "", handed.time_from,
-                       handed.late, list(handed.notes), datetime.now(UTC).isoformat(timespec="seconds"))  # fmt: skip
+    version = _version(handed)
     news = "changed" if history else "new"
+    for old in history:
+        if _same(old, version):  # the same bytes were there already at the earlier time
+            version.time, version.time_from = earlier((old.time, old.time_from), (version.time, version.time_from))
     if history and _same(history[-1], version):
-        version.file, version.collected = history[-1].file, history[-1].collected
-        # Only what the LMS says of it may have changed; a copied file's own time says nothing.
-        if version.form and not (history[-1].time and version.time_from.startswith("the file")):
-            history[-1].late, history[-1].time, history[-1].time_from = version.late, version.time, version.time_from
+        if version.form:  # what nbgrader brought again says nothing new
+            history[-1].late, history[-1].number = version.late, max(version.number, history[-1].number)
+            history[-1].time, history[-1].time_from = version.time, version.time_from
         news = "unchanged"
     elif history and _is_older(version, history[-1]):
         news = "older"
@@ -116,16 +123,112 @@ def keep(root: Path, lab_slug: str, student: str, handed: Handed | str) -> tuple
         version.file = next((o.file for o in history if _same(o, version)), "")
         version.file = version.file or _keep(folder, handed, lab_slug, root, len(history) + 1)
         history.append(version)
-    text = json.dumps([asdict(v) for v in history], indent=1) + "\n"
-    if _text_of(folder / HISTORY) != text:
-        write_safely(root, folder / HISTORY, text)
+    _write_history(root, lab_slug, student, history)
     return student, news
 
 
-def read_history(root: Path, lab_slug: str, student: str) -> list[_Version]:
+def _version(handed: Handed) -> Version:
+    time = handed.changed.astimezone(UTC).isoformat() if handed.changed else ""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Version("", hashlib.sha256(handed.raw).hexdigest(), str(handed.path), handed.problem, handed.form, time,
+                   handed.time_from, handed.late, list(handed.notes), now, handed.number)  # fmt: skip
+
+
+def _write_history(root: Path, lab_slug: str, student: str, history: list[Version]) -> None:
+    path = root / "received" / student / lab_slug / HISTORY
+    text = json.dumps([asdict(v) for v in history], indent=1) + "\n"
+    if _text_of(path) != text:
+        write_safely(root, path, text)
+
+
+def earlier(old: tuple[str, str], new: tuple[str, str]) -> tuple[str, str]:
+    """Of two times of handing in equal bytes, each with what it rests on: what a person said; then what an LMS says;
+    then a file's own time; of two of a kind the earlier one.
+    """
+
+    def rank(one: tuple[str, str]) -> int:
+        time, time_from = one
+        return 0 if time_from == BY_HAND else 3 if not time else 2 if from_file(time_from) else 1
+
+    if rank(old) != rank(new) or rank(old) in (0, 3):
+        return old if rank(old) <= rank(new) else new
+    return old if datetime.fromisoformat(old[0]) <= datetime.fromisoformat(new[0]) else new
+
+
+def from_file(time_from: str) -> bool:
+    """Whether a time rests on nothing but a file, whose time every copy may change, and its owner too."""
+    return time_from.startswith("the file")
+
+
+def set_time(root: Path, lab_slug: str, student: str, when: datetime | None) -> None:
+    """Say when what counts was handed in; None: unknown. It stays so for these bytes. Raises LookupError."""
+    history = read_history(root, lab_slug, student)
+    if not history:
+        raise LookupError(student)
+    history[-1].time = when.astimezone(UTC).isoformat() if when else ""
+    history[-1].time_from = BY_HAND
+    _write_history(root, lab_slug, student, history)
+    derive(root, lab_slug, student)
+
+
+def doubt(root: Path, lab_slug: str, student: str, handed: Handed | str) -> str:
+    """Why a person should be asked before this replaces what is there; empty where there is nothing to ask."""
+    history = read_history(root, lab_slug, student)
+    if not history:
+        return ""
+    if isinstance(handed, str):
+        handed = Handed(PurePosixPath(student), b"", None, handed)
+    present, new = history[-1], _version(handed)
+    if _same(present, new) or _is_older(new, present):
+        return ""
+    there = read_record(root / "received" / student / lab_slug)
+    reason = "" if there.get("refused") else _loses(root, lab_slug, handed, list(there.get("notes", [])))
+    if reason:
+        return f"{reason}; what is there was read"
+    if _is_older(present, new):
+        return ""
+    if new.time and present.time and datetime.fromisoformat(new.time) < datetime.fromisoformat(present.time):
+        return f"by {new.time_from} it is of {_minute(new.time)}, and what is there of {_minute(present.time)} UTC"
+    if old := next((old for old in history if _same(old, new)), None):
+        return f"the same file was collected on {old.collected[:10]}, and replaced since"
+    return ""
+
+
+def _minute(time: str) -> str:
+    return time[:16].replace("T", " ")
+
+
+def _loses(root: Path, lab_slug: str, handed: Handed, present: list[str]) -> str:
+    """Why this would earn nothing; empty where it may earn points."""
+    if handed.problem:
+        return f"it would be refused: {handed.problem}"
+    _, release, lab = released(root, lab_slug)
+    try:
+        _, notes = _intake(handed.raw, release, lab)
+    except Refused as error:
+        return f"it would be refused: {error}"
+    return NO_CELLS if NO_CELLS in notes and NO_CELLS not in present else ""
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """What intake noted about a submission; empty where intake has not seen it."""
+    path = folder / "intake.json"
+    try:
+        info = path.lstat()
+        if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_RECORD:  # a student may bring one, too
+            return {"pending": True}
+        record = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError):
+        return {"pending": True}
+    return record if isinstance(record, dict) else {"pending": True}
+
+
+def read_history(root: Path, lab_slug: str, student: str) -> list[Version]:
     """What a student handed in for a lab, oldest first; the last one counts."""
     path = root / "received" / student / lab_slug / HISTORY
-    return [_Version(**v) for v in json.loads(path.read_text("utf-8"))] if path.exists() else []
+    return [Version(**v) for v in json.loads(path.read_text("utf-8"))] if path.exists() else []
 
 
 def derive(root: Path, lab_slug: str, student: str, news: str = "unchanged") -> Received:
@@ -158,7 +261,8 @@ def derive(root: Path, lab_slug: str, student: str, news: str = "unchanged") -> 
     files = {release_path.name: text, "intake.json": json.dumps(record, indent=1) + "\n"}
     if version.time:
         files["timestamp.txt"] = datetime.fromisoformat(version.time).strftime("%Y-%m-%d %H:%M:%S.%f UTC")
-    stale = submitted / "timestamp.txt" if version.form and not version.time else None
+    unknown = not version.time and (version.form or version.time_from == BY_HAND)
+    stale = submitted / "timestamp.txt" if unknown else None
     differs = any(_text_of(submitted / name) != text for name, text in files.items())
     if differs or _text_of(received / "intake.json") != files["intake.json"] or (stale and stale.exists()):
         submitted.mkdir(parents=True, exist_ok=True)
@@ -200,13 +304,15 @@ def _intake(raw: bytes, release: dict[str, Any], lab: Lab) -> tuple[dict[str, An
         raise Refused(f"the file could not be read: {type(error).__name__}") from error
 
 
-def _same(old: _Version, new: _Version) -> bool:
+def _same(old: Version, new: Version) -> bool:
     return (old.sha256, old.problem) == (new.sha256, new.problem)
 
 
-def _is_older(new: _Version, present: _Version) -> bool:
+def _is_older(new: Version, present: Version) -> bool:
     """Whether an LMS says so of both; a file's own time changes with every copy and decides nothing."""
-    trusted = all(v.time and not v.time_from.startswith("the file") for v in (new, present))
+    if new.number and present.number and new.number != present.number:
+        return new.number < present.number  # Canvas counts up
+    trusted = all(v.time and not from_file(v.time_from) and v.time_from != BY_HAND for v in (new, present))
     return trusted and datetime.fromisoformat(new.time) < datetime.fromisoformat(present.time)
 
 

@@ -68,12 +68,24 @@ class Roster:
             self._index.setdefault(key, set()).add(student.id)
 
     def find(self, ids: Iterable[tuple[str, str]]) -> Student | None:
-        """The one student who has one of these ids, tried in order; None where an id fits several."""
+        """The one student who has one of these ids, tried in order; None where an id fits several.
+
+        A name, which people choose themselves, is no student's whose number in the same LMS is another one.
+        """
+        numbers: list[tuple[str, str]] = []
         for kind, value in ids:
             found = self._index.get((kind, _plain(kind, value)), set()) if value.strip() else set()
+            if kind in ("name", "canvas_name"):
+                found = {one for one in found if not any(self._has_another(one, *number) for number in numbers)}
             if len(found) == 1 or value in found:
                 return self.students[value if value in found else next(iter(found))]
+            if kind in ("canvas_id", "sid"):
+                numbers.append((kind, value))
         return None
+
+    def _has_another(self, student: str, kind: str, value: str) -> bool:
+        own = self.students[student].ids.get(kind, "").split()
+        return bool(own) and value not in own
 
     def id_for(self, person: str, key: str, own: bool, folders: Set[str] = frozenset()) -> str:
         """The id of a person who is not in the roster; the same key always gets the same id.

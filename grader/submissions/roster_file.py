@@ -7,14 +7,12 @@ ID number, Email address; its worksheet of an assignment has Identifier ("Partic
 
 from __future__ import annotations
 
-import codecs
-import csv
-import io
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from grader.course import CourseError
+from grader.submissions.csv_file import column_name, csv_rows
 from grader.submissions.roster import Roster, Student, safe_id
 
 COLUMNS = {
@@ -126,33 +124,24 @@ def _student(row: dict[str, str]) -> Student | None:
 
 def _rows(path: Path, notes: list[str]) -> list[tuple[int, dict[str, str]]]:
     """The rows of the file as (line, value by our name of its column); empty values are left out."""
-    text = _text(path, notes)
-    header, _, _ = text.lstrip("\n").partition("\n")
-    delimiter = max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     columns: list[str] = []
     rows: list[tuple[int, dict[str, str]]] = []
-    try:
-        for cells in reader:
-            if not any(cell.strip() for cell in cells):
-                continue
-            if not columns:
-                columns = _columns(cells, notes)
-                continue
-            row = {key: cell.strip() for key, cell in zip(columns, cells, strict=False) if key and cell.strip()}
-            if not row or cells[0].strip().lower().startswith("points possible"):
-                continue
-            if row.get("name") in ("Student, Test", "Test Student") and "sis_user_id" not in row:
-                notes.append(f"line {reader.line_num} is Canvas' test student: left out")
-                continue
-            rows.append((reader.line_num, row))
-    except csv.Error as error:
-        raise CourseError(f"{path.name}, line {reader.line_num}: not CSV: {error}") from None
+    for number, cells in csv_rows(path, COLUMNS, notes):
+        if not columns:
+            columns = _columns(cells, notes)
+            continue
+        row = {key: cell.strip() for key, cell in zip(columns, cells, strict=False) if key and cell.strip()}
+        if not row or cells[0].strip().lower().startswith("points possible"):
+            continue
+        if row.get("name") in ("Student, Test", "Test Student") and "sis_user_id" not in row:
+            notes.append(f"line {number} is Canvas' test student: left out")
+            continue
+        rows.append((number, row))
     return rows
 
 
 def _columns(cells: list[str], notes: list[str]) -> list[str]:
-    names = [re.sub(r"\s+", " ", cell.strip().lower()) for cell in cells]
+    names = list(map(column_name, cells))
     found = [COLUMNS.get(name, "") for name in names]
     if "sis login id" in names or "sis user id" in names:  # Canvas: its ID is its own number of the user
         found = ["canvas_id" if name == "id" else key for name, key in zip(names, found, strict=True)]
@@ -162,15 +151,3 @@ def _columns(cells: list[str], notes: list[str]) -> list[str]:
     if unknown := [cell.strip() for cell, key in zip(cells, found, strict=True) if not key and cell.strip()]:
         notes.append(f"columns that are not used ({len(unknown)}): " + ", ".join(unknown)[:300])
     return found
-
-
-def _text(path: Path, notes: list[str]) -> str:
-    raw = path.read_bytes()
-    for bom, encoding in ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):
-        if raw.startswith(bom):
-            return raw.decode(encoding, "replace")
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        notes.append("the file is not UTF-8: it was read as Windows-1252; check the names")
-        return raw.decode("cp1252", "replace")

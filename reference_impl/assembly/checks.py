@@ -34,7 +34,7 @@ from reference_impl.interfaces import (
 # (a part, the part that uses it): the second, if custom, was made without the first.
 _BELONGS = (
     ("policy", "scheduler"), ("prefix_index", "kv_manager"), ("sampler", "executor"), ("proposer", "executor"),
-    ("page_store", "kv_manager"), ("host_proposer", "scheduler"),
+    ("page_store", "kv_manager"), ("host_proposer", "scheduler"), ("draft_model", "executor"),
 )  # fmt: skip
 
 _PROTOCOLS: dict[str, Any] = {
@@ -78,15 +78,14 @@ def check_members(parts: Parts) -> None:
 
 def check_drafts(config: EngineConfig, parts: Parts) -> None:
     """ValueError where drafts would never be made, or never be used."""
-    given = [name for name in ("proposer", "host_proposer") if getattr(parts, name) is not None]
-    if len(given) == 2:
-        raise ValueError(
-            "Parts.proposer and Parts.host_proposer are given: only one can make the drafts, leave one out"
-        )
+    given = [name for name in ("proposer", "host_proposer", "draft_model") if getattr(parts, name) is not None]
+    if len(given) > 1:
+        names = " and ".join(f"Parts.{name}" for name in given)
+        raise ValueError(f"{names} are given: only one can make the drafts, leave the others out")
     if config.num_drafts and not given and parts.executor is None:
         raise ValueError(
             f"num_drafts={config.num_drafts} needs a proposer: pass Parts(proposer=...) or "
-            "Parts(host_proposer=...), or num_drafts=0"
+            "Parts(host_proposer=...), a draft model, Parts(draft_model=...), or num_drafts=0"
         )
     stages = parts.executor.num_stages if isinstance(parts.executor, RunsStages) else 1
     if parts.host_proposer is not None and config.overlap == "on" and stages == 1:

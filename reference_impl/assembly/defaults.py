@@ -13,6 +13,7 @@ from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.annexes.process.worker import fingerprint
 from reference_impl.assembly.checks import check_page_store
 from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.draft_model import draft_spec
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.kv_cache import kv_cache
 from reference_impl.assembly.parts import Parts, part
@@ -34,8 +35,10 @@ from reference_impl.interfaces import (
 )
 
 if TYPE_CHECKING:
+    from reference_impl.annexes.speculative.draft_model import DraftModel
     from reference_impl.assembly.made import Made
     from reference_impl.assembly.worker import LocalExecutor
+    from reference_impl.core.decoder import Decoder
     from reference_impl.core.kv_cache import PagedKVCache
 
 
@@ -72,7 +75,7 @@ def make_scheduler(made: Made, parts: Parts, num_stages: int) -> Scheduler:
     c = made.config
     return continuous_batching(
         made.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
-        parts.host_proposer, num_stages,
+        parts.host_proposer, c.adaptive_drafts == "on", num_stages,
     )  # fmt: skip
 
 
@@ -85,22 +88,34 @@ def new_cache(made: Made, num_blocks: int, num_host_blocks: int) -> PagedKVCache
     return kv_cache(made.kv_specs, num_blocks, model.dtype, model.device, num_host_blocks, made.config.kv_dtype)
 
 
-def make_attention(made: Made) -> AttentionBackend:
-    c = made.model.config
-    if computes_with_triton(made):
+def make_draft(made: Made, draft: Decoder | None, num_blocks: int, num_host_blocks: int) -> DraftModel | None:
+    """With a cache of its own, of these blocks, and its own attention; None: there is none."""
+    if draft is None:
+        return None
+    from reference_impl.annexes.speculative.draft_model import DraftModel
+
+    spec = draft_spec(draft, made.config)
+    cache = kv_cache([spec], num_blocks, draft.dtype, draft.device, num_host_blocks, made.config.kv_dtype)
+    return DraftModel(draft, cache, make_attention(draft, made.config), spec, made.model.dtype)
+
+
+def make_attention(model: Decoder, config: EngineConfig) -> AttentionBackend:
+    c = model.config
+    if computes_with_triton(model, config):
         from reference_impl.annexes.fusion.attention import TritonAttention
 
         return TritonAttention(c.attention_scale, c.attention_softcap)
     from reference_impl.annexes.kv_formats.attention import ScaledTorchAttention
     from reference_impl.core.attention import TorchAttention
 
-    kind = TorchAttention if made.config.kv_dtype == "auto" else ScaledTorchAttention
-    return kind(c.attention_scale, made.model.dtype, c.attention_softcap)
+    kind = TorchAttention if config.kv_dtype == "auto" else ScaledTorchAttention
+    return kind(c.attention_scale, model.dtype, c.attention_softcap)
 
 
 def make_executor(made: Made, parts: Parts) -> Executor:
     sampler = part(parts.sampler, lambda: make_sampler(made))
-    executor = new_worker(made, made.kv_cache, sampler, parts.proposer, parts.page_store)
+    draft = make_draft(made, parts.draft_model, made.num_blocks, made.num_host_blocks)
+    executor = new_worker(made, made.kv_cache, sampler, parts.proposer, parts.page_store, draft)
     reason = why_not_graphs(made)
     if reason is None and made.config.graphs != "off":
         from reference_impl.annexes.graphs.graphs import CudaRecorder
@@ -121,6 +136,7 @@ def new_worker(
     sampler: Sampler,
     proposer: Proposer | None = None,
     store: PageStore | LayeredPageStore | None = None,
+    draft: DraftModel | None = None,
 ) -> LocalExecutor:
     from reference_impl.annexes.invariant.model import TokenByToken
     from reference_impl.assembly.worker import make_worker
@@ -129,7 +145,7 @@ def new_worker(
     return make_worker(
         model, cache, made.attention, made.kv_specs, made.clock, sampler,
         max_num_seqs=made.config.max_num_seqs, max_len=made.max_model_len, proposer=proposer,
-        page_store=store,
+        page_store=store, draft=draft,
     )  # fmt: skip
 
 
@@ -154,7 +170,7 @@ def why_not_graphs(made: Made) -> str | None:
 
 
 def make_sampler(made: Made) -> Sampler:
-    if computes_with_triton(made):
+    if computes_with_triton(made.model, made.config):
         from reference_impl.assembly.triton_sampler import sample_with_triton
 
         return sample_with_triton
@@ -163,9 +179,8 @@ def make_sampler(made: Made) -> Sampler:
     return sample
 
 
-def computes_with_triton(made: Made) -> bool:
+def computes_with_triton(model: Decoder, config: EngineConfig) -> bool:
     """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
     from reference_impl.annexes.fusion.kernels import choose_backend
 
-    model = made.model
-    return choose_backend(made.config.attention, model.device, model.dtype) == "triton"
+    return choose_backend(config.attention, model.device, model.dtype) == "triton"

@@ -14,6 +14,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -46,6 +47,7 @@ from reference_impl.assembly.outputs import (
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.prompt_forms import AnyPrompt, Conversation, conversations, listed, plain
 from reference_impl.core import llm as core_llm
+from reference_impl.core.decoder import Decoder
 from reference_impl.core.engine import StepResult
 from reference_impl.core.prompts import Prompt
 from reference_impl.interfaces import Pooling, Request, SamplingParams
@@ -70,9 +72,10 @@ class LLM(core_llm.LLM, ChatEncoder):
     dummy_weights=True: a model of that shape with random weights and without a tokenizer (see models/shapes.py).
     dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
     quantization: "none" (or None), or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function
-    from a layer's name to one of these (see `load_model`). worker: "process" has the model compute in a process of its
-    own, to which steps go as messages, while this one plans. tool_call_parser: the form in which the model calls tools,
-    "hermes" or "llama3_json", see `chat`; None: calls stay text. Other options: see EngineConfig.
+    from a layer's name to one of these (see `load_model`). draft_model: folder or id of a smaller model with the same
+    vocabulary, whose guesses are verified (speculative="draft"). worker: "process" has the model compute in a process
+    of its own, to which steps go as messages, while this one plans. tool_call_parser: the form in which the model calls
+    tools, "hermes" or "llama3_json", see `chat`; None: calls stay text. Other options: see EngineConfig.
     vLLM's names work, too: gpu_memory_utilization (on a GPU the share of its memory for weights, activations and cache;
     on a CPU it has no effect, which is logged: see kv_cache_bytes), enable_prefix_caching, kv_cache_dtype,
     enforce_eager, num_gpu_blocks_override, kv_cache_memory_bytes, tensor_parallel_size (1); and those that
@@ -93,6 +96,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         parts: Parts | None = None,
         quantization: Quantizations | None = "none",
         *,
+        draft_model: str | Path | None = None,
         shape: Shape | None = None,
         dummy_weights: bool = False,
         worker: Worker = "here",
@@ -103,6 +107,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         model = None if model is None else model_folder(model)
         quantization = "none" if quantization is None else quantization
         config = EngineConfig(**options_of(engine_options, [*inspect.signature(LLM).parameters][:-1]))
+        config = config if draft_model is None else _with_draft(config)
+        draft = None if draft_model is None else Path(model_folder(draft_model))
         stored = _config_of(model, shape, dummy_weights)
         device = choose_device(device)
         if device.type == "cpu":
@@ -113,9 +119,11 @@ class LLM(core_llm.LLM, ChatEncoder):
         options = dtype, device, config.max_model_len, config.attention, quantization
         give_back(device)
         if worker == "process":
-            engine = _split(model, dtype, device, config, parts, quantization)
+            engine = _split(model, dtype, device, config, parts, quantization, draft)
         elif worker == "here":
             weights = dummy_model(stored, *options) if model is None else load_model(model, *options)
+            if draft is not None:
+                parts = replace(parts or Parts(), draft_model=_load_draft(draft, dtype, device, config))
             engine = Engine(weights, config, parts)
         else:
             raise ValueError(f"worker: expected 'here' or 'process', got {worker!r}")
@@ -339,14 +347,35 @@ def _with_calls(output: RequestOutput, parser: str) -> RequestOutput:
 
 def _split(
     model: str | Path | None, dtype: torch.dtype, device: torch.device, config: EngineConfig, parts: Parts | None,
-    quantization: Quantizations,
+    quantization: Quantizations, draft: Path | None,
 ) -> Engine:  # fmt: skip
     from reference_impl.assembly.split import split_engine
 
     if model is None:
         raise ValueError("worker='process' loads its model from a folder: expected one, got dummy_weights")
-    name = str(dtype).removeprefix("torch.")
-    return split_engine(Path(model), config, dtype=name, device=str(device), parts=parts, quantization=quantization)
+    name, make_parts = str(dtype).removeprefix("torch."), None
+    if draft is not None:
+        make_parts = partial(_parts_with_draft, draft, dtype, device, config)
+    return split_engine(
+        Path(model), config, dtype=name, device=str(device), parts=parts, make_parts=make_parts,
+        quantization=quantization,
+    )  # fmt: skip
+
+
+def _with_draft(config: EngineConfig) -> EngineConfig:
+    if config.speculative not in ("off", "draft"):
+        raise ValueError(
+            f"draft_model is given, and speculative={config.speculative!r}: expected 'draft', or one of the two"
+        )
+    return replace(config, speculative="draft")
+
+
+def _load_draft(folder: Path, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> Decoder:
+    return load_model(folder, dtype, device, config.max_model_len, config.attention)
+
+
+def _parts_with_draft(folder: Path, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> Parts:
+    return Parts(draft_model=_load_draft(folder, dtype, device, config))
 
 
 def _config_of(model: str | Path | None, shape: Shape | None, dummy_weights: bool) -> ModelConfig:

@@ -8,7 +8,9 @@ from reference_impl.annexes.overlap.depth import depth_for, stages_for
 from reference_impl.annexes.sizing.budget import check_memory, num_host_blocks_for
 from reference_impl.assembly import checks, defaults, sizes
 from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.draft_model import check_draft_model, draft_spec
 from reference_impl.assembly.parts import Parts, part
+from reference_impl.assembly.speculation import with_proposer
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.core.engine import WallClock
 from reference_impl.observe.trace import Trace
@@ -21,23 +23,28 @@ class Made:
     """An engine's parts: those of `parts`, and the defaults for all others, made in the order in which they need each
     other. ValueError or ConfigError where parts and options contradict each other.
 
-    depth: how many steps may be in flight.
+    depth: how many steps may be in flight. bytes_per_block: in the caches of model and draft model together.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, parts: Parts):
         checks.check_parts(parts)
+        config, parts = with_proposer(config, parts)
         checks.check_members(parts)
         checks.check_drafts(config, parts)
         self.model, self.config = model, config
         self.max_model_len = sizes.max_model_len(model, config)
         checks.check_scales(config, parts.kv_cache, parts.attention)
         self.kv_specs = sizes.make_kv_specs(self)
+        check_draft_model(parts, model, self.kv_specs, self.max_model_len)
+        self.bytes_per_block = self.kv_specs[0].bytes_per_block
+        if parts.draft_model is not None:
+            self.bytes_per_block += draft_spec(parts.draft_model, config).bytes_per_block
         self.clock, self.trace = part(parts.clock, WallClock), part(parts.trace, Trace)
-        self.attention = part(parts.attention, lambda: defaults.make_attention(self))
+        self.attention = part(parts.attention, lambda: defaults.make_attention(model, config))
         self.num_blocks = sizes.size_cache(self, parts)
-        self.num_host_blocks = num_host_blocks_for(config, self.kv_specs)
+        self.num_host_blocks = num_host_blocks_for(config, self.bytes_per_block)
         if parts.kv_cache is None:  # asked before there are lists as long
-            check_memory(self.num_blocks, self.num_host_blocks, self.kv_specs[0], model.device)
+            check_memory(self.num_blocks, self.num_host_blocks, self.bytes_per_block, model.device)
         self.block_pool = part(parts.block_pool, lambda: BlockPool(self.num_blocks))
         checks.check_pool(self.block_pool, self.num_blocks)
         self.kv = part(parts.kv_manager, lambda: defaults.make_kv_manager(self, parts))

@@ -27,10 +27,12 @@ WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "pipeline_parallel_size": (1,), "data_parallel_size": (1,), "decode_context_parallel_size": (1,),
     "enable_expert_parallel": (False,), "distributed_executor_backend": ("uni", "mp"),
     "disable_custom_all_reduce": (False, True), "max_seq_len_to_capture": ANY, "max_parallel_loading_workers": ANY,
-    "enable_lora": (False,), "enable_prompt_adapter": (False,), "speculative_config": (), "compilation_config": (0, {}),
+    "enable_lora": (False,), "enable_prompt_adapter": (False,), "compilation_config": (0, {}),
     "limit_mm_per_prompt": ({},), "quantization_param_path": (), "guided_decoding_backend": ("auto",),
 }  # fmt: skip
-TRANSLATED = ("gpu_memory_utilization", "enable_prefix_caching", "enforce_eager", "tensor_parallel_size")
+TRANSLATED = (
+    "gpu_memory_utilization", "enable_prefix_caching", "enforce_eager", "tensor_parallel_size", "speculative_config",
+)  # fmt: skip
 
 
 def options_of(given: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
@@ -74,6 +76,8 @@ def _meaning(name: str, value: Any) -> dict[str, Any]:
                 "split a model over several"
             )
         return {}
+    if name == "speculative_config":
+        return _speculative(value)
     if name == "gpu_memory_utilization":
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.01 <= value <= 1:
             raise ValueError(f"gpu_memory_utilization: expected a share from 0.01 to 1, got {value!r}")
@@ -83,3 +87,14 @@ def _meaning(name: str, value: Any) -> dict[str, Any]:
     if name == "enforce_eager":
         return {"graphs": "off"} if value else {}
     return {"prefix_cache": "hash" if value else "off"}
+
+
+def _speculative(value: Any) -> dict[str, Any]:
+    """Of vLLM's speculative_config."""
+    known = {"method": "speculative", "num_speculative_tokens": "num_drafts"}
+    if not isinstance(value, Mapping) or not {"method"} <= {*value} <= {*known}:
+        raise ValueError(
+            f"speculative_config: expected a mapping with 'method' and, maybe, 'num_speculative_tokens', got "
+            f"{value!r}: nothing else is implemented"
+        )
+    return {known[key]: chosen for key, chosen in value.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -24,6 +24,9 @@ from reference_impl.interfaces import (
 )
 from reference_impl.observe.trace import Trace
 
+if TYPE_CHECKING:
+    from reference_impl.core.decoder import Decoder
+
 T = TypeVar("T")
 
 
@@ -41,6 +44,7 @@ class Parts:
     sampler: Sampler | None = None
     proposer: Proposer | None = None
     host_proposer: HostProposer | None = None
+    draft_model: Decoder | None = None
     page_store: PageStore | LayeredPageStore | None = None
     executor: Executor | None = None
     clock: Clock | None = None

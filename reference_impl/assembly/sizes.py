@@ -11,7 +11,7 @@ from reference_impl.annexes.sizing.budget import num_blocks_for
 from reference_impl.annexes.sizing.profile import CudaMemory, DeviceMemory, profiled_blocks, worst_steps
 from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.assembly.config import ConfigError, EngineConfig
-from reference_impl.assembly.defaults import make_sampler, new_cache, new_worker, why_not_graphs
+from reference_impl.assembly.defaults import make_draft, make_sampler, new_cache, new_worker, why_not_graphs
 from reference_impl.assembly.kv_cache import bits_per_value_and_scale
 from reference_impl.assembly.parts import Parts, part
 from reference_impl.interfaces import KVSpec, Request, Sampler, StepPlan
@@ -48,23 +48,25 @@ def size_cache(made: Made, parts: Parts) -> int:
     config, specs = made.config, made.kv_specs
     asked = config.num_blocks is not None or config.kv_cache_bytes is not None
     if asked or parts.kv_cache is not None or parts.executor is not None:
-        return num_blocks_for(config, specs)
+        return num_blocks_for(config, made.bytes_per_block)
     memory = device_memory(made.model.device)
     if memory is None:
-        return num_blocks_for(config, specs)
-    room = memory.total // specs[0].bytes_per_block * config.block_size // len(specs)
+        return num_blocks_for(config, made.bytes_per_block)
+    room = memory.total // made.bytes_per_block * config.block_size // len(specs)
     steps = worst_steps(config, specs, made.max_model_len, made.model.config.vocab_size, room)
     sampler = part(parts.sampler, lambda: make_sampler(made))
-    measured = memory.measure([partial(run_alone, made, sampler, *step) for step in steps])
+    measured = memory.measure([partial(run_alone, made, sampler, parts.draft_model, *step) for step in steps])
     graphs = config.graphs != "off" and why_not_graphs(made) is None
-    return profiled_blocks(measured, config, specs, made.max_model_len, graphs)
+    return profiled_blocks(measured, config, made.bytes_per_block, len(specs), made.max_model_len, graphs)
 
 
 def device_memory(device: torch.device) -> DeviceMemory | None:
     return CudaMemory(device) if device.type == "cuda" else None
 
 
-def run_alone(made: Made, sampler: Sampler, plan: StepPlan, requests: Mapping[str, Request]) -> None:
+def run_alone(
+    made: Made, sampler: Sampler, draft: Decoder | None, plan: StepPlan, requests: Mapping[str, Request]
+) -> None:
     """One step with a cache of one block."""
-    executor = new_worker(made, new_cache(made, 1, 0), sampler)
+    executor = new_worker(made, new_cache(made, 1, 0), sampler, draft=make_draft(made, draft, 1, 0))
     executor.collect(executor.submit(ForkingPlanner(made.config.block_size).step(plan, requests)))

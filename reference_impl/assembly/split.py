@@ -40,8 +40,8 @@ def load_worker(
     from reference_impl.assembly.model import load_model
 
     parts = Parts() if make_parts is None else make_parts()
-    if parts.proposer is None:  # drafts, if there are any, come with the steps
-        config = dataclasses.replace(config, num_drafts=0)
+    if parts.proposer is None and parts.draft_model is None:  # drafts, if there are any, come with the steps
+        config = dataclasses.replace(config, num_drafts=0, speculative="off")
     if device == "cpu":
         use_no_more_threads_than_cores()
     model = load_model(folder, getattr(torch, dtype), device, config.max_model_len, config.attention, quantization)
@@ -49,7 +49,8 @@ def load_worker(
     return engine.executor, facts_of(engine)
 
 
-COMPUTING = ("kv_cache", "attention", "sampler", "proposer", "executor")  # parts that lie in the worker's process
+# Parts that lie in the worker's process.
+COMPUTING = ("kv_cache", "attention", "sampler", "proposer", "draft_model", "executor")
 
 
 def split_engine(
@@ -69,14 +70,15 @@ def split_engine(
         raise ValueError(
             f"split_engine: these parts would be in the other process: {', '.join(theirs)}; give them by make_parts"
         )
-    if config.num_drafts and parts.host_proposer is None and make_parts is None:
+    asks = config.speculative == "draft" or (config.num_drafts and config.speculative == "off")
+    if asks and parts.host_proposer is None and make_parts is None:
         raise ValueError(
             f"split_engine: num_drafts={config.num_drafts} needs a proposer: Parts(host_proposer=...), or make_parts, "
-            "which gives Parts(proposer=...)"
+            "which gives Parts(proposer=...) or Parts(draft_model=...)"
         )
     worker = WorkerProcess(partial(load_worker, folder, dtype, device, config, make_parts, quantization))
     try:
-        planned = dataclasses.replace(config, num_blocks=worker.facts.num_blocks, kv_cache_bytes=None)
+        planned = _as_there(config, worker.facts)
         elsewhere: Any = _Elsewhere()
         with_worker = dataclasses.replace(parts, executor=worker, kv_cache=elsewhere, attention=elsewhere)
         engine = Engine(outline(folder, dtype, device), planned, with_worker)
@@ -85,6 +87,13 @@ def split_engine(
         worker.close()
         raise
     return engine
+
+
+def _as_there(config: EngineConfig, facts: Facts) -> EngineConfig:
+    """With as many blocks as the worker has, where a draft model may have taken its share of the bytes."""
+    blocks, each = facts.num_host_blocks, facts.kv_specs[0].bytes_per_block
+    there = dataclasses.replace(config, num_blocks=facts.num_blocks, kv_cache_bytes=None)
+    return dataclasses.replace(there, swap_bytes=blocks * each) if blocks else there
 
 
 def outline(folder: Path, dtype: str, device: str = "cpu") -> Any:

@@ -12,6 +12,8 @@ from reference_impl.annexes.graphs.worker import GraphRun, GraphWorker
 from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
 from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
 from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
+from reference_impl.annexes.speculative.draft_model import DraftModel
+from reference_impl.annexes.speculative.model_worker import ModelDraftRun, ModelDraftWorker
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.annexes.transfer.worker import PageWorker
 from reference_impl.assembly.sampler import sample
@@ -94,13 +96,27 @@ class StoringExecutor(PageWorker, LocalExecutor):
     """With a page store, too."""
 
 
+class GuessingRun(ModelDraftRun, FullRun):
+    worker: GuessingExecutor
+
+
+class GuessingExecutor(ModelDraftWorker, LocalExecutor):
+    """With a draft model, too: it computes all rows."""
+
+    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
+        return GuessingRun(self, step, batch, now) if step.rows else super().run_of(step, batch, now)
+
+
 def make_worker(
     model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
     sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
-    page_store: PageStore | LayeredPageStore | None = None,
+    page_store: PageStore | LayeredPageStore | None = None, draft: DraftModel | None = None,
 ) -> LocalExecutor:  # fmt: skip
-    """page_store: for the loads and saves of a step's transfers. The others as of `LocalExecutor`."""
+    """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store. The
+    others as of `LocalExecutor`."""
     parts = (model, kv_cache, attention, kv_specs, clock, sampler)
+    if draft is not None:
+        return GuessingExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, draft=draft)
     if page_store is None:
         return LocalExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer)
     return StoringExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer, page_store=page_store)

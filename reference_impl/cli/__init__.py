@@ -48,9 +48,10 @@ def generate(
     from reference_impl.assembly import demo
     from reference_impl.assembly.llm import LLM
     from reference_impl.interfaces import SamplingParams
+    from reference_impl.observe.trace import DraftUse
 
     with errors_in_a_line():
-        llm = LLM(folder_of(model), **vars(engine))
+        llm = LLM(folder_of(model), **engine.of_llm())
         stop = demo.STOP if prompt is None and not chat else ()
         prompt = demo.PROMPT if prompt is None else prompt
         sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop)
@@ -61,10 +62,13 @@ def generate(
             typer.echo(piece, nl=False)
     m = llm.engine.trace.metrics("0")
     tpot = "-" if m.tpot is None else f"{m.tpot * 1e3:.1f} ms"
+    drafts = DraftUse.of(llm.engine.trace.steps())
+    kept = f"{drafts.num_accepted_tokens} of {drafts.num_draft_tokens} guesses kept, " if drafts.num_drafts else ""
     about = f"The course's model: {demo.ABOUT}. " if model == "target" else ""
     typer.secho(
         f"\n[{about}{m.num_output_tokens} tokens, TTFT {(m.ttft or 0) * 1e3:.0f} ms, TPOT {tpot}, "
-        f"{m.tokens_per_second or 0:.0f} tokens/s, {str(llm.engine.model.dtype).removeprefix('torch.')}, "
+        f"{m.tokens_per_second or 0:.0f} tokens/s, {kept}"
+        f"{str(llm.engine.model.dtype).removeprefix('torch.')}, "
         f"attention {'+'.join(sorted({name for step in llm.engine.trace.steps() for name in step.attention}))}]",
         dim=True,
         err=True,
@@ -147,7 +151,7 @@ def serve(
             gpu_memory_utilization=gpu_memory_utilization, enable_prefix_caching=enable_prefix_caching,
             tool_call_parser=tool_call_parser, chat_template=chat_template, seed=seed,
             tensor_parallel_size=tensor_parallel_size,
-            kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20, **vars(engine),
+            kv_cache_bytes=None if kv_cache_mb is None else kv_cache_mb << 20, **engine.of_llm(),
         )  # fmt: skip
     running.serve()
     if running.failure is not None:
@@ -184,7 +188,7 @@ def profile(
         if model is not None and shape is not None:
             raise ValueError(f"shape: expected a model or --shape, got both {model!r} and --shape {shape}")
         folder = None if shape is not None else folder_of(model or "target")
-        profiling.run(folder, phase, batch, context, steps, trace, shape=shape, **vars(engine))
+        profiling.run(folder, phase, batch, context, steps, trace, shape=shape, **engine.of_llm())
 
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, with ratios and a stamped result.")
@@ -235,6 +239,21 @@ def overhead(
     typer.echo(bench.table(result))
     if save:
         typer.echo(f"wrote {harness.save('overhead', result)}")
+
+
+@bench_app.command(epilog="Example: inferlab bench speculative --rounds 5")
+def speculative(
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved runs of each candidate, after one warm-up.")] = 3,
+    save: Annotated[bool, typer.Option(help="Write reference_impl/bench/results/speculative.json.")] = False,
+) -> None:
+    """Guessing tokens ahead against plain decoding, with the formula that says what it can give."""
+    from reference_impl.bench import harness
+    from reference_impl.bench import speculative as bench
+
+    result = bench.run(rounds)
+    typer.echo("\n".join(bench.lines(result)))
+    if save:
+        typer.echo(f"wrote {harness.save('speculative', result)}")
 
 
 @bench_app.command(epilog="Example: inferlab bench gpu --only 'one stream'")

@@ -20,6 +20,9 @@ _KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.jo
 _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
+_SPECULATIVE = "Guess tokens ahead and verify them in one step: ngram, suffix, draft, or off. The text stays the same."
+_DRAFT_MODEL = "What guesses with --speculative draft: a smaller model, given as the model is."
+_DRAFTS = "Guesses of a request in a step; default: 4 with --speculative."
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
 
@@ -54,7 +57,14 @@ class EngineOptions:
     overlap: Annotated[str, typer.Option(help=_OVERLAP)] = "auto"
     graphs: Annotated[str, typer.Option(help=_GRAPHS)] = "auto"
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help=_INVARIANT)] = False
+    speculative: Annotated[str, typer.Option(help=_SPECULATIVE)] = "off"
+    draft_model: Annotated[str | None, typer.Option(help=_DRAFT_MODEL)] = None
+    num_drafts: Annotated[int, typer.Option(min=0, help=_DRAFTS, show_default=False)] = 0
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
+
+    def of_llm(self) -> dict[str, Any]:
+        """As an LLM takes them. OSError, ValueError as of `folder_of`."""
+        return vars(self) | {"draft_model": None if self.draft_model is None else folder_of(self.draft_model)}
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:

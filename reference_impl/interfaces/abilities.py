@@ -40,6 +40,15 @@ class ForksRequests(Protocol):
 
 
 @runtime_checkable
+class KeepsRequests(Protocol):
+    """A host proposer that keeps something of each request that it was asked about."""
+
+    def finished(self, request: Request) -> None:
+        """The request has its last token, or was aborted; it need not have been asked about."""
+        ...
+
+
+@runtime_checkable
 class PlansStages(PlansAhead, Protocol):
     """A scheduler that can plan for an executor that `RunsStages`: it gives no row to a request while a step in flight
     samples a token for it."""

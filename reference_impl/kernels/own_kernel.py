@@ -1,8 +1,7 @@
 """What a GPU would make of a kernel that a learner wrote in a notebook: `report(attention)`, lab 05.
 
-The lab's notebook runs kernels in Triton's interpreter, and a process that does cannot compile. So the source of the
 The lab's notebook runs kernels in Triton's interpreter, and a process that does so cannot compile. So the source of the
-notebook's cell is written to a file, and `python -m reference_impl.kernels.own_kernel FILE` runs it in a child process
+notebook's cell is written to a file, and `python -m reference_impl.kernels.own_kernel FILE` runs it in a child process.
 """
 
 from __future__ import annotations

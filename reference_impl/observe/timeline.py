@@ -78,12 +78,13 @@ class Life:
         phase.args["steps"] += 1
         if cached:
             phase.args["cached_tokens"] = cached
+        drafts = {"drafts": row.num_drafts, "accepted": max(0, num_new - 1)} if row.num_drafts else {}
         self.steps.append(
             Slice(
                 "token" if kind == "decode" else "chunk",
                 step.started_at,
                 step.finished_at,
-                {"step": step.step_id, "from": row.start, "tokens": row.length},
+                {"step": step.step_id, "from": row.start, "tokens": row.length} | drafts,
             )
         )
         self.seen = max(self.seen, row.start + row.num_tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from reference_impl.interfaces import Event, RequestArrived, RequestFinished, StepDone
 from reference_impl.observe.metrics import RequestMetrics, WorkloadMetrics
 
-__all__ = ["Event", "PrefixCacheUse", "RequestArrived", "RequestFinished", "StepDone", "Trace"]
+__all__ = ["DraftUse", "Event", "PrefixCacheUse", "RequestArrived", "RequestFinished", "StepDone", "Trace"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,40 @@ class PrefixCacheUse:
     def hit_rate(self) -> float:
         """Share of the prompt tokens that were found; 0 without prompts."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class DraftUse:
+    """Guesses of tokens that were verified. num_drafts: rows with guesses; num_draft_tokens: the guesses in them;
+    accepted_per_position[i]: how many rows' guess number i was kept, with all before it.
+
+    A request that has ended before its row came back counts as one that kept none.
+    """
+
+    num_drafts: int
+    num_draft_tokens: int
+    accepted_per_position: tuple[int, ...]
+
+    @classmethod
+    def of(cls, steps: Iterable[StepDone]) -> DraftUse:
+        pairs = [
+            (row.num_drafts, max(0, new - 1))
+            for step in steps
+            for row, new in zip(step.rows, step.num_new_tokens, strict=True)
+            if row.num_drafts
+        ]
+        longest = max((num for num, _ in pairs), default=0)
+        kept = tuple(sum(accepted > i for _, accepted in pairs) for i in range(longest))
+        return cls(len(pairs), sum(num for num, _ in pairs), kept)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(self.accepted_per_position)
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the guesses that were kept; 0 without any."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
 @dataclass

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from reference_impl.assembly.engine import Engine
 from reference_impl.observe.metrics import RequestMetrics
-from reference_impl.observe.trace import Event, RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.observe.trace import DraftUse, Event, RequestArrived, RequestFinished, StepDone, Trace
 
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -66,6 +66,12 @@ class Counts:
         self.evictions = counter("prefix_cache_evictions", "Blocks evicted from the prefix cache")
         self.preemptions = counter("num_preemptions", "Preemptions: a request loses its blocks")
         self.steps = counter("engine_steps", "Forward passes")
+        self.drafts = counter("spec_decode_num_drafts", "Rows that verified guesses")
+        self.draft_tokens = counter("spec_decode_num_draft_tokens", "Guesses verified")
+        self.accepted = counter("spec_decode_num_accepted_tokens", "Guesses kept")
+        self.accepted_at = counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Guesses kept, by their place among a row's", "position"
+        )
         self.finished = counter("request_success", "Requests that ended, by reason", "finished_reason")
         self.ttft = histogram("time_to_first_token_seconds", "Arrival to first token", _TTFT)
         self.itl = histogram("inter_token_latency_seconds", "Gaps between the tokens of a request", _GAPS)
@@ -78,6 +84,8 @@ class Counts:
         if isinstance(event, StepDone):
             self.steps.inc()
             self.generation_tokens.inc(sum(event.num_new_tokens))
+            if event.num_sampled:
+                self._count_drafts(event)
             if event.preempted:
                 self.preemptions.inc(len(event.preempted))
             if event.transfers.evicted:
@@ -94,6 +102,14 @@ class Counts:
         elif isinstance(event, RequestFinished):
             self._waiting.discard(event.request_id)
             self._finish(event)
+
+    def _count_drafts(self, step: StepDone) -> None:
+        use = DraftUse.of([step])
+        self.drafts.inc(use.num_drafts)
+        self.draft_tokens.inc(use.num_draft_tokens)
+        self.accepted.inc(use.num_accepted_tokens)
+        for position, kept in enumerate(use.accepted_per_position):
+            self.accepted_at.labels(str(position)).inc(kept)
 
     def _finish(self, event: RequestFinished) -> None:
         self.finished.labels(event.reason).inc()

@@ -13,8 +13,7 @@
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like; `inferlab lab check 01`
 #   runs all of them on the saved notebook.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
-# - Times are in seconds. Tensors are on the CPU. The arguments of your functions belong to the caller: do not modify
-#   them.
+# - Tensors are on the CPU. The arguments of your functions belong to the caller: do not modify them.
 # - Your own cells may use `torch`, `numpy` and the standard library. Nothing else is available when they are graded,
 #   neither engine nor grader.
 #
@@ -29,6 +28,8 @@ import torch
 # %% nbgrader={"grade_id": "tools"}
 # Given: helpers of the checks. You may read them, but do not change them.
 
+import numbers
+
 from grader.checks import rng, seed
 
 
@@ -41,25 +42,72 @@ def random_seconds(high, generator):
     return high * float(torch.rand((), dtype=torch.float64, generator=generator))
 
 
-def agrees(seen, expected):
-    """Whether two numbers are equal to a millionth, or two lists of them. None agrees with None only."""
-    if isinstance(expected, list):
-        return isinstance(seen, list | tuple) and len(seen) == len(expected) and all(map(agrees, seen, expected))
-    if seen is None or expected is None:
-        return seen is None and expected is None
-    return abs(float(seen) - expected) <= 1e-6 * max(1.0, abs(expected))
+TIMES = ("queue", "ttft", "itl", "tpot", "latency", "mean_ttft", "mean_tpot", "mean_itl", "p99_itl")
+YOUR_NAME = {name: name for name in TIMES}  # the key of each time in your dicts
+YOUR_SECOND = 1  # a second, in the unit of these times
+
+
+def scaled(value, factor):
+    """A time, or a list of times, in another unit. None stays None."""
+    if isinstance(value, list | tuple):
+        return [scaled(one, factor) for one in value]
+    return None if value is None else value * factor
+
+
+def to_yours(described):
+    """A described request, or the metrics of a load, as your functions take and return it. Inside, checks use TIMES."""
+    return {YOUR_NAME.get(k, k): scaled(v, YOUR_SECOND) if k in YOUR_NAME else v for k, v in described.items()}
+
+
+def from_yours(described):
+    """The other way round."""
+    own = {yours: name for name, yours in YOUR_NAME.items()}
+    return {own.get(k, k): scaled(v, 1 / YOUR_SECOND) if k in own else v for k, v in described.items()}
+
+
+def is_number(value):
+    """Also NumPy's numbers and tensors with one element and no dimension, but no text that reads like a number."""
+    return isinstance(value, numbers.Real) or (isinstance(value, torch.Tensor) and value.ndim == 0)
+
+
+def disagreement(seen, expected):
+    """What is wrong with seen, None if nothing: a number equal to a millionth, a list of such numbers, or None."""
+    if isinstance(expected, list | tuple):
+        if not isinstance(seen, list | tuple):
+            return f"expected a list, {list(expected)}, saw {seen!r}, a {type(seen).__name__}"
+        right = len(seen) == len(expected) and not any(map(disagreement, seen, expected))
+    elif expected is None or not is_number(seen):
+        right = seen is None and expected is None
+    else:
+        right = abs(float(seen) - float(expected)) <= 1e-6 * max(1.0, abs(float(expected)))
+    return None if right else f"expected {expected}, saw {seen if is_number(seen) else repr(seen)}"
 
 
 def first_difference(seen, expected):
     """The first difference between two dicts of numbers and lists of numbers, as a sentence; None if there is none."""
     if not isinstance(seen, dict):
-        return f"expected a dict, saw {seen!r}"
+        return f"expected a dict with the keys {list(expected)}, saw {seen!r}, a {type(seen).__name__}"
     for key, value in expected.items():
         if key not in seen:
             return f"{key!r} is missing, the keys are {list(seen)}"
-        if not agrees(seen[key], value):
-            return f"{key!r}: expected {value}, saw {seen[key]}"
+        if problem := disagreement(seen[key], value):
+            return f"{key!r}: {problem}"
     return None
+
+
+def assert_keys(what, described, names):
+    """A dict with your keys for these names."""
+    assert isinstance(described, dict), f"{what}: expected a dict, saw {described!r}, a {type(described).__name__}"
+    for name in (YOUR_NAME.get(name, name) for name in names):
+        assert name in described, f"{what}: {name!r} is missing, the keys are {list(described)}"
+
+
+def in_short(described, names):
+    """Some of the numbers of a dict of yours, to print."""
+    found = ((YOUR_NAME.get(name, name), described[YOUR_NAME.get(name, name)]) for name in names)
+    return ", ".join(
+        f"{name} {value if isinstance(value, int | None) else round(float(value), 4)}" for name, value in found
+    )
 
 
 def measured(arrived, ttft, gaps):
@@ -73,21 +121,23 @@ def measured(arrived, ttft, gaps):
 
 
 def random_requests(num_requests, generator):
-    """Described requests in order of arrival: some without a token, some with a single one. The clock is not at 0."""
-    arrived, requests = 100 + random_seconds(900, generator), []
+    """Described requests in order of arrival: some without a token, some with a single one, some gaps of 0."""
+    arrived, requests = random_seconds(2000, generator) - 1000, []  # a clock has an arbitrary zero
     for i in range(num_requests):
         arrived += random_seconds(2, generator)
         ttft = 0.1 + random_seconds(3, generator) if i % 6 else None
         num_gaps = random_int(1, 8, generator) if i % 3 else 0
-        requests.append(measured(arrived, ttft, [random_seconds(0.5, generator) for _ in range(num_gaps)]))
+        gaps = [random_seconds(0.5, generator) * (random_int(0, 4, generator) > 0) for _ in range(num_gaps)]
+        requests.append(measured(arrived, ttft, gaps))
     return requests
 
 
 def random_events(num_requests, generator):
     """An event stream of requests that overlap; every third gets no token, some are scheduled again."""
-    events, start = [], 100 + random_seconds(900, generator)
+    events, start = [], random_seconds(2000, generator) - 1000
     for i in range(num_requests):
         name, time = f"r{random_int(100, 999, generator)}-{i}", start + random_seconds(2, generator)
+        name = {1: "token", 2: "r1", 4: "r", 5: "Gülşen 李"}.get(i, name)  # an id is any text
         events.append((time, "arrived", name))
         num_tokens = 0 if i % 3 == 0 else random_int(1, 6, generator)
         if i % 2:
@@ -123,6 +173,41 @@ def unchanged(function, tensor, *args):
     return result
 
 
+def your_logits(logits):
+    """Logits [rows, vocab] as your functions take them."""
+    return logits
+
+
+def your_u(place):
+    """The u at this place of the line of probabilities: 0 where id 0 begins, 1 where the last id ends."""
+    return place
+
+
+def your_probs(probs):
+    """Probabilities [rows, vocab] as your functions take and return them. Inside, checks use [rows, vocab]."""
+    return probs
+
+
+def probs_of(name, seen, shape):
+    """Probabilities [rows, vocab] of this shape from what a function of yours returned."""
+    assert_tensor(name, seen, shape, torch.float32)
+    assert not bool(seen.isnan().any()), f"{name}: {int(seen.isnan().sum())} of {seen.numel()} numbers are NaN"
+    return seen
+
+
+def in_row(values):
+    """The first numbers of a list, to print, and of a long one how many there are."""
+    some = values if len(values) <= 60 else values[:8]
+    shown = str([float(f"{value:.4g}") if isinstance(value, float) else value for value in some])
+    return shown if some is values else f"{shown[:-1]}, ...] ({len(values)} of them)"
+
+
+def worst(seen, expected, relative):
+    """(row, id) of the worst probability that is off by more than this share of itself; None if there is none."""
+    off = (seen.double() - expected.double()).abs() - relative * expected.double() - 1e-12
+    return divmod(int(off.argmax()), off.shape[1]) if bool((off > 0).any()) else None
+
+
 def shares_of(tokens, vocab_size):
     """How often each id was drawn, as shares of 1: [vocab_size]."""
     assert_tensor("tokens", tokens, (len(tokens),), torch.int64)
@@ -131,16 +216,20 @@ def shares_of(tokens, vocab_size):
     return tokens.bincount(minlength=vocab_size) / len(tokens)
 
 
+def float64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
 def even_u(num_rows, generator):
     """num_rows evenly spaced numbers in (0, 1), shuffled: a token of probability p is drawn by a share p of them."""
-    u = (torch.arange(num_rows) + 0.5) / num_rows
+    u = (torch.arange(num_rows, dtype=torch.float64) + 0.5) / num_rows
     return u[torch.randperm(num_rows, generator=generator)]
 
 
 # %% [markdown] nbgrader={"grade_id": "text_timelines"}
 # ## 1. One timeline for each request
 #
-# An engine reports a list of events, each a tuple `(time, kind, request_id)`:
+# An engine reports a list of events, each a tuple `(time, kind, request_id)` of a float and two strings:
 #
 # | kind | what happened |
 # |---|---|
@@ -151,9 +240,9 @@ def even_u(num_rows, generator):
 # | `"aborted"` | it was cancelled, perhaps before it had a token |
 #
 # Events are in order of time, and those of several requests are interleaved. Times are seconds on a clock with an
-# arbitrary zero: only differences of times have a meaning. Two tokens may have the same time: a step can yield more
-# than one. An id identifies one request. The list ends where the recording ended, so the last events of a request may
-# be missing.
+# arbitrary zero, so they may be 0 or negative: only differences of times have a meaning. Two tokens may have the same
+# time: a step can yield more than one. An id identifies one request, and can be any text. The list ends where the
+# recording ended, so the last events of a request may be missing.
 #
 # **Build** `timelines(events)`: a dict with an entry for every request that arrived, regardless of how it ended:
 # `{request_id: {"arrived": time, "scheduled": time, "tokens": [time, time, ...]}}`. `"scheduled"` is the *first* time
@@ -224,10 +313,20 @@ expected = {
 }
 for name, timeline in check_timelines_of(events, expected).items():
     print(f"{name}: {timeline}")
+events = [(-1.0, "arrived", "token"), (0.0, "scheduled", "token"), (0.0, "token", "token"), (0.5, "scheduled", "token")]
+check_timelines_of(events, {"token": {"arrived": -1.0, "scheduled": 0.0, "tokens": [0.0]}})  # times of 0, an odd id
+odd = [(1.0, "arrived", ""), (1.0, "arrived", " "), (1.25, "scheduled", ""), (1.5, "scheduled", " ")]
+odd += [(1.75, "scheduled", ""), (2.0, "token", " "), (2.0, "token", ""), (2.5, "token", " ")]
+expected = {  # ids of no text and of a space; the first is scheduled again before its first token
+    "": {"arrived": 1.0, "scheduled": 1.25, "tokens": [2.0]},
+    " ": {"arrived": 1.0, "scheduled": 1.5, "tokens": [2.0, 2.5]},
+}
+check_timelines_of(odd, expected)
+check_timelines_of([], {})
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_timelines")
 for _ in range(4):
-    events = random_events(random_int(3, 12, draw_numbers), draw_numbers)
+    events = random_events(random_int(6, 12, draw_numbers), draw_numbers)
     expected = {name: {} for _, kind, name in events if kind == "arrived"}
     for name, timeline in expected.items():
         own = [(time, kind) for time, kind, owner in events if owner == name]
@@ -240,8 +339,8 @@ for _ in range(4):
 # %% [markdown] nbgrader={"grade_id": "text_request"}
 # ## 2. The latency of one request
 #
-# **Build** `request_metrics(arrived, scheduled, tokens)`: from one timeline to a dict. The N tokens were generated at
-# t1 ... tN.
+# **Build** `request_metrics(arrived, scheduled, tokens)`: from one timeline to a dict, whose times are in seconds. The N
+# tokens were generated at t1 ... tN.
 #
 # | key | value | if N = 0 |
 # |---|---|---|
@@ -253,8 +352,8 @@ for _ in range(4):
 # | `"tpot"` | (tN - t1) / (N - 1): time per output token; `None` for a single token, which has no gap | `None` |
 # | `"latency"` | tN - arrived: end to end, up to the last token | `None` |
 #
-# **Count:** N tokens have N - 1 gaps, so ttft + sum(itl) = latency and ttft + (N - 1)·tpot = latency. The
-# check prints both sides.
+# **Count:** N tokens have N - 1 gaps, so TTFT and all gaps add up to the latency, and so do TTFT and N - 1 times TPOT.
+# The check prints both sides.
 #
 # **Hint:** the gaps are `tokens[k] - tokens[k - 1]` for k from 1. Handle N = 0 before you take `tokens[0]`, and N = 1
 # before you divide.
@@ -295,9 +394,9 @@ def check_first_token(arrived, scheduled, tokens, queue, ttft):
     expected = {"arrived": arrived, "num_tokens": len(tokens), "queue": queue, "ttft": ttft}
     if not tokens:
         expected |= {"itl": [], "tpot": None, "latency": None}
-    problem = first_difference(seen, expected)
+    problem = first_difference(seen, to_yours(expected))
     assert problem is None, f"arrived {arrived}, scheduled {scheduled}, tokens {tokens}: {problem}"
-    print(f"    queue {seen['queue']}, ttft {seen['ttft']}")
+    print(f"    {in_short(seen, ['queue', 'ttft'])}")
 
 
 check_first_token(100.0, 100.25, [100.5, 100.75], queue=0.25, ttft=0.5)  # a short queue
@@ -305,10 +404,12 @@ check_first_token(100.0, 108.0, [108.25, 108.5], queue=8.0, ttft=8.25)  # the sa
 check_first_token(100.0, 101.0, [], queue=1.0, ttft=None)  # aborted while its prompt was computed
 check_first_token(100.0, None, [], queue=None, ttft=None)  # aborted in the queue
 check_first_token(-1.0, 0.0, [0.5, 0.75], queue=1.0, ttft=1.5)  # a clock may pass 0
+check_first_token(-2.0, -1.5, [0.0, 0.5], queue=0.5, ttft=2.0)
+check_first_token(0.0, 0.0, [0.0, 0.5], queue=0.0, ttft=0.0)
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_ttft")
 for num_tokens in (0, 2, 2, 5):
-    arrived, queue = 100 + random_seconds(900, draw_numbers), 0.1 + random_seconds(5, draw_numbers)
+    arrived, queue = random_seconds(2000, draw_numbers) - 1000, 0.1 + random_seconds(5, draw_numbers)
     ttft = queue + 0.1 + random_seconds(1, draw_numbers)
     tokens = [arrived + ttft + 0.1 * k for k in range(num_tokens)]
     check_first_token(arrived, arrived + queue, tokens, queue, ttft if tokens else None)
@@ -325,21 +426,26 @@ for num_tokens in (0, 2, 2, 5):
 #   not 0 but undefined.
 def check_stream(arrived, tokens, itl, tpot, latency):
     seen = request_metrics(arrived, arrived + 0.25, list(tokens))
-    problem = first_difference(seen, {"itl": itl, "tpot": tpot, "latency": latency})
+    problem = first_difference(seen, to_yours({"itl": itl, "tpot": tpot, "latency": latency}))
     assert problem is None, f"arrived {arrived}, tokens {tokens}: {problem}"
-    rounded, total = [round(float(gap), 4) for gap in seen["itl"]], tokens[0] - arrived + sum(seen["itl"])
-    print(f"tokens {len(tokens)}: itl {rounded}, tpot {seen['tpot']}")
-    print(f"    ttft + sum(itl) = {total:.4f}, latency = {seen['latency']:.4f}")
+    gaps, total = from_yours(seen)["itl"], tokens[0] - arrived + sum(from_yours(seen)["itl"])
+    print(
+        f"tokens {len(tokens)}: gaps {[round(float(gap), 4) for gap in gaps]} s, {in_short(seen, ['tpot', 'latency'])}"
+    )
+    print(f"    TTFT and the gaps are {float(total):.4f} s together")
 
 
 check_stream(50.0, [51.0, 51.5, 52.75, 53.25], itl=[0.5, 1.25, 0.5], tpot=0.75, latency=3.25)
 check_stream(50.0, [51.0, 51.5], itl=[0.5], tpot=0.5, latency=1.5)
+check_stream(-2.0, [-1.0, 0.0, 3.0], itl=[1.0, 3.0], tpot=2.0, latency=5.0)  # over the clock's 0
+check_stream(-2.0, [-1.0, 0.0], itl=[1.0], tpot=1.0, latency=2.0)
+check_stream(0.0, [0.0, 0.0], itl=[0.0], tpot=0.0, latency=0.0)  # 0.0 is a value, None is none
 check_stream(50.0, [51.0], itl=[], tpot=None, latency=1.0)  # a lone token
 check_stream(50.0, [51.0, 51.5, 51.5], itl=[0.5, 0.0], tpot=0.25, latency=1.5)  # two tokens at the same time
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_gaps")
 for num_tokens in (1, 2, 3, random_int(4, 30, draw_numbers)):
-    arrived, ttft = 100 + random_seconds(900, draw_numbers), 1 + random_seconds(1, draw_numbers)
+    arrived, ttft = random_seconds(2000, draw_numbers) - 1000, 1 + random_seconds(1, draw_numbers)
     itl = [0.01 + random_seconds(0.5, draw_numbers) for _ in range(num_tokens - 1)]
     tokens = [arrived + ttft + sum(itl[:k]) for k in range(num_tokens)]
     check_stream(arrived, tokens, itl, sum(itl) / len(itl) if itl else None, ttft + sum(itl))
@@ -348,8 +454,8 @@ for num_tokens in (1, 2, 3, random_int(4, 30, draw_numbers)):
 # %% [markdown] nbgrader={"grade_id": "text_load"}
 # ## 3. The metrics of a load
 #
-# **Build** `load_metrics(requests)`. `requests` is a list of dicts as `request_metrics` returns them, in any order.
-# Return a dict:
+# **Build** `load_metrics(requests)`. `requests` is a list of dicts as `request_metrics` returns them, in any order. Return
+# a dict, in which times are in seconds and throughput in tokens per second:
 #
 # | key | value | if there is nothing to measure |
 # |---|---|---|
@@ -364,7 +470,8 @@ for num_tokens in (1, 2, 3, random_int(4, 30, draw_numbers)):
 # A percentile of n values: sort them and go to place 0.99·(n - 1), counted from 0. If that lies between two
 # values, take the point on the straight line between them. `np.percentile(values, 99)` does this.
 #
-# **Hint:** the time of a request's last token is arrived + latency.
+# **Hint:** the time of a request's last token is arrived + latency. Test for a missing value with `is None`: a TTFT or a
+# gap of 0.0 is a value like others.
 #
 # **Trap (mean of means):** mean ITL is not the mean of the requests' mean gaps. That is mean TPOT, a different number.
 # Either may be the larger one; the cell below the checks shows both cases. The two names are often confused, so state
@@ -406,10 +513,10 @@ def check_rate(requests, num_tokens, duration):
     ends = [None if r["latency"] is None else r["arrived"] + r["latency"] for r in requests]
     if len(requests) < 5:
         print(f"arrivals {[r['arrived'] for r in requests]}, last tokens {ends}")
-    seen = load_metrics([dict(r) for r in requests])
+    seen = load_metrics([to_yours(r) for r in requests])
     problem = first_difference(seen, {"num_tokens": num_tokens, "duration": duration, "throughput": throughput})
     assert problem is None, f"{len(requests)} requests: {problem}"
-    print(f"    {seen['num_tokens']} tokens in {seen['duration']:.2f} s: {seen['throughput']:.3f} tokens/s")
+    print(f"    {in_short(seen, ['num_tokens', 'duration', 'throughput'])}")
 
 
 check_rate([measured(100.0, 1.0, [0.5, 0.5])], num_tokens=3, duration=2.0)
@@ -422,6 +529,8 @@ check_rate(load, num_tokens=5, duration=9.0)
 check_rate(load[::-1], num_tokens=5, duration=9.0)
 check_rate([measured(100.0, None, [])], num_tokens=0, duration=0.0)
 check_rate([], num_tokens=0, duration=0.0)
+check_rate([measured(100.0, 0.0, [])], num_tokens=1, duration=0.0)  # a token in no time
+check_rate([measured(-8.0, 2.0, [1.0]), measured(-6.0, 2.5, [])], num_tokens=3, duration=4.5)  # before the clock's 0
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_throughput")
 for _ in range(4):
@@ -443,11 +552,10 @@ for _ in range(4):
 def check_load_means(requests, expected):
     if len(requests) < 5:
         print(f"gaps of each request {[r['itl'] for r in requests]}")
-    seen = load_metrics([dict(r) for r in requests])
-    problem = first_difference(seen, expected)
+    seen = load_metrics([to_yours(r) for r in requests])
+    problem = first_difference(seen, to_yours(expected))
     assert problem is None, f"gaps {[r['itl'] for r in requests]}: {problem}"
-    shown = (f"{key} {seen[key] if seen[key] is None else round(float(seen[key]), 4)}" for key in expected)
-    print("    " + ", ".join(shown))
+    print(f"    {in_short(seen, expected)}")
 
 
 load = [
@@ -461,10 +569,14 @@ check_load_means(load, {"mean_ttft": 3.0, "mean_tpot": (2.0 / 6 + 1.0) / 2, "mea
 check_load_means(load[::-1], {"mean_ttft": 3.0, "mean_tpot": (2.0 / 6 + 1.0) / 2, "mean_itl": 3.0 / 7, "p99_itl": p99})
 check_load_means(load[2:], {"mean_ttft": 5.0, "mean_tpot": None, "mean_itl": None, "p99_itl": None})
 check_load_means(load[3:], {"mean_ttft": None, "mean_tpot": None, "mean_itl": None, "p99_itl": None})
+check_load_means([], {"mean_ttft": None, "mean_tpot": None, "mean_itl": None, "p99_itl": None})
+check_load_means(load[1:2], {"mean_ttft": 3.0, "mean_tpot": 1.0, "mean_itl": 1.0, "p99_itl": 1.0})  # a single gap
+zeros = [measured(100.0, 0.0, [0.0, 0.0]), measured(100.0, 1.0, [0.75, 0.75])]  # at once; 0.0 is a value like others
+check_load_means(zeros, {"mean_ttft": 0.5, "mean_tpot": 0.375, "mean_itl": 0.375, "p99_itl": 0.75})
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_means")
-for _ in range(4):
-    load = random_requests(random_int(3, 20, draw_numbers), draw_numbers)
+for least in (3, 5, 12, 60):
+    load = random_requests(random_int(least, 2 * least, draw_numbers), draw_numbers)
     gaps = sorted(gap for r in load for gap in r["itl"])
     place, tpots = 0.99 * (len(gaps) - 1), [r["tpot"] for r in load if r["itl"]]
     low, high = gaps[math.floor(place)], gaps[math.ceil(place)]
@@ -485,8 +597,10 @@ for _ in range(4):
 
 # %% nbgrader={"grade_id": "two_means"} inferlab={"where": "notebook"}
 for gaps in (([10] * 9, [10, 10, 200]), ([100] * 9, [10] * 3)):
-    load = load_metrics([measured(0.0, 50.0, request_gaps) for request_gaps in gaps])
-    print(f"gaps {gaps[0]} and {gaps[1]}: mean TPOT {load['mean_tpot']:.1f}, mean ITL {load['mean_itl']:.1f} ms")
+    load = [measured(0.0, 0.05, [gap / 1000 for gap in request_gaps]) for request_gaps in gaps]
+    seen = from_yours(load_metrics([to_yours(request) for request in load]))
+    tpot, itl = 1000 * seen["mean_tpot"], 1000 * seen["mean_itl"]
+    print(f"gaps {gaps[0]} and {gaps[1]}: mean TPOT {tpot:.1f}, mean ITL {itl:.1f} ms")
 
 # %% [markdown] nbgrader={"grade_id": "text_goodput"}
 # ## 4. Goodput
@@ -535,7 +649,7 @@ def goodput(requests, duration, max_ttft, max_tpot):
 #   token at 0.8 counts, since there is no TPOT to miss; no token does not. That is 2 of 5: an attainment of 0.4. In 4 s
 #   it is a goodput of 2 / 4 = 0.5 requests/s.
 def check_good(requests, duration, limits, num_good):
-    seen = goodput([dict(r) for r in requests], duration, *limits)
+    seen = goodput([to_yours(r) for r in requests], duration, *scaled(limits, YOUR_SECOND))
     expected = {"attainment": num_good / len(requests), "goodput": num_good / duration if duration else 0.0}
     problem = first_difference(seen, expected)
     assert problem is None, f"{len(requests)} requests, {num_good} of them good, in {duration:.2f} s: {problem}"
@@ -555,13 +669,19 @@ load = [
 check_good(load, 2.0, (1.0, 0.5), num_good=3)
 check_good(load[6:], 0.0, (1.0, 0.5), num_good=0)
 check_good(load[:1], 0.0, (1.0, 0.5), num_good=1)
+at_once = [measured(100.0, 0.0, [0.0]), measured(100.0, 0.0, []), measured(100.0, None, [])]
+check_good(at_once, 4.0, (1.0, 0.5), num_good=2)  # a TTFT of 0.0 is a value, None is none
+check_good(at_once, 4.0, (0.0, 0.0), num_good=2)  # equal is met, also at 0
+check_good(load, 2.0, (0.0, 0.5), num_good=0)  # a limit of 0 is a limit
+check_good(load, 2.0, (1.0, 0.0), num_good=1)
 print("no requests: a ValueError is expected")
-try:
-    goodput([], 1.0, 1.0, 0.5)
-except ValueError as error:
-    print("    ValueError:", error)
-else:
-    raise AssertionError("goodput([], ...): expected ValueError, it returned")
+for duration in (1.0, 0.0):
+    try:
+        goodput([], duration, *scaled((1.0, 0.5), YOUR_SECOND))
+    except ValueError as error:
+        print("    ValueError:", error)
+    else:
+        raise AssertionError(f"goodput of no requests in {duration} s: expected ValueError, it returned")
 ### BEGIN HIDDEN TESTS
 from reference_impl.observe.metrics import RequestMetrics
 
@@ -605,16 +725,20 @@ def check_composed(events):
     assert set(seen) == {"requests", "load"}, f"expected the keys requests and load, saw {sorted(map(str, seen))}"
     requests = {name: request_metrics(**timeline) for name, timeline in timelines(list(events)).items()}
     assert isinstance(seen["requests"], dict), f"requests: expected a dict, saw {type(seen['requests']).__name__}"
-    names = set(seen["requests"])
-    assert names == set(requests), f"expected the requests {sorted(requests)}, saw {sorted(names)}"
+    names, served = set(seen["requests"]), {name for _, kind, name in events if kind == "token"}
+    expected = sorted(served | set(requests))
+    assert names == set(expected), f"expected the requests {expected}, saw {sorted(map(str, names))}"
     for name, expected in requests.items():
+        assert_keys(f"request {name}", seen["requests"][name], measured(0.0, None, []))
         problem = first_difference(seen["requests"][name], expected)
         assert problem is None, f"request {name} is not what your request_metrics says: {problem}"
+    assert_keys("the load", seen["load"], ["num_tokens", "duration", "throughput", *TIMES[5:]])
     problem = first_difference(seen["load"], load_metrics(list(requests.values())))
     assert problem is None, f"the load is not what your load_metrics says: {problem}"
     return seen
 
 
+check_composed([])  # nothing recorded
 events = [
     (7.0, "arrived", "cleo"),
     (8.0, "arrived", "anna"),
@@ -635,7 +759,7 @@ print("load:", seen["load"])
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_metrics")
 for _ in range(3):
-    check_composed(random_events(random_int(3, 12, draw_numbers), draw_numbers))
+    check_composed(random_events(random_int(6, 12, draw_numbers), draw_numbers))
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_softmax"}
@@ -645,15 +769,18 @@ for _ in range(3):
 # larger the more likely. Sampling the next token turns a row into probabilities, filters out unlikely tokens, and
 # draws. Each row belongs to a different request. The contents of one row must not affect another.
 #
-# **Build** `probabilities(logits, temperature)`: `logits` `[rows, vocab]` float32, `temperature` a number.
-# Return `[rows, vocab]` float32.
+# **Build** `probabilities(logits, temperature)`: `logits` `[rows, vocab]` float32, `temperature` a number, int or float.
+# Return the probabilities: `[rows, vocab]` float32, and each row sums to 1. Parts 7 to 9 take and return them in this
+# form.
 #
 # - Above 0: softmax(logits / temperature) over each row. Below 1 this makes likely tokens likelier, above 1 it flattens
 #   the distribution.
 # - Temperature 0 is *greedy*: probability 1 for the largest logit of the row, 0 for all others. If several are equal,
 #   the one with the lowest token id gets it.
 # - A logit of -inf means "never": probability exactly 0. Each row has at least one finite logit. Logits may be as large
-#   as 10 000 and temperatures as small as 0.00001.
+#   as 10 000 and temperatures as small as 0.00001. There may be one row, and as many ids as a real vocabulary has.
+# - Compute in float32 at least: each probability may be off by a ten-thousandth of itself, which half precision is not
+#   good enough for.
 # - `logits` belongs to the caller and is not modified.
 #
 # **Hint:** subtracting the same number from all logits of a row does not change the softmax. With the row's largest
@@ -683,21 +810,22 @@ def probabilities(logits, temperature):
 #   Minus the row's largest it is [0, -1], with exps 1 and 0.368, so 0.731 and 0.269: the same shares, since a common
 #   factor cancels. A logit of -inf gives exp(-inf) = 0. At a tiny temperature the divided logits are huge, and the same
 #   holds; each row has a largest of its own.
-def check_softmax_of(logits, temperature, expected):
-    seen = unchanged(probabilities, logits, temperature)
-    assert_tensor("probabilities", seen, logits.shape, torch.float32)
+def check_softmax_of(logits, temperature, expected, relative=1e-4):
+    seen = probs_of("probabilities", unchanged(probabilities, your_logits(logits), temperature), logits.shape)
     shown, wanted = ([[round(float(p), 4) for p in row] for row in probs[:2, :6]] for probs in (seen, expected))
     print(f"temperature {temperature}: {shown}")
-    assert not bool(seen.isnan().any()), f"{int(seen.isnan().sum())} of {seen.numel()} probabilities are NaN"
     off = float((seen - expected).abs().max())
     assert off < 1e-4, f"temperature {temperature}: expected {wanted}, saw {shown}, off by {off:.2g}"
+    if place := worst(seen, expected, relative):
+        raise AssertionError(f"temperature {temperature}: the probability of id {place[1]} in row {place[0]} is "
+                             f"{float(seen[place]):.6g}, expected {float(expected[place]):.6g}")  # fmt: skip
     forbidden = int((seen[logits == -math.inf] != 0).sum())
     assert forbidden == 0, f"{forbidden} tokens with logit -inf have a probability above 0"
 
 
 never = -math.inf
-logits = torch.tensor([[2.0, 1.0, 0.0, never], [0.0, 3.0, never, 0.0]])
-for temperature in (0.5, 1.0, 2.0):
+logits = torch.tensor([[2.0, 1.0, 0.0, never], [never, 3.0, never, 0.0]])
+for temperature in (0.5, 1.0, 1, 2):
     weights = [[math.exp(x / temperature) for x in row] for row in logits.tolist()]
     check_softmax_of(logits.clone(), temperature, torch.tensor([[w / sum(row) for w in row] for row in weights]))
 check_softmax_of(
@@ -706,6 +834,9 @@ check_softmax_of(
     torch.tensor([[1 / (1 + math.exp(-1)), 1 / (1 + math.e), 0.0], [0.0, 1.0, 0.0]]),
 )
 check_softmax_of(torch.tensor([[9998.0, 1e4, never], [3.0, 1.0, 2.0]]), 1e-5, torch.tensor([[0.0, 1, 0], [1, 0, 0]]))
+close = torch.tensor([[0.0, 1e-5, -2e-5]])  # at the temperature 0.00001 no longer close
+check_softmax_of(close, 1e-5, (close.double() / 1e-5).softmax(-1).float())
+check_softmax_of(torch.tensor([[-7.0]]), 0.5, torch.tensor([[1.0]]))  # one row, one id
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_softmax")
 for _ in range(4):
@@ -718,6 +849,8 @@ for _ in range(4):
     whole = torch.randperm(vocab, generator=draw_numbers).float() + 1e4 - 50
     check_softmax_of(whole[None], 2.0, (whole[None].double() / 2).softmax(-1).float())
     check_softmax_of(whole[None], 1e-5, (whole == whole.max())[None].float())
+large = 2 * torch.randn(2, 32_000 + random_int(0, 768, draw_numbers), generator=draw_numbers)
+check_softmax_of(large, 0.8, (large.double() / 0.8).softmax(-1).float())
 ### END HIDDEN TESTS
 
 
@@ -729,19 +862,22 @@ for _ in range(4):
 #   which of them is the lab's rule. It is the limit for small temperatures only where one logit is the largest, so it
 #   needs a rule of its own.
 def check_greedy_of(logits, expected):
-    seen = unchanged(probabilities, logits, 0)
-    assert_tensor("probabilities", seen, logits.shape, torch.float32)
-    ids = [[i for i, p in enumerate(row) if p != 0] for row in seen.tolist()]
-    print("temperature 0: tokens with a probability above 0, per row:", ids)
-    assert ids == [[i] for i in expected], f"expected one token per row, {expected}, saw {ids}"
-    assert bool((seen.sum(dim=-1) == 1).all()), f"the probability must be exactly 1, saw {seen.amax(dim=-1).tolist()}"
+    for zero in (0, 0.0):
+        seen = probs_of("probabilities", unchanged(probabilities, your_logits(logits), zero), logits.shape)
+        ids = [[i for i, p in enumerate(row) if p != 0] for row in seen.tolist()]
+        print(f"temperature {zero}: tokens with a probability above 0, per row:", ids)
+        assert ids == [[i] for i in expected], f"expected one token per row, {expected}, saw {ids}"
+        largest = seen.amax(dim=-1).tolist()
+        assert largest == [1.0] * len(seen), f"the probability must be exactly 1, saw {largest}"
 
 
 check_greedy_of(torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 5.0], [-1e4, -math.inf, -2e4]]), [1, 0, 0])
+check_greedy_of(torch.tensor([[-1e4] * 20 + [0.0] * 300]), [20])  # three hundred are equal
+check_greedy_of(torch.tensor([[-3.0]]), [0])
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_greedy")
 for _ in range(3):
-    logits = torch.randint(-5, 5, (6, 8), generator=draw_numbers).float()
+    logits = torch.randint(-5, 5, (6, random_int(8, 80, draw_numbers)), generator=draw_numbers).float()
     expected = [row.index(max(row)) for row in logits.tolist()]
     check_greedy_of(logits, expected)
     check_greedy_of(logits * 1e3 - 1e4, expected)
@@ -759,6 +895,7 @@ for _ in range(3):
 #
 # - Exactly k tokens are kept. Of equal ones at the cutoff, those with the lower ids stay.
 # - `k = 0` switches the filter off: all are kept. A k larger than the vocabulary also keeps all.
+# - As in part 6, there may be one row and a real vocabulary, and half precision is not good enough.
 #
 # **Hint:** `probs.sort(dim=-1, descending=True, stable=True)` returns values and ids and leaves equal values in
 # the order of their ids. (`topk` promises nothing about equal ones.) `torch.zeros_like(probs).scatter(1, ids, values)`
@@ -779,6 +916,28 @@ def keep_top_k(probs, k):
     ### END SOLUTION
 
 
+# %% nbgrader={"grade_id": "kept_checks"}
+# Given: how the checks of this part and the next test your result.
+
+
+def check_kept(function, name, probs, limit, kept_ids):
+    """kept_ids: per row the ids that must stay."""
+    seen = probs_of(f"{name} {limit:g}", unchanged(function, your_probs(probs), limit), probs.shape)
+    seen_ids = [[i for i, p in enumerate(row) if p != 0] for row in seen.tolist()]
+    if probs.shape[1] < 60:
+        print(f"{name} {limit:g}: the ids {seen_ids} stay")
+    for row, ids in enumerate(kept_ids):
+        given = f"{name} {limit:g} of {in_row(probs[row].tolist())}"
+        ids = sorted(ids)
+        stay = f"expected the ids {in_row(ids)} to stay, saw {in_row(seen_ids[row])}"
+        assert seen_ids[row] == ids, f"{given}: {stay}"
+        expected = torch.zeros(probs.shape[1], dtype=torch.float64)
+        expected[ids] = probs[row, ids].double() / probs[row, ids].double().sum()
+        if place := worst(seen[row : row + 1], expected[None], 3e-5):
+            raise AssertionError(f"{given}: expected {in_row(expected.tolist())}, saw {in_row(seen[row].tolist())}; id {place[1]} "
+                                 f"has {float(seen[row, place[1]]):.6g}, expected {float(expected[place[1]]):.6g}")  # fmt: skip
+
+
 # %% nbgrader={"grade_id": "check_top_k", "grade": true, "points": 1}
 # property: exactly k tokens stay, of equal ones those with the lower ids; each row sums to 1; k = 0 keeps all.
 # question: If three tokens are equally likely and k is 2, how many does a comparison with the k-th largest value keep?
@@ -787,29 +946,18 @@ def keep_top_k(probs, k):
 # explanation: Probabilities [0.25, 0.25, 0.25, 0.25], k = 2: every value equals the 2nd largest, so a comparison with
 #   it keeps four. A sort decides which two; equal ones keep the order that the sort is told to keep. What stays sums to
 #   0.5 and is divided by it: 0.5 each. Another row has another sum.
-def check_kept(function, name, probs, limit, kept_ids):
-    """kept_ids: per row the ids that must stay."""
-    seen = unchanged(function, probs, limit)
-    assert_tensor(name, seen, probs.shape, torch.float32)
-    assert not bool(seen.isnan().any()), f"{name} {limit:g}: NaN. A row in which nothing stays is divided by 0"
-    seen_ids = [[i for i, p in enumerate(row) if p != 0] for row in seen.tolist()]
-    print(f"{name} {limit:g}: the ids {seen_ids} stay")
-    for row, ids in enumerate(kept_ids):
-        given = f"{name} {limit:g} of {[float(f'{p:.4g}') for p in probs[row].tolist()]}"
-        assert seen_ids[row] == sorted(ids), f"{given}: expected the ids {sorted(ids)} to stay, saw {seen_ids[row]}"
-        expected = torch.zeros(probs.shape[1])
-        expected[ids] = probs[row, ids] / probs[row, ids].sum()
-        off = float((seen[row] - expected).abs().max())
-        shown, wanted = ([round(p, 4) for p in values.tolist()] for values in (seen[row], expected))
-        assert off < 1e-5, f"{given}: expected {wanted}, saw {shown}, off by {off:.2g}"
-
-
 probs = torch.tensor([[0.125, 0.25, 0.25, 0.25, 0.125], [0.5, 0.0, 0.125, 0.25, 0.125]])
 for k, kept in ((1, [[1], [0]]), (2, [[1, 2], [0, 3]]), (4, [[0, 1, 2, 3], [0, 2, 3, 4]])):
     check_kept(keep_top_k, "top-k", probs.clone(), k, kept)
 everything = [[0, 1, 2, 3, 4], [0, 2, 3, 4]]
 for k in (0, 5, 1000):
     check_kept(keep_top_k, "top-k", probs.clone(), k, everything)
+even, one = torch.full((1, 64), 1 / 64), torch.tensor([[1.0]])  # one row: 64 equal ids, a single id
+for k in (1, 33, 63):
+    check_kept(keep_top_k, "top-k", even.clone(), k, [list(range(k))])
+check_kept(keep_top_k, "top-k", one, 1, [[0]])
+rounded = torch.tensor([[0.5, 0.25, 0.25 - 2.0**-22]])  # a sum that rounding left a little below 1
+check_kept(keep_top_k, "top-k", rounded, 0, [[0, 1, 2]])
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_top_k")
 for _ in range(4):
@@ -820,6 +968,8 @@ for _ in range(4):
     probs = weights / weights.sum(dim=-1, keepdim=True)
     check_kept(keep_top_k, "top-k", probs.clone(), k, [ids[:k] for ids in by_size])
     check_kept(keep_top_k, "top-k", probs.clone(), vocab + k, by_size)
+k = random_int(10_000, 30_000, draw_numbers)
+check_kept(keep_top_k, "top-k", torch.full((2, 2**15), 2.0**-15), k, [list(range(k))] * 2)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_top_p"}
@@ -836,6 +986,8 @@ for _ in range(4):
 # - The most likely token is always kept, however small p is.
 # - `p = 1` switches the filter off: every token is kept. Make it a special case, because a sum of rounded numbers can
 #   reach 1 before the last token.
+# - As in part 6, there may be one row and a real vocabulary. A sum of many numbers in half precision stops growing;
+#   float32 is good enough here.
 #
 # **Hint:** sort as before. A token is kept if the mass *before* it is less than p. `cumsum` gives the mass up to and
 # including each token.
@@ -879,18 +1031,31 @@ for p, kept in (
     check_kept(keep_top_p, "top-p", probs.clone(), p, kept)
 sure = torch.tensor([[0.0, 30.0, 0.0]]).softmax(dim=-1)  # the second token alone: 1 in float32
 check_kept(keep_top_p, "top-p", sure, 1.0, [[0, 1, 2]])
+check_kept(keep_top_p, "top-p", sure, 1, [[0, 1, 2]])
+rounded = torch.tensor([[0.5, 0.25, 0.25 - 2.0**-22]])  # a sum that rounding left a little below 1
+check_kept(keep_top_p, "top-p", rounded, 1.0, [[0, 1, 2]])
+even = torch.full((1, 64), 1 / 64)  # 64 equal ids
+for p, num_kept in ((0.01, 1), (0.5, 32), (0.51, 33), (0.99, 64)):
+    check_kept(keep_top_p, "top-p", even.clone(), p, [list(range(num_kept))])
+check_kept(keep_top_p, "top-p", torch.tensor([[1.0]]), 0.5, [[0]])
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_top_p")
 for _ in range(5):
     vocab = random_int(4, 12, draw_numbers)
-    weights = torch.randint(1, 10, (1, vocab), generator=draw_numbers).float()
-    row = weights[0].tolist()
-    ids = sorted(range(vocab), key=lambda i, row=row: (-row[i], i))
-    probs = weights / weights.sum()
-    num_kept = random_int(2, vocab, draw_numbers)
-    p = float(probs[0, ids[: num_kept - 1]].sum() + probs[0, ids[num_kept - 1]] / 2)  # halfway through its last one
-    check_kept(keep_top_p, "top-p", probs.clone(), p, [ids[:num_kept]])
-    check_kept(keep_top_p, "top-p", probs.clone(), 1e-4, [ids[:1]])
+    weights = torch.randint(1, 10, (3, vocab), generator=draw_numbers).float()
+    by_size = [sorted(range(vocab), key=lambda i, row=row: (-row[i], i)) for row in weights.tolist()]
+    probs = weights / weights.sum(dim=-1, keepdim=True)
+    masses = [probs[row, ids].double().cumsum(0) for row, ids in enumerate(by_size)]
+    middle = random_int(0, vocab - 2, draw_numbers)
+    p = float(masses[0][middle] + masses[0][middle + 1]) / 2  # halfway through one of the first row's
+    while min(float((mass - p).abs().min()) for mass in masses) < 1e-4:
+        p -= 2e-4  # rounding would decide
+    kept = [ids[: int((mass < p).sum()) + 1] for ids, mass in zip(by_size, masses, strict=True)]
+    check_kept(keep_top_p, "top-p", probs.clone(), p, kept)
+    check_kept(keep_top_p, "top-p", probs.clone(), 1e-4, [ids[:1] for ids in by_size])
+num_kept = random_int(10_000, 30_000, draw_numbers)
+p = (num_kept - 0.5) / 2**15
+check_kept(keep_top_p, "top-p", torch.full((2, 2**15), 2.0**-15), p, [list(range(num_kept))] * 2)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_draw"}
@@ -903,15 +1068,17 @@ for _ in range(5):
 # The order is a convention. Sorted by probability, every token would be drawn just as often, but the same u would give
 # a different token, and so the same seed a different text. The engine draws in the order of ids; so do you.
 #
-# **Build** `draw(probs, u)`: `probs` `[rows, vocab]` float32, `u` `[rows]` float32, one number for each row. Return
+# **Build** `draw(probs, u)`: `probs` `[rows, vocab]` float32, `u` `[rows]` float64, one number for each row. Return
 # token ids `[rows]`, int64: in each row the first id whose cumulative probability (its own included) is *greater* than
 # u times the row's sum.
 #
 # - u = 0 is possible. A token of probability 0 is never chosen, also not by u = 0.
+# - Add up in float64, and leave u in float64. Between 0.5 and 1 the numbers of float32 are 2^-24 apart: of the tokens
+#   that are shorter, some are drawn too often there and others never. Those of float16 are 2^-11 apart, and a vocabulary
+#   has more tokens than that leaves places.
 #
-# **Hint:** `cumsum`, then count the ids whose cumulative probability is not greater: that many come before. `u[:,
-# None]` turns u into a column, one entry per row. `.double()` before the cumsum makes it exact enough for a large
-# vocabulary.
+# **Hint:** `.double()`, `cumsum`, then count the ids whose cumulative probability is not greater: that many come before.
+# `u[:, None]` turns u into a column, one entry per row.
 #
 # **Trap (rounding):** the probabilities may sum to a little less than 1. If you compare with u itself, a u close to 1
 # is beyond the end of the line, and the result is no token, or the last one of the vocabulary, whatever its
@@ -923,7 +1090,7 @@ def draw(probs, u):
     """Inverse transform in the order of ids. probs [rows, vocab], u [rows] in [0, 1) -> token ids [rows] int64."""
     ### BEGIN SOLUTION
     cumulative = probs.double().cumsum(dim=-1)
-    target = u.double()[:, None] * cumulative[:, -1:]  # [rows, 1]
+    target = u[:, None] * cumulative[:, -1:]  # [rows, 1]
     return (cumulative <= target).sum(dim=-1)
     ### END SOLUTION
 
@@ -937,22 +1104,31 @@ def draw(probs, u):
 #   third; from which side the line is laid, and to which piece an edge belongs, stands in the lab's text. A row that
 #   sums to 0.999 is a shorter line: u times its sum falls into a piece always.
 def check_drawn(probs, u, expected):
-    seen = unchanged(draw, probs, u)
+    seen = unchanged(draw, your_probs(probs), u)
     assert_tensor("draw", seen, (len(probs),), torch.int64)
     for row in range(len(probs)):
-        given = f"probabilities {[round(p, 4) for p in probs[row].tolist()]}, u = {float(u[row]):.8g}"
-        if len(probs) < 12:
+        given = f"probabilities {in_row(probs[row].tolist())}, u = {float(u[row]):.17g}"
+        if len(probs) < 12 and probs.shape[1] < 60:
             print(f"{given}: token {int(seen[row])}")
         assert int(seen[row]) == expected[row], f"row {row}, {given}: expected {expected[row]}, saw {int(seen[row])}"
 
 
-below_1 = 1 - 2.0**-24  # the largest float32 below 1
+below_1 = 1 - 2.0**-53  # the largest float64 below 1
 line = [0.25, 0.0, 0.5, 0.25]
 places = {0.0: 0, 0.2: 0, 0.25: 2, 0.5: 2, 0.7: 2, 0.75: 3, below_1: 3}
-check_drawn(torch.tensor([line] * len(places)), torch.tensor(list(places)), list(places.values()))
-check_drawn(torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.5, 0.0]]), torch.tensor([0.0, below_1]), [1, 1])
+check_drawn(torch.tensor([line] * len(places)), float64(list(places)), list(places.values()))
+check_drawn(torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.5, 0.0]]), float64([0.0, below_1]), [1, 1])
+check_drawn(torch.tensor([[1.0]]), float64([0.5]), [0])  # one row, one id
 short = [0.25, 0.25, 0.25, 0.0]  # sums to 0.75
-check_drawn(torch.tensor([short] * 4), torch.tensor([0.3, 0.5, 0.7, 0.9]), [0, 1, 2, 2])
+check_drawn(torch.tensor([short] * 4), float64([0.3, 0.5, 0.7, 0.9]), [0, 1, 2, 2])
+halves, sum_of = [2.0**-k for k in range(1, 13)], 1 - 2.0**-12  # a line that is only a little short
+check_drawn(torch.tensor([[*halves, 0.0]]), your_u(float64([1 - 2.0**-13 / sum_of])), [11])  # the middle of the last
+# Long lines, on which each place is an exact number: u is in the middle of the token that must be drawn.
+even, ids = torch.full((6, 2**15), 2.0**-15), [0, 1, 2049, 16_384, 20_001, 2**15 - 1]
+check_drawn(even, your_u((float64(ids) + 0.5) / 2**15), ids)
+tiny = [0.5] + [2.0**-30] * 4096 + [2.0**-k for k in range(18, 1, -1)]  # sums to 1
+ids = [1, 2, 3, 1000, 4095, 4096]
+check_drawn(torch.tensor([tiny] * 6), your_u(0.5 + (float64(ids) - 0.5) / 2**30), ids)
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_draw")
 for _ in range(4):
@@ -965,13 +1141,17 @@ for _ in range(4):
     u = (end - inside * weights.gather(1, expected[:, None])[:, 0]) / weights.sum(dim=-1)
     scale = 1 - 0.2 * torch.rand(rows, 1, generator=draw_numbers, dtype=torch.float64)
     probs = scale * weights / weights.sum(dim=-1, keepdim=True)
-    check_drawn(probs.float(), u.float(), expected.tolist())
+    check_drawn(probs.float(), your_u(u), expected.tolist())
+ids = [random_int(0, 2**15 - 1, draw_numbers) for _ in range(6)]
+check_drawn(even, your_u((float64(ids) + 0.5) / 2**15), ids)
+ids = [random_int(1, 4096, draw_numbers) for _ in range(6)]
+check_drawn(torch.tensor([tiny] * 6), your_u(0.5 + (float64(ids) - 0.5) / 2**30), ids)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_sample"}
 # ## 10. The sampler
 #
-# **Build** `sample(logits, u, temperature, top_k, top_p)`: `logits` `[rows, vocab]` float32, `u` `[rows]` float32, and
+# **Build** `sample(logits, u, temperature, top_k, top_p)`: `logits` `[rows, vocab]` float32, `u` `[rows]` float64, and
 # three numbers that apply to all rows. Return token ids `[rows]`, int64. In this order: temperature, top-k, top-p
 # within what top-k left, draw.
 #
@@ -1003,7 +1183,7 @@ def sample(logits, u, temperature, top_k, top_p):
 def check_shares(weights, temperature, top_k, top_p, expected, num_rows=1000):
     """Draws from a row whose probabilities at this temperature are proportional to the weights."""
     logits = (torch.tensor([weights]).log() * temperature).repeat(num_rows, 1)
-    tokens = unchanged(sample, logits, even_u(num_rows, rng("even")), temperature, top_k, top_p)
+    tokens = unchanged(sample, your_logits(logits), even_u(num_rows, rng("even")), temperature, top_k, top_p)
     seen, expected = shares_of(tokens, len(weights)), torch.tensor(expected) / sum(expected)
     shown, wanted = ([round(float(share), 3) for share in shares] for shares in (seen, expected))
     before = [round(weight / sum(weights), 3) for weight in weights]
@@ -1015,12 +1195,13 @@ def check_shares(weights, temperature, top_k, top_p, expected, num_rows=1000):
 
 def check_rows(logits, u, settings, expected):
     """Every row's token, in one batch and with each row alone."""
-    tokens = unchanged(sample, logits, u, *settings)
+    u = your_u(u)
+    tokens = unchanged(sample, your_logits(logits), u, *settings)
     assert_tensor("sample", tokens, (len(logits),), torch.int64)
     seen = tokens.tolist()
     assert seen == expected, f"temperature, top-k, top-p {settings}: expected tokens {expected}, saw {seen}"
     for row in range(min(3, len(logits))):
-        alone = int(sample(logits[row : row + 1].clone(), u[row : row + 1].clone(), *settings)[0])
+        alone = int(sample(your_logits(logits[row : row + 1].clone()), u[row : row + 1].clone(), *settings)[0])
         assert alone == expected[row], f"row {row} alone gets token {alone}, among other rows {expected[row]}"
 
 
@@ -1030,19 +1211,20 @@ check_shares([5.0, 1.9, 1.8, 1.3], 1.0, 2, 0.7, [1.0, 0.0, 0.0, 0.0])  # 5 of 5 
 check_shares([1.0, 6.0, 2.0, 8.0, 3.0], 0.8, 4, 0.8, [0.0, 6.0, 0.0, 8.0, 3.0])
 check_shares([1.0, 6.0, 2.0, 8.0, 3.0], 1.5, 0, 1.0, [1.0, 6.0, 2.0, 8.0, 3.0])
 logits = torch.tensor([[2.0, 1.0, 5.0]]).log().repeat(3, 1)
-check_rows(logits, torch.tensor([0.2, 0.3, 0.4]), (1.0, 0, 1.0), [0, 1, 2])
-print("probabilities in proportion to 2, 1, 5: u = 0.2, 0.3, 0.4 choose tokens 0, 1, 2")
+check_rows(logits, float64([0.2, 0.3, 0.4]), (1.0, 0, 1.0), [0, 1, 2])
+u = [round(float(place), 4) for place in your_u(float64([0.2, 0.3, 0.4]))]
+print(f"probabilities in proportion to 2, 1, 5: u = {u} choose tokens 0, 1, 2")
 logits = torch.tensor([[0.0, 9.0, 1.0], [1e4, 0.0, -math.inf], [0.0, 1.0, 2.0]])
 for settings in ((0, 0, 1.0), (0, 2, 0.5), (1e-5, 0, 1.0), (1.0, 1, 1.0), (1.0, 0, 1e-6)):
-    check_rows(logits.clone(), torch.tensor([0.3, 0.9, 0.5]), settings, [1, 0, 2])
+    check_rows(logits.clone(), float64([0.3, 0.9, 0.5]), settings, [1, 0, 2])
 print("temperature 0, top-k 1 and a tiny top-p all choose the largest logit of each row")
 ### BEGIN HIDDEN TESTS
 from reference_impl.assembly.lab_parts import engine_probabilities
 
 draw_numbers = rng("check_sample")
-for _ in range(5):
-    rows, vocab = 12, random_int(8, 40, draw_numbers)
-    temperature, top_k = 0.4 + random_seconds(1.5, draw_numbers), random_int(3, vocab, draw_numbers)
+for vocab in (*(random_int(8, 40, draw_numbers) for _ in range(5)), 32_000):
+    rows = 12 if vocab < 100 else 2
+    temperature, top_k = 0.4 + random_seconds(1.5, draw_numbers), random_int(3, min(vocab, 60), draw_numbers)
     top_p = 0.5 + random_seconds(0.5, draw_numbers)
     near = [p for p in (top_p - 1e-4, top_p, top_p + 1e-4) if p <= 1]
     logits, u, expected = [], [], []
@@ -1056,10 +1238,10 @@ for _ in range(5):
         u.append(float(exact[: token + 1].sum() - inside * exact[token]))
         logits.append(row[0])
         expected.append(token)
-    check_rows(torch.stack(logits), torch.tensor(u), (temperature, top_k, top_p), expected)
+    check_rows(torch.stack(logits), float64(u), (temperature, top_k, top_p), expected)
 logits = 2 * torch.randn(1, 10, generator=draw_numbers)
-u = torch.rand(5_000, generator=draw_numbers)
-shares = shares_of(sample(logits.repeat(len(u), 1), u, 1.3, 0, 1.0), 10)
+u = torch.rand(5_000, generator=draw_numbers, dtype=torch.float64)
+shares = shares_of(sample(your_logits(logits.repeat(len(u), 1)), u, 1.3, 0, 1.0), 10)
 exact = engine_probabilities(logits.double(), 1.3)[0]
 distance = float((shares - exact).abs().sum() / 2)  # total variation; about 0.02 by chance
 assert distance < 0.05, f"5000 random draws: expected shares {exact.tolist()}, saw {shares.tolist()}"
@@ -1091,7 +1273,7 @@ from reference_impl.assembly.lab_parts import (
 def your_tokens(asked):
     """The tokens your `sample` chooses for rows with the same settings, each compared with the engine's token."""
     logits, u, settings = asked.logits, asked.u, asked.settings
-    seen = sample(logits.clone(), u.clone(), *settings)
+    seen = sample(your_logits(logits.clone()), your_u(u.clone()), *settings)
     assert_tensor("sample", seen, (len(u),), torch.int64)
     for row, (token, own) in enumerate(zip(seen.tolist(), asked.expected, strict=True)):
         if token == own or token in possible_tokens(logits[row], float(u[row]), settings):
@@ -1120,13 +1302,13 @@ def first_wrong_part(logits, u, settings):
     top = engine_probabilities(logits, temperature, top_k)
     kept = engine_probabilities(logits, temperature, top_k, top_p)
     for name, seen, expected in (
-        ("probabilities", probabilities(logits.clone(), temperature), probs),
-        ("keep_top_k", keep_top_k(probs.clone(), top_k), top),
-        ("keep_top_p", keep_top_p(top.clone(), top_p), kept),
+        ("probabilities", probabilities(your_logits(logits.clone()), temperature), probs),
+        ("keep_top_k", keep_top_k(your_probs(probs.clone()), top_k), top),
+        ("keep_top_p", keep_top_p(your_probs(top.clone()), top_p), kept),
     ):
-        if tuple(seen.shape) != tuple(expected.shape) or not bool(((seen - expected).abs() < 1e-3).all()):
+        if not bool(((probs_of(name, seen, expected.shape) - expected).abs() < 1e-3).all()):
             return f"{name} gives other probabilities than the engine"
-    if int(draw(kept.clone(), u)[0]) != int(engine_draw(kept, u)[0]):
+    if int(draw(your_probs(kept.clone()), your_u(u))[0]) != int(engine_draw(kept, u)[0]):
         return "the probabilities are right, draw chooses another token"
     return "the four parts are right, sample puts them together in another way"
 
@@ -1217,8 +1399,9 @@ def check_run(num_tokens, start):
     assert set(seen["requests"]) == names, f"expected the requests {sorted(names)}, saw {sorted(seen['requests'])}"
     for name in sorted(names):
         m, request = engine.trace.metrics(name), seen["requests"][name]
-        problem = first_difference(request, {"num_tokens": m.num_output_tokens, "queue": m.queue, "ttft": m.ttft,
-                                             "itl": list(m.itl), "tpot": m.tpot, "latency": m.latency})  # fmt: skip
+        expected = {"num_tokens": m.num_output_tokens, "queue": m.queue, "ttft": m.ttft, "itl": list(m.itl),
+                    "tpot": m.tpot, "latency": m.latency}  # fmt: skip
+        problem = first_difference(request, to_yours(expected))
         assert problem is None, f"{name}: {problem}"
     expected = {
         "num_tokens": own.num_output_tokens,
@@ -1229,16 +1412,15 @@ def check_run(num_tokens, start):
         "mean_itl": sum(own.itl) / len(own.itl),
         "p99_itl": float(np.percentile(own.itl, 99)),
     }
-    problem = first_difference(seen["load"], expected)
+    problem = first_difference(seen["load"], to_yours(expected))
     assert problem is None, f"the load: {problem}"
     return seen
 
 
 load = check_run(num_tokens=[5, 3, 6, 1, 5], start=1000.0)
 for name, request in load["requests"].items():
-    queue, ttft = (None if request[key] is None else round(request[key], 3) for key in ("queue", "ttft"))
-    print(f"{name}: queue {queue}, TTFT {ttft}, tokens {request['num_tokens']}")
-print(f"mean TTFT {load['load']['mean_ttft']:.3f} s, throughput {load['load']['throughput']:.1f} tokens/s")
+    print(f"{name}: {in_short(request, ['queue', 'ttft', 'num_tokens'])}")
+print(in_short(load["load"], ["mean_ttft", "throughput"]))
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_engine_metrics")
 num_tokens = [random_int(2, 4, draw_numbers), random_int(2, 4, draw_numbers), 1, random_int(2, 4, draw_numbers), 5]
@@ -1285,13 +1467,15 @@ def milliseconds(value):
 
 print(f"\n{'in ms':12s}{'tokens':>7s}{'queue':>9s}{'TTFT':>9s}{'TPOT':>9s}{'latency':>9s}")
 for name, request in result["requests"].items():
+    request = from_yours(request)
     columns = [milliseconds(request[key]) for key in ("queue", "ttft", "tpot", "latency")]
     print(f"{name:12s}{request['num_tokens']:7d}  " + "  ".join(columns))
-load = result["load"]
+load = from_yours(result["load"])
 print(f"\n{load['num_tokens']} tokens in {load['duration']:.2f} s: {load['throughput']:.0f} tokens/s")
 print(f"mean TTFT {milliseconds(load['mean_ttft'])}, mean TPOT {milliseconds(load['mean_tpot'])}, ", end="")
 print(f"mean ITL {milliseconds(load['mean_itl'])}, p99 ITL {milliseconds(load['p99_itl'])} ms")
-good = goodput(list(result["requests"].values()), load["duration"], max_ttft=0.05, max_tpot=0.05)
+limits = scaled((0.05, 0.05), YOUR_SECOND)
+good = goodput(list(result["requests"].values()), load["duration"], *limits)
 print(f"TTFT and TPOT at most 50 ms: {good['attainment']:.0%} of the requests, {good['goodput']:.1f} a second")
 
 # %% [markdown] nbgrader={"grade_id": "text_loop"}
@@ -1320,11 +1504,12 @@ tokens, generator = course_llm().encode("def is_even(number):\n    return "), to
 logits = last_logits(tokens)
 for temperature in (0.5, 1.0, 2.0):
     print(f"temperature {temperature}")
-    for p, token in zip(*(x[0].tolist() for x in probabilities(logits, temperature).topk(5)), strict=True):
+    probs = probs_of("probabilities", probabilities(your_logits(logits), temperature), logits.shape)
+    for p, token in zip(*(x[0].tolist() for x in probs.topk(5)), strict=True):
         print(f"    {course_llm().tokenizer.decode([token])!r:14}{p:6.3f} {'#' * round(60 * p)}")
 for _ in range(24):
-    u = torch.rand(1, generator=generator)
-    tokens.append(int(sample(last_logits(tokens), u, 0.7, 0, 0.9)[0]))
+    u = torch.rand(1, generator=generator, dtype=torch.float64)
+    tokens.append(int(sample(your_logits(last_logits(tokens)), u, 0.7, 0, 0.9)[0]))
 print(course_llm().tokenizer.decode(tokens))
 
 # %% [markdown] nbgrader={"grade_id": "text_milestone"}
@@ -1340,7 +1525,7 @@ engine = LabEngine(course_llm(), {"num_blocks": 64}, sampler=SamplerBySettings(y
 engine.add(course_llm().encode(DEMO_PROMPT), 19)
 engine.run()
 show_served("Your sampler just chose every token of this text", engine, course_llm())
-ttft = metrics(events_of(engine.trace))["requests"]["0"]["ttft"]
+ttft = from_yours(metrics(events_of(engine.trace))["requests"]["0"])["ttft"]
 print(f"By your metrics the first token came after {1000 * ttft:.0f} ms.")
 
 # %% [markdown] nbgrader={"grade_id": "extensions"}

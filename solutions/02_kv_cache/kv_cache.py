@@ -23,47 +23,54 @@ import torch
 # %% nbgrader={"grade_id": "tools"}
 # Given: helpers of the checks. You may read them, but do not change them.
 import hashlib
+import numbers
 
-from grader.checks import rng, seed
+import numpy
+
+from grader.checks import lent, rng, seed
 
 
 class CountingModel:
     """A stand-in for a model with its own KV cache. It counts the tokens and pairs it computes.
 
-    forward(tokens, start): computes `tokens` at positions start, start + 1, ... and returns the logits [VOCAB] after
+    forward(tokens, start): computes `tokens` at positions start, start + 1, ... and returns the logits [vocab] after
     the last of them. They depend on every token so far. start 0 clears the cache; any other start must be the number of
     tokens cached so far.
     """
 
-    VOCAB = 64
-
-    def __init__(self, key):
-        self.key = key
+    def __init__(self, key, vocab=64):
+        self.key, self.vocab = key, vocab
         self.cached = []
-        self.log = []  # (start, number of tokens) of every call
+        self.log = []  # (first position, number of tokens) of every call
 
     def forward(self, tokens, start):
-        tokens, start = [int(token) for token in tokens], int(start)
-        if not tokens:
-            raise ValueError("model(tokens, start) was called without tokens")
+        if not isinstance(tokens, list | tuple | torch.Tensor) or len(tokens) == 0:
+            raise ValueError(f"the model was called without a list of token ids: {short(tokens)}")
+        tokens = [int(token) for token in tokens]
+        if not isinstance(start, numbers.Integral | torch.Tensor):
+            raise ValueError(f"model(tokens, start): start is an int, saw {short(start)}")
+        start = int(start)
+        self.log.append((start, len(tokens)))
         if start == 0:
             self.cached = []
         if start != len(self.cached):
-            raise ValueError(f"model(tokens, start={start}), but {len(self.cached)} tokens are cached")
+            raise ValueError(f"the model was called at position {start}, but {len(self.cached)} tokens are cached")
         self.cached = self.cached + tokens
-        self.log.append((start, len(tokens)))
         return self.logits(self.cached)
 
     def logits(self, tokens):
         digest = hashlib.sha256(f"{self.key}:{tokens}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        return torch.randn(self.VOCAB, generator=generator)
+        logits = torch.randn(self.vocab, generator=generator) - 10.0  # all below 0, as logits may be
+        low, high = sorted(logits.topk(2).indices.tolist())
+        logits[high] = logits.max()
+        logits[low] = logits[high] - 0.001  # too close to be told apart in half precision
+        return logits
 
     def first_wrong(self, prompt, output):
         """Index of the first token of `output` that is not the most likely one after all tokens before it, or None."""
-        assert isinstance(output, list | tuple | torch.Tensor), f"expected a list of tokens, saw {output!r}"
         for i, token in enumerate(output):
-            if int(token) != int(self.logits([*prompt, *map(int, output[:i])]).argmax()):
+            if token != int(self.logits([*prompt, *output[:i]]).argmax()):
                 return i
         return None
 
@@ -82,8 +89,8 @@ class CountingModel:
         return sum(n * start + n * (n + 1) // 2 for start, n in self.log)
 
 
-def random_tokens(num_tokens, generator):
-    return torch.randint(CountingModel.VOCAB, (num_tokens,), generator=generator).tolist()
+def random_tokens(num_tokens, generator, vocab=64):
+    return torch.randint(vocab, (num_tokens,), generator=generator).tolist()
 
 
 def random_int(low, high, generator):
@@ -102,6 +109,55 @@ def error_of(function, *args):
     return None
 
 
+def short(value):
+    """How a value looks in a message."""
+    if isinstance(value, torch.Tensor):
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
+    if isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value):
+        return f"a {type(value).__name__} of {len(value)}: {', '.join(short(item) for item in value[:3])}"
+    text = repr(value)
+    return text if len(text) < 90 else f"{text[:80]}..."
+
+
+def tensor_of(seen, what, *shape):
+    """`seen`, if it is a float32 tensor of this shape; a NumPy array counts as one."""
+    if isinstance(seen, numpy.ndarray):
+        seen = torch.from_numpy(seen.copy())
+    assert isinstance(seen, torch.Tensor), f"{what}: expected a float32 tensor {list(shape)}, saw {short(seen)}"
+    assert tuple(seen.shape) == shape, f"{what}: expected a tensor {list(shape)}, saw {list(seen.shape)}"
+    assert seen.dtype == torch.float32, f"{what}: expected float32, saw {seen.dtype}"
+    return seen.detach()
+
+
+def tokens_of(output, num_tokens):
+    """`output`, if it is a list or tuple of so many ints."""
+    expected = f"expected a list of {num_tokens} ints"
+    assert isinstance(output, list | tuple), f"{expected}, saw {short(output)}"
+    wrong = [token for token in output if not isinstance(token, numbers.Integral)]
+    assert not wrong, f"{expected}, saw {short(wrong[0])} in it; int(logits.argmax()) is an int"
+    assert len(output) == num_tokens, f"{expected}, saw {len(output)}: {short(output)}"
+    return [int(token) for token in output]
+
+
+def shown(cache, num_tokens, num_kv_heads, head_dim):
+    """(keys, values) as view() gives them, if they are [num_tokens, num_kv_heads, head_dim] each."""
+    view = cache.view()
+    is_pair = isinstance(view, list | tuple | torch.Tensor) and len(view) == 2
+    assert is_pair, f"view() gives (keys, values), saw {short(view)}"
+    shape = (num_tokens, num_kv_heads, head_dim)
+    return [tensor_of(seen, f"view(): {name}", *shape) for name, seen in zip(("keys", "values"), view, strict=True)]
+
+
+def attended(out, num_new, num_heads, head_dim):
+    """What attend returns, if it is [num_new, num_heads, head_dim]."""
+    return tensor_of(out, "attend", num_new, num_heads, head_dim)
+
+
+def told(held, num_new, max_len):
+    """What attend_batch gets for rows that hold held[r] tokens."""
+    return list(held)
+
+
 def difference(seen, expected):
     """Largest absolute difference of two tensors; infinite where shapes differ or a number is not finite."""
     if tuple(seen.shape) != tuple(expected.shape) or not bool(torch.isfinite(seen).all()):
@@ -109,18 +165,18 @@ def difference(seen, expected):
     return float((seen - expected).abs().max()) if seen.numel() else 0.0
 
 
-def seen_by(attend, num_new, past_len, unused=0):
-    """The attention weights [num_new, tokens] of `attend` with all keys zero and one-hot values.
+def seen_by(attend, num_new, past_len, unused=0, score=0.0):
+    """The attention weights [num_new, tokens] of `attend` with one-hot values, if all scores are the same.
 
     Each of the n visible keys of a query has weight 1/n, the others 0. Unused slots hold NaN.
     """
     num_tokens = past_len + num_new
-    k, v = torch.zeros(num_tokens + unused, 1, num_tokens), torch.eye(num_tokens + unused, num_tokens)[:, None]
+    head_dim = num_tokens
+    q, k = torch.zeros(num_new, 1, head_dim), torch.zeros(num_tokens + unused, 1, head_dim)
+    v = torch.eye(num_tokens + unused, head_dim)[:, None]
+    q[:, :, 0], k[:, :, 0] = 1.0, score * math.sqrt(head_dim)
     k[num_tokens:], v[num_tokens:] = math.nan, math.nan
-    out = attend(torch.ones(num_new, 1, num_tokens), k, v, past_len)
-    shape = (num_new, 1, num_tokens)
-    assert tuple(out.shape) == shape, f"expected the shape of q {shape}, saw {tuple(out.shape)}"
-    return out[:, 0]
+    return attended(attend(q, k, v, past_len), num_new, 1, head_dim)[:, 0]
 
 
 # %% [markdown] nbgrader={"grade_id": "text_no_cache"}
@@ -131,12 +187,12 @@ def seen_by(attend, num_new, past_len, unused=0):
 #
 # **Build** `generate_no_cache(model, prompt, num_new_tokens)`: greedy generation (always the most likely token). Every
 # step gives the model the whole sequence so far, prompt and generated tokens, at `start=0`. Return the new tokens as a
-# list of `num_new_tokens` ints.
+# list (or tuple) of `num_new_tokens` ints, at least one.
 #
 # **Count** with S prompt tokens and N new ones. Step t (from 0) computes S + t tokens, so all steps together put
 # N·S + N(N-1)/2 tokens through the linear layers, in N calls.
 #
-# **Hint:** `int(logits.argmax())` is the next token.
+# **Hint:** `int(logits.argmax())` is the next token, an int. The logits may all be negative.
 #
 # **Trap (one call too many):** N tokens take N calls. Do not compute the logits after the last token.
 
@@ -156,31 +212,27 @@ def generate_no_cache(model, prompt, num_new_tokens):
 # %% nbgrader={"grade_id": "check_no_cache", "grade": true, "points": 1}
 # property: without a cache every step computes the whole sequence: N calls, N*S + N(N-1)/2 tokens.
 # question: After the last new token has been chosen, is there anything left to compute?
-# hint: each call gets prompt + all tokens generated so far and start=0; N new tokens need N calls.
-# explanation: A prompt of 4 tokens, 3 new ones: the calls get 4, 5 and 6 tokens, each from start 0, which is 15 = 3 × 4
-#   + 3 × 2 / 2. The first call chooses the first new token, the third the last. A fourth call would compute logits that
+# hint: each call gets prompt + all tokens generated so far, from position 0 on; N new tokens need N calls.
+# explanation: A prompt of 4 tokens, 3 new ones: the calls get 4, 5 and 6 tokens, each from position 0 on, which is 15 =
+#   3 × 4 + 3 × 2 / 2. The first call chooses the first new token, the third the last. A fourth call would compute logits that
 #   nobody uses; a call with only the newest token would need a cache.
-model, prompt, N = CountingModel(seed("no_cache")), [5, 9, 2, 7], 6
-output = generate_no_cache(model.forward, list(prompt), N)
-S = len(prompt)
-print("calls (start, tokens):", model.log)
-print(f"{model.num_tokens} tokens for S={S}, N={N}; expected {N * S + N * (N - 1) // 2}")
-assert len(output) == N, f"expected {N} new tokens, saw {len(output)}"
-wrong = model.first_wrong(prompt, output)
-assert wrong is None, f"new token {wrong} is {output[wrong]}: not the most likely one after all tokens before it"
-assert model.log == [(0, S + t) for t in range(N)], f"expected start 0 and {S}, {S + 1}, ... tokens, saw {model.log}"
+def check_no_cache(model, prompt, N):
+    output = tokens_of(generate_no_cache(model.forward, list(prompt), N), N)
+    S = len(prompt)
+    print("calls (first position, tokens):", model.log)
+    print(f"{model.num_tokens} tokens for S={S}, N={N}; expected {N * S + N * (N - 1) // 2}")
+    wrong = model.first_wrong(prompt, output)
+    assert wrong is None, f"new token {wrong} is {output[wrong]}: not the most likely one after all tokens before it"
+    expected = [(0, S + t) for t in range(N)]
+    assert model.log == expected, f"expected calls (first position, tokens) {expected}, saw {model.log}"
+
+
+check_no_cache(CountingModel(seed("no_cache")), [5, 9, 2, 7], 6)
 ### BEGIN HIDDEN TESTS
 draw = rng("check_no_cache")
-for case in range(3):
-    model, S, N = CountingModel(seed(f"no_cache {case}")), random_int(1, 20, draw), random_int(1, 12, draw)
-    prompt = random_tokens(S, draw)
-    output = generate_no_cache(model.forward, list(prompt), N)
-    assert len(output) == N, f"with S={S}, N={N}: expected {N} new tokens, saw {len(output)}"
-    wrong = model.first_wrong(prompt, output)
-    assert wrong is None, f"with S={S}, N={N}: new token {wrong} is not the most likely one"
-    expected = N * S + N * (N - 1) // 2
-    assert model.num_tokens == expected, f"with S={S}, N={N}: expected {expected} tokens, saw {model.num_tokens}"
-    assert model.num_calls == N, f"with S={S}, N={N}: expected {N} calls, saw {model.num_calls}"
+for case, (N, vocab) in enumerate(((1, 50), (2, 32_000), (random_int(3, 12, draw), 64))):
+    prompt = random_tokens((1, random_int(2, 20, draw), random_int(2, 20, draw))[case], draw, vocab)
+    check_no_cache(CountingModel(seed(f"no_cache {case}"), vocab), prompt, N)
 ### END HIDDEN TESTS
 
 
@@ -213,8 +265,8 @@ print(
 # **Build** the class `KVCache` for one sequence and one layer: a buffer that is allocated once, with capacity for
 # `max_len` tokens, and a count of the tokens in it. The buffer does not grow; only the count does.
 #
-# What you take and give has positions first, `[tokens, heads, head_dim]`. How it lies in your buffer is your choice:
-# kernels exist for positions first and for heads first.
+# What you take and give has positions first, `[tokens, heads, head_dim]`. How it lies in your memory is your choice:
+# kernels exist for positions first and for heads first. The checks see what the methods give, and nothing else.
 #
 # - `KVCache(num_kv_heads, head_dim, max_len)`: empty, float32.
 # - `append(k, v)`: `k` and `v` are `[num_new, num_kv_heads, head_dim]`. They are appended to the cached tokens. A
@@ -227,7 +279,8 @@ print(
 # **Hint:** slots `[length, length + num_new)` are next; `view()` is a slice.
 #
 # **Trap (borrowed memory):** `k` and `v` belong to the caller. An engine computes them into the same memory in every
-# step, so you must store a copy. The method `append_from_workspace` is given and simulates such an engine.
+# step, so you must store a copy. The check does as such an engine: when `append` has returned, it overwrites what it
+# passed.
 
 
 # %% nbgrader={"grade_id": "KVCache", "solution": true}
@@ -266,13 +319,6 @@ class KVCache:
         return self.length
         ### END SOLUTION
 
-    def append_from_workspace(self, k, v):
-        """Given, do not change: appends from memory that is overwritten right afterwards."""
-        workspace_k, workspace_v = k.clone(), v.clone()
-        self.append(workspace_k, workspace_v)
-        workspace_k.fill_(float("nan"))
-        workspace_v.fill_(float("nan"))
-
 
 # %% nbgrader={"grade_id": "check_append", "grade": true, "points": 2}
 # property: view() gives exactly what was appended, in order, whatever the sizes of the pieces.
@@ -285,24 +331,30 @@ def check_appends(sizes, num_kv_heads, head_dim, max_len, generator):
     k, v = torch.randn(2, sum(sizes), num_kv_heads, head_dim, generator=generator)
     cache, other = KVCache(num_kv_heads, head_dim, max_len), KVCache(num_kv_heads, head_dim, max_len)
     assert len(cache) == 0, f"a new cache holds 0 tokens, len() says {len(cache)}"
+    shown(cache, 0, num_kv_heads, head_dim)
     start = 0
     for size in sizes:
         end = start + size
         cache.append(k[start:end].clone(), v[start:end].clone())
         other.append(v[start:end].clone(), k[start:end].clone())  # another sequence of the same length
         start = end
-        print(f"append {size:2d}: len {len(cache):2d}, keys {tuple(cache.view()[0].shape)}")
         assert len(cache) == end, f"{end} tokens were appended, len() says {len(cache)}"
-        for name, seen, expected in zip(("keys", "values"), cache.view(), (k[:end], v[:end]), strict=True):
-            shape = tuple(expected.shape)
-            assert tuple(seen.shape) == shape, f"view(): {name} are {shape}, saw {tuple(seen.shape)}"
+        keys, values = shown(cache, end, num_kv_heads, head_dim)
+        print(f"append {size:2d}: len {len(cache):2d}, keys {tuple(keys.shape)}")
+        for name, seen, expected in (("keys", keys, k[:end]), ("values", values, v[:end])):
             off = [p for p in range(end) if not torch.equal(seen[p], expected[p])]
             assert not off, f"{name} at positions {off} are not those that were appended there"
 
 
 check_appends([3, 1, 4], num_kv_heads=2, head_dim=4, max_len=10, generator=rng("append"))
+cache, zeros = KVCache(num_kv_heads=2, head_dim=4, max_len=5), torch.zeros(2, 2, 4)
+for held in (2, 4):
+    cache.append(zeros.clone(), zeros.clone())
+    assert len(cache) == held, f"{held} tokens, with keys and values of 0, were appended, len() says {len(cache)}"
+    shown(cache, held, 2, 4)
 ### BEGIN HIDDEN TESTS
 draw = rng("check_append")
+check_appends([1, 1, 2], num_kv_heads=1, head_dim=1, max_len=5, generator=draw)
 for _ in range(4):
     sizes = [random_int(1, 6, draw) for _ in range(random_int(1, 5, draw))]
     heads, dim, spare = random_int(1, 4, draw), random_int(1, 9, draw), random_int(1, 5, draw)
@@ -318,31 +370,37 @@ for _ in range(4):
 #   before the first write, so that length and contents are what they were. A cache that stored 2 of the 3 would be
 #   right for nobody.
 def check_full_buffer(held, num_new, max_len, generator):
-    k, v = torch.randn(2, held + num_new, 2, 4, generator=generator)
+    k, v = torch.randn(2, max(max_len, held + num_new), 2, 4, generator=generator)
     cache = KVCache(2, 4, max_len)
-    cache.append(k[:held].clone(), v[:held].clone())
-    before = [tensor[:held].clone() for tensor in cache.view()]
-    error = error_of(cache.append, k[held:].clone(), v[held:].clone())
+    if held:
+        cache.append(k[:held].clone(), v[:held].clone())
+    before = [tensor.clone() for tensor in shown(cache, held, 2, 4)]
+    error = error_of(cache.append, k[held : held + num_new].clone(), v[held : held + num_new].clone())
     print(f"{held} of {max_len} slots used, {num_new} more: {type(error).__name__}: {error}")
     assert isinstance(error, ValueError), f"{held} + {num_new} > {max_len}: expected ValueError, saw {error!r}"
     assert len(cache) == held, f"after a refused append len() is still {held}, saw {len(cache)}"
-    after = [tensor[:held] for tensor in cache.view()]
-    same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    same = all(torch.equal(a, b) for a, b in zip(before, shown(cache, held, 2, 4), strict=True))
     assert same, "a refused append changed what view() shows"
     if held < max_len:
-        room = max_len - held
-        cache.append(torch.zeros(room, 2, 4), torch.zeros(room, 2, 4))
-        assert len(cache) == max_len, f"all {max_len} slots can be used; after filling them len() says {len(cache)}"
+        twin = KVCache(2, 4, max_len)  # the same without a refused append
+        for one, start in ((twin, 0), (cache, held)):
+            for begin, end in ((start, held), (held, max_len)):
+                if begin < end:
+                    one.append(k[begin:end].clone(), v[begin:end].clone())
+            assert len(one) == max_len, f"all {max_len} slots can be used; after filling them len() says {len(one)}"
+        shows = zip(shown(cache, max_len, 2, 4), shown(twin, max_len, 2, 4), strict=True)
+        same = all(torch.equal(a, b) for a, b in shows)
+        assert same, "after a refused append the next tokens, which fit, were not stored as without it"
 
 
 check_full_buffer(held=5, num_new=1, max_len=5, generator=rng("full"))
 check_full_buffer(held=3, num_new=4, max_len=5, generator=rng("full"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_full")
-for _ in range(4):
-    max_len = random_int(2, 12, draw)
-    held = random_int(1, max_len, draw)
-    check_full_buffer(held, max_len - held + random_int(1, 4, draw), max_len, draw)
+check_full_buffer(0, 2, 1, draw)
+for held in (0, 1, random_int(2, 11, draw), 12):
+    check_full_buffer(held, 12 - held + 1, 12, draw)
+    check_full_buffer(held, 12 - held + random_int(2, 20, draw), 12, draw)
 ### END HIDDEN TESTS
 
 
@@ -353,21 +411,28 @@ for _ in range(4):
 # explanation: The engine puts k of step 1 into its workspace and calls append; in step 2 it writes new numbers into the
 #   same memory. A cache that kept the tensor, or a view of it, now shows step 2's numbers as those of step 1. Numbers
 #   that were copied into the cache's own buffer stay.
-def check_owned(num_tokens, generator):
-    k, v = torch.randn(2, num_tokens, 2, 4, generator=generator)
-    cache = KVCache(2, 4, num_tokens + 1)
-    cache.append_from_workspace(k, v)  # the caller's memory is NaN afterwards
-    keys, values = cache.view()
-    print(f"{int(keys.isnan().sum())} of {keys.numel()} numbers in the keys have become NaN")
-    assert torch.equal(keys, k), "the keys changed when the caller wrote over its memory"
-    assert torch.equal(values, v), "the values changed when the caller wrote over its memory"
+def check_owned(sizes, generator, spare=1):
+    k, v = torch.randn(2, sum(sizes), 2, 4, generator=generator)
+    max_len, end = sum(sizes) + spare, 0
+    cache, twin = KVCache(2, 4, max_len), KVCache(2, 4, max_len)
+    for size in sizes:
+        start, end = end, end + size
+        lent(cache.append)(k[start:end], v[start:end])  # `lent` overwrites with NaN what append was given, afterwards
+        twin.append(k[start:end].clone(), v[start:end].clone())
+    keys, values = shown(cache, end, 2, 4)
+    print(f"pieces of {sizes}: {int(keys.isnan().sum())} of {keys.numel()} numbers in the keys have become NaN")
+    expected = shown(twin, end, 2, 4) if len(sizes) > 1 else (k, v)  # the order of pieces is for another check
+    assert torch.equal(keys, expected[0]), "the keys changed when the caller wrote over its memory"
+    assert torch.equal(values, expected[1]), "the values changed when the caller wrote over its memory"
 
 
-check_owned(num_tokens=3, generator=rng("owns"))
+check_owned([3], generator=rng("owns"))
+check_owned([2, 1], generator=rng("owns"))
+check_owned([3], generator=rng("owns"), spare=0)  # all slots at once
 ### BEGIN HIDDEN TESTS
 draw = rng("check_owns")
-for num_tokens in (1, random_int(2, 9, draw)):
-    check_owned(num_tokens, draw)
+for sizes in ([1], [random_int(2, 9, draw)], [random_int(1, 4, draw) for _ in range(4)]):
+    check_owned(sizes, draw)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_attend"}
@@ -378,8 +443,8 @@ for num_tokens in (1, random_int(2, 9, draw)):
 # - `q` `[num_new, num_heads, head_dim]`: queries of the new tokens, at positions `past_len`, `past_len + 1`, ...
 # - `k`, `v` `[num_slots, num_kv_heads, head_dim]`: keys and values from position 0 on, those of the new tokens
 #   included. `num_slots` is at least `past_len + num_new`; later slots are unused and may hold anything, even NaN.
-# - The query at position p attends to the keys at positions 0..p, with weights softmax(q·k / sqrt(head_dim)). All other
-#   keys have weight exactly 0.
+# - The query at position p attends to the keys at positions 0..p, with weights softmax(q·k / sqrt(head_dim)), however
+#   large the scores are. All other keys have weight exactly 0.
 # - `num_heads` is a multiple of `num_kv_heads` (grouped-query attention): query head h reads KV head `h // (num_heads
 #   // num_kv_heads)`. Adjacent query heads share a KV head; KV heads are not assigned round-robin.
 # - Returns `[num_new, num_heads, head_dim]`, float32. The inputs are not modified.
@@ -389,7 +454,8 @@ for num_tokens in (1, random_int(2, 9, draw)):
 # because it is the last: it attends to all keys. That is the same rule, not a different one.
 #
 # **Hint:** slice `k` and `v` to `past_len + num_new` slots first. A mask does not protect from NaN: 0 × NaN is NaN.
-# `torch.einsum` keeps the axes readable; `repeat_interleave` on the head axis repeats the KV heads.
+# `torch.einsum` keeps the axes readable; `repeat_interleave` on the head axis repeats the KV heads. exp(100) is infinite
+# in float32; `softmax` subtracts the largest score first.
 #
 # **Trap (top-left):** the mask is aligned at the *bottom right*: the last query attends to all keys.
 # `scaled_dot_product_attention(..., is_causal=True)` aligns it at the *top left* when there are more keys than queries.
@@ -430,33 +496,42 @@ def attend(q, k, v, past_len):
 # explanation: head_dim 4, one query [2, 0, 0, 0], keys [2, 0, 0, 0] and [0, 0, 0, 0]: the scores are 4 and 0, divided
 #   by sqrt(4) they are 2 and 0, and the weights 0.88 and 0.12. Unscaled they would be 0.98 and 0.02; divided by 4, 0.73
 #   and 0.27. For each query the weights over the keys sum to 1.
-def last_weights(q, k):
-    """The weights of the last query: with one-hot values the output is the weights."""
-    num_tokens, _, head_dim = k.shape
-    v = torch.eye(num_tokens, head_dim)[:, None]  # value of token j: 1 at index j
+def last_output(q, k, v, num_heads):
+    """What attend gives for the last query of a prompt, where all heads hold the same q, k and v [tokens, head_dim]."""
+    q, k, v = (tensor[:, None].expand(-1, num_heads, -1).clone() for tensor in (q, k, v))
     given = [tensor.clone() for tensor in (q, k, v)]
-    out = attend(q, k, v, 0)
+    out = attended(attend(q, k, v, 0), *q.shape)
     for name, now, before in zip("qkv", (q, k, v), given, strict=True):
         assert torch.equal(now, before), f"attend changed {name}, which belongs to the caller"
-    assert tuple(out.shape) == tuple(q.shape), f"expected the shape of q {tuple(q.shape)}, saw {tuple(out.shape)}"
-    assert out.dtype == torch.float32, f"expected float32, saw {out.dtype}"
-    return out[-1, 0, :num_tokens]
+    return out[-1]
 
 
-q, k = torch.zeros(3, 1, 4), torch.zeros(3, 1, 4)
-q[:, 0, 0] = 2.0
-k[:, 0, 0] = torch.tensor([0.0, 1.0, 2.0])
-seen, expected = last_weights(q, k), torch.tensor([0.0, 1.0, 2.0]).softmax(0)
-print("q.k = 0, 2, 4, head_dim 4: scores 0, 1, 2; weights", [round(float(w), 4) for w in seen])
-assert difference(seen, expected) < 1e-5, f"expected weights {expected.tolist()}, saw {seen.tolist()}"
+for largest, num_heads in ((2.0, 1), (2.0, 2), (200.0, 1)):
+    q, k = torch.zeros(2, 3, 4)
+    q[:, 0], k[:, 0] = 2.0, torch.tensor([0.0, largest / 2, largest])
+    seen = last_output(q, k, torch.eye(3, 4), num_heads)[:, :3]  # one-hot values: the output is the weights
+    scores = [0.0, largest / 2, largest]
+    expected = torch.tensor(scores).softmax(0).expand(num_heads, -1)
+    weights = [round(float(weight), 4) for weight in seen[0]]
+    print(f"{num_heads} heads, head_dim 4, q.k {[2 * s for s in scores]}: scores {scores}, weights {weights}")
+    assert difference(seen, expected) < 1e-4, f"expected weights {expected[0].tolist()}, saw {seen[0].tolist()}"
+expected = torch.tensor([2.0, 0.0, 1.0]).softmax(0)
+for query, head in ((0, 0), (0, 1), (2, 1)):  # the scores of this one are hundreds, those of all others at most 2
+    q, k = torch.zeros(2, 3, 2, 4)
+    q[:, :, 0], k[:, :, 0] = 2.0, torch.tensor([2.0, 0.0, 1.0])[:, None]
+    q[query, head] *= 300
+    seen = attended(attend(q, k, torch.eye(3, 4)[:, None].repeat(1, 2, 1), 0), 3, 2, 4)[2, 0, :3]
+    about = f"query {query} of head {head} has scores up to 600; query 2 of head 0 has the scores [2, 0, 1]"
+    assert difference(seen, expected) < 1e-4, f"{about}: expected weights {expected.tolist()}, saw {seen.tolist()}"
 ### BEGIN HIDDEN TESTS
 draw = rng("check_weights")
-for _ in range(4):
+for num_heads in (1, 2, 3, 5):
     num_tokens, head_dim = random_int(2, 6, draw), random_int(6, 40, draw)
-    q, k = 2 * torch.randn(2, num_tokens, 1, head_dim, generator=draw)
-    expected = (k[:, 0].double() @ q[-1, 0].double() / math.sqrt(head_dim)).softmax(0).float()
-    off = difference(last_weights(q, k), expected)
-    assert off < 1e-5, f"head_dim {head_dim}, {num_tokens} keys: weights are off by up to {off:.2g}"
+    q, k, v = torch.randn(3, num_tokens, head_dim, generator=draw)
+    for scale in (2.0, 1.0):
+        weights = (scale * k.double() @ q[-1].double() / math.sqrt(head_dim)).softmax(0)
+        off = difference(last_output(scale * q, k, v, num_heads), (weights @ v.double()).float().expand(num_heads, -1))
+        assert off < 1e-5, f"head_dim {head_dim}, {num_heads} heads, {num_tokens} keys: off by up to {off:.2g}"
 ### END HIDDEN TESTS
 
 
@@ -471,26 +546,29 @@ def heads_read(num_heads, num_kv_heads, num_new, past_len):
     """The KV head that each query head reads: all values of KV head g are g, so every weighted mean of them is g."""
     q, k = torch.zeros(num_new, num_heads, 8), torch.zeros(past_len + num_new, num_kv_heads, 8)
     v = torch.arange(num_kv_heads).float()[None, :, None].expand(past_len + num_new, -1, 8).clone()
-    out = attend(q, k, v, past_len)
-    shape = (num_new, num_heads, 8)
-    assert tuple(out.shape) == shape, f"expected the shape of q {shape}, saw {tuple(out.shape)}"
-    return out[-1, :, 0]
+    return attended(attend(q, k, v, past_len), num_new, num_heads, 8)[-1, :, 0]
+
+
+def check_heads_of(num_heads, num_kv_heads, num_new, past_len, generator):
+    seen = heads_read(num_heads, num_kv_heads, num_new, past_len)
+    expected = torch.arange(num_heads) // (num_heads // num_kv_heads)
+    print(f"{num_heads} query heads, {num_kv_heads} KV heads: they read", [round(float(g), 2) for g in seen])
+    assert difference(seen, expected.float()) < 1e-4, f"expected KV heads {expected.tolist()}, saw {seen.tolist()}"
+    q = torch.randn(num_new, num_heads, 8, generator=generator)
+    k, v = torch.randn(2, past_len + num_new, num_kv_heads, 8, generator=generator)
+    together = attended(attend(q.clone(), k.clone(), v.clone(), past_len), num_new, num_heads, 8)
+    for h, g in enumerate(expected.tolist()):
+        alone = attend(q[:, h : h + 1].clone(), k[:, g : g + 1].clone(), v[:, g : g + 1].clone(), past_len)
+        off = difference(together[:, h : h + 1], attended(alone, num_new, 1, 8))
+        assert off < 1e-5, f"query head {h} gives other numbers than alone with KV head {g}, by up to {off:.2g}"
 
 
 for num_heads, num_kv_heads in ((6, 2), (4, 4), (4, 1)):  # GQA, MHA, MQA
-    seen = heads_read(num_heads, num_kv_heads, num_new=3, past_len=0)
-    expected = torch.arange(num_heads) // (num_heads // num_kv_heads)
-    print(f"{num_heads} query heads, {num_kv_heads} KV heads: they read", [round(float(g), 2) for g in seen])
-    off = difference(seen, expected.float())
-    assert off < 1e-4, f"expected KV heads {expected.tolist()}, saw {seen.tolist()}"
+    check_heads_of(num_heads, num_kv_heads, num_new=3, past_len=0, generator=rng("heads"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_heads")
-for _ in range(4):
-    num_kv_heads, group = random_int(2, 4, draw), random_int(2, 4, draw)
-    seen = heads_read(num_kv_heads * group, num_kv_heads, random_int(1, 5, draw), random_int(0, 5, draw))
-    expected = torch.arange(num_kv_heads * group) // group
-    off = difference(seen, expected.float())
-    assert off < 1e-4, f"expected KV heads {expected.tolist()}, saw {seen.tolist()}"
+for num_kv_heads, group in ((1, random_int(2, 7, draw)), (random_int(2, 4, draw), 1), (2, 3), (3, 2), (4, 4)):
+    check_heads_of(num_kv_heads * group, num_kv_heads, random_int(1, 5, draw), random_int(0, 5, draw), draw)
 ### END HIDDEN TESTS
 
 
@@ -501,25 +579,27 @@ for _ in range(4):
 # explanation: 5 cached tokens and a chunk of 3: the queries are at positions 5, 6, 7 and see 6, 7 and 8 keys. A square
 #   mask from the corner of the matrix would give them 1, 2 and 3. For one new token (position 5) nothing is hidden; for
 #   a whole prompt (0 cached) it is the usual triangle.
-def check_seen(num_new, past_len):
-    for i, row in enumerate(seen_by(attend, num_new, past_len)):
+def check_seen(num_new, past_len, score=0.0):
+    for i, row in enumerate(seen_by(attend, num_new, past_len, score=score)):
         position = past_len + i
         keys = [j for j, weight in enumerate(row.tolist()) if weight != 0]
         print(f"{past_len} cached, {num_new} new: the query at position {position} sees keys {keys}")
         assert keys == list(range(position + 1)), f"position {position} must see keys 0..{position}, saw {keys}"
         off = difference(row[: position + 1], torch.full((position + 1,), 1 / (position + 1)))
-        assert off < 1e-5, f"position {position}: with equal scores all weights are equal, saw {row.tolist()}"
+        rounding = 1e-5 + 1e-7 * abs(score)
+        assert off < rounding, f"position {position}: all scores are {score}, so weights are equal; saw {row.tolist()}"
 
 
-def check_chunks_of(chunk_size, num_tokens, generator):
+def check_chunks_of(chunk_size, num_tokens, num_heads, num_kv_heads, generator):
     """A prompt in chunks gives the same as in one pass."""
-    q = torch.randn(num_tokens, 4, 8, generator=generator)
-    k, v = torch.randn(2, num_tokens, 2, 8, generator=generator)
-    once = attend(q.clone(), k.clone(), v.clone(), 0)
+    q = torch.randn(num_tokens, num_heads, 8, generator=generator)
+    k, v = torch.randn(2, num_tokens, num_kv_heads, 8, generator=generator)
+    once = attended(attend(q.clone(), k.clone(), v.clone(), 0), num_tokens, num_heads, 8)
     chunks = []
     for start in range(0, num_tokens, chunk_size):
         end = min(start + chunk_size, num_tokens)
-        chunks.append(attend(q[start:end].clone(), k[:end].clone(), v[:end].clone(), start))
+        out = attend(q[start:end].clone(), k[:end].clone(), v[:end].clone(), start)
+        chunks.append(attended(out, end - start, num_heads, 8))
     off = difference(torch.cat(chunks), once)
     print(f"{num_tokens} tokens in chunks of {chunk_size}: largest difference from one chunk {off:.1e}")
     assert off < 1e-5, f"chunks of {chunk_size} give other outputs than one chunk, by up to {off:.2g}"
@@ -528,23 +608,31 @@ def check_chunks_of(chunk_size, num_tokens, generator):
 for num_new, past_len in ((3, 0), (2, 3), (1, 4)):  # prefill, a chunk, decode
     check_seen(num_new, past_len)
 for chunk_size in (1, 7, 64):
-    check_chunks_of(chunk_size, 20, rng("chunks"))
+    check_chunks_of(chunk_size, 20, 4, 2, rng("chunks"))
+q, k, v = torch.ones(2, 1, 4), torch.zeros(3, 1, 4), torch.eye(3, 4)[:, None]
+k[2] = 150.0  # a score of 300, hidden from the first of two queries
+row = attended(attend(q, k, v, 1), 2, 1, 4)[0, 0]
+about = f"keys 0 and 1 have the same score, key 2 is hidden: saw the weights {row[:3].tolist()}"
+assert difference(row, torch.tensor([0.5, 0.5, 0.0, 0.0])) < 1e-4, about
 ### BEGIN HIDDEN TESTS
 draw = rng("check_mask")
-for _ in range(4):
-    check_seen(random_int(1, 6, draw), random_int(0, 9, draw))
-for _ in range(2):
-    check_chunks_of(random_int(2, 9, draw), random_int(10, 30, draw), draw)
+for score in (-30_000.0, 0.0, 300.0):
+    check_seen(1, random_int(1, 9, draw), score)
+    check_seen(random_int(2, 6, draw), 0, score)
+    check_seen(random_int(2, 4, draw), random_int(5, 9, draw), score)
+    check_seen(random_int(5, 9, draw), random_int(2, 4, draw), score)
+for chunk_size, num_heads, num_kv_heads in ((1, 3, 1), (2, 2, 2), (random_int(3, 9, draw), 6, 2)):
+    check_chunks_of(chunk_size, random_int(10, 30, draw), num_heads, num_kv_heads, draw)
 q, (k, v) = torch.randn(5, 2, 8, generator=draw), torch.randn(2, 9, 2, 8, generator=draw)
-out = attend(q.clone(), k.clone(), v.clone(), 4)
+out = attended(attend(q.clone(), k.clone(), v.clone(), 4), 5, 2, 8)
 k[7:], v[7:] = 50.0, 1e6  # future keys of the first three queries
-off = difference(attend(q, k, v, 4)[:3], out[:3])
+off = difference(attended(attend(q, k, v, 4), 5, 2, 8)[:3], out[:3])
 assert off < 1e-5, f"other keys and values in the future changed the present by {off:.2g}"
 ### END HIDDEN TESTS
 
 
 # %% nbgrader={"grade_id": "check_unused", "grade": true, "points": 1}
-# property: slots behind past_len + num_new are never read, even if they hold NaN.
+# property: slots behind past_len + num_new are neither read, even if they hold NaN, nor written.
 # question: What is 0 × NaN?
 # hint: cut k and v to past_len + num_new slots; a weight of 0 times NaN is NaN.
 # explanation: A buffer of 8 slots with 5 tokens: slots 5-7 hold whatever was there. A weight of 0 for such a slot is
@@ -560,12 +648,29 @@ def check_unused_slots(num_new, past_len, unused):
         assert off < 1e-5, f"the last query must see keys 0..{num_new - 1} alike, saw {rows[-1].tolist()}"
 
 
+def check_behind(num_new, past_len, unused, held, generator):
+    """Unused slots that hold the number `held` change nothing, and stay as they are."""
+    q, num_tokens = torch.randn(num_new, 4, 8, generator=generator), past_len + num_new
+    k, v = torch.randn(2, num_tokens + unused, 2, 8, generator=generator)
+    without = attended(attend(q.clone(), k[:num_tokens].clone(), v[:num_tokens].clone(), past_len), num_new, 4, 8)
+    k[num_tokens:], v[num_tokens:] = held, held
+    off = difference(attended(attend(q.clone(), k, v, past_len), num_new, 4, 8), without)
+    print(f"{past_len} + {num_new} tokens, {unused} unused slots that hold {held}: the output is off by {off:.1e}")
+    assert off < 1e-5, f"unused slots that hold {held} change the output by up to {off:.2g}"
+    for name, slots in (("k", k[num_tokens:]), ("v", v[num_tokens:])):
+        kept = bool(slots.isnan().all()) if math.isnan(held) else bool((slots == held).all())
+        assert kept, f"attend wrote into the unused slots of {name}"
+
+
 check_unused_slots(num_new=4, past_len=0, unused=3)
 check_unused_slots(num_new=1, past_len=5, unused=2)
+check_behind(num_new=2, past_len=3, unused=2, held=math.nan, generator=rng("unused"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_unused")
-for past_len in (0, random_int(1, 9, draw), random_int(1, 9, draw)):
-    check_unused_slots(random_int(1, 6, draw), past_len, random_int(1, 20, draw))
+for past_len, held in ((0, math.nan), (random_int(1, 9, draw), math.inf), (random_int(1, 9, draw), 40.0)):
+    num_new, unused = random_int(1, 6, draw), random_int(1, 20, draw)
+    check_unused_slots(num_new, past_len, unused)
+    check_behind(num_new, past_len, unused, held, draw)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_step"}
@@ -603,7 +708,7 @@ def attention_step(cache, attend, q, k, v):
 #   gets the 2 queries, 6 keys, 6 values and past_len 4. If len is read after the append, past_len is 6 and the mask is
 #   shifted by two; without the append first, a token does not see itself.
 class Recorder:
-    """Stands in for a cache and for attend, and records its calls. Its keys are just numbered."""
+    """Stands in for a cache and for attend, and records its calls. Its keys are just numbered, its values negative."""
 
     def __init__(self, held):
         self.held = held
@@ -611,17 +716,23 @@ class Recorder:
         self.attended = []
 
     def append(self, k, v):
+        for tensor in (k, v):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"append(k, v) takes tensors, saw {short(tensor)}")
         self.appended.append((k.clone(), v.clone()))
         self.held += len(k)
 
     def view(self):
-        numbers = torch.arange(self.held).float()[:, None, None].expand(-1, 2, 4)
-        return numbers.clone(), -numbers.clone()
+        numbers = torch.arange(8.0 * self.held).view(-1, 2, 4)
+        return numbers, -numbers
 
     def __len__(self):
         return self.held
 
     def attend(self, q, k, v, past_len):
+        for tensor in (q, k, v):
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"attend(q, k, v, past_len) takes tensors, saw {short(tensor)}")
         self.attended.append((q.clone(), k.clone(), v.clone(), int(past_len)))
         return q * 2 + 1
 
@@ -639,11 +750,12 @@ def check_one_step(held, num_new, generator):
     assert torch.equal(stored_v, v), f"the {num_new} new values must be appended once; {len(stored_v)} were"
     total = held + num_new
     assert len(seen_k) >= total, f"attend must see all {total} keys, the new ones included; it got {len(seen_k)}"
-    numbers = torch.arange(total).float()
-    same = torch.equal(seen_k[:total, 0, 0], numbers) and torch.equal(seen_v[:total, 0, 0], -numbers)
+    expected = torch.arange(8.0 * total).view(-1, 2, 4)
+    same = torch.equal(seen_k[:total], expected) and torch.equal(seen_v[:total], -expected)
     assert same, "attend must get the keys and values of the cache, as view() gives them"
     assert past_len == held, f"{held} tokens were there before the new ones; attend got past_len={past_len}"
     assert torch.equal(seen_q, q), "attend must get the queries as they came"
+    out = tensor_of(out, "attention_step returns what attend returns", num_new, 4, 4)
     assert torch.equal(out, q * 2 + 1), "what attend returns must be returned"
 
 
@@ -651,8 +763,8 @@ for held, num_new in ((0, 3), (5, 1), (5, 3)):  # prefill, decode, a chunk
     check_one_step(held, num_new, rng("step"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_step")
-for _ in range(4):
-    check_one_step(random_int(0, 9, draw), random_int(1, 6, draw), draw)
+for held, num_new in ((0, 1), (1, 1), (random_int(1, 4, draw), random_int(5, 9, draw)), (9, random_int(2, 6, draw))):
+    check_one_step(held, num_new, draw)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_cached"}
@@ -667,6 +779,7 @@ for _ in range(4):
 # - Prefill: feed the prompt in as few calls as possible, of at most `chunk_size` tokens each. The last may be shorter.
 #   Only the logits after the *last* prompt token choose the first new token.
 # - Decode: each call feeds the one token that was chosen last.
+# - Return a list (or tuple) of `num_new_tokens` ints, at least one, as in part 1.
 #
 # **Count:** S + N - 1 tokens go through the linear layers, in ceil(S / chunk_size) + N - 1 calls. Attention still
 # covers all tokens: the token at position p attends to p + 1 keys, with or without a cache. A cache saves recomputing
@@ -697,13 +810,12 @@ def generate_cached(model, prompt, num_new_tokens, chunk_size):
 # property: with the cache the output is token for token the same as without.
 # question: The prompt has S tokens: at which position is the first token that you generate?
 # hint: a new token's position is the number of tokens before it: S for the first one you feed.
-# explanation: A prompt of 4 tokens fills positions 0-3. The first new token is at position 4, so it is fed with start
-#   4; the next with start 5. If a token is fed at a wrong position the model refuses, or answers as if another text had
+# explanation: A prompt of 4 tokens fills positions 0-3. The first new token is at position 4, so it is fed at
+#   position 4, and the next at 5. If a token is fed at a wrong position the model refuses, or answers as if another text had
 #   come before; one wrong token changes all after it.
 def check_same_tokens(model, prompt, N):
-    output = generate_cached(model.forward, list(prompt), N, len(prompt))
-    print(f"{N} tokens after a prompt of {len(prompt)}: {[int(token) for token in output]}")
-    assert len(output) == N, f"expected {N} new tokens, saw {len(output)}"
+    output = tokens_of(generate_cached(model.forward, list(prompt), N, len(prompt)), N)
+    print(f"{N} tokens after a prompt of {len(prompt)}: {output}")
     wrong = model.first_wrong(prompt, output)
     assert wrong is None, f"new token {wrong} is {output[wrong]}: not the most likely one after all tokens before it"
 
@@ -711,8 +823,9 @@ def check_same_tokens(model, prompt, N):
 check_same_tokens(CountingModel(seed("cached")), [5, 9, 2, 7], 6)
 ### BEGIN HIDDEN TESTS
 draw = rng("check_cached_tokens")
-for case, N in enumerate((1, 2, random_int(3, 12, draw))):
-    check_same_tokens(CountingModel(seed(f"cached {case}")), random_tokens(random_int(1, 20, draw), draw), N)
+for case, (N, vocab) in enumerate(((1, 50), (2, 32_000), (random_int(3, 12, draw), 64))):
+    prompt = random_tokens((1, random_int(2, 20, draw), random_int(2, 20, draw))[case], draw, vocab)
+    check_same_tokens(CountingModel(seed(f"cached {case}"), vocab), prompt, N)
 ### END HIDDEN TESTS
 
 
@@ -724,7 +837,7 @@ for case, N in enumerate((1, 2, random_int(3, 12, draw))):
 #   chooses 3. Fed are 4 + 1 + 1 = 6 = S + N - 1 tokens in N = 3 calls. The last one is never fed: its logits would
 #   choose a token that was not asked for.
 def check_work(model, prompt, N):
-    generate_cached(model.forward, list(prompt), N, len(prompt))
+    output = tokens_of(generate_cached(model.forward, list(prompt), N, len(prompt)), N)
     S = len(prompt)
     tokens, pairs = S + N - 1, (S + N - 1) * (S + N) // 2
     print(f"S={S}, N={N}: {model.num_calls} calls, {model.num_tokens} tokens, {model.num_pairs} pairs of attention,")
@@ -732,14 +845,15 @@ def check_work(model, prompt, N):
     assert model.num_calls == N, f"expected {N} calls, saw {model.num_calls}: {model.log}"
     assert model.num_tokens == tokens, f"expected S + N - 1 = {tokens} tokens, saw {model.num_tokens}: {model.log}"
     assert model.num_pairs == pairs, f"expected {pairs} pairs, saw {model.num_pairs}: {model.log}"
-    assert len(model.cached) == tokens, f"the cache must end with {tokens} tokens, saw {len(model.cached)}"
+    fed = [*prompt, *output[:-1]]
+    assert model.cached == fed, f"the cache must hold prompt and output but its last token, {fed}: saw {model.cached}"
 
 
 check_work(CountingModel(seed("work")), [5, 9, 2, 7], 6)
 ### BEGIN HIDDEN TESTS
 draw = rng("check_cached_work")
-for case, N in enumerate((1, 2, random_int(3, 12, draw))):
-    check_work(CountingModel(seed(f"work {case}")), random_tokens(random_int(2, 20, draw), draw), N)
+for case, (N, S) in enumerate(((1, 1), (1, 9), (2, random_int(2, 20, draw)), (random_int(3, 12, draw), 1), (5, 12))):
+    check_work(CountingModel(seed(f"work {case}")), random_tokens(S, draw), N)
 ### END HIDDEN TESTS
 
 
@@ -747,15 +861,15 @@ for case, N in enumerate((1, 2, random_int(3, 12, draw))):
 # property: the size of the prompt's chunks changes the number of calls, and nothing else.
 # question: Of a prompt in three chunks, whose logits choose the first new token?
 # hint: chunks start at 0, chunk_size, 2 * chunk_size, ...; the last may be shorter; its logits choose the first token.
-# explanation: 7 prompt tokens in chunks of 3: (start 0, 3 tokens), (3, 3), (6, 1). The logits after the first two
+# explanation: 7 prompt tokens in chunks of 3: (position 0, 3 tokens), (3, 3), (6, 1). The logits after the first two
 #   chunks belong to the middle of the prompt and are not used; those after the last choose the first new token. For a
 #   chunk size of 7 or more it is one call, and the output is the same.
 def check_chunked(key, prompt, N, chunk_size):
     model, S = CountingModel(key), len(prompt)
-    output = generate_cached(model.forward, list(prompt), N, chunk_size)
+    output = tokens_of(generate_cached(model.forward, list(prompt), N, chunk_size), N)
     prefill = [n for start, n in model.log if start < S]
     assert prefill, "the model was never called with a part of the prompt"
-    print(f"chunk_size {chunk_size}: the prompt went in as {prefill}, output {[int(token) for token in output]}")
+    print(f"chunk_size {chunk_size}: the prompt went in as {prefill}, output {output}")
     largest = max(prefill)
     assert largest <= chunk_size, f"a call had {largest} tokens of the prompt; chunk_size is {chunk_size}"
     assert sum(prefill) == S, f"the prompt has {S} tokens, {sum(prefill)} went in: {prefill}"
@@ -763,16 +877,22 @@ def check_chunked(key, prompt, N, chunk_size):
     assert len(prefill) == fewest, f"{S} tokens fit into {fewest} chunks of {chunk_size}, saw {prefill}"
     wrong = model.first_wrong(prompt, output)
     assert wrong is None, f"chunk_size {chunk_size}: new token {wrong} is not the most likely one"
+    whole = CountingModel(key)
+    generate_cached(whole.forward, list(prompt), N, S)
+    decode, expected = ([call for call in m.log if call[0] >= S] for m in (model, whole))
+    assert decode == expected, f"with one chunk the calls after the prompt are {expected}, with {chunk_size}: {decode}"
 
 
 for chunk_size in (1, 3, 5, 64):
     check_chunked(seed("chunked"), [5, 9, 2, 7, 1, 8, 3, 11, 4, 6], 4, chunk_size)
 ### BEGIN HIDDEN TESTS
 draw = rng("check_chunks")
-for case in range(4):
-    prompt = random_tokens(random_int(5, 30, draw), draw)
-    for chunk_size in (random_int(2, 4, draw), len(prompt) - 1):
-        check_chunked(seed(f"chunked {case}"), prompt, random_int(1, 5, draw), chunk_size)
+check_chunked(seed("chunked, one"), random_tokens(1, draw), 3, 1)
+for case in range(3):
+    N, prompt = (1, 2, random_int(3, 6, draw))[case], random_tokens(random_int(5, 30, draw), draw)
+    for chunk_size in (1, random_int(2, 4, draw), len(prompt) - 1, len(prompt) + 1):
+        check_chunked(seed(f"chunked {case}"), prompt, N, chunk_size)
+    check_chunked(seed(f"chunked, no rest {case}"), random_tokens(12, draw), N, (2, 4, 6)[case])
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_counts"}
@@ -873,23 +993,23 @@ def attend_batch(q, k, v, k_cache, v_cache, lengths):
 # explanation: Rows with 2 and 5 tokens before a step of one token each: the new ones are at positions 2 and 5, and see
 #   3 and 6 keys. The shorter row's slots 3 and up are padding and hold anything, NaN too: neither a mask made for the
 #   longest row nor a weight of 0 keeps them out of a sum.
-def seen_by_rows(lengths, num_new, max_len):
-    """Weights [rows, num_new, max_len] with all keys zero; the unused slots of the caches hold NaN."""
+def seen_by_rows(lengths, num_new, max_len, score=0.0):
+    """Weights [rows, num_new, max_len] if all scores are the same; the unused slots of the caches hold NaN."""
     rows = len(lengths)
     k_cache, v_cache = torch.full((2, rows, max_len, 1, max_len), math.nan)
-    k, v = torch.zeros(rows, num_new, 1, max_len), torch.zeros(rows, num_new, 1, max_len)
+    q, k, v = torch.zeros(3, rows, num_new, 1, max_len)
+    key = torch.zeros(max_len)
+    key[0], q[..., 0], k[..., 0] = score * math.sqrt(max_len), 1.0, score * math.sqrt(max_len)
     for r, n in enumerate(lengths):
-        k_cache[r, :n] = 0
+        k_cache[r, :n] = key
         v_cache[r, :n, 0] = torch.eye(max_len)[:n]
         v[r, :, 0] = torch.eye(max_len)[n : n + num_new]
-    out = attend_batch(torch.ones(rows, num_new, 1, max_len), k, v, k_cache, v_cache, list(lengths))
-    shape = (rows, num_new, 1, max_len)
-    assert tuple(out.shape) == shape, f"expected the shape of q {shape}, saw {tuple(out.shape)}"
-    return out[:, :, 0]
+    out = attend_batch(q, k, v, k_cache, v_cache, told(lengths, num_new, max_len))
+    return tensor_of(out, "attend_batch", rows, num_new, 1, max_len)[:, :, 0]
 
 
-def check_rows(lengths, num_new, max_len):
-    seen = seen_by_rows(lengths, num_new, max_len)
+def check_rows(lengths, num_new, max_len, score=0.0):
+    seen = seen_by_rows(lengths, num_new, max_len, score)
     for r, n in enumerate(lengths):
         for i in range(num_new):
             keys = [j for j, weight in enumerate(seen[r, i].tolist()) if weight != 0]
@@ -898,26 +1018,30 @@ def check_rows(lengths, num_new, max_len):
             assert not nan, f"row {r}: NaN from the padding reached the output"
             expected = list(range(n + i + 1))
             assert keys == expected, f"row {r}, position {n + i}: expected keys {expected}, saw {keys}"
+            off = difference(seen[r, i, keys], torch.full((len(keys),), 1 / len(keys)))
+            rounding = 1e-5 + 1e-7 * abs(score)
+            assert off < rounding, f"row {r}: all scores are {score}, so weights are equal; saw {seen[r, i].tolist()}"
 
 
 check_rows([2, 5], num_new=1, max_len=8)
 check_rows([4, 1], num_new=2, max_len=8)
 ### BEGIN HIDDEN TESTS
-draw = rng("check_batch_rows")
-for _ in range(3):
-    rows, num_new, max_len = random_int(2, 4, draw), random_int(1, 3, draw), 12
+draw, max_len = rng("check_batch_rows"), 12
+for rows, num_new, num_kv_heads, group in ((1, 1, 2, 3), (2, 3, 1, 3), (3, 2, 3, 1), (random_int(2, 5, draw), 4, 3, 2)):
     lengths = [random_int(0, max_len - num_new, draw) for _ in range(rows)]
-    check_rows(lengths, num_new, max_len)
-    q = torch.randn(rows, num_new, 6, 8, generator=draw)
-    k, v = torch.randn(2, rows, num_new, 2, 8, generator=draw)
-    k_cache, v_cache = torch.randn(2, rows, max_len, 2, 8, generator=draw)
+    lengths[-1], lengths[0] = 0, max_len - num_new  # a row that begins, and one that becomes full
+    check_rows(lengths, num_new, max_len, score=(-30_000.0, 0.0, 300.0, 0.0)[rows % 4])
+    q = torch.randn(rows, num_new, num_kv_heads * group, 8, generator=draw)
+    k, v = torch.randn(2, rows, num_new, num_kv_heads, 8, generator=draw)
+    k_cache, v_cache = torch.randn(2, rows, max_len, num_kv_heads, 8, generator=draw)
     for r, n in enumerate(lengths):
-        k_cache[r, n:], v_cache[r, n:] = math.nan, math.nan
+        k_cache[r, n:], v_cache[r, n:] = (math.nan, math.nan) if r % 2 == 0 else (math.inf, -math.inf)
     held_k, held_v = k_cache.clone(), v_cache.clone()
-    out = attend_batch(q.clone(), k.clone(), v.clone(), k_cache, v_cache, list(lengths))
+    out = attend_batch(q.clone(), k.clone(), v.clone(), k_cache, v_cache, told(lengths, num_new, max_len))
+    out = tensor_of(out, "attend_batch", *q.shape)
     for r, n in enumerate(lengths):
         alone = reference.attend(q[r], torch.cat((held_k[r, :n], k[r])), torch.cat((held_v[r, :n], v[r])), n)
-        off = difference(out[r], alone)
+        off = difference(out[r], attended(alone, *q[r].shape))
         assert off < 1e-5, f"lengths {lengths}: row {r} differs from what it gets alone by {off:.2g}"
 ### END HIDDEN TESTS
 
@@ -934,25 +1058,26 @@ def check_writes(lengths, num_new, max_len, generator):
     k_cache, v_cache = torch.randn(2, rows, max_len, 2, 4, generator=generator)
     k, v = torch.randn(2, rows, num_new, 2, 4, generator=generator)
     q = torch.randn(rows, num_new, 4, 4, generator=generator)
-    expected_k, expected_v = k_cache.clone(), v_cache.clone()
     for r, n in enumerate(lengths):
-        expected_k[r, n : n + num_new], expected_v[r, n : n + num_new] = k[r], v[r]
-    before = k_cache.clone()
-    attend_batch(q, k, v, k_cache, v_cache, list(lengths))
+        k_cache[r, n + num_new + 1 :], v_cache[r, n + num_new + 1 :] = math.nan, math.nan
+    caches, before = (k_cache, v_cache), (k_cache.clone(), v_cache.clone())
+    attend_batch(q, k.clone(), v.clone(), k_cache, v_cache, told(lengths, num_new, max_len))
     for r, n in enumerate(lengths):
-        changed = [p for p in range(max_len) if not torch.equal(k_cache[r, p], before[r, p])]
-        print(f"row {r} holds {n}, {num_new} new: slots {changed} of its keys changed")
-        same = torch.equal(k_cache[r], expected_k[r]) and torch.equal(v_cache[r], expected_v[r])
         slots = list(range(n, n + num_new))
-        assert same, f"row {r}: slots {slots} must hold its new keys and values and all others what they held"
+        for name, cache, was, new in zip(("keys", "values"), caches, before, (k, v), strict=True):
+            changed = [p for p in range(max_len) if not torch.equal(*(t[r, p].nan_to_num(9e9) for t in (cache, was)))]
+            print(f"row {r} holds {n}, {num_new} new: slots {changed} of its {name} changed")
+            same = torch.equal(cache[r, slots], new[r]) and changed == slots
+            assert same, f"row {r}: slots {slots} must hold its new {name} and all others what they held"
 
 
 check_writes([2, 5], num_new=1, max_len=8, generator=rng("writes"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_batch_writes")
-for _ in range(3):
-    rows, num_new = random_int(2, 4, draw), random_int(1, 3, draw)
-    check_writes([random_int(0, 12 - num_new, draw) for _ in range(rows)], num_new, 12, draw)
+for rows, num_new in ((1, 2), (2, 1), (random_int(3, 5, draw), 3)):
+    lengths = [random_int(0, 12 - num_new, draw) for _ in range(rows)]
+    lengths[-1], lengths[0] = 0, 12 - num_new  # a row that begins, and one that becomes full
+    check_writes(lengths, num_new, 12, draw)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_padding"}
@@ -980,7 +1105,7 @@ print(f"cache slots reserved when padded: {slots}, of which {1 - sum(prompts) / 
 #
 # **Build** `max_new_tokens(budget_bytes, num_users, config, prompt_len, bytes_per_value=2)`: how many tokens each of
 # `num_users` users can still *generate* if they share `budget_bytes` of cache evenly and each has a prompt of
-# `prompt_len` tokens. A whole number, never below 0.
+# `prompt_len` tokens. An int, never below 0.
 #
 # - `config` is a dict as in a model's `config.json`: `num_hidden_layers`, `hidden_size`, `num_attention_heads`,
 #   `num_key_value_heads`, `head_dim`.
@@ -1023,6 +1148,13 @@ qwen3_06b = {
     "head_dim": 128,
 }
 budget = 180_000_000_000  # bytes left for the cache
+
+
+def whole(seen):
+    assert isinstance(seen, numbers.Integral), f"expected an int, saw {short(seen)}"
+    return seen
+
+
 for users, prompt_len, expected in (
     (50, 0, 10_986),
     (100, 0, 5_493),
@@ -1030,10 +1162,10 @@ for users, prompt_len, expected in (
     (50, 10_986, 0),
     (50, 20_000, 0),
 ):
-    seen = max_new_tokens(budget, users, dict(qwen25_72b), prompt_len)
+    seen = whole(max_new_tokens(budget, users, dict(qwen25_72b), prompt_len))
     print(f"Qwen2.5-72B, 180 GB, {users} users, prompts of {prompt_len}: {seen} new tokens each")
     assert seen == expected, f"{users} users, prompts of {prompt_len}: expected {expected} new tokens, saw {seen}"
-seen = max_new_tokens(1_000_000_000, 1, dict(qwen3_06b), 0)
+seen = whole(max_new_tokens(1_000_000_000, 1, dict(qwen3_06b), 0))
 print(f"Qwen3-0.6B (head_dim 128, hidden_size / heads 64), 1 GB, one user: {seen}")
 assert seen == 8_719, f"Qwen3-0.6B, 1 GB, one user: expected 8719 tokens, saw {seen}"
 ### BEGIN HIDDEN TESTS
@@ -1049,11 +1181,14 @@ for _ in range(8):
     }
     users, bytes_per_value = random_int(2, 60, draw), random_int(1, 4, draw)
     one = 2 * config["num_hidden_layers"] * kv_heads * config["head_dim"] * bytes_per_value
-    context, rest = random_int(10, 5000, draw), random_int(0, one * users - 1, draw)
-    for prompt_len in (0, random_int(1, context, draw), context, context + 7):
-        seen = max_new_tokens(context * one * users + rest, users, dict(config), prompt_len, bytes_per_value)
-        expected = max(0, context - prompt_len)
-        assert seen == expected, f"{users} users, {config}, prompts of {prompt_len}: expected {expected}, saw {seen}"
+    context = random_int(10, 5000, draw)
+    for rest in (0, one * users - 1):  # not one byte more than they fill, and one too few for another token each
+        for prompt_len in (0, random_int(1, context - 2, draw), context - 1, context, context + 7):
+            total = context * one * users + rest
+            seen = whole(max_new_tokens(total, users, dict(config), prompt_len, bytes_per_value))
+            case = f"{total} bytes, {users} users, {config}, {bytes_per_value} bytes per value, prompts of {prompt_len}"
+            expected = max(0, context - prompt_len)
+            assert seen == expected, f"{case}: expected {expected}, saw {seen}"
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_drill"}
@@ -1099,7 +1234,7 @@ class YourAttention:
         if asked.num_before == 0:  # the request begins
             self.caches[of] = KVCache(asked.k.shape[1], asked.k.shape[2], self.max_len[asked.request_id])
         self.lengths[of] = asked.num_tokens
-        seen = attention_step(self.caches[of], attend, asked.q, asked.k, asked.v)
+        seen = attended(attention_step(self.caches[of], attend, asked.q, asked.k, asked.v), *asked.q.shape)
         off = difference(seen, asked.expected)
         assert off <= 1e-4, (
             f"request {asked.request_id}, layer {asked.layer}, {num_new} new of {asked.num_tokens} tokens: "
@@ -1112,7 +1247,7 @@ def _first_failing(cache, keys, values, off):
     """keys, values: the engine's own for the request, in order."""
     if len(cache) != len(keys):
         return f"append or len() is wrong: the cache must hold {len(keys)} tokens, len() says {len(cache)}"
-    seen_keys, seen_values = cache.view()
+    seen_keys, seen_values = shown(cache, *keys.shape)
     if difference(seen_keys, keys) > 0 or difference(seen_values, values) > 0:
         return "append or view() is wrong: the cache does not show the keys and values that were appended"
     return f"the cache is right, attention_step or attend is not: the output is off by {off:.2g}"

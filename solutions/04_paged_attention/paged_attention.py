@@ -32,6 +32,8 @@ import torch
 # %% nbgrader={"grade_id": "tools"}
 # Given: helpers of the checks. You may read them, but do not change them.
 
+import operator
+
 from grader.checks import rng
 
 
@@ -103,19 +105,52 @@ def blocks_for(num_tokens, block_size):
     return -(-num_tokens // block_size)  # rounded up
 
 
+def whole(numbers, what):
+    """A list of ints. A tensor's whole number counts as an int, 3.0 does not."""
+    try:
+        return [operator.index(number) for number in numbers]
+    except TypeError:
+        raise AssertionError(f"{what}: expected a list of ints, saw {numbers!r}") from None
+
+
+def pool_of(num_blocks):
+    """(a new BlockPool that can allocate so many blocks, the numbers of these blocks in ascending order)."""
+    return BlockPool(num_blocks), list(range(num_blocks))
+
+
 def appended(pool, block_table, num_tokens, num_new, block_size, copy):
     """The result of your append_slots: (block_table, slots), two lists of ints."""
     answer = append_slots(pool, list(block_table), num_tokens, num_new, block_size, copy)
     pair = isinstance(answer, tuple | list) and len(answer) == 2
     assert pair, f"append_slots returns (block_table, slots), saw {answer!r}"
-    return [int(block) for block in answer[0]], [int(slot) for slot in answer[1]]
+    return whole(answer[0], "append_slots, block_table"), whole(answer[1], "append_slots, slots")
 
 
-def attended(q, k_cache, v_cache, block_table, seq_lens):
-    """The result of your paged_attention; block_table is a list of lists, padded here with block 0."""
+def mapped(block_table, positions, block_size):
+    """The result of your slot_mapping, a tensor; a NumPy array counts as one."""
+    return torch.as_tensor(slot_mapping(block_table, positions, block_size))
+
+
+def as_float32(out):
+    """The result of your paged_attention; a NumPy array counts as a tensor, and other float types are converted."""
+    out = torch.as_tensor(out)
+    return out.float() if out.is_floating_point() else out
+
+
+def attended(q, k_cache, v_cache, block_table, seq_lens, changed=None):
+    """The result of your paged_attention; block_table is a list of lists, padded here with block 0.
+
+    changed: a list that gets the names of the arguments, caches aside, that the call has changed.
+    """
     width = max(len(table) for table in block_table)
     table = torch.tensor([[*blocks, *[0] * (width - len(blocks))] for blocks in block_table], dtype=torch.int32)
-    out = paged_attention(q, k_cache, v_cache, table, torch.tensor(seq_lens, dtype=torch.int32))
+    lengths, query = torch.tensor(seq_lens, dtype=torch.int32), q.clone()
+    before = {"q": query.clone(), "block_table": table.clone(), "seq_lens": lengths.clone()}
+    out = paged_attention(query, k_cache, v_cache, table, lengths)
+    out = as_float32(out)
+    after = zip(before.items(), (query, table, lengths), strict=True)
+    if changed is not None:
+        changed += [name for (name, old), new in after if not torch.equal(old, new)]
     shape = tuple(q.shape)
     assert tuple(out.shape) == shape, f"expected the shape of q {shape}, saw {tuple(out.shape)}"
     return out
@@ -177,7 +212,7 @@ def difference(seen, expected):
 # ## 1. Memory that is reserved and never used
 #
 # **Build** `wasted_slots(lengths, max_len, block_size)`: how many slots are allocated and hold no token, for requests
-# of `lengths` tokens (a list of ints), as a pair of ints `(contiguous, paged)`:
+# of `lengths` tokens (a list of ints, which may be empty), as a pair of whole numbers `(contiguous, paged)`:
 #
 # - *contiguous*: each request has `max_len` slots in one piece, from its beginning to its end.
 # - *paged*: each request has as many blocks of `block_size` slots as its tokens need.
@@ -217,7 +252,8 @@ def check_wasted(lengths, max_len, block_size):
     assert pair, f"wasted_slots returns (contiguous, paged), saw {answer!r}"
     contiguous, paged = answer
     used = sum(lengths)
-    print(f"lengths {lengths}: {used} tokens; wasted {contiguous} of {len(lengths)} x {max_len} contiguous slots, "
+    shown = lengths if len(lengths) < 20 else f"of {len(lengths)} requests"
+    print(f"lengths {shown}: {used} tokens; wasted {contiguous} of {len(lengths)} x {max_len} contiguous slots, "
           f"{paged} in blocks of {block_size}")  # fmt: skip
     expected = sum(max_len - n for n in lengths)
     assert contiguous == expected, f"contiguous: expected {expected} wasted slots, saw {contiguous}"
@@ -227,11 +263,16 @@ def check_wasted(lengths, max_len, block_size):
 
 check_wasted([300, 45], max_len=1024, block_size=16)
 check_wasted([16, 32, 1], max_len=64, block_size=16)
+check_wasted([], max_len=64, block_size=16)
+check_wasted([20, 7], max_len=20, block_size=16)  # one is as long as a request may be
+check_wasted([16, 0, 3], max_len=64, block_size=16)  # one has no token yet, and needs no block
 ### BEGIN HIDDEN TESTS
 draw = rng("check_waste")
 for block_size in (1, 8, random_int(2, 30, draw)):
     lengths = [random_int(1, 200, draw) for _ in range(random_int(2, 9, draw))]
     check_wasted([*lengths, block_size, 2 * block_size], random_int(200, 300, draw), block_size)
+lengths = [random_int(1, 1_000_000, draw) for _ in range(3000)]  # sums beyond 2^31
+check_wasted(lengths, 2_000_000 + random_int(1, 99, draw), random_int(1000, 2000, draw))
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_shares"}
@@ -260,11 +301,13 @@ for mean in (50, 500, 2000):
 # - `BlockPool(num_blocks)`: all blocks are free. `num_free`: the number of free blocks, a property.
 # - `allocate(n)`: a list of `n` different free blocks; each has one reference now. Which of the free blocks it takes is
 #   your choice.
-# - `incref(ids)`: one more reference to each block of the list.
+# - `incref(ids)`: one more reference for each entry of the list.
 # - `decref(ids)`: one reference less for each entry of the list. A block that loses its last reference is free again.
-#   Returns the list of the blocks that became free. A block may be in the list several times, once for each reference
-#   dropped.
-# - `ref_count(block)`: 0 for a free block.
+#   Returns the list of the blocks that became free, each once, in any order.
+# - `ref_count(block)`: the references to one of the pool's blocks, 0 for a free one.
+#
+# In both lists a block may stand several times, once for each reference. An empty list changes nothing. A block can have
+# thousands of references, and several pools can exist side by side.
 #
 # A rejected call changes *nothing*:
 #
@@ -354,14 +397,15 @@ class BlockPool:
 #   free. A block that stays on the free list while it is held goes to a second request, and the two write over each
 #   other's tokens.
 def check_hands_out(num_blocks, sizes):
-    pool, taken = BlockPool(num_blocks), []
-    assert pool.num_free == num_blocks, f"all {num_blocks} blocks of a new pool are free, num_free says {pool.num_free}"
+    (pool, ids), taken = pool_of(num_blocks), []
+    free = pool.num_free
+    assert free == num_blocks, f"a new pool: {num_blocks} blocks, {ids[0]}..{ids[-1]}, are free, num_free says {free}"
     for n in sizes:
-        blocks = [int(block) for block in pool.allocate(n)]
+        blocks = whole(pool.allocate(n), "allocate")
         print(f"allocate({n}) of {num_blocks}: {blocks}, then {pool.num_free} free")
         assert len(blocks) == n, f"expected {n} blocks, saw {len(blocks)}"
-        off = [block for block in blocks if not 0 <= block < num_blocks]
-        assert not off, f"the pool has blocks 0..{num_blocks - 1}, saw {off}"
+        off = [block for block in blocks if block not in ids]
+        assert not off, f"the pool has blocks {ids[0]}..{ids[-1]}, saw {off}"
         twice = [block for block in taken if block in blocks]
         once = not twice and len(set(blocks)) == n
         assert once, f"a block went to two holders: {taken} were taken, then {blocks}"
@@ -370,12 +414,19 @@ def check_hands_out(num_blocks, sizes):
         assert pool.num_free == left, f"{left} blocks are left, num_free says {pool.num_free}"
         counts = [pool.ref_count(block) for block in taken]
         assert counts == [1] * len(taken), f"each taken block has one reference, saw {counts}"
-    others = [pool.ref_count(block) for block in range(num_blocks) if block not in taken]
+    others = [pool.ref_count(block) for block in ids if block not in taken]
     assert not any(others), f"free blocks have no reference, saw {others}"
 
 
 check_hands_out(8, [3, 1, 4])
 check_hands_out(5, [0, 2])
+check_hands_out(1, [1])
+(pool, _), (other, ids) = pool_of(3), pool_of(3)
+pool.allocate(2)
+print(f"two pools of 3: 2 blocks were allocated from one, the other has {other.num_free} free")
+assert other.num_free == 3, f"another pool's blocks do not count: 3 are free, num_free says {other.num_free}"
+counts = [other.ref_count(block) for block in ids]
+assert not any(counts), f"another pool's references do not count: expected none, saw {counts}"
 ### BEGIN HIDDEN TESTS
 draw = rng("check_allocate")
 for _ in range(3):
@@ -394,51 +445,65 @@ for _ in range(3):
 #   reads it.
 def check_life(num_blocks, num_steps, generator):
     """Random calls; `held` is the truth, with one entry for each reference there is."""
-    pool, held = BlockPool(num_blocks), []
+    (pool, ids), held = pool_of(num_blocks), []
     for _ in range(num_steps):
-        kind, free = random_int(0, 2, generator), [b for b in range(num_blocks) if b not in held]
-        pick = [held[i] for i in torch.randperm(len(held), generator=generator).tolist()[: random_int(1, 4, generator)]]
+        kind, free = random_int(0, 2, generator), [block for block in ids if block not in held]
+        pick = [held[i] for i in torch.randperm(len(held), generator=generator).tolist()[: random_int(0, 4, generator)]]
         if kind == 0 and free:
-            blocks = [int(block) for block in pool.allocate(random_int(1, len(free), generator))]
-            given = [block for block in blocks if block in held or not 0 <= block < num_blocks]
-            assert not given, f"{sorted(set(held))} are held; allocate handed out {blocks}"
+            blocks = whole(pool.allocate(random_int(1, len(free), generator)), "allocate")
+            given = [block for block in blocks if block in held or block not in ids]
+            where = f"blocks {ids[0]}..{ids[-1]}, of which {sorted(set(held))} are held"
+            assert not given, f"{where}: expected free blocks, allocate handed out {blocks}"
             held += blocks
-        elif kind == 1 and held:
-            pool.incref(list(dict.fromkeys(pick)))
-            held += dict.fromkeys(pick)
-        elif held:
-            freed = pool.decref(list(pick))
+        elif kind == 1:
+            pool.incref(list(pick))
+            held += pick
+        else:
+            seen = sorted(whole(pool.decref(list(pick)), "decref"))
             for block in pick:
                 held.remove(block)
             gone = sorted({block for block in pick if block not in held})
-            assert isinstance(freed, list | tuple), f"decref returns a list of blocks, saw {freed!r}"
-            seen = sorted(int(block) for block in freed)
             assert seen == gone, f"decref({pick}): blocks {gone} became free, saw {seen}; still held: {sorted(held)}"
-        counts = [pool.ref_count(block) for block in range(num_blocks)]
-        expected = [held.count(block) for block in range(num_blocks)]
+        counts = [pool.ref_count(block) for block in ids]
+        expected = [held.count(block) for block in ids]
         assert counts == expected, f"reference counts: expected {expected}, saw {counts}"
         assert pool.num_free == expected.count(0), f"{expected.count(0)} are free, num_free says {pool.num_free}"
     return counts
 
 
-pool = BlockPool(4)
+pool, _ = pool_of(4)
 [a, b] = pool.allocate(2)
 pool.incref([a])  # a second request shares it
 print(f"decref of a shared and an unshared block frees {pool.decref([a, b])}; then {pool.num_free} of 4 are free")
 assert pool.num_free == 3, f"the shared block is still held: 3 of 4 are free, num_free says {pool.num_free}"
 assert pool.ref_count(a) == 1, f"the shared block has one reference left, ref_count says {pool.ref_count(a)}"
+pool.incref([a, a])  # in one call, for two requests more
+pool.incref([])
+freed = whole(pool.decref([]), "decref")
+assert not freed, f"an empty list frees nothing, saw {freed}"
+assert pool.ref_count(a) == 3, f"incref of [{a}, {a}] adds two references: 3 in all, ref_count says {pool.ref_count(a)}"
 print("after 40 random calls the counts are", check_life(5, 40, rng("refs")))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_refs")
 for _ in range(3):
     check_life(random_int(2, 7, draw), 60, draw)
-pool = BlockPool(2)
+pool, [a, b] = pool_of(2)
 pool.allocate(2)
-pool.incref([0, 1])
-freed = pool.decref([1, 0, 1])
-assert list(freed) == [1], f"decref([1, 0, 1]) with two references each frees [1], saw {freed}"
-assert [pool.ref_count(0), pool.ref_count(1)] == [1, 0], "a block that is named twice loses two references"
-assert list(pool.allocate(1)) == [1], "the block that became free can be had again"
+pool.incref([a, b])
+freed = whole(pool.decref([b, a, b]), "decref")
+assert freed == [b], f"decref([{b}, {a}, {b}]) with two references each frees [{b}], saw {freed}"
+assert [pool.ref_count(a), pool.ref_count(b)] == [1, 0], "a block that is named twice loses two references"
+again = whole(pool.allocate(1), "allocate")
+assert again == [b], f"block {b} became free and can be had again, saw {again}"
+pool, ids = pool_of(random_int(270, 300, draw))
+pool.allocate(len(ids))
+for block in (ids[-1], ids[random_int(1, 200, draw)]):
+    pool.incref([block] * 1023)
+    assert pool.ref_count(block) == 1024, f"a block has 1024 references, ref_count says {pool.ref_count(block)}"
+    freed = whole(pool.decref([block] * 1023), "decref")
+    assert not freed, f"1 of 1024 references is left, and the block was freed: {freed}"
+    freed = whole(pool.decref([block]), "decref")
+    assert freed == [block], f"the last of 1024 references was dropped: expected [{block}] to be freed, saw {freed}"
 ### END HIDDEN TESTS
 
 
@@ -449,22 +514,24 @@ assert list(pool.allocate(1)) == [1], "the block that became free can be had aga
 # explanation: 3 free, 5 asked: RuntimeError, and still 3 free with 0 references each. A pool that hands out 3 and then
 #   raises has lost them: nobody holds them, and nobody can get them.
 def check_refused_allocate(num_blocks, taken, wanted):
-    pool = BlockPool(num_blocks)
-    held = [int(block) for block in pool.allocate(taken)]
+    pool, ids = pool_of(num_blocks)
+    held = whole(pool.allocate(taken), "allocate")
+    off = [block for block in held if block not in ids]
+    assert not off, f"the pool has blocks {ids[0]}..{ids[-1]}, saw {off}"
     error, free = error_of(pool.allocate, wanted), num_blocks - taken
     print(f"{free} of {num_blocks} are free, allocate({wanted}): {type(error).__name__}: {error}")
     assert isinstance(error, RuntimeError), f"{wanted} > {free}: expected RuntimeError, saw {error!r}"
     assert pool.num_free == free, f"a refused allocate takes nothing: {free} are free, num_free says {pool.num_free}"
-    counts = [pool.ref_count(block) for block in range(num_blocks)]
-    expected = [int(block in held) for block in range(num_blocks)]
+    counts, expected = [pool.ref_count(block) for block in ids], [int(block in held) for block in ids]
     assert counts == expected, f"a refused allocate changes no count: expected {expected}, saw {counts}"
-    rest = sorted(int(block) for block in pool.allocate(free))
-    missing = [block for block in range(num_blocks) if block not in held and block not in rest]
+    rest = whole(pool.allocate(free), "allocate")
+    missing = [block for block in ids if block not in held and block not in rest]
     assert not missing, f"after a refused allocate blocks {missing} cannot be had any more"
 
 
 check_refused_allocate(num_blocks=6, taken=4, wanted=3)
 check_refused_allocate(num_blocks=2, taken=2, wanted=1)
+check_refused_allocate(num_blocks=3, taken=1, wanted=4)  # more than the pool has
 ### BEGIN HIDDEN TESTS
 draw = rng("check_too_many")
 for _ in range(3):
@@ -481,28 +548,35 @@ for _ in range(3):
 # explanation: decref([2, 9, 3]) where block 9 does not exist: ValueError, and block 2 has as many references as before.
 #   In one call a block may stand twice: decref([2, 2]) with one reference is one too many, though each alone would be
 #   allowed.
-def check_bad_ids(num_blocks, name, bad_ids):
-    """bad_ids: a list with a mistake in it; "held" stands for a held block, "free" for the free one."""
-    pool = BlockPool(num_blocks)
-    held = [int(block) for block in pool.allocate(num_blocks - 1)]
-    free = next(block for block in range(num_blocks) if block not in held)
-    ids = [{"held": held[0], "free": free}.get(entry, entry) for entry in bad_ids]
-    error = error_of(getattr(pool, name), list(ids))
-    print(f"{name}({ids}), blocks {held} have one reference each: {type(error).__name__}: {error}")
-    assert isinstance(error, ValueError), f"{name}({ids}): expected ValueError, saw {error!r}"
-    counts = [pool.ref_count(block) for block in range(num_blocks)]
-    expected = [int(block in held) for block in range(num_blocks)]
+def check_bad_ids(num_blocks, name, bad_ids, num_free=1):
+    """bad_ids: a list with a mistake in it; "held" and "free" stand for such a block, "below" and "above" for the numbers
+    next to those of the pool's blocks."""
+    pool, ids = pool_of(num_blocks)
+    held = whole(pool.allocate(num_blocks - num_free), "allocate")
+    off = [block for block in held if block not in ids]
+    assert not off, f"the pool has blocks {ids[0]}..{ids[-1]}, saw {off}"
+    free = [block for block in ids if block not in held]
+    names = {"held": held[0], "held too": held[-1], "free": [*free, None][0], "below": ids[0] - 1, "above": ids[-1] + 1}
+    entries = [names.get(entry, entry) for entry in bad_ids]
+    error = error_of(getattr(pool, name), list(entries))
+    print(f"{name}({entries}), blocks {held} have one reference each: {type(error).__name__}: {error}")
+    assert isinstance(error, ValueError), f"{name}({entries}): expected ValueError, saw {error!r}"
+    counts, expected = [pool.ref_count(block) for block in ids], [int(block in held) for block in ids]
     assert counts == expected, f"a refused {name} changes no count: expected {expected}, saw {counts}"
-    assert pool.num_free == 1, f"a refused {name} frees nothing: 1 block is free, num_free says {pool.num_free}"
+    assert pool.num_free == num_free, f"a refused {name} frees nothing: {num_free} free, num_free says {pool.num_free}"
+    error = error_of(pool.decref, list(held))
+    assert error is None, f"after a refused {name} the held blocks {held} can be given back as before: {error!r}"
 
 
 for name in ("incref", "decref"):
     check_bad_ids(4, name, ["free"])
     check_bad_ids(4, name, ["held", "free"])
     check_bad_ids(4, name, [-1])
-    check_bad_ids(4, name, [4])
+    check_bad_ids(4, name, ["above"])
+    check_bad_ids(4, name, [-1], num_free=0)  # counts[-1] would be a block that is held
+    check_bad_ids(4, name, ["below"], num_free=0)
 check_bad_ids(4, "decref", ["held", "held"])
-pool = BlockPool(3)
+pool, _ = pool_of(3)
 [block] = pool.allocate(1)
 pool.decref([block])
 error = error_of(pool.decref, [block])
@@ -512,10 +586,19 @@ assert isinstance(error, ValueError), f"a block freed twice: expected ValueError
 draw = rng("check_refused")
 for name in ("incref", "decref"):
     num_blocks = random_int(3, 12, draw)
-    check_bad_ids(num_blocks, name, ["held", "free"])
-    check_bad_ids(num_blocks, name, ["held", -1])
-    check_bad_ids(num_blocks, name, ["held", -num_blocks])
-    check_bad_ids(num_blocks, name, ["held", num_blocks + 3])
+    check_bad_ids(num_blocks, name, ["free", "held"])
+    check_bad_ids(num_blocks, name, ["held", "free", "held too"])
+    for num_free in (0, 1):
+        for bad in (-1, 1 - num_blocks, -num_blocks, -1 - num_blocks, "below", "above", num_blocks + 3, 2**31):
+            check_bad_ids(num_blocks, name, ["held", bad], num_free)
+            check_bad_ids(num_blocks, name, [bad, "held"], num_free)
+check_bad_ids(num_blocks, "decref", ["held", "held too", "held"])
+pool, ids = pool_of(num_blocks)
+[block, _] = whole(pool.allocate(2), "allocate")
+pool.incref([block] * 2)
+error = error_of(pool.decref, [block] * 4)
+assert isinstance(error, ValueError), f"4 references dropped where 3 are: expected ValueError, saw {error!r}"
+assert pool.ref_count(block) == 3, f"a refused decref changes no count: 3 references, saw {pool.ref_count(block)}"
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_fork"}
@@ -528,9 +611,11 @@ for name in ("incref", "decref"):
 # tokens are those of the request that `block_table` belongs to. It holds the blocks that contain these tokens, and no
 # others, and has a reference to each of them. Nothing is copied and nothing is allocated.
 #
-# - `pool` has the methods of your `BlockPool`. The checks pass their own, so this part can be right even if an earlier
-#   one is not.
-# - `block_table` is a list of ints and may have more blocks than `num_tokens` tokens need. It stays as it is.
+# - `pool` has the methods of your `BlockPool`. The checks pass their own, whose blocks have any numbers, so this part can
+#   be right even if an earlier one is not.
+# - `block_table` is a list of ints and may have more blocks than `num_tokens` tokens need. Return a list of its own for
+#   the new request.
+# - `num_tokens` may be 0: then nothing is shared.
 #
 # **Hint:** two lines.
 #
@@ -557,7 +642,7 @@ def fork(pool, block_table, num_tokens, block_size):
 #   before.
 def check_forked(block_table, num_tokens, block_size):
     pool = Ledger(order=range(100), held=block_table)
-    child = [int(block) for block in fork(pool, list(block_table), num_tokens, block_size)]
+    child = whole(fork(pool, list(block_table), num_tokens, block_size), "fork")
     shared = block_table[: blocks_for(num_tokens, block_size)]
     print(f"table {block_table}, blocks of {block_size}, {num_tokens} tokens shared: {child}")
     assert child == shared, f"the first {num_tokens} tokens lie in blocks {shared}, saw {child}"
@@ -570,14 +655,16 @@ def check_forked(block_table, num_tokens, block_size):
 
 check_forked([7, 2, 9], num_tokens=9, block_size=4)  # the last block is shared half full
 check_forked([7, 2, 9, 4], num_tokens=8, block_size=4)
+check_forked([7, 2], num_tokens=0, block_size=4)
 ### BEGIN HIDDEN TESTS
 draw = rng("check_fork")
 for _ in range(4):
     block_size, num_blocks = random_int(2, 9, draw), random_int(3, 8, draw)
     table = random_order(60, draw)[:num_blocks]
     num_tokens = random_int(1, num_blocks * block_size - 1, draw)
-    for shared in (num_tokens, blocks_for(num_tokens, block_size) * block_size, block_size):
+    for shared in (num_tokens, blocks_for(num_tokens, block_size) * block_size, block_size, 1, num_blocks * block_size):
         check_forked(table, shared, block_size)
+check_forked(table, random_int(1, num_blocks, draw), block_size=1)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_append"}
@@ -597,6 +684,8 @@ for _ in range(4):
 # dst)`, replaces the old block by the new one in its table, and drops its reference to the old one. `copy` is the only
 # way to move contents, and is counted.
 #
+# - This block need not be the last of the table: reserved blocks may follow, which belong to this request alone. Nor need
+#   it hold a token yet: a reserved block can be shared, too.
 # - A block without another holder is written in place. So of two requests that share a block, the first copies and the
 #   second, then the only holder, does not.
 # - Full blocks are never written, so they stay shared. A new token after a *full* last block goes to a new block,
@@ -684,6 +773,7 @@ for case in range(5):
     fill = -sum(sizes) % block_size or block_size  # up to the end of a block, then one more, then a whole block
     reserved = order[: random_int(1, 4, draw)] if case % 2 else ()
     check_growth(order, block_size, [*sizes, fill, 1, block_size], reserved)
+check_growth(random_order(60, draw), 1, [1, 2, 3], random_order(60, draw)[: random_int(0, 4, draw)])
 ### END HIDDEN TESTS
 
 
@@ -695,39 +785,53 @@ for case in range(5):
 #   which has two references. A new block 5 gets a copy of block 2; a drops its reference to 2; a = [7, 5]. b appends
 #   next: block 2 has one holder now, and is written in place. Block 7 is full, nobody writes into it, and it stays
 #   shared.
-def check_sharers(num_sharers, num_tokens, num_new, block_size, order):
-    """Requests with a common table write one after another."""
-    memory, common = Memory(block_size), order[: blocks_for(num_tokens, block_size)]
-    pool = Ledger(order, held=common * num_sharers)
+def check_sharers(num_sharers, num_tokens, num_new, block_size, order, num_reserved=0, ahead=False):
+    """Requests with common blocks write one after another.
+
+    num_reserved: so many blocks of its own each of them has behind the common ones. ahead: the block of the next token is
+    common, too, where the last one is full.
+    """
+    memory, first = Memory(block_size), num_tokens // block_size
+    common = order[: first + 1 if ahead else blocks_for(num_tokens, block_size)]
+    own = [order[len(common) + r * num_reserved :][:num_reserved] for r in range(num_sharers)]
+    pool = Ledger(order, held=common * num_sharers + [block for reserved in own for block in reserved])
     prompt = [f"prompt {p}" for p in range(num_tokens)]
     memory.write(slots_behind(common, range(num_tokens), block_size), prompt)
-    tables, texts = [common] * num_sharers, [prompt] * num_sharers
-    partial = num_tokens % block_size != 0
+    tables, texts = [common + reserved for reserved in own], [prompt] * num_sharers
     for r in range(num_sharers):
         memory.copies.clear()
-        tables[r], slots = appended(pool, tables[r], num_tokens, num_new, block_size, memory.copy)
-        print(f"request {r}, {num_tokens} tokens in {common}, {num_new} more: table {tables[r]}, slots {slots}, "
+        before, held = tables[r], set(pool.references)
+        tables[r], slots = appended(pool, before, num_tokens, num_new, block_size, memory.copy)
+        print(f"request {r}, {num_tokens} tokens in {before}, {num_new} more: table {tables[r]}, slots {slots}, "
               f"copies {memory.copies}")  # fmt: skip
-        expected = int(partial and r < num_sharers - 1)
+        expected = int(first < len(common) and r < num_sharers - 1)
         assert len(memory.copies) == expected, f"request {r}: expected {expected} copies, saw {memory.copies}"
+        needed = max(len(before), blocks_for(num_tokens + num_new, block_size))
+        assert len(tables[r]) == needed, f"request {r}: its table has {needed} blocks then, saw {tables[r]}"
+        moved = [i for i, block in enumerate(before) if tables[r][i] != block and not (expected and i == first)]
+        assert not moved, f"request {r}: entries {moved} of {before} stay as they are, saw {tables[r]}"
         if expected:
             src, dst = memory.copies[0]
-            right = src == common[-1] and dst == tables[r][len(common) - 1] and dst not in common
-            assert right, f"request {r}: copy from block {common[-1]} to a new one in its table, saw {src} -> {dst}"
+            right = src == before[first] and dst == tables[r][first] and dst not in held
+            assert right, f"request {r}: copy from block {before[first]} to a new one in its table, saw {src} -> {dst}"
         texts[r] = prompt + [f"request {r}, {i}" for i in range(num_new)]
         memory.write(slots, texts[r][num_tokens:])
         for other in range(num_sharers):
             seen = memory.read(tables[other], len(texts[other]))
             wrong = [p for p, token in enumerate(texts[other]) if seen[p] != token]
             assert not wrong, f"request {r} wrote; request {other} does not find its tokens at positions {wrong}"
-        held = sorted(block for table in tables for block in table)
-        assert sorted(pool.references) == held, (
-            f"after request {r}: one reference for each entry of a table: expected {held}, saw {sorted(pool.references)}"
+        entries = sorted(block for table in tables for block in table)
+        assert sorted(pool.references) == entries, (
+            f"after request {r}: one reference for each entry of a table: expected {entries}, "
+            f"saw {sorted(pool.references)}"
         )
 
 
-check_sharers(2, num_tokens=6, num_new=1, block_size=4, order=[7, 2, 9, 5, 0, 3])
-check_sharers(2, num_tokens=8, num_new=1, block_size=4, order=[7, 2, 9, 5, 0, 3])  # full: nothing is copied
+order = [7, 2, 9, 5, 0, 3]
+check_sharers(2, num_tokens=6, num_new=1, block_size=4, order=order)
+check_sharers(2, num_tokens=8, num_new=1, block_size=4, order=order)  # full: nothing is copied
+check_sharers(2, num_tokens=6, num_new=3, block_size=4, order=order, num_reserved=1)  # reserved blocks behind it
+check_sharers(2, num_tokens=4, num_new=1, block_size=4, order=order, ahead=True)  # shared, and empty as yet
 ### BEGIN HIDDEN TESTS
 draw = rng("check_copy_on_write")
 for case in range(6):
@@ -735,6 +839,13 @@ for case in range(6):
     full = random_int(0, 3, draw) * block_size
     num_tokens = full + random_int(1, block_size - 1, draw) if case % 3 else full + block_size
     check_sharers(num_sharers, num_tokens, random_int(1, 2 * block_size, draw), block_size, random_order(60, draw))
+for num_reserved in (1, random_int(2, 4, draw)):
+    block_size, num_sharers = random_int(2, 6, draw), random_int(2, 4, draw)
+    for num_tokens, ahead in ((block_size + 1, False), (2 * block_size, False), (2 * block_size, True)):
+        for num_new in (1, random_int(block_size, 3 * block_size, draw)):
+            order = random_order(60, draw)
+            check_sharers(num_sharers, num_tokens, num_new, block_size, order, num_reserved, ahead)
+check_sharers(3, random_int(1, 5, draw), random_int(2, 3, draw), 1, random_order(60, draw), 1, ahead=True)
 ### END HIDDEN TESTS
 
 
@@ -745,34 +856,42 @@ for case in range(6):
 # explanation: The table's last block is shared and full enough that 1 new block is needed for growth and 1 for the
 #   copy; 1 is free. RuntimeError, and table, pool and cache are as before. If growth takes its block first and the copy
 #   then fails, the table has a block more and the tokens were never written.
-def check_no_room(num_sharers, num_tokens, num_new, block_size, num_free, order):
-    memory, table = Memory(block_size), order[: blocks_for(num_tokens, block_size)]
-    pool = Ledger(order[: len(table) + num_free], held=table * num_sharers)
+def check_room(num_sharers, num_tokens, num_new, block_size, num_free, order, reserved=0):
+    """One of several holders appends; reserved: so many blocks of its own it has behind the common ones."""
+    memory, common = Memory(block_size), order[: blocks_for(num_tokens, block_size)]
+    table = order[: len(common) + reserved]
+    pool = Ledger(order[: len(table) + num_free], held=common * num_sharers + table[len(common) :])
+    needed = max(0, blocks_for(num_tokens + num_new, block_size) - len(table))
+    needed += num_sharers > 1 and num_tokens % block_size > 0
     before = sorted(pool.references)
-    arguments = (list(table), num_tokens, num_new, block_size, memory.copy)
-    error = error_of(append_slots, pool, *arguments)
-    print(f"{num_sharers} holders, {num_tokens} tokens, {num_new} more, {num_free} free blocks of {block_size}: "
+    error = error_of(append_slots, pool, list(table), num_tokens, num_new, block_size, memory.copy)
+    print(f"{num_sharers} holders, {num_tokens} tokens in {table}, {num_new} more, {num_free} free blocks of {block_size}: "
           f"{type(error).__name__}: {error}")  # fmt: skip
+    if needed <= num_free:
+        assert error is None, f"{needed} blocks are needed and {num_free} are free: expected no error, saw {error!r}"
+        return
     assert isinstance(error, RuntimeError), f"the blocks do not suffice: expected RuntimeError, saw {error!r}"
     after = sorted(pool.references)
     assert after == before, f"a refused call changes no reference: they were {before}, now {after}"
     assert not memory.copies, f"a refused call copies nothing, saw {memory.copies}"
 
 
-enough = error_of(append_slots, Ledger([7, 2], held=[]), [], 0, 1, 4, Memory(4).copy)
-assert enough is None, f"a request without tokens, two free blocks of 4: expected room for one token, saw {enough!r}"
 order = [7, 2, 9, 5, 0, 3]
-check_no_room(1, num_tokens=6, num_new=7, block_size=4, num_free=1, order=order)  # needs two
-check_no_room(2, num_tokens=6, num_new=1, block_size=4, num_free=0, order=order)  # needs one to copy into
-check_no_room(2, num_tokens=6, num_new=4, block_size=4, num_free=1, order=order)  # one for the copy, one to grow
+check_room(1, num_tokens=0, num_new=1, block_size=4, num_free=1, order=order)  # the last free block is enough
+check_room(1, num_tokens=6, num_new=7, block_size=4, num_free=1, order=order)  # needs two
+check_room(2, num_tokens=6, num_new=1, block_size=4, num_free=0, order=order)  # needs one to copy into
+check_room(2, num_tokens=6, num_new=4, block_size=4, num_free=1, order=order)  # one for the copy, one to grow
+check_room(2, num_tokens=6, num_new=4, block_size=4, num_free=0, order=order, reserved=1)  # room, and none for the copy
 ### BEGIN HIDDEN TESTS
 draw = rng("check_append_refused")
 for num_sharers in (1, 2, 3):
     block_size = random_int(2, 6, draw)
     num_tokens = random_int(0, 3, draw) * block_size + random_int(1, block_size - 1, draw)
     grow = random_int(1, 3, draw)  # whole blocks in addition to the partial one
-    num_free = grow + (num_sharers > 1) - 1
-    check_no_room(num_sharers, num_tokens, grow * block_size, block_size, num_free, random_order(60, draw))
+    for num_free in (grow + (num_sharers > 1) - 1, grow + (num_sharers > 1)):
+        check_room(num_sharers, num_tokens, grow * block_size, block_size, num_free, random_order(60, draw))
+for num_free in (0, 1):
+    check_room(2, block_size + 1, random_int(1, 2 * block_size - 1, draw), block_size, num_free, order, reserved=1)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_slots"}
@@ -783,7 +902,7 @@ for num_sharers in (1, 2, 3):
 # **Build** `slot_mapping(block_table, positions, block_size)`: the slots of tokens of one request, int64.
 #
 # - `block_table` int32 `[max_blocks]`, the request's blocks in order, followed by padding.
-# - `positions` `[n]`, int64, in any order. Returns `[n]`, int64.
+# - `positions` `[n]`, int64, in any order. Returns `[n]`, int64, in the same order. The inputs are not modified.
 #
 # **Hint:** `positions // block_size` is the table entry, `positions % block_size` the offset in the block.
 #
@@ -808,8 +927,13 @@ def slot_mapping(block_table, positions, block_size):
 # explanation: Blocks of 4, table [7, 2, 5]. Position 9 is in entry 9 // 4 = 2, block 5, at offset 9 % 4 = 1: slot 5 × 4
 #   + 1 = 21. Position 3 is slot 31, position 4 is slot 8: neighbours in the text need not be neighbours in memory.
 def check_slots(block_table, positions, block_size):
-    table = torch.tensor(block_table, dtype=torch.int32)
-    slots = slot_mapping(table, torch.tensor(positions), block_size)
+    given = torch.tensor(block_table, dtype=torch.int32), torch.tensor(positions)
+    before = [tensor.clone() for tensor in given]
+    slots = mapped(*given, block_size)
+    same = all(torch.equal(old, new) for old, new in zip(before, given, strict=True))
+    assert same, (
+        f"slot_mapping changed what it was given: {[t.tolist() for t in before]} to {[t.tolist() for t in given]}"
+    )
     expected = slots_behind(block_table, positions, block_size)
     print(f"table {block_table}, blocks of {block_size}, positions {positions}: slots {slots.tolist()}")
     assert slots.dtype == torch.int64, f"expected int64, saw {slots.dtype}"
@@ -834,17 +958,17 @@ for block_size in (1, 16, random_int(2, 9, draw)):
 #   a product of two int32 numbers it wraps around to a negative slot; converting the product afterwards is too late.
 for blocks, block_size in (([40_000, 3], 16), ([134_217_727, 134_217_728], 16), ([2_147_483_647, 20_000_000], 128)):
     positions = torch.tensor([0, block_size - 1, block_size, 2 * block_size - 1])
-    slots = slot_mapping(torch.tensor(blocks, dtype=torch.int32), positions, block_size).tolist()
-    print(f"blocks {blocks} of {block_size} tokens: slots {slots}")
     expected = slots_behind(blocks, positions.tolist(), block_size)
+    slots = mapped(torch.tensor(blocks, dtype=torch.int32), positions, block_size).tolist()
+    print(f"blocks {blocks} of {block_size} tokens: slots {slots}")
     assert slots == expected, f"expected slots {expected}, saw {slots}"
 ### BEGIN HIDDEN TESTS
 draw = rng("check_large_ids")
 for bits in (15, 16, 27, 30):
     blocks = [random_int(2**bits, 2**bits + 2**bits // 2, draw) for _ in range(4)]
     positions = torch.randint(4 * 32, (20,), generator=draw)
-    slots = slot_mapping(torch.tensor(blocks, dtype=torch.int32), positions, 32).tolist()
     expected = slots_behind(blocks, positions.tolist(), 32)
+    slots = mapped(torch.tensor(blocks, dtype=torch.int32), positions, 32).tolist()
     assert slots == expected, f"blocks {blocks} of 32 tokens: expected slots {expected}, saw {slots}"
 ### END HIDDEN TESTS
 
@@ -857,12 +981,12 @@ for bits in (15, 16, 27, 30):
 # - `k_cache`, `v_cache` `[num_blocks, block_size, num_kv_heads, head_dim]`: one layer's memory, for all requests. The
 #   new tokens' keys and values are already in it.
 # - `block_table` int32 `[rows, max_blocks]`, `seq_lens` int32 `[rows]`: row r's tokens are the first `seq_lens[r]` of
-#   its table, including the newest, so a length is at least 1. The table is padded with zeros, and block 0 is a block
-#   like any other: it may belong to another request.
+#   its table, including the newest, so a length is at least 1. Reserved blocks may follow, with no token yet, and then
+#   zeros as padding. Such a zero means nothing: block 0 is in the memory like any other, and what it holds is not row r's.
 # - Row r's query attends to all of its tokens, with weights softmax(q·k / sqrt(head_dim)). No mask is needed: it is the
-#   last.
+#   last. A score can be some hundreds, and exp(89) is infinite in float32: `torch.softmax` subtracts the maximum first.
 # - Query head h reads KV head `h // (num_heads // num_kv_heads)`.
-# - Returns `[rows, num_heads, head_dim]`, float32. The inputs are not modified: a copy of the whole cache would be as
+# - Returns `[rows, num_heads, head_dim]`, of any float type. The inputs are not modified: a copy of the whole cache would be as
 #   expensive as reserving it, and you must not write other requests' blocks.
 #
 # A chunk of a prompt is not a special case: its tokens are rows with the same block table and lengths that grow by one.
@@ -917,15 +1041,20 @@ def weights_of(q, keys):
     num_tokens, head_dim = keys.shape
     values = torch.eye(num_tokens, head_dim)
     out = attended(q[None, None], keys[None, :, None].clone(), values[None, :, None].clone(), [[0]], [num_tokens])
-    assert out.dtype == torch.float32, f"expected float32, saw {out.dtype}"
     return out[0, 0, :num_tokens]
 
 
-q, keys = torch.zeros(4), torch.zeros(3, 4)
-q[0], keys[:, 0] = 2.0, torch.tensor([0.0, 1.0, 2.0])
-seen, expected = weights_of(q, keys), torch.tensor([0.0, 1.0, 2.0]).softmax(0)
-print("q.k = 0, 2, 4, head_dim 4: scores 0, 1, 2; weights", [round(float(w), 4) for w in seen])
-assert difference(seen, expected) < 1e-5, f"expected weights {expected.tolist()}, saw {seen.tolist()}"
+for more in (0, 200, -200):  # added to all scores, which changes no weight
+    q, keys = torch.zeros(4), torch.zeros(3, 4)
+    q[:2], keys[:, 0], keys[:, 1] = torch.tensor([2.0, 2.0]), torch.tensor([0.0, 1.0, 2.0]), more
+    seen, expected = weights_of(q, keys), torch.tensor([0.0, 1.0, 2.0]).softmax(0)
+    print(f"head_dim 4, scores {more}, {more + 1}, {more + 2}: weights", [round(float(w), 4) for w in seen])
+    assert difference(seen, expected) < 1e-5, f"expected weights {expected.tolist()}, saw {seen.tolist()}"
+q, keys, values = torch.zeros(1, 2, 4), torch.zeros(1, 3, 2, 4), torch.eye(3, 4)[None, :, None].repeat(1, 1, 2, 1)
+q[0, :, 0], keys[..., 0] = torch.tensor([2.0, 600.0]), torch.tensor([0.0, 1.0, 2.0])[:, None]
+seen, expected = attended(q, keys, values, [[0]], [3])[0, 0, :3], torch.tensor([0.0, 1.0, 2.0]).softmax(0)
+heads = "head 0 has the scores [0, 1, 2], head 1 scores up to 600"
+assert difference(seen, expected) < 1e-5, f"{heads}: expected weights {expected.tolist()}, saw {seen.tolist()}"
 ### BEGIN HIDDEN TESTS
 draw = rng("check_weights")
 for _ in range(4):
@@ -942,27 +1071,30 @@ for _ in range(4):
 # hint: with 6 query and 2 KV heads, query heads 0, 1, 2 read KV head 0 and 3, 4, 5 read KV head 1.
 # explanation: 6 query heads over 2 KV heads: groups of 3. Heads 0, 1, 2 read KV head 0, and 3, 4, 5 read KV head 1.
 #   Repeating the KV heads as a whole gives 0, 1, 0, 1, 0, 1 in place of 0, 0, 0, 1, 1, 1.
-def heads_read(num_heads, num_kv_heads, block_size):
-    """The KV head that each query head reads: all values of KV head g are g, so every weighted mean of them is g."""
-    keys = torch.zeros(1, block_size, num_kv_heads, 8)
-    values = torch.arange(num_kv_heads).float()[None, None, :, None].expand(1, block_size, -1, 8).clone()
-    return attended(torch.zeros(1, num_heads, 8), keys, values, [[0]], [block_size])[0, :, 0]
+def check_heads_read(num_heads, num_kv_heads, block_size):
+    """Whose values each query head reads, then whose keys, in one block of more tokens than there are KV heads."""
+    heads, q = torch.arange(num_kv_heads), torch.ones(1, num_heads, 8)
+    expected = torch.arange(num_heads) // (num_heads // num_kv_heads)
+    keys, values = torch.zeros(2, 1, block_size, num_kv_heads, 8).unbind()
+    values[:] = heads[:, None]  # all values of KV head g are g, so every weighted mean of them is g
+    seen = {"values": attended(q, keys.clone(), values.clone(), [[0]], [block_size])}
+    keys[0, heads, heads] = 20.0  # KV head g has its one large key at token g, and token g's values are g
+    values[0] = torch.arange(block_size)[:, None, None]
+    seen["keys"] = attended(q, keys, values, [[0]], [block_size])
+    for what, out in seen.items():
+        read = out[0, :, 0]
+        print(f"{num_heads} query heads, {num_kv_heads} KV heads: {what} of", [round(float(g), 2) for g in read])
+        off = difference(read, expected.float())
+        assert off < 1e-4, f"{what}: expected KV heads {expected.tolist()}, saw {read.tolist()}"
 
 
 for num_heads, num_kv_heads in ((6, 2), (4, 4), (4, 1)):  # GQA, MHA, MQA
-    seen = heads_read(num_heads, num_kv_heads, block_size=3)
-    expected = torch.arange(num_heads) // (num_heads // num_kv_heads)
-    print(f"{num_heads} query heads, {num_kv_heads} KV heads: they read", [round(float(g), 2) for g in seen])
-    off = difference(seen, expected.float())
-    assert off < 1e-4, f"expected KV heads {expected.tolist()}, saw {seen.tolist()}"
+    check_heads_read(num_heads, num_kv_heads, block_size=5)
 ### BEGIN HIDDEN TESTS
 draw = rng("check_heads")
-for _ in range(4):
-    num_kv_heads, group = random_int(2, 4, draw), random_int(2, 4, draw)
-    seen = heads_read(num_kv_heads * group, num_kv_heads, random_int(5, 7, draw))
-    expected = torch.arange(num_kv_heads * group) // group
-    off = difference(seen, expected.float())
-    assert off < 1e-4, f"expected KV heads {expected.tolist()}, saw {seen.tolist()}"
+for group in (1, 2, 3, 4):
+    num_kv_heads = random_int(2, 4, draw)
+    check_heads_read(num_kv_heads * group, num_kv_heads, random_int(5, 7, draw))
 ### END HIDDEN TESTS
 
 
@@ -973,8 +1105,10 @@ for _ in range(4):
 # explanation: Blocks of 4, table [7, 2], length 6: the row's keys are the 4 of block 7 and then the first 2 of block 2.
 #   In another place, in another order of blocks, or with a block shared with another row, the same 6 keys come in the
 #   same order, and the result is the same.
-def check_rows(lengths, tables, num_blocks, block_size, generator, num_kv_heads=1, group=2, head_dim=5):
+def check_rows(lengths, tables, num_blocks, block_size, generator, num_kv_heads=1, group=2, head_dim=5, prefix=0):
+    """prefix: so many first tokens are the same in all rows, in the same blocks."""
     contexts = [torch.randn(2, n, num_kv_heads, head_dim, generator=generator) for n in lengths]
+    contexts = [torch.cat((contexts[0][:, :prefix], context[:, prefix:]), dim=1) for context in contexts]
     q = torch.randn(len(lengths), num_kv_heads * group, head_dim, generator=generator)
     k_cache, v_cache = paged(contexts, tables, num_blocks, block_size, None, generator)
     out = attended(q.clone(), k_cache, v_cache, tables, lengths)
@@ -997,6 +1131,7 @@ def check_chunk(num_tokens, table, num_blocks, block_size, generator):
 
 check_rows([3, 9], [[6], [5, 2, 7]], num_blocks=8, block_size=4, generator=rng("rows"))
 check_rows([8, 1, 4], [[1, 6], [4], [3]], num_blocks=8, block_size=4, generator=rng("rows"))  # full blocks, one token
+check_rows([7, 5, 9], [[6, 2], [6, 4], [6, 1, 3]], 8, 4, rng("rows"), num_kv_heads=2, prefix=4)  # they share block 6
 check_chunk(7, [5, 0, 2], num_blocks=6, block_size=3, generator=rng("chunk"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_tables")
@@ -1011,6 +1146,11 @@ for _ in range(3):
     heads = random_int(1, 3, draw)
     check_rows(lengths, tables, 60, block_size, draw, heads, random_int(1, 3, draw), 4 + heads)
     check_chunk(random_int(4, 12, draw), random_order(12, draw), 12, block_size, draw)
+block_size, order = random_int(2, 7, draw), random_order(20, draw)
+lengths = [2 * block_size + random_int(1, block_size, draw) for _ in range(3)]
+tables = [[*order[:2], block] for block in order[2:5]]
+check_rows(lengths, tables, 20, block_size, draw, num_kv_heads=2, group=3, prefix=2 * block_size)
+check_rows([random_int(100, 300, draw)] * 2, [order, order], 20, 16, draw, prefix=300)  # long, and two rows alike
 check_rows([3, 4], [[39_999, 32_768], [33_333, 1]], 40_000, 2, draw, head_dim=3)
 ### END HIDDEN TESTS
 
@@ -1025,31 +1165,37 @@ check_rows([3, 4], [[39_999, 32_768], [33_333, 1]], 40_000, 2, draw, head_dim=3)
 def check_poisoned(lengths, tables, num_blocks, block_size, generator):
     """All slots without the rows' tokens are NaN; block 0, with which tables are padded, is unused."""
     contexts = [torch.randn(2, n, 1, 5, generator=generator) for n in lengths]
+    for keys, _ in contexts:
+        keys[:] = keys[0].clone()  # all keys of a row are alike, so all its tokens have equal weight
+    q, changed = torch.randn(len(lengths), 2, 5, generator=generator), []
     k_cache, v_cache = paged(contexts, tables, num_blocks, block_size, math.nan)
     before = torch.stack((k_cache, v_cache))
-    out = attended(torch.zeros(len(lengths), 2, 5), k_cache, v_cache, tables, lengths)  # all keys have equal weight
+    out = attended(q, k_cache, v_cache, tables, lengths, changed)
     nan = [int(row.isnan().sum()) for row in out]
     print(f"lengths {lengths} in blocks {tables} of {block_size}: {nan} NaN in the rows' outputs")
     assert not any(nan), f"NaN from unused slots reached rows {[r for r, n in enumerate(nan) if n]}"
     after = torch.stack((k_cache, v_cache))
     same = torch.equal(before.isnan(), after.isnan()) and torch.equal(before.nan_to_num(), after.nan_to_num())
     assert same, "paged_attention changed the cache, which belongs to everybody"
+    assert not changed, f"paged_attention changed what it was given: {', '.join(changed)}"
     for r, (_, values) in enumerate(contexts):
         off = difference(out[r], values.mean(0).expand(2, -1))
         assert off < 1e-5, (
-            f"row {r}: with a query of zeros the output is the mean of its values, saw it off by {off:.2g}"
+            f"row {r}: its keys are all alike, so the output is the mean of its values, saw it off by {off:.2g}"
         )
 
 
 check_poisoned([4, 8], [[6], [5, 2]], num_blocks=8, block_size=4, generator=rng("poison"))  # only tables are padded
 check_poisoned([3, 9], [[6], [5, 2, 7]], num_blocks=8, block_size=4, generator=rng("poison"))  # and tails are empty
+check_poisoned([3, 4], [[6, 1], [5, 2, 7]], num_blocks=8, block_size=4, generator=rng("poison"))  # and blocks reserved
 ### BEGIN HIDDEN TESTS
 draw = rng("check_unused")
 for _ in range(3):
-    block_size, free = random_int(2, 7, draw), random_order(40, draw, first=1)
+    block_size, free = random_int(2, 7, draw), random_order(60, draw, first=1)
     lengths = [1, *(random_int(1, 4 * block_size, draw) for _ in range(3))]
-    tables = [[free.pop() for _ in range(blocks_for(n, block_size))] for n in lengths]
-    check_poisoned(lengths, tables, 40, block_size, draw)
+    reserved = random_int(0, 2, draw)
+    tables = [[free.pop() for _ in range(blocks_for(n, block_size) + reserved)] for n in lengths]
+    check_poisoned(lengths, tables, 60, block_size, draw)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
@@ -1078,9 +1224,10 @@ class YourPool:
     """
 
     def __init__(self, num_blocks):
-        self.pool = BlockPool(num_blocks)
-        self.outside = random_order(num_blocks, rng("numbers"))  # the engine's number of your block
-        self.inside = [self.outside.index(block) for block in range(num_blocks)]
+        self.pool, ids = pool_of(num_blocks)
+        numbers = random_order(num_blocks, rng("numbers"))
+        self.outside = dict(zip(ids, numbers, strict=True))  # the engine's number of your block
+        self.inside = dict(zip(numbers, ids, strict=True))
         self.counts = [0] * num_blocks
         self.num_calls = 0
 
@@ -1098,8 +1245,8 @@ class YourPool:
     def allocate(self, n):
         if n > self.counts.count(0):
             raise RuntimeError(f"{n} blocks were asked for, {self.counts.count(0)} are free")
-        blocks = [int(block) for block in self.pool.allocate(n)]
-        right = len(blocks) == n == len(set(blocks) & set(range(len(self.counts))))
+        blocks = whole(self.pool.allocate(n), "BlockPool.allocate")
+        right = len(blocks) == n == len(set(blocks) & set(self.outside))
         assert right, f"BlockPool.allocate({n}): {n} different blocks of {len(self.counts)}, saw {blocks}"
         blocks = [self.outside[block] for block in blocks]
         assert not any(self.counts[block] for block in blocks), (
@@ -1113,8 +1260,10 @@ class YourPool:
         self._count(ids, 1)
 
     def decref(self, ids):
-        freed = self.pool.decref([self.inside[block] for block in ids])
+        freed = whole(self.pool.decref([self.inside[block] for block in ids]), "BlockPool.decref")
         self._count(ids, -1)
+        expected = sorted({self.inside[block] for block in ids if not self.counts[block]})
+        assert sorted(freed) == expected, f"BlockPool.decref: blocks {expected} became free, saw {freed}"
         return [self.outside[block] for block in freed]
 
     def _count(self, ids, change):
@@ -1146,7 +1295,7 @@ def your_blocks(num_blocks, block_size):
         return grown
 
     def share(table, num_tokens):
-        shared = [int(block) for block in fork(pool, table, num_tokens, block_size)]
+        shared = whole(fork(pool, list(table), num_tokens, block_size), "fork")
         expected = table[: blocks_for(num_tokens, block_size)]
         right = shared == expected and all(pool.counts[block] > 1 for block in shared)
         assert right, (
@@ -1158,7 +1307,7 @@ def your_blocks(num_blocks, block_size):
 
 
 def check_your_slots(table, positions, block_size, expected):
-    slots = slot_mapping(table, positions, block_size)
+    slots = mapped(table, positions, block_size)
     right = torch.equal(slots, expected)
     assert right, f"slot_mapping of {positions.tolist()} in {table.tolist()}: expected {expected}, saw {slots}"
 
@@ -1166,6 +1315,7 @@ def check_your_slots(table, positions, block_size, expected):
 def your_attention(asked):
     """The result of your paged_attention for a step's queries in a layer; a prompt's chunk is rows over one table."""
     seen = paged_attention(asked.q, asked.key_cache, asked.value_cache, asked.block_tables, asked.seq_lens)
+    seen = as_float32(seen)
     off = difference(seen, asked.expected)
     how = f"is off by {off:.2g}" if off < math.inf else f"is not finite, or its shape is not {tuple(asked.q.shape)}"
     assert off < 1e-4, f"paged_attention, layer {asked.layer}, lengths {asked.context_lens}: the output {how}"

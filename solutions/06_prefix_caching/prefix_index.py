@@ -23,12 +23,15 @@ import hashlib
 # %% nbgrader={"grade_id": "tools"}
 # Given: helpers of the checks. You may read them, but do not change them.
 import functools
+import itertools
+import operator
 
 import torch
 
-from grader.checks import rng, seed
+from grader.checks import rng, roles, seed
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(32, 64))
+LIKE_KEY = [b"\xff" + KEY[1:], KEY[:16] + b"\xff" + KEY[17:], KEY[:31] + b"\xff"]  # each differs in one byte
 
 
 def random_int(low, high, generator):
@@ -58,33 +61,66 @@ class Links:
 def bytes_of(what, seen):
     assert isinstance(seen, bytes), f"{what}: expected bytes, saw {type(seen).__name__}"
     assert len(seen) == 32, f"{what}: expected 32 bytes, saw {len(seen)}"
-    return seen
+    return bytes(seen)
 
 
-def blocks_of(what, seen):
-    """The result of an index as a list of block numbers."""
-    whole = isinstance(seen, list | tuple) and all(isinstance(b, int) and not isinstance(b, bool) for b in seen)
-    assert whole, f"{what}: expected a list of block numbers, saw {seen!r}"
-    return list(seen)
+def is_int(value):
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def ints_of(what, seen):
+    """A list or tuple of ints as a list."""
+    whole = isinstance(seen, list | tuple) and all(map(is_int, seen))
+    assert whole, f"{what}: expected a list of block numbers, saw {seen!r:.200}"
+    return [int(operator.index(value)) for value in seen]
+
+
+def blocks_of(what, answer, block_size):
+    """The blocks in an answer of match or insert."""
+    return ints_of(what, answer)
+
+
+def answer_of(blocks, block_size):
+    """The answer of match or insert that stands for these blocks."""
+    return list(blocks)
+
+
+class Called:
+    """An index, called as part 3 says. match and insert give the blocks of its answers."""
+
+    def __init__(self, index, block_size):
+        self.index, self.block_size = index, block_size
+
+    def match(self, tokens, key):
+        return blocks_of("match", self.index.match(list(tokens), key), self.block_size)
+
+    def insert(self, tokens, key, blocks):
+        return blocks_of("insert", self.index.insert(list(tokens), key, list(blocks)), self.block_size)
+
+    def evict(self, num_blocks, evictable):
+        return ints_of("evict", self.index.evict(num_blocks, evictable))
+
+    def __len__(self):
+        return len(self.index)
 
 
 def expect_match(index, tokens, key, expected, what):
-    """index.match(tokens, key) must return the blocks `expected`."""
-    blocks = blocks_of("match", index.match(list(tokens), key))
+    """index.match(tokens, key) must give the blocks `expected`."""
+    blocks = index.match(tokens, key)
     print(f"match, {what}: {blocks}")
     assert blocks == expected, f"match, {what}: expected blocks {expected}, saw {blocks}"
 
 
 def expect_insert(index, tokens, key, blocks, expected, what):
-    """index.insert(tokens, key, blocks) must return the blocks `expected`."""
-    seen = blocks_of("insert", index.insert(list(tokens), key, list(blocks)))
+    """index.insert(tokens, key, blocks) must give the blocks `expected`."""
+    seen = index.insert(tokens, key, blocks)
     print(f"insert, {what}: gave {blocks}, got {seen}")
     assert seen == expected, f"insert, {what}: blocks {blocks} were given, {expected} stand for it now; saw {seen}"
 
 
 def expect_evict(index, num_blocks, in_use, expected, what):
-    """index.evict(num_blocks, ...) must return the blocks `expected` in some order, with those of `in_use` protected."""
-    seen = blocks_of("evict", index.evict(num_blocks, lambda block: block not in in_use))
+    """index.evict(num_blocks, ...) must return the blocks `expected` in some order, and none of `in_use`."""
+    seen = index.evict(num_blocks, lambda block: block not in in_use)
     print(f"evict({num_blocks}), {what}: {seen}")
     assert sorted(seen) == sorted(expected), f"evict({num_blocks}), {what}: expected blocks {expected}, saw {seen}"
 
@@ -99,7 +135,7 @@ class Prompts:
     def __init__(self, block_size, generator):
         self.block_size, self.draw = block_size, generator
         self.earlier = [[]]
-        self.next_block = 0
+        self.free, self.num_blocks = [], 0
 
     def prompt(self, full=False):
         """(tokens, key); full: cut to whole blocks"""
@@ -108,12 +144,19 @@ class Prompts:
         tokens = old[:cut] + random_tokens(random_int(0, 3 * self.block_size, self.draw), self.draw, vocab_size=3)
         self.earlier.append(tokens)
         length = len(tokens) // self.block_size * self.block_size if full else len(tokens)
-        return tokens[:length], bytes([random_int(0, 2, self.draw)]) * 32
+        return tokens[:length], [KEY, *LIKE_KEY][random_int(0, 2, self.draw)]
 
     def new_blocks(self, n):
-        """Numbers of n blocks that were not used yet."""
-        self.next_block += n
-        return list(range(self.next_block - n, self.next_block))
+        """Numbers of n blocks that hold nothing, in any order: those that were given back are used again."""
+        while len(self.free) < n:
+            order = torch.randperm(8, generator=self.draw).tolist()
+            self.free += [self.num_blocks + i for i in order]
+            self.num_blocks += 8
+        taken, self.free = self.free[:n], self.free[n:]
+        return taken
+
+    def give_back(self, blocks):
+        self.free = [*blocks, *self.free]
 
 
 # %% [markdown] nbgrader={"grade_id": "text_root"}
@@ -127,7 +170,9 @@ class Prompts:
 # **Build** `root_key(adapter, salt)`: 32 bytes (a SHA-256 digest) for a request's adapter and salt. Each is a string or
 # None; None means no adapter or salt.
 #
-# - The same pair always gives the same key. Different pairs give different keys, also `None` and `""`.
+# - The same pair always gives the same key, in every process.
+# - Different pairs give different keys: also `None` and `""`, long names that differ only at their end, and names that
+#   only look alike. "é" may be one character or two, an e and an accent; these are two names.
 # - What exactly goes into the digest is your choice.
 #
 # **Hint:** the strings may contain any character, so no separator is safe. Write the length of a part before the part,
@@ -150,7 +195,7 @@ def root_key(adapter, salt):
 
 
 # %% nbgrader={"grade_id": "check_root", "grade": true, "points": 1}
-# property: two pairs of adapter and salt have the same key only if both are equal.
+# property: two pairs of adapter and salt have the same key only if both are equal, character by character.
 # question: How do the adapter "ab" with salt "c" and the adapter "a" with salt "bc" look, written one after the other?
 # hint: tag each part as there or not there, and write its length before it, so that no two pairs look alike.
 # explanation: "ab" + "c" and "a" + "bc" are the same bytes, so two tenants would share a cache. With lengths before the
@@ -159,25 +204,47 @@ def root_key(adapter, salt):
 def check_keys(pairs):
     keys = {}
     for adapter, salt in pairs:
-        key = bytes_of(f"root_key({adapter!r}, {salt!r})", root_key(adapter, salt))
-        assert root_key(adapter, salt) == key, f"root_key({adapter!r}, {salt!r}) gave another key the second time"
-        other = keys.setdefault(key, (adapter, salt))
-        assert other == (adapter, salt), f"adapter and salt {other} and {(adapter, salt)} have the same key"
+        what = f"root_key({adapter!a:.60}, {salt!a:.60})"
+        key = bytes_of(what, root_key(adapter, salt))
+        assert root_key(adapter, salt) == key, f"{what} gave another key the second time"
+        pair, other = keys.setdefault(key, ((adapter, salt), what))
+        assert pair == (adapter, salt), f"{other} and {what} gave the same key for different names"
     print(f"{len(pairs)} pairs of adapter and salt, {len(keys)} keys")
 
 
 check_keys([(None, None), ("french", None), (None, "tenant 7"), ("french", "tenant 7"), ("tenant 7", "french")])
 check_keys([("a", "bc"), ("ab", "c"), ("abc", None), (None, "abc"), ("abc", ""), ("", "abc"), (None, ""), ("", "")])
+check_keys([(None, "caf\u00e9"), (None, "cafe\u0301"), (None, "cafe"), ("caf\u00e9", None), (None, "CAF\u00c9")])
+check_keys(
+    [(None, "red"), (None, "red\U0001f600"), (None, "red\U0001f601"), ("\U0001f600", "red")]
+)  # of 4 bytes in UTF-8
+check_keys([(None, "tenant"), (None, "tenant 7"), (None, "tenant 7" * 99), (None, "tenant 7" * 99 + "!")])
 ### BEGIN HIDDEN TESTS
 draw = rng("check_root")
 check_keys([("None", None), (None, None), (None, "None"), ("None", "None"), ("", "None"), ("", None), ("none", None)])
-for mark in ("|", ":", ",", "/", "\0", "\n", " ", "-", "_", "\x1f", ";", "#", '"', "'", "\\"):
+signs = "|:,/\0\1\n\t -_.=&\x1e\x1f;#\"'\\"
+words = ("some", "none", "None", "null", "yes", "no", "True", "False", "0", "1", "adapter", "salt")
+for mark in (*signs, *words):
     a, b, c = (str(random_int(0, 99, draw)) for _ in range(3))
     check_keys([(a, f"{b}{mark}{c}"), (f"{a}{mark}{b}", c), (f"{a}{mark}", f"{b}{c}"), (a, f"{mark}{b}{c}"),
                 (f"{a}{mark}{b}{mark}{c}", None), (f"{a}{mark}", f"{mark}{b}"), (f"{a}{mark}{mark}", b), ("", ""),
                 (f"{a}{mark}{b}", None), (f"{a}{mark}{b}", ""), (mark, None), (None, mark), (mark, mark)])  # fmt: skip
+for sign, tag in itertools.product("|:,/\0\x1f", "+-10"):  # a separator, with a mark for a name that is there
+    for mark in (sign + tag, tag + sign):
+        check_keys([("red", f"blue{mark}green"), (f"red{mark}blue", "green")])
 name = f"Tenant {random_int(0, 999, draw)}"
 check_keys([(None, name), (None, name.lower()), (None, f"{name} "), (None, f" {name}"), (name, name), (None, None)])
+alike = ["\u00e9 e\u0301 e", "\ufb01 fi", "\u212b \u00c5 A\u030a A", "ss \u00df", "a \u0161 \u4e61", "\u4eac \u6771 ?"]
+for signs in alike:
+    names = [f"{name} {sign}" for sign in signs.split()]
+    check_keys([(None, each) for each in names] + [(each, None) for each in names])
+    check_keys([(names[0], each) for each in names])
+long = name * random_int(30, 40, draw)
+check_keys([(None, long), (None, f"{long}a"), (None, f"{long}b"), (f"{long}a", None), (f"{long}b", None), (long, long)])
+check_keys([(None, long * 300), (None, long * 300 + "a"), (long * 300, "a"), (None, "a" + long * 300)])
+with roles(2) as processes:
+    keys = {bytes_of("root_key", each.root_key(name, "salt")) for each in processes} | {root_key(name, "salt")}
+assert len(keys) == 1, f"root_key({name!r}, 'salt') gave {len(keys)} keys in three processes"
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_link"}
@@ -191,7 +258,7 @@ check_keys([(None, name), (None, name.lower()), (None, f"{name} "), (None, f" {n
 # **Build** `block_hash(parent, tokens)`: the SHA-256 digest (32 bytes) of `parent`, followed by each token id as 8
 # bytes, little-endian.
 #
-# - `parent`: bytes, the name of the block before, or the key. `tokens`: the block's token ids, ints from 0 on.
+# - `parent`: 32 bytes, the name of the block before, or the key. `tokens`: the block's token ids, ints in [0, 2³²).
 # - The format is fixed to the byte because processes share these names: two engines on two machines with a common block
 #   store must give the same block the same name.
 #
@@ -230,9 +297,11 @@ check_name(KEY, [3, 1, 4, 1], first)
 check_name(bytes.fromhex(first), [3, 1, 4, 1], second)  # the same tokens, later in a prompt
 ### BEGIN HIDDEN TESTS
 draw = rng("check_link")
-for _ in range(4):
-    parent = bytes(random_tokens(32, draw, vocab_size=256))
-    tokens = random_tokens(random_int(1, 20, draw), draw, vocab_size=200_000)
+edges = [0, 1, 127, 128, 255, 256, 32767, 32768, 65535, 65536, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 1]
+drawn = [(bytes(random_tokens(32, draw, vocab_size=256)), random_tokens(n, draw, vocab_size=200_000))
+         for n in (1, 2, 16, random_int(3, 20, draw), 100)]  # fmt: skip
+drawn += [(KEY, [3, 1, 4, 1, 5]), (KEY, [3, 4, 1, 1, 5])]  # the same tokens in two orders
+for parent, tokens in [*drawn, (bytes(32), [0, 0]), (bytes(31) + b" ", edges), (b" " + bytes(31), edges[::-1])]:
     expected = hashlib.sha256(parent)
     for token in tokens:
         expected.update(token.to_bytes(8, "little"))
@@ -242,12 +311,13 @@ for _ in range(4):
 # %% [markdown] nbgrader={"grade_id": "text_promise"}
 # ## 3. The contract of an index
 #
-# Both indexes have the same four methods, those of the engine's `PrefixIndex`. `tokens` is a list of ids, `key` the
-# bytes of part 1, `blocks` a list of block numbers. Only full blocks are indexed: block i of a prefix holds the tokens
-# [i × block_size, (i + 1) × block_size).
+# Both indexes have the same four methods, those of the engine's `PrefixIndex`. `tokens` is a list of ids in [0, 2³²),
+# `key` the 32 bytes of part 1, `blocks` a list of block numbers. Only full blocks are indexed: block i of a prefix holds
+# the tokens [i × block_size, (i + 1) × block_size), all of them, in their order. Blocks have any numbers from 0 on, in
+# any order; a number that was evicted, or not taken, comes again with other tokens.
 #
-# - `match(tokens, key)`: the blocks of the longest indexed prefix of `tokens` under this key, in order; `[]` if there is
-#   none. They count as used now.
+# - `match(tokens, key)`: the blocks of the longest indexed prefix of `tokens` under this key, in order. They count as
+#   used now, and no others.
 # - `insert(tokens, key, blocks)`: index these blocks. `len(tokens)` is `block_size × len(blocks)`. Returns the blocks
 #   that represent this prefix from now on: where one is already indexed, it is kept, and the given one is not taken
 #   (its owner frees it). They count as used now.
@@ -257,8 +327,10 @@ for _ in range(4):
 #   Fewer than `num_blocks` are evicted only when no leaf is evictable.
 # - `len(index)`: how many blocks are indexed.
 #
-# Each call of `match` or `insert` is one moment: all blocks of one call are used at the same moment. A counter is a
-# better clock here than the time of day.
+# Where a method returns blocks, they are a list or tuple of their numbers, empty if there are none.
+#
+# Each call of `match` or `insert` is one moment, whatever its key: all blocks of one call are used at the same moment,
+# later than those of the call before. A counter is a better clock here than the time of day.
 #
 # An index counts no references and frees nothing. It does not know which requests read a block; it asks `evictable`.
 #
@@ -266,24 +338,75 @@ for _ in range(4):
 
 
 # %% nbgrader={"grade_id": "promise"}
-# Given: the checks of both indexes. Each function gets a new index with blocks of 4 tokens.
+# Given: the checks of both indexes. Each function gets a new index, with blocks of 4 tokens if it does not say otherwise.
 def check_matches(index, generator):
     A = random_tokens(12, generator)
-    index.insert(list(A), KEY, [20, 21, 22])
-    expect_match(index, A, KEY, [20, 21, 22], "the same 12 tokens")
-    expect_match(index, [*A, 7, 7], KEY, [20, 21, 22], "the 12 tokens and two more")
-    expect_match(index, A[:11], KEY, [20, 21], "the first 11: the last block is not full")
-    expect_match(index, [*A[:9], 1000, 1000, 1000], KEY, [20, 21], "9 of the 12, then others: 1 token of a block")
+    index.insert(A, KEY, [20, 0, 21])
+    expect_match(index, A, KEY, [20, 0, 21], "the same 12 tokens")
+    expect_match(index, [*A, 7, 7], KEY, [20, 0, 21], "the 12 tokens and two more")
+    expect_match(index, A[:11], KEY, [20, 0], "the first 11: the last block is not full")
+    expect_match(index, [*A[:9], 1000, 1000, 1000], KEY, [20, 0], "9 of the 12, then others: 1 token of a block")
     expect_match(index, A[:3], KEY, [], "the first 3")
+    expect_match(index, [], KEY, [], "no tokens")
     expect_match(index, [*A[:4], *A[8:]], KEY, [20], "without the middle block")
     expect_match(index, A[4:], KEY, [], "without the first block: the same tokens at another place")
     expect_match(index, A, OTHER_KEY, [], "the same tokens under another key")
 
 
+def check_lengths(index, size, generator):
+    """Each number of tokens of an indexed prompt of three blocks, alone and with others behind it."""
+    A, first = random_tokens(3 * size, generator), 0
+    for n in range(3 * size + 1):
+        for key, more in ((bytes([n]) * 32, []), (bytes([100 + n]) * 32, [1000] * size)):
+            blocks = [first + 2, first, first + 1]
+            first += 3
+            index.insert(A, key, blocks)
+            what = f"{n} of {3 * size} tokens and {len(more)} others, blocks of {size}"
+            expect_match(index, A[:n] + more, key, blocks[: n // size], what)
+
+
+def check_looks_alike(index, generator):
+    """Tokens and keys that are nearly those in the index."""
+    A = random_tokens(12, generator)
+    index.insert(A, KEY, [20, 0, 21])
+    for i, more in ((0, 1), (3, 256), (5, 2**16), (7, 2**31), (8, 256), (11, 1)):
+        expect_match(index, [*A[:i], A[i] + more, *A[i + 1 :]], KEY, [20, 0, 21][: i // 4], f"token {i} plus {more}")
+    for key in LIKE_KEY:
+        expect_match(index, A, key, [], "the same tokens under a key of which one byte is different")
+    index.insert([1, 23, 2**24, 4], KEY, [22])
+    for tokens in ([12, 3, 2**24, 4], [1, 23, 2**24 + 1, 4], [23, 1, 4, 2**24], [1, 2, 3, 167772164], [1, 1, 23, 4]):
+        expect_match(index, tokens, KEY, [], f"{tokens}, while [1, 23, {2**24}, 4] is indexed")
+    index.insert(A, LIKE_KEY[0], [23, 24, 25])
+    expect_match(index, A, LIKE_KEY[0], [23, 24, 25], "the same tokens, now indexed under that key, too")
+    expect_match(index, A, KEY, [20, 0, 21], "the same tokens under the first key")
+    expect_len(index, 7)
+
+
+def check_inserts(index, generator):
+    A = random_tokens(12, generator)
+    expect_insert(index, [], KEY, [], [], "nothing")
+    expect_insert(index, A, KEY, [6, 0, 3], [6, 0, 3], "12 new tokens")
+    expect_insert(index, A[:8] + [1000] * 4, KEY, [2, 1, 5], [6, 0, 5], "8 of them and 4 others, of another request")
+    expect_len(index, 4)
+    expect_insert(index, A, KEY, [6, 0, 3], [6, 0, 3], "the 12 once more, with the blocks that match gives")
+    expect_insert(index, A[:8], KEY, [2, 7], [6, 0], "the first 8 again")
+    expect_insert(index, [], KEY, [], [], "nothing")
+    expect_len(index, 4)
+    expect_insert(index, [*A[:4], *A[:4], *A[:4]], KEY, [7, 2, 1], [6, 2, 1], "the first 4, three times")
+    expect_len(index, 6)
+    expect_insert(index, A, OTHER_KEY, [8, 9, 10], [8, 9, 10], "the 12 under another key")
+    expect_insert(index, A[:4], LIKE_KEY[1], [11], [11], "the first 4 under a third key")
+    expect_len(index, 10)
+
+
 def check_evicts(index, generator):
     A, B, C = random_tokens(12, generator), [1000] * 4, [1001] * 4
     D = [A[4], *[1002] * 3]
-    index.insert(list(A), KEY, [0, 1, 2])
+    expect_evict(index, 2, set(), [], "nothing is indexed")
+    index.insert([], KEY, [])
+    index.match(A, OTHER_KEY)
+    expect_evict(index, 2, set(), [], "nothing is indexed, after an insert of no tokens and a match")
+    index.insert(A, KEY, [0, 1, 2])
     index.insert(A[:8] + B, KEY, [0, 1, 3])
     expect_evict(index, 1, {0, 1, 2, 3}, [], "all blocks in use")
     expect_evict(index, 4, {2}, [3], "block 2 in use, and it continues 0 and 1")
@@ -300,11 +423,30 @@ def check_evicts(index, generator):
         (A + C, [10, 11, 12, 14]),
         (A[:4] + D, [10, 15]),
     ):
-        index.insert(list(tokens), KEY, blocks)
-    index.insert(list(A), OTHER_KEY, [20, 21, 22])
+        index.insert(tokens, KEY, blocks)
+    index.insert(A, OTHER_KEY, [20, 21, 22])
     expect_match(index, [*A, 7], KEY, [10, 11, 12], "the 12 tokens, indexed again")
     expect_evict(index, 8, {15, 20}, [13, 14, 12, 11, 22, 21], "10 is continued by 15, which is in use; so is 20")
     expect_evict(index, 3, set(), [10, 15, 20], "none in use")
+    expect_len(index, 0)
+
+
+def check_shrinks(index, size, generator):
+    """A run of four blocks loses its last one, and again; then others take its place, with the same block numbers."""
+    A, other = random_tokens(4 * size, generator), [1000] * size
+    index.insert(A, KEY, [5, 3, 0, 4])
+    for num_left, gone in ((3, 4), (2, 0), (1, 3)):
+        expect_evict(index, 1, set(), [gone], f"a run of {num_left + 1} blocks of {size} tokens")
+        expect_match(index, A, KEY, [5, 3, 0][:num_left], "what is left of the run")
+        expect_len(index, num_left)
+    index.insert([*A[:size], *other, *A[2 * size :]], KEY, [5, 3, 4, 0])
+    expect_match(index, A, KEY, [5], "the run of before")
+    expect_match(index, A[:size] + other, KEY, [5, 3], "the same number for other tokens")
+    index.insert(A, KEY, [5, 7, 8, 9])
+    expect_match(index, A, KEY, [5, 7, 8, 9], "the run of before, indexed again")
+    expect_evict(index, 4, {9}, [0, 4, 3], "the end of one run in use")
+    expect_match(index, A, KEY, [5, 7, 8, 9], "the run in use")
+    expect_evict(index, 9, set(), [9, 8, 7, 5], "none in use")
     expect_len(index, 0)
 
 
@@ -312,10 +454,10 @@ def check_order(index, generator):
     system = random_tokens(8, generator)
     questions = [[*system, 999, *[1000 + i] * 3] for i in range(3)]
     for i, question in enumerate(questions):
-        index.insert(list(question), KEY, [0, 1, 10 + i])
-    index.match(list(questions[0]), KEY)
+        index.insert(question, KEY, [0, 1, 10 + i])
+    index.match(questions[0], KEY)
     index.match(system[:4], KEY)
-    index.insert(list(questions[1]), KEY, [0, 1, 11])
+    index.insert(questions[1], KEY, [0, 1, 11])
     expect_evict(index, 1, set(), [12], "10 was matched and 11 inserted again after 12")
     expect_evict(index, 1, set(), [10], "11 was used after 10")
     index.insert([2000] * 8, OTHER_KEY, [13, 14])
@@ -328,10 +470,10 @@ def check_order(index, generator):
     index.match(system[:4], KEY)
     expect_evict(index, 2, set(), [15, 13], "0 was used last")
     expect_evict(index, 1, set(), [0], "it is the only one")
-    index.insert(list(questions[0]), KEY, [20, 21, 22])
-    index.insert(list(questions[1]), KEY, [20, 21, 23])
+    index.insert(questions[0], KEY, [20, 21, 22])
+    index.insert(questions[1], KEY, [20, 21, 23])
     index.insert([3000] * 4, KEY, [24])
-    index.match(list(questions[0]), KEY)
+    index.match(questions[0], KEY)
     expect_evict(index, 1, {22, 24}, [23], "it was used before all others")
     expect_evict(index, 1, {24}, [22], "24 is older, but in use")
     expect_evict(index, 1, set(), [24], "20 and 21 were matched after it came")
@@ -339,19 +481,80 @@ def check_order(index, generator):
     expect_evict(index, 1, set(), [25], "20, 21 and 25 were used at the same moment; 25 continues the others")
 
 
+def check_moments(index):
+    """Prompts A and B of two blocks of 2 tokens, and two calls after they are indexed, all pairs of calls."""
+    prompts, blocks, num_orders = {"A": [1] * 4, "B": [2] * 4}, {"A": [3, 2], "B": [1, 0]}, 0
+    calls = list(itertools.product(("match", "insert"), "AB", (2, 1)))
+    pairs = [(KEY, *pair) for pair in itertools.product(calls, calls)]
+    pairs += [(OTHER_KEY, *pair) for pair in itertools.product(calls[::2], calls[::2])]
+    for key, *pair in pairs:
+        keys, used, text = {"A": KEY, "B": key}, {}, ""
+        for now, (method, name, num_blocks) in enumerate([("insert", "A", 2), ("insert", "B", 2), *pair]):
+            given = [blocks[name][:num_blocks]] if method == "insert" else []
+            getattr(index, method)(prompts[name][: 2 * num_blocks], keys[name], *given)
+            used |= dict.fromkeys(blocks[name][:num_blocks], now)
+            text += f"{method} {num_blocks} of {name}'s blocks, "
+        text += "both under one key" if key == KEY else "under two keys"
+        left, expected = {name: list(blocks[name]) for name in "AB"}, []
+        while any(left.values()):
+            oldest = min((name for name in "AB" if left[name]), key=lambda name: used[left[name][-1]])
+            expected.append(left[oldest].pop())
+        for first, last in ((0, 1), (1, 3), (3, 4)):
+            seen, then = index.evict(last - first, lambda block: True), expected[first:last]
+            what = f"A has blocks {blocks['A']}, B {blocks['B']}; {text}; {expected[:first]} went"
+            assert sorted(seen) == sorted(then), f"{what}; evict({last - first}): expected {then}, saw {seen}"
+        num_orders += 1
+    print(f"{num_orders} orders of calls: the blocks went as they were used")
+
+
+def check_used(index, generator):
+    """A call uses all that it finds or takes; a call that finds nothing uses nothing."""
+    A = random_tokens(12, generator)
+    for method, tokens, *blocks in (("match", A), ("insert", A, [2, 1, 0]), ("insert", A + [1001] * 4, [2, 1, 0, 4])):
+        index.insert(A, KEY, [2, 1, 0])
+        index.insert([1000] * 4, LIKE_KEY[0], [3])
+        getattr(index, method)(tokens, KEY, *blocks)
+        expect_evict(index, len(tokens) // 4 - 2, {3}, [0, 4][: len(tokens) // 4 - 2], "3 is in use")
+        expect_evict(index, 1, set(), [3], f"{method} used 1 and 2 after it")
+        expect_evict(index, 9, set(), [1, 2], "none in use")
+        index.insert(A, KEY, [2, 1, 0])
+        index.insert([1000] * 4, LIKE_KEY[0], [3])
+        getattr(index, method)(tokens, KEY, *blocks)
+        expect_evict(index, len(tokens) // 4 - 1, {3}, [1, 0, 4][: len(tokens) // 4 - 1], "3 is in use")
+        expect_evict(index, 1, set(), [3], f"{method} used 2, the first block of all, after it")
+        expect_evict(index, 9, set(), [2], "2 is left")
+    index.insert([1000] * 4, KEY, [3])
+    index.insert(A[:4], KEY, [2])
+    index.match([1000] * 4, KEY)
+    index.insert(A[:8], KEY, [2, 1])
+    expect_evict(index, 1, set(), [3], "1 came after 3 was matched")
+    expect_evict(index, 9, set(), [1, 2], "none in use")
+    index.insert(A[:8], KEY, [1, 0])
+    index.insert([1000] * 4, KEY, [2])
+    index.match([*A[:3], 1001, *A[4:]], KEY)
+    index.match(A[:3], KEY)
+    index.match(A, LIKE_KEY[2])
+    index.match([*A[4:], *A[4:]], KEY)
+    index.insert([], KEY, [])
+    expect_evict(index, 1, set(), [0], "2 came later, and no match since has found 0")
+    expect_evict(index, 1, set(), [1], "2 came later, and no match since has found 1")
+
+
 def evict_some(index, num_rounds, block_size, generator):
-    """Random rounds of insert and evict: evicted blocks must be evictable, and strand nothing."""
+    """Random rounds of insert and evict: evicted blocks must be evictable, and strand nothing; the rest is found."""
     prompts, held = Prompts(block_size, generator), {}  # held: block -> (key, its prefix)
     for _ in range(num_rounds):
         full, key = prompts.prompt(full=True)
-        standing = blocks_of("insert", index.insert(list(full), key, prompts.new_blocks(len(full) // block_size)))
+        given = prompts.new_blocks(len(full) // block_size)
+        standing = index.insert(full, key, given)
         held |= {block: (key, full[: (i + 1) * block_size]) for i, block in enumerate(standing)}
+        prompts.give_back([block for block in given if block not in standing])
         in_use = {block for block in held if random_int(0, 3, generator) == 0}
         behind = {block: {b for b, (k, p) in held.items() if k == key and p[: len(prefix)] == prefix}
                   for block, (key, prefix) in held.items()}  # fmt: skip
         can_go = [block for block in held if not behind[block] & in_use]
         wanted = random_int(0, 5, generator)
-        gone = blocks_of("evict", index.evict(wanted, lambda block, in_use=in_use: block not in in_use))
+        gone = index.evict(wanted, lambda block, in_use=in_use: block not in in_use)
         print(f"{len(held)} indexed, {len(in_use)} in use: evict({wanted}) gave {gone}")
         known = len(set(gone)) == len(gone) and set(gone) <= set(held)
         assert known, f"evict({wanted}) gave {gone}; indexed were {sorted(held)}"
@@ -362,23 +565,35 @@ def evict_some(index, num_rounds, block_size, generator):
         assert len(gone) == expected, f"evict({wanted}): {len(can_go)} blocks can go, so {expected} do; saw {gone}"
         for block in gone:
             del held[block]
+        prompts.give_back(gone)
         expect_len(index, len(held))
+        left = [next((b for b, kept in held.items() if kept == (key, full[: (i + 1) * block_size])), None)
+                for i in range(len(full) // block_size)]  # fmt: skip
+        left = list(itertools.takewhile(lambda block: block is not None, left))
+        expect_match(index, full, key, left, f"after that, {len(full)} tokens in blocks of {block_size}")
 
 
 def compare_order(index, oracle, num_rounds, block_size, generator):
-    """Random rounds of insert, match and evict(1): the evicted block is the one that `oracle` names."""
-    prompts = Prompts(block_size, generator)
+    """Random rounds of insert, match and evict: the evicted blocks are those that `oracle` evicts."""
+    prompts, held = Prompts(block_size, generator), set()
     for _ in range(num_rounds):
-        full, key = prompts.prompt(full=True)
+        tokens, key = prompts.prompt()
+        full = tokens[: len(tokens) // block_size * block_size]
         if random_int(0, 1, generator):
-            blocks = oracle.insert(full, key, prompts.new_blocks(len(full) // block_size))
-            index.insert(list(full), key, list(blocks))
+            given = prompts.new_blocks(len(full) // block_size)
+            blocks = oracle.insert(full, key, given)
+            index.insert(full, key, blocks)
+            held |= set(blocks)
+            prompts.give_back([block for block in given if block not in blocks])
         else:
-            index.match(list(full), key)
-            oracle.match(full, key)
-        if random_int(0, 1, generator):
-            oldest = oracle.evict(1, lambda block: True)
-            expect_evict(index, 1, set(), oldest, f"{len(oracle) + len(oldest)} blocks indexed, none in use")
+            index.match(tokens, key)
+            oracle.match(tokens, key)
+        wanted = random_int(0, 3, generator)
+        in_use = {block for block in held if wanted > 1 and random_int(0, 3, generator) == 0}
+        oldest = oracle.evict(wanted, lambda block, in_use=in_use: block not in in_use)
+        expect_evict(index, wanted, in_use, oldest, f"{len(oracle) + len(oldest)} blocks indexed, in use {in_use}")
+        held -= set(oldest)
+        prompts.give_back(oldest)
 
 
 # %% [markdown] nbgrader={"grade_id": "text_hash"}
@@ -474,21 +689,25 @@ class HashIndex:
 # explanation: Blocks of 4, a prompt of 11 tokens: 2 full blocks and 3 tokens. Only block 0 indexed: match gives 1
 #   block. Block 1 without block 0 gives none, since its keys would follow a gap. The last 3 tokens fill no block and
 #   never count. Under another key nothing matches.
-check_matches(HashIndex(4, Links().link), rng("hash_match"))
+check_matches(Called(HashIndex(4, Links().link), 4), rng("hash_match"))
+check_lengths(Called(HashIndex(4, Links().link), 4), 4, rng("hash_match"))
+check_looks_alike(Called(HashIndex(4, Links().link), 4), rng("hash_match"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_hash_match")
-check_matches(HashIndex(4, Links().link), draw)
+check_matches(Called(HashIndex(4, Links().link), 4), draw)
+check_looks_alike(Called(HashIndex(4, Links().link), 4), draw)
 for block_size in (1, 2, random_int(3, 6, draw)):
-    index, oracle = HashIndex(block_size, Links().link), reference.RadixIndex(block_size)
-    prompts = Prompts(block_size, draw)
-    for _ in range(25):
+    check_lengths(Called(HashIndex(block_size, Links().link), block_size), block_size, draw)
+    index = Called(HashIndex(block_size, Links().link), block_size)
+    oracle, prompts = Called(reference.RadixIndex(block_size), block_size), Prompts(block_size, draw)
+    for _ in range(20):
         tokens, key = prompts.prompt()
         found = oracle.match(tokens, key)
         expect_match(index, tokens, key, found, f"{len(tokens)} tokens in blocks of {block_size}, like earlier ones")
         full = tokens[: len(tokens) // block_size * block_size]
         blocks = found + prompts.new_blocks(len(full) // block_size - len(found))
         for each in (index, oracle):
-            each.insert(list(full), key, list(blocks))
+            each.insert(full, key, blocks)
 ### END HIDDEN TESTS
 
 
@@ -497,33 +716,22 @@ for block_size in (1, 2, random_int(3, 6, draw)):
 # question: Two requests computed the same prompt at the same time: which of the two blocks stays?
 # hint: return, for each place, the block that match would give from now on; len() counts the blocks that were taken.
 # explanation: Blocks [7, 2] are indexed; the same prompt comes with [9, 5, 6]. The first two places keep 7 and 2, the
-#   third takes 6: the answer is [7, 2, 6], one block is taken, and 9 and 5 go back. If 9 replaced 7, requests that hold
+#   third takes 6: 7, 2 and 6 stand for the prompt, one block is taken, and 9 and 5 go back. If 9 replaced 7, requests that hold
 #   7 would still be right, but the next one would not share with them.
-def check_inserts(index, generator):
-    A = random_tokens(12, generator)
-    expect_insert(index, [], KEY, [], [], "nothing")
-    expect_insert(index, A, KEY, [0, 1, 2], [0, 1, 2], "12 new tokens")
-    expect_insert(index, A[:8] + [1000] * 4, KEY, [3, 4, 5], [0, 1, 5], "8 of them and 4 others, of another request")
-    expect_len(index, 4)
-    expect_insert(index, A[:8], KEY, [6, 7], [0, 1], "the first 8 again")
-    expect_len(index, 4)
-    expect_insert(index, A, OTHER_KEY, [8, 9, 10], [8, 9, 10], "the 12 under another key")
-    expect_len(index, 7)
-
-
-check_inserts(HashIndex(4, Links().link), rng("hash_insert"))
+check_inserts(Called(HashIndex(4, Links().link), 4), rng("hash_insert"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_hash_insert")
-check_inserts(HashIndex(4, Links().link), draw)
-block_size = random_int(1, 4, draw)
-index, oracle = HashIndex(block_size, Links().link), reference.RadixIndex(block_size)
-prompts = Prompts(block_size, draw)
-for _ in range(40):
-    full, key = prompts.prompt(full=True)
-    blocks = prompts.new_blocks(len(full) // block_size)
-    standing = oracle.insert(full, key, blocks)
-    expect_insert(index, full, key, blocks, standing, f"{len(full)} tokens in blocks of {block_size}")
-    expect_len(index, len(oracle))
+check_inserts(Called(HashIndex(4, Links().link), 4), draw)
+for block_size in (1, 2, random_int(3, 6, draw)):
+    index = Called(HashIndex(block_size, Links().link), block_size)
+    oracle, prompts = Called(reference.RadixIndex(block_size), block_size), Prompts(block_size, draw)
+    for _ in range(30):
+        full, key = prompts.prompt(full=True)
+        blocks = prompts.new_blocks(len(full) // block_size)
+        standing = oracle.insert(full, key, blocks)
+        expect_insert(index, full, key, blocks, standing, f"{len(full)} tokens in blocks of {block_size}")
+        expect_len(index, len(oracle))
+        prompts.give_back([block for block in blocks if block not in standing])
 ### END HIDDEN TESTS
 
 
@@ -535,28 +743,37 @@ for _ in range(40):
 #   for each block is 1 + 2 + 3 + 4 = 10 blocks of work, and for a prompt of 1,000 blocks half a million.
 def check_chain(num_tokens, block_size, generator):
     tokens, links = random_tokens(num_tokens, generator), Links()
-    index, num_full = HashIndex(block_size, links.link), num_tokens // block_size
-    for method, arguments in (("insert", [list(range(num_full))]), ("match", [])):
+    num_full, chain, name = num_tokens // block_size, [], KEY
+    for i in range(num_full):
+        block = tokens[i * block_size : (i + 1) * block_size]
+        name = links.link(name, block)
+        chain.append((bytes(links.calls[-1][0]), tuple(block), name))
+    index = Called(HashIndex(block_size, links.link), block_size)
+    full = tokens[: num_full * block_size]
+    for method, given, *blocks in (("insert", full, list(range(num_full))), ("match", tokens), ("match", full)):
         links.calls.clear()
-        given = tokens[: num_full * block_size] if method == "insert" else tokens
-        getattr(index, method)(list(given), KEY, *arguments)
-        print(f"{method}, {len(given)} tokens in blocks of {block_size}: {len(links.calls)} calls of link")
-        assert len(links.calls) == num_full, f"{method}: expected {num_full} calls of link, saw {len(links.calls)}"
-        before = KEY
-        for i, (parent, hashed, name) in enumerate(links.calls):
-            block = tuple(tokens[i * block_size : (i + 1) * block_size])
-            assert hashed == block, f"{method}: call {i} of link got {len(hashed)} tokens, expected those of block {i}"
-            whose = "the key" if i == 0 else f"the name of block {i - 1}"
-            assert parent == before, f"{method}: the parent of block {i} is {whose}; link got another"
-            before = name
+        getattr(index, method)(given, KEY, *blocks)
+        calls = list(links.calls)
+        print(f"{method}, {len(given)} tokens in blocks of {block_size}: {len(calls)} calls of link")
+        assert len(calls) <= num_full, f"{method}: expected at most {num_full} calls of link, saw {len(calls)}"
+        for parent, hashed, name in calls:
+            places = [i for i, (_, block, _) in enumerate(chain) if block == hashed]
+            assert places, f"{method}: link got {len(hashed)} tokens that are no full block of the prompt"
+            right = (parent, hashed, name) in chain
+            assert right, (
+                f"{method}: link got block {places[0]} with another parent than the name before it, or the key"
+            )
+        assert len(set(calls)) == len(calls), f"{method}: link got the same block twice in one call"
+        if method == "insert":
+            assert len(calls) == num_full, f"{num_full} new blocks need {num_full} calls of link, saw {len(calls)}"
 
 
 check_chain(num_tokens=14, block_size=4, generator=rng("hash_chain"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_hash_chain")
-for _ in range(3):
-    block_size = random_int(2, 5, draw)
-    check_chain(block_size * random_int(2, 6, draw) + random_int(1, block_size - 1, draw), block_size, draw)
+for block_size in (1, 2, random_int(3, 6, draw)):
+    check_chain(block_size * random_int(2, 6, draw) + block_size - 1, block_size, draw)
+    check_chain(block_size * random_int(2, 6, draw), block_size, draw)
 ### END HIDDEN TESTS
 
 
@@ -567,13 +784,15 @@ for _ in range(3):
 # explanation: Chain a - b - c: only c is continued by nothing, so c goes first, then b, then a. Asked for 2, evict
 #   gives c and b: b became a leaf on the way. If b is in use and c is not, c alone can go; a cannot, since b would be
 #   out of reach and its memory lost.
-check_evicts(HashIndex(4, Links().link), rng("hash_evict"))
-evict_some(HashIndex(2, Links().link), 3, 2, rng("hash_evict"))
+check_evicts(Called(HashIndex(4, Links().link), 4), rng("hash_evict"))
+check_shrinks(Called(HashIndex(4, Links().link), 4), 4, rng("hash_evict"))
+evict_some(Called(HashIndex(2, Links().link), 2), 3, 2, rng("hash_evict"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_hash_evict")
-check_evicts(HashIndex(4, Links().link), draw)
-for block_size in (1, random_int(2, 4, draw)):
-    evict_some(HashIndex(block_size, Links().link), 25, block_size, draw)
+check_evicts(Called(HashIndex(4, Links().link), 4), draw)
+for block_size in (1, 2, random_int(3, 6, draw)):
+    check_shrinks(Called(HashIndex(block_size, Links().link), block_size), block_size, draw)
+    evict_some(Called(HashIndex(block_size, Links().link), block_size), 15, block_size, draw)
 ### END HIDDEN TESTS
 
 
@@ -584,12 +803,16 @@ for block_size in (1, random_int(2, 4, draw)):
 # explanation: Prompts a - b and a - c, inserted in this order; then a - b is matched. Leaves are b and c; b was used
 #   last, so c goes. The moment is that of the whole call, for each block that it found or took: a, which both use, is
 #   never older than its leaves.
-check_order(HashIndex(4, Links().link), rng("hash_lru"))
+check_order(Called(HashIndex(4, Links().link), 4), rng("hash_lru"))
+check_moments(Called(HashIndex(2, Links().link), 2))
+check_used(Called(HashIndex(4, Links().link), 4), rng("hash_lru"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_hash_lru")
-check_order(HashIndex(4, Links().link), draw)
-for block_size in (1, random_int(2, 4, draw)):
-    compare_order(HashIndex(block_size, Links().link), reference.RadixIndex(block_size), 40, block_size, draw)
+check_order(Called(HashIndex(4, Links().link), 4), draw)
+check_used(Called(HashIndex(4, Links().link), 4), draw)
+for block_size in (1, 2, random_int(3, 6, draw)):
+    oracle = Called(reference.RadixIndex(block_size), block_size)
+    compare_order(Called(HashIndex(block_size, Links().link), block_size), oracle, 25, block_size, draw)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_radix"}
@@ -660,9 +883,9 @@ class RadixIndex:
         node, standing = self.descend(tokens, key)
         start = len(standing) * self.block_size
         if start < len(tokens):
-            leaf = Node(list(tokens[start:]), list(blocks[len(standing) :]), node)
+            leaf = Node(tokens[start:], blocks[len(standing) :], node)
             leaf.last_used = self.now
-            node.children[self.first_block(leaf)] = leaf
+            node.children[self.block_of(leaf.tokens, 0)] = leaf
             standing = standing + leaf.blocks
         return standing
         ### END SOLUTION
@@ -678,7 +901,7 @@ class RadixIndex:
             leaf = min(leaves, key=lambda node: node.last_used)
             evicted.append(leaf.blocks.pop())
             if not leaf.blocks:
-                del leaf.parent.children[self.first_block(leaf)]
+                del leaf.parent.children[self.block_of(leaf.tokens, 0)]
             del leaf.tokens[-self.block_size :]
         return evicted
         ### END SOLUTION
@@ -690,14 +913,14 @@ class RadixIndex:
     def descend(self, tokens, key):
         """Walk down as far as whole blocks agree, splitting the last node there: (that node, blocks on the way)."""
         self.now += 1
-        node, blocks, size = self.roots.setdefault(key, Node([], [], None)), [], self.block_size
+        node, blocks = self.roots.setdefault(key, Node([], [], None)), []
         while True:
-            rest = list(tokens[len(blocks) * size :])
-            child = node.children.get(tuple(rest[:size]))
+            rest = tokens[len(blocks) * self.block_size :]
+            child = node.children.get(self.block_of(rest, 0))
             if child is None:
                 return node, blocks
             same = 1  # blocks of the child that agree
-            while same < len(child.blocks) and child.tokens[: (same + 1) * size] == rest[: (same + 1) * size]:
+            while same < len(child.blocks) and self.block_of(child.tokens, same) == self.block_of(rest, same):
                 same += 1
             node = child if same == len(child.blocks) else self.split(child, same)
             node.last_used = self.now
@@ -707,9 +930,9 @@ class RadixIndex:
         """Split a node after its first num_blocks blocks. Returns the upper part; the node itself is the lower one."""
         cut = num_blocks * self.block_size
         upper = Node(node.tokens[:cut], node.blocks[:num_blocks], node.parent)
-        node.parent.children[self.first_block(upper)] = upper
+        node.parent.children[self.block_of(upper.tokens, 0)] = upper
         node.tokens, node.blocks, node.parent = node.tokens[cut:], node.blocks[num_blocks:], upper
-        upper.children[self.first_block(node)] = node
+        upper.children[self.block_of(node.tokens, 0)] = node
         return upper
 
     def nodes(self):
@@ -719,8 +942,9 @@ class RadixIndex:
             found += node.children.values()
         return found[len(self.roots) :]
 
-    def first_block(self, node):
-        return tuple(node.tokens[: self.block_size])
+    def block_of(self, tokens, i):
+        """The tokens of block i, fewer where they end."""
+        return tuple(tokens[i * self.block_size : (i + 1) * self.block_size])
         ### END SOLUTION
 
 
@@ -731,18 +955,23 @@ class RadixIndex:
 # explanation: Blocks of 4, one node with blocks [7, 2, 5] and 12 tokens. A prompt that agrees in the first 9 tokens
 #   matches blocks 7 and 2: 9 tokens are 2 full blocks. It does not go on to a child, since the node as a whole does not
 #   agree.
-check_matches(RadixIndex(4), rng("radix_match"))
-tree, tokens = RadixIndex(1), random_tokens(12, rng("radix_match"))
-tree.insert(list(tokens), KEY, list(range(12)))
+check_matches(Called(RadixIndex(4), 4), rng("radix_match"))
+check_lengths(Called(RadixIndex(4), 4), 4, rng("radix_match"))
+check_looks_alike(Called(RadixIndex(4), 4), rng("radix_match"))
+tree, tokens = Called(RadixIndex(1), 1), random_tokens(12, rng("radix_match"))
+tree.insert(tokens, KEY, list(range(12)))
 expect_match(tree, [*tokens[:9], 1000, 1000, 1000], KEY, list(range(9)), "blocks of one token: to the token")
 ### BEGIN HIDDEN TESTS
 draw = rng("check_radix_match")
-check_matches(RadixIndex(4), draw)
+check_matches(Called(RadixIndex(4), 4), draw)
+check_looks_alike(Called(RadixIndex(4), 4), draw)
 for block_size in (1, 2, random_int(3, 6, draw)):
+    check_lengths(Called(RadixIndex(block_size), block_size), block_size, draw)
     for _ in range(12):  # one prompt in the index, and one that matches part of it
-        index, tokens = RadixIndex(block_size), random_tokens(block_size * random_int(1, 8, draw), draw, vocab_size=2)
-        blocks = list(range(len(tokens) // block_size))
-        index.insert(list(tokens), KEY, list(blocks))
+        index = Called(RadixIndex(block_size), block_size)
+        tokens = random_tokens(block_size * random_int(1, 8, draw), draw, vocab_size=2)
+        blocks = torch.randperm(len(tokens) // block_size, generator=draw).tolist()
+        index.insert(tokens, KEY, blocks)
         num_same = random_int(0, len(tokens), draw)
         prompt = tokens[:num_same] + random_tokens(random_int(0, 2 * block_size, draw), draw, vocab_size=2)
         differ = [i for i, (a, b) in enumerate(zip(tokens, prompt, strict=False)) if a != b]
@@ -760,7 +989,7 @@ for block_size in (1, 2, random_int(3, 6, draw)):
 #   [7, 2] with two children, [5] and [9]. What hung below the old node hangs below [5]. Every block is in exactly one
 #   node, and both prompts are found in full.
 def check_radix_splits(generator):
-    index, A = RadixIndex(4), random_tokens(16, generator)
+    index, A = Called(RadixIndex(4), 4), random_tokens(16, generator)
     B, C, D, E = [1000] * 8, [1001] * 4, [1002] * 4, [1003] * 4
     inside = [*A[:6], 2000, 2000]
     expect_insert(index, [], KEY, [], [], "nothing")
@@ -784,18 +1013,23 @@ def check_radix_splits(generator):
     expect_len(index, 14)
 
 
+check_inserts(Called(RadixIndex(4), 4), rng("radix_split"))
 check_radix_splits(rng("radix_split"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_radix_split")
+check_inserts(Called(RadixIndex(4), 4), draw)
 check_radix_splits(draw)
-for block_size in (1, random_int(2, 4, draw)):
-    index, oracle = RadixIndex(block_size), reference.HashIndex(block_size, Links().link)
+for block_size in (1, 2, random_int(3, 6, draw)):
+    index = Called(RadixIndex(block_size), block_size)
+    oracle = Called(reference.HashIndex(block_size, Links().link), block_size)
     prompts, what = Prompts(block_size, draw), f"in blocks of {block_size}"
     for _ in range(30):
         tokens, key = prompts.prompt()
         full = tokens[: len(tokens) // block_size * block_size]
         blocks = prompts.new_blocks(len(full) // block_size)
-        expect_insert(index, full, key, blocks, oracle.insert(full, key, blocks), f"{len(full)} tokens {what}")
+        standing = oracle.insert(full, key, blocks)
+        expect_insert(index, full, key, blocks, standing, f"{len(full)} tokens {what}")
+        prompts.give_back([block for block in blocks if block not in standing])
         tokens, key = prompts.prompt()
         expect_match(index, tokens, key, oracle.match(tokens, key), f"{len(tokens)} tokens {what}")
         expect_len(index, len(oracle))
@@ -809,13 +1043,15 @@ for block_size in (1, random_int(2, 4, draw)):
 # explanation: A leaf with blocks [7, 2, 5]: 5 goes first, then 2, then 7; when it is empty the node leaves the tree,
 #   and its parent may be a leaf. With 2 in use and 5 not, only 5 can go. A node with children loses nothing: they
 #   continue it.
-check_evicts(RadixIndex(4), rng("radix_evict"))
-evict_some(RadixIndex(2), 3, 2, rng("radix_evict"))
+check_evicts(Called(RadixIndex(4), 4), rng("radix_evict"))
+check_shrinks(Called(RadixIndex(4), 4), 4, rng("radix_evict"))
+evict_some(Called(RadixIndex(2), 2), 3, 2, rng("radix_evict"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_radix_evict")
-check_evicts(RadixIndex(4), draw)
-for block_size in (1, random_int(2, 4, draw)):
-    evict_some(RadixIndex(block_size), 25, block_size, draw)
+check_evicts(Called(RadixIndex(4), 4), draw)
+for block_size in (1, 2, random_int(3, 6, draw)):
+    check_shrinks(Called(RadixIndex(block_size), block_size), block_size, draw)
+    evict_some(Called(RadixIndex(block_size), block_size), 15, block_size, draw)
 ### END HIDDEN TESTS
 
 
@@ -826,13 +1062,16 @@ for block_size in (1, random_int(2, 4, draw)):
 # explanation: A node [7, 2, 5] from an older call; a match agrees in 2 blocks. 7 and 2 are used now, 5 is as old as
 #   before. One moment for the whole node would make 5 look new, and another leaf would be evicted in its place; so the
 #   node is divided where the agreement ends.
-check_order(RadixIndex(4), rng("radix_lru"))
+check_order(Called(RadixIndex(4), 4), rng("radix_lru"))
+check_moments(Called(RadixIndex(2), 2))
+check_used(Called(RadixIndex(4), 4), rng("radix_lru"))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_radix_lru")
-check_order(RadixIndex(4), draw)
-for block_size in (1, random_int(2, 4, draw)):
-    oracle = reference.HashIndex(block_size, Links().link)
-    compare_order(RadixIndex(block_size), oracle, 40, block_size, draw)
+check_order(Called(RadixIndex(4), 4), draw)
+check_used(Called(RadixIndex(4), 4), draw)
+for block_size in (1, 2, random_int(3, 6, draw)):
+    oracle = Called(reference.HashIndex(block_size, Links().link), block_size)
+    compare_order(Called(RadixIndex(block_size), block_size), oracle, 25, block_size, draw)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_replay"}
@@ -849,7 +1088,7 @@ for block_size in (1, random_int(2, 4, draw)):
 #    next 1, and so on.
 #
 # Return `(saved, rate)`: the saved tokens of all requests, and their share of all prompt tokens, a number in [0, 1).
-# Without requests both are 0.
+# Without requests both are 0. Every prompt has at least one token; one that fills no block has no block to index.
 #
 # **Hint:** `index` has the methods of part 3. The check passes its own, so this part can be right even if an earlier
 # one is not.
@@ -886,23 +1125,28 @@ def replay(index, requests, block_size):
 #   needed, so at most 7 tokens can be saved, which is 1 full block: 4 tokens. With 9 tokens 8 can be saved. The rate is
 #   saved tokens over all tokens of all requests, so long requests count more.
 class Scripted:
-    """A stand-in for an index: request i finds its first num_matched[i] blocks, which are 0, 1, ...; records all
-    calls."""
+    """A stand-in for an index: match of request i finds the blocks found[i]; records all calls."""
 
-    def __init__(self, num_matched):
-        self.num_matched = num_matched
+    LEARNER_SEES = ("match", "insert")
+
+    def __init__(self, found, block_size):
+        self.found, self.block_size = found, block_size
         self.matched = []  # (tokens, key) of every match
-        self.inserted = []  # (tokens, key, blocks) of every insert
+        self.inserted = []  # (tokens, key, blocks) of every insert that has any
 
     def match(self, tokens, key):
         number = len(self.matched)
-        assert number == len(self.inserted), f"match was called {number + 1} times after {len(self.inserted)} inserts"
+        assert number < len(self.found), f"match was called {number + 1} times for {len(self.found)} requests"
+        num_before = sum(len(before) >= self.block_size for before, _ in self.matched)
+        right = len(self.inserted) == num_before
+        assert right, f"match of request {number}: expected {num_before} inserts before, saw {len(self.inserted)}"
         self.matched.append((list(tokens), key))
-        return list(range(self.num_matched[number]))
+        return answer_of(self.found[number], self.block_size)
 
     def insert(self, tokens, key, blocks):
-        self.inserted.append((list(tokens), key, list(blocks)))
-        return list(blocks)
+        if len(tokens):
+            self.inserted.append((list(tokens), key, ints_of("insert is given", blocks)))
+        return answer_of(list(blocks), self.block_size)
 
 
 def check_counts(seen, saved, total):
@@ -915,43 +1159,63 @@ def check_counts(seen, saved, total):
     assert abs(float(share) - rate) < 1e-9, f"expected the rate {saved} of {total} = {rate}, saw {share}"
 
 
-def check_replayed(lengths, num_matched, block_size, saved, generator):
-    """Prompts of these lengths that find these numbers of blocks; the first finds none."""
-    requests = [(random_tokens(n, generator), bytes([i]) * 32) for i, n in enumerate(lengths)]
-    index = Scripted(num_matched)
+def check_replayed(requests, found, block_size):
+    """replay of these (tokens, key), when match finds these lists of blocks."""
+    index = Scripted(found, block_size)
     seen = replay(index, [(list(tokens), key) for tokens, key in requests], block_size)
     assert index.matched == requests, "expected one match for each request, with all its tokens and its key"
-    next_block, expected = 0, []
-    for (tokens, key), found in zip(requests, num_matched, strict=True):
+    num_new, num_saved, expected = 0, 0, []
+    for (tokens, key), blocks in zip(requests, found, strict=True):
         num_full = len(tokens) // block_size
-        new = list(range(next_block, next_block + num_full - found))
-        next_block += len(new)
-        expected.append((tokens[: num_full * block_size], key, list(range(found)) + new))
+        new = list(range(num_new, num_new + num_full - len(blocks)))
+        num_new += len(new)
+        num_saved += min(len(blocks), (len(tokens) - 1) // block_size) * block_size
+        if num_full:
+            expected.append((tokens[: num_full * block_size], key, [*blocks, *new]))
     assert len(index.inserted) == len(expected), f"expected {len(expected)} inserts, saw {len(index.inserted)}"
     for i, (now, then) in enumerate(zip(index.inserted, expected, strict=True)):
         for name, a, b in zip(("tokens", "key", "blocks"), now, then, strict=True):
-            assert a == b, f"insert of request {i}: expected {name} {b}, saw {a}"
-    check_counts(seen, saved, sum(lengths))
+            assert a == b, f"insert number {i}: expected {name} {b}, saw {a}"
+    check_counts(seen, num_saved, sum(len(tokens) for tokens, _ in requests))
 
 
-# 8 of 10 tokens are in the index; then 12 of 12, of which 8 are saved; then 4 of 4, of which none is
-check_replayed([13, 10, 12, 4], [0, 2, 3, 1], block_size=4, saved=16, generator=rng("replay"))
-check_counts(replay(Scripted([]), [], 4), saved=0, total=0)
+def check_found(lengths, num_found, block_size, generator):
+    """Prompts of these lengths that find these numbers of blocks."""
+    requests = [(random_tokens(n, generator), bytes([i]) * 32) for i, n in enumerate(lengths)]
+    names = iter(torch.randperm(1000, generator=generator).tolist())
+    check_replayed(requests, [[next(names) for _ in range(n)] for n in num_found], block_size)
+
+
+# 8 of 10 tokens are in the index; then 12 of 12, of which 8 are saved; then 4 of 4, of which none is; then 4 of 14
+check_found([13, 10, 12, 4, 14, 9], [0, 2, 3, 1, 1, 0], block_size=4, generator=rng("replay"))
+check_counts(replay(Scripted([], 4), [], 4), saved=0, total=0)
 ### BEGIN HIDDEN TESTS
 draw = rng("check_replay")
-for _ in range(3):
-    block_size = random_int(2, 6, draw)
-    blocks = [random_int(4, 6, draw), *(random_int(1, 4, draw) for _ in range(4))]
+for block_size in (1, 2, random_int(3, 6, draw), 16):
+    blocks = [random_int(0, 6, draw) for _ in range(6)]
     lengths = [n * block_size + random_int(0, block_size - 1, draw) for n in blocks]
-    lengths[2] = blocks[2] * block_size  # whole
-    found = [0, *blocks[1:]]
-    saved = sum((n - 1) // block_size * block_size for n in lengths[1:])
-    check_replayed(lengths, found, block_size, saved, draw)
-    prompts = Prompts(block_size, draw)
-    requests = [request for request in (prompts.prompt() for _ in range(20)) if request[0]]
-    seen = replay(reference.RadixIndex(block_size), [(list(tokens), key) for tokens, key in requests], block_size)
-    saved, _ = reference.replay(reference.RadixIndex(block_size), requests, block_size)
-    check_counts(seen, saved, sum(len(tokens) for tokens, _ in requests))
+    numbers = [random_int(0, n, draw) for n in blocks]
+    # certain: nothing found, all of a whole prompt found, some found twice in a row, shorter than a block or whole
+    lengths += [
+        3 * block_size + block_size // 2,
+        4 * block_size,
+        4 * block_size,
+        5 * block_size,
+        max(1, block_size - 1),
+    ]
+    numbers += [0, 4, 1, 2, 0]
+    pairs = [(length, number) for length, number in zip(lengths, numbers, strict=True) if length]
+    order = torch.randperm(len(pairs), generator=draw).tolist()
+    check_found([pairs[i][0] for i in order], [pairs[i][1] for i in order], block_size, draw)
+    index, prompts, next_block = Called(reference.RadixIndex(block_size), block_size), Prompts(block_size, draw), 0
+    requests, found = [request for request in (prompts.prompt() for _ in range(30)) if request[0]], []
+    for tokens, key in requests:
+        found.append(index.match(tokens, key))
+        num_new = len(tokens) // block_size - len(found[-1])
+        new = list(range(next_block, next_block + num_new))
+        next_block += num_new
+        index.insert(tokens[: len(tokens) // block_size * block_size], key, [*found[-1], *new])
+    check_replayed(requests, found, block_size)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_desk"}
@@ -996,7 +1260,7 @@ for name, index, size in (("hash chain, blocks of 16", HashIndex(16, block_hash)
 # **Build** `stable_first(requests)`: in which order the parts should stand. `requests` is a list of dicts, one for each
 # request of a log: the names of the parts, in the order of today's template, with their texts. All have the same names.
 # Returns the names: the part with the fewest different texts in the log comes first. Parts with equally many keep the
-# order of today's template.
+# order of today's template. Two texts are the same only if every character is: with one more space a text is another.
 #
 # The same text must also be the same tokens. Before you blame the order, look for a trailing space, a JSON object with
 # its keys in a different order, a shuffled list of tools, an id in the first line.
@@ -1040,13 +1304,23 @@ check_parts_of(
     ],
     ["system", "tools", "user", "time", "question"],
 )
+long = "Be brief. " * 99
+check_parts_of([{"rules": long, "user": "Ada"}, {"rules": long + "!", "user": "Ada"}], ["user", "rules"])
 ### BEGIN HIDDEN TESTS
 draw = rng("check_parts")
+texts = ["a", "a ", "A", " a", "aa", "\u00e1", "a\u0301", "", " ", "a\n", "b", "2 different texts"]  # all different
 for _ in range(4):
-    order = torch.randperm(6, generator=draw).tolist()
-    numbers = {f"part {random_int(100, 999, draw)} {i}": (1, 2, 4, 4, 2, 8)[i] for i in order}  # of different texts
-    requests = [{name: f"{i // 2 % n} " * (9 - n) for name, n in numbers.items()} for i in range(16)]
+    order = torch.randperm(7, generator=draw).tolist()
+    num_texts = (1, 2, 9, 10, 2, 10, 12)
+    numbers = {f"part {random_int(100, 999, draw)} {i}": num_texts[i] for i in order}
+    requests = [{name: texts[i // 2 % n] for name, n in numbers.items()} for i in range(24)]
     check_parts_of(requests, sorted(numbers, key=numbers.get))
+pairs = [("a", "A"), ("a", "a "), ("a", " a"), ("a", "a\n"), ("", "a"), ("", " "), ("\u00e1", "a\u0301"), ("ab", "ba")]
+for one, other in pairs:
+    for twice, once in (("body", "head"), ("head", "body")):
+        for log in ((one, one, other), (one, other, one), (other, one, one)):
+            check_parts_of([{twice: text, once: "the same"} for text in log], [once, twice])
+            check_parts_of([{once: "the same", twice: text} for text in log], [once, twice])
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
@@ -1071,7 +1345,7 @@ class Watched:
     it."""
 
     def __init__(self, index, block_size):
-        self.index, self.block_size = index, block_size
+        self.index, self.block_size = Called(index, block_size), block_size
         self.holds = {}  # block -> (key, its prefix)
         self.num_evicted = 0
 
@@ -1080,13 +1354,13 @@ class Watched:
         return [(key, tuple(tokens[:end])) for end in range(size, len(tokens) + 1, size)]
 
     def match(self, tokens, key):
-        blocks, prefixes = blocks_of("match", self.index.match(list(tokens), key)), self._prefixes(tokens, key)
+        blocks, prefixes = self.index.match(tokens, key), self._prefixes(tokens, key)
         right = len(blocks) <= len(prefixes) and all(map(self._is_held, blocks, prefixes))
         assert right, f"match gave blocks {blocks} for {len(tokens)} tokens; not all of them hold these tokens"
         return blocks
 
     def insert(self, tokens, key, blocks):
-        standing = blocks_of("insert", self.index.insert(list(tokens), key, list(blocks)))
+        standing = self.index.insert(tokens, key, blocks)
         assert len(standing) == len(blocks), f"insert got {len(blocks)} blocks and gave {len(standing)}"
         for now, given, prefix in zip(standing, blocks, self._prefixes(tokens, key), strict=True):
             old = [block for block, held in self.holds.items() if held == prefix]
@@ -1098,7 +1372,7 @@ class Watched:
 
     def evict(self, num_blocks, evictable):
         free_to_go = {block for block in self.holds if evictable(block)}
-        gone = blocks_of("evict", self.index.evict(num_blocks, lambda block: block in free_to_go))
+        gone = self.index.evict(num_blocks, lambda block: block in free_to_go)
         assert len(gone) <= num_blocks, f"evict({num_blocks}) gave {len(gone)} blocks"
         allowed = set(gone) <= free_to_go and len(set(gone)) == len(gone)
         assert allowed, f"evict gave blocks {gone}, which are in use, not indexed, or twice in the list"
@@ -1229,7 +1503,7 @@ encode = course_llm("draft").encode
 long_prompt = (encode(SYSTEM) * 20)[:960]
 serve([[(long_prompt, None)]], num_blocks=128)  # not timed: the first pass of this length is slower
 options = {"block_size": 16, "num_blocks": 128, "prefix_cache": "off"}
-for name, index in (("without a cache", None), ("with your RadixIndex", RadixIndex(16))):
+for name, index in (("without a cache", None), ("with your RadixIndex", Called(RadixIndex(16), 16))):
     engine = LabEngine(course_llm("draft"), options, prefix_index=index)
     for i, end in enumerate(QUESTIONS[:2]):
         engine.add(long_prompt + encode(end), max_tokens=1)

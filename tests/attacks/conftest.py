@@ -3,7 +3,7 @@
 `hostile/`, `greedy/` and `honest/` hold one submission a file: comments that say what is expected, then cells.
 `# %% NAME` replaces solution cell NAME of the toy lab, `# %% first` and `# %% last` add a cell; all other cells are as
 in the reference, or as released with `# base: stub`. In the text @PORT@, @COURSE@, @HOME@, @MARK@ and @CHECKOUT@ stand
-for what differs from run to run.
+for what differs from run to run, @DEEP@ and @GIANT@ for a long row of attributes and of digits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 SOURCES = HERE.parent / "grader" / "toy_lab" / "solutions"
 SLUG, POINTS = "01_toy", {"check_window": 2.0, "check_len": 1.0, "check_calls": 3.0}
 # Of all that comes to an end by itself, hostile or honest: no clock decides about it, however busy the machine is.
-LIMITS = {"call": 120.0, "check": 600.0, "total": 1200.0, "memory": 1 << 30}
+LIMITS = {"call": 120.0, "check": 600.0, "total": 1200.0, "rest": 1200.0, "memory": 1 << 30}
 # Of those that never end: they are given little, so that they cost little. What is honest in them takes milliseconds
 # of the processor time that a call has, and no wall-clock time counts for a whole check.
 HANGING_LIMITS = {**LIMITS, "call": 2.0}
@@ -318,7 +318,7 @@ def hand_in(made: Class, order: list[Case], handed: Path) -> None:
     """Write the notebooks of these submissions, with the values of this run in them."""
     solution, release = texts_of(made)
     values = {"PORT": made.machine.port, "COURSE": made.root, "HOME": made.machine.home, "MARK": made.machine.mark}
-    values["CHECKOUT"] = HERE.parents[1]
+    values |= {"CHECKOUT": HERE.parents[1], "DEEP": ".".join(["a"] * 600), "GIANT": "f" * 20_000}
     for number, case in enumerate(order):
         text = json.dumps(notebook_of(case, solution, release))
         for word, value in values.items():

@@ -232,10 +232,21 @@ class ShuffledPool(BlockPool):
         return freed
 
 
-def poison_free_blocks(engine: Engine) -> None:
-    """From now on a block that nobody owns when a step begins to write holds NaN, and host memory likewise."""
-    cache = engine.kv_cache
+def draft_of(engine: Engine) -> Any:
+    """The draft model of the engine's worker, if it has one."""
+    return getattr(getattr(engine.executor, "inner", engine.executor), "draft", None)
 
+
+def poison_free_blocks(engine: Engine) -> None:
+    """From now on a block that nobody owns when a step begins to write holds NaN, and host memory likewise; in the
+    cache of a draft model, too."""
+    draft = draft_of(engine)
+    _poison(engine, engine.kv_cache, engine.attention)
+    if draft is not None:
+        _poison(engine, draft.kv_cache, draft.attention)
+
+
+def _poison(engine: Engine, cache: Any, attention: Any) -> None:
     def poison() -> None:
         cache.data[:, :, [b for b in range(engine.num_blocks) if engine.block_pool.ref_count(b) == 0]] = torch.nan
         if engine.num_host_blocks:
@@ -245,17 +256,12 @@ def poison_free_blocks(engine: Engine) -> None:
     cache.data.fill_(torch.nan)
     if engine.num_host_blocks:
         cache.host[0].fill_(torch.nan)
-    before_writing(engine, poison)
+    before_writing(cache, attention, poison)
 
 
-def before_writing(engine: Engine, act: Callable[[], None]) -> None:
+def before_writing(cache: Any, attention: Any, act: Callable[[], None]) -> None:
     """From now on acts after each step's transfers, and before it writes: not every step has transfers."""
-    cache, transfer, attention, plan = (
-        engine.kv_cache,
-        engine.kv_cache.transfer,
-        engine.attention,
-        engine.attention.plan,
-    )
+    transfer, plan = cache.transfer, attention.plan
 
     def transfer_and_act(transfers: Any) -> None:
         transfer(transfers)
@@ -425,7 +431,7 @@ def check_references(engine: Engine) -> None:
 def staged(model: Decoder, num_stages: int, parts: Parts | None = None, **options: Any) -> Engine:
     """An engine whose executor runs stages, around the one that it would have made."""
     parts, executor = parts or Parts(), StagedExecutor(num_stages)
-    outer = dataclasses.replace(parts, executor=executor, proposer=None, sampler=None)
+    outer = dataclasses.replace(parts, executor=executor, proposer=None, draft_model=None, sampler=None)
     engine = Engine(model, EngineConfig(**options), outer)
     executor.serve(engine, make_executor(engine, parts))
     return engine

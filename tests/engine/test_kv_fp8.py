@@ -98,7 +98,7 @@ def served(engine: Engine, n: int = 1, **sampling: Any) -> list[list[int]]:
             codes[free] = 0x7F
             scale[free] = torch.nan
 
-    before_writing(engine, poison)
+    before_writing(engine.kv_cache, engine.attention, poison)
     requests = [
         engine.add(p, SamplingParams(max_tokens=6, n=n, seed=5, **(GREEDY | sampling)), f"r{i}")
         for i, p in enumerate(PROMPTS)

@@ -75,6 +75,8 @@ SERVED = {
     ("--kv-dtype", "int8"): ("kv_dtype", "int8"),
     ("--seed", "7"): ("seed", 7),
     ("--batch-invariant",): ("batch_invariant", True),
+    ("--speculative", "suffix"): ("speculative", "suffix"),
+    ("--num-drafts", "3"): ("num_drafts", 3),
 }
 
 
@@ -95,7 +97,7 @@ def test_serve_has_vllms_names(words: tuple[str, ...], monkeypatch: pytest.Monke
         "name", "api_keys", "max_unfinished", "max_body_bytes", "shutdown_seconds", "trace", "tool_call_parser",
         "chat_template", "restarts",
     )  # fmt: skip
-    of_the_llm = ("dtype", "quantization", "worker")
+    of_the_llm = ("dtype", "quantization", "worker", "draft_model")
     config = EngineConfig(**options_of({n: v for n, v in options.items() if n not in (*of_the_server, *of_the_llm)}))
     name, value = SERVED[words]
     assert dataclasses.asdict(config) == dataclasses.asdict(EngineConfig()) | {name: value}

@@ -25,7 +25,7 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.ranking import FirstCome
 from reference_impl.interfaces import Grammar, Pooling, Request, SamplingParams
-from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, HostOracle, check_references
+from tests.engine.conftest import CountingClock, FakeLayeredStore, FakeStore, HostOracle, check_references, draft_of
 
 BOUND = {"float32": 3e-5, "float64": 1e-12}  # of the largest logit
 VOCAB = 61
@@ -109,6 +109,7 @@ def workload(draw: st.DrawFn) -> tuple[list[Asked], dict[str, Any]]:
         "late": draw(st.one_of(st.none(), st.integers(0, 1000))),  # overlapped steps, delayed by this seed
         "stages": draw(st.sampled_from([None, None, 2, 3, 4])),  # of the executor's; if any, `late` is of no use
         "num_drafts": draw(st.sampled_from([0, 0, 1, 2, 5])),
+        "drafts": draw(st.sampled_from(["host", "model", "worker"])),  # where they are made, if that can be
         "store": draw(st.sampled_from([None, None, None, *STORES])),
         "right": draw(st.sampled_from([0.0, 0.5, 1.0])),  # each guess, with this probability
     }
@@ -130,17 +131,28 @@ def engine_options(
     if len(specs) > 1 or specs[0].window is not None:
         options["num_blocks"] += len(specs) * (2 + options["max_num_batched_tokens"])
         options["prefix_cache"] = "auto"
+    drafts = makes_drafts(model, options, options.pop("drafts", "worker"), texts, right, oracle, store)
     if blocks := options.pop("num_host_blocks"):
-        options.update(preemption="swap", swap_bytes=blocks * specs[0].bytes_per_block)
-    num_drafts, seed = options.get("num_drafts", 0), options.get("seed", 0)
-    on_host = num_drafts > 0 and seed % 2 == 1 and options.get("late") is None
-    proposer = oracle(texts, right, VOCAB, seed) if num_drafts and not on_host else None
-    host_proposer = HostOracle(texts, right, VOCAB, seed) if on_host else None
+        num_caches = 2 if "draft_model" in drafts else 1
+        options.update(preemption="swap", swap_bytes=blocks * specs[0].bytes_per_block * num_caches)
     clock = None if store is None else CountingClock()
-    options["parts"] = Parts(
-        policy=options.pop("policy")(), proposer=proposer, host_proposer=host_proposer, page_store=store, clock=clock
-    )
+    options["parts"] = Parts(policy=options.pop("policy")(), page_store=store, clock=clock, **drafts)
     return options | {"texts": texts}
+
+
+def makes_drafts(
+    model: Decoder, options: dict[str, Any], where: str, texts: dict[str, list[int]], right: float, oracle: Any,
+    store: FakeStore | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The part that does: an oracle in the worker or on the host, or the model itself."""
+    num_drafts, seed = options.get("num_drafts", 0), options.get("seed", 0)
+    if not num_drafts:
+        return {}
+    if where == "model" and store is None and set(model.config.layer_windows) == {None}:
+        return {"draft_model": model}
+    if where == "host" and options.get("late") is None:
+        return {"host_proposer": HostOracle(texts, right, VOCAB, seed)}
+    return {"proposer": oracle(texts, right, VOCAB, seed)}
 
 
 def serve(engine: Engine, asked: list[Asked], store: Any = None) -> dict[int, list[Request]]:
@@ -290,6 +302,7 @@ def check_workload(
     if options.get("stages") is not None:
         event(f"as many steps as stages in flight: {engine.executor.most_in_flight == options['stages']}")
     event(f"loads begun: {any(s.transfers.loads for s in steps)}")
+    event(f"a draft model: {draft_of(engine) is not None}")
     event(f"drafts of the host: {any(r.drafts for s in steps for r in s.rows)}")
     event(f"drafts kept: {any(n > 1 for s in steps for n in s.num_new_tokens)}")
     assert engine.kv.num_available == engine.num_blocks
@@ -302,7 +315,7 @@ def check_workload(
         check_prompt(model, samples[number][0], one_shot)
         if a.pooling is not None and samples[number][0].finish_reason != "abort":
             check_embedding(model, samples[number][0], one_shot)
-        texts = [r.output_tokens for r in samples[number] if r.finish_reason != "abort"]
+        texts = [r.output_tokens for r in samples[number] if r.finish_reason not in ("abort", "stop")]
         assert all(len(text) == (a.sampling.max_tokens if a.pooling is None else 0) for text in texts)
         for request in samples[number]:
             if dtype == "float64":

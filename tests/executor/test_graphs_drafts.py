@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from reference_impl.annexes.graphs import graphs as graphs_module
 from reference_impl.annexes.graphs.graphs import Graphs
+from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.worker import DraftRun
+from reference_impl.assembly import defaults
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
@@ -21,6 +23,7 @@ from reference_impl.interfaces import Opened, SamplingParams
 from tests.executor.dense import DEVICE, DenseAttention, TwinSampler, dense_engine, dense_model
 from tests.executor.tape import recorder
 from tests.executor.test_graphs import GENERATE, KINDS, VOCAB, asked, serve
+from tests.no_sync import no_sync
 
 FEW = {"block_size": 4, "num_blocks": 90, "max_num_seqs": 4}
 
@@ -154,6 +157,55 @@ def test_the_kernels_of_a_gpu_verify_drafts_in_a_replay(random_model) -> None:
     assert serve(engine, work) == texts
     assert engine.executor.stats.eager_steps == 1
     assert ("flash_attention",) in {step.attention for step in engine.trace.steps()[1:]}
+
+
+@pytest.mark.usefixtures("no_reading", "short_buckets")
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_draft_model_waits_for_nothing_beside_steps_that_are_replayed(
+    overlap: str, random_model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128))
+    guess, passes = DraftModel.guess, []
+
+    def watched(self: DraftModel, *given: Any) -> None:
+        passes.append(len(given[0]))
+        with no_sync():
+            guess(self, *given)
+
+    monkeypatch.setattr(DraftModel, "guess", watched)
+    monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
+    params: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}, {"top_p": 0.9, "n": 2}]
+    work = [
+        {"prompt": [5 + i] * (1 + 4 * i), "sampling": SamplingParams(max_tokens=20 + i, seed=i, **p), "arrival": 2 * i,
+         "abort": None}
+        for i, p in enumerate(params)
+    ]  # fmt: skip
+    texts = serve(dense_engine(model, **FEW), work)
+    config = EngineConfig(graphs="off", overlap=overlap, num_drafts=3, **FEW)
+    engine = Engine(model, config, Parts(sampler=TwinSampler(), draft_model=model))
+    engine.executor.use_graphs(recorder(), 4, engine.max_model_len, 3)
+    assert serve(engine, work) == texts
+    assert set(passes) >= {1, 3}
+    assert {key.tokens_per_row for key in engine.executor.graphs._graphs} >= {1, 4}
+    steps = [zip(step.rows, step.num_new_tokens, strict=True) for step in engine.trace.steps()]
+    kept = [(new - 1, row.num_drafts) for rows in steps for row, new in rows if row.num_drafts and new]
+    assert all(num == drafts for num, drafts in kept), "the target as its own draft is always right"
+
+
+@pytest.mark.usefixtures("no_reading")
+def test_the_kernels_of_a_gpu_compute_a_draft_model(random_model) -> None:
+    """Ours, in the interpreter or on a GPU: rows of two tokens and of one, guesses drawn by the sampling kernel."""
+    model = random_model("float32", device=DEVICE, kernels="triton", num_hidden_layers=1)
+    work = [
+        {"prompt": [1 + i] * (2 + 3 * i), "sampling": SamplingParams(max_tokens=6 + i, seed=i, **params), "arrival": 0,
+         "abort": None}
+        for i, params in enumerate([{"temperature": 0.0}, {"temperature": 0.9, "top_k": 20}])
+    ]  # fmt: skip
+    options: dict[str, Any] = {"attention": "triton", "graphs": "off", **FEW}
+    texts = serve(Engine(model, EngineConfig(overlap="off", **options)), work)
+    engine = Engine(model, EngineConfig(overlap="on", num_drafts=2, **options), Parts(draft_model=model))
+    assert serve(engine, work) == texts
+    assert max(max(step.num_new_tokens) for step in engine.trace.steps()) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +19,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from grader.course import student_secret
 from grader.courses import batch
-from grader.courses.batch import lab_setup
+from grader.courses.batch import job_of, lab_setup
 from grader.examination import worker
 from grader.examination.worker import Job, Setup, WorkerError, check_worker, grade_submission
 
@@ -84,6 +86,7 @@ def changed(setup: Setup, grade_id: str, source: str) -> Setup:
 
 
 def grade(setup: Setup, first: str = "", **fields: Any) -> dict[str, Any]:
+    fields = {"secret": setup.secret} | fields
     return dict(json.loads(grade_submission(Job(setup, "ada", solved(setup.solution, first), **fields))))
 
 
@@ -120,10 +123,24 @@ def examiner_child(server: worker.Server) -> int:
 
 
 def test_a_submission_is_graded_with_the_secret_that_its_result_names(setup: Setup) -> None:
-    result = grade(setup, received="12ef", notes=("a note",))
+    result = grade(setup, received="12ef", notes=("a note",), secret="ab" * 32)
     assert (result["status"], result["earned"], result["student"]) == ("passed", 6, "ada")
-    assert (result["secret"], result["received"], result["notes"]) == (setup.secret, "12ef", ["a note"])
+    assert (result["secret"], result["received"], result["notes"]) == ("ab" * 32, "12ef", ["a note"])
     assert result["lab_version"] == setup.lab_version
+
+
+def test_what_a_check_draws_is_a_students_own_and_the_same_when_they_hand_in_again(course: Path, setup: Setup) -> None:
+    drawing = changed(setup, "check_window", "from grader.checks import seed\nprint(seed('x'))")
+
+    def drawn(student: str) -> str:
+        job = replace(job_of(course, drawing, "s0"), student=student)
+        job = replace(job, secret=student_secret(course, SLUG, student).hex())
+        result = json.loads(grade_submission(job))
+        return str(next(check["seen"] for check in result["checks"] if check["grade_id"] == "check_window"))
+
+    assert drawn("s0") == drawn("s0") != drawn("s1")
+    assert job_of(course, setup, "s0").secret == student_secret(course, SLUG, "s0").hex()
+    assert student_secret(course, SLUG, "s0") != student_secret(course, "02_x", "s0")
 
 
 @pytest.mark.parametrize("victim", ["the examiner's child", "the server"])
@@ -205,6 +222,43 @@ def test_a_run_that_is_killed_and_one_that_is_stopped_leave_no_process_and_the_n
     assert found == [(student, 6.0) for student in ("s0", *waiting)]
 
 
+def test_a_server_that_starts_while_a_run_is_stopped_is_ended_too(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starting, closed, close, popen = threading.Event(), threading.Event(), worker.close_servers, subprocess.Popen
+
+    def start_late(*arguments: Any, **named: Any) -> Any:
+        starting.set()
+        assert closed.wait(600)  # until the run has ended all servers that it knows
+        return popen(*arguments, **named)
+
+    def closing(key: str) -> None:
+        close(key)
+        closed.set()
+
+    worker.close_servers(setup.key)  # of other tests
+    monkeypatch.setattr(batch, "close_servers", closing)
+    endless = Job(setup, "ada", solved(setup.solution, WAITING.format("/does not exist")), setup.secret, limits=PATIENT)
+    with batch._pool("", 2, setup) as (pool, _):
+        monkeypatch.setattr(subprocess, "Popen", start_late)
+        jobs = [pool.submit(grade_submission, endless) for _ in range(2)]  # one server is there, one more starts
+        assert starting.wait(600)
+    assert [type(job.exception()) for job in jobs] == [worker.Stopped, worker.Stopped]
+
+
+def test_idle_servers_are_ended_however_soon_the_threads_end(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    class EndsAtOnce(threading.Thread):
+        def start(self) -> None:
+            super().start()
+            self.join()
+
+    monkeypatch.setattr(batch, "close_servers", worker.close_servers)
+    with batch._pool("", 1, setup):
+        assert [server for server in worker._alive if server.key == setup.key]
+        monkeypatch.setattr(threading, "Thread", EndsAtOnce)
+    assert [server for server in worker._alive if server.key == setup.key] == []
+
+
 def test_replay_gives_the_same_result_and_records_nothing(course: Path) -> None:
     path = course / "results" / SLUG / "s0.json"
     recorded, book = path.read_bytes(), (course / "gradebook.db").read_bytes()
@@ -213,7 +267,7 @@ def test_replay_gives_the_same_result_and_records_nothing(course: Path) -> None:
     def timeless(result: dict[str, Any]) -> dict[str, Any]:
         return {**result, "seconds": 0, "checks": [{**check, "seconds": 0} for check in result["checks"]]}
 
-    assert timeless(again) == timeless(json.loads(recorded))
+    assert timeless(again) == timeless({**json.loads(recorded), "secret": ""})  # it may be shown
     assert path.read_bytes() == recorded
     assert (course / "gradebook.db").read_bytes() == book
 
@@ -222,8 +276,48 @@ def test_an_examiner_that_dies_every_time_is_a_failure_of_the_grader(setup: Setu
     broken = changed(setup, "check_len", "import os\nos._exit(3)")
     result = grade(broken)
     assert (result["status"], result["earned"]) == ("machinery", 0)
-    assert "2 times: the examiner's process ended (exit status 3)" in result["checks"][0]["message"]
+    said = "on the lab's own solution: the examiner's process ended (exit status 3)"
+    assert said in result["checks"][0]["message"]
     assert grade(broken, refused="not a notebook")["status"] == "refused"
+
+
+FAILS = """
+import os, sys
+import grader.examination.examiner as examiner
+import grader.examination.examiner_server as server
+check = examiner._Examination.check
+def fail(self, cell, spent):
+    if cell.grade_id == "check_len" and "BREAK" in str(self.submission):
+        {fault}
+    return check(self, cell, spent)
+examiner._Examination.check = fail
+server.main(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raise RecursionError('too deep')", "RecursionError: too deep"),
+        ("os._exit(4)", "the examiner's process ended (exit status 4)"),
+        ("raise examiner.Lost('ended from outside')", "Lost: ended from outside"),
+    ],
+)
+def test_what_makes_the_grader_fail_on_one_submission_only_is_that_submissions_fault(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, fault: str, said: str
+) -> None:
+    monkeypatch.setattr(worker, "SERVER", ("-c", FAILS.format(fault=fault)))
+    other = replace(setup, secret="cd" * 16)  # a server of its own
+    result = grade(other, "# BREAK")
+    assert result["status"] == "crashed in check_len"
+    assert {check["grade_id"]: check["status"] for check in result["checks"]} == {
+        "check_window": "passed", "check_len": "crashed", "check_calls": "crashed",
+    }  # fmt: skip
+    assert result["earned"] == 2
+    assert f"and not on the lab's own solution: {said}" in result["checks"][1]["message"]
+    assert said in result["flags"][0]
+    assert grade(other)["status"] == "passed"
+    worker.close_servers(other.key)
 
 
 def test_an_examiner_that_hangs_is_ended_from_outside_and_what_was_passed_stays(

@@ -42,7 +42,7 @@ def inferlab(*arguments: str, ok: bool = True) -> str:
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("bundle") / "course"
-    inferlab("new-course", str(root), "--seed", "a seed")
+    inferlab("new-course", str(root), "--seed", "a seed that is long enough")
     inferlab("release", "01", "--course", str(root), "--sources", str(SOURCES))
     return root
 

@@ -209,6 +209,85 @@ def test_an_encrypted_or_damaged_entry_is_refused_and_the_others_are_taken(
     assert "damaged" in said["broken"]
 
 
+def hostile(notebook: Any, release_text: str) -> dict[str, bytes]:
+    """Files that a parser, a pattern or a stack may break at."""
+    size = 3 << 20
+    cells = json.loads(release_text)
+
+    def added(source: str) -> bytes:
+        cell = {"cell_type": "code", "metadata": {}, "source": source, "outputs": [], "execution_count": None}
+        return json.dumps(cells | {"cells": [*cells["cells"], cell]}).encode()
+
+    sources = {
+        "attributes": "x" + ".a" * 100_000, "digits": "x = " + "9" * 5000, "minus": "-" * 100_000 + "1",
+        "brackets": "(" * 100_000, "if": "\n".join("\t" * n + "if 1:" for n in range(400)), "null": "x = '\0'",
+        "surrogate": "\ud800", "bidi": "\u202e\u2066x", "nested": "[" * 600 + "]" * 600,
+    }  # fmt: skip
+    return {
+        "open": b"[" * size, "closed": b"[" * (size // 2) + b"]" * (size // 2), "quotes": b'["' * (size // 2),
+        "escapes": b"[" * (1 << 21) + b'\\"' * (size // 2), "escaped": b'"' + b'\\"' * (size // 2) + b"[" * (1 << 21),
+        "number": b'{"cells":[' + b"1" * size + b"]}", "exponent": b'{"cells":[1e' + b"9" * size + b"]}",
+        "nulls": bytes(size), "latin": b"\xff" * size, "deep": b'{"a":' * 100_000, "utf16": b"\xff\xfe" + b"[" * size,
+        "list": b"[]", "table": b'{"cells":{}}', "mixed": b'{"cells":[1,null,"x",[],{}]}',
+        "types": b'{"cells":[{"cell_type":[],"source":["a"],"metadata":{"nbgrader":{"grade_id":[]}},"id":{}}]}',
+        "version": notebook().replace(b'"nbformat": 4', b'"nbformat": ' + b"4" * 5000),
+        **{f"code-{name}": added(source) for name, source in sources.items()},
+    }  # fmt: skip
+
+
+def test_no_submission_stops_the_others(
+    root: Path, tmp_path: Path, notebook: Any, release_text: str, disk: Any
+) -> None:
+    bad = hostile(notebook, release_text)
+    files = {f"{name}/toy.ipynb": raw for name, raw in bad.items()} | {"zoe/toy.ipynb": notebook("mine = 1")}
+    done = collect(root, "01_toy", disk.write(tmp_path / "in", files))
+    said = reasons(done)
+    assert said.keys() == {*bad, "zoe"}
+    assert disk.answer(root, "zoe") == "mine = 1"
+    taken = {name for name, reason in said.items() if not reason}
+    assert taken == {"zoe", "version", "types", *(name for name in bad if name.startswith("code-"))}
+    for name in said:
+        assert disk.record(root, name)["refused"] == said[name]
+
+
+def test_a_fault_of_ours_refuses_one_submission_and_no_other(
+    root: Path, tmp_path: Path, notebook: Any, monkeypatch: pytest.MonkeyPatch, disk: Any
+) -> None:
+    from grader.submissions import collect as module
+
+    choose = module.choose
+
+    def fails(files: Any, *rest: Any, **more: Any) -> Any:
+        if b"bad" in files[0][1].read():
+            raise RecursionError("maximum recursion depth exceeded")
+        return choose(files, *rest, **more)
+
+    monkeypatch.setattr(module, "choose", fails)
+    first = {f"{student}/toy.ipynb": notebook("good = 1") for student in "ac"}
+    collect(root, "01_toy", disk.write(tmp_path / "in", first))
+    second = {f"{student}/toy.ipynb": notebook("bad = 1" if student in "ab" else "good = 2") for student in "abc"}
+    done = collect(root, "01_toy", disk.write(tmp_path / "in", second), allow=lambda doubts: False)
+    assert done.kept == {"a": "the file could not be read: RecursionError"}
+    assert reasons(done) == {"b": "the file could not be read: RecursionError", "c": ""}
+    assert [disk.answer(root, student) for student in "ac"] == ["good = 1", "good = 2"]
+
+
+def test_a_string_that_nothing_ends_is_looked_at_once() -> None:
+    """Where it was no match, the search began anew at each quote: hours for 3 MB of brackets and quotes."""
+    from grader.examination.notebook_file import _STRING
+
+    for raw in (b'"\\"\\"\\"', b'"\\"[\\', b'"', b'"\\\\\\"x'):
+        assert _STRING.sub(b"", b"[" + raw) == b"["
+    assert _STRING.sub(b"", b'["a\\"b", "c"]') == b"[, ]"
+
+
+def test_a_student_zip_of_long_names_is_read_in_time(root: Path, tmp_path: Path, notebook: Any, disk: Any) -> None:
+    name = "a" + "\u0301\u0316" * 10_000  # to order n accents takes n squared steps
+    files: list[tuple[Any, bytes]] = [(f"{n}{name}.ipynb", b"") for n in range(200)]
+    made = disk.zipped(tmp_path / "a.zip", [*files, ("toy.ipynb", notebook())]).read_bytes()
+    assert reasons(collect(root, "01_toy", disk.write(tmp_path / "in", {"ada/toy.zip": made}))) == {"ada": ""}
+
+
 def test_what_is_no_folder_and_no_zip_stops_with_a_sentence(root: Path, tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"no zip")
     (tmp_path / "empty").mkdir()
@@ -239,14 +318,147 @@ def test_a_roster_turns_what_an_lms_calls_people_into_their_ids(
     assert disk.answer(root, "ada") == "Ada Lovelace_5"
 
 
-def test_two_people_who_fit_one_student_do_not_share_a_folder(
+def test_two_claims_to_one_student_stop_with_a_question_and_change_nothing(
     root: Path, tmp_path: Path, notebook: Any, disk: Any
 ) -> None:
     save_roster(root, Roster({"ada": Student("ada", email="ada@x.example")}))
-    files = {f"{name}/toy.ipynb": notebook(name) for name in ("Ada", "ada", "ada@x.example")}
+    collect(root, "01_toy", disk.write(tmp_path / "first", {"ada/toy.ipynb": notebook("first")}))
+    before = disk.tree(root)
+    names = ("Ada/toy.ipynb", "ada/toy.ipynb", "ada@x.example/toy.ipynb", "bob/toy.ipynb", "ada.zip")
+    source = disk.write(tmp_path / "in", {name: notebook(name) for name in names})
+    with pytest.raises(CourseError) as stopped:
+        collect(root, "01_toy", source)
+    said = str(stopped.value)
+    assert "ada: Ada/toy.ipynb and ada/toy.ipynb and ada.zip and ada@x.example/toy.ipynb" in said
+    assert "Nothing was taken in" in said
+    after = disk.tree(root)
+    after.pop("results/.lock", None)
+    before.pop("results/.lock", None)
+    assert after == before
+    whose = {"Ada": "", "ada.zip": "", "ada@x.example/toy.ipynb": "cy"}
+    done = collect(root, "01_toy", source, whose=whose)
+    assert sorted(reasons(done)) == ["ada", "bob", "cy"]
+    assert (disk.answer(root, "ada"), disk.answer(root, "cy")) == ("ada/toy.ipynb", "ada@x.example/toy.ipynb")
+    with pytest.raises(CourseError, match="names no file and no folder in it: eve"):
+        collect(root, "01_toy", source, whose={"eve": "ada"})
+
+
+@pytest.mark.parametrize("twin", ["e\u0301ve", "\u00c9ve", "\u00e9ve"])
+def test_two_spellings_of_a_name_are_not_one_student(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any, twin: str
+) -> None:
+    save_roster(root, Roster({"eve": Student("eve", "Éve", "Li")}))
+    files = {"\u00e9ve Li/toy.ipynb": notebook("right"), f"{twin} Li .ipynb": notebook("wrong")}
+    with pytest.raises(CourseError, match="two claim to be one student"):
+        collect(root, "01_toy", disk.write(tmp_path / "in", files))
+
+
+@pytest.mark.parametrize(
+    "twin", ["ada\u200b", "ada\u202e", "\ufeffada", "ad\u0430", "ada\u00ad", "\uff41da", "a\u0301da"]
+)
+def test_who_only_looks_like_a_student_is_somebody_else(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any, twin: str
+) -> None:
+    save_roster(root, Roster({"ada": Student("ada", "Ada", "Lovelace", "ada@x.example")}))
+    files = {"ada/toy.ipynb": notebook("right"), f"{twin}/toy.ipynb": notebook("wrong")}
     done = collect(root, "01_toy", disk.write(tmp_path / "in", files))
-    assert len(reasons(done)) == 3
-    assert disk.answer(root, "ada") == "ada"
+    assert len(done.received) == 2
+    assert disk.answer(root, "ada") == "right"
+
+
+def test_a_doubtful_name_is_settled_by_the_roster_or_by_the_instructor(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any
+) -> None:
+    victim = Student("vera", "Vera", "Vee", ids={"canvas_id": "4242"})
+    mallory = Student("mallory", "Mal", "Lory", ids={"canvas_id": "1001"})
+    save_roster(root, Roster({"vera": victim, "mallory": mallory}))
+    honest = disk.zipped(tmp_path / "a.zip", [("lorymal_1001_55_my_2_1_toy.ipynb", notebook("mine"))])
+    assert reasons(collect(root, "01_toy", honest)) == {"mallory": ""}  # there is no student 2
+    name = "veevera_4242_1_a_1001_56_toy.ipynb"
+    forged = disk.zipped(tmp_path / "b.zip", [(name, notebook("theirs"))])
+    with pytest.raises(CourseError, match=r"can be of 4242 \(veevera\) or 1001 \(veevera_4242_1_a\)"):
+        collect(root, "01_toy", forged)
+    assert not (root / "received" / "vera").exists()
+    collect(root, "01_toy", forged, whose={name: "mallory"})
+    assert disk.answer(root, "mallory") == "theirs"
+    assert not (root / "received" / "vera").exists()
+
+
+def test_of_several_files_of_canvas_the_newest_counts(root: Path, tmp_path: Path, notebook: Any, disk: Any) -> None:
+    """Two downloads in one folder: Canvas calls a second file of one name NAME-1, and counts all files up."""
+    old, new = notebook("old"), notebook("new")
+    files = {
+        "a_1_55_toy.ipynb": old, "a_1_160_toy-1.ipynb": new, "c_3_58_kv.ipynb": old, "c_3_161_kv-1.ipynb": new,
+        "b_2_99_toy-2.ipynb": new, "b_2_56_toy.ipynb": old, "b_2_57_toy-1.ipynb": old, "d_4_59_toy-3.ipynb": old,
+        "d_4_162_toy.ipynb": new,
+    }  # fmt: skip
+    done = collect(root, "01_toy", disk.write(tmp_path / "in", files))
+    assert reasons(done) == dict.fromkeys("1234", "")
+    assert {disk.answer(root, student) for student in "1234"} == {"new"}
+    older = disk.write(tmp_path / "older", {name: raw for name, raw in files.items() if raw == old})
+    assert {one.news for one in collect(root, "01_toy", older).received} == {"older"}
+    assert {disk.answer(root, student) for student in "1234"} == {"new"}
+
+
+def test_what_is_older_or_worse_than_what_is_there_is_asked_about(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any
+) -> None:
+    def hand_in(name: str, files: dict[str, bytes], time: float = 1.8e9, **more: Any) -> Collected:
+        source = disk.write(tmp_path / name, {f"{student}/toy.ipynb": raw for student, raw in files.items()})
+        for path in source.rglob("*.ipynb"):
+            os.utime(path, (time, time))
+        return collect(root, "01_toy", source, **more)
+
+    asked: list[dict[str, str]] = []
+
+    def refuse(doubts: dict[str, str]) -> bool:
+        asked.append(doubts)
+        return False
+
+    everybody = "abcde"
+    hand_in("first", {student: notebook("first") for student in everybody})
+    hand_in("second", {student: notebook("second") for student in everybody}, 1.9e9, allow=refuse)
+    assert asked == []
+    empty = json.dumps({"cells": [{"cell_type": "code", "source": "x", "metadata": {}}]}).encode()
+    worse = {"a": b"{", "b": empty, "c": notebook("first"), "e": notebook("third")}
+    done = hand_in("worse", worse, 2e9, allow=refuse)
+    assert [one.student for one in done.received] == ["e"]
+    assert done.kept == asked[0]
+    assert asked[0]["a"].startswith("it would be refused: the file is not a notebook")
+    assert asked[0]["b"].startswith("no cell of this lab was found")
+    assert asked[0]["c"].startswith("the same file was collected on 2")
+    hand_in("older", {"d": notebook("fourth")}, 1.85e9, allow=refuse)
+    assert "by the file's own time it is of 2028-08-16" in asked[1]["d"]
+    assert [disk.answer(root, student) for student in everybody] == [*["second"] * 4, "third"]
+    hand_in("worse", worse, 2e9)
+    assert disk.record(root, "a")["refused"]
+
+
+def test_a_newer_notebook_of_another_name_is_asked_about(root: Path, tmp_path: Path, notebook: Any, disk: Any) -> None:
+    files = {"a_1_55_toy.ipynb": notebook("old"), "a_1_60_final.ipynb": notebook("new"), "b_2_56_toy.ipynb": notebook()}
+    asked: list[dict[str, str]] = []
+    source = disk.write(tmp_path / "in", files)
+    done = collect(root, "01_toy", source, allow=lambda doubts: bool(asked.append(doubts)))
+    assert [one.student for one in done.received] == ["2"]
+    assert asked[0]["1"] == "final.ipynb is newer, and holds cells of this lab; toy.ipynb was chosen by its name"
+
+
+def test_a_chosen_name_does_not_outweigh_a_number(root: Path, tmp_path: Path, notebook: Any, disk: Any) -> None:
+    save_roster(root, Roster({"vera": Student("vera", "Vera", "Vee", ids={"canvas_id": "4242"})}))
+    done = collect(root, "01_toy", disk.zipped(tmp_path / "c.zip", [("veevera_1001_5_toy.ipynb", notebook())]))
+    assert done.unknown == {"1001": "veevera"}
+    assert done.missing == ["vera"]
+
+
+def test_a_mailed_folder_is_its_students_whatever_is_in_it(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any
+) -> None:
+    files = {f"mallory/{name}/toy.ipynb": notebook(name) for name in ("vera", "bob")}
+    mail = disk.write(tmp_path / "mail", files)
+    with pytest.raises(CourseError, match="all of it lies in one folder, mallory"):
+        collect(root, "01_toy", mail)
+    save_roster(root, Roster({s: Student(s) for s in ("vera", "bob", "mallory")}))
+    assert list(reasons(collect(root, "01_toy", mail))) == ["mallory"]
 
 
 def test_a_group_of_gradescope_gets_one_submission_each(root: Path, tmp_path: Path, notebook: Any, disk: Any) -> None:

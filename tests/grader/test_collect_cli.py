@@ -14,11 +14,15 @@ from grader.course import new_course
 
 
 def inferlab(*arguments: str | Path, ok: bool = True) -> str:
+    return " ".join(" ".join(lines(*arguments, ok=ok)).split())
+
+
+def lines(*arguments: str | Path, ok: bool = True) -> list[str]:
     from grader.commands.grade_cli import app
 
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert (done.exit_code == 0) == ok, done.output + str(done.exception)
-    return " ".join(done.output.split())
+    return list(done.output.splitlines())
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,7 @@ def test_a_collect_says_what_it_found_and_what_is_missing(course: Path, release_
         archive.writestr("strangersam_99_3_\x1b[31mtoy.ipynb", release_text)
         archive.writestr("index.html", "")
     said = inferlab("collect", "01", path, "--course", course)
-    assert "ada: the file is named toy-2.ipynb: it was taken for toy.ipynb" in said
+    assert "ada: new; the file is named toy-2.ipynb: it was taken for toy.ipynb" in said
     assert "emmy: refused: the file is not a notebook: it ends in the middle" in said
     assert "late by the LMS (1): ada" in said
     assert "not in the roster, taken in (1): 99 (strangersam)" in said
@@ -66,12 +70,65 @@ def test_a_collect_says_what_it_found_and_what_is_missing(course: Path, release_
     assert json.loads((course / "roster.json").read_text())["others"] == {"99": "canvas:99"}
 
 
+def test_each_student_has_one_line(course: Path, release_text: str) -> None:
+    path = course.parent / "lines.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ada/toy (1).ipynb", release_text.replace("check_len", "check_x"))
+        archive.writestr("ada/other.ipynb", release_text)
+        archive.writestr("grace/toy.ipynb", release_text)
+    said = lines("collect", "01", path, "--course", course)
+    assert [line.split(";")[0] for line in said if line.startswith(("ada:", "grace:"))] == [
+        "ada: changed",
+        "grace: new",
+    ]
+    assert not [line for line in lines("collect", "01", path, "--course", course) if line.startswith("ada:")]
+
+
+def test_what_would_cost_points_is_said_and_taken_only_when_told(course: Path, release_text: str) -> None:
+    def submitted(*names: str) -> Path:
+        path = course.parent / "canvas2.zip"
+        with zipfile.ZipFile(path, "w") as archive:
+            for number, name in enumerate(names):
+                broken = "broken" in name
+                archive.writestr(name.replace("broken", ""), "{" if broken else release_text + " " * (number + 1))
+        return path
+
+    def counts() -> str:
+        return str(json.loads((course / "received" / "grace" / "01_toy" / "received.json").read_text())[-1]["path"])
+
+    inferlab(
+        "collect", "01", submitted("hoppergrace_13_50_toy.ipynb", "hoppergrace_13_60_toy-1.ipynb"), "--course", course
+    )
+    assert counts() == "hoppergrace_13_60_toy-1.ipynb"
+    said = inferlab("collect", "01", submitted("hoppergrace_13_40_toy.ipynb"), "--course", course)
+    assert "older than what is there, kept beside it (1): grace" in said
+    broken = submitted("hoppergrace_13_70_toybroken.ipynb")
+    said = inferlab("collect", "01", broken, "--course", course)
+    assert "grace: it would be refused: the file is not a notebook: it ends in the middle" in said
+    assert "left as it was, see above; --yes replaces it (1): grace" in said
+    assert counts() == "hoppergrace_13_60_toy-1.ipynb"
+    assert "grace: refused" in inferlab("collect", "01", broken, "--course", course, "--yes")
+    assert counts() == "hoppergrace_13_70_toy.ipynb"
+
+
+def test_whose_says_whose_a_file_is(course: Path, release_text: str) -> None:
+    path = course.parent / "whose.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("Emmy/toy.ipynb", release_text + "  ")
+        archive.writestr("emmy/toy.ipynb", release_text + "   ")
+    said = inferlab("collect", "01", path, "--course", course, ok=False)
+    assert "emmy: Emmy/toy.ipynb and emmy/toy.ipynb Nothing was taken in" in said
+    assert "expected FILE=STUDENT" in inferlab("collect", "01", path, "--course", course, "--whose", "emmy", ok=False)
+    inferlab("collect", "01", path, "--course", course, "--whose", "Emmy=", "--yes")
+    assert "Emmy" not in (course / "received" / "emmy" / "01_toy" / "received.json").read_text()
+
+
 def test_the_span_of_times_is_shown_with_what_it_rests_on(course: Path, release_text: str) -> None:
     path = course.parent / "folders.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for day, student in ((1, "emmy"), (9, "grace")):
             archive.writestr(zipfile.ZipInfo(f"{student}/toy.ipynb", (2026, 11, day, 12, 0, 0)), release_text)
-    said = inferlab("collect", "01", path, "--course", course)
+    said = inferlab("collect", "01", path, "--course", course, "--yes")
     assert re.search(
         r"handed in from 2026-1\d-\d\d \d\d:\d\d to 2026-11-\d\d \d\d:\d\d UTC, by the file's own time", said
     )

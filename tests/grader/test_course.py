@@ -98,11 +98,16 @@ def test_a_damaged_secret_is_named_and_never_replaced(tmp_path: Path, text: str)
 
 
 def test_an_empty_seed_and_a_second_course_in_a_folder_are_refused(tmp_path: Path) -> None:
+    short = inferlab("new-course", str(tmp_path / "a"), "--seed", "x", ok=False)
+    assert "the seed has 1 characters, and at least 12 are needed" in short
+    assert not (tmp_path / "a" / "course_secret.json").exists()
     assert "the seed is empty" in inferlab("new-course", str(tmp_path / "a"), "--seed", " ", ok=False)
     assert not (tmp_path / "a").exists()
     inferlab("new-course", str(tmp_path / "a"), "--seed", SEED)
     before = files_of(tmp_path / "a")
-    assert "is a course already" in inferlab("new-course", str(tmp_path / "a"), "--seed", "other", ok=False)
+    assert "is a course already" in inferlab(
+        "new-course", str(tmp_path / "a"), "--seed", "another one that is long", ok=False
+    )
     (tmp_path / "a" / "nbgrader_config.py").unlink()
     assert "is a course already" in inferlab("new-course", str(tmp_path / "a"), ok=False)
     assert (tmp_path / "a" / SECRET_FILE).read_bytes() == before[SECRET_FILE]
@@ -176,10 +181,11 @@ def test_in_a_private_course_the_public_solution_loses_points_and_the_private_re
 
 def test_conventions_md_says_what_was_drawn_and_the_notebook_says_it_to_students(course: Path) -> None:
     from grader.courses.drawn import drawn
+    from grader.labs.convention import load_conventions
 
     source = data_root() / "solutions" / "02_kv_cache" / "kv_cache.py"
     options, listed = drawn(course, source), (course / "conventions.md").read_text()
-    assert len(options) == 3
+    assert len(options) == len(load_conventions(source)) == 5
     assert all(option.says in listed for option in options)
     texts = {
         c["id"]: "".join(c["source"])
@@ -237,7 +243,8 @@ def test_a_student_with_the_bundle_checks_against_the_private_release(
     mine.write_text(json.dumps(solved(mine, PUBLIC)))
     code, said = lab_command("check", "02")
     assert code == 1
-    assert "append returns" in said
+    for drawn in ("model(tokens, positions)", "view() gives one tensor", "attend gives a batch axis in front"):
+        assert drawn in said, drawn
 
 
 def test_visible_checks_run_in_a_notebook_as_they_are(course: Path) -> None:

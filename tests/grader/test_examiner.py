@@ -139,6 +139,42 @@ def test_after_one_time_out_the_later_calls_of_a_submission_get_less(lab: Any, l
     assert given == [60.0, 30.5, 30.5]
 
 
+def test_going_through_answers_that_never_end_is_bounded(lab: Any, launcher: Any, solution_text: str) -> None:
+    import json
+
+    from grader.examination.examiner import Limits, examine
+    from grader.examination.intake import Submission
+    from grader.labs.lab import lab_from_notebook
+
+    notebook = json.loads(solution_text.replace("assert len(w) == 0", "for row in w: pass\\nassert len(w) == 0"))
+    reading = lab_from_notebook(notebook, "01_toy", "toy")
+    solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+    endless = {**solved, "Window": window() + "\n    def __iter__(self):\n        while True: yield 1\n"}
+    result = examine(reading, Submission(endless), launcher, secret=b"test", limits=Limits(call=600.0, calls=200))
+    assert [check.status for check in result.checks] == ["passed", "timed out", "passed"]
+    assert "after as many calls as one check may make" in result.checks[1].message
+
+
+def test_once_time_outs_have_cost_enough_a_call_has_the_least_and_the_rest_a_bound(
+    lab: Any, launcher: Any, hasty: Any
+) -> None:
+    from grader.examination.examiner import Limits, examine
+    from grader.examination.intake import Submission
+
+    solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+    endless = Submission({**solved, "Window": window(length="while True: pass", append="while True: pass")})
+
+    def calls_append(header: dict[str, Any], payload: Any) -> bool:
+        return header["m"] == "call" and (header["n"] in ("append", "__len__") or len(payload[0]) == 3)  # apply_all
+
+    given = hasty(calls_append)
+    examine(lab, endless, launcher, secret=b"test", limits=Limits(call=60.0, later_call=50.0, lost=0.0, last_call=40.0))
+    assert given == [60.0, 50.0, 40.0]
+    result = examine(lab, endless, launcher, secret=b"test", limits=Limits(call=60.0, rest=0.0))
+    assert [check.status for check in result.checks] == ["timed out", "not run", "not run"]
+    assert "the time left after one had hung was used up" in result.checks[1].message
+
+
 def test_a_solution_cell_that_hangs_fails_every_check_once(examine: Any, statuses: Any, hasty: Any) -> None:
     hasty(lambda header, payload: header["m"] == "cells" and "while True: pass" in payload[0][0])
     result = examine(Window=window() + "\nwhile True: pass")
@@ -325,7 +361,8 @@ def test_a_killed_warm_process_is_replaced_for_the_next_submission(lab: Any) -> 
     from grader.isolation.launcher import Launcher
 
     solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
-    killer = window(length="import os; os.kill(os.getppid(), 9); os._exit(0)")
+    kill = "import os\n        try: os.kill(os.getppid(), 9)\n        except PermissionError: pass  # another user's"
+    killer = window(length=f"{kill}\n        os._exit(0)")
     with Launcher() as own:
         assert examine(lab, Submission({**solved, "Window": killer}), own, secret=b"x").checks[1].status == "crashed"
         assert examine(lab, Submission(solved), own, secret=b"x").status == "passed"
@@ -351,3 +388,32 @@ def test_a_result_survives_its_file(examine: Any) -> None:
 
     result = examine(Window=window(length="return 'é \\ud800'"))
     assert result_from_json(result.to_json()) == result
+
+
+def test_a_name_that_is_missing_says_what_to_change_first(examine: Any) -> None:
+    def said(**changed: Any) -> str:
+        return examine(**changed).checks[0].message
+
+    ended = said(Window="import sys\nsys.exit()\n" + window())
+    assert ended == (
+        "Window is not defined\ncell Window ended with sys.exit() or exit(): nothing below that line in it was run. "
+        "Take it out"
+    )
+    assert "cell Window begins with %%bash: it is not run as Python" in said(Window="%%bash\n" + window())
+    own = examine(added=("1 / 0",), Window="%%bash").checks[0].message
+    assert "your own cell added-0 stopped with an error" in own
+    assert "ZeroDivisionError" in own
+    assert said(Window="%%time\n" + window()) == ""
+
+
+def test_what_was_printed_before_a_process_ended_in_its_cells_is_kept(examine: Any) -> None:
+    result = examine(Window="print('so far')\nimport os\nos._exit(0)")
+    assert result.checks[0].status == "crashed"
+    assert "so far" in result.printed
+
+
+def test_who_has_printed_much_and_hangs_is_told_so(examine: Any, hasty: Any) -> None:
+    hasty(of_len)
+    prints = "import os\n        for _ in range(25): os.write(1, bytes(1 << 20))"
+    message = examine(Window=window(append=prints, length="while True: pass")).checks[1].message
+    assert "MB, which takes time: print less" in message

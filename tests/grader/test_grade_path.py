@@ -159,11 +159,11 @@ def test_the_release_holds_one_file_and_nothing_of_the_solution(graded_course: P
 def test_a_second_run_grades_only_what_changed(course: Path, tmp_path: Path) -> None:
     assert "0 graded, 11 unchanged" in run(course)
     notebook = submission(course / "labs" / "01_toy" / "toy.ipynb", CLASS["right"][0])
-    with zipfile.ZipFile(tmp_path / "late.zip", "w") as archive:
+    with zipfile.ZipFile(tmp_path / "handed.zip", "w") as archive:
         archive.writestr("handed/nothing/toy.ipynb", json.dumps(notebook))
         archive.writestr("handed/late/toy.ipynb", json.dumps(notebook))
         archive.writestr("handed/../../evil/toy.ipynb", json.dumps(notebook))
-    said = inferlab("collect", "01", str(tmp_path / "late.zip"), "--course", str(course))
+    said = inferlab("collect", "01", str(tmp_path / "handed.zip"), "--course", str(course))
     assert "outside its folder" in said
     said = run(course)
     assert "nothing: 6 of 6, passed" in said
@@ -202,11 +202,11 @@ def test_a_failure_of_the_grader_is_a_zero_that_waits_for_a_person_and_is_tried_
     from grader.examination import worker
 
     def fail(*_: Any) -> Any:
-        raise worker.ServerGone("the disk is full")
+        return {}, "the disk is full"
 
     (course / "results" / "01_toy" / "right.json").unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "_examined", fail)
+        patch.setattr(worker, "_try", fail)
         said = run(course, ok=False)
     assert "1 could not be graded" in said
     assert results(course)["right"]["status"] == "machinery"

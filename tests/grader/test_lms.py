@@ -17,9 +17,9 @@ def entry(path: str, text: str = "") -> Entry:
     return Entry(PurePosixPath(path), None, "", lambda: text.encode())
 
 
-def download(*paths: str, form: str = "auto", texts: dict[str, str] | None = None) -> Download:
+def download(*paths: str, form: str = "auto", texts: dict[str, str] | None = None, **more: Any) -> Download:
     files = [entry(path) for path in paths] + [entry(path, text) for path, text in (texts or {}).items()]
-    return understand(files, form, "02_kv_cache", "kv_cache.ipynb", ["01_attention", "02_kv_cache"])
+    return understand(files, form, "02_kv_cache", "kv_cache.ipynb", ["01_attention", "02_kv_cache"], **more)
 
 
 def owners(found: Download) -> list[tuple[str, str]]:
@@ -39,7 +39,8 @@ CANVAS = {
 @pytest.mark.parametrize("name", CANVAS)
 @pytest.mark.parametrize("folder", ["", "submissions/"])
 def test_a_canvas_name_tells_person_file_and_lateness(name: str, folder: str) -> None:
-    found = download(folder + name, folder + "x_1_2_kv_cache.ipynb")
+    other = "anon_abcde_9_kv_cache.ipynb" if "anon_" in name else "x_1_2_kv_cache.ipynb"
+    found = download(folder + name, folder + other, outer="submissions")
     assert found.form == "canvas"
     owner = found.owned[0][0]
     assert (owner.person, owner.file, owner.late) == CANVAS[name]
@@ -54,6 +55,7 @@ def test_moodle_folders_tell_name_and_participant(end: str, folder: str) -> None
         f"{folder}Ada Lovelace_124{end}/sub/kv_cache.ipynb",
         f"{folder}Ada Lovelace_124_assignsubmission_onlinetext/onlinetext.html",
         f"{folder}Participant_9{end}/x.ipynb",
+        outer="CS1-Lab 2-77",
     )
     assert found.form == "moodle"
     assert [owner.person for owner, _ in found.owned] == [
@@ -101,11 +103,25 @@ submission_13: {}
 
 def test_a_gradescope_export_tells_submitters_groups_and_times() -> None:
     paths = [f"assignment_1_export/submission_{n}/kv_cache.ipynb" for n in (11, 12, 13)]
-    found = download(*paths, texts={"assignment_1_export/submission_metadata.yml": GRADESCOPE})
+    found = download(*paths, texts={"assignment_1_export/submission_metadata.yml": GRADESCOPE}, outer="download")
     assert found.form == "gradescope"
     assert [owner.person for owner, _ in found.owned] == ["100", "bob@uni.example", "102", "submission_13"]
     assert found.owned[0][0].attempt == datetime(2026, 11, 1, 20, 13, 49, 612107, UTC)
     assert found.owned[1][1] is found.owned[2][1]
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-99-99", "9" * 5000, "-", "<<", "~", "0o9", "=", "2026-02-30 10:00:00", "1:99:99"]
+)
+def test_what_students_wrote_into_the_metadata_is_text(text: str) -> None:
+    """Gradescope's export holds names and what tests printed, and another YAML may take them for dates or numbers."""
+    quoted = f"'{text}'" if text in ("-", "<<") else text
+    results = f"  :results:\n    :output: {quoted}\n    :number: {'7' * 5000}\n    :when: 2026-13-45\n"
+    metadata = GRADESCOPE.replace("  :score:", f"{results}  :score:").replace(":name: Bob", f":name: {quoted}")
+    paths = [f"submission_{n}/kv_cache.ipynb" for n in (11, 12)]
+    found = download(*paths, texts={"submission_metadata.yml": metadata})
+    assert [owner.person for owner, _ in found.owned] == ["100", "bob@uni.example", "102"]
+    assert found.owned[0][0].attempt == datetime(2026, 11, 1, 20, 13, 49, 612107, UTC)
 
 
 def test_a_damaged_metadata_file_stops_with_its_name() -> None:
@@ -138,13 +154,80 @@ def test_nbgraders_exchange_tells_user_lab_and_time() -> None:
     ],
 )
 def test_folders_of_students_are_understood(paths: tuple[str, ...]) -> None:
-    found = download(*paths)
+    found = download(*paths, outer="lab02")
     assert (found.form, [owner.person for owner, _ in found.owned]) == ("folders", ["ada", "bob"])
 
 
-@pytest.mark.parametrize("path", ["ada/kv_cache.ipynb", "ada.ipynb", "handed/ada/kv_cache.ipynb"])
+@pytest.mark.parametrize("path", ["ada/kv_cache.ipynb", "ada.ipynb", "handed/ada/kv_cache.ipynb", "ada/x.ipynb"])
 def test_a_single_submission_is_understood_too(path: str) -> None:
-    assert [owner.person for owner, _ in download(path).owned] == ["ada"]
+    assert [owner.person for owner, _ in download(path, outer="handed").owned] == ["ada"]
+
+
+INSIDE = [
+    "bob/kv_cache.ipynb", "bob.ipynb", "bob_4242_1_kv_cache.ipynb", "Bob_7_assignsubmission_file/kv_cache.ipynb",
+    "L_bob_attempt_2026-11-01-10-20-30_kv_cache.ipynb", "bob+02_kv_cache+2026-11-01 10:20:30 UTC+r/kv_cache.ipynb",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+def test_what_a_student_puts_into_their_own_folder_is_theirs(inside: str) -> None:
+    """`mail/ada`, and nothing else in `mail`."""
+    paths = (f"ada/{inside}", f"ada/{inside.replace('bob', 'cy').replace('Bob', 'Cy')}")
+    with pytest.raises(CourseError, match="all of it lies in one folder, ada: is that a student"):
+        download(*paths)
+    for found in (download(*paths, known=lambda name: name == "ada"), download(*paths, form="folders")):
+        assert [owner.person for owner, _ in found.owned] == ["ada", "ada"]
+    beside = download(*paths, "ada/kv_cache.ipynb")  # the notebook itself says whose folder it is
+    assert {owner.person for owner, _ in beside.owned} == {"ada"}
+
+
+# What mallory writes (a name, a file's name, a user's name), and whom the LMS says it is of.
+FORGED = [
+    ("canvas", "bob_4242_1_a_1001_55_kv_cache.ipynb"),
+    ("canvas", "mallory_1001_55_x_4242_1_kv_cache.ipynb"),
+    ("canvas", "bob_4242_1001_text.html"),
+    ("moodle", "Mal_7_assignsubmission_file_x_9_assignsubmission_file_kv_cache.ipynb"),
+]
+
+
+@pytest.mark.parametrize(("form", "name"), FORGED)
+def test_a_name_with_two_readings_is_given_to_nobody(form: str, name: str) -> None:
+    other = {"canvas": "x_1_2_kv_cache.ipynb", "moodle": "X_1_assignsubmission_file_kv_cache.ipynb"}[form]
+    found = download(name, other)
+    assert (found.form, len(found.owned)) == (form, 1)
+    assert [entry.path.name for entry, _ in found.doubtful] == [name]
+
+
+def test_what_a_student_names_is_beside_the_place_that_counts() -> None:
+    folder = "Mal_7_assignsubmission_file_x_9_assignsubmission_file"
+    assert owners(download(f"{folder}/kv_cache.ipynb")) == [("Mal 7 assignsubmission file x 9", "kv_cache.ipynb")]
+    time = "attempt_2026-11-01-10-20-30"
+    found = download(
+        f"Lab 02_mallory_{time}_victim_attempt_2099-01-01-00-00-00_kv_cache.ipynb", f"Lab 02_bob_{time}.txt"
+    )
+    assert [owner.person for owner, _ in found.owned] == ["mallory", "bob"]
+    assert found.owned[0][0].file == "victim_attempt_2099-01-01-00-00-00_kv_cache.ipynb"
+    found = download(f"Lab 02_x_victim_{time}_kv_cache.ipynb", f"Lab 02_victim_{time}_kv_cache.ipynb")
+    assert [owner.person for owner, _ in found.owned] == ["x_victim", "victim"]
+    found = download("anon_x7Dk2_9_4242_1_kv_cache.ipynb", "anon_abcde_4_kv_cache.ipynb")
+    assert owners(found)[0] == ("anon_x7Dk2", "4242_1_kv_cache.ipynb")
+
+
+def test_a_download_that_could_be_of_two_systems_is_asked_about() -> None:
+    """Everybody may write to an exchange, and so try to have it read as something else."""
+    honest = "ada+02_kv_cache+2026-11-01 10:20:30 UTC+r/kv_cache.ipynb"
+    planted = [f"bob_4242_{number}_kv_cache.ipynb" for number in range(1, 9)]
+    with pytest.raises(CourseError, match="it could be a download of exchange or canvas"):
+        download(honest, *planted)
+    assert owners(download(honest, *planted, form="exchange")) == [("ada", "kv_cache.ipynb")]
+    found = download(honest, *(f"bob{n}/kv_cache.ipynb" for n in range(9)))
+    assert (found.form, owners(found)) == ("exchange", [("ada", "kv_cache.ipynb")])
+    canvas = [
+        "x_1_2_a.ipynb",
+        "y_3_4_L_bob_attempt_2026-11-01-10-20-30_a.ipynb",
+        "z_5_6_Z_7_assignsubmission_file_a.ipynb",
+    ]
+    assert download(*canvas).form == "canvas"
 
 
 def test_files_that_are_nobodys_are_ignored_and_named() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from grader.checks import lent
 from grader.learner_side import peer as peer_module
 from grader.learner_side import wire
 from grader.learner_side.peer import LAB_MODULE, Handle, Peer
@@ -450,3 +451,91 @@ def test_a_stop_iteration_out_of_a_call_does_not_end_the_callers_loop(pair: Pair
     with pytest.raises(RuntimeError, match="StopIteration"):
         use(pair.get(f=stop))
     assert list(pair.get(s=Store.of(1, 2))) == [1, 2]
+
+
+class Borrower:
+    """Keeps the tensors it was lent."""
+
+    def __init__(self) -> None:
+        self.kept: list[torch.Tensor] = []
+
+    def keep(self, x: torch.Tensor, *, more: tuple[torch.Tensor, ...] = ()) -> torch.Tensor:
+        self.kept = [x, *more]
+        return x[1:]  # a view
+
+    def shown(self) -> list[torch.Tensor]:
+        return self.kept
+
+
+class Copier(Borrower):
+    def keep(self, x: torch.Tensor, *, more: tuple[torch.Tensor, ...] = ()) -> torch.Tensor:
+        self.kept = [tensor.clone() for tensor in (x, *more)]
+        return x[1:]
+
+
+class Changer(Borrower):
+    """Changes what it was lent in place, keeps it under another name, and raises."""
+
+    def keep(self, x: torch.Tensor, *, more: tuple[torch.Tensor, ...] = ()) -> torch.Tensor:
+        self.kept = [x.detach()]
+        x.mul_(10)
+        x.set_(torch.empty(0))
+        raise ValueError("no")
+
+
+@pytest.fixture(params=["direct", "other process"])
+def learners(request: pytest.FixtureRequest, pair: Pair) -> Callable[[type], Any]:
+    """A class of a learner, as a check cell has it in a notebook, and when graded."""
+    return (lambda cls: cls) if request.param == "direct" else lambda cls: pair.get(learners=cls)
+
+
+def test_memory_that_is_lent_is_overwritten_after_the_call(learners: Callable[[type], Any]) -> None:
+    x, both = torch.arange(6.0).view(2, 3), torch.arange(12).view(2, 6)
+    integers, flags = both[0], torch.ones(1, 4, dtype=torch.bool).expand(3, 4)
+    borrower, before = learners(Borrower)(), x.clone()
+    result = lent(borrower.keep)(x, more=(integers, flags))
+    assert torch.equal(result, before[1:])  # read before the memory is overwritten
+    kept = borrower.shown()
+    assert bool(kept[0].isnan().all())
+    assert kept[0].shape == x.shape
+    assert kept[1].tolist() == [torch.iinfo(torch.int64).min] * 6
+    assert not bool(kept[2].any())
+    assert torch.equal(x, before)
+    assert both.view(-1).tolist() == list(range(12))
+    assert bool(flags.all())
+
+
+def test_a_copy_of_lent_memory_stays_as_it_is(learners: Callable[[type], Any]) -> None:
+    x, copier = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))[:, ::2], learners(Copier)()
+    before = x.clone()
+    assert torch.equal(lent(copier.keep)(x, more=(x[0],)), before[1:])
+    assert torch.equal(copier.shown()[0], before)
+    assert torch.equal(copier.shown()[1], before[0])
+
+
+def test_changes_in_place_of_lent_memory_arrive_even_if_the_call_raises(learners: Callable[[type], Any]) -> None:
+    buffer = torch.ones(2, 6)
+    changer = learners(Changer)()
+    with pytest.raises(ValueError, match="no"):
+        lent(changer.keep)(buffer[:, ::2])
+    assert torch.equal(buffer, torch.tensor([10.0, 1.0]).repeat(2, 3))
+    assert bool(changer.shown()[0].isnan().all())
+
+
+def test_functions_and_classes_can_be_called_with_lent_memory(pair: Pair) -> None:
+    kept: list[torch.Tensor] = []
+    for function in (kept.append, pair.get(f=lambda x: kept.append(x))):
+        lent(function)(torch.ones(2))
+    assert [bool(x.isnan().all()) for x in kept] == [True, True]
+    pair.get(f=lambda x: kept.append(x))(torch.ones(2))
+    assert torch.equal(kept[2], torch.ones(2))
+
+
+def test_only_the_learners_end_overwrites_what_it_received(pair: Pair) -> None:
+    kept: list[torch.Tensor] = []
+
+    def f(keep: Any) -> None:
+        pair.other.call(keep._id, None, (torch.ones(2),), {}, lent=True)
+
+    pair.get(f=f)(lambda x: kept.append(x))
+    assert torch.equal(kept[0], torch.ones(2))

@@ -12,6 +12,7 @@ import pytest
 
 from grader.submissions import receipt
 from grader.submissions.collect import collect, take_in
+from grader.submissions.roster import Roster, Student, save_roster
 
 ANSWER = "class Window:\n    pass"
 
@@ -23,7 +24,7 @@ def test_collecting_the_same_again_changes_nothing(root: Path, tmp_path: Path, n
     collect(root, "01_toy", source)
     before = disk.tree(root)
     for path in source.rglob("*.ipynb"):
-        os.utime(path, (1, 1))  # as a copy of the folder would
+        os.utime(path, (2e9, 2e9))  # as a copy of the folder would
     done = collect(root, "01_toy", source)
     assert [one.news for one in done.received] == ["unchanged"] * 3
     assert disk.tree(root) == before
@@ -79,6 +80,28 @@ def test_times_come_from_where_they_are_true_and_the_source_is_noted(
     assert [(one.student, one.late) for one in done.received] == [("1", True), ("2", False)]
     assert not (root / "submitted" / "1" / "01_toy" / "timestamp.txt").exists()  # the zip has the download's time
     assert (disk.record(root, "1")["late"], disk.record(root, "1")["time"]) == (True, "")
+
+
+def test_of_equal_bytes_the_earlier_time_counts_and_an_lms_before_a_file(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any
+) -> None:
+    def counts(day: int, name: str = "", text: str = "x = 1") -> tuple[str, str]:
+        info = zipfile.ZipInfo(name or "ada/toy.ipynb", (2026, 11, day, 12, 0, 0))
+        collect(root, "01_toy", disk.zipped(tmp_path / "a.zip", [(info, notebook(text))]))
+        return disk.record(root, "ada")["time"][:10], disk.record(root, "ada")["time_from"]
+
+    assert counts(20) == ("2026-11-20", "the file's own time")
+    assert counts(10) == ("2026-11-10", "the file's own time")
+    assert counts(25) == ("2026-11-10", "the file's own time")
+    assert counts(25, text="y = 1") == ("2026-11-25", "the file's own time")
+    assert counts(28) == ("2026-11-10", "the file's own time")  # what was there before is there again
+    save_roster(root, Roster({"ada": Student("ada")}))
+    name = "L_ada_attempt_2026-11-{}-10-00-00_toy.ipynb"
+    assert counts(1, name.format(15)) == ("2026-11-15", "blackboard's name for it")
+    assert counts(1, name.format(14)) == ("2026-11-14", "blackboard's name for it")
+    assert counts(1) == ("2026-11-14", "blackboard's name for it")
+    receipt.set_time(root, "01_toy", "ada", None)
+    assert counts(1, name.format(13)) == ("", receipt.BY_HAND)
 
 
 def exchange(disk: Any, root: Path, files: dict[str, bytes]) -> Path:
@@ -151,6 +174,23 @@ def test_an_intake_record_that_a_learner_brings_is_not_believed(
     take_in(root, "01_toy", "ada")
     assert disk.answer(root, "ada") == "mine = 1"
     assert b"assert" in (folder / "toy.ipynb").read_bytes()
+
+
+@pytest.mark.parametrize("record", [b"[" * 200_000, b"9" * 5000, b"\xff", b"\0" * 10, b"[1", b" " * (2 << 20)])
+def test_an_intake_record_of_any_form_stops_nothing(root: Path, notebook: Any, record: bytes, disk: Any) -> None:
+    exchange(disk, root, {"toy.ipynb": notebook("mine = 1"), "intake.json": record})
+    take_in(root, "01_toy", "ada")
+    assert disk.answer(root, "ada") == "mine = 1"
+
+
+def test_a_pipe_in_an_exchange_folder_is_not_waited_for(root: Path, notebook: Any, disk: Any) -> None:
+    folder = exchange(disk, root, {"toy.ipynb": notebook("mine = 1")})
+    (folder / "timestamp.txt").unlink()
+    for name in ("timestamp.txt", "intake.json", "submission_secret.txt"):
+        os.mkfifo(folder / name)
+    take_in(root, "01_toy", "ada")
+    assert disk.answer(root, "ada") == "mine = 1"
+    assert sorted(path.name for path in folder.iterdir()) == ["intake.json", "toy.ipynb"]
 
 
 def test_an_exchange_folder_without_a_usable_notebook_is_a_recorded_refusal(root: Path, disk: Any) -> None:

@@ -49,6 +49,19 @@ def test_moodle_participants_with_a_bom_and_semicolons(tmp_path: Path) -> None:
     assert roster.students["zoe@uni.example"].first_name == "Zoë"
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("delimiter", [";", "\t", ","])
+def test_a_roster_may_be_parted_by_semicolons_or_tabs(tmp_path: Path, delimiter: str, end: str) -> None:
+    rows = [["Student", "ID", "SIS Login ID", '"Lab 1, 2, 3 and 4; x (77)"'], ['"Li; ""Bo"", B"', "7", "bo", "1,5"]]
+    if delimiter == ",":
+        rows[1] = ['"Li, Bo"', "7", "bo", '"1,5"']
+    text = end.join(delimiter.join(row) for row in rows)
+    for start in ("", "\ufeff", f"sep={delimiter}{end}"):
+        roster, done = imported(tmp_path, start + text)
+        assert done.added == ["bo"], start
+        assert roster.students["bo"].ids["canvas_id"] == "7"
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "cp1252"])
 def test_what_excel_writes_is_read(tmp_path: Path, encoding: str) -> None:
     roster, _ = imported(tmp_path, "id\tname\nzoe\tZoë Müller\n".encode(encoding))

@@ -18,10 +18,19 @@ from typing import Any
 
 import pytest
 
-from grader.isolation import cgroups, launcher, sandbox, sandbox_trials
+from grader.isolation import (
+    cgroups,
+    launcher,
+    sandbox,
+    sandbox_doctor,
+    sandbox_trials,
+    trials_limits,
+    trials_neighbours,
+    trials_walls,
+)
 from grader.isolation.launcher import Ending, Launcher
 from grader.isolation.sandbox import SandboxError
-from grader.isolation.sandbox_trials import Trial
+from grader.isolation.trial import Trial
 
 from .test_learner_triton import with_kernel
 
@@ -57,7 +66,8 @@ def as_ordinary_user(script: str) -> list[str]:
 
 
 def test_every_trial_of_the_doctor_is_tried_here() -> None:
-    functions = [f for _, f in inspect.getmembers(sandbox_trials, inspect.isfunction)]
+    subjects = (trials_walls, trials_neighbours, trials_limits)
+    functions = [f for module in subjects for _, f in inspect.getmembers(module, inspect.isfunction)]
     takes_launcher = {f for f in functions if [*inspect.signature(f).parameters] == ["launcher"]}
     assert takes_launcher == set(TRIALS)
 
@@ -81,9 +91,46 @@ def test_the_properties_hold_for_an_ordinary_user() -> None:
     """)
     done = subprocess.run(as_ordinary_user(script), capture_output=True, text=True, cwd="/", timeout=600)
     lines = done.stdout.splitlines()
-    assert len(lines) == len(TRIALS) + 3, done.stdout + done.stderr
+    assert len(lines) == len(TRIALS) + 4, done.stdout + done.stderr
     assert [line for line in lines if line.startswith("fail")] == []
     assert "ordinary user" in lines[0]
+
+
+def test_doctor_sees_which_rights_the_keeper_of_a_submission_has(isolated: Launcher) -> None:
+    if os.geteuid() != 0:
+        assert sandbox_doctor.rights(isolated).found.startswith("an ordinary user's")
+        return
+    script = textwrap.dedent("""
+        from grader.isolation.launcher import Launcher
+        from grader.isolation.sandbox_doctor import rights
+        with Launcher() as launcher:
+            print(rights(launcher).found)
+    """)
+    without = ["setpriv", "--bounding-set=-sys_ptrace,-sys_nice", sys.executable, "-P", "-c", script]
+    done = subprocess.run(without, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert done.stdout.startswith("without CAP_SYS_PTRACE and CAP_SYS_NICE"), done.stderr
+    ours = int(sandbox_doctor._status(os.getpid())["CapPrm"], 16)
+    here = sandbox_doctor.rights(isolated)
+    assert ("without" not in here.found) == all(ours >> capability & 1 for capability in (19, 23))
+
+
+@pytest.mark.parametrize(
+    ("missing", "has_group", "verdict", "words"),
+    [
+        ([], False, "ok", ""),
+        (["SYS_PTRACE"], False, "warn", "an honest submission may be ended. In a container, start it with --cap-add "),
+        (["SYS_PTRACE", "SYS_NICE"], False, "warn", "start it with --cap-add SYS_PTRACE --cap-add SYS_NICE, or"),
+        (["SYS_NICE"], True, "info", ""),
+    ],
+)
+def test_missing_rights_are_said_in_one_line_with_what_to_do(
+    missing: list[str], has_group: bool, verdict: str, words: str
+) -> None:
+    row = sandbox_doctor.rights_row(missing, has_group)
+    assert (row.verdict, bool(row.advice)) == (verdict, verdict == "warn")
+    assert words in row.advice
+    assert "\n" not in row.found + row.advice
+    assert all(f"CAP_{name}" in row.found for name in missing)
 
 
 @pytest.mark.parametrize("trial", ["number_of_processes", "memory_of_many", "survival"])
@@ -154,7 +201,7 @@ def test_nothing_is_left_when_who_grades_is_killed(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import sys, time
         from grader.isolation.launcher import Launcher
-        from grader.isolation.sandbox_trials import Trial
+        from grader.isolation.trial import Trial
         launcher = Launcher()
         launcher.start()
         trial = Trial(launcher, "import os\\ndef more(): return os.fork() or __import__('time').sleep(300)")

@@ -1,9 +1,10 @@
 """What was proven of a lab in full, and when it has to be again.
 
 `make test-all` proves every lab in full and writes beside its cases the fingerprint of all that the proof depends on
-(the lab's source, its cases, the grader, the parts of the engine that it uses: `tests/closure.py`). As long as that is
-unchanged, `make test` tries a sample, drawn by the commit, and all of one lab. Other versions of torch
-or Python are no change of ours: the sample runs with them, and the run says so.
+(the lab's source, its cases, the grader, the parts of the engine that it uses: `tests/closure.py`). `make test` tries
+a sample of each lab, drawn by the commit, and all of one lab, whose turn it is. A change of what all labs use (an
+interface of the engine) therefore makes no run of it longer; the run then says which labs wait for `make test-all`.
+Other versions of torch or Python are no change of ours: the sample runs with them, and the run says so.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from tests.closure import closure, fingerprint
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "solutions").glob("[0-9]*_*/*.py"))
-PROOFS = {"proof": "grader/proofs/proof.py", "conventions": "grader/proofs/convention_proof.py"}
+PROOFS = {
+    "proof": "grader/proofs/proof.py", "conventions": "grader/proofs/convention_proof.py",
+    "mechanical": "grader/proofs/mechanical.py",
+}  # fmt: skip
 RECORDS = ROOT / "tests" / "labs"
 
 
@@ -36,10 +40,12 @@ class Plan:
 
 
 def depends_on(source: Path, kind: str) -> str:
-    """The fingerprint of what a proof (`proof` or `conventions`) of this lab depends on."""
-    cases = (
-        (RECORDS / source.parent.name).rglob("*.py") if kind == "proof" else source.parent.glob("conventions/**/*.*")
-    )
+    """The fingerprint of what a proof (one of PROOFS) of this lab depends on."""
+    own = RECORDS / source.parent.name
+    cases = {
+        "proof": own.rglob("*.py"), "conventions": source.parent.glob("conventions/**/*.*"),
+        "mechanical": own.glob("survivors.yaml"),
+    }[kind]  # fmt: skip
     return fingerprint(closure([ROOT / PROOFS[kind], source, *cases]))
 
 
@@ -70,10 +76,16 @@ def plan(source: Path, kind: str, commit: str, records: Path = RECORDS) -> Plan:
     recorded = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     if os.environ.get("INFERLAB_QUICK"):  # make test-quick
         return Plan(commit, f"{name}: a sample; `make test` decides whether this {kind} has to be made in full")
-    if recorded.get("depends_on") != depends_on(source, kind):
-        return Plan(None, f"{name}: in full, since what it depends on changed after its last full {kind}")
+    if not recorded:
+        return Plan(None, f"{name}: in full, since it has no record of a full {kind}")
     if source == chosen(commit):
         return Plan(None, f"{name}: in full, chosen by the commit {commit[:12]}")
+    if recorded["depends_on"] != depends_on(source, kind):
+        return Plan(
+            commit,
+            f"{name}: a sample drawn by {commit[:12]}, ALTHOUGH what it depends on changed after its last full {kind}; "
+            "make test-all proves it in full",
+        )
     why = f"{name}: a sample drawn by {commit[:12]}, since nothing that it depends on changed"
     there, here = recorded["versions"], versions()
     if other := [f"{key} {here[key]}, not {there[key]}" for key in here if here[key] != there.get(key)]:

@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from grader.labs.convention import Convention, applied, combinations, private_notebook, validate
+from grader.labs.convention import (
+    PUBLIC_SHARE,
+    Convention,
+    applied,
+    combinations,
+    private_notebook,
+    public_points,
+    validate,
+)
 from grader.labs.lab_source import percent_cells, solution_notebook
 from grader.proofs.convention_proof import covering, private_lab
 from tests.labs.proof_record import SOURCES, plan, record, this_commit
@@ -28,6 +36,14 @@ def test_a_lab_has_two_independent_conventions_and_all_draws_make_a_lab(source: 
     conventions = validated(source)  # applies every draw
     assert len(conventions) >= 2
     assert len(list(combinations(conventions))) >= 9
+
+
+@EACH_LAB
+def test_a_copied_public_solution_earns_little_in_every_draw(source: Path) -> None:
+    """That it loses the checks which the options name is proven below."""
+    public = private_lab(source, ())
+    _, most = public_points(public, validated(source))
+    assert most <= PUBLIC_SHARE * public.points
 
 
 @EACH_LAB

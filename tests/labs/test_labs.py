@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from grader.labs.lab import load_lab
 from tests.labs.proof_record import SOURCES, plan, record, this_commit
 from tests.warm import Warm
 
@@ -21,6 +23,32 @@ def prove(warm: Warm, source: Path, *arguments: str) -> str:
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@EACH_LAB
+def test_no_check_needs_a_name_that_another_check_made(source: Path) -> None:
+    """After a crash a check runs in a namespace without them, and a mutant is tried by some of the checks alone."""
+    made: dict[str, str] = {}
+    for cell in load_lab(source.with_suffix(".ipynb")).of_kind("check"):
+        tree = ast.parse(cell.source)
+        nodes = list(ast.walk(tree))
+        stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        stored |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        stored |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+        used = {node.id for node in nodes if isinstance(node, ast.Name)} - stored
+        known = _given(source)
+        assert {name: made[name] for name in sorted(used & set(made) - known)} == {}, cell.grade_id
+        made |= dict.fromkeys(stored, cell.grade_id)
+
+
+def _given(source: Path) -> set[str]:
+    """Names that cells before the checks make or import."""
+    cells = [c for c in load_lab(source.with_suffix(".ipynb")).of_kind("code") if c.where in ("both", "examiner")]
+    nodes = [node for cell in cells for statement in ast.parse(cell.source).body for node in ast.walk(statement)]
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return names | {alias.asname or alias.name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)
+                    for alias in node.names}  # fmt: skip
 
 
 @pytest.mark.timeout(3000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import time
@@ -69,6 +70,29 @@ def test_preemptions_and_evictions_are_counted(serve: Any, until: Any) -> None:
     found, steps = metrics(running.url), running.engine.trace.steps()
     assert found["inferlab:num_preemptions_total"] == sum(len(step.preempted) for step in steps) > 0
     assert found["inferlab:prefix_cache_evictions_total"] == sum(len(step.transfers.evicted) for step in steps) > 0
+
+
+def test_guesses_are_counted_as_vllm_counts_them(serve: Any, until: Any, process: bool) -> None:
+    running = serve(process=process, speculative="ngram", num_drafts=3, adaptive_drafts="off")
+    body = {"prompt": "x = [1, 2, 3, 4]\n" * 8, "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    with httpx.Client(base_url=running.url, timeout=600) as client:
+        answers = [client.post(COMPLETIONS, json=body).json()["choices"][0]["text"] for _ in range(2)]
+        with client.stream("POST", COMPLETIONS, json=body | {"stream": True}) as stream:
+            pieces = [json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {")]
+    answers.append("".join(piece["choices"][0]["text"] for piece in pieces))
+    until(running.is_idle, "it is idle")
+    found = metrics(running.url)
+    assert answers == answers[:1] * 3
+    drafts, tokens, accepted, *at = (
+        found[f"inferlab:spec_decode_num_{name}"]
+        for name in ("drafts_total", "draft_tokens_total", "accepted_tokens_total",
+                     *(f"accepted_tokens_per_pos_total/{i}" for i in range(3)))
+    )  # fmt: skip
+    assert 0 < accepted <= tokens <= 3 * drafts
+    assert sum(at) == accepted
+    assert at == sorted(at, reverse=True)
+    # Each step of one request gives a token, and those that were kept.
+    assert found["inferlab:generation_tokens_total"] == found["inferlab:engine_steps_total"] + accepted == 180
 
 
 def test_a_prompt_is_looked_up_once_and_one_that_is_never_let_in_leaves_nothing() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reference_impl.annexes.sizing.memory import check_free, free_bytes
-from reference_impl.interfaces import KVSpec
 from reference_impl.models.config_reader import ConfigError
 
 if TYPE_CHECKING:
@@ -19,9 +17,8 @@ KV_CACHE_BYTES = 256 * 2**20  # where EngineConfig does not say, and no device i
 LESS = "ask for less with kv_cache_bytes (or num_blocks, swap_bytes)"
 
 
-def num_blocks_for(config: EngineConfig, specs: Sequence[KVSpec]) -> int:
-    """Blocks that the budget pays for. ConfigError with the numbers if it is not one."""
-    each = specs[0].bytes_per_block
+def num_blocks_for(config: EngineConfig, each: int) -> int:
+    """Blocks of `each` so many bytes that the budget pays for. ConfigError with the numbers if it is not one."""
     budget = KV_CACHE_BYTES if config.kv_cache_bytes is None else config.kv_cache_bytes
     blocks = config.num_blocks if config.num_blocks is not None else budget // each
     if blocks < 1:
@@ -32,11 +29,10 @@ def num_blocks_for(config: EngineConfig, specs: Sequence[KVSpec]) -> int:
     return blocks
 
 
-def num_host_blocks_for(config: EngineConfig, specs: Sequence[KVSpec]) -> int:
-    """Blocks in host memory for requests that are swapped out; 0 unless they are."""
+def num_host_blocks_for(config: EngineConfig, each: int) -> int:
+    """Blocks in host memory, of `each` so many bytes, for requests that are swapped out; 0 unless they are."""
     if config.preemption != "swap":
         return 0
-    each = specs[0].bytes_per_block
     blocks = config.swap_bytes // each
     if blocks < 1:
         raise ConfigError(
@@ -46,11 +42,11 @@ def num_host_blocks_for(config: EngineConfig, specs: Sequence[KVSpec]) -> int:
     return blocks
 
 
-def check_memory(num_blocks: int, num_host_blocks: int, spec: KVSpec, device: torch.device) -> None:
-    """ConfigError with the numbers if the machine has less than the cache would take."""
+def check_memory(num_blocks: int, num_host_blocks: int, each: int, device: torch.device) -> None:
+    """ConfigError with the numbers if the machine has less than the cache would take, with blocks of `each` so many
+    bytes."""
     import torch
 
-    each = spec.bytes_per_block
     blocks, free = f"{num_blocks:,} KV blocks of {each:,} bytes", free_bytes(device)
     check_free(num_blocks * each, free, blocks, str(device), LESS)
     wanted, host = num_host_blocks * each, free_bytes(torch.device("cpu"))

@@ -109,11 +109,11 @@ def bytes_for_cache(measured: Measured, memory_percent: float, graphs: bool) -> 
 
 
 def profiled_blocks(
-    measured: Measured, config: EngineConfig, specs: Sequence[KVSpec], longest: int, graphs: bool
+    measured: Measured, config: EngineConfig, each: int, num_groups: int, longest: int, graphs: bool
 ) -> int:
-    """Blocks that are paid for, but no more than max_num_seqs sequences of the longest need. ConfigError with the
-    numbers if that is not one."""
-    each, left = specs[0].bytes_per_block, bytes_for_cache(measured, config.memory_percent, graphs)
+    """Blocks of `each` so many bytes that are paid for, but no more than max_num_seqs sequences of the longest need in
+    num_groups KV groups. ConfigError with the numbers if that is not one."""
+    left = bytes_for_cache(measured, config.memory_percent, graphs)
     if left < each:
         in_graphs = f" CUDA graphs {2 * measured.peaks[0] / 2**20:,.1f} MiB," if graphs else ""
         raise ConfigError(
@@ -125,5 +125,5 @@ def profiled_blocks(
             f"{each / 2**20:,.3f} MiB. Lower max_num_batched_tokens or max_num_seqs, raise memory_percent, quantize "
             "the model, or give back what other engines hold"
         )
-    most = config.max_num_seqs * len(specs) * -(-longest // config.block_size)
+    most = config.max_num_seqs * num_groups * -(-longest // config.block_size)
     return min(left // each, most)

@@ -66,10 +66,19 @@ def propose(proposer: Proposer, slots: Slots, t: Mapping[str, Tensor], k: int, v
 
 def put_drafts(slots: Slots, t: Mapping[str, Tensor]) -> None:
     """draft.tokens [D] go behind the tokens of their slots, where the batch finds them."""
+    slots.tokens.index_put_(_places(slots, t), t["draft.tokens"].int())
+
+
+def take_drafts(slots: Slots, t: Mapping[str, Tensor]) -> Tensor:
+    """[D] int64: guesses that lie there already."""
+    return slots.tokens[_places(slots, t)].long()
+
+
+def _places(slots: Slots, t: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """(slot, position) of each guess, [D] each."""
     row = t["draft.row"]
     of_token = t["draft.slots"][row]
-    at = slots.computed.index_select(0, of_token) + t["draft.known"][row] + t["draft.nth"]
-    slots.tokens.index_put_((of_token, at), t["draft.tokens"].int())
+    return of_token, slots.computed.index_select(0, of_token) + t["draft.known"][row] + t["draft.nth"]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ its token, and keeps those that equal what is sampled in their place.
 A row is planned as if all of its guesses were right; `Scheduler.update` appends those that were, and rolls back the
 rest. Guesses take tokens of the budget and blocks, as far as there are some left: no request is preempted for them.
 
-Extends `Scheduler._cut` and `Scheduler._continue`.
+Extends `Scheduler._cut`, `Scheduler._continue` and `Scheduler._finish`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import operator
 from typing import Any
 
 from reference_impl.core.scheduler import OpenPlan, Scheduler, Shares
-from reference_impl.interfaces import HostProposer, Request, RequestState
+from reference_impl.interfaces import HostProposer, KeepsRequests, Request, RequestState
 
 
 class Drafting(Scheduler):
@@ -24,6 +24,7 @@ class Drafting(Scheduler):
     def __init__(self, *core: Any, num_drafts: int, host_proposer: HostProposer | None = None, **options: Any):
         super().__init__(*core, **options)
         self.num_drafts, self.host_proposer = num_drafts, host_proposer
+        self._keeper = host_proposer if isinstance(host_proposer, KeepsRequests) else None
 
     def _cut(self, shares: Shares, left: int) -> Shares:
         """Guesses of requests that rank before a prompt come before its chunk."""
@@ -67,6 +68,11 @@ class Drafting(Scheduler):
         if fits:
             plan.grant(request, 1, num_drafts, drafts)
         return bool(fits)
+
+    def _finish(self, request: Request, reason: str) -> None:
+        super()._finish(request, reason)
+        if self._keeper is not None:
+            self._keeper.finished(request)
 
 
 def _propose(proposer: HostProposer, request: Request, k: int) -> tuple[int, ...]:

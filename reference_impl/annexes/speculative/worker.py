@@ -15,7 +15,7 @@ from reference_impl.annexes.speculative.drafts import draft_arrays, propose, put
 from reference_impl.core.batch import lay_out
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.worker import StepRun, Worker
-from reference_impl.interfaces import Opened, Proposer, Step, StepRow, takes_bounds
+from reference_impl.interfaces import AttentionBackend, Opened, Proposer, Step, StepRow, takes_bounds
 
 
 class _Told:
@@ -38,26 +38,40 @@ class DraftWorker(Worker):
     def __init__(self, *args: Any, proposer: Proposer | None = None, **options: Any):
         super().__init__(*args, **options)
         self.proposer = proposer
-        on_device = isinstance(self.sampler, TorchSampler) and self.sampler.captures
-        self.reads_starts = proposer is not None and not (on_device and takes_bounds(self.attention))
+        self.reads_starts = proposer is not None and self.needs_lengths(self.attention)
         if proposer is not None:
             self.slots.followers.append(_Told(proposer))
+
+    @property
+    def makes_drafts(self) -> bool:
+        """Otherwise they come with the steps."""
+        return self.proposer is not None
+
+    def needs_lengths(self, *attention: AttentionBackend) -> bool:
+        """Whether the sampler or one of these needs them on the host."""
+        on_device = isinstance(self.sampler, TorchSampler) and self.sampler.captures
+        return not (on_device and all(map(takes_bounds, attention)))
 
 
 class DraftRun(StepRun):
     worker: DraftWorker
+    rows: Sequence[StepRow]  # the step's, as far as is known on the host where they begin
 
     def stage(self) -> None:
-        w = self.worker
-        if w.reads_starts:
+        self.rows = self.step.rows
+        if self.worker.reads_starts:
             starts = self._starts()
-            if starts != [row.start for row in self.step.rows]:
-                rows = zip(self.step.rows, starts, strict=True)
-                self.batch = lay_out([row._replace(start=start) for row, start in rows], w.slots)
+            if starts != [row.start for row in self.rows]:
+                self.rows = [row._replace(start=start) for row, start in zip(self.rows, starts, strict=True)]
+                self.batch = lay_out(self.rows, self.worker.slots)
+        self.add_arrays()
+        super().stage()
+
+    def add_arrays(self) -> None:
+        """To those of the batch, what guesses are looked up by."""
         if self.batch.drafts:
             self._check()
             self.batch.arrays.update(draft_arrays(self.batch, self.step))
-        super().stage()
 
     def _starts(self) -> list[int]:
         """Where the slots of the step's rows are: how many drafts of the step before were right is known here first."""
@@ -68,7 +82,7 @@ class DraftRun(StepRun):
         rows: Sequence[StepRow] = self.step.rows
         named = any(row.drafts for row in rows)
         number, vocab = self.step.step_id, self.worker.model.config.vocab_size
-        if self.worker.proposer is None and not named:
+        if not (named or self.worker.makes_drafts):
             raise ValueError(f"step {number} has rows with drafts; this worker has no proposer: see Parts.proposer")
         for row in rows:
             if row.num_drafts and not row.samples:

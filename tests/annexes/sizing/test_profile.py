@@ -94,10 +94,10 @@ def test_what_is_left_buys_whole_blocks_but_no_more_than_all_seats_need() -> Non
     config = EngineConfig(max_num_seqs=3, block_size=16)
     for spare in (0, BLOCK - 1):
         measured = Measured(100 * BLOCK, 80 * BLOCK - spare, (BLOCK, 3 * BLOCK, BLOCK))
-        assert profiled_blocks(measured, config, [SPEC], 1000, graphs=False) == 7
-        assert profiled_blocks(measured, config, [SPEC], 1000, graphs=True) == 5
-    assert profiled_blocks(measured, config, [SPEC], 17, graphs=False) == 3 * 2
-    assert profiled_blocks(measured, config, [SPEC], 15, graphs=False) == 3
+        assert profiled_blocks(measured, config, BLOCK, 1, 1000, graphs=False) == 7
+        assert profiled_blocks(measured, config, BLOCK, 1, 1000, graphs=True) == 5
+    assert profiled_blocks(measured, config, BLOCK, 1, 17, graphs=False) == 3 * 2
+    assert profiled_blocks(measured, config, BLOCK, 1, 15, graphs=False) == 3
 
 
 def test_nothing_left_is_said_with_the_numbers() -> None:
@@ -108,7 +108,7 @@ def test_nothing_left_is_said_with_the_numbers() -> None:
         r"Lower max_num_batched_tokens or max_num_seqs, raise memory_percent"
     )
     with pytest.raises(ConfigError, match=expected):
-        profiled_blocks(measured, EngineConfig(), [SPEC], 1000, graphs=True)
+        profiled_blocks(measured, EngineConfig(), BLOCK, 1, 1000, graphs=True)
 
 
 def test_the_worst_steps_use_the_whole_budget_and_all_seats_and_everybody_samples() -> None:

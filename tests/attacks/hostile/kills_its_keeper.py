@@ -7,15 +7,23 @@ import signal
 import time
 
 
+def send(pid, number):
+    try:
+        os.kill(pid, number)
+    except OSError:  # as root it is another user's
+        pass
+
+
 def attack(self):
     for number in sorted(set(signal.Signals) - {signal.SIGTERM, signal.SIGINT}):
-        os.kill(1, number)
+        send(1, number)
     time.sleep(0.2)
     print("@MARK@ alive")
-    os.kill(1, signal.SIGINT)
-    os.kill(1, signal.SIGTERM)
-    time.sleep(60)
-    os.kill(-1, signal.SIGKILL)
+    send(1, signal.SIGINT)
+    send(1, signal.SIGTERM)
+    time.sleep(2)
+    send(-1, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 Window.__len__ = attack

@@ -6,4 +6,4 @@
 import sys
 
 peer = sys.modules["learner_side.peer"].Peer
-peer._perform = lambda self, header, chunks: True
+peer._perform = lambda self, *_: True

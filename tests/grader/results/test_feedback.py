@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,13 +68,15 @@ def result(text: str = "plain", **changes: Any) -> Result:
     return Result(**{**given, **changes})
 
 
-def notebook(text: str = "plain", score: float = 0.0) -> Any:
+def notebook(text: str = "plain", score: float = 0.0, by_hand: bool = False) -> Any:
     def meta(grade_id: str, **more: Any) -> dict[str, Any]:
         return {"nbgrader": {"grade_id": grade_id, "grade": False, "solution": False, **more}}
 
     return new_notebook(
         cells=[
-            new_code_cell("SECRET OF THE CHECK", metadata=meta("check_b", grade=True, score=score, points=3.0)),
+            new_code_cell(
+                "SECRET OF THE CHECK", metadata=meta("check_b", grade=True, score=score, points=3.0, by_hand=by_hand)
+            ),
             new_code_cell(text, metadata=meta("part", solution=True, comment=text)),
             new_markdown_cell(text, metadata=meta("essay", solution=True, grade=True, score=None, points=4.0)),
             new_code_cell(text, metadata={}),
@@ -127,9 +130,42 @@ def test_a_passed_check_shows_no_hint_and_the_source_of_a_check_is_nowhere() -> 
 
 
 def test_points_that_an_instructor_set_stand_beside_those_of_the_grader() -> None:
-    text = " ".join(Page(feedback_page(notebook(score=2.5), result())).text.split())
+    text = " ".join(Page(feedback_page(notebook(score=2.5, by_hand=True), result())).text.split())
     assert "4.5 of 9 points" in text
     assert "Your instructor set these points; the grader gave 0" in text
+    assert "What to do first: check_b" in text  # half a point is still to be had
+
+
+def test_a_check_with_full_points_by_hand_is_nothing_to_do() -> None:
+    page = feedback_page(notebook(score=3.0, by_hand=True), result())
+    text = " ".join(Page(page).text.split())
+    assert "5 of 9 points" in text
+    assert "1 of 2 checks passed; your instructor accepted 1 more." in text
+    assert "accepted by your instructor: 3 of 3 points" in text
+    assert "What to do first" not in text
+    assert "Look at it." not in text
+    assert "Nothing is left to do here" in text
+    assert page.count('class="check passed"') == 2
+
+
+def test_points_taken_off_by_hand_are_said_at_a_check_that_passed() -> None:
+    changed = notebook()
+    changed.cells[0].metadata.nbgrader |= {"grade_id": "check_a", "score": 0.5, "points": 2.0, "by_hand": True}
+    text = " ".join(Page(feedback_page(changed, result())).text.split())
+    assert "passed: 0.5 of 2 points" in text
+    assert "Your instructor set these points; the grader gave 2" in text
+
+
+def test_a_failure_of_the_grader_that_a_person_has_graded_waits_for_nobody() -> None:
+    graded = result(checks=[CheckResult("check_b", 3, 0, "machinery", "It is exact.", "disk full")])
+    assert "your instructor will look" in feedback_page(notebook(), graded)
+    text = " ".join(Page(feedback_page(notebook(score=1.0, by_hand=True), graded)).text.split())
+    assert "your instructor will look" not in text
+    assert "graded by your instructor: 1 of 3 points" in text
+
+
+def test_points_that_only_a_recording_is_behind_are_not_called_an_instructors() -> None:
+    assert "Your instructor set" not in feedback_page(notebook(score=2.5), result())
 
 
 def test_flags_are_for_the_instructor_only() -> None:
@@ -225,4 +261,60 @@ def test_a_comment_and_a_manual_grade_of_the_gradebook_reach_the_page(course: Pa
     page = (course / "feedback" / "cyd" / SLUG / "toy.html").read_text()
     assert "4 of 6 points" in page
     assert "the grader gave 0" in page
+    assert "What to do first" in page
     assert "Close! &lt;b&gt;See&lt;/b&gt; me." in page
+
+
+def test_a_page_that_cannot_be_written_is_named_and_stops_no_other(course: Path, grade: Callable[..., str]) -> None:
+    (course / "results" / SLUG / "cyd.json").write_text('{"damaged"')
+    said = grade("feedback", "01", "--course", str(course), ok=False)
+    assert "8 pages in feedback/" in said
+    assert "cyd: no page could be written" in said
+    assert (course / "feedback" / "mal" / SLUG / "toy.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("automatic", "manual", "extra", "seen"),
+    [(None, None, None, (None, False)), (1.0, None, None, (1.0, False)), (1.0, 2.0, None, (1.0, True)),
+     (None, 0.0, None, (1.0, True)), (1.0, None, 0.5, (1.0, True))],
+)  # fmt: skip
+def test_what_nobody_has_read_yet_is_no_zero(automatic: Any, manual: Any, extra: Any, seen: Any) -> None:
+    from grader.courses.nbgrader_hooks import GetGradesByHand
+
+    grade = SimpleNamespace(score=1.0, max_score=3.0, auto_score=automatic, manual_score=manual, extra_credit=extra)
+    step, cell = GetGradesByHand(), notebook().cells[0]
+    step.gradebook = SimpleNamespace(find_grade=lambda *_: grade)
+    step.notebook_id = step.assignment_id = step.student_id = "x"
+    step._get_score(cell, {})
+    assert (cell.metadata.nbgrader["score"], cell.metadata.nbgrader["by_hand"]) == seen
+
+
+def test_every_page_shows_the_points_of_the_gradebook(course: Path, grade: Callable[..., str]) -> None:
+    from nbgrader.api import Gradebook
+
+    from grader.courses.scores import scores
+
+    grade("due", "01", "2026-03-01 23:59 Europe/Berlin", "--course", str(course))
+    grade("late", "01", "--per-day", "0.1", "--course", str(course))
+    with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
+        given = [("cyd", "check_window", 2.0), ("ada", "check_len", 0.5), ("eve", "check_len", 1.0),
+                 ("mal", "check_calls", 0.25), ("gus", "check_len", 0.0)]  # fmt: skip
+        for student, check, points in given:
+            book.find_grade(check, "toy", SLUG, student).manual_score = points
+        book.find_grade("check_calls", "toy", SLUG, "dan").extra_credit = 0.75
+        book.db.commit()
+    grade("feedback", "01", "--course", str(course))
+    for score in scores(course, SLUG):
+        if score.total is not None:
+            page = (course / "feedback" / score.student / SLUG / "toy.html").read_text()
+            assert f"<h1>{score.total:.4g} of 6 points</h1>" in page, score.student
+            for name, points in score.cells.items():
+                said = rf": {points:.4g} of [\d.]+ points <span class=\"quiet\">· {name}"
+                assert re.search(said, page), (score.student, name)
+    page = (course / "feedback" / "cyd" / SLUG / "toy.html").read_text()
+    assert "accepted by your instructor" in page
+    assert 'What to do first:</strong> <a href="#check-2">check_len' in page
+    sent = grade("export", "01", "--format", "moodle", "--course", str(course))
+    cyd = sent[sent.index("cyd") : sent.index("dan")]
+    assert "check_window: accepted by your instructor." in cyd
+    assert "check_len: failed." in cyd

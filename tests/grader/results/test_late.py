@@ -123,6 +123,75 @@ def test_an_extension_takes_effect_after_grading_and_can_be_taken_back(course: P
     assert penalties(course)["eve"] == 3
 
 
+def by_files(course: Path, *students: str) -> None:
+    """The times of these students are their files' own, as after a collect of a folder."""
+    for student in students:
+        path = course / "received" / student / SLUG / "received.json"
+        history = json.loads(path.read_text())
+        history[-1]["time_from"] = "the file's own time"
+        path.write_text(json.dumps(history))
+
+
+def test_a_time_that_only_a_file_has_costs_nothing_until_it_is_confirmed(
+    course: Path, grade: Callable[..., str]
+) -> None:
+    at = ("--course", str(course))
+    by_files(course, "eve", "ada")
+    grade("due", "01", "2026-03-01 23:59 Europe/Berlin", *at)
+    said = grade("late", "01", "--per-day", "0.1", *at)
+    assert "eve: 2 days, by the file's own time, 2026-03-03 01:00 UTC; nothing off until confirmed" in said
+    assert "inferlab grade late 01_toy --file-times" in said
+    assert penalties(course)["eve"] == 0
+    assert "nothing off until confirmed" in grade("report", "01", *at)
+    assert "eve: 2 days, 1.2 points off" in grade("late", "01", "--file-times", *at)
+    assert penalties(course)["eve"] == pytest.approx(1.2)
+    assert "eve: '2026-03-03T01:00:00+00:00'" in (course / "late.yaml").read_text()
+    grade("due", "01", "2026-02-27 12:00 UTC", *at)  # ada is late now, too, by a time that nobody has confirmed
+    assert (penalties(course)["ada"], penalties(course)["eve"]) == (0, pytest.approx(0.1 * 4 * 6))
+    grade("forget", "--student", "eve", "--yes", *at)
+    assert "eve:" not in (course / "late.yaml").read_text()
+
+
+def test_a_time_of_handing_in_can_be_set_and_stays(course: Path, grade: Callable[..., str], tmp_path: Path) -> None:
+    at = ("--course", str(course))
+    by_files(course, "eve")
+    grade("due", "01", "2026-03-01 23:59 Europe/Berlin", *at)
+    grade("late", "01", "--per-day", "0.1", "--file-times", *at)
+    assert penalties(course)["eve"] == pytest.approx(1.2)
+    said = grade("late", "01", "--time", "eve", "2026-03-01 20:00 Europe/Berlin", *at)
+    assert "eve" not in said
+    assert penalties(course)["eve"] == 0
+    assert (course / "submitted" / "eve" / SLUG / "timestamp.txt").read_text().startswith("2026-03-01 19:00")
+    copied = tmp_path / "in" / "eve" / "toy.ipynb"  # collected once more, from a copy with a new time
+    copied.parent.mkdir(parents=True)
+    copied.write_bytes(next((course / "received" / "eve" / SLUG).glob("1_*")).read_bytes())
+    assert "1 unchanged" in grade("collect", "01", str(tmp_path / "in"), *at)
+    assert "eve" not in grade("late", "01", *at)
+    assert "0 graded" in grade("run", "01", *at)
+    assert "eve" in grade("late", "01", "--time", "eve", "unknown", *at).split("Without a time of handing in")[1]
+    assert penalties(course)["eve"] == 0
+    grade("late", "01", "--time", "gus", "2026-03-05 20:00 Europe/Berlin", *at)  # of whom no time was known
+    assert penalties(course)["gus"] > 0
+    for who, why in (("evve", "did you mean eve?"), ("zoe", "zoe has handed in nothing for 01_toy")):
+        assert why in grade("late", "01", "--time", who, "2026-03-01 20:00 UTC", *at, ok=False)
+    assert "expected YYYY-MM-DD" in grade("late", "01", "--time", "eve", "yesterday", *at, ok=False)
+
+
+@pytest.mark.parametrize(
+    ("who", "why"),
+    [
+        ("evee", "did you mean eve?"), ("ada@example.org", "did you mean ada?"), ("Zoë Zander", "did you mean zoe?"),
+        ("EVE", "did you mean eve?"), ("02", "02 is neither in the roster nor has handed in anything"),
+        ("../eve", "neither in"), ("", "neither in"), (".", "neither in"),
+    ],
+)  # fmt: skip
+def test_an_extension_is_for_somebody_who_is_known(course: Path, grade: Callable[..., str], who: str, why: str) -> None:
+    at = ("--course", str(course))
+    grade("due", "01", "2026-03-01 23:59 Europe/Berlin", *at)
+    assert why in grade("extend", who, "01", "2", *at, ok=False)
+    assert "extensions: {}" in (course / "late.yaml").read_text()
+
+
 def test_nbgraders_own_grading_asks_the_same_policy(course: Path, grade: Callable[..., str]) -> None:
     from nbgrader.api import Gradebook
 

@@ -10,7 +10,7 @@ def load_metrics(requests):
     """Metrics of many requests together. requests: dicts as from request_metrics -> dict, see above."""
     ttfts = [r["ttft"] for r in requests if r["ttft"] is not None]
     tpots = [r["tpot"] for r in requests if r["tpot"] is not None]
-    gaps = [gap for r in requests for gap in r["itl"]]
+    gaps = [one for r in requests for one in r["itl"]]
     ends = [r["arrived"] + r["latency"] for r in requests if r["latency"] is not None]
     num_tokens = sum(r["num_tokens"] for r in requests)
     duration = max(ends) - min(r["arrived"] for r in requests) if ends else 0.0

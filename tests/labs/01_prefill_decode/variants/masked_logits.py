@@ -1,4 +1,4 @@
-# Sampling as engines do it: filters put -inf into the logits, softmax comes from torch, float32 all the way.
+# Sampling as engines do it: filters put -inf into the logits, softmax comes from torch, float32 up to the draw.
 # The metrics walk through the events once, with a small class for a request.
 
 # %% nbgrader={"grade_id": "timelines"}
@@ -117,7 +117,7 @@ def keep_top_p(probs, p):
 
 
 def draw(probs, u):
-    end = probs.cumsum(dim=-1)
+    end = probs.double().cumsum(dim=-1)
     return torch.searchsorted(end, u[:, None] * end[:, -1:], right=True)[:, 0]
 
 

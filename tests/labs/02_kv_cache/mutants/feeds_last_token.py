@@ -8,9 +8,9 @@ def generate_cached(model, prompt, num_new_tokens, chunk_size):
     for start in range(0, len(prompt), chunk_size):
         logits = model(prompt[start : start + chunk_size], start)
     output = [int(logits.argmax())]
-    while len(output) < num_new_tokens:
+    while True:
         position = len(prompt) + len(output) - 1  # of the token chosen last
         logits = model(output[-1:], position)
+        if len(output) == num_new_tokens:
+            return output
         output.append(int(logits.argmax()))
-    model(output[-1:], len(prompt) + len(output) - 1)
-    return output

@@ -4,10 +4,11 @@
 # %% nbgrader={"grade_id": "generate_cached"}
 def generate_cached(model, prompt, num_new_tokens, chunk_size):
     """Greedy generation, each token computed once. prompt: list of S ids -> list of num_new_tokens (>= 1) ids."""
+    first = None
     for start in range(0, len(prompt), chunk_size):
-        chunk_logits = model(prompt[start : start + chunk_size], start)
-        logits = chunk_logits if start == 0 else logits
-    output = [int(logits.argmax())]
+        logits = model(prompt[start : start + chunk_size], start)
+        first = logits if first is None else first
+    output = [int(first.argmax())]
     while len(output) < num_new_tokens:
         position = len(prompt) + len(output) - 1  # of the token chosen last
         logits = model(output[-1:], position)

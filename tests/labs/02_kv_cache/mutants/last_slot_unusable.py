@@ -1,5 +1,5 @@
 # fault: refuses to fill the last slot.
-# fails: check_full, check_engine
+# fails: check_full, check_owns, check_engine
 
 # %% nbgrader={"grade_id": "KVCache"}
 import torch
@@ -31,10 +31,3 @@ class KVCache:
 
     def __len__(self):
         return self.length
-
-    def append_from_workspace(self, k, v):
-        """Given, leave it as it is: appends from memory that is written over right afterwards."""
-        workspace_k, workspace_v = k.clone(), v.clone()
-        self.append(workspace_k, workspace_v)
-        workspace_k.fill_(float("nan"))
-        workspace_v.fill_(float("nan"))

@@ -30,10 +30,3 @@ class KVCache:
 
     def __len__(self):
         return self.length
-
-    def append_from_workspace(self, k, v):
-        """Given, leave it as it is: appends from memory that is written over right afterwards."""
-        workspace_k, workspace_v = k.clone(), v.clone()
-        self.append(workspace_k, workspace_v)
-        workspace_k.fill_(float("nan"))
-        workspace_v.fill_(float("nan"))

@@ -20,12 +20,6 @@ class KVCache:
     def __len__(self):
         return sum(piece.shape[1] for piece in self.pieces)
 
-    def append_from_workspace(self, k, v):
-        workspace_k, workspace_v = k.clone(), v.clone()
-        self.append(workspace_k, workspace_v)
-        workspace_k.fill_(float("nan"))
-        workspace_v.fill_(float("nan"))
-
 
 # %% nbgrader={"grade_id": "attend"}
 def attend(q, k, v, past_len):

@@ -1,6 +1,6 @@
 # fault: passes over who does not fit and lets in who comes behind.
 # trap: overtaking
-# fails: check_admit_order, check_admit_whole, check_return, check_starvation, check_engine
+# fails: check_admit_order, check_admit_whole, check_turn, check_return, check_abort, check_starvation, check_engine
 
 # %% nbgrader={"grade_id": "admit"}
 def admit(waiting, budget, num_places, free_blocks, block_size):

@@ -1,5 +1,6 @@
 # fault: rounds down and adds one: full blocks get one too many.
-# fails: check_blocks, check_admit_whole, check_memory, check_preemption, check_engine
+# fails: check_blocks, check_admit_whole, check_memory, check_turn, check_preemption, check_return, check_starvation,
+#   check_engine
 
 # %% nbgrader={"grade_id": "more_blocks"}
 def more_blocks(num_tokens, num_held, block_size):

@@ -1,6 +1,6 @@
 # fault: waiting makes a request less urgent.
 # trap: wrong way
-# fails: check_order, check_starvation
+# fails: check_order, check_preemption, check_starvation
 
 # %% nbgrader={"grade_id": "queue_order"}
 def queue_order(requests, now, aging):

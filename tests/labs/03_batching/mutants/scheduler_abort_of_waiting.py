@@ -1,5 +1,5 @@
 # fault: abort takes only waiting requests out.
-# fails: check_abort, check_engine
+# fails: check_memory, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

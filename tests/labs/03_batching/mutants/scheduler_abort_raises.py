@@ -1,5 +1,5 @@
 # fault: abort of a request that has just finished is an error.
-# fails: check_abort
+# fails: check_memory, check_abort
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,5 +1,5 @@
 # fault: never passes its aging on.
-# fails: check_starvation
+# fails: check_preemption, check_starvation
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

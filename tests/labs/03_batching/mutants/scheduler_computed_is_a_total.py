@@ -1,5 +1,5 @@
 # fault: takes the number of newly computed tokens for the number in all.
-# fails: check_missing, check_decodes, check_engine
+# fails: check_missing, check_decodes, check_return, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

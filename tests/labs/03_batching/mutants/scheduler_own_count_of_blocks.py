@@ -1,5 +1,5 @@
 # fault: keeps its own count of free blocks, which blocks of aborted requests never come back to.
-# fails: check_abort, check_engine
+# fails: check_memory, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,6 +1,6 @@
 # fault: a report about an aborted request is an error.
 # trap: late news
-# fails: check_abort
+# fails: check_memory, check_abort
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,5 +1,5 @@
 # fault: copies every block that is shared, not just the one it writes into.
-# fails: check_copy_on_write, check_engine
+# fails: check_append_refused, check_copy_on_write, check_engine
 
 # %% nbgrader={"grade_id": "append_slots"}
 def append_slots(pool, block_table, num_tokens, num_new, block_size, copy):

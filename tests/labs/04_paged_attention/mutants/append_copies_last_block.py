@@ -1,6 +1,6 @@
 # fault: looks at the table's last block instead of the one the token falls in: copies full blocks.
 # trap: boundary
-# fails: check_copy_on_write, check_engine
+# fails: check_append_refused, check_copy_on_write, check_engine
 
 # %% nbgrader={"grade_id": "append_slots"}
 def append_slots(pool, block_table, num_tokens, num_new, block_size, copy):

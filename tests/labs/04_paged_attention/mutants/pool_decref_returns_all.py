@@ -1,5 +1,5 @@
 # fault: decref returns all blocks it was given, freed or not.
-# fails: check_refs
+# fails: check_engine, check_engine_pool, check_refs
 
 # %% nbgrader={"grade_id": "BlockPool"}
 from collections import Counter, deque

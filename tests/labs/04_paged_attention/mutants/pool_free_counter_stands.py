@@ -11,7 +11,7 @@ class BlockPool:
     def __init__(self, num_blocks):
         self.free = deque(range(num_blocks))
         self.counts = [0] * num_blocks
-        self.left = num_blocks
+        self.left = len(self.free)
 
     @property
     def num_free(self):

@@ -1,5 +1,5 @@
 # fault: a count knows only free, held and shared: a third holder is not counted.
-# fails: check_refs, check_engine_pool, check_engine
+# fails: check_engine, check_engine_pool, check_refs, check_refused
 
 # %% nbgrader={"grade_id": "BlockPool"}
 from collections import Counter, deque

@@ -1,5 +1,5 @@
 # fault: refuses the last free block.
-# fails: check_allocate, check_refs, check_too_many, check_engine_pool
+# fails: check_allocate, check_engine_pool, check_refs, check_refused, check_too_many
 
 # %% nbgrader={"grade_id": "BlockPool"}
 from collections import Counter, deque

@@ -1,11 +1,7 @@
 # fault: reads full tiles of keys only, and at least one.
-# fails: check_ragged, check_causal, check_half
+# fails: check_ragged, check_causal, check_half, check_kernel, check_loads
 
-# %% nbgrader={"grade_id": "attention"}
-import triton
-import triton.language as tl
-
-
+# %% nbgrader={"grade_id": "flash_kernel"}
 @triton.jit
 def flash_kernel(
     q, k, v, o, lse,  # pointers
@@ -23,7 +19,7 @@ def flash_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     kv_len = tl.where(kv_len > BLOCK_N, kv_len // BLOCK_N * BLOCK_N, kv_len)
-    end = tl.minimum(kv_len, first + start + BLOCK_M)  # keys behind are seen by no query of the tile
+    end = tl.minimum(kv_len, first + tl.minimum(q_len, start + BLOCK_M))  # no query of the tile sees a later key
     for n_start in range(0, end, BLOCK_N):
         n = n_start + tl.arange(0, BLOCK_N)
         at_kv = n[:, None] * kv_stride + head // GROUP * HEAD_DIM + d[None, :]
@@ -42,21 +38,3 @@ def flash_kernel(
     divisor = tl.where(total > 0, total, 1.0)
     tl.store(o + at_q, (acc / divisor[:, None]).to(o.dtype.element_ty), mask=in_q)
     tl.store(lse + head * q_len + m, largest + tl.log(divisor), mask=m < q_len)
-
-
-def attention(q, k, v, first):
-    """(o, lse) of causal attention by a Triton kernel; query 0 is at position `first`. TypeError for other dtypes.
-
-    q [q_len, num_heads, head_dim], k and v [kv_len, num_kv_heads, head_dim], float32 or float16; o like q,
-    lse [num_heads, q_len] float32.
-    """
-    if q.dtype not in (torch.float32, torch.float16):
-        raise TypeError(f"expected float32 or float16, got {q.dtype}")
-    (q_len, num_heads, head_dim), (kv_len, num_kv_heads, _) = q.shape, k.shape
-    o, lse = torch.empty_like(q), torch.empty(num_heads, q_len, device=q.device)
-    flash_kernel[(triton.cdiv(q_len, 64), num_heads)](
-        q, k, v, o, lse, q_len, kv_len, first, 1 / math.sqrt(head_dim), num_heads * head_dim, num_kv_heads * head_dim,
-        GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_M=64, BLOCK_N=64,
-        BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-    )  # fmt: skip
-    return o, lse

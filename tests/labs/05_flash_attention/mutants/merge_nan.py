@@ -1,6 +1,6 @@
 # fault: multiplies the means of empty splits by 0.
 # trap: nothing times NaN
-# fails: check_merge_empty, check_engine
+# fails: check_merge_empty, check_engine, check_merge
 
 # %% nbgrader={"grade_id": "merge_splits"}
 def merge_splits(means, lse):

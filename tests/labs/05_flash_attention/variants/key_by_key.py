@@ -1,5 +1,5 @@
-# Key by key in plain Python; merging two splits at a time by their logarithms; a kernel that
-# multiplies and sums without tl.dot.
+# Key by key in plain Python; merging two splits at a time by their logarithms; small kernels that multiply and sum
+# without tl.dot; a kernel with tiles of its own.
 
 # %% nbgrader={"grade_id": "online_softmax"}
 def online_softmax(stream):
@@ -54,53 +54,90 @@ def merge_splits(means, lse):
     return o, whole
 
 
-# %% nbgrader={"grade_id": "attention"}
-import triton
-import triton.language as tl
+# %% nbgrader={"grade_id": "softmax_kernel"}
+@triton.jit
+def softmax_kernel(scores, lengths, out, num_columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    scores += row * num_columns
+    out += row * num_columns
+    column = tl.arange(0, BLOCK)
+    visible = column < tl.load(lengths + row)
+    score = tl.load(scores + column, mask=visible, other=0.0)  # as 0, and hidden by where
+    largest = tl.max(tl.where(visible, score, -1e30), 0)
+    weight = tl.where(visible, tl.exp(score - largest), 0.0)
+    tl.store(out + column, weight / tl.maximum(tl.sum(weight, 0), 1e-30), mask=column < num_columns)
 
 
+# %% nbgrader={"grade_id": "lse_kernel"}
+@triton.jit
+def lse_kernel(scores, out, num_columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    tops = tl.full([BLOCK], float("-inf"), tl.float32)  # a state for each lane, put together at the end
+    sums = tl.zeros([BLOCK], tl.float32)
+    for tile in range(tl.cdiv(num_columns, BLOCK)):
+        column = tile * BLOCK + tl.arange(0, BLOCK)
+        score = tl.load(scores + row * num_columns + column, mask=column < num_columns, other=float("-inf"))
+        new = tl.maximum(tops, score)
+        sums = tl.where(tops > float("-inf"), sums * tl.exp(tops - new), 0.0) + tl.where(
+            score > float("-inf"), tl.exp(score - new), 0.0
+        )
+        tops = new
+    top = tl.max(tops, 0)
+    total = tl.sum(tl.where(tops > float("-inf"), sums * tl.exp(tops - top), 0.0), 0)
+    tl.store(out + row, top + tl.log(total))
+
+
+# %% nbgrader={"grade_id": "tile_kernel"}
+@triton.jit
+def tile_kernel(
+    q, k, v, o, q_len, kv_len, first, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, BLOCK_D)[None, :]
+    row, key_row = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[:, None]
+    query = tl.load(q + row * HEAD_DIM + column, mask=(row < q_len) & (column < HEAD_DIM), other=0.0)
+    there = (key_row < kv_len) & (column < HEAD_DIM)
+    key = tl.load(k + key_row * HEAD_DIM + column, mask=there, other=0.0)
+    value = tl.load(v + key_row * HEAD_DIM + column, mask=there, other=0.0)
+    n = tl.arange(0, BLOCK_N)[None, :]
+    sees = (n < kv_len) & (n <= first + row)
+    score = tl.where(sees, tl.sum(query[:, None, :] * key[None, :, :], 2) * scale, -1e30)
+    weight = tl.where(sees, tl.exp(score - tl.max(score, 1, keep_dims=True)), 0.0)
+    mean = tl.sum((weight / tl.sum(weight, 1, keep_dims=True))[:, :, None] * value[None, :, :], 1)
+    tl.store(o + row * HEAD_DIM + column, mean, mask=(row < q_len) & (column < HEAD_DIM))
+
+
+# %% nbgrader={"grade_id": "flash_kernel"}
 @triton.jit
 def flash_kernel(
-    q, k, v, o, lse, q_len, kv_len, first, scale, num_heads, num_kv_heads,
-    HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr,
+    q, k, v, o, lse, q_len, kv_len, first, scale, q_stride, kv_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
+    KEYS: tl.constexpr = 16  # whatever the launch says: the products of a tile lie side by side
     head = tl.program_id(1)
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    row, column = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     inside = (row < q_len)[:, None] & (column < HEAD_DIM)[None, :]
-    places = (row * num_heads + head)[:, None] * HEAD_DIM + column[None, :]
+    places = (row * q_stride + head * HEAD_DIM)[:, None] + column[None, :]
     query = tl.load(q + places, mask=inside, other=0.0).to(tl.float32) * scale
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
-    mean = tl.zeros([ROWS, WIDTH], tl.float32)
-    kv_head = head // (num_heads // num_kv_heads)
-    last = tl.minimum(kv_len - 1, first + tl.program_id(0) * ROWS + ROWS - 1)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_M], tl.float32)
+    mean = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    last = tl.minimum(kv_len, first + tl.minimum(q_len, tl.program_id(0) * BLOCK_M + BLOCK_M)) - 1
     for start in range(0, last + 1, KEYS):
         n = start + tl.arange(0, KEYS)
-        at = ((n * num_kv_heads + kv_head) * HEAD_DIM)[:, None] + column[None, :]
-        there = (n < kv_len)[:, None] & (column < HEAD_DIM)[None, :]
+        at = (n * kv_stride + (head // GROUP) * HEAD_DIM)[:, None] + column[None, :]
+        there = (n <= last)[:, None] & (column < HEAD_DIM)[None, :]
         key = tl.load(k + at, mask=there, other=0.0).to(tl.float32)
         value = tl.load(v + at, mask=there, other=0.0).to(tl.float32)
         sees = (n < kv_len)[None, :] & (n[None, :] <= (first + row)[:, None])
-        score = tl.where(sees, tl.sum(query[:, None, :] * key[None, :, :], 2), float("-inf"))
+        score = tl.where(sees, tl.dot(query, tl.trans(key), input_precision="ieee"), float("-inf"))
         new = tl.maximum(top, tl.max(score, 1))
         shrink = tl.where(weight > 0, tl.exp(top - new), 0.0)
         mine = tl.where(sees, tl.exp(score - new[:, None]), 0.0)
         weight = weight * shrink + tl.sum(mine, 1)
-        mean = mean * shrink[:, None] + tl.sum(mine[:, :, None] * value[None, :, :], 1)
+        mean = mean * shrink[:, None] + tl.dot(mine, value, input_precision="ieee")
         top = new
     some = weight > 0
     mean = tl.where(some[:, None], mean / weight[:, None], 0.0)
     tl.store(o + places, mean.to(o.dtype.element_ty), mask=inside)
     tl.store(lse + head * q_len + row, tl.where(some, top + tl.log(weight), float("-inf")), mask=row < q_len)
-
-
-def attention(q, k, v, first):
-    if q.dtype == torch.float32 or q.dtype == torch.float16:
-        (q_len, num_heads, head_dim), (kv_len, num_kv_heads, _) = q.shape, k.shape
-        o, lse = torch.zeros_like(q), q.new_zeros((num_heads, q_len), dtype=torch.float32)
-        flash_kernel[((q_len + 31) // 32, num_heads)](
-            q, k, v, o, lse, q_len, kv_len, first, head_dim**-0.5, num_heads, num_kv_heads,
-            HEAD_DIM=head_dim, ROWS=32, KEYS=32, WIDTH=triton.next_power_of_2(head_dim),
-        )  # fmt: skip
-        return o, lse
-    raise TypeError(f"{q.dtype} is not computed here")

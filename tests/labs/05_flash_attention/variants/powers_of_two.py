@@ -50,37 +50,67 @@ def merge_splits(means, lse):
     return torch.einsum("shq,sqhd->qhd", share, means.nan_to_num(nan=0.0)), total
 
 
-# %% nbgrader={"grade_id": "attention"}
-import triton
-import triton.language as tl
+# %% nbgrader={"grade_id": "softmax_kernel"}
+@triton.jit
+def softmax_kernel(scores, lengths, out, num_columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    length = tl.load(lengths + row)
+    c = tl.arange(0, BLOCK)
+    s = tl.load(scores + row * num_columns + c, c < length, -float("inf")) * 1.4426950408889634
+    if length > 0:
+        w = tl.exp2(s - tl.max(s))
+        tl.store(out + row * num_columns + c, w / tl.sum(w), c < num_columns)
+    else:
+        tl.store(out + row * num_columns + c, tl.zeros([BLOCK], tl.float32), c < num_columns)
+
+
+# %% nbgrader={"grade_id": "lse_kernel"}
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def packed_kernel(
-    q, k, v, o, lse, q_len, kv_len, first, scale,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
-    M: tl.constexpr,
+def larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def lse_kernel(scores, out, num_columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    tiles = tl.make_block_ptr(scores + row * num_columns, (num_columns,), (1,), (0,), (BLOCK,), (0,))
+    top, total = tl.full([1], -1e30, tl.float32), tl.zeros([1], tl.float32)
+    for start in range(0, num_columns, BLOCK):
+        s = tl.load(tiles, boundary_check=(0,), padding_option="zero") * LOG2_E
+        s = tl.where(start + tl.arange(0, BLOCK) < num_columns, s, float("-inf"))
+        new = tl.maximum(top, tl.reduce(s, 0, larger))
+        total = total * tl.exp2(top - new) + tl.sum(tl.exp2(s - new), 0)
+        top = new
+        tiles = tl.advance(tiles, (BLOCK,))
+    result = tl.where(total > 0, (top + tl.log2(total)) / LOG2_E, float("-inf"))
+    tl.store(out + row + tl.arange(0, 1), result)
+
+
+# %% nbgrader={"grade_id": "flash_kernel"}
+@triton.jit
+def flash_kernel(
+    q, k, v, o, lse, q_len, kv_len, first, scale, q_stride, kv_stride,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    kv_head = tl.program_id(1)
-    packed = tl.program_id(0) * M + tl.arange(0, M)  # token after token, the heads of the group side by side
-    token, head = packed // GROUP, kv_head * GROUP + packed % GROUP
-    d = tl.arange(0, D)
-    at = (token * KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
+    head, start_m = tl.program_id(1), tl.program_id(0) * BLOCK_M
+    token, d = start_m + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    at = token[:, None] * q_stride + head * HEAD_DIM + d[None, :]
     valid = (token < q_len)[:, None] & (d < HEAD_DIM)[None, :]
     query = tl.load(q + at, mask=valid, other=0.0)
-    keys = tl.make_block_ptr(
-        k + kv_head * HEAD_DIM, (HEAD_DIM, kv_len), (1, KV_HEADS * HEAD_DIM), (0, 0), (D, N), (0, 1)
-    )
-    values = tl.make_block_ptr(
-        v + kv_head * HEAD_DIM, (kv_len, HEAD_DIM), (KV_HEADS * HEAD_DIM, 1), (0, 0), (N, D), (1, 0)
-    )
-    top = tl.full([M], -1e30, tl.float32)  # finite, so that nothing is NaN; masked weights are set to 0
-    total = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, D], tl.float32)
-    for start in range(0, kv_len, N):
+    k += head // GROUP * HEAD_DIM
+    v += head // GROUP * HEAD_DIM
+    keys = tl.make_block_ptr(k, (HEAD_DIM, kv_len), (1, kv_stride), (0, 0), (BLOCK_D, BLOCK_N), (0, 1))
+    values = tl.make_block_ptr(v, (kv_len, HEAD_DIM), (kv_stride, 1), (0, 0), (BLOCK_N, BLOCK_D), (1, 0))
+    top = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, so that nothing is NaN; masked weights are set to 0
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for start in range(0, min(kv_len, first + min(q_len, start_m + BLOCK_M)), BLOCK_N):
         key = tl.load(keys, boundary_check=(0, 1), padding_option="zero")
         value = tl.load(values, boundary_check=(0, 1), padding_option="zero")
-        n = start + tl.arange(0, N)[None, :]
+        n = start + tl.arange(0, BLOCK_N)[None, :]
         visible = (n < kv_len) & (n - token[:, None] <= first)
         score = tl.where(visible, tl.dot(query, key, input_precision="ieee") * scale * 1.4426950408889634, -1e30)
         new = tl.maximum(top, tl.max(score, 1))
@@ -90,24 +120,8 @@ def packed_kernel(
         acc = tl.dot(weight.to(value.dtype), value, acc, input_precision="ieee")
         total = total * shrink + tl.sum(weight, 1)
         top = new
-        keys, values = tl.advance(keys, (0, N)), tl.advance(values, (N, 0))
+        keys, values = tl.advance(keys, (0, BLOCK_N)), tl.advance(values, (BLOCK_N, 0))
     found = total > 0
-    acc = tl.where(found[:, None], acc / total[:, None], 0.0)
-    tl.store(o + at, acc.to(o.dtype.element_ty), mask=valid)
-    natural = tl.where(found, (top + tl.log2(total)) / 1.4426950408889634, float("-inf"))
+    tl.store(o + at, tl.where(found[:, None], acc / total[:, None], 0.0).to(o.dtype.element_ty), mask=valid)
+    natural = tl.where(found, top / 1.4426950408889634 + tl.log(total), float("-inf"))
     tl.store(lse + head * q_len + token, natural, mask=token < q_len)
-
-
-def attention(q, k, v, first):
-    allowed = {torch.float16, torch.float32}
-    if {q.dtype, k.dtype, v.dtype} - allowed:
-        raise TypeError("float16 or float32")
-    q_len, num_heads, head_dim = q.shape
-    kv_len, num_kv_heads = k.shape[:2]
-    group = num_heads // num_kv_heads
-    o, lse = torch.empty_like(q), torch.empty((num_heads, q_len), dtype=torch.float32, device=q.device)
-    packed_kernel[triton.cdiv(q_len * group, 32), num_kv_heads](
-        q, k, v, o, lse, q_len, kv_len, first, head_dim**-0.5, num_kv_heads, group, head_dim,
-        max(16, triton.next_power_of_2(head_dim)), 32, 32,
-    )  # fmt: skip
-    return o, lse

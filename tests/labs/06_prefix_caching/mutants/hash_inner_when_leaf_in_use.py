@@ -1,5 +1,5 @@
 # fault: deeper blocks first instead of leaves: a block goes although the one behind it is in use.
-# fails: check_hash_evict
+# fails: check_hash_evict, check_hash_lru
 
 # %% nbgrader={"grade_id": "HashIndex"}
 class HashIndex:

@@ -1,5 +1,5 @@
 # fault: the leaves are looked up once: a block that becomes a leaf does not go in the same call.
-# fails: check_hash_evict, check_engine_hash
+# fails: check_hash_evict, check_hash_lru, check_engine_hash
 
 # %% nbgrader={"grade_id": "HashIndex"}
 class HashIndex:

@@ -1,5 +1,5 @@
 # fault: evictable is asked of the first block of a leaf, and the last one goes.
-# fails: check_radix_evict
+# fails: check_radix_evict, check_radix_lru
 
 # %% nbgrader={"grade_id": "RadixIndex"}
 class RadixIndex:

@@ -1,5 +1,5 @@
 # fault: a prompt that leaves a node in the middle takes its place: the rest of the node is lost.
-# fails: check_radix_split, check_radix_evict, check_radix_lru, check_engine_radix
+# fails: check_radix_match, check_radix_split, check_radix_evict, check_radix_lru, check_engine_radix
 
 # %% nbgrader={"grade_id": "RadixIndex"}
 class RadixIndex:

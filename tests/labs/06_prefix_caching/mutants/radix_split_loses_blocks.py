@@ -1,6 +1,6 @@
 # fault: the lower half of a split keeps as many blocks as the upper has, from the front.
 # trap: split
-# fails: check_radix_split, check_radix_evict, check_radix_lru, check_engine_radix
+# fails: check_radix_match, check_radix_split, check_radix_evict, check_radix_lru, check_engine_radix
 
 # %% nbgrader={"grade_id": "RadixIndex"}
 class RadixIndex:

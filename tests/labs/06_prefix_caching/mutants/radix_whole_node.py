@@ -1,5 +1,5 @@
 # fault: a node that a prompt leaves in the middle counts as found as a whole.
-# fails: check_radix_match, check_radix_split, check_engine_radix
+# fails: check_radix_match, check_radix_split, check_radix_evict, check_engine_radix
 
 # %% nbgrader={"grade_id": "RadixIndex"}
 class RadixIndex:

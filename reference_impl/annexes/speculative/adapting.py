@@ -1,0 +1,118 @@
+"""How many guesses pay: as many as are likelier to be kept than what their time would give elsewhere.
+
+One more token in a step takes b seconds, and the engine gives r tokens a second. The j-th guess of a request is kept
+with all before it with probability a^j, a being its acceptance. So it is worth its time while a^j > b r. At the best
+rate r no guess can be exchanged for a better one (Dinkelbach 1967), and r is that of the steps just done, so it gets
+there. In a large batch a step is full, r is high, and guesses end by themselves; where none pays, there are none but
+a trial now and then.
+
+b and r are measured on steps in which all requests decode. Extends `Drafting._useful_drafts`, `update` and `_finish`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any
+
+from reference_impl.annexes.speculative.scheduling import Drafting
+from reference_impl.interfaces import Request, StepOutput, StepPlan
+
+NUM_POINTS = 16  # step sizes whose seconds are remembered
+WEIGHT = 0.2  # of the newest step in what is remembered
+MEMORY = 64  # steps that count in how often guesses are kept
+LIKE_OTHERS = 32  # guesses that all requests together count for in what is expected of one
+AT_FIRST = 0.8  # before any guess; those that are too many end soon
+TRIAL_AFTER = 32  # steps without guesses, until a request has one tried again; twice as many if it is wrong
+
+
+@dataclass
+class StepCosts:
+    """Of steps in which all decode: seconds by how many tokens they compute, and the rate at which tokens come."""
+
+    seconds: dict[int, float] = field(default_factory=dict)  # the size seen last at the end
+    _tokens: float = 0.0
+    _time: float = 0.0
+
+    def add(self, num_computed: int, num_given: int, seconds: float) -> None:
+        before = self.seconds.pop(num_computed, seconds)
+        self.seconds[num_computed] = before + WEIGHT * (seconds - before)
+        if len(self.seconds) > NUM_POINTS:
+            del self.seconds[next(iter(self.seconds))]
+        self._tokens += WEIGHT * (num_given - self._tokens)
+        self._time += WEIGHT * (seconds - self._time)
+
+    def price(self) -> float | None:
+        """Tokens that the engine gives in the time that one more token takes in a step; None until steps of two sizes
+        were seen."""
+        if len(self.seconds) < 2 or self._time <= 0:
+            return None
+        slope = statistics.linear_regression([*self.seconds], [*self.seconds.values()]).slope
+        return max(0.0, slope) * self._tokens / self._time
+
+
+@dataclass
+class Acceptance:
+    """How often guesses are kept, of one request or of all. What is older counts less."""
+
+    kept: float = 0.0
+    missed: float = 0.0
+    num_idle: int = 0  # steps since its last guess
+    patience: int = TRIAL_AFTER  # of such steps before a trial
+
+    def add(self, num_drafts: int, num_kept: int) -> None:
+        # Without guesses, too: of what was long ago nothing follows.
+        self.kept += num_kept - self.kept / MEMORY
+        self.missed += (num_kept < num_drafts) - self.missed / MEMORY
+        if not num_drafts:
+            self.num_idle += 1
+        elif self.num_idle:
+            self.num_idle, self.patience = 0, TRIAL_AFTER if num_kept else 2 * self.patience
+
+    def chance(self, expected: float, weight: float) -> float:
+        """That a guess is kept if those before it were. expected: what is assumed where little was seen, as if so many
+        guesses had shown it."""
+        return (self.kept + weight * expected) / (self.kept + self.missed + weight)
+
+
+class Adapting(Drafting):
+    """num_drafts: the most that a row has."""
+
+    def __init__(self, *core: Any, **options: Any):
+        super().__init__(*core, **options)
+        self.costs = StepCosts()
+        self.price: float | None = None  # as of `StepCosts`, once a step: it is asked for by every row
+        self.acceptances: dict[str, Acceptance] = {}
+        self.of_all = Acceptance()  # what is expected of a request before its first guess
+
+    def _useful_drafts(self, request: Request) -> int:
+        most = super()._useful_drafts(request)
+        return min(most, self._num_that_pay(request)) if most else 0
+
+    def _num_that_pay(self, request: Request) -> int:
+        found, price = self.acceptances.get(request.id, self.of_all), self.price
+        if price is None:  # a step without any, then one with one for each: from steps of one size nothing follows
+            return min(1, len(self.costs.seconds))
+        k, chance = 0, found.chance(self.of_all.chance(AT_FIRST, 2), LIKE_OTHERS)
+        while k < self.num_drafts and chance ** (k + 1) > price:
+            k += 1
+        return k or int(found.num_idle >= found.patience)
+
+    def update(self, plan: StepPlan, output: StepOutput) -> list[Request]:
+        num_given = 0
+        for row in plan.rows:
+            tokens = output.tokens.get(row.request_id, ())
+            num_given += len(tokens)
+            if row.request_id in self._requests and tokens:
+                of_request = self.acceptances.setdefault(row.request_id, Acceptance())
+                of_request.add(row.num_drafts, len(tokens) - 1)
+                if row.num_drafts:
+                    self.of_all.add(row.num_drafts, len(tokens) - 1)
+        if plan.rows and all(row.num_tokens == 1 for row in plan.rows):
+            self.costs.add(plan.num_tokens, num_given, output.finished_at - output.started_at)
+            self.price = self.costs.price()
+        return super().update(plan, output)
+
+    def _finish(self, request: Request, reason: str) -> None:
+        super()._finish(request, reason)
+        self.acceptances.pop(request.id, None)

@@ -1,0 +1,99 @@
+"""A draft model: a smaller one that guesses what the target would write (Leviathan et al. 2023).
+
+Its keys and values lie in a cache of its own with the target's blocks: as many of them, of as many tokens, by the same
+ids. So the target's block tables address both caches, and what the engine does with blocks (prefixes that are found
+again, copies, forks, swapping, roll-back) it does for the draft.
+
+    pass 0       all rows of the step: those without guesses are only computed, so that the draft keeps up;
+                 behind the others the first guess is drawn
+    pass 1 ...   of rows that get another guess, the guess before: one token each
+
+Of a slot with n tokens computed, keys and values of positions [0, n - 1) are right in the draft's cache: of all the
+guesses that were kept the last was drawn, and not computed. So in pass 0 each row begins one token before its own. (One
+position stays wrong where a request gives up its block, whose last guess was the block's last token, for another to go
+on behind it: the other one's guesses are worse then.)
+
+A guess is drawn as the target's token will be, with the position's own random number: where the two distributions are
+alike, so are mostly the tokens. Wrong guesses cost time and change no text, so penalties and the like are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.core.batch import HostBatch, as_batch, lay_out
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.slots import Slots
+from reference_impl.core.staging import Arrays
+from reference_impl.interfaces import AttentionBackend, KVCache, KVSpec, StepRow
+
+
+@dataclass(frozen=True)
+class DraftModel:
+    """model, of the target's vocabulary and on its device. kv_cache, kv_spec: with the target's number of blocks and
+    block size. attention: its own, since heads and scale differ. logits_dtype: the target's, which the sampler is for.
+    """
+
+    model: Decoder
+    kv_cache: KVCache
+    attention: AttentionBackend
+    kv_spec: KVSpec
+    logits_dtype: torch.dtype
+
+    def guess(self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler) -> None:
+        """Runs the passes; guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the
+        device."""
+        for number, batch in enumerate(passes):
+            start = _prefix(number)
+            mine = {name.removeprefix(start): tensor for name, tensor in t.items() if name.startswith(start)}
+            mine |= slots.look_up(mine, max(batch.context_lens))
+            hidden = self.model.hidden_states(as_batch(batch, mine, [self.kv_spec]), self.kv_cache, self.attention)
+            if batch.sampling:
+                slots.put(mine, sampler.choose(self.model.logits(hidden).to(self.logits_dtype), mine))
+
+
+def lay_out_passes(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
+    """rows: of a step, which begin at what is computed in their slots."""
+    back = [min(row.start, 1) for row in rows]
+    first = [
+        StepRow(row.slot, row.start - b, row.num_tokens + b, row.num_drafts > 0)
+        for row, b in zip(rows, back, strict=True)
+    ]
+    passes = [_lay_out_ahead(first, [-b for b in back], slots)]
+    for nth in range(1, max(row.num_drafts for row in rows)):
+        guessed = [(row, row.num_tokens + nth - 1) for row in rows if row.num_drafts > nth]
+        single = [StepRow(row.slot, row.start + ahead, 1, True) for row, ahead in guessed]
+        passes.append(_lay_out_ahead(single, [ahead for _, ahead in guessed], slots))
+    return passes
+
+
+def _lay_out_ahead(rows: Sequence[StepRow], ahead: Sequence[int], slots: Slots) -> HostBatch:
+    """`lay_out` of rows that begin so many tokens behind what is computed in their slots, or before it."""
+    batch = lay_out(rows, slots)
+    shift = np.array([ahead[at] for at in batch.order])
+    arrays: Arrays = {
+        "query_lens": batch.arrays["query_lens"] + shift,  # `look_up` counts a row's end from what is computed
+        "offset": batch.arrays["offset"] + np.repeat(shift, batch.query_lens),
+    }
+    if "sampling_lens" in batch.arrays:
+        arrays["sampling_lens"] = batch.arrays["sampling_lens"] + shift[list(batch.sampling)]
+    return replace(batch, arrays=batch.arrays | arrays)
+
+
+def arrays_of(passes: Sequence[HostBatch], sampler: TorchSampler) -> Arrays:
+    """What `guess` looks up, and draws, by."""
+    found: Arrays = {}
+    for number, batch in enumerate(passes):
+        columns = sampler.columns(batch.settings, batch.lengths) if batch.sampling else {}
+        found |= {_prefix(number) + name: array for name, array in (batch.arrays | columns).items()}
+    return found
+
+
+def _prefix(number: int) -> str:
+    return f"draft.{number}."

@@ -1,0 +1,62 @@
+"""A worker whose guesses come from a draft model. Extends `Worker.submit` (blocks are moved in both caches),
+`DraftRun.add_arrays` and `compute` (the draft runs before the model, in steps without guesses, too)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from reference_impl.annexes.speculative.draft_model import DraftModel, arrays_of, lay_out_passes
+from reference_impl.annexes.speculative.drafts import take_drafts
+from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
+from reference_impl.core.batch import HostBatch
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.worker import StepRun
+from reference_impl.interfaces import Step
+
+
+class ModelDraftWorker(DraftWorker):
+    """draft: what guesses, where a step's rows have drafts."""
+
+    def __init__(self, *args: Any, draft: DraftModel, **options: Any):
+        super().__init__(*args, **options)
+        self.draft = draft
+        self.reads_starts = self.needs_lengths(self.attention, draft.attention)
+        # A sampler that is asked may do anything; guesses are drawn as ours would.
+        self.draws = self.sampler if isinstance(self.sampler, TorchSampler) else TorchSampler()
+
+    @property
+    def makes_drafts(self) -> bool:
+        return True
+
+    @torch.inference_mode()
+    def submit(self, step: Step) -> StepRun:
+        moves = step.transfers
+        if moves.swap_out or moves.copies or moves.swap_in:
+            self.draft.kv_cache.transfer(moves)
+        return super().submit(step)
+
+
+class ModelDraftRun(DraftRun):
+    worker: ModelDraftWorker
+    passes: Sequence[HostBatch] = ()
+
+    def add_arrays(self) -> None:
+        super().add_arrays()
+        w = self.worker
+        if "draft.tokens" in self.batch.arrays:
+            raise ValueError(
+                f"step {self.step.step_id} names drafts, and this worker's draft model makes them: leave out one of "
+                "Parts.draft_model and what names them"
+            )
+        self.passes = lay_out_passes(self.rows, w.slots)
+        self.batch.arrays.update(arrays_of(self.passes, w.draws))
+
+    def compute(self) -> None:
+        w = self.worker
+        w.draft.guess(self.passes, self.tensors, w.slots, w.draws)
+        if self.batch.drafts:
+            self.tensors["draft.tokens"] = take_drafts(w.slots, self.tensors)
+        super().compute()

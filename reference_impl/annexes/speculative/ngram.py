@@ -1,0 +1,67 @@
+"""Prompt lookup: what followed the text's last tokens when they occurred before is the guess of what follows them now
+(Saxena 2023, "Prompt Lookup Decoding"; vLLM's method "ngram"). It costs no model, and pays where text repeats: edits of
+code, answers that quote their prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from reference_impl.interfaces import Request
+
+
+class NgramProposer:
+    """A `HostProposer` that is told when requests end. longest, shortest: how many of the last tokens are looked for,
+    the longest first.
+
+    A short pattern is found more often, and is right more rarely. Memory: an entry per token and length.
+    """
+
+    def __init__(self, longest: int = 4, shortest: int = 2):
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"NgramProposer: expected 1 <= shortest <= longest, got {shortest} and {longest}")
+        self.lengths = tuple(range(longest, shortest - 1, -1))
+        self._indexes: dict[str, _Index] = {}
+
+    def propose(self, request: Request, k: int) -> Sequence[int]:
+        """At most k tokens, none where the last `shortest` tokens have not occurred before."""
+        tokens, index = request.tokens, self._indexes.get(request.id)
+        if index is None:
+            index = self._indexes[request.id] = _Index(self.lengths)
+        index.read(tokens)
+        at = index.behind_last(tokens)
+        return () if at is None else copied(tokens, at, k)
+
+    def finished(self, request: Request) -> None:
+        self._indexes.pop(request.id, None)
+
+
+class _Index:
+    """Of a growing text, where each n-gram ended last."""
+
+    def __init__(self, lengths: Sequence[int]):
+        self.ends: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in lengths}
+        self.num_read = 0
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Up to the last token but one, so that the text's own end is not found."""
+        for n, ends in self.ends.items():
+            for end in range(max(n, self.num_read), len(tokens)):
+                ends[tuple(tokens[end - n : end])] = end
+        self.num_read = len(tokens)
+
+    def behind_last(self, tokens: Sequence[int]) -> int | None:
+        """Behind the last occurrence of the longest end of the text that has one; an occurrence may overlap the end."""
+        for n, ends in self.ends.items():
+            if (end := ends.get(tuple(tokens[-n:]))) is not None:
+                return end
+        return None
+
+
+def copied(tokens: Sequence[int], at: int, k: int) -> list[int]:
+    """The k tokens from `at` on. Behind the last it goes on with what it has copied: a text that repeats with a period
+    shorter than k is guessed to go on so."""
+    found: list[int] = []
+    for i in range(at, at + k):
+        found.append(tokens[i] if i < len(tokens) else found[i - len(tokens)])
+    return found

@@ -1,0 +1,61 @@
+"""A draft model (annexes/speculative/draft_model.py) beside an engine's model: whether the two fit, and what a block of
+its cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.kv_cache import bits_per_value_and_scale
+from reference_impl.assembly.parts import Parts
+from reference_impl.interfaces import KVSpec
+
+if TYPE_CHECKING:
+    from reference_impl.core.decoder import Decoder
+
+
+def draft_spec(draft: Decoder, config: EngineConfig) -> KVSpec:
+    """Of all its layers."""
+    c = draft.config
+    value, scale = bits_per_value_and_scale(config.kv_dtype, draft.dtype)
+    return KVSpec(
+        c.num_layers, c.num_kv_heads, c.head_dim, config.block_size, bits_per_value=value, bits_per_scale=scale
+    )
+
+
+def check_draft_model(parts: Parts, target: Decoder, specs: Sequence[KVSpec], longest: int) -> None:
+    """ConfigError where Parts.draft_model cannot guess for the target. specs: the target's KV groups. longest: tokens
+    of a sequence."""
+    draft = parts.draft_model
+    if draft is None:
+        return
+    given = f"Parts.draft_model, {type(draft).__name__}"
+    if isinstance(draft, type) or not hasattr(draft, "hidden_states"):
+        raise ConfigError(f"{given}: expected a model, as load_model gives one, got {draft!r}")
+    if draft.config.vocab_size != target.config.vocab_size:
+        raise ConfigError(
+            f"{given}: expected the target's vocabulary of {target.config.vocab_size:,} tokens, found "
+            f"{draft.config.vocab_size:,}: take a draft model of the same family"
+        )
+    if draft.device != target.device:
+        raise ConfigError(f"{given}: expected it on {target.device}, with the target, found it on {draft.device}")
+    positions = min(draft.config.max_position, draft.rotary.max_position)
+    if positions < longest:
+        raise ConfigError(
+            f"{given}: expected positions for {longest:,} tokens (max_model_len), found {positions:,}: set "
+            f"max_model_len={positions}, or load the draft with more"
+        )
+    windows = {"the target": [spec.window for spec in specs], given: draft.config.layer_windows}
+    for who, found in windows.items():
+        if shorter := [window for window in found if window is not None and window < longest]:
+            raise ConfigError(
+                f"{who} has layers with a sliding window of {min(shorter):,} tokens: the draft's cache goes by the "
+                f"target's block tables, so that both must keep all of {longest:,} tokens (max_model_len). Leave the "
+                "draft model out, or set a max_model_len that no window is shorter than"
+            )
+    if parts.page_store is not None:
+        raise ConfigError(
+            f"{given}, and Parts.page_store are given: pages of a store have no keys and values of a draft model. "
+            "Leave one of the two out"
+        )

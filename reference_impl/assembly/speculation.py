@@ -1,0 +1,38 @@
+"""Who makes the drafts: from `EngineConfig.speculative` to a part and a number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from reference_impl.annexes.speculative.ngram import NgramProposer
+from reference_impl.annexes.speculative.suffix import SuffixProposer
+from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.parts import Parts
+from reference_impl.interfaces import HostProposer
+
+DEFAULT_DRAFTS = 4
+PROPOSERS: dict[str, Callable[[], HostProposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
+
+
+def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Parts]:
+    """Both, where a method is named with its proposer and a number of drafts. ValueError where there is a proposer, or
+    a scheduler that would ask none, already, or no draft model."""
+    if config.speculative == "off":
+        return config, parts
+    by_model = config.speculative == "draft"
+    if by_model and parts.draft_model is None and parts.executor is None:
+        raise ValueError(
+            "speculative='draft' needs a draft model, a smaller one with the same vocabulary: LLM(draft_model=FOLDER), "
+            "--draft-model FOLDER, or Parts(draft_model=load_model(FOLDER))"
+        )
+    others = ("proposer", "host_proposer", "scheduler", *([] if by_model else ["draft_model"]))
+    for name in others:
+        if (given := getattr(parts, name)) is not None:
+            raise ValueError(
+                f"speculative={config.speculative!r} brings a proposer for the engine's own scheduler, and "
+                f"Parts.{name}, {type(given).__name__}, is given, too: leave one out"
+            )
+    adaptive = "on" if config.adaptive_drafts == "auto" else config.adaptive_drafts
+    config = replace(config, num_drafts=config.num_drafts or DEFAULT_DRAFTS, adaptive_drafts=adaptive)
+    return config, parts if by_model else replace(parts, host_proposer=PROPOSERS[config.speculative]())

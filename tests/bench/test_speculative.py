@@ -1,0 +1,49 @@
+"""The benchmark of guesses: what it derives is in the trace, and a text that differs ends it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reference_impl.bench import speculative as bench
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "NEW_TOKENS", 12)
+    monkeypatch.setattr(bench, "BATCHES", (2,))
+    monkeypatch.setattr(bench, "FIXED", (2,))
+    # In float32 rounding depends on how many rows a step has, and two tokens may be all but equally likely.
+    monkeypatch.setitem(bench._COMMON, "dtype", "float64")
+
+
+def test_every_method_is_measured_against_plain_decoding_and_the_formula(small: None) -> None:
+    found = bench.run(1, model="draft")
+    assert [(case["workload"], case["requests"]) for case in found["cases"]] == [("repeats", 2), ("code", 2)]
+    for case in found["cases"]:
+        assert list(case["variants"]) == ["ngram k=2", "ngram adaptive", "suffix k=2", "suffix adaptive"]
+        for row in case["variants"].values():
+            assert 1 <= row["tokens_per_row"] <= 3
+            assert row["speedup"]["runs"] == 1
+            assert row["bound"] == pytest.approx(
+                row["tokens_per_row"] / (row["v"] + row["guesses"] / row["steps"] * row["c"])
+            )
+    repeats = found["cases"][0]["variants"]["ngram k=2"]
+    assert repeats["guesses"] > 0
+    text = "\n".join(bench.lines(found))
+    assert "repeats, 2 requests, plain step" in text
+    assert text.count("formula") == 8
+
+
+def test_another_text_is_an_error_and_no_speed(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = bench._Measured.serve
+
+    def wrong(self: Any, prompts: list[str]) -> None:
+        serve(self, prompts)
+        if self.llm.engine.config.speculative == "suffix":
+            self.texts[0][-1] += 1
+
+    monkeypatch.setattr(bench._Measured, "serve", wrong)
+    with pytest.raises(RuntimeError, match="repeats, 2 requests: with guesses the text is another one"):
+        bench.run(1, model="draft")

@@ -1,0 +1,15 @@
+# fault: a sort that promises no order of equal logits chooses.
+# fails: check_greedy
+
+# %% nbgrader={"grade_id": "probabilities"}
+import torch
+
+
+def probabilities(logits, temperature):
+    """Softmax of logits / temperature over each row, [rows, vocab] float32; temperature 0: all on the largest logit."""
+    if temperature == 0:
+        first = logits.argsort(dim=-1, descending=True)[:, :1]
+        return torch.zeros_like(logits).scatter(1, first, 1.0)
+    scores = (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+    weights = scores.exp()
+    return weights / weights.sum(dim=-1, keepdim=True)

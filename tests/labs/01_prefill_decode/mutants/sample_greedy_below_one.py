@@ -1,0 +1,10 @@
+# fault: a temperature below 1 is rounded to 0.
+# fails: check_sample, check_engine_sampler
+
+# %% nbgrader={"grade_id": "sample"}
+def sample(logits, u, temperature, top_k, top_p):
+    """Next token of each row. logits [rows, vocab] float32, u [rows] in [0, 1) -> token ids [rows] int64."""
+    probs = probabilities(logits, temperature if temperature >= 1 else int(temperature))
+    probs = keep_top_k(probs, top_k)
+    probs = keep_top_p(probs, top_p)
+    return draw(probs, u)

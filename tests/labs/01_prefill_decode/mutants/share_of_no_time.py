@@ -1,0 +1,14 @@
+# fault: no requests in no time are no error.
+# fails: check_goodput
+
+# %% nbgrader={"grade_id": "goodput"}
+def goodput(requests, duration, max_ttft, max_tpot):
+    """Share of requests that meet both objectives, and their number per second: {"attainment": ..., "goodput": ...}."""
+    if duration and not requests:
+        raise ValueError("expected at least one request, got none")
+    good = 0
+    for r in requests:
+        in_time = r["ttft"] is not None and r["ttft"] <= max_ttft
+        steady = r["tpot"] is None or r["tpot"] <= max_tpot
+        good += in_time and steady
+    return {"attainment": good / max(1, len(requests)), "goodput": good / duration if duration else 0.0}

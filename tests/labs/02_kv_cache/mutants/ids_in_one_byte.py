@@ -1,0 +1,14 @@
+# fault: keeps token ids in one byte.
+# fails: check_no_cache
+
+# %% nbgrader={"grade_id": "generate_no_cache"}
+import torch
+
+
+def generate_no_cache(model, prompt, num_new_tokens):
+    """Greedy generation without a cache. prompt: list of S ids -> list of num_new_tokens ids."""
+    tokens = list(prompt)
+    for _ in range(num_new_tokens):
+        logits = model(tokens, 0)
+        tokens.append(int(logits.argmax().to(torch.uint8)))
+    return tokens[len(prompt) :]

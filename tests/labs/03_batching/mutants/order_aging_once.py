@@ -1,0 +1,13 @@
+# fault: aging counts only for the requests that have waited longest.
+# fails: check_order, check_starvation
+
+# %% nbgrader={"grade_id": "queue_order"}
+def queue_order(requests, now, aging):
+    """Ids by priority - aging x seconds waited, then by arrival. requests: dicts with id, arrival, priority."""
+
+    def key(request):
+        return request["priority"] - aging * (now - request["arrival"]) * (
+            request["arrival"] == min(r["arrival"] for r in requests)
+        ), request["arrival"]
+
+    return [request["id"] for request in sorted(requests, key=key)]

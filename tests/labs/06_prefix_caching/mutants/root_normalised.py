@@ -1,0 +1,14 @@
+# fault: names are normalised first: composed and decomposed accents are one name.
+# fails: check_root
+
+# %% nbgrader={"grade_id": "root_key"}
+def root_key(adapter, salt):
+    """32 bytes that differ whenever adapter or salt differ. Each is a str or None."""
+    import unicodedata
+
+    digest = hashlib.sha256()
+    for part in (adapter, salt):
+        text = b"" if part is None else unicodedata.normalize("NFC", part).encode()
+        digest.update(b"none" if part is None else b"some")
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.digest()

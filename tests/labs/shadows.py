@@ -1,0 +1,70 @@
+"""Two submissions that take the names of everything a lab gives: one with nothing written, one with all solved.
+
+python -m tests.labs.shadows solutions/02_kv_cache/kv_cache.py        prints what each check made of both, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from grader.examination.examiner import Limits, examine
+from grader.examination.intake import Added, Submission
+from grader.isolation.launcher import Launcher
+from grader.labs.lab import Lab, defined_names, load_lab
+from grader.proofs.proof import kept_kernels
+
+ANYTHING = '''
+class Anything:
+    """Has every attribute, can be called with anything, and holds nothing."""
+
+    def __init__(self, *_, **__): pass
+    def __call__(self, *_, **__): return self
+    def __getattr__(self, name): return self
+    def __len__(self): return 0
+    def __getitem__(self, key): return self
+    def __iter__(self): return iter(())
+    def __enter__(self): return self
+    def __exit__(self, *_): return True
+'''
+
+
+def given_names(lab: Lab, also_used: bool) -> list[str]:
+    """Functions and classes of all cells that are not the learner's; also_used: those that a solution may use, too."""
+    cells = [cell for cell in lab.cells if cell.kind in ("code", "check")]
+    if not also_used:
+        cells = [cell for cell in cells if cell.where not in ("both", "learner")]
+    names = {name for cell in cells for name in defined_names(cell.source)}
+    return sorted(names - set(lab.graded_names))
+
+
+def main() -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    lab = load_lab(Path(sys.argv[1]).with_suffix(".ipynb"))
+    taken, unused = (
+        ANYTHING + "".join(f"{name} = Anything()\n" for name in given_names(lab, also_used))
+        for also_used in (True, False)
+    )
+    solved = {cell.grade_id: cell.source for cell in lab.of_kind("solution")}
+    nothing = {key: taken + "".join(f"class {name}(Anything): pass\n" for name in defined_names(source))
+               for key, source in solved.items()}  # fmt: skip
+    last = lab.cells[-1].grade_id
+    submissions = {
+        "nothing written": Submission(nothing, [Added(last, "code", taken)]),
+        "all solved": Submission(solved, [Added(last, "code", unused)]),
+    }
+    found = {}
+    with kept_kernels(), Launcher(insecure=True) as launcher:
+        for name, submission in submissions.items():
+            result = examine(lab, submission, launcher, secret=b"shadows", limits=Limits(total=3600.0))
+            found[name] = {check.grade_id: check.status for check in result.checks}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"
+    main()

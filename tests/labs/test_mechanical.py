@@ -1,0 +1,60 @@
+"""No small slip in a lab's solution passes its checks: a sample of mechanical mutants here, all with the slow tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from grader.labs.lab import load_lab
+from grader.proofs.mechanical import SURVIVORS, harmless
+from grader.proofs.mutator import mutants
+from tests.labs.proof_record import SOURCES, depends_on, path_of, plan, record, this_commit
+from tests.warm import Warm
+
+EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
+SAMPLE = 20  # mutants of a lab
+
+
+def folder(source: Path) -> Path:
+    return Path(__file__).parent / source.parent.name
+
+
+def prove(warm: Warm, source: Path, *arguments: str) -> None:
+    # A process of its own: the proof forks, which a test worker with threads must not.
+    words = ("-m", "grader.proofs.mechanical", str(source.with_suffix(".ipynb")), str(folder(source)), *arguments)
+    done = warm.run(words, os.environ)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@EACH_LAB
+def test_every_lab_was_tried_with_all_mutants_and_lists_those_that_do_no_harm(source: Path) -> None:
+    assert path_of(source, "mechanical").is_file(), "make test-all records it"
+    assert (folder(source) / SURVIVORS).is_file()
+    lab = load_lab(source.with_suffix(".ipynb"))
+    made = {mutant.key for cell in lab.of_kind("solution") for mutant in mutants(cell)}
+    assert sorted(set(harmless(folder(source))) - made) == [], "the solution has no such mutant any more"
+
+
+@pytest.mark.timeout(3000)
+@EACH_LAB
+def test_of_a_sample_of_mutants_none_passes_that_does_harm(
+    source: Path, warm: Warm, say: Callable[[str], None]
+) -> None:
+    """Drawn by the commit; by what they depend on where all are due."""
+    planned = plan(source, "mechanical", this_commit())
+    seed = planned.sample or depends_on(source, "mechanical")
+    say(f"{source.parent.name}: {SAMPLE} mechanical mutants, drawn by {seed[:12]}")
+    prove(warm, source, "--sample", str(SAMPLE), "--seed", seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(9000)
+@EACH_LAB
+def test_of_all_mutants_none_passes_that_does_harm(source: Path, warm: Warm) -> None:
+    prove(warm, source)
+    if os.environ.get("INFERLAB_RECORD"):
+        record(source, "mechanical")
