@@ -37,10 +37,10 @@ class EngineConfig:
     seed: where it is given, requests without a seed of their own get one that follows from it and from how many came
     before; None: a new one each time.
     speculative: who guesses what a request's next tokens are: "ngram" (what followed its last tokens before), "suffix"
-    (the same by the longest match), "draft" (a smaller model, LLM(draft_model=...) or Parts.draft_model), "off", or a
-    proposer in Parts. Guesses change no text. num_drafts: how many of them
-    a decoding request has verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more of them than
-    pay, by how often they are kept and what steps take; "auto": where `speculative` names a method.
+    (the same by the longest match), "draft" (a smaller model, LLM(draft_model=...) or Parts.draft_model), "eagle" (a
+    feature head for this model, given likewise), "off", or a proposer in Parts. Guesses change no text. num_drafts: how
+    many of them a decoding request has verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more
+    of them than pay, by how often they are kept and what steps take; "auto": where `speculative` names a method.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes); see annexes/kv_formats/formats.py.
@@ -63,7 +63,7 @@ class EngineConfig:
     admission: Literal["fill", "worst_case"] = "fill"
     preemption: Literal["recompute", "swap"] = "recompute"
     swap_bytes: int = 64 * 1024**2
-    speculative: Literal["off", "ngram", "suffix", "draft"] = "off"
+    speculative: Literal["off", "ngram", "suffix", "draft", "eagle"] = "off"
     num_drafts: int = 0
     adaptive_drafts: Literal["auto", "on", "off"] = "auto"
     seed: int | None = None
@@ -103,8 +103,12 @@ class EngineConfig:
             )
 
 
+COURSE_MODELS = ("target", "draft", "eagle")
+
+
 def course_model(name: str = "target") -> Path:
-    """Folder of a course model, "target" or "draft": in the checkout, or installed with the package."""
+    """Folder of a course model, "target", "draft", or "eagle", the target's feature head: in the checkout, or installed
+    with the package."""
     package = Path(__file__).resolve().parents[1]
     places = (
         package.parent / "datasets" / "course_model" / name,

@@ -36,6 +36,7 @@ from reference_impl.interfaces import (
 
 if TYPE_CHECKING:
     from reference_impl.annexes.speculative.draft_model import DraftModel
+    from reference_impl.annexes.speculative.feature_head import FeatureDraft, FeatureHead
     from reference_impl.assembly.made import Made
     from reference_impl.assembly.worker import LocalExecutor
     from reference_impl.core.decoder import Decoder
@@ -88,18 +89,28 @@ def new_cache(made: Made, num_blocks: int, num_host_blocks: int) -> PagedKVCache
     return kv_cache(made.kv_specs, num_blocks, model.dtype, model.device, num_host_blocks, made.config.kv_dtype)
 
 
-def make_draft(made: Made, draft: Decoder | None, num_blocks: int, num_host_blocks: int) -> DraftModel | None:
+def make_draft(
+    made: Made, draft: Decoder | FeatureHead | None, num_blocks: int, num_host_blocks: int
+) -> DraftModel | FeatureDraft | None:
     """With a cache of its own, of these blocks, and its own attention; None: there is none."""
     if draft is None:
         return None
+    import torch
+
     from reference_impl.annexes.speculative.draft_model import DraftModel
+    from reference_impl.annexes.speculative.feature_head import FeatureDraft, FeatureHead
 
     spec = draft_spec(draft, made.config)
     cache = kv_cache([spec], num_blocks, draft.dtype, draft.device, num_host_blocks, made.config.kv_dtype)
-    return DraftModel(draft, cache, make_attention(draft, made.config), spec, made.model.dtype)
+    attention = make_attention(draft, made.config)
+    if not isinstance(draft, FeatureHead):
+        return DraftModel(draft, cache, attention, spec, made.model.dtype)
+    size = made.config.max_num_seqs + 1, draft.config.hidden_size
+    ahead = torch.zeros(size, dtype=draft.dtype, device=draft.device)
+    return FeatureDraft(draft, cache, attention, spec, made.model.dtype, ahead)
 
 
-def make_attention(model: Decoder, config: EngineConfig) -> AttentionBackend:
+def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> AttentionBackend:
     c = model.config
     if computes_with_triton(model, config):
         from reference_impl.annexes.fusion.attention import TritonAttention
@@ -116,7 +127,7 @@ def make_executor(made: Made, parts: Parts) -> Executor:
     sampler = part(parts.sampler, lambda: make_sampler(made))
     draft = make_draft(made, parts.draft_model, made.num_blocks, made.num_host_blocks)
     executor = new_worker(made, made.kv_cache, sampler, parts.proposer, parts.page_store, draft)
-    reason = why_not_graphs(made)
+    reason = why_not_graphs(made, parts)
     if reason is None and made.config.graphs != "off":
         from reference_impl.annexes.graphs.graphs import CudaRecorder
 
@@ -136,7 +147,7 @@ def new_worker(
     sampler: Sampler,
     proposer: Proposer | None = None,
     store: PageStore | LayeredPageStore | None = None,
-    draft: DraftModel | None = None,
+    draft: DraftModel | FeatureDraft | None = None,
 ) -> LocalExecutor:
     from reference_impl.annexes.invariant.model import TokenByToken
     from reference_impl.assembly.worker import make_worker
@@ -149,13 +160,15 @@ def new_worker(
     )  # fmt: skip
 
 
-def why_not_graphs(made: Made) -> str | None:
+def why_not_graphs(made: Made, parts: Parts) -> str | None:
     """None: CUDA graphs are possible."""
     from reference_impl.annexes.fusion.decoder import FusedDecoder
     from reference_impl.annexes.fusion.kernels import writes_and_attends
 
     if made.config.batch_invariant:
         return "batch_invariant computes each token by itself"
+    if parts.draft_model is not None and not hasattr(parts.draft_model, "layers"):
+        return "a feature head reads hidden states, which a replay does not hand out"
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
     model = made.model
@@ -179,7 +192,7 @@ def make_sampler(made: Made) -> Sampler:
     return sample
 
 
-def computes_with_triton(model: Decoder, config: EngineConfig) -> bool:
+def computes_with_triton(model: Decoder | FeatureHead, config: EngineConfig) -> bool:
     """Chosen once, here; a kernel that then fails is an error, and nothing else steps in."""
     from reference_impl.annexes.fusion.kernels import choose_backend
 

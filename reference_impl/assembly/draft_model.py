@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.kv_cache import bits_per_value_and_scale
 from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.speculation import BY_MODEL
 from reference_impl.interfaces import KVSpec
 
 if TYPE_CHECKING:
+    from reference_impl.annexes.speculative.feature_head import FeatureHead
     from reference_impl.core.decoder import Decoder
 
 
-def draft_spec(draft: Decoder, config: EngineConfig) -> KVSpec:
+def draft_spec(draft: Decoder | FeatureHead, config: EngineConfig) -> KVSpec:
     """Of all its layers."""
     c = draft.config
     value, scale = bits_per_value_and_scale(config.kv_dtype, draft.dtype)
@@ -24,9 +26,11 @@ def draft_spec(draft: Decoder, config: EngineConfig) -> KVSpec:
     )
 
 
-def check_draft_model(parts: Parts, target: Decoder, specs: Sequence[KVSpec], longest: int) -> None:
+def check_draft_model(
+    parts: Parts, target: Decoder, specs: Sequence[KVSpec], longest: int, speculative: str = "off"
+) -> None:
     """ConfigError where Parts.draft_model cannot guess for the target. specs: the target's KV groups. longest: tokens
-    of a sequence."""
+    of a sequence. speculative: as of EngineConfig."""
     draft = parts.draft_model
     if draft is None:
         return
@@ -37,6 +41,16 @@ def check_draft_model(parts: Parts, target: Decoder, specs: Sequence[KVSpec], lo
         raise ConfigError(
             f"{given}: expected the target's vocabulary of {target.config.vocab_size:,} tokens, found "
             f"{draft.config.vocab_size:,}: take a draft model of the same family"
+        )
+    method = "draft" if hasattr(draft, "layers") else "eagle"
+    if speculative not in ("off", method):
+        raise ConfigError(
+            f"{given}: expected {BY_MODEL[speculative]}, since speculative={speculative!r}: set it to {method!r}"
+        )
+    if method == "eagle" and draft.config.hidden_size != target.config.hidden_size:
+        raise ConfigError(
+            f"{given}: expected a head for hidden states of {target.config.hidden_size:,} numbers, found "
+            f"{draft.config.hidden_size:,}: it was trained for another model"
         )
     if draft.device != target.device:
         raise ConfigError(f"{given}: expected it on {target.device}, with the target, found it on {draft.device}")

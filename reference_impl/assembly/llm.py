@@ -25,11 +25,13 @@ from reference_impl.annexes.chat.prompts import ChatEncoder, ToolChoice, shown_t
 from reference_impl.annexes.chat.tool_calls import PARSERS, check_parser, parse
 from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
 from reference_impl.annexes.sizing.memory import give_back
+from reference_impl.annexes.speculative.feature_head import FeatureHead
 from reference_impl.annexes.texts.stream import AskedTextStream
 from reference_impl.assembly.checks import check_tokenizer
 from reference_impl.assembly.config import EngineConfig, ModelConfig
 from reference_impl.assembly.devices import choose_device, choose_dtype
 from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.feature_head import is_feature_head, load_feature_head
 from reference_impl.assembly.interrupts import uninterrupted
 from reference_impl.assembly.linear_methods import Quantizations
 from reference_impl.assembly.model import dummy_model, load_model
@@ -46,6 +48,7 @@ from reference_impl.assembly.outputs import (
 )
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.prompt_forms import AnyPrompt, Conversation, conversations, listed, plain
+from reference_impl.assembly.speculation import BY_MODEL
 from reference_impl.core import llm as core_llm
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.engine import StepResult
@@ -73,9 +76,10 @@ class LLM(core_llm.LLM, ChatEncoder):
     dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
     quantization: "none" (or None), or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function
     from a layer's name to one of these (see `load_model`). draft_model: folder or id of a smaller model with the same
-    vocabulary, whose guesses are verified (speculative="draft"). worker: "process" has the model compute in a process
-    of its own, to which steps go as messages, while this one plans. tool_call_parser: the form in which the model calls
-    tools, "hermes" or "llama3_json", see `chat`; None: calls stay text. Other options: see EngineConfig.
+    vocabulary, whose guesses are verified (speculative="draft"), or of a feature head for this model ("eagle"). worker:
+    "process" has the model compute in a process of its own, to which steps go as messages, while this one plans.
+    tool_call_parser: the form in which the model calls tools, "hermes" or "llama3_json", see `chat`; None: calls stay
+    text. Other options: see EngineConfig.
     vLLM's names work, too: gpu_memory_utilization (on a GPU the share of its memory for weights, activations and cache;
     on a CPU it has no effect, which is logged: see kv_cache_bytes), enable_prefix_caching, kv_cache_dtype,
     enforce_eager, num_gpu_blocks_override, kv_cache_memory_bytes, tensor_parallel_size (1); and those that
@@ -107,8 +111,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         model = None if model is None else model_folder(model)
         quantization = "none" if quantization is None else quantization
         config = EngineConfig(**options_of(engine_options, [*inspect.signature(LLM).parameters][:-1]))
-        config = config if draft_model is None else _with_draft(config)
         draft = None if draft_model is None else Path(model_folder(draft_model))
+        config = config if draft is None else _with_draft(config, draft)
         stored = _config_of(model, shape, dummy_weights)
         device = choose_device(device)
         if device.type == "cpu":
@@ -362,16 +366,20 @@ def _split(
     )  # fmt: skip
 
 
-def _with_draft(config: EngineConfig) -> EngineConfig:
-    if config.speculative not in ("off", "draft"):
+def _with_draft(config: EngineConfig, draft: Path) -> EngineConfig:
+    """The method goes by what is in the folder."""
+    method: Literal["eagle", "draft"] = "eagle" if is_feature_head(draft) else "draft"
+    if config.speculative not in ("off", method):
         raise ValueError(
-            f"draft_model is given, and speculative={config.speculative!r}: expected 'draft', or one of the two"
+            f"draft_model is given, {BY_MODEL[method]}, and speculative={config.speculative!r}: expected {method!r}, "
+            "or one of the two"
         )
-    return replace(config, speculative="draft")
+    return replace(config, speculative=method)
 
 
-def _load_draft(folder: Path, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> Decoder:
-    return load_model(folder, dtype, device, config.max_model_len, config.attention)
+def _load_draft(folder: Path, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> Decoder | FeatureHead:
+    load = load_feature_head if is_feature_head(folder) else load_model
+    return load(folder, dtype, device, config.max_model_len, config.attention)
 
 
 def _parts_with_draft(folder: Path, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> Parts:

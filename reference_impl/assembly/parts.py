@@ -25,6 +25,7 @@ from reference_impl.interfaces import (
 from reference_impl.observe.trace import Trace
 
 if TYPE_CHECKING:
+    from reference_impl.annexes.speculative.feature_head import FeatureHead
     from reference_impl.core.decoder import Decoder
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ class Parts:
     sampler: Sampler | None = None
     proposer: Proposer | None = None
     host_proposer: HostProposer | None = None
-    draft_model: Decoder | None = None
+    draft_model: Decoder | FeatureHead | None = None
     page_store: PageStore | LayeredPageStore | None = None
     executor: Executor | None = None
     clock: Clock | None = None

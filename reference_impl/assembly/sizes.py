@@ -20,6 +20,7 @@ from reference_impl.models.config_rope import reason_for_limit
 if TYPE_CHECKING:
     import torch
 
+    from reference_impl.annexes.speculative.feature_head import FeatureHead
     from reference_impl.assembly.made import Made
     from reference_impl.core.decoder import Decoder
 
@@ -56,7 +57,7 @@ def size_cache(made: Made, parts: Parts) -> int:
     steps = worst_steps(config, specs, made.max_model_len, made.model.config.vocab_size, room)
     sampler = part(parts.sampler, lambda: make_sampler(made))
     measured = memory.measure([partial(run_alone, made, sampler, parts.draft_model, *step) for step in steps])
-    graphs = config.graphs != "off" and why_not_graphs(made) is None
+    graphs = config.graphs != "off" and why_not_graphs(made, parts) is None
     return profiled_blocks(measured, config, made.bytes_per_block, len(specs), made.max_model_len, graphs)
 
 
@@ -65,7 +66,7 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
 
 
 def run_alone(
-    made: Made, sampler: Sampler, draft: Decoder | None, plan: StepPlan, requests: Mapping[str, Request]
+    made: Made, sampler: Sampler, draft: Decoder | FeatureHead | None, plan: StepPlan, requests: Mapping[str, Request]
 ) -> None:
     """One step with a cache of one block."""
     executor = new_worker(made, new_cache(made, 1, 0), sampler, draft=make_draft(made, draft, 1, 0))

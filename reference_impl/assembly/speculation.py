@@ -12,6 +12,10 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.interfaces import HostProposer
 
 DEFAULT_DRAFTS = 4
+BY_MODEL = {
+    "draft": "a smaller model with the same vocabulary",
+    "eagle": "a feature head that was trained for the model (EAGLE)",
+}
 PROPOSERS: dict[str, Callable[[], HostProposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
 
 
@@ -20,11 +24,11 @@ def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Par
     a scheduler that would ask none, already, or no draft model."""
     if config.speculative == "off":
         return config, parts
-    by_model = config.speculative == "draft"
+    by_model = config.speculative in BY_MODEL
     if by_model and parts.draft_model is None and parts.executor is None:
         raise ValueError(
-            "speculative='draft' needs a draft model, a smaller one with the same vocabulary: LLM(draft_model=FOLDER), "
-            "--draft-model FOLDER, or Parts(draft_model=load_model(FOLDER))"
+            f"speculative={config.speculative!r} needs a draft model, {BY_MODEL[config.speculative]}: "
+            "LLM(draft_model=FOLDER), --draft-model FOLDER, or Parts(draft_model=...)"
         )
     others = ("proposer", "host_proposer", "scheduler", *([] if by_model else ["draft_model"]))
     for name in others:

@@ -13,6 +13,7 @@ from reference_impl.annexes.process.worker import Facts, WorkerProcess, fingerpr
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.speculation import BY_MODEL
 from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.models.config_json import read_model_config
 
@@ -70,7 +71,7 @@ def split_engine(
         raise ValueError(
             f"split_engine: these parts would be in the other process: {', '.join(theirs)}; give them by make_parts"
         )
-    asks = config.speculative == "draft" or (config.num_drafts and config.speculative == "off")
+    asks = config.speculative in BY_MODEL or (config.num_drafts and config.speculative == "off")
     if asks and parts.host_proposer is None and make_parts is None:
         raise ValueError(
             f"split_engine: num_drafts={config.num_drafts} needs a proposer: Parts(host_proposer=...), or make_parts, "

@@ -13,6 +13,8 @@ from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
 from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
 from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
+from reference_impl.annexes.speculative.feature_head import FeatureDraft
+from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
 from reference_impl.annexes.speculative.model_worker import ModelDraftRun, ModelDraftWorker
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.annexes.transfer.worker import PageWorker
@@ -100,6 +102,17 @@ class GuessingRun(ModelDraftRun, FullRun):
     worker: GuessingExecutor
 
 
+class FeatureGuessingRun(FeatureRun, FullRun):
+    worker: FeatureGuessingExecutor
+
+
+class FeatureGuessingExecutor(FeatureWorker, LocalExecutor):
+    """With a feature head, too: it computes all rows, behind the model."""
+
+    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
+        return FeatureGuessingRun(self, step, batch, now) if step.rows else super().run_of(step, batch, now)
+
+
 class GuessingExecutor(ModelDraftWorker, LocalExecutor):
     """With a draft model, too: it computes all rows."""
 
@@ -110,11 +123,13 @@ class GuessingExecutor(ModelDraftWorker, LocalExecutor):
 def make_worker(
     model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
     sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
-    page_store: PageStore | LayeredPageStore | None = None, draft: DraftModel | None = None,
+    page_store: PageStore | LayeredPageStore | None = None, draft: DraftModel | FeatureDraft | None = None,
 ) -> LocalExecutor:  # fmt: skip
     """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store. The
     others as of `LocalExecutor`."""
     parts = (model, kv_cache, attention, kv_specs, clock, sampler)
+    if isinstance(draft, FeatureDraft):
+        return FeatureGuessingExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, draft=draft)
     if draft is not None:
         return GuessingExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, draft=draft)
     if page_store is None:

@@ -2,10 +2,14 @@
 
 With k guesses a step gives E tokens, takes v(k) times as long as one without, and the proposer takes c for each guess,
 all in steps without guesses: so the text comes E / (v(k) + k c) times as fast (Leviathan et al. 2023, who take v(k) for
-1; it is not). E, v and c are measured in the run that is timed, with a fixed k and with what the engine chooses.
+1; it is not). E, v and c are measured in the run that is timed, with a fixed k and with what the engine chooses. c of a
+model that guesses holds all that it computes, which is more than its guesses: it computes the step's tokens, too.
 
 Workloads: "repeats" is a file that is written again with one name changed, so that most of it stands in the prompt;
 "code" are functions to be continued, in which little repeats.
+
+Beside them `transformers`, with the same target and draft model: its plain and its assisted generation, one request.
+Texts are compared: where float32 rounds otherwise in a step of other rows, the two tokens must be a near-tie.
 """
 
 from __future__ import annotations
@@ -15,16 +19,28 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import torch
+from tokenizers import Tokenizer
 
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
 from reference_impl.bench import harness
+from reference_impl.bench.peer import Transformers
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 
-METHODS, FIXED, BATCHES = ("ngram", "suffix"), (2, 4), (1, 8)
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"speculative": "ngram"},
+    "suffix": {"speculative": "suffix"},
+    "draft": {"draft_model": "draft"},
+    "eagle": {"draft_model": "eagle"},
+}
+FIXED, BATCHES = (2, 4), (1, 8)
 NEW_TOKENS, SEED = 96, 5
+NEAR_TIE = 1e-3  # between two log-probabilities in float32, for rounding to swap them
 
 
 def workload(kind: str, num: int) -> list[str]:
@@ -49,50 +65,130 @@ def run(rounds: int, model: str = "target") -> dict[str, Any]:
 def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
     prompts = workload(kind, batch)
     variants: dict[str, dict[str, Any]] = {"plain": {}}
-    for method in METHODS:
-        variants |= {
-            f"{method} k={k}": {"speculative": method, "num_drafts": k, "adaptive_drafts": "off"} for k in FIXED
-        }
-        variants[f"{method} adaptive"] = {"speculative": method, "num_drafts": max(FIXED)}
+    for method, options in METHODS.items():
+        if "draft_model" in options:
+            options = options | {"draft_model": course_model(options["draft_model"])}
+        variants |= {f"{method} k={k}": {**options, "num_drafts": k, "adaptive_drafts": "off"} for k in FIXED}
+        variants[f"{method} adaptive"] = {**options, "num_drafts": max(FIXED)}
     measured = {name: _Measured(LLM(course_model(model), **_COMMON, **options)) for name, options in variants.items()}
     work: dict[str, Callable[[], object]] = {name: partial(one.serve, prompts) for name, one in measured.items()}
-    seconds = harness.interleave(work, rounds)
-    texts = {name: one.texts for name, one in measured.items()}
-    if any(text != texts["plain"] for text in texts.values()):
-        raise RuntimeError(f"{kind}, {batch} requests: with guesses the text is another one")
+    peer = Peer(course_model(model), course_model("draft"), prompts) if batch == 1 else None
+    seconds = harness.interleave(work if peer is None else work | peer.work(), rounds)
     plain = measured["plain"]
     rows = {
-        name: {"speedup": harness.ratio(seconds["plain"], seconds[name])} | measured[name].against(plain)
-        for name in variants if name != "plain"
+        name: {"speedup": harness.ratio(seconds["plain"], seconds[name]), "texts": _agreement(plain, one)}
+        | one.against(plain)
+        for name, one in measured.items() if one is not plain
     }  # fmt: skip
-    return {"workload": kind, "requests": batch, "plain_step_ms": plain.step * 1e3, "variants": rows}
+    found = {"workload": kind, "requests": batch, "plain_step_ms": plain.step * 1e3, "variants": rows}
+    if peer is not None:
+        ours = min((name for name in seconds if name.startswith("draft")), key=lambda name: sum(seconds[name]))
+        found["transformers"] = {
+            "assisted_against_its_plain": harness.ratio(seconds[PEERS[0]], seconds[PEERS[1]]),
+            "plain_against_its_plain": harness.ratio(seconds[PEERS[0]], seconds["plain"]),
+            "ours": ours,
+            "ours_against_its_assisted": harness.ratio(seconds[PEERS[1]], seconds[ours]),
+        }
+    return found
 
 
 _COMMON: dict[str, Any] = {"prefix_cache": "off", "max_model_len": 1024, "kv_cache_bytes": 64 << 20}
+
+
+PEERS = ("transformers plain", "transformers assisted")
+
+
+class Peer:
+    """`transformers` with the same two models: each prompt by itself, as many tokens, greedy."""
+
+    def __init__(self, target: Path, draft: Path, prompts: list[str]):
+        self.target, self.draft = (Transformers("float32", folder).model for folder in (target, draft))
+        tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+        self.prompts = [torch.tensor([tokenizer.encode(prompt).ids]) for prompt in prompts]
+
+    def work(self) -> dict[str, Callable[[], object]]:
+        return dict(zip(PEERS, (partial(self.write, None), partial(self.write, self.draft)), strict=True))
+
+    @torch.inference_mode()
+    def write(self, assistant: Any) -> list[list[int]]:
+        return [
+            self.target.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0,
+                assistant_model=assistant,
+            )[0, ids.shape[1] :].tolist()
+            for ids in self.prompts
+        ]  # fmt: skip
+
+
+def _agreement(plain: _Measured, mine: _Measured) -> dict[str, Any]:
+    """Texts that are equal, and how far apart the two tokens' log-probabilities are where one parts from plain
+    decoding's. RuntimeError if far: then a guess was kept that was wrong."""
+    gaps = []
+    for prompt, a, b in zip(plain.prompts, plain.texts, mine.texts, strict=True):
+        if a == b:
+            continue
+        at = next(at for at, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1])
+        asked = SamplingParams(max_tokens=1, temperature=0, logprobs=2)
+        output = plain.llm.generate([{"prompt_token_ids": prompt + a[:at]}], asked)[0].outputs[0]
+        assert output.logprobs is not None
+        likely = {token: found.logprob for token, found in output.logprobs[0].items()}
+        gap = max(likely.values()) - min(likely.values())
+        if {*likely} != {a[at], b[at]} or gap > NEAR_TIE:
+            raise RuntimeError(
+                f"with guesses the text is another one: token {at} is {b[at]}, not {a[at]}, and they are no near-tie"
+            )
+        gaps.append(gap)
+    return {"equal": len(plain.texts) - len(gaps), "of": len(plain.texts), "largest_gap": max(gaps, default=0.0)}
+
+
+class _Timed:
+    """Stands for a part, and adds the seconds that calls of some of its methods take, of steps that decode."""
+
+    def __init__(self, part: Any, methods: tuple[str, ...], add: Callable[[float], None]):
+        self.part, self.methods, self.add = part, methods, add
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.part, name)
+        if name not in self.methods:
+            return found
+
+        def timed(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            given = found(*arguments)
+            if _decodes(arguments[0]):
+                self.add(time.perf_counter() - began)
+            return given
+
+        return timed
+
+
+def _decodes(first: Any) -> bool:
+    """first: a request, a batch, or the batches of several passes."""
+    batch = first[0] if isinstance(first, list) else first
+    return max(getattr(batch, "query_lens", (0,))) <= max(FIXED) + 2
 
 
 class _Measured:
     """One engine, and what was seen of its decoding steps."""
 
     def __init__(self, llm: LLM):
-        self.llm, self.texts = llm, list[list[int]]()
-        self.num_serves, self.proposing = 0, 0.0
-        proposer = getattr(llm.engine.scheduler, "host_proposer", None)
-        if proposer is not None:
-            inner = proposer.propose
+        self.llm, self.texts, self.prompts = llm, list[list[int]](), list[list[int]]()
+        self.proposing = 0.0  # seconds
+        scheduler, worker = llm.engine.scheduler, llm.engine.executor
+        self.in_steps = hasattr(worker, "draft")  # what guesses is a model in the worker
+        if self.in_steps:
+            worker.draft = _Timed(worker.draft, ("guess", "keep_up"), self._add)
+        elif getattr(scheduler, "host_proposer", None) is not None:
+            scheduler.host_proposer = _Timed(scheduler.host_proposer, ("propose",), self._add)
 
-            def timed(*question: Any) -> Any:
-                began = time.perf_counter()
-                found = inner(*question)
-                self.proposing += time.perf_counter() - began
-                return found
-
-            proposer.propose = timed
+    def _add(self, seconds: float) -> None:
+        self.proposing += seconds
 
     def serve(self, prompts: list[str]) -> None:
         sampling = SamplingParams(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)
         outputs = self.llm.generate(prompts, sampling)
         self.texts = [list(output.outputs[0].token_ids) for output in outputs]
+        self.prompts = [list(output.prompt_token_ids) for output in outputs]
 
     @property
     def decoding(self) -> list[Any]:
@@ -109,7 +205,8 @@ class _Measured:
         rows = sum(len(step.rows) for step in steps)
         tokens = sum(map(sum, (step.num_new_tokens for step in steps))) / rows
         guesses = use.num_draft_tokens / len(steps)
-        v, c = self.step / plain.step, self.proposing / max(1, use.num_draft_tokens) / plain.step
+        step = self.step - self.proposing / len(steps) * self.in_steps
+        v, c = step / plain.step, self.proposing / max(1, use.num_draft_tokens) / plain.step
         return {
             "guesses": use.num_draft_tokens, "acceptance": round(use.acceptance, 3), "steps": len(steps),
             "tokens_per_row": tokens, "v": v, "c": c, "bound": tokens / (v + guesses * c),
@@ -127,5 +224,10 @@ def lines(found: dict[str, Any]) -> list[str]:
                 f"  {name:16} {speedup['median']:.2f}x ({speedup['min']:.2f} to {speedup['max']:.2f}), formula "
                 f"{row['bound']:.2f}x: {row['tokens_per_row']:.2f} tokens a step, v {row['v']:.2f}, c {row['c']:.4f}, "
                 f"{row['acceptance']:.0%} of {row['guesses']} guesses kept"
+            )
+        if peer := case.get("transformers"):
+            assisted, ours = peer["assisted_against_its_plain"]["median"], peer["ours_against_its_assisted"]["median"]
+            said.append(
+                f"  transformers, assisted by the draft: {assisted:.2f}x its plain; {peer['ours']}: {ours:.2f}x"
             )
     return said

@@ -20,8 +20,8 @@ _KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.jo
 _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
-_SPECULATIVE = "Guess tokens ahead and verify them in one step: ngram, suffix, draft, or off. The text stays the same."
-_DRAFT_MODEL = "What guesses with --speculative draft: a smaller model, given as the model is."
+_SPECULATIVE = "Guess tokens ahead, verify them in one step: ngram, suffix, draft, eagle, off. The text stays the same."
+_DRAFT_MODEL = "What guesses with --speculative draft, eagle: a smaller model, a feature head; given as the model is."
 _DRAFTS = "Guesses of a request in a step; default: 4 with --speculative."
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
@@ -88,10 +88,10 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def folder_of(model: str) -> Path:
     """Of a course model's name, of a path, or of a hub's id, whose model may be fetched."""
-    from reference_impl.assembly.config import course_model
+    from reference_impl.assembly.config import COURSE_MODELS, course_model
     from reference_impl.models.hub import model_folder
 
-    return course_model(model) if model in ("target", "draft") else model_folder(model)
+    return course_model(model) if model in COURSE_MODELS else model_folder(model)
 
 
 def name_of(model: str) -> str:

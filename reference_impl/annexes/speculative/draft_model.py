@@ -65,15 +65,15 @@ def lay_out_passes(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
         StepRow(row.slot, row.start - b, row.num_tokens + b, row.num_drafts > 0)
         for row, b in zip(rows, back, strict=True)
     ]
-    passes = [_lay_out_ahead(first, [-b for b in back], slots)]
+    passes = [lay_out_ahead(first, [-b for b in back], slots)]
     for nth in range(1, max(row.num_drafts for row in rows)):
         guessed = [(row, row.num_tokens + nth - 1) for row in rows if row.num_drafts > nth]
         single = [StepRow(row.slot, row.start + ahead, 1, True) for row, ahead in guessed]
-        passes.append(_lay_out_ahead(single, [ahead for _, ahead in guessed], slots))
+        passes.append(lay_out_ahead(single, [ahead for _, ahead in guessed], slots))
     return passes
 
 
-def _lay_out_ahead(rows: Sequence[StepRow], ahead: Sequence[int], slots: Slots) -> HostBatch:
+def lay_out_ahead(rows: Sequence[StepRow], ahead: Sequence[int], slots: Slots) -> HostBatch:
     """`lay_out` of rows that begin so many tokens behind what is computed in their slots, or before it."""
     batch = lay_out(rows, slots)
     shift = np.array([ahead[at] for at in batch.order])

@@ -56,6 +56,7 @@ class DraftWorker(Worker):
 class DraftRun(StepRun):
     worker: DraftWorker
     rows: Sequence[StepRow]  # the step's, as far as is known on the host where they begin
+    accepted: Tensor  # of rows with drafts, how many are kept
 
     def stage(self) -> None:
         self.rows = self.step.rows
@@ -111,6 +112,7 @@ class DraftRun(StepRun):
             return super().take(tokens, kept)
         t = self.tensors
         verified = verify(tokens, t, max(self.batch.drafts))
+        self.accepted = verified.accepted
         # The rows' lengths count all drafts as right.
         self.worker.slots.computed.index_add_(0, t["draft.slots"], verified.accepted - t["draft.num"])
         super().take(tokens, verified.kept)

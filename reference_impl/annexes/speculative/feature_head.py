@@ -1,0 +1,166 @@
+"""A feature head: one layer that guesses ahead from the target's own hidden states (EAGLE, Li et al. 2024; trained as
+EAGLE-3, 2025; DeepSeek-V3's module for multi-token prediction is built alike).
+
+    x[p] = fc([norm(embedding of token p + 1), hidden[p]])      hidden[p]: the target's, after its last norm
+    hidden'[p + 1] = norm(layer(x)[p])                          -> the target's lm_head -> token p + 2
+
+So it knows what the target knows of position p, and the token that was sampled there. Behind the first guess it is run
+on its own hidden' in place of the target's. Embedding and lm_head are the target's; its keys and values lie in a cache
+of its own with the target's blocks, by the same ids, as a draft model's do (draft_model.py).
+
+    end of a step     all of its tokens, with the target's hidden states: the last one kept of each row stays in `ahead`
+    next step         guess 0 comes of `ahead`; guesses 1 ... each of one pass over the rows that get another one
+
+Positions of guesses are computed again at the end of the step that verified them, so what wrong guesses left in the
+cache is overwritten. The entry of a block's last token depends on the token behind it: a prompt that shares a cached
+block and goes on otherwise reads one entry of another text, and its guesses are a little worse for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.annexes.speculative.draft_model import lay_out_ahead
+from reference_impl.core.batch import HostBatch, as_batch
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.linear import Linear
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.slots import Slots
+from reference_impl.core.staging import Arrays
+from reference_impl.interfaces import AttentionBackend, Batch, KVCache, KVSpec, StepRow
+from reference_impl.kernels import reference
+
+
+class FeatureHead:
+    """layer: a decoder of one layer, of the target's family and hidden_size, whose embedding is not used.
+    fc: from 2 x hidden_size to hidden_size; embed_norm [hidden_size]."""
+
+    def __init__(self, layer: Decoder, fc: Linear, embed_norm: Tensor):
+        self.layer, self.fc, self.embed_norm = layer, fc, embed_norm
+        self.config, self.dtype, self.device, self.rotary = layer.config, layer.dtype, layer.device, layer.rotary
+        self._target: Any = None
+        self._features: Tensor | None = None  # of the batch that is being computed
+        layer.embed = self._join  # type: ignore[method-assign]  # all else of a decoder's pass is as it is
+
+    def follow(self, target: Decoder) -> None:
+        """Guesses for this model from now on: its embedding and lm_head are used."""
+        self._target = target
+
+    def hidden_states(self, batch: Batch, features: Tensor, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
+        """features [num_tokens, hidden_size] -> [len(batch.logits_indices), hidden_size], after the last norm."""
+        self._features = features
+        return self.layer.hidden_states(batch, kv_cache, attention)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's: [rows, vocab_size]."""
+        found: Tensor = self._target.logits(hidden)
+        return found
+
+    def _join(self, input_ids: Tensor) -> Tensor:
+        assert self._features is not None
+        embedded = reference.rms_norm(self._target.embed(input_ids), self.embed_norm, self.config.norm_eps)
+        return self.fc(torch.cat((embedded.to(self.dtype), self._features.to(self.dtype)), -1))
+
+
+class KeepsHidden:
+    """Stands for `model` in a worker, and keeps the hidden states of all tokens of the last batch; what it does not
+    have is the model's."""
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.features: Tensor | None = None  # [num_tokens, hidden_size]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["model"], name)
+
+    def __call__(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
+        found: Tensor = self.model.logits(self.hidden_states(batch, kv_cache, attention))
+        return found
+
+    def hidden_states(self, batch: Batch, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
+        """As `Decoder.hidden_states`."""
+        all_of_them = torch.arange(len(batch.input_ids), device=batch.input_ids.device)
+        features: Tensor = self.model.hidden_states(replace(batch, logits_indices=all_of_them), kv_cache, attention)
+        self.features = features
+        return features[batch.logits_indices]
+
+
+@dataclass(frozen=True)
+class FeatureDraft:
+    """A head at work: kv_cache, kv_spec, attention as of `DraftModel`. ahead [slots + 1, hidden_size]: of each slot
+    what the head gave last, which its next guess comes of."""
+
+    model: FeatureHead
+    kv_cache: KVCache
+    attention: AttentionBackend
+    kv_spec: KVSpec
+    logits_dtype: torch.dtype
+    ahead: Tensor
+
+    def guess(self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler) -> None:
+        """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device."""
+        for number, batch in enumerate(passes):
+            start = prefix(number)
+            mine = {name.removeprefix(start): tensor for name, tensor in t.items() if name.startswith(start)}
+            rows = mine["slots"]
+            hidden = self.ahead.index_select(0, rows)
+            if number:
+                mine |= slots.look_up(mine, max(batch.context_lens))
+                mine["input_ids"] = self._next_tokens(mine, slots)
+                found = as_batch(batch, mine, [self.kv_spec])
+                hidden = self.model.hidden_states(found, hidden, self.kv_cache, self.attention)
+                self.ahead.index_copy_(0, rows, hidden)
+            tokens = sampler.choose(self.model.logits(hidden).to(self.logits_dtype), mine)
+            slots.tokens.index_put_((rows, slots.computed.index_select(0, rows) + number + 1), tokens.int())
+
+    def keep_up(
+        self, batch: HostBatch, t: Mapping[str, Tensor], slots: Slots, features: Tensor, wrong: Tensor | None
+    ) -> None:
+        """Behind the target: all tokens of the step. t: of the step's batch, with what was looked up. features: the
+        target's. wrong [rows]: how many of a row's tokens are guesses that were not kept; None: there are none."""
+        last = t["query_start_loc"][1:].long() - 1
+        t = {**t, "input_ids": self._next_tokens(t, slots)}
+        t["logits_indices"] = last if wrong is None else last - wrong
+        found = as_batch(batch, t, [self.kv_spec])
+        hidden = self.model.hidden_states(found, features, self.kv_cache, self.attention)
+        self.ahead.index_copy_(0, t["slots"], hidden)
+
+    def _next_tokens(self, t: Mapping[str, Tensor], slots: Slots) -> Tensor:
+        """[num_tokens] int64: of each token of the batch the one behind it, which may be one that was sampled just now.
+        Where there is none (the end of a text that is only scored) any token of the vocabulary."""
+        found = slots.tokens[t["token_slots"], t["positions"] + 1].long()
+        return found.clamp(0, self.model.config.vocab_size - 1)
+
+
+def lay_out_guesses(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
+    """Of a step's rows, which begin at what is computed in their slots: a batch for each guess, of the rows that get
+    one. Guess n comes of position start - 1 + n; that of guess 0 is computed already."""
+    passes = []
+    for nth in range(max((row.num_drafts for row in rows), default=0)):
+        single = [StepRow(row.slot, row.start + nth - 1, 1, True) for row in rows if row.num_drafts > nth]
+        passes.append(lay_out_ahead(single, [nth - 1] * len(single), slots))
+    return passes
+
+
+def arrays_of(passes: Sequence[HostBatch], sampler: TorchSampler) -> Arrays:
+    """What `guess` looks up, and draws, by. A guess is drawn as the token two behind the position that it comes of."""
+    found: Arrays = {}
+    for number, batch in enumerate(passes):
+        arrays = batch.arrays | sampler.columns(batch.settings, batch.lengths + 1)
+        found |= {prefix(number) + name: array for name, array in arrays.items()}
+    return found
+
+
+def prefix(number: int) -> str:
+    return f"draft.{number}."
+
+
+def wrong_guesses(batch: HostBatch) -> Arrays:
+    """draft.rows [R]: which rows of the batch have guesses."""
+    return {"draft.rows": np.array([row for row, num in enumerate(batch.drafts) if num])}

@@ -1,0 +1,70 @@
+"""A feature head (annexes/speculative/feature_head.py) from a folder: config.json says architectures ["FeatureHead"],
+and layer_of: whose layer it is, "Qwen3ForCausalLM" for example; the other fields are that architecture's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from reference_impl.annexes.speculative.feature_head import FeatureHead
+from reference_impl.assembly.model import build_model
+from reference_impl.core.linear import Linear, UnquantizedLinear
+from reference_impl.interfaces import TensorSpec
+from reference_impl.models.config_json import parse_model_config
+from reference_impl.models.config_reader import ConfigError
+from reference_impl.models.json_file import read_object, shown
+from reference_impl.models.loader import FLOATS, Destination, destinations, fill, finish, weight_files
+
+if TYPE_CHECKING:
+    from reference_impl.annexes.fusion.kernels import Asked
+
+ARCHITECTURE = "FeatureHead"
+_MOST_BYTES = 1 << 20
+
+
+def is_feature_head(folder: str | Path) -> bool:
+    """By its config.json; False where there is none that can be read, which loading it will say."""
+    try:
+        return read_object(Path(folder) / "config.json", ConfigError, _MOST_BYTES).get("architectures") == [
+            ARCHITECTURE
+        ]
+    except (ConfigError, OSError):
+        return False
+
+
+def load_feature_head(
+    folder: str | Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    max_position: int | None = None,
+    kernels: Asked = "auto",
+) -> FeatureHead:
+    """Arguments as of `load_model`. ConfigError, CheckpointError where the folder does not fit."""
+    folder, device = Path(folder), torch.device(device)
+    path = folder / "config.json"
+    raw = read_object(path, ConfigError, _MOST_BYTES)
+    if raw.get("architectures") != [ARCHITECTURE] or not isinstance(raw.get("layer_of"), str):
+        raise ConfigError(
+            f'{path}: expected the config of a feature head, architectures ["{ARCHITECTURE}"] and layer_of, found '
+            f"{shown(raw.get('architectures'))} and {shown(raw.get('layer_of'))}"
+        )
+    config = parse_model_config(
+        raw | {"architectures": [raw["layer_of"]], "tie_word_embeddings": True}, where=str(path)
+    )
+    if config.num_layers != 1:
+        raise ConfigError(f"{path}: num_hidden_layers: expected 1, found {config.num_layers}")
+    model = build_model(config, dtype, device, max_position, kernels)
+    size, new = config.hidden_size, model.dtype
+    fc = Linear(UnquantizedLinear(new, device), 2 * size, {"fc": size}, False, "fc")
+    embed_norm = torch.empty(size, dtype=new, device=device)
+    table: dict[str, Destination] = {
+        name: found for name, found in destinations(model).items() if name != "model.embed_tokens.weight"
+    }
+    table["fc.weight"] = TensorSpec((size, 2 * size), FLOATS), lambda tensor: fc.load("fc", "weight", tensor)
+    table["embed_norm.weight"] = TensorSpec((size,), FLOATS), embed_norm.copy_
+    fill(model, table, weight_files(folder))
+    finish(model)
+    model.embedding = torch.empty(0, dtype=new, device=device)  # the target's is used
+    return FeatureHead(model, fc, embed_norm)
