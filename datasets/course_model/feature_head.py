@@ -45,7 +45,7 @@ class Recipe:
     length: int = 256
     ahead: int = 4  # guesses in a row that it is trained for
     decay: float = 0.8  # weight of each guess against the one before it
-    lr: float = 2e-3
+    lr: float = 3e-3
     align_lr: float = 8e-4
     seed: int = 777
 
@@ -191,7 +191,7 @@ def load_target(device: str) -> base.CourseModel:
     return model.to(device).requires_grad_(False)
 
 
-def own_text(work: Path, rows: int = 640, prompt: int = 64, length: int = 256) -> None:
+def own_text(work: Path, rows: int = 384, prompt: int = 64, length: int = 256) -> None:
     """The target continues the beginnings of training rows, half of them greedily, half drawn at temperature 0.8."""
     from reference_impl.assembly.llm import LLM
     from reference_impl.interfaces import SamplingParams
@@ -210,7 +210,7 @@ def own_text(work: Path, rows: int = 640, prompt: int = 64, length: int = 256) -
         SamplingParams(max_tokens=length + 1 - prompt, temperature=0.8 * (row % 2), seed=row, ignore_eos=True)
         for row in range(rows)
     ]
-    outputs = engine.generate([{"prompt_token_ids": ids} for ids in prompts], sampling)
+    outputs = engine.generate(prompts, sampling)
     ids = np.array([p + list(o.outputs[0].token_ids) for p, o in zip(prompts, outputs, strict=True)], np.int64)
     np.save(work / "own_text.npy", ids)
     print(f"{ids.shape[0]} rows of {ids.shape[1]} tokens")

@@ -129,7 +129,7 @@ def _agreement(plain: _Measured, mine: _Measured) -> dict[str, Any]:
             continue
         at = next(at for at, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1])
         asked = SamplingParams(max_tokens=1, temperature=0, logprobs=2)
-        output = plain.llm.generate([{"prompt_token_ids": prompt + a[:at]}], asked)[0].outputs[0]
+        output = plain.llm.generate(prompt + a[:at], asked)[0].outputs[0]
         assert output.logprobs is not None
         likely = {token: found.logprob for token, found in output.logprobs[0].items()}
         gap = max(likely.values()) - min(likely.values())
@@ -174,7 +174,8 @@ class _Measured:
     def __init__(self, llm: LLM):
         self.llm, self.texts, self.prompts = llm, list[list[int]](), list[list[int]]()
         self.proposing = 0.0  # seconds
-        scheduler, worker = llm.engine.scheduler, llm.engine.executor
+        scheduler: Any = llm.engine.scheduler
+        worker: Any = llm.engine.executor
         self.in_steps = hasattr(worker, "draft")  # what guesses is a model in the worker
         if self.in_steps:
             worker.draft = _Timed(worker.draft, ("guess", "keep_up"), self._add)
@@ -226,8 +227,9 @@ def lines(found: dict[str, Any]) -> list[str]:
                 f"{row['acceptance']:.0%} of {row['guesses']} guesses kept"
             )
         if peer := case.get("transformers"):
-            assisted, ours = peer["assisted_against_its_plain"]["median"], peer["ours_against_its_assisted"]["median"]
+            assisted, ours = peer["assisted_against_its_plain"], peer["ours_against_its_assisted"]
             said.append(
-                f"  transformers, assisted by the draft: {assisted:.2f}x its plain; {peer['ours']}: {ours:.2f}x"
+                f"  transformers, assisted by the draft: {assisted['median']:.2f}x its plain generation; our "
+                f"{peer['ours']} is {ours['median']:.2f}x as fast as that"
             )
     return said
