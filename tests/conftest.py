@@ -306,6 +306,8 @@ def pytest_runtest_setup() -> None:
         numpy.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+    if requests := sys.modules.get("reference_impl.core.requests"):
+        requests.urandom = random.randbytes  # type: ignore[attr-defined]  # of requests without a seed
 
 
 def pytest_collection_finish() -> None:

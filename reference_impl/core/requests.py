@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Sequence
 from dataclasses import fields
+from os import urandom
 from typing import Any
 
 from reference_impl.interfaces import Request, SamplingParams
@@ -43,7 +43,7 @@ def make_request(
         tokens=tokens,
         num_prompt_tokens=len(tokens),
         sampling=sampling,
-        seed=sampling.seed if sampling.seed is not None else int.from_bytes(os.urandom(8), "big"),
+        seed=sampling.seed if sampling.seed is not None else int.from_bytes(urandom(8), "big"),
         stop_token_ids=frozenset((*sampling.stop_token_ids, *ends)),
         max_total_tokens=min(len(tokens) + sampling.max_tokens, most_tokens),
         **others,

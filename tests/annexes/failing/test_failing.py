@@ -220,8 +220,9 @@ def test_a_sampler_of_ones_own_is_checked_too(random_model) -> None:
 def test_samples_of_one_prompt_end_together(random_model) -> None:
     model = random_model("float32")
     engine = Engine(model, EngineConfig(**PLAIN))
+    sampling = SamplingParams(n=2, max_tokens=3, seed=0)  # with another the second request might draw POISON
     with planted(model.embedding[POISON]), pytest.warns(RuntimeWarning):
-        parent, other = run(engine, SamplingParams(n=2, max_tokens=3), [[1, POISON], CLEAN])
+        parent, other = run(engine, sampling, [[1, POISON], CLEAN])
     assert (parent.finish_reason, other.finish_reason) == ("error", "length")
 
 
