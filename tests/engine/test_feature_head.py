@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,16 +132,24 @@ def test_guesses_are_those_of_the_definition(
     assert 0 < sum(kept) < sum(len(guesses) for _, _, guesses in made)  # some rejected, some kept: both are rolled over
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("num_blocks", [16, 20])
-def test_guesses_are_the_same_after_a_preemption(target, head, plain, made, tapped_engine, num_blocks: int) -> None:
+def test_guesses_are_the_same_after_a_preemption(
+    target, head, plain, made, tapped_engine, num_blocks: int, preemption: str
+) -> None:
+    """But for the first ones of a request that was swapped, which come of nothing."""
     engine, _ = tapped_engine(
         target, parts=Parts(draft_model=head), num_drafts=4, block_size=4, num_blocks=num_blocks,
-        max_num_batched_tokens=24, prefix_cache="off",
+        max_num_batched_tokens=24, prefix_cache="off", preemption=preemption,
     )  # fmt: skip
     check_texts(serve(engine, PURE), plain)
-    assert any(step.preempted for step in engine.trace.steps())
-    for name, known, guesses in made:
-        assert guesses == guesses_of(head, target, known, len(guesses), PURE[name]), (name, len(known))
+    preempted = [name for step in engine.trace.steps() for name in step.preempted]
+    assert preempted
+    others = [
+        name for name, known, guesses in made
+        if guesses != guesses_of(head, target, known, len(guesses), PURE[name])
+    ]  # fmt: skip
+    assert Counter(others) <= (Counter(preempted) if preemption == "swap" else Counter())
 
 
 # --- the text --------------------------------------------------------------------------------------------------------
