@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+import torch
 
 from reference_impl.assembly.config import EngineConfig
+from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.parts import Parts
+from reference_impl.core.decoder import Decoder
+from reference_impl.interfaces import Opened, SamplingParams
 from reference_impl.simulation.cost import CalibratedCost
-from reference_impl.simulation.executor import SimulatedGPU
+from reference_impl.simulation.executor import SimulatedGPU, hollow_model
 from reference_impl.simulation.replica import Replica
 
 from .loads import request
@@ -58,3 +67,72 @@ def test_an_end_comes_where_it_was_stated_and_nothing_behind_it() -> None:
 def test_an_acceptance_that_is_no_probability_is_refused() -> None:
     with pytest.raises(ValueError, match="acceptance: expected a probability, 0 to 1, got 1.5"):
         SimulatedGPU(TICK, acceptance=1.5)
+
+
+class Scripted:
+    """Guesses that are right as often in a row as the script says, row by row of each request.
+
+    texts: what each request will write, prompt included."""
+
+    def __init__(self, texts: dict[str, list[int]], script: dict[str, deque[int]]):
+        self.texts, self.script = texts, script
+        self.names: dict[int, str] = {}  # by slot
+
+    def opened(self, slot: Opened) -> None:
+        self.names[slot.slot] = slot.request_id
+
+    def closed(self, slot: int) -> None:
+        del self.names[slot]
+
+    def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
+        guesses = []
+        for slot, length in zip(slots.tolist(), lengths.tolist(), strict=True):
+            name = self.names[slot]
+            truth, right = (self.texts[name][length : length + k] + [0] * k)[:k], self.script[name].popleft()
+            guesses.append([token if at < right else (token + 1) % 61 for at, token in enumerate(truth)])
+        return torch.tensor(guesses)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
+def test_its_steps_are_the_engines_where_as_many_guesses_are_right(
+    random_model: Callable[..., Decoder], acceptance: float, preemption: Any
+) -> None:
+    model, nothing = random_model(max_position_embeddings=512), object()
+    c = model.config
+    per_token = 2 * c.num_layers * c.num_kv_heads * c.head_dim * model.dtype.itemsize
+    config = EngineConfig(
+        block_size=4, num_blocks=22, max_num_seqs=6, max_num_batched_tokens=20, num_drafts=3, preemption=preemption,
+        prefix_cache="off", overlap="off",
+    )  # fmt: skip
+    gpu = SimulatedGPU(TICK, block_size=4, acceptance=acceptance, seed=3)
+    parts = Parts(executor=gpu, clock=gpu, kv_cache=nothing, attention=nothing)  # type: ignore[arg-type]
+    simulated = Engine(hollow_model(c.vocab_size, 512, per_token), config, parts)
+    wanted = {str(n): ([n + 1] * (5 + 3 * n), 3 + 7 * n % 30) for n in range(9)}
+
+    def serve(engine: Engine) -> list[tuple[Any, ...]]:
+        for name, (prompt, length) in wanted.items():
+            engine.add(prompt, SamplingParams(max_tokens=length, temperature=0, ignore_eos=True), name)
+            gpu.time += 0.001  # as on a real clock, nobody arrives at once with another
+        while engine.has_work():
+            engine.step()
+        return [(s.rows, s.num_new_tokens, s.admitted, s.preempted) for s in engine.trace.steps()]
+
+    expected = serve(simulated)
+    script: dict[str, deque[int]] = defaultdict(deque)
+    for rows, new, _, _ in expected:
+        for row, num in zip(rows, new, strict=True):
+            if row.num_drafts:
+                script[row.request_id].append(num - 1)
+    plain = Engine(model, EngineConfig(num_blocks=200, block_size=4))
+    requests = {
+        name: plain.add(prompt, SamplingParams(max_tokens=length, temperature=0, ignore_eos=True), name)
+        for name, (prompt, length) in wanted.items()
+    }
+    while plain.has_work():
+        plain.step()
+    texts = {name: request.tokens for name, request in requests.items()}
+    real = serve(Engine(model, config, Parts(proposer=Scripted(texts, script))))
+    assert real == expected
+    assert any(preempted for *_, preempted in real)
+    assert not any(script.values())
