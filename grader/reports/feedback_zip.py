@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from grader.course import CourseError
 from grader.courses.scores import known_ids
-from grader.submissions.receipt import read_history
+from grader.submissions.history import DamagedReceipt, Version, read_history
 from grader.submissions.roster import Roster, load_roster
 
 
@@ -44,7 +44,15 @@ def write_feedback_zip(root: Path, slug: str, pages: Sequence[Path], target: Pat
 
 
 def _form(root: Path, slug: str, student: str) -> str:
-    return next((version.form for version in reversed(read_history(root, slug, student))), "")
+    return next((version.form for version in reversed(_history(root, slug, student))), "")
+
+
+def _history(root: Path, slug: str, student: str) -> list[Version]:
+    """Empty where it cannot be read: then no name can say to the LMS whose a page is."""
+    try:
+        return read_history(root, slug, student)
+    except DamagedReceipt:
+        return []
 
 
 def _name(root: Path, slug: str, student: str, form: str, roster: Roster) -> str:
@@ -53,7 +61,7 @@ def _name(root: Path, slug: str, student: str, form: str, roster: Roster) -> str
         return f"{student}/{slug}.html"
     ids = known_ids(root, slug, student, roster)
     letters = re.sub(r"[^A-Za-z]", "", student) or "student"
-    history = read_history(root, slug, student)
+    history = _history(root, slug, student)
     if not history or history[-1].form != form:
         return ""
     if form == "moodle":
