@@ -54,7 +54,7 @@ def texts_here(name: str, namespace: dict[str, Any], cell_of: Callable[[Any, dic
         filename = cell_of(value, namespace)
         source = "".join(linecache.getlines(filename)) if filename else ""
         if isinstance(value, (str, bytes)):
-            source = repr(value)
+            source = f"{used} = {value!r}"
         if source and source not in sources:
             sources[source] = None
             for node in ast.walk(ast.parse(source)):
