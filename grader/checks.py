@@ -2,6 +2,7 @@
 
 For Triton kernels: `launch(kernel, grid, constants, x=x, ...)` and `compiled(...)`, see `grader.examination.kernels`.
 For memory that is only lent to the learner's code: `lent(cache.append)(k, v)`.
+For what must hold with any text that the learner's code may use as a mark: `texts_of("root_key")`.
 For several roles: `with roles(4) as ranks:` and `together([...])`, see `grader.examination.roles`.
 
 In a learner's notebook the secret is a fixed public default, so a failing check fails again. When graded, the examiner
@@ -17,13 +18,14 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from grader.examination.kernels import compiled, launch
-from grader.examination.roles import Deadlock, roles, together
+from grader.examination.roles import Deadlock, roles, texts_of, together
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "PUBLIC_SECRET", "Deadlock", "compiled", "launch", "lent", "rng", "roles", "secret_seed", "seed", "together",
+    "PUBLIC_SECRET", "Deadlock", "compiled", "launch", "lent", "rng", "roles", "secret_seed", "seed", "texts_of",
+    "together",
 ]  # fmt: skip
 
 PUBLIC_SECRET = b"public"
@@ -62,7 +64,7 @@ def lent(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     import torch
 
-    from grader.learner_side.peer import lending, overwrite
+    from grader.learner_side.stand_ins import lending, overwrite
 
     def call(*args: Any, **kwargs: Any) -> Any:
         copies: dict[int, tuple[torch.Tensor, ...]] = {}  # by id: the tensor, its numbers, their copy, what is lent

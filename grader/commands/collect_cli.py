@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from grader.commands.common import stop_for_receipts
 from grader.course import CourseError, open_course
+from grader.results.shown_text import shown_line
 from grader.saying import asked
 from grader.saying import stop as _stop
 
@@ -86,6 +88,7 @@ def collect(
         f"{len(done.received)} submissions taken in, {refused} of them refused, {same} unchanged "
         f"(format: {done.form}). Next: inferlab grade run {slug}"
     )
+    stop_for_receipts(done.damaged, "nothing of theirs was taken in; when it is repaired, collect again")
 
 
 def _whose(told: list[str]) -> dict[str, str]:
@@ -131,6 +134,38 @@ def roster(
         f"{len(known.students)} students: {len(done.added)} new, {len(done.changed)} changed. "
         "Next: inferlab grade collect LAB FOLDER_OR_ZIP"
     )
+
+
+def repair(
+    lab: LabArgument,
+    student: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this student; may be repeated. All whose receipts are damaged if none."),
+    ] = None,
+    course: CourseOption = Path(),
+) -> None:
+    """Make damaged receipts of what was handed in anew from what lies beside them; says what they rest on then."""
+    from grader.courses import grading
+    from grader.submissions.repair import damaged_receipts
+    from grader.submissions.repair import repair as repair_receipts
+
+    failed = 0
+    try:
+        root = open_course(course)
+        slug = grading.lab_slug(root, lab)
+        for one in student or damaged_receipts(root, slug):
+            if not (root / "received" / one / slug).is_dir():
+                raise CourseError(f"{one} has handed in nothing for {slug}; ids are the folders in received/")
+            try:
+                said = f"{one}: {repair_receipts(root, slug, one)}"
+            except CourseError as error:
+                said, failed = str(error), failed + 1
+            console.print(shown_line(said, 1000), markup=False, highlight=False, soft_wrap=True)
+    except (CourseError, OSError) as error:
+        _stop(error)
+    if failed:
+        _stop(f"{failed} could not be repaired: see above")
+    console.print(f"Look at the times, then: inferlab grade run {slug}", markup=False, soft_wrap=True)
 
 
 def _list(what: str, names: list[str]) -> None:

@@ -15,6 +15,7 @@ from grader.saying import stop
 
 if TYPE_CHECKING:
     from grader.courses.recorded import Damaged
+    from grader.submissions.history import DamagedReceipt
 
 console = Console()
 
@@ -46,6 +47,15 @@ def stop_for_damaged(damaged: Sequence[Damaged], missing: str = "all that the gr
     for one in damaged:
         typer.echo(shown_line(str(one), 1000), err=True)
     stop(f"{how_many(len({one.student for one in damaged}))} with a damaged result: {missing}; repair it as said above")
+
+
+def stop_for_receipts(damaged: Sequence[DamagedReceipt], left: str) -> None:
+    """Where receipts cannot be read: name each with what repairs it, and end with exit status 1."""
+    if not damaged:
+        return
+    for one in damaged:
+        typer.echo(shown_line(str(one), 1000), err=True)
+    stop(f"{how_many(len({one.student for one in damaged}))} with damaged receipts: {left}; repair them as said above")
 
 
 def how_many(students: int) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from grader.commands.collect_cli import collect, roster
+from grader.commands.collect_cli import collect, repair, roster
 from grader.commands.late_cli import due, extend, late
 from grader.commands.prove_cli import prove
 from grader.commands.report_cli import report
@@ -105,6 +105,7 @@ def bundle(
 
 app.command(epilog="Example: inferlab grade roster participants.csv")(roster)
 app.command(epilog="Example: inferlab grade collect 02 downloads/lab02.zip")(collect)
+app.command(epilog="Example: inferlab grade repair 02 --student ada")(repair)
 app.command(epilog="Example: inferlab grade run 02 --workers 4")(run)
 app.command(epilog="Example: inferlab grade replay ada 02")(replay)
 app.command(epilog="Example: inferlab grade report 02 --html report.html")(report)

@@ -59,7 +59,7 @@ def feedback(
     console.print(f"{len(pages)} pages in feedback/{example}", markup=False)
     if form:
         console.print(f"Written: {packed}, named as for {form}", markup=False)
-    listed(f"Not in the zip; they did not hand in by {form}, or by a name that does not say who", left_out)
+    listed(f"Not in the zip; they did not hand in by {form}, or by a name that does not say who, or says two", left_out)
     for student in failed:
         typer.echo(f"{shown_line(student)}: no page could be written; grade it again: inferlab grade run {slug} "
                    f"--student {shlex.quote(shown_line(student))}", err=True)  # fmt: skip

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from grader.commands.common import stop_for_receipts
 from grader.course import CourseError, open_course
 from grader.results.result import Result
 from grader.saying import stop as _stop
@@ -97,6 +98,7 @@ def run(
             f"{broken} could not be graded because the grader failed; they have zero and wait for you in the gradebook."
             " The same command tries them again"
         )
+    stop_for_receipts(todo.damaged, "they keep the grade they had, if any")
 
 
 def replay(student: Annotated[str, typer.Argument(help="The student's id.")], lab: Lab, course: Course = Path(),

@@ -31,6 +31,7 @@ from grader.examination.worker import (
 from grader.results.result import Result, result_from_json
 from grader.study.workspace_files import sweep
 from grader.submissions.collect import take_in
+from grader.submissions.history import DamagedReceipt
 
 if TYPE_CHECKING:
     from grader.courses.recorder import Recorder
@@ -42,13 +43,15 @@ IN_FLIGHT = 2  # jobs per worker that are handed out: one at work, one waiting
 @dataclass(frozen=True)
 class Plan:
     """What a run has to do. examine: new or changed; record: examined, but not in the gradebook; done: the rest;
-    outdated: those of them that were examined with other checks than the lab has now.
+    outdated: those of them that were examined with other checks than the lab has now; damaged: left as they are,
+    because it is unknown what they handed in.
     """
 
     examine: list[str] = field(default_factory=list)
     record: list[str] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
     outdated: list[str] = field(default_factory=list)
+    damaged: list[DamagedReceipt] = field(default_factory=list)
 
 
 def plan(root: Path, slug: str, students: Iterable[str], again: bool = False) -> Plan:
@@ -61,14 +64,17 @@ def plan(root: Path, slug: str, students: Iterable[str], again: bool = False) ->
     for student in students:
         try:
             take_in(root, slug, student)  # what came by another way than `collect`, such as nbgrader's exchange
-        except OSError:
+            received = read_intake(root, slug, student).get("received", "")
+        except DamagedReceipt as error:
+            found.damaged.append(error)
+            continue
+        except (OSError, ValueError):
             found.examine.append(student)  # this fails, for this student only, and a person will look
             continue
         try:
             result = load_result(root, slug, student)
         except (OSError, ValueError):
             result = None  # not graded yet, or damaged
-        received = read_intake(root, slug, student).get("received", "")
         if again or result is None or result.received != received or result.status == "machinery":
             found.examine.append(student)
             continue
@@ -211,7 +217,8 @@ def _keep(root: Path, setup: Setup, student: str, outcome: str | Exception, reco
     if isinstance(outcome, Exception):
         result = unexamined(setup.lab(), "machinery", f"the grader failed: {type(outcome).__name__}: {outcome}")
         result.student, result.lab_version = student, setup.lab_version
-        result.received = read_intake(root, setup.slug, student).get("received", "")
+        with contextlib.suppress(OSError, ValueError):  # then this is the failure that the result names
+            result.received = read_intake(root, setup.slug, student).get("received", "")
     else:
         result = result_from_json(outcome)
     save_result(root, result)

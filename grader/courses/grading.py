@@ -75,9 +75,12 @@ def run(
 ) -> Iterator[Result]:
     """Grade the submissions that are new or changed (all with `again`), one result each, whatever happens.
 
-    wanted: some students only; options: of `grader.courses.batch.grade_students`.
+    wanted: some students only; options: of `grader.courses.batch.grade_students`. Raises CourseError, before anything
+    is graded, where receipts are damaged.
     """
     waiting = plan(root, slug, students(root, slug, wanted), again)
+    if waiting.damaged:
+        raise CourseError("\n".join(map(str, waiting.damaged)))
     yield from record_students(root, slug, waiting.record)
     yield from grade_students(root, slug, waiting.examine, **options)
 

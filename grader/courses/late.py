@@ -22,7 +22,8 @@ import yaml
 from grader.course import CourseError, course_lock
 from grader.courses.course import nbgrader_config
 from grader.labs.release import course_directory
-from grader.submissions.receipt import from_file, read_history
+from grader.submissions.history import DamagedReceipt, read_history
+from grader.submissions.receipt import from_file
 from grader.submissions.receipt import set_time as set_time_received
 from grader.submissions.roster import load_roster
 
@@ -224,15 +225,21 @@ def confirm_file_times(root: Path, slug: str, found: Iterable[Late]) -> None:
 
 def settle(root: Path, slug: str) -> list[Late]:
     """Bring the gradebook's due date, extensions and penalties of a lab in line with the policy and with the scores as
-    they are now; doing it again changes nothing. Raises CourseError.
+    they are now; doing it again changes nothing. Raises CourseError, also where one who was late has damaged receipts,
+    which say whether that costs points: then nothing is changed.
     """
     policy, found = read_policy(root), []
+    damaged: list[DamagedReceipt] = []
     with gradebook(root, slug) as book:
         assignment = assignment_of(book, slug)
         if slug in policy.due:
             assignment.duedate = _naive(parse_when(policy.due[slug]))
         for submission in submissions_of(book, assignment):
-            late = lateness(policy, slug, submission, root)
+            try:
+                late = lateness(policy, slug, submission, root)
+            except DamagedReceipt as error:
+                damaged.append(error)
+                continue
             if slug in policy.due:
                 due = parse_when(policy.due[slug])
                 days = (policy.extensions.get(slug) or {}).get(submission.student_id, 0)
@@ -241,6 +248,9 @@ def settle(root: Path, slug: str) -> list[Late]:
             for notebook in submission.notebooks:
                 notebook.late_submission_penalty = late.penalty or None
             found.append(late)
+        if damaged:
+            book.db.rollback()
+            raise CourseError("\n".join(f"{one} (it says whether being late costs points)" for one in damaged))
         if book.db.dirty:
             book.db.commit()
     return sorted(found, key=lambda late: late.student)
@@ -251,7 +261,11 @@ def without_time(root: Path, slug: str, found: Iterable[Late]) -> list[str]:
     lines = []
     for one in found:
         if one.submitted is None:
-            history = read_history(root, slug, one.student)
+            try:
+                history = read_history(root, slug, one.student)
+            except DamagedReceipt as error:
+                lines.append(str(error))
+                continue
             late = history[-1].late if history else None
             said = "" if late is None else f" ({'late' if late else 'in time'}, says the LMS)"
             lines.append(one.student + said)
@@ -288,7 +302,10 @@ def submissions_of(book: Any, assignment: Any) -> list[Any]:
 
 
 def lateness(policy: Policy, slug: str, submission: Any, root: Path) -> Late:
-    """nbgrader's SubmittedAssignment against its due date: the policy's, or one set in the formgrader (in UTC)."""
+    """nbgrader's SubmittedAssignment against its due date: the policy's, or one set in the formgrader (in UTC).
+
+    Raises DamagedReceipt where it depends on receipts that cannot be read.
+    """
     due: datetime | None = None
     if slug in policy.due:
         days = (policy.extensions.get(slug) or {}).get(submission.student_id, 0)

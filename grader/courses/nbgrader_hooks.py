@@ -7,7 +7,6 @@ a number of points, never stderr.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ from grader.courses.disarm import disarm
 from grader.courses.recorded import read_result
 from grader.results.result import Result, result_from_json
 from grader.study.workspace_files import write_atomically
-from grader.submissions.receipt import released
+from grader.submissions.history import RECORD
+from grader.submissions.receipt import read_record, released, whole
 
 
 class ExaminerStep(NbGraderPreprocessor):
@@ -55,9 +55,9 @@ def _finished(root: Path, lab_slug: str, student: str) -> Result | None:
     """The submission's result, where there is one for what was handed in last."""
     try:
         result = load_result(root, lab_slug, student)
+        received = read_intake(root, lab_slug, student).get("received", "")
     except (OSError, ValueError):
         return None
-    received = read_intake(root, lab_slug, student).get("received", "")
     return result if result.received == received and result.status != "machinery" else None
 
 
@@ -125,9 +125,13 @@ def write_scores(nb: Any, result: Result) -> None:
 
 
 def read_intake(root: Path, lab: str, student: str) -> dict[str, Any]:
-    """What intake recorded for a submission: received (SHA-256), refused (reason or ""), notes."""
-    path = root / "submitted" / student / lab / "intake.json"
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    """What intake recorded for a submission: received (SHA-256), refused (reason or ""), notes. Empty where it has not
+    seen it. Raises ValueError where the record is damaged.
+    """
+    record = read_record(root / "submitted" / student / lab)
+    if record and not whole(record):
+        raise ValueError(f"submitted/{student}/{lab}/{RECORD} is damaged; inferlab grade run {lab} makes it anew")
+    return record
 
 
 def result_path(root: Path, lab: str, student: str) -> Path:

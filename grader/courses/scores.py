@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 
 from grader.courses.by_hand import Stale, given_by_hand, stale_of
+from grader.submissions.history import DamagedReceipt, read_history
 from grader.submissions.lms import moodle_participant
-from grader.submissions.receipt import read_history
 from grader.submissions.roster import Roster, load_roster
 
 
@@ -81,7 +81,8 @@ def scores(root: Path, slug: str) -> list[Score]:
 def known_ids(root: Path, slug: str, student: str, roster: Roster) -> dict[str, str]:
     """The ids of a student in an LMS, by kind: the roster's, and those from the names in a download.
 
-    `participant` is one number: Moodle's for this lab, from the download, or the roster's where it has only one.
+    `participant` is one number: Moodle's for this lab, from the download, or the roster's where it has only one; none
+    where the receipts are damaged, since it may be another lab's.
     """
     entry = roster.students.get(student)
     ids = dict(entry.ids) if entry else {}
@@ -90,7 +91,12 @@ def known_ids(root: Path, slug: str, student: str, roster: Roster) -> dict[str, 
     form, _, number = roster.others.get(student, "").partition(":")
     if form == "canvas" and number.isdigit():
         ids.setdefault("canvas_id", number)
-    for version in read_history(root, slug, student)[-1:]:
+    try:
+        history = read_history(root, slug, student)
+    except DamagedReceipt:
+        ids.pop("participant", None)
+        return ids
+    for version in history[-1:]:
         if version.form == "moodle" and (number := moodle_participant(PurePosixPath(version.path))):
             ids["participant"] = number
     return ids

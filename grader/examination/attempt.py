@@ -9,7 +9,7 @@ import importlib
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,8 +99,10 @@ def start(
     limits: Limits,
     who: str = "",
     call_seconds: float | None = None,
+    given: Sequence[tuple[str, str]] = (),
 ) -> Attempt:
-    """Fork a process and run the learner's cells in it. who: begins every message, "role 2: ".
+    """Fork a process and run the learner's cells in it. who: begins every message, "role 2: ". given: cells, (source,
+    name), that are run before.
 
     call_seconds: as `limits.call`, for calls after the cells; those have what `limits` says.
     Raises Gone when the process does not survive that; errors in cells are in `broken`.
@@ -108,7 +110,7 @@ def start(
     with _launching:
         process = launcher.fork(limits.learner_memory)
     doing, seconds = ["your code"], [limits.call]
-    cells = learner_cells(lab, submission)
+    cells = [*given, *learner_cells(lab, submission)]
 
     def gone(error: Exception) -> BaseException:
         sources = {name: source for source, name in cells}

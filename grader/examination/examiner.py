@@ -23,13 +23,15 @@ from typing import Any
 from grader.checks import secret_seed
 from grader.examination.attempt import Attempt, Gone, Limits, Lost, interface_dataclasses, start
 from grader.examination.flags import flags
-from grader.examination.intake import Submission
+from grader.examination.intake import Submission, learner_cells
 from grader.examination.needed import needed_cells
+from grader.examination.own_process import CELL, hash_of_role
 from grader.examination.reference import Reference, run_cell
 from grader.examination.roles import roles_from
 from grader.examination.verdict import MAX_SEEN, check_result, clean, explain
+from grader.examination.written import texts_in
 from grader.isolation.launcher import Launcher
-from grader.labs.lab import Cell, Lab
+from grader.labs.lab import Cell, Lab, defined_names
 from grader.learner_side.peer import LAB_MODULE
 from grader.results.result import CheckResult, Result
 
@@ -216,9 +218,9 @@ class _Examination:
         first = len(self._roles)
         try:
             for role in range(num_roles):
-                who = f"role {role}: "
+                who, given = f"role {role}: ", [(hash_of_role(role), CELL)]
                 self._roles.append(
-                    start(self.lab, self.submission, self.launcher, self.limits, who, self._call_seconds)
+                    start(self.lab, self.submission, self.launcher, self.limits, who, self._call_seconds, given)
                 )
             yield [attempt.graded for attempt in self._roles[first:]]
         finally:
@@ -228,6 +230,11 @@ class _Examination:
         """For `checks.together`: calls of roles in other threads end."""
         for attempt in self._roles:
             attempt.interrupt()
+
+    def texts(self, name: str) -> list[str]:
+        """For `checks.texts_of`."""
+        cells = [source for source, _ in learner_cells(self.lab, self.submission)]
+        return texts_in(sorted(cells, key=lambda source: name not in defined_names(source)))
 
     def _end_roles(self, first: int = 0) -> None:
         ending, self._roles = self._roles[first:], self._roles[:first]

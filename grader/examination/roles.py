@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
+from grader.examination.own_process import hash_of_role
+from grader.examination.written import texts_here
 from grader.labs.lab import defined_names
 
 T = TypeVar("T")
@@ -40,6 +42,8 @@ class Source(Protocol):
     def open(self, num_roles: int) -> contextlib.AbstractContextManager[list[dict[str, Any]]]: ...
 
     def interrupt(self) -> None: ...
+
+    def texts(self, name: str) -> list[str]: ...
 
 
 _source: ContextVar[Source | None] = ContextVar("source", default=None)
@@ -81,10 +85,19 @@ def roles(num_roles: int) -> contextlib.AbstractContextManager[list[Role]]:
 def _open(num_roles: int, namespace: dict[str, Any]) -> Iterator[list[Role]]:
     source = _source.get()
     if source is None:
-        yield [Role(World(namespace).get) for _ in range(num_roles)]
+        yield [Role(World(namespace, role).get) for role in range(num_roles)]
         return
     with source.open(num_roles) as found:
         yield [Role(names.__getitem__) for names in found]
+
+
+def texts_of(name: str) -> list[str]:
+    """The texts in the learner's code, those of the cell that defines `name` first: a check tries them as separators.
+
+    In a learner's notebook those of that cell and of what it uses.
+    """
+    source = _source.get()
+    return texts_here(name, sys._getframe(1).f_globals, _cell_of) if source is None else source.texts(name)
 
 
 def together(calls: Sequence[Callable[[], T]]) -> list[T]:
@@ -224,12 +237,15 @@ class World:
     """The names of a notebook as a process of its own would have them.
 
     `get(name)` runs the cell again that defines the function or class `name`, and before it the cells of what that
-    one uses. Other values are shared, but for lists, dicts, sets and tensors, which are copied.
+    one uses. Other values are shared, but for lists, dicts, sets and tensors, which are copied. role: whose hash() of
+    text the cells find, unless they define one.
     """
 
-    def __init__(self, namespace: dict[str, Any]):
+    def __init__(self, namespace: dict[str, Any], role: int = 0):
         self._from = namespace
         self._names = dict(namespace)
+        if "hash" not in namespace:
+            exec(hash_of_role(role), self._names)
         self._done: set[str] = set()
         self._copied: set[str] = set()
 

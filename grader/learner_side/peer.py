@@ -2,18 +2,15 @@
 
 Both ends run this code. `Peer.request` sends a call and, until its answer comes, serves the calls the other side makes
 (call-backs), so calls nest and one socket is enough. An object that is not data crosses as a handle: a number here, a
-`Handle` there. Shipped beside `codec.py` into the learner's process.
+`Handle` (`stand_ins.py`) there. Shipped beside `codec.py` into the learner's process.
 """
 
 from __future__ import annotations
 
-import builtins
 import dataclasses
 import functools
-import math
 import threading
 import time
-import traceback
 import types
 import weakref
 from collections.abc import Callable
@@ -21,122 +18,18 @@ from typing import Any
 
 import torch
 
-from .codec import MAX_BODY, MAX_INT_BITS, MAX_NAMES, CannotCross, Malformed, Packer, Unpacker
+from .codec import MAX_BODY, MAX_NAMES, CannotCross, Malformed, Packer, Unpacker
+from .stand_ins import DUNDERS, Handle, describe, overwrite, rebuild
 from .wire import MAX_HEADER, Connection
 
-DUNDERS = ("__len__", "__getitem__", "__setitem__", "__contains__", "__iter__", "__next__", "__enter__", "__exit__")
 ENDS_ITERATION = ("__next__", "send", "throw")  # methods whose StopIteration is an answer
 LAB_MODULE = "lab_cells"  # __name__ of the namespace in which the examiner runs a lab's cells
 LISTED = "LEARNER_SEES"  # attribute of a class of the examiner: the names of it that the learner's code may use
-CELL = "<cell "  # how the file name of a learner's cell begins: "<cell NAME>"
 MAX_NESTING = 40
-MAX_TEXT = 8000  # characters of an exception's text
-UNREADABLE = "(an exception whose text cannot be read)"
-# Methods by which a tensor says that it is right. A handle must not answer them: its answer is the learner's.
-VERDICTS = frozenset(("equal", "allclose", "isclose", "eq", "ne", "all", "any", "is_same_size"))
 
 
 class TooManyCalls(Exception):
     """More calls than one check may make: it goes through answers that do not end."""
-
-
-class Handle:
-    """An object of the other process: call it, call its methods, read its public attributes, use the listed dunders.
-
-    It is never equal to anything and never true or false: a forged answer must not be able to pass a comparison.
-    """
-
-    __slots__ = ("__weakref__", "_cls", "_dunders", "_id", "_methods", "_peer")
-
-    def __init__(self, peer: Peer, number: int, cls: str, methods: frozenset[str], dunders: frozenset[str]):
-        values = {"_peer": peer, "_id": number, "_cls": cls, "_methods": methods, "_dunders": dunders}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._peer.call(self._id, None, args, kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{name!r} of a {self._cls} of the other process is not public")
-        if name in VERDICTS:
-            raise AttributeError(f"expected a tensor, got a {self._cls} of the other process: it has no {name!r}")
-        if name in self._methods:
-            return functools.partial(_call_method, self, name)
-        return self._peer.get(self._id, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"attributes of a {self._cls} of the other process cannot be set")
-
-    def __del__(self) -> None:
-        self._peer.forget(self._id)
-
-    def __repr__(self) -> str:
-        return f"<{self._cls} of the other process>"
-
-    def _refuse(self, *_: Any) -> Any:
-        raise TypeError(f"a {self._cls} of the other process cannot be compared, hashed or tested for truth")
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
-    __hash__ = _refuse
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError(f"a {self._cls} of the other process cannot be copied")
-
-    def _dunder(self, name: str, *args: Any) -> Any:
-        if name not in self._dunders:
-            raise TypeError(f"{self._cls} has no {name}")
-        return self._peer.call(self._id, name, args, {})
-
-    def __len__(self) -> int:
-        return self._dunder("__len__")
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._dunder("__getitem__", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._dunder("__setitem__", key, value)
-
-    def __contains__(self, key: Any) -> bool:
-        return self._dunder("__contains__", key) is True
-
-    def __iter__(self) -> Any:
-        return self._dunder("__iter__")
-
-    def __next__(self) -> Any:
-        return self._dunder("__next__")
-
-    def __enter__(self) -> Any:
-        return self._dunder("__enter__")
-
-    def __exit__(self, kind: Any, value: Any, trace: Any) -> Any:
-        # An exception is not data: its built-in type's name and text cross, and are an exception again there.
-        answer = self._dunder("__exit__", None if value is None else _describe(value, with_trace=False))
-        # The learner's code may swallow its own errors, but neither a failed assertion of a check nor its end.
-        return answer is True and isinstance(value, Exception) and not isinstance(value, AssertionError)
-
-
-def _call_method(handle: Handle, name: str, *args: Any, **kwargs: Any) -> Any:
-    return handle._peer.call(handle._id, name, args, kwargs)
-
-
-def lending(function: Any) -> Callable[..., Any] | None:
-    """`function`, a handle or a method of one, as a call with tensors that are only lent; None if it is neither."""
-    if isinstance(function, Handle):
-        handle, name = function, None
-    elif isinstance(function, functools.partial) and function.func is _call_method:
-        handle, name = function.args
-    else:
-        return None
-    return lambda *args, **kwargs: handle._peer.call(handle._id, name, args, kwargs, lent=True)
-
-
-def overwrite(tensor: torch.Tensor) -> None:
-    """Fill with NaN; integers with the smallest value of their type, which is False for bool."""
-    if tensor.is_floating_point() or tensor.is_complex():
-        tensor.fill_(math.nan)
-    else:
-        tensor.fill_(False if tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).min)
 
 
 class Peer:
@@ -192,7 +85,7 @@ class Peer:
                 raise
             # As out of a generator: it would end a loop of the caller, over `map` or `zip`, as if all were done.
             described = {"type": "RuntimeError", "args": ["StopIteration was raised"], "name": "StopIteration"}
-            raise _rebuild({**described, "trace": getattr(error, "learner_traceback", "")}) from None
+            raise rebuild({**described, "trace": getattr(error, "learner_traceback", "")}) from None
 
     def get(self, number: int, name: str) -> Any:
         """Read the public attribute `name` of object `number` of the other side."""
@@ -234,7 +127,7 @@ class Peer:
                 except (Malformed, LookupError, TypeError, ValueError) as error:
                     raise self._end(Malformed(str(error))) from None
                 if answer["m"] == "err":
-                    raise _rebuild(value)
+                    raise rebuild(value)
                 return value
             finally:
                 self._depth -= 1
@@ -278,7 +171,7 @@ class Peer:
         try:
             self._wire(self.connection.send, reply, packer.finish()[0])
         except CannotCross as error:
-            self._wire(self.connection.send, {"m": "err", "v": Packer(self._export, {}).pack(_describe(error))}, [])
+            self._wire(self.connection.send, {"m": "err", "v": Packer(self._export, {}).pack(describe(error))}, [])
         finally:
             for tensor in lent:
                 overwrite(tensor)
@@ -292,11 +185,11 @@ class Peer:
             value, kind = packer.pack(self._perform(header, chunks, lent)), "ok"
         except Exception as error:
             packer = Packer(self._export, self._dataclasses)
-            value, kind = packer.pack(_describe(error, with_trace=not self.strict)), "err"
+            value, kind = packer.pack(describe(error, with_trace=not self.strict)), "err"
         except BaseException as error:
             if self.strict:
                 raise
-            value, kind = packer.pack(_describe(error, with_trace=True)), "err"
+            value, kind = packer.pack(describe(error, with_trace=True)), "err"
         changed = [i for i, (old, new) in enumerate(zip(before, chunks, strict=True)) if old != new.numpy().tobytes()]
         return {"m": kind, "v": value, "w": [[i, packer.add_bytes(chunks[i])] for i in changed]}, packer
 
@@ -315,7 +208,7 @@ class Peer:
             return self._shown(target, name)
         args, kwargs = payload
         if name == "__exit__":
-            error = None if args[0] is None else _rebuild(args[0])
+            error = None if args[0] is None else rebuild(args[0])
             args = [type(error) if error is not None else None, error, None]
         return (target if name is None else self._shown(target, name))(*args, **kwargs)
 
@@ -384,74 +277,3 @@ def _interface(cls: type, as_class: bool) -> tuple[list[str], list[str]]:
 def _name_of(obj: Any) -> str:
     name = getattr(obj, "__name__", None) if callable(obj) else None
     return name if isinstance(name, str) else type(obj).__name__
-
-
-def _describe(error: BaseException, with_trace: bool = True) -> dict[str, Any]:
-    """An exception as data: its nearest built-in type, arguments, own type's name and the text of the traceback.
-
-    Whatever the exception's own methods, attributes and classes do when they are asked, raise or exit, this does not.
-    """
-    unknown = {"type": "RuntimeError", "args": [UNREADABLE], "name": "an exception"}
-    found = _asked(lambda: _type_and_args(error), unknown)
-    return found | {"trace": _asked(lambda: trace_text(error), "") if with_trace else ""}
-
-
-def _type_and_args(error: BaseException) -> dict[str, Any]:
-    builtin = next(c for c in type(error).__mro__ if c.__module__ == "builtins")
-    args = _asked(lambda: list(error.args[:8]), [None] * 8)
-    if len(args) == 8 or not all(map(_is_plain, args)):
-        args = [_asked(lambda: str.__str__(str(error))[:MAX_TEXT], UNREADABLE)]
-    return {"type": str(builtin.__name__), "args": args, "name": str(type(error).__name__)[:200]}
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) is int:
-        return value.bit_length() <= MAX_INT_BITS
-    return type(value) in (float, bool, type(None)) or (type(value) is str and len(value) < MAX_TEXT)
-
-
-def _asked(question: Callable[[], Any], otherwise: Any) -> Any:
-    """The answer of an object that a learner's code made, or `otherwise` where it raises."""
-    try:
-        return question()
-    except BaseException:
-        return otherwise
-
-
-def trace_text(error: BaseException) -> str:
-    """The traceback of an exception: only what lies in a learner's cells; all of it, if nothing does.
-
-    Frames of libraries lie deep, say nothing about the learner's mistake, and name folders of this machine.
-    """
-    described = traceback.TracebackException.from_exception(error)
-    chain = [described]
-    for part in chain:  # grows while it is read: what an exception was raised from, or holds
-        chain += [linked for linked in (part.__cause__, part.__context__, *(part.exceptions or ())) if linked]
-    if any(frame.filename.startswith(CELL) for part in chain for frame in part.stack) or _in_cell(described):
-        for part in chain:
-            own = [frame for frame in part.stack if frame.filename.startswith(CELL)]
-            part.stack = traceback.StackSummary.from_list(own)
-    return "".join(list(described.format())[-40:])[-MAX_TEXT:]
-
-
-def _in_cell(error: traceback.TracebackException) -> bool:
-    """Whether it is a syntax error in a cell: its place is in the exception, not in a frame."""
-    return str(getattr(error, "filename", "")).startswith(CELL)
-
-
-def _rebuild(description: Any) -> Exception:
-    """The built-in exception of a description; anything but a subclass of Exception becomes a RuntimeError."""
-    try:
-        kind = getattr(builtins, str(description["type"]), None)
-        args, name = list(description["args"]), str(description["name"])[:200]
-        if not (isinstance(kind, type) and issubclass(kind, Exception)):
-            kind, args = RuntimeError, [f"{name}: {' '.join(str(a) for a in args)}"]
-        trace = str(description["trace"])[:MAX_TEXT]
-        try:
-            error: Exception = kind(*args)
-        except Exception:  # a UnicodeDecodeError, an ExceptionGroup: what they are made of does not cross
-            error = RuntimeError(" ".join(str(argument) for argument in args))
-    except Exception:
-        error, name, trace = RuntimeError("an exception that could not be read"), "RuntimeError", ""
-    error.learner_type, error.learner_traceback = name, trace  # type: ignore[attr-defined]
-    return error

@@ -22,6 +22,7 @@ from grader.examination.intake import Refused
 from grader.labs.lab import Lab
 from grader.submissions.choice import choose, file_names, with_cells_of
 from grader.submissions.handed_in import Entry, opened
+from grader.submissions.history import RECORD, DamagedReceipt, free_name, read_history
 from grader.submissions.lms import Download, Owner, Reading, understand
 from grader.submissions.receipt import (
     Handed,
@@ -29,11 +30,12 @@ from grader.submissions.receipt import (
     derive,
     doubt,
     keep,
-    read_history,
     read_record,
     receive,
     released,
+    whole,
     write_safely,
+    written_by_intake,
 )
 from grader.submissions.roster import Roster, load_roster, safe_id, save_roster
 
@@ -47,7 +49,8 @@ _HEX = re.compile(rb"[0-9a-f]{1,256}")
 class Collected:
     """What a collect did. form: how the download was understood; ignored: files without an owner; unknown: ids, with
     names, of those not in the roster; missing: ids of the roster's students who have handed in nothing; kept: why what
-    a student had before still counts; warnings: what an instructor should look at.
+    a student had before still counts; warnings: what an instructor should look at; damaged: of whom nothing was taken
+    in, because what is there cannot be read.
     """
 
     form: str
@@ -57,6 +60,7 @@ class Collected:
     missing: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    damaged: list[DamagedReceipt] = field(default_factory=list)
 
 
 Files = list[tuple[Owner, Entry]]
@@ -115,6 +119,9 @@ def collect(
             """Whatever is wrong with a submission is the reason for refusing it, and stops no other."""
             try:
                 return take(student, ask)
+            except DamagedReceipt as error:
+                done.damaged.append(error)
+                return ""
             except (OSError, CourseError):  # a full disk, a damaged course: nothing that a submission does
                 raise
             except Exception as error:
@@ -236,24 +243,38 @@ def _question(what: str, questions: list[str]) -> str:
 
 def take_in(root: Path, lab_slug: str, student: str) -> None:
     """Make sure, before grading, that what lies in `submitted/` is intake's: finish what a kill interrupted, and take
-    in what came by another way than `collect`, such as nbgrader's exchange.
+    in what came by another way than `collect`, such as nbgrader's exchange. Raises DamagedReceipt.
     """
-    folder = root / "submitted" / student / lab_slug
+    folder, received = (root / top / student / lab_slug for top in ("submitted", "received"))
     name = next((root / "labs" / lab_slug).glob("*.ipynb")).name
-    ours = {name, "intake.json", "timestamp.txt", SECRET}
-    if all(path.name in ours and path.is_file() and not path.is_symlink() for path in folder.iterdir()):
-        record, history = read_record(folder), read_history(root, lab_slug, student)
-        # Only received/ counts, because intake alone writes there; a submission may bring an intake.json of its own.
-        whole = (
-            record and record == read_record(root / "received" / student / lab_slug) and _holds(folder / name, record)
-        )
-        if history and (record.get("pending") or (whole and record.get("sha256") != history[-1].sha256)):
+    ours = {name, RECORD, "timestamp.txt", SECRET}
+    # Only received/ counts, because intake alone writes there; a submission may bring an intake.json of its own.
+    kept, history = read_record(received), read_history(root, lab_slug, student)
+    there = list(folder.iterdir())
+    if all(path.name in ours and path.is_file() and not path.is_symlink() for path in there):
+        record = read_record(folder)
+        done = whole(record) and record == kept and _holds(folder / name, record)
+        if history and (record.get("pending") or (done and record.get("sha256") != history[-1].sha256)):
+            _move_folder_away(received / RECORD)
             derive(root, lab_slug, student)
             return
-        if whole:
+        if done:
             return
-    if not (folder / "intake.json").is_dir():
-        (folder / "intake.json").unlink(missing_ok=True)
+    others = [path for path in there if path.name != RECORD]
+    if (
+        history
+        and all(path.name in ours and path.is_file() and not path.is_symlink() for path in others)
+        and (_holds(folder / name, kept) or written_by_intake(root, lab_slug, student, folder / name))
+    ):  # nothing came: of the two records at least one is damaged, and both follow from the history
+        for record_path in (folder / RECORD, received / RECORD):
+            _move_folder_away(record_path)
+        derive(root, lab_slug, student)
+        return
+    if (received / RECORD).exists() and not whole(kept):
+        why = f"expected what intake wrote there, and {name} in submitted/ is not what it made of what counts"
+        raise DamagedReceipt(root, lab_slug, student, received / RECORD, why)
+    if not (folder / RECORD).is_dir():
+        (folder / RECORD).unlink(missing_ok=True)
     _, _, lab = released(root, lab_slug)
     with opened(folder) as entries:
         owner = Owner(student, "", own=True)
@@ -268,6 +289,14 @@ def take_in(root: Path, lab_slug: str, student: str) -> None:
             keep(root, lab_slug, student, handed)
     _set_aside(root, lab_slug, student)
     derive(root, lab_slug, student)
+
+
+def _move_folder_away(path: Path) -> None:
+    """Where a file is to be written; out of submitted/, which nbgrader copies."""
+    if path.is_dir() and not path.is_symlink():
+        _, student, lab_slug, name = path.parts[-4:]
+        received = path.parents[3] / "received" / student / lab_slug
+        os.replace(path, free_name(received, f"{name}.damaged"))
 
 
 def _holds(path: Path, record: dict[str, Any]) -> bool:

@@ -23,12 +23,13 @@ from typing import Any
 from grader.examination.intake import Refused, read_submission, rebuild
 from grader.labs.lab import Lab, lab_from_notebook
 from grader.labs.lab_source import write_notebook
+from grader.submissions.history import HISTORY, RECORD, DamagedReceipt, Version, read_history, texts
 
 STUDENT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
-HISTORY = "received.json"
 BY_HAND = "the instructor"
 NO_CELLS = "no cell of this lab was found: is it the right notebook?"  # intake's note
 MAX_RECORD = 1 << 20  # bytes; a record of ours has at most MAX_NOTES notes
+_RECORD_TEXTS = ("received", "sha256", "refused", "path", "form", "time", "time_from", "notebook")
 
 
 @dataclass(frozen=True)
@@ -67,23 +68,6 @@ class Received:
     time_from: str = ""
 
 
-@dataclass
-class Version:
-    """One entry of the history; file is empty when nothing could be kept. number: Canvas' number of the file."""
-
-    file: str
-    sha256: str
-    path: str
-    problem: str
-    form: str
-    time: str
-    time_from: str
-    late: bool | None
-    notes: list[str]
-    collected: str
-    number: int = 0
-
-
 def receive(root: Path, lab_slug: str, student: str, handed: Handed | str) -> Received:
     """Take in one submission, or (a text) record why there is none to take. Taking it in again changes nothing."""
     student, news = keep(root, lab_slug, student, handed)
@@ -109,6 +93,7 @@ def keep(root: Path, lab_slug: str, student: str, handed: Handed | str) -> tuple
     for old in history:
         if _same(old, version):  # the same bytes were there already at the earlier time
             version.time, version.time_from = earlier((old.time, old.time_from), (version.time, version.time_from))
+    version.file = next((old.file for old in history if _same(old, version)), "")
     if history and _same(history[-1], version):
         if version.form:  # what nbgrader brought again says nothing new
             history[-1].late, history[-1].number = version.late, max(version.number, history[-1].number)
@@ -120,10 +105,11 @@ def keep(root: Path, lab_slug: str, student: str, handed: Handed | str) -> tuple
             version.file = _keep(folder, handed, lab_slug, root, len(history) + 1)
             history.insert(len(history) - 1, version)
     else:
-        version.file = next((o.file for o in history if _same(o, version)), "")
         version.file = version.file or _keep(folder, handed, lab_slug, root, len(history) + 1)
         history.append(version)
-    _write_history(root, lab_slug, student, history)
+    if version.file and _bytes_of(folder / version.file) != handed.raw:  # damaged or gone since
+        write_safely(root, folder / version.file, handed.raw)
+    write_history(root, lab_slug, student, history)
     return student, news
 
 
@@ -134,7 +120,8 @@ def _version(handed: Handed) -> Version:
                    handed.time_from, handed.late, list(handed.notes), now, handed.number)  # fmt: skip
 
 
-def _write_history(root: Path, lab_slug: str, student: str, history: list[Version]) -> None:
+def write_history(root: Path, lab_slug: str, student: str, history: list[Version]) -> None:
+    """Write it as a whole, where it is not that already."""
     path = root / "received" / student / lab_slug / HISTORY
     text = json.dumps([asdict(v) for v in history], indent=1) + "\n"
     if _text_of(path) != text:
@@ -167,7 +154,7 @@ def set_time(root: Path, lab_slug: str, student: str, when: datetime | None) -> 
         raise LookupError(student)
     history[-1].time = when.astimezone(UTC).isoformat() if when else ""
     history[-1].time_from = BY_HAND
-    _write_history(root, lab_slug, student, history)
+    write_history(root, lab_slug, student, history)
     derive(root, lab_slug, student)
 
 
@@ -212,7 +199,7 @@ def _loses(root: Path, lab_slug: str, handed: Handed, present: list[str]) -> str
 
 def read_record(folder: Path) -> dict[str, Any]:
     """What intake noted about a submission; empty where intake has not seen it."""
-    path = folder / "intake.json"
+    path = folder / RECORD
     try:
         info = path.lstat()
         if not stat.S_ISREG(info.st_mode) or info.st_size > MAX_RECORD:  # a student may bring one, too
@@ -225,27 +212,21 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {"pending": True}
 
 
-def read_history(root: Path, lab_slug: str, student: str) -> list[Version]:
-    """What a student handed in for a lab, oldest first; the last one counts."""
-    path = root / "received" / student / lab_slug / HISTORY
-    return [Version(**v) for v in json.loads(path.read_text("utf-8"))] if path.exists() else []
+def whole(record: dict[str, Any]) -> bool:
+    """Whether a record has all that intake writes, each of its type."""
+    return all(isinstance(record.get(name), str) for name in _RECORD_TEXTS) and texts(record.get("notes"))
 
 
 def derive(root: Path, lab_slug: str, student: str, news: str = "unchanged") -> Received:
-    """Make `submitted/` from the last entry of the history; nothing is written if it is up to date."""
+    """Make `submitted/` from the last entry of the history; nothing is written if it is up to date.
+
+    Raises DamagedReceipt where what was kept of it is not what was handed in.
+    """
     version = read_history(root, lab_slug, student)[-1]
     received, submitted = (root / top / student / lab_slug for top in ("received", "submitted"))
-    release_path, release, lab = released(root, lab_slug)
-    raw = (received / version.file).read_bytes() if version.file else b""
-    refused, notebook, notes = version.problem, release, list(version.notes)
-    if not refused:
-        try:
-            notebook, found = _intake(raw, release, lab)
-            notes += found
-        except Refused as error:
-            refused = str(error)
-    digest = hashlib.sha256(raw + refused.encode()).hexdigest() if refused else version.sha256
-    text = write_notebook(notebook)
+    release_path, refused, notes, text = _made(root, lab_slug, student, version)
+    digest = hashlib.sha256(kept_bytes(root, lab_slug, student, version) + refused.encode()).hexdigest()
+    digest = digest if refused else version.sha256
     record = {
         "received": digest,
         "sha256": version.sha256,
@@ -258,22 +239,58 @@ def derive(root: Path, lab_slug: str, student: str, news: str = "unchanged") -> 
         "late": version.late,
         "notebook": hashlib.sha256(text.encode()).hexdigest(),
     }
-    files = {release_path.name: text, "intake.json": json.dumps(record, indent=1) + "\n"}
+    files = {release_path.name: text, RECORD: json.dumps(record, indent=1) + "\n"}
     if version.time:
         files["timestamp.txt"] = datetime.fromisoformat(version.time).strftime("%Y-%m-%d %H:%M:%S.%f UTC")
     unknown = not version.time and (version.form or version.time_from == BY_HAND)
     stale = submitted / "timestamp.txt" if unknown else None
     differs = any(_text_of(submitted / name) != text for name, text in files.items())
-    if differs or _text_of(received / "intake.json") != files["intake.json"] or (stale and stale.exists()):
+    if differs or _text_of(received / RECORD) != files[RECORD] or (stale and stale.exists()):
         submitted.mkdir(parents=True, exist_ok=True)
-        write_safely(root, submitted / "intake.json", json.dumps({"pending": True}) + "\n")
+        write_safely(root, submitted / RECORD, json.dumps({"pending": True}) + "\n")
         if stale:
             stale.unlink(missing_ok=True)
-        for name, text in sorted(files.items(), key=lambda item: item[0] == "intake.json"):
-            if name == "intake.json":  # the copy that no submission can bring
+        for name, text in sorted(files.items(), key=lambda item: item[0] == RECORD):
+            if name == RECORD:  # the copy that no submission can bring
                 write_safely(root, received / name, text)
             write_safely(root, submitted / name, text)
     return Received(student, refused, tuple(notes), news, version.late, version.time, version.time_from)
+
+
+def written_by_intake(root: Path, lab_slug: str, student: str, notebook: Path) -> bool:
+    """Whether a notebook is the one that intake makes from what counts; no where that cannot be told."""
+    try:
+        history = read_history(root, lab_slug, student)
+        return bool(history) and _text_of(notebook) == _made(root, lab_slug, student, history[-1])[-1]
+    except DamagedReceipt:
+        return False
+
+
+def _made(root: Path, lab_slug: str, student: str, version: Version) -> tuple[Path, str, list[str], str]:
+    """The release's path; why the version is refused, or empty; the notes on it; the notebook made from it."""
+    release_path, release, lab = released(root, lab_slug)
+    raw = kept_bytes(root, lab_slug, student, version)
+    refused, notebook, notes = version.problem, release, list(version.notes)
+    if not refused:
+        try:
+            notebook, found = _intake(raw, release, lab)
+            notes += found
+        except Refused as error:
+            refused = str(error)
+    return release_path, refused, notes, write_notebook(notebook)
+
+
+def kept_bytes(root: Path, lab_slug: str, student: str, version: Version) -> bytes:
+    """What was handed in. Raises DamagedReceipt where that is not what lies in `received/`."""
+    if not version.file:
+        return b""
+    path = root / "received" / student / lab_slug / version.file
+    raw = _bytes_of(path)
+    if raw is None or hashlib.sha256(raw).hexdigest() != version.sha256:
+        why = "it cannot be read" if raw is None else "its SHA-256 is not that of what was handed in"
+        again = f"collect the same file again: inferlab grade collect {lab_slug} FOLDER_OR_ZIP"
+        raise DamagedReceipt(root, lab_slug, student, path, why, again)
+    return raw
 
 
 def released(root: Path, lab_slug: str) -> tuple[Path, dict[str, Any], Lab]:
@@ -322,9 +339,20 @@ def _keep(folder: Path, handed: Handed, lab_slug: str, root: Path, number: int) 
         return ""
     stem = next((root / "labs" / lab_slug).glob("*.ipynb")).stem
     suffix = handed.path.suffix.lower()
-    name = f"{number}_{stem}" + (suffix if re.fullmatch(r"\.[a-z0-9]{1,8}", suffix) else ".ipynb")
+    suffix = suffix if re.fullmatch(r"\.[a-z0-9]{1,8}", suffix) else ".ipynb"
+    name = f"{number}_{stem}{suffix}"
+    while (folder / name).exists() and _bytes_of(folder / name) != handed.raw:  # not known to a repaired history
+        number += 1
+        name = f"{number}_{stem}{suffix}"
     write_safely(root, folder / name, handed.raw)
     return name
+
+
+def _bytes_of(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes() if stat.S_ISREG(path.lstat().st_mode) else None
+    except OSError:
+        return None
 
 
 def _text_of(path: Path) -> str | None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
+import stat
 import unicodedata
 from collections.abc import Iterable, Iterator, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from grader.course import CourseError
 from grader.submissions.receipt import write_safely
 
 FILE = "roster.json"
+MAX_BYTES = 32 << 20
 # kinds of `Student.ids`, beside id and email; `participant` may hold several, Moodle gives one for every assignment
 KINDS = ("canvas_id", "sis_user_id", "login", "id_number", "sid", "participant", "section")
 _RESERVED = re.compile(r"^(con|prn|aux|nul|com\d|lpt\d)(\.|$)", re.IGNORECASE)
@@ -105,17 +108,62 @@ class Roster:
 
 
 def load_roster(root: Path) -> Roster:
-    """The course's roster, empty where there is none. Raises CourseError when the file is damaged."""
+    """The course's roster, empty where there is none. Raises CourseError when the file is damaged.
+
+    It says who a student is, so that nothing goes on without it: an empty one would give those it knew other ids.
+    """
     path = root / FILE
-    if not path.exists():
-        return Roster()
     try:
-        data: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return Roster({s["id"]: Student(**s) for s in data["students"]}, dict(data["others"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise CourseError(
-            f"{path} is damaged ({error}); restore it, or delete it and import the roster again"
-        ) from None
+        return _read(path)
+    except FileNotFoundError:
+        return Roster()
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+    except ValueError as error:
+        why = str(error)
+    quoted = shlex.quote(str(path))
+    raise CourseError(
+        f"{path} is damaged ({why}); put it back from a copy. Without one: mv {quoted} {quoted}.damaged, then inferlab "
+        "grade roster FILE.csv, with the file that it was imported from; who handed in without being in that file may "
+        'get a second id, and the next collect lists them under "not in the roster"'
+    )
+
+
+def _read(path: Path) -> Roster:
+    """Raises OSError, and ValueError for anything else than a whole roster."""
+    state = path.stat()
+    if not stat.S_ISREG(state.st_mode):  # a pipe would keep a reader waiting
+        raise ValueError("a folder, expected a file" if path.is_dir() else "not a file")
+    if state.st_size > MAX_BYTES:
+        raise ValueError(f"{state.st_size >> 20} MiB, expected at most {MAX_BYTES >> 20}")
+    try:
+        data = json.loads(path.read_bytes().decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8, expected JSON") from None
+    except (ValueError, RecursionError):
+        raise ValueError(f"{'cut short, or not' if state.st_size else 'empty, expected'} JSON") from None
+    if not isinstance(data, dict) or data.keys() != {"students", "others"}:
+        raise ValueError("expected students and others")
+    students, others = data["students"], data["others"]
+    if not isinstance(students, list) or not all(map(_is_student, students)):
+        raise ValueError(f"expected students as a list, each with {', '.join(f.name for f in fields(Student))}")
+    if not _by_name(others):
+        raise ValueError("expected others as texts by id")
+    if len({one["id"] for one in students}) < len(students):
+        raise ValueError("an id is there twice")
+    return Roster({one["id"]: Student(**one) for one in students}, others)
+
+
+def _is_student(entry: Any) -> bool:
+    names = {field.name for field in fields(Student)}
+    if not isinstance(entry, dict) or "id" not in entry or not entry.keys() <= names:
+        return False
+    texts = (value for name, value in entry.items() if name != "ids")
+    return bool(entry["id"]) and all(isinstance(one, str) for one in texts) and _by_name(entry.get("ids", {}))
+
+
+def _by_name(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
 
 
 def save_roster(root: Path, roster: Roster) -> None:

@@ -28,7 +28,7 @@ import operator
 
 import torch
 
-from grader.checks import rng, roles, seed
+from grader.checks import rng, roles, seed, texts_of
 
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(32, 64))
 LIKE_KEY = [b"\xff" + KEY[1:], KEY[:16] + b"\xff" + KEY[17:], KEY[:31] + b"\xff"]  # each differs in one byte
@@ -171,12 +171,13 @@ class Prompts:
 # None; None means no adapter or salt.
 #
 # - The same pair always gives the same key, in every process.
-# - Different pairs give different keys: also `None` and `""`, long names that differ only at their end, and names that
-#   only look alike. "é" may be one character or two, an e and an accent; these are two names.
+# - Different pairs give different keys, whatever is in the names and however long they are: also `None` and `""`, names
+#   of thousands of characters that differ only at their end, and names that only look alike. "é" may be one character or
+#   two, an e and an accent; these are two names.
 # - What exactly goes into the digest is your choice.
 #
-# **Hint:** the strings may contain any character, so no separator is safe. Write the length of a part before the part,
-# or use a notation with quoting, such as JSON.
+# **Hint:** the strings may contain any characters, also those of a long separator that you make up, so none is safe.
+# Write the length of a part before the part, or use a notation with quoting, such as JSON.
 #
 # **Trap (concatenation):** `"a" + "bc"` and `"ab" + "c"` are the same string, and `str(None)` is the string `"None"`.
 
@@ -224,12 +225,14 @@ draw = rng("check_root")
 check_keys([("None", None), (None, None), (None, "None"), ("None", "None"), ("", "None"), ("", None), ("none", None)])
 signs = "|:,/\0\1\n\t -_.=&\x1e\x1f;#\"'\\"
 words = ("some", "none", "None", "null", "yes", "no", "True", "False", "0", "1", "adapter", "salt")
-for mark in (*signs, *words):
+texts = texts_of("root_key")  # a separator that was made up is in none of these lists, but in the code
+for mark in (*signs, *words, *texts):
     a, b, c = (str(random_int(0, 99, draw)) for _ in range(3))
     check_keys([(a, f"{b}{mark}{c}"), (f"{a}{mark}{b}", c), (f"{a}{mark}", f"{b}{c}"), (a, f"{mark}{b}{c}"),
                 (f"{a}{mark}{b}{mark}{c}", None), (f"{a}{mark}", f"{mark}{b}"), (f"{a}{mark}{mark}", b), ("", ""),
                 (f"{a}{mark}{b}", None), (f"{a}{mark}{b}", ""), (mark, None), (None, mark), (mark, mark)])  # fmt: skip
-for sign, tag in itertools.product("|:,/\0\x1f", "+-10"):  # a separator, with a mark for a name that is there
+tagged = [*itertools.product("|:,/\0\x1f", "+-10"), *itertools.combinations(texts[:8], 2)]
+for sign, tag in tagged:  # a separator, with a mark for a name that is there
     for mark in (sign + tag, tag + sign):
         check_keys([("red", f"blue{mark}green"), (f"red{mark}blue", "green")])
 name = f"Tenant {random_int(0, 999, draw)}"
@@ -242,6 +245,12 @@ for signs in alike:
 long = name * random_int(30, 40, draw)
 check_keys([(None, long), (None, f"{long}a"), (None, f"{long}b"), (f"{long}a", None), (f"{long}b", None), (long, long)])
 check_keys([(None, long * 300), (None, long * 300 + "a"), (long * 300, "a"), (None, "a" + long * 300)])
+for tag, width in itertools.product(("", "some", "1", "+", "y", "\1", *filter(str.isascii, texts[:8])), (1, 2)):
+    for order, first in itertools.product(("big", "little"), (True, False)):  # a length that has run over
+        number = (5).to_bytes(width, order).decode()
+        header = tag + number if first else number + tag
+        fill = "x" * (256**width - len(header))
+        check_keys([("red", f"{fill}{header}green"), (f"red{header}{fill}", "green")])
 with roles(2) as processes:
     keys = {bytes_of("root_key", each.root_key(name, "salt")) for each in processes} | {root_key(name, "salt")}
 assert len(keys) == 1, f"root_key({name!r}, 'salt') gave {len(keys)} keys in three processes"
@@ -326,6 +335,8 @@ for parent, tokens in [*drawn, (bytes(32), [0, 0]), (bytes(31) + b" ", edges), (
 #   is next. `evictable(block)` is a function that says whether a block may be evicted; requests may still read it.
 #   Fewer than `num_blocks` are evicted only when no leaf is evictable.
 # - `len(index)`: how many blocks are indexed.
+#
+# Two indexes share nothing, neither blocks nor moments, also when one begins while the other is in use.
 #
 # Where a method returns blocks, they are a list or tuple of their numbers, empty if there are none.
 #
@@ -538,6 +549,23 @@ def check_used(index, generator):
     index.insert([], KEY, [])
     expect_evict(index, 1, set(), [0], "2 came later, and no match since has found 0")
     expect_evict(index, 1, set(), [1], "2 came later, and no match since has found 1")
+
+
+def check_two(make):
+    """Two indexes with the same tokens: what is done with one says nothing about the other."""
+    index = make()
+    index.insert([1] * 4, KEY, [0])
+    index.insert([2] * 4, KEY, [1])
+    other = make()
+    expect_len(other, 0)
+    index.match([1] * 4, KEY)
+    other.insert([1] * 4, KEY, [5])
+    other.insert([2] * 4, KEY, [6])
+    other.match([2] * 4, KEY)
+    expect_evict(index, 1, set(), [1], "0 was matched after 1 came; another index, begun since, has other moments")
+    expect_evict(other, 1, set(), [5], "6 was matched after it; in the other index it was the other way round")
+    expect_match(index, [1] * 4, KEY, [0], "what is left in one index")
+    expect_match(other, [2] * 4, KEY, [6], "what is left in the other one")
 
 
 def evict_some(index, num_rounds, block_size, generator):
@@ -806,6 +834,8 @@ for block_size in (1, 2, random_int(3, 6, draw)):
 check_order(Called(HashIndex(4, Links().link), 4), rng("hash_lru"))
 check_moments(Called(HashIndex(2, Links().link), 2))
 check_used(Called(HashIndex(4, Links().link), 4), rng("hash_lru"))
+same_link = Links().link
+check_two(lambda: Called(HashIndex(4, same_link), 4))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_hash_lru")
 check_order(Called(HashIndex(4, Links().link), 4), draw)
@@ -1065,6 +1095,7 @@ for block_size in (1, 2, random_int(3, 6, draw)):
 check_order(Called(RadixIndex(4), 4), rng("radix_lru"))
 check_moments(Called(RadixIndex(2), 2))
 check_used(Called(RadixIndex(4), 4), rng("radix_lru"))
+check_two(lambda: Called(RadixIndex(4), 4))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_radix_lru")
 check_order(Called(RadixIndex(4), 4), draw)

@@ -197,6 +197,7 @@ def test_a_learners_error_is_shown_with_the_learners_lines_only(examine: Any) ->
     assert "your code raised AttributeError" in message
     assert "return self.missing" in message
     assert "peer.py" not in message
+    assert "stand_ins.py" not in message
     assert "assert" not in message
 
 

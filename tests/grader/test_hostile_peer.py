@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from grader.learner_side import codec, wire
 from grader.learner_side import peer as peer_module
 from grader.learner_side.codec import CannotCross, Malformed
-from grader.learner_side.peer import LAB_MODULE, Handle, Peer
+from grader.learner_side.peer import LAB_MODULE, Peer
+from grader.learner_side.stand_ins import Handle
 from grader.learner_side.wire import Connection
 
 
@@ -236,6 +237,7 @@ def test_a_call_back_that_is_wrong_gets_an_error_without_a_line_of_the_examiner(
     assert described["trace"] == ""
     assert "test_hostile_peer" not in json.dumps(answer)
     assert "peer.py" not in json.dumps(answer)
+    assert "stand_ins.py" not in json.dumps(answer)
 
 
 def test_messages_inside_each_other_share_one_allowance_of_memory(hostile: Any) -> None:

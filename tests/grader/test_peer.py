@@ -18,7 +18,8 @@ import torch
 from grader.checks import lent
 from grader.learner_side import peer as peer_module
 from grader.learner_side import wire
-from grader.learner_side.peer import LAB_MODULE, Handle, Peer
+from grader.learner_side.peer import LAB_MODULE, Peer
+from grader.learner_side.stand_ins import Handle
 from grader.learner_side.wire import Connection
 
 

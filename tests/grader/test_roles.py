@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from pathlib import Path
@@ -15,6 +16,7 @@ from grader.channel import Network
 from grader.checks import Deadlock, roles, together
 from grader.examination.reference import run_cell
 from grader.examination.roles import changed
+from grader.examination.written import MAX_TEXTS, texts_in
 from grader.learner_side.peer import LAB_MODULE
 
 from .test_proof import prove
@@ -132,6 +134,77 @@ def test_in_a_notebook_a_role_runs_the_newest_definition() -> None:
     names = notebook("def f():\n    return 1\ndef g():\n    return f()", "def f():\n    return 2")
     run_cell("with roles(1) as [a]:\n    seen = (a.f(), a.g())", "a check", names)
     assert names["seen"] == (2, 2)
+
+
+HASHES = "def own(*parts):\n    return [hash(part) for part in parts]"
+TEXTS = ("a", b"a", ("a", 1), ((1, "a"),), frozenset(["a"]))
+
+
+def test_in_a_notebook_each_role_has_hashes_of_text_of_its_own_and_no_others() -> None:
+    names = notebook(HASHES)
+    run_cell(f"with roles(3) as found:\n    seen = [one.own(*{TEXTS!r}) for one in found]", "another check", names)
+    for numbers in zip(*names["seen"], strict=True):
+        assert len(set(numbers)) == 3
+    values = (5, 2.5, None, (1, 2), True, int)
+    names["values"] = values
+    run_cell("with roles(3) as found:\n    seen = [one.own(*values, 'a', 'a') for one in found]", "a third", names)
+    for numbers in names["seen"]:
+        assert numbers[: len(values)] == [hash(value) for value in values]
+        assert numbers[-1] == numbers[-2]
+    assert names["own"]("a") == [hash("a")]
+
+
+@pytest.mark.parametrize("own", ["def hash(value):\n    return 7", "from operator import length_hint as hash"])
+def test_a_hash_of_the_learners_own_is_the_learners(own: str) -> None:
+    names = notebook(own, HASHES)
+    run_cell("with roles(2) as found:\n    seen = [one.own('seven..') for one in found]", "a check", names)
+    assert names["seen"] == [[7], [7]]
+
+
+def test_when_graded_each_role_has_hashes_of_text_of_its_own(roles_lab: Any, launcher: Any) -> None:
+    source = 'def all_reduce(comm, x):\n    raise ValueError(f\'<{hash("a")} {"a".__hash__()} {hash(5)}>\')'
+    message, again = (examine_all_reduce(roles_lab, launcher, source).checks[0].message for _ in range(2))
+    (own, of_all, five) = re.findall(r"<(-?\d+) (-?\d+) (\d+)>", message)[0]
+    assert own != of_all
+    assert five == "5"
+    assert f"<{own} " in again
+
+
+WRITTEN = """\
+BETWEEN = "a made-up separator"
+UNUSED = "not in it"
+
+
+def join(a, b):
+    \'\'\'Text about join.\'\'\'
+    return f"{a}{BETWEEN}{b}--and--" + "-=" * 3 + str(b"in bytes") + str(b"\\xff")
+
+
+class Other:
+    \'\'\'Text about Other.\'\'\'
+"""
+
+
+def test_the_texts_of_a_notebook_are_those_of_the_cell_and_of_what_it_uses() -> None:
+    names = notebook(WRITTEN, "OUTSIDE = 'far away'\nDEEP = 'two steps away'", "def deep():\n    return DEEP",
+                     "def outside():\n    return deep(), OUTSIDE")  # fmt: skip
+    run_cell("from grader.checks import texts_of\nseen = texts_of('join')\nfar = texts_of('outside')", "check", names)
+    assert {"a made-up separator", "--and--", "-=-=-=", "in bytes"} <= set(names["seen"])
+    assert not {"Text about join.", "Text about Other."} & set(names["seen"])
+    assert {"far away", "two steps away"} <= set(names["far"])
+    assert "a made-up separator" not in names["far"]
+
+
+@pytest.mark.parametrize(
+    "source", ["def f(:", "x = '\\0' \0", "x = " + "(" * 500 + ")" * 500, "x = '" + "a" * 501 + "'"]
+)
+def test_no_cell_of_a_learner_keeps_a_check_from_the_texts_of_the_others(source: str) -> None:
+    assert texts_in([source, "x = 'here'"]) == ["here"]
+
+
+def test_the_texts_that_a_check_gets_are_few() -> None:
+    assert len(texts_in([f"x = {[str(i) for i in range(1000)]}"])) == MAX_TEXTS
+    assert texts_in(["x = 'a' * 10**9"]) == ["a"]
 
 
 def test_a_name_that_nobody_wrote_is_said() -> None:
