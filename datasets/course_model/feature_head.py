@@ -39,7 +39,7 @@ HELD = 32  # rows of the target's own text that are only measured on
 
 @dataclass(frozen=True)
 class Recipe:
-    steps: int = 450
+    steps: int = 1000
     align_steps: int = 300
     rows: int = 12
     length: int = 256
