@@ -20,7 +20,9 @@ _KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.jo
 _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
-_SPECULATIVE = "Guess tokens ahead and verify them in one step: ngram, suffix, draft, or off. The text stays the same."
+_SPECULATIVE = (
+    "Guess tokens ahead and verify them in one step: ngram, suffix, draft, or off. Seeded text stays the same."
+)
 _DRAFT_MODEL = "What guesses with --speculative draft: a smaller model, given as the model is."
 _DRAFTS = "Guesses of a request in a step; default: 4 with --speculative."
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."

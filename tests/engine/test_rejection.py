@@ -272,6 +272,18 @@ def test_under_a_sampler_that_is_asked_a_guess_is_kept_where_it_is_what_comes_wi
     assert [r.tokens for r in launched] != texts[0], "ours verifies them by rejection"
 
 
+def test_a_draft_model_guesses_with_numbers_of_its_own(target, drafting) -> None:
+    """With those of the target's tokens, guesses that are all right would be what plain decoding draws."""
+    asked, drafted = (
+        SamplingParams(n=20, max_tokens=12),
+        Engine(target, EngineConfig(**options_of()), drafting["itself"]()),
+    )
+    texts = [member.tokens for member in texts_of(drafted, asked)]
+    assert is_right_always(drafted)
+    plain = texts_of(Engine(target, EngineConfig(**options_of(num_drafts=0))), asked)
+    assert texts != [member.tokens for member in plain]
+
+
 def test_more_guesses_are_kept_than_of_requests_with_a_seed(target, drafting) -> None:
     kept = {}
     for seed in (None, 1):
