@@ -35,12 +35,13 @@ class EngineConfig:
     admission: "fill" or "worst_case"; preemption: "recompute" or "swap" (see Scheduler). swap_bytes: host memory for
     requests that are swapped out.
     seed: where it is given, requests without a seed of their own get one that follows from it and from how many came
-    before; None: a new one each time.
+    before; None: a new one each time. Their texts are then the same in each run only if steps and guesses are, too.
     speculative: who guesses what a request's next tokens are: "ngram" (what followed its last tokens before), "suffix"
     (the same by the longest match), "draft" (a smaller model, LLM(draft_model=...) or Parts.draft_model), "eagle" (a
-    feature head for this model, given likewise), "off", or a proposer in Parts. Guesses change no text. num_drafts: how
-    many of them a decoding request has verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more
-    of them than pay, by how often they are kept and what steps take; "auto": where `speculative` names a method.
+    feature head for this model, given likewise), "off", or a proposer in Parts. Guesses change no text that is greedy
+    or has a seed of its own, and of others no distribution. num_drafts: how many of them a decoding request has
+    verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more of them than pay, by how often they
+    are kept and what steps take; "auto": where `speculative` names a method.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes); see annexes/kv_formats/formats.py.

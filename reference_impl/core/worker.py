@@ -45,17 +45,9 @@ class Worker:
     """One model on one device. max_num_seqs: requests that run at a time. max_len: positions of one."""
 
     def __init__(
-        self,
-        model: Decoder,
-        kv_cache: KVCache,
-        attention: AttentionBackend,
-        kv_specs: Sequence[KVSpec],
-        clock: Clock,
-        sampler: TorchSampler,
-        *,
-        max_num_seqs: int,
-        max_len: int,
-    ):
+        self, model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
+        sampler: TorchSampler, *, max_num_seqs: int, max_len: int,
+    ):  # fmt: skip
         for spec in kv_specs:
             if spec.kind != "kv":
                 name = type(self).__name__
@@ -148,13 +140,17 @@ class StepRun:
 
     def sample(self) -> None:
         """Chooses a token at each of the logits, and puts it where the next step finds it."""
-        tokens = self.worker.sampler.choose(self.scores, self.tensors)
+        tokens = self.choose()
         self.worker.slots.put(self.tensors, tokens)
         self.broken = not_finite(self.logits)
         wanted = self.batch.settings["logprobs"]
         if wanted.max() >= 0:
             self.read_logprobs = report(self.logits, tokens, wanted)
         self.take(tokens)
+
+    def choose(self) -> Tensor:
+        """[logits] int64."""
+        return self.worker.sampler.choose(self.scores, self.tensors)
 
     def take(self, tokens: Tensor, kept: Tensor | None = None) -> None:
         """What was sampled starts on its way to the host. kept [logits] bool: which tokens are their request's."""

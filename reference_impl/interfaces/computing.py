@@ -97,7 +97,9 @@ class Sampler(Protocol):
 
 class Proposer(Protocol):
     """Guesses what a request's next tokens are. It lives in the worker, beside the model that verifies the guesses:
-    wrong ones cost time and change no text."""
+    wrong ones cost time, and change no text that is greedy or has a seed. Those of a request without one are taken as
+    certain (q = 1) where they are verified by rejection, so they may depend on the text, and not on its random numbers.
+    """
 
     def opened(self, slot: Opened) -> None:
         """A request has this slot from now on, until it is closed or the slot is opened again."""

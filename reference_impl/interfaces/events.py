@@ -46,6 +46,7 @@ class StepDone:
     transfers_ended: tuple[TransferEnd, ...] = ()  # of pages, with why if they did not arrive
     num_sampled: tuple[int, ...] = ()  # of each row; () where drafts were never verified: one where it samples
     layers_moved: Mapping[int, int] = field(default_factory=dict)  # as of `Reply`
+    num_undrafted: int = 0  # as of `StepPlan`
 
     @property
     def num_new_tokens(self) -> tuple[int, ...]:

@@ -42,6 +42,7 @@ class StepPlan:
     preempted: tuple[str, ...] = ()
     transfers: Transfers = field(default_factory=Transfers)
     admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
+    num_undrafted: int = 0  # rows that could have guesses and have none, since they would lose (adaptive_drafts)
 
     @property
     def num_tokens(self) -> int:

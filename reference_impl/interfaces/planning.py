@@ -93,8 +93,8 @@ class KVManager(Protocol):
 
 
 class HostProposer(Protocol):
-    """Guesses what a request's next tokens are, from its text, while a step is planned. Wrong guesses cost time and
-    change no text. It is
+    """Guesses what a request's next tokens are, from its text, while a step is planned. What wrong
+    guesses cost, and what they may depend on, is as of `Proposer`. It is
     not asked where a request's own newest token is still in flight."""
 
     def propose(self, request: Request, k: int) -> Sequence[int]:

@@ -28,7 +28,8 @@ class PrefixCacheUse:
 @dataclass(frozen=True)
 class DraftUse:
     """Guesses of tokens that were verified. num_drafts: rows with guesses; num_draft_tokens: the guesses in them;
-    accepted_per_position[i]: how many rows' guess number i was kept, with all before it.
+    accepted_per_position[i]: how many rows' guess number i was kept, with all before it. num_steps_off: steps without
+    guesses though there could have been some: they would have lost time (`adaptive_drafts`).
 
     A request that has ended before its row came back counts as one that kept none.
     """
@@ -36,9 +37,12 @@ class DraftUse:
     num_drafts: int
     num_draft_tokens: int
     accepted_per_position: tuple[int, ...]
+    num_steps_off: int = 0
 
     @classmethod
     def of(cls, steps: Iterable[StepDone]) -> DraftUse:
+        steps = list(steps)
+        num_steps_off = sum(step.num_undrafted > 0 and not any(row.num_drafts for row in step.rows) for step in steps)
         pairs = [
             (row.num_drafts, max(0, new - 1))
             for step in steps
@@ -47,7 +51,7 @@ class DraftUse:
         ]
         longest = max((num for num, _ in pairs), default=0)
         kept = tuple(sum(accepted > i for _, accepted in pairs) for i in range(longest))
-        return cls(len(pairs), sum(num for num, _ in pairs), kept)
+        return cls(len(pairs), sum(num for num, _ in pairs), kept, num_steps_off)
 
     @property
     def num_accepted_tokens(self) -> int:

@@ -40,8 +40,11 @@ def target(random_model: Callable) -> Any:
 
 @pytest.fixture(scope="module")
 def head(random_model: Callable) -> FeatureHead:
-    """With random weights; what it is given of the target's hidden states is most of what it says."""
-    layer = random_model("float64", max_position_embeddings=128, num_hidden_layers=1)
+    return random_head(random_model("float64", max_position_embeddings=128, num_hidden_layers=1))
+
+
+def random_head(layer: Any) -> FeatureHead:
+    """Of hidden size 32; what it is given of the target's hidden states is most of what it says."""
     fc = Linear(UnquantizedLinear(torch.float64, torch.device("cpu")), 64, {"fc": 32}, False, "fc")
     random = torch.Generator().manual_seed(3)
     weight = 0.1 * torch.randn(32, 64, generator=random, dtype=torch.float64)
@@ -102,12 +105,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int], list[int
     found: list[tuple[str, list[int], list[int]]] = []
     inner = FeatureDraft.guess
 
-    def guess(self: FeatureDraft, passes: Any, t: Any, slots: Any, sampler: Any) -> None:
-        inner(self, passes, t, slots, sampler)
+    def guess(self: FeatureDraft, passes: Any, t: Any, slots: Any, sampler: Any) -> Any:
+        q = inner(self, passes, t, slots, sampler)
         for slot, name in zip(passes[0].slots, passes[0].request_ids, strict=True):
             k, known = sum(slot in batch.slots for batch in passes), int(slots.computed[slot]) + 1
             tokens = slots.tokens[slot, : known + k].tolist()
             found.append((name, tokens[:known], tokens[known:]))
+        return q
 
     monkeypatch.setattr(FeatureDraft, "guess", guess)
     return found

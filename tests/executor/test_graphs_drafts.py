@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from reference_impl.annexes.graphs import graphs as graphs_module
 from reference_impl.annexes.graphs.graphs import Graphs
+from reference_impl.annexes.speculative import worker as worker_module
 from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.worker import DraftRun
 from reference_impl.assembly import defaults
@@ -167,10 +168,10 @@ def test_a_draft_model_waits_for_nothing_beside_steps_that_are_replayed(
     model = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128))
     guess, passes = DraftModel.guess, []
 
-    def watched(self: DraftModel, *given: Any) -> None:
+    def watched(self: DraftModel, *given: Any) -> Any:
         passes.append(len(given[0]))
         with no_sync():
-            guess(self, *given)
+            return guess(self, *given)
 
     monkeypatch.setattr(DraftModel, "guess", watched)
     monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
@@ -190,6 +191,48 @@ def test_a_draft_model_waits_for_nothing_beside_steps_that_are_replayed(
     steps = [zip(step.rows, step.num_new_tokens, strict=True) for step in engine.trace.steps()]
     kept = [(new - 1, row.num_drafts) for rows in steps for row, new in rows if row.num_drafts and new]
     assert all(num == drafts for num, drafts in kept), "the target as its own draft is always right"
+
+
+@pytest.mark.usefixtures("no_reading", "short_buckets")
+@pytest.mark.parametrize(("drafted", "overlap"), [("model", "on"), ("worker", "off")])
+def test_guesses_of_requests_without_a_seed_are_verified_behind_a_graph_and_nothing_waits(
+    overlap: str, drafted: str, random_model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same numbers make the same texts, replayed or not; plain decoding with these numbers writes others."""
+
+    def watched(function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            with no_sync():
+                return function(*given)
+
+        return call
+
+    model = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128))
+    draft = dense_model(random_model("float64", device=DEVICE, max_position_embeddings=128, num_hidden_layers=1))
+    monkeypatch.setattr(DraftModel, "guess", watched(DraftModel.guess))
+    monkeypatch.setattr(worker_module, "verified", watched(worker_module.verified))
+    monkeypatch.setattr(worker_module, "filtered", watched(worker_module.filtered))
+    monkeypatch.setattr(defaults, "make_attention", lambda model, _: DenseAttention(model.config.attention_scale))
+    params: list[dict[str, Any]] = [{"top_p": 0.9}, {"temperature": 0.5}, {"temperature": 0.5, "seed": 3}]
+    work = [
+        {"prompt": [5 + i] * (1 + 4 * i), "sampling": SamplingParams(max_tokens=14, **p), "arrival": 0, "abort": None}
+        for i, p in enumerate(params)
+    ]
+    plain, found = serve(dense_engine(model, seed=4, **FEW), work), []
+    for graphs in (True, False):
+        recalls = Recalls({f"r{i}": text for i, text in enumerate(plain)}, 1)
+        given = {"draft_model": draft} if drafted == "model" else {"proposer": recalls}
+        attention = None if drafted == "model" else DenseAttention(model.config.attention_scale)
+        config = EngineConfig(graphs="off", overlap=overlap, num_drafts=3, seed=4, **FEW)
+        engine = Engine(model, config, Parts(sampler=TwinSampler(), attention=attention, **given))
+        if graphs:
+            engine.executor.use_graphs(recorder(), 4, engine.max_model_len, 3)
+        found.append(serve(engine, work))
+        if graphs:
+            assert any(key.tokens_per_row > 1 and not key.samples for key in engine.executor.graphs._graphs)
+    assert found[0] == found[1]
+    assert found[0][2] == plain[2]
+    assert all(mine != other for mine, other in zip(found[0][:2], plain[:2], strict=True))
 
 
 @pytest.mark.usefixtures("no_reading")

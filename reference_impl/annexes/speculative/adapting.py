@@ -4,15 +4,16 @@ One more token in a step takes b seconds, and the engine gives r tokens a second
 with all before it with probability a^j, a being its acceptance. So it is worth its time while a^j > b r. At the best
 rate r no guess can be exchanged for a better one (Dinkelbach 1967), and r is that of the steps just done, so it gets
 there. In a large batch a step is full, r is high, and guesses end by themselves; where none pays, there are none but
-a trial now and then.
+a trial now and then, and the plan says for how many rows (`StepPlan.num_undrafted`, in the trace `DraftUse`).
 
-b and r are measured on steps in which all requests decode. Extends `Drafting._useful_drafts`, `update` and `_finish`.
+b and r are measured on steps in which all requests decode. Extends `Drafting._useful_drafts`, `schedule`, `update` and
+`_finish`.
 """
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from reference_impl.annexes.speculative.scheduling import Drafting
@@ -84,10 +85,20 @@ class Adapting(Drafting):
         self.price: float | None = None  # as of `StepCosts`, once a step: it is asked for by every row
         self.acceptances: dict[str, Acceptance] = {}
         self.of_all = Acceptance()  # what is expected of a request before its first guess
+        self._losing: set[str] = set()  # requests whose guesses would lose, in the step that is planned
+
+    def schedule(self, now: float) -> StepPlan:
+        self._losing.clear()
+        plan = super().schedule(now)
+        num_undrafted = sum(row.request_id in self._losing and not row.num_drafts for row in plan.rows)
+        return replace(plan, num_undrafted=num_undrafted) if num_undrafted else plan
 
     def _useful_drafts(self, request: Request) -> int:
         most = super()._useful_drafts(request)
-        return min(most, self._num_that_pay(request)) if most else 0
+        num = min(most, self._num_that_pay(request)) if most else 0
+        if most and not num and self.price is not None:
+            self._losing.add(request.id)
+        return num
 
     def _num_that_pay(self, request: Request) -> int:
         found, price = self.acceptances.get(request.id, self.of_all), self.price

@@ -13,8 +13,10 @@ guesses that were kept the last was drawn, and not computed. So in pass 0 each r
 position stays wrong where a request gives up its block, whose last guess was the block's last token, for another to go
 on behind it: the other one's guesses are worse then.)
 
-A guess is drawn as the target's token will be, with the position's own random number: where the two distributions are
-alike, so are mostly the tokens. Wrong guesses cost time and change no text, so penalties and the like are left out.
+A guess for a request with a seed is drawn as the target's token will be, with the position's own random number: where
+the two distributions are alike, so are mostly the tokens. For one without it is drawn with a number of its own, and
+what it was drawn from is kept for `rejection.py`. Penalties and the like are left out: without them guesses are kept
+more rarely, and verification is as right.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.speculative.rejection import GUESS, filtered
 from reference_impl.core.batch import HostBatch, as_batch, lay_out
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.sampler import TorchSampler
@@ -46,16 +49,23 @@ class DraftModel:
     kv_spec: KVSpec
     logits_dtype: torch.dtype
 
-    def guess(self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler) -> None:
+    def guess(
+        self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler
+    ) -> Tensor | None:
         """Runs the passes; guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the
-        device."""
+        device. Returns q as `rejection.verified` takes it, [E, vocab_size]; None without guesses that it is for."""
+        q = None
         for number, batch in enumerate(passes):
-            start = _prefix(number)
+            start = prefix(number)
             mine = {name.removeprefix(start): tensor for name, tensor in t.items() if name.startswith(start)}
             mine |= slots.look_up(mine, max(batch.context_lens))
             hidden = self.model.hidden_states(as_batch(batch, mine, [self.kv_spec]), self.kv_cache, self.attention)
-            if batch.sampling:
-                slots.put(mine, sampler.choose(self.model.logits(hidden).to(self.logits_dtype), mine))
+            if not batch.sampling:
+                continue
+            logits = self.model.logits(hidden).to(self.logits_dtype)
+            slots.put(mine, sampler.choose(logits, mine))
+            q = with_drawn(q, logits, mine, t)
+        return q
 
 
 def lay_out_passes(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
@@ -86,14 +96,41 @@ def lay_out_ahead(rows: Sequence[StepRow], ahead: Sequence[int], slots: Slots) -
     return replace(batch, arrays=batch.arrays | arrays)
 
 
-def arrays_of(passes: Sequence[HostBatch], sampler: TorchSampler) -> Arrays:
-    """What `guess` looks up, and draws, by."""
+def arrays_of(passes: Sequence[HostBatch], sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
+    """What `guess` looks up, and draws, by. places: as of `rejection.places`."""
     found: Arrays = {}
     for number, batch in enumerate(passes):
-        columns = sampler.columns(batch.settings, batch.lengths) if batch.sampling else {}
-        found |= {_prefix(number) + name: array for name, array in (batch.arrays | columns).items()}
+        arrays = batch.arrays | (drawn_by(batch, number, 0, sampler, places) if batch.sampling else {})
+        found |= {prefix(number) + name: array for name, array in arrays.items()}
     return found
 
 
-def _prefix(number: int) -> str:
+def drawn_by(batch: HostBatch, nth: int, ahead: int, sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
+    """What the nth guess of each of the batch's logits is drawn by, `ahead` positions behind the batch's own. places:
+    as of `rejection.places`; where there are any, also unseeded, place [guesses]: which of the logits, which of the E.
+    """
+    slots, settings = [batch.slots[row] for row in batch.sampling], batch.settings
+    found: Arrays = {}
+    if unseeded := [at for at, slot in enumerate(slots) if slot in places]:
+        settings = settings.copy()
+        settings["sample_index"][unseeded] += GUESS
+        found = {
+            "unseeded": np.array(unseeded),
+            "place": np.array([places[slots[at]] + nth for at in unseeded]),
+        }
+    return found | sampler.columns(settings, batch.lengths + ahead)
+
+
+def with_drawn(
+    q: Tensor | None, logits: Tensor, t: Mapping[str, Tensor], all_arrays: Mapping[str, Tensor]
+) -> Tensor | None:
+    """q [E, vocab_size], with what a pass's guesses were drawn from; None as long as there are none. t: the pass's."""
+    if "unseeded" not in t:
+        return q
+    probs = filtered(logits, t, t["unseeded"])
+    q = probs.new_empty(len(all_arrays["draft.unseeded"]), probs.shape[1]) if q is None else q
+    return q.index_copy_(0, t["place"], probs)
+
+
+def prefix(number: int) -> str:
     return f"draft.{number}."

@@ -2,8 +2,9 @@
 
 What each position samples is then what it would have sampled without them, as long as all guesses before it were right.
 So the tokens up to the first wrong guess, and the one sampled in its place, are those of plain decoding: greedy, or
-drawn with the position's own random number (Leviathan et al. 2023 verify by rejection, which keeps only the
-distribution).
+drawn with the position's own random number. A request without a seed is promised no text, only its distribution; what
+its positions get is drawn by rejection, which keeps more guesses (`rejection.py`). Either way a guess is kept that is
+what its position got, with all before it.
 """
 
 from __future__ import annotations

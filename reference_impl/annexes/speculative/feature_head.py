@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.speculative.draft_model import lay_out_ahead
+from reference_impl.annexes.speculative.draft_model import drawn_by, lay_out_ahead, prefix, with_drawn
 from reference_impl.core.batch import HostBatch, as_batch
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
@@ -103,8 +103,12 @@ class FeatureDraft:
     logits_dtype: torch.dtype
     ahead: Tensor
 
-    def guess(self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler) -> None:
-        """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device."""
+    def guess(
+        self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler
+    ) -> Tensor | None:
+        """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Returns q as
+        `DraftModel.guess` does."""
+        q = None
         for number, batch in enumerate(passes):
             start = prefix(number)
             mine = {name.removeprefix(start): tensor for name, tensor in t.items() if name.startswith(start)}
@@ -116,8 +120,11 @@ class FeatureDraft:
                 found = as_batch(batch, mine, [self.kv_spec])
                 hidden = self.model.hidden_states(found, hidden, self.kv_cache, self.attention)
                 self.ahead.index_copy_(0, rows, hidden)
-            tokens = sampler.choose(self.model.logits(hidden).to(self.logits_dtype), mine)
+            logits = self.model.logits(hidden).to(self.logits_dtype)
+            tokens = sampler.choose(logits, mine)
             slots.tokens.index_put_((rows, slots.computed.index_select(0, rows) + number + 1), tokens.int())
+            q = with_drawn(q, logits, mine, t)
+        return q
 
     def keep_up(
         self, batch: HostBatch, t: Mapping[str, Tensor], slots: Slots, features: Tensor, wrong: Tensor | None
@@ -148,17 +155,14 @@ def lay_out_guesses(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
     return passes
 
 
-def arrays_of(passes: Sequence[HostBatch], sampler: TorchSampler) -> Arrays:
-    """What `guess` looks up, and draws, by. A guess is drawn as the token two behind the position that it comes of."""
+def arrays_of(passes: Sequence[HostBatch], sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
+    """What `guess` looks up, and draws, by. A guess is drawn as the token two behind the position that it comes of.
+    places: as of `rejection.places`."""
     found: Arrays = {}
     for number, batch in enumerate(passes):
-        arrays = batch.arrays | sampler.columns(batch.settings, batch.lengths + 1)
+        arrays = batch.arrays | drawn_by(batch, number, 1, sampler, places)
         found |= {prefix(number) + name: array for name, array in arrays.items()}
     return found
-
-
-def prefix(number: int) -> str:
-    return f"draft.{number}."
 
 
 def wrong_guesses(batch: HostBatch) -> Arrays:

@@ -17,6 +17,7 @@ from reference_impl.annexes.speculative.feature_head import (
     lay_out_guesses,
     wrong_guesses,
 )
+from reference_impl.annexes.speculative.rejection import places
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.core.batch import HostBatch
 from reference_impl.core.sampler import TorchSampler
@@ -61,12 +62,14 @@ class FeatureRun(DraftRun):
             )
         self.passes = lay_out_guesses(self.rows, self.worker.slots)
         if self.passes:
-            self.batch.arrays.update(arrays_of(self.passes, self.worker.draws), **wrong_guesses(self.batch))
+            self.batch.arrays.update(
+                arrays_of(self.passes, self.worker.draws, places(self.batch.arrays)), **wrong_guesses(self.batch)
+            )
 
     def compute(self) -> None:
         w = self.worker
         if self.passes:
-            w.draft.guess(self.passes, self.tensors, w.slots, w.draws)
+            self.q = w.draft.guess(self.passes, self.tensors, w.slots, w.draws)
             self.tensors["draft.tokens"] = take_drafts(w.slots, self.tensors)
         super().compute()
         if not self.batch.sampling:  # chunks of prompts, whose next tokens are known

@@ -10,6 +10,7 @@ import torch
 
 from reference_impl.annexes.speculative.draft_model import DraftModel, arrays_of, lay_out_passes
 from reference_impl.annexes.speculative.drafts import take_drafts
+from reference_impl.annexes.speculative.rejection import places
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.core.batch import HostBatch
 from reference_impl.core.sampler import TorchSampler
@@ -52,11 +53,11 @@ class ModelDraftRun(DraftRun):
                 "Parts.draft_model and what names them"
             )
         self.passes = lay_out_passes(self.rows, w.slots)
-        self.batch.arrays.update(arrays_of(self.passes, w.draws))
+        self.batch.arrays.update(arrays_of(self.passes, w.draws, places(self.batch.arrays)))
 
     def compute(self) -> None:
         w = self.worker
-        w.draft.guess(self.passes, self.tensors, w.slots, w.draws)
+        self.q = w.draft.guess(self.passes, self.tensors, w.slots, w.draws)
         if self.batch.drafts:
             self.tensors["draft.tokens"] = take_drafts(w.slots, self.tensors)
         super().compute()

@@ -1,5 +1,5 @@
 """Rows that verify drafts (speculative decoding, Leviathan et al. 2023): a request that decodes computes guesses behind
-its token, and keeps those that equal what is sampled in their place.
+its token, and keeps those that equal what its positions get, see `drafts.py`.
 
 A row is planned as if all of its guesses were right; `Scheduler.update` appends those that were, and rolls back the
 rest. Guesses take tokens of the budget and blocks, as far as there are some left: no request is preempted for them.

@@ -107,8 +107,8 @@ class SuffixProposer:
     """A `HostProposer` that is told when requests end.
 
     shortest: no guess from a match that is shorter. max_shared: tokens of finished requests' outputs that are kept, 0
-    for none; when there are more, all are dropped. With some, a guess may hold what another request has written; texts
-    do not change, but who may measure time may learn of it.
+    for none; when there are more, all are dropped. With some, a guess may hold what another request has written; that
+    changes no text or distribution, but who may measure time may learn of it.
     """
 
     def __init__(self, shortest: int = 2, max_shared: int = 0):

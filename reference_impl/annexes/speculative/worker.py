@@ -1,7 +1,8 @@
 """A worker that verifies guesses: a proposer's of its own, or those that a step's rows name (Leviathan et al. 2023).
 
 Extends `StepRun.stage` (what guesses are looked up by), `compute` (guesses lie behind the known tokens before the model
-runs) and `take` (of the guesses, those are kept that are what was sampled there).
+runs), `choose` (what requests without a seed have at their guesses is drawn by rejection) and `take` (of the guesses,
+those are kept that are what was chosen there).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from reference_impl.annexes.speculative.drafts import draft_arrays, propose, put_drafts, verify
+from reference_impl.annexes.speculative.rejection import filtered, is_exact, rejection_arrays, verified
 from reference_impl.core.batch import lay_out
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.worker import StepRun, Worker
@@ -57,6 +59,7 @@ class DraftRun(StepRun):
     worker: DraftWorker
     rows: Sequence[StepRow]  # the step's, as far as is known on the host where they begin
     accepted: Tensor  # of rows with drafts, how many are kept
+    q: Tensor | None = None  # [E, vocab_size]: what the guesses of `rejection_arrays` were drawn from; None: not drawn
 
     def stage(self) -> None:
         self.rows = self.step.rows
@@ -73,6 +76,8 @@ class DraftRun(StepRun):
         if self.batch.drafts:
             self._check()
             self.batch.arrays.update(draft_arrays(self.batch, self.step))
+            if is_exact(self.worker.sampler):
+                self.batch.arrays.update(rejection_arrays(self.batch, self.worker.slots.host, self.step.step_id))
 
     def _starts(self) -> list[int]:
         """Where the slots of the step's rows are: how many drafts of the step before were right is known here first."""
@@ -106,6 +111,14 @@ class DraftRun(StepRun):
                 self.tensors["draft.tokens"] = propose(w.proposer, w.slots, self.tensors, k, vocab)
             put_drafts(w.slots, self.tensors)
         super().compute()
+
+    def choose(self) -> Tensor:
+        tokens, t = super().choose(), self.tensors
+        if "draft.unseeded" not in t:
+            return tokens
+        at = t["draft.at"][t["draft.unseeded"]]
+        p, guesses = filtered(self.scores, t, at), t["draft.tokens"][t["draft.unseeded"]]
+        return tokens.index_copy(0, at, verified(p, self.q, guesses, t["draft.verdicts"]))
 
     def take(self, tokens: Tensor, kept: Tensor | None = None) -> None:
         if not self.batch.drafts:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from reference_impl.annexes.speculative.adapting import TRIAL_AFTER, Acceptance, StepCosts
 from reference_impl.assembly.config import EngineConfig
+from reference_impl.observe.trace import DraftUse, StepDone, Trace
+from reference_impl.simulation.ledger import Ledger
 from reference_impl.simulation.replica import Replica
 from tests.simulation.loads import request
 
@@ -92,3 +95,29 @@ def test_a_trial_that_fails_makes_the_next_one_wait_twice_as_long() -> None:
         found.add(0, 0)
         found.add(1, kept)
     assert waits == [TRIAL_AFTER * n for n in (1, 2, 4, 8, 1)]
+
+
+def steps_of(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> list[StepDone]:
+    """Of a `run`."""
+    trace, add = Trace(), Ledger.add
+    monkeypatch.setattr(Ledger, "add", lambda ledger, event: (trace.add(event), add(ledger, event))[1])
+    run(*args, **options)
+    monkeypatch.undo()
+    return trace.steps()
+
+
+def test_the_trace_says_in_which_steps_guesses_would_have_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong guesses that cost much are tried, and then off but for trials; those that cost nothing never are."""
+    steps = steps_of(monkeypatch, Roofline(compute=0.02), "on", 4, acceptance=0.0, num_requests=3)
+    use = DraftUse.of(steps)
+    decoding = [step for step in steps if all(row.num_tokens == 1 for row in step.rows)]
+    off = [step for step in decoding if not any(row.num_drafts for row in step.rows)]
+    assert 0 < use.num_drafts < use.num_steps_off <= len(off)
+    assert len(off) - use.num_steps_off <= 10, "measured first, and the last token needs no guess"
+    assert max(step.num_undrafted for step in steps) == 3
+    for step in steps:
+        assert step.num_undrafted <= sum(row.num_drafts == 0 for row in step.rows)
+    free = steps_of(monkeypatch, Roofline(), "on", 4, acceptance=0.9, num_requests=3)
+    assert DraftUse.of(free).num_steps_off == 0 < DraftUse.of(free).num_drafts
+    fixed = steps_of(monkeypatch, Roofline(compute=0.02), "off", 4, acceptance=0.0, num_requests=3)
+    assert DraftUse.of(fixed).num_steps_off == 0 < DraftUse.of(fixed).num_drafts
