@@ -191,7 +191,7 @@ def load_target(device: str) -> base.CourseModel:
     return model.to(device).requires_grad_(False)
 
 
-def own_text(work: Path, rows: int = 384, prompt: int = 64, length: int = 256) -> None:
+def own_text(work: Path, rows: int = 1280, prompt: int = 64, length: int = 256) -> None:
     """The target continues the beginnings of training rows, half of them greedily, half drawn at temperature 0.8."""
     from reference_impl.assembly.llm import LLM
     from reference_impl.interfaces import SamplingParams
