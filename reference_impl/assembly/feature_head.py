@@ -10,7 +10,7 @@ import torch
 
 from reference_impl.annexes.speculative.feature_head import FeatureHead
 from reference_impl.assembly.model import build_model
-from reference_impl.core.linear import Linear, UnquantizedLinear
+from reference_impl.core.linear import Linear
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.config_reader import ConfigError
@@ -57,7 +57,7 @@ def load_feature_head(
         raise ConfigError(f"{path}: num_hidden_layers: expected 1, found {config.num_layers}")
     model = build_model(config, dtype, device, max_position, kernels)
     size, new = config.hidden_size, model.dtype
-    fc = Linear(UnquantizedLinear(new, device), 2 * size, {"fc": size}, False, "fc")
+    fc = Linear(model.linears()[0].method, 2 * size, {"fc": size}, False, "fc")
     embed_norm = torch.empty(size, dtype=new, device=device)
     table: dict[str, Destination] = {
         name: found for name, found in destinations(model).items() if name != "model.embed_tokens.weight"
@@ -66,5 +66,6 @@ def load_feature_head(
     table["embed_norm.weight"] = TensorSpec((size,), FLOATS), embed_norm.copy_
     fill(model, table, weight_files(folder))
     finish(model)
+    fc.method.finish(fc.params)
     model.embedding = torch.empty(0, dtype=new, device=device)  # the target's is used
     return FeatureHead(model, fc, embed_norm)

@@ -9,7 +9,8 @@ Workloads: "repeats" is a file that is written again with one name changed, so t
 "code" are functions to be continued, in which little repeats.
 
 Beside them `transformers`, with the same target and draft model: its plain and its assisted generation, one request.
-Texts are compared: where float32 rounds otherwise in a step of other rows, the two tokens must be a near-tie.
+All in bfloat16, as the course models are stored. Texts are compared: where a step of other rows rounds otherwise, the
+two tokens must be a near-tie.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 FIXED, BATCHES = (2, 4), (1, 8)
 NEW_TOKENS, SEED = 96, 5
-NEAR_TIE = 1e-3  # between two log-probabilities in float32, for rounding to swap them
+NEAR_TIE = 0.15  # between two log-probabilities of logits in bfloat16, which round to 1/16, for rounding to swap them
 
 
 def workload(kind: str, num: int) -> list[str]:
@@ -102,7 +103,7 @@ class Peer:
     """`transformers` with the same two models: each prompt by itself, as many tokens, greedy."""
 
     def __init__(self, target: Path, draft: Path, prompts: list[str]):
-        self.target, self.draft = (Transformers("float32", folder).model for folder in (target, draft))
+        self.target, self.draft = (Transformers("bfloat16", folder).model for folder in (target, draft))
         tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
         self.prompts = [torch.tensor([tokenizer.encode(prompt).ids]) for prompt in prompts]
 

@@ -34,7 +34,6 @@ from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import Arrays
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, KVSpec, StepRow
-from reference_impl.kernels import reference
 
 
 class FeatureHead:
@@ -64,8 +63,10 @@ class FeatureHead:
 
     def _join(self, input_ids: Tensor) -> Tensor:
         assert self._features is not None
-        embedded = reference.rms_norm(self._target.embed(input_ids), self.embed_norm, self.config.norm_eps)
-        return self.fc(torch.cat((embedded.to(self.dtype), self._features.to(self.dtype)), -1))
+        embedded = self._target.embed(input_ids).to(self.dtype)
+        embedded = self.layer.normalize(embedded, self.embed_norm, self.config.norm_eps)
+        found: Tensor = self.fc(torch.cat((embedded, self._features.to(self.dtype)), -1))
+        return found
 
 
 class KeepsHidden:
