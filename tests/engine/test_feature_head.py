@@ -298,6 +298,8 @@ def test_a_head_that_does_not_fit_is_refused(
 
 def test_what_is_asked_for_is_what_is_in_the_folder(tmp_path: Path, course_model: Path) -> None:
     write_head(tmp_path / "head")
+    with pytest.raises(ConfigError, match="a feature head guesses for one: give it as draft_model"):
+        LLM(tmp_path / "head", num_blocks=32)
     with pytest.raises(ValueError, match="'draft': expected 'eagle'"):
         LLM(course_model, num_blocks=32, draft_model=tmp_path / "head", speculative="draft")
     with pytest.raises(ValueError, match="'eagle': expected 'draft'"):
