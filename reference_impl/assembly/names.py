@@ -92,6 +92,11 @@ def _meaning(name: str, value: Any) -> dict[str, Any]:
 def _speculative(value: Any) -> dict[str, Any]:
     """Of vLLM's speculative_config."""
     known = {"method": "speculative", "num_speculative_tokens": "num_drafts"}
+    if isinstance(value, Mapping) and "model" in value:
+        raise ValueError(
+            f"speculative_config: 'model' is an option of its own here: draft_model={value['model']!r}, and "
+            "speculative_config without it, or num_drafts"
+        )
     if not isinstance(value, Mapping) or not {"method"} <= {*value} <= {*known}:
         raise ValueError(
             f"speculative_config: expected a mapping with 'method' and, maybe, 'num_speculative_tokens', got "

@@ -28,9 +28,11 @@ from reference_impl.core.sampler import SETTINGS, TorchSampler, settings_of
 from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import reference
 from reference_impl.models.loader import CheckpointError
+from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import check_references
 from tests.engine.test_draft_model import PURE, alone, check_texts, schedule, serve_at_times
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
+from tests.executor.dense import TwinSampler
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +47,13 @@ def head(random_model: Callable) -> FeatureHead:
 
 def random_head(layer: Any) -> FeatureHead:
     """Of hidden size 32; what it is given of the target's hidden states is most of what it says."""
-    fc = Linear(UnquantizedLinear(torch.float64, torch.device("cpu")), 64, {"fc": 32}, False, "fc")
+    fc = Linear(UnquantizedLinear(layer.dtype, torch.device("cpu")), 64, {"fc": 32}, False, "fc")
     random = torch.Generator().manual_seed(3)
     weight = 0.1 * torch.randn(32, 64, generator=random, dtype=torch.float64)
     weight[:, 32:] += torch.eye(32)
     fc.load("fc", "weight", weight)
-    return FeatureHead(layer, fc, 1 + 0.2 * torch.randn(32, generator=random, dtype=torch.float64))
+    embed_norm = 1 + 0.2 * torch.randn(32, generator=random, dtype=torch.float64)
+    return FeatureHead(layer, fc, embed_norm.to(layer.dtype))
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +139,18 @@ def test_guesses_are_those_of_the_definition(
     assert 0 < sum(kept) < sum(len(guesses) for _, _, guesses in made)  # some rejected, some kept: both are rolled over
 
 
+def test_a_sampler_that_looks_positions_up_on_the_device_draws_the_same_guesses(
+    target, head, plain, made, tapped_engine
+) -> None:
+    """As on a GPU: what is drawn at a position depends on that position's own random number."""
+    parts = Parts(draft_model=head, sampler=TwinSampler())
+    engine, _ = tapped_engine(target, parts=parts, num_drafts=3, num_blocks=60, prefix_cache="off")
+    check_texts(serve(engine, PURE), plain)
+    assert {len(guesses) for _, _, guesses in made} >= {1, 3}
+    for name, known, guesses in made:
+        assert guesses == guesses_of(head, target, known, len(guesses), PURE[name]), (name, len(known))
+
+
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("num_blocks", [16, 20])
 def test_guesses_are_the_same_after_a_preemption(
@@ -192,6 +207,14 @@ def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, head, 
         assert engine.kv.num_available == engine.num_blocks
 
     same()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_head_of_another_dtype_than_the_targets_guesses_too(target, plain, random_model, dtype: str) -> None:
+    head = random_head(random_model(dtype, max_position_embeddings=128, num_hidden_layers=1))
+    engine = Engine(target, EngineConfig(num_blocks=64, num_drafts=3), Parts(draft_model=head))
+    check_texts(serve(engine, PURE), plain)
+    assert DraftUse.of(engine.trace.steps()).num_accepted_tokens > 0
 
 
 def test_other_uses_of_the_engine_stand_beside_it(target, head) -> None:
@@ -275,6 +298,8 @@ def test_a_head_that_does_not_fit_is_refused(
 
 def test_what_is_asked_for_is_what_is_in_the_folder(tmp_path: Path, course_model: Path) -> None:
     write_head(tmp_path / "head")
+    with pytest.raises(ConfigError, match="a feature head guesses for one: give it as draft_model"):
+        LLM(tmp_path / "head", num_blocks=32)
     with pytest.raises(ValueError, match="'draft': expected 'eagle'"):
         LLM(course_model, num_blocks=32, draft_model=tmp_path / "head", speculative="draft")
     with pytest.raises(ValueError, match="'eagle': expected 'draft'"):

@@ -150,7 +150,7 @@ def test_a_draft_model_named_by_its_folder_guesses(options: dict[str, Any]) -> N
 def test_a_draft_model_is_asked_for_by_name_and_only_one_method_can_be() -> None:
     with pytest.raises(ValueError, match=r"speculative='draft' needs a draft model"):
         LLM(course_model("draft"), speculative="draft")
-    with pytest.raises(ValueError, match="draft_model is given, and speculative='ngram'"):
+    with pytest.raises(ValueError, match=r"draft_model is given, a smaller model .* and speculative='ngram'"):
         LLM(course_model("draft"), draft_model=course_model("draft"), speculative="ngram")
 
 
@@ -166,3 +166,9 @@ def test_a_second_proposer_or_a_scheduler_that_would_ask_none_is_refused(model, 
 def test_what_is_not_implemented_is_refused_by_name(wrong: Any) -> None:
     with pytest.raises(ValueError, match="speculative"):
         LLM(course_model("draft"), speculative_config=wrong)
+
+
+@pytest.mark.parametrize("method", [{"method": "eagle"}, {"method": "draft_model"}, {}])
+def test_vllms_name_for_the_draft_model_is_answered_with_ours(method: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="here: draft_model='a folder'"):
+        LLM(course_model("draft"), speculative_config={**method, "model": "a folder", "num_speculative_tokens": 2})

@@ -14,5 +14,7 @@ class ExplainingWorker(Worker):
     @torch.inference_mode()
     def explain(self, step: Step, at: int) -> str:
         row = step.rows[at]
-        tokens = self.slots.tokens[row.slot, : row.start + row.length].long()
+        # The plan counts all guesses of the step before as right; behind those that were lies whatever memory held.
+        end = min(row.start + row.length, max(1, int(self.slots.computed[row.slot])))
+        tokens = self.slots.tokens[row.slot, :end].long()
         return f"{super().explain(step, at)}; {first_not_finite(self.model, tokens)}"

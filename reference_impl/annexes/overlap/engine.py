@@ -59,7 +59,9 @@ class OverlappedEngine(Engine):
                 self.submit(plan)
             if len(self.in_flight) == self.depth or not is_submitted:
                 done = self.collect()
-            if is_submitted:  # after the oldest step is collected: its tokens were counted as in flight until then
+            # After the oldest step is collected, whose tokens were counted as in flight until then. If it made the last
+            # request fail, that collected the new step, too.
+            if is_submitted and self.in_flight:
                 self.advance(self.in_flight[-1])
         except BaseException as error:
             self._lose(error)

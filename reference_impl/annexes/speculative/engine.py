@@ -20,12 +20,13 @@ class DraftingEngine(Engine):
             return super().update(plan, step, reply, requests)
         settle(self.planner, plan, reply, requests)
         starts = {row.request_id: _start_of(row, requests[row.request_id]) for row in plan.rows}
-        had = {row.request_id: len(requests[row.request_id].tokens) for row in plan.rows if row.num_drafts}
+        drafted = [requests[row.request_id] for row in plan.rows if row.num_drafts]
+        had = [(request, len(request.tokens)) for request in drafted]
         done = super().update(plan, step, reply, requests)
         tokens = done.output.tokens
-        for name, length in had.items():  # of several tokens, those behind one that ends the request are not its own
-            if name in tokens:
-                tokens[name] = tuple(requests[name].tokens[length:])
+        for request, length in had:  # of several tokens, those behind one that ends the request are not its own
+            if request.id in tokens:  # one that failed is no longer among the requests
+                tokens[request.id] = tuple(request.tokens[length:])
         rows = tuple(row._replace(start=starts[row.request_id]) for row in done.plan.rows)
         num_sampled = tuple(len(tokens.get(row.request_id, ())) for row in rows)
         return done._replace(plan=replace(done.plan, rows=rows), num_sampled=num_sampled)

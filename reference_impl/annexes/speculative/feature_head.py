@@ -57,8 +57,8 @@ class FeatureHead:
         return self.layer.hidden_states(batch, kv_cache, attention)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's: [rows, vocab_size]."""
-        found: Tensor = self._target.logits(hidden)
+        """The target's: [rows, vocab_size], of its dtype."""
+        found: Tensor = self._target.logits(hidden.to(self._target.dtype))
         return found
 
     def _join(self, input_ids: Tensor) -> Tensor:
@@ -121,9 +121,10 @@ class FeatureDraft:
                 found = as_batch(batch, mine, [self.kv_spec])
                 hidden = self.model.hidden_states(found, hidden, self.kv_cache, self.attention)
                 self.ahead.index_copy_(0, rows, hidden)
+            # A pass gives what is two positions behind its own: `look_up` says the one behind it.
+            mine["sample_positions"] = slots.computed.index_select(0, rows) + number + 1
             logits = self.model.logits(hidden).to(self.logits_dtype)
-            tokens = sampler.choose(logits, mine)
-            slots.tokens.index_put_((rows, slots.computed.index_select(0, rows) + number + 1), tokens.int())
+            slots.put(mine, sampler.choose(logits, mine))
             q = with_drawn(q, logits, mine, t)
         return q
 

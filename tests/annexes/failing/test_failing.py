@@ -209,6 +209,38 @@ def test_replayed_steps_notice_it(random_model) -> None:
     assert engine.kv.num_available == engine.num_blocks
 
 
+def test_all_requests_may_fail_while_a_step_is_in_flight(random_model) -> None:
+    model, sampling = random_model("float64"), SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    expected = alone(model, CLEAN, sampling)
+    engine = Engine(model, EngineConfig(**PLAIN, overlap="on"))
+    broken = engine.add(CLEAN, sampling)
+    for _ in range(3):
+        engine.step()
+    with planted(engine.model.norm), pytest.warns(RuntimeWarning):
+        finish(engine)
+    assert broken.finish_reason == "error"
+    assert run(engine, sampling, [CLEAN])[0].output_tokens == expected
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_request_may_fail_in_a_step_that_verifies_guesses(overlap: str, random_model) -> None:
+    model, sampling = random_model("float64"), SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    expected = alone(model, CLEAN, sampling)
+    config = EngineConfig(**PLAIN, num_drafts=2, overlap=overlap)
+    engine = Engine(model, config, Parts(draft_model=random_model("float64", num_hidden_layers=1)))
+    broken = [engine.add(prompt, sampling) for prompt in (CLEAN, [1, 2, 10])]
+    for _ in range(3):
+        engine.step()
+    before = [len(request.output_tokens) for request in broken]
+    with planted(engine.model.norm), pytest.warns(RuntimeWarning):
+        finish(engine)
+    assert any(row.num_drafts for row in engine.trace.steps()[-1].rows)
+    assert [request.finish_reason for request in broken] == ["error", "error"]
+    # Overlapped, one step was in flight when the number was planted.
+    assert all(0 <= len(r.output_tokens) - had <= 3 * (overlap == "on") for r, had in zip(broken, before, strict=True))
+    assert run(engine, sampling, [CLEAN])[0].output_tokens == expected
+
+
 def test_a_sampler_of_ones_own_is_checked_too(random_model) -> None:
     model = random_model("float32")
     engine = Engine(model, EngineConfig(**PLAIN), Parts(sampler=lambda logits, requests: sample(logits, requests)))
