@@ -218,7 +218,7 @@ def test_a_head_of_another_dtype_than_the_targets_guesses_too(target, plain, ran
 
 
 def test_other_uses_of_the_engine_stand_beside_it(target, head) -> None:
-    """Prompts that are scored or pooled, held requests, 8 bits, tokens computed one by one."""
+    """Prompts that are scored, held requests, 8 bits, tokens computed one by one."""
     expected = Engine(target, EngineConfig(num_blocks=64))
     engine = Engine(target, EngineConfig(num_blocks=64, num_drafts=3), Parts(draft_model=head))
     found = []
@@ -238,6 +238,13 @@ def test_other_uses_of_the_engine_stand_beside_it(target, head) -> None:
         texts = {name: r.tokens for name, r in serve(Engine(target, config), PURE).items()}
         engine = Engine(target, dataclasses.replace(config, num_drafts=3), Parts(draft_model=head))
         check_texts(serve(engine, PURE), texts)
+
+
+def test_a_head_guesses_for_one_model(target, head, random_model) -> None:
+    Engine(target, EngineConfig(num_blocks=8, num_drafts=2), Parts(draft_model=head))
+    other = random_model("float64", max_position_embeddings=64)
+    with pytest.raises(ValueError, match="guesses for another model already"):
+        Engine(other, EngineConfig(num_blocks=8, num_drafts=2), Parts(draft_model=head))
 
 
 # --- a head in a folder ----------------------------------------------------------------------------------------------

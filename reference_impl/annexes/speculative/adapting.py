@@ -82,7 +82,7 @@ class Adapting(Drafting):
     def __init__(self, *core: Any, **options: Any):
         super().__init__(*core, **options)
         self.costs = StepCosts()
-        self.price: float | None = None  # as of `StepCosts`, once a step: it is asked for by every row
+        self.price: float | None = None  # as of `StepCosts`; computed once a step, for all rows
         self.acceptances: dict[str, Acceptance] = {}
         self.of_all = Acceptance()  # what is expected of a request before its first guess
         self._losing: set[str] = set()  # requests whose guesses would lose, in the step that is planned

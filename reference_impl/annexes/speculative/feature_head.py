@@ -9,11 +9,13 @@ on its own hidden' in place of the target's. Embedding and lm_head are the targe
 of its own with the target's blocks, by the same ids, as a draft model's do (draft_model.py).
 
     end of a step     all of its tokens, with the target's hidden states: the last one kept of each row stays in `ahead`
-    next step         guess 0 comes of `ahead`; guesses 1 ... each of one pass over the rows that get another one
+    next step         guess 0 is drawn from what is in `ahead`; for each further guess the head runs once, over the rows
+                      that get one
 
 Positions of guesses are computed again at the end of the step that verified them, so what wrong guesses left in the
-cache is overwritten. The entry of a block's last token depends on the token behind it: a prompt that shares a cached
-block and goes on otherwise reads one entry of another text, and its guesses are a little worse for it.
+cache is overwritten. An entry depends on the token behind its own: a prompt that shares a cached block and goes on
+otherwise reads one entry of another text; and of a held request, whose tokens the host chooses, entries may be of those
+that were sampled. Guesses are a little worse for it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reference_impl.annexes.speculative.draft_model import drawn_by, lay_out_ahead, prefix, with_drawn
+from reference_impl.annexes.speculative.draft_model import (
+    by_pass,
+    drawn_by,
+    lay_out_ahead,
+    one_further,
+    prefix,
+    with_drawn,
+)
 from reference_impl.core.batch import HostBatch, as_batch
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
@@ -48,7 +57,9 @@ class FeatureHead:
         layer.embed = self._join  # type: ignore[method-assign]  # all else of a decoder's pass is as it is
 
     def follow(self, target: Decoder) -> None:
-        """Guesses for this model from now on: its embedding and lm_head are used."""
+        """Guesses for this model, whose embedding and lm_head are used. ValueError if it guesses for another one."""
+        if self._target is not None and self._target.embedding is not target.embedding:
+            raise ValueError("this feature head guesses for another model already: load_feature_head once more")
         self._target = target
 
     def hidden_states(self, batch: Batch, features: Tensor, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
@@ -110,9 +121,7 @@ class FeatureDraft:
         """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Returns q as
         `DraftModel.guess` does."""
         q = None
-        for number, batch in enumerate(passes):
-            start = prefix(number)
-            mine = {name.removeprefix(start): tensor for name, tensor in t.items() if name.startswith(start)}
+        for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
             rows = mine["slots"]
             hidden = self.ahead.index_select(0, rows)
             if number:
@@ -150,9 +159,12 @@ class FeatureDraft:
 def lay_out_guesses(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
     """Of a step's rows, which begin at what is computed in their slots: a batch for each guess, of the rows that get
     one. Guess n comes of position start - 1 + n; that of guess 0 is computed already."""
-    passes = []
+    passes: list[HostBatch] = []
     for nth in range(max((row.num_drafts for row in rows), default=0)):
         single = [StepRow(row.slot, row.start + nth - 1, 1, True) for row in rows if row.num_drafts > nth]
+        if passes and len(single) == len(passes[-1].slots):
+            passes.append(one_further(passes[-1]))
+            continue
         passes.append(lay_out_ahead(single, [nth - 1] * len(single), slots))
     return passes
 

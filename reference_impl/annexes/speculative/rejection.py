@@ -13,7 +13,7 @@ Why each token comes out as if drawn from p:
 
 Guesses are kept with probability sum min(p, q) = 1 - TV(p, q) (`acceptance`); no rule that gives p keeps more. A guess
 that was not drawn (n-grams, suffixes, a proposer of Parts, drafts that a step names) has q = 1 at x: it is kept with
-probability p(x). What it depends on is the text before it, and never the random numbers here.
+probability p(x). Such a guess may depend on the text before it, and never on the random numbers here.
 
 A request with a seed is promised its text: there a guess is kept where it is what plain decoding draws (`drafts.py`).
 So are all guesses under a sampler whose distribution is not `core.sampler.distribution` as far as is known, see
