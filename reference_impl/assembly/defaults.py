@@ -127,7 +127,7 @@ def make_executor(made: Made, parts: Parts) -> Executor:
     sampler = part(parts.sampler, lambda: make_sampler(made))
     draft = make_draft(made, parts.draft_model, made.num_blocks, made.num_host_blocks)
     executor = new_worker(made, made.kv_cache, sampler, parts.proposer, parts.page_store, draft)
-    reason = why_not_graphs(made, parts)
+    reason = why_not_graphs(made, parts.draft_model)
     if reason is None and made.config.graphs != "off":
         from reference_impl.annexes.graphs.graphs import CudaRecorder
 
@@ -160,14 +160,14 @@ def new_worker(
     )  # fmt: skip
 
 
-def why_not_graphs(made: Made, parts: Parts) -> str | None:
-    """None: CUDA graphs are possible."""
+def why_not_graphs(made: Made, draft: Decoder | FeatureHead | None = None) -> str | None:
+    """None: CUDA graphs are possible. draft: what guesses, if a model does."""
     from reference_impl.annexes.fusion.decoder import FusedDecoder
     from reference_impl.annexes.fusion.kernels import writes_and_attends
 
     if made.config.batch_invariant:
         return "batch_invariant computes each token by itself"
-    if parts.draft_model is not None and not hasattr(parts.draft_model, "layers"):
+    if draft is not None and not hasattr(draft, "layers"):
         return "a feature head reads hidden states, which a replay does not hand out"
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"

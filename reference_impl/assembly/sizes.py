@@ -57,7 +57,7 @@ def size_cache(made: Made, parts: Parts) -> int:
     steps = worst_steps(config, specs, made.max_model_len, made.model.config.vocab_size, room)
     sampler = part(parts.sampler, lambda: make_sampler(made))
     measured = memory.measure([partial(run_alone, made, sampler, parts.draft_model, *step) for step in steps])
-    graphs = config.graphs != "off" and why_not_graphs(made, parts) is None
+    graphs = config.graphs != "off" and why_not_graphs(made, parts.draft_model) is None
     return profiled_blocks(measured, config, made.bytes_per_block, len(specs), made.max_model_len, graphs)
 
 

@@ -36,7 +36,7 @@ from reference_impl.core.slots import Slots
 from reference_impl.core.staging import Arrays
 from reference_impl.interfaces import AttentionBackend, KVCache, KVSpec, StepRow
 
-PREFIX = "pass."
+PREFIX = "draft.pass."  # before the names of a pass's arrays; what begins with "draft." stands beside a graph
 
 
 @dataclass(frozen=True)
