@@ -30,8 +30,8 @@ from grader.examination.worker import (
 )
 from grader.results.result import Result, result_from_json
 from grader.study.workspace_files import sweep
-from grader.submissions.collect import take_in
 from grader.submissions.history import DamagedReceipt
+from grader.submissions.submitted import take_in
 
 if TYPE_CHECKING:
     from grader.courses.recorder import Recorder

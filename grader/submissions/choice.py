@@ -1,4 +1,4 @@
-"""Which of the files that a student handed in is the lab's notebook."""
+"""Which of the files that a student handed in is the lab's notebook, and what is kept of it (`Handed`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from grader.examination.intake import Refused
 from grader.examination.notebook_file import MAX_BYTES, read_cells
 from grader.labs.lab import Lab
 from grader.submissions.handed_in import MAX_FILES, Entry, files_in_student_zip
+from grader.submissions.lms import Download, Owner
+from grader.submissions.receipt import Handed
+
+Files = list[tuple[Owner, Entry]]
 
 MAX_OPENED = 20  # files of one student that are opened to see which is the lab's
 
@@ -156,3 +160,32 @@ def with_cells_of(files: Sequence[tuple[str, Entry]], lab: Lab) -> list[tuple[st
         if any(cell.grade_id in known or cell.cell_id in known for cell in cells):
             found.append((name, entry))
     return found
+
+
+def what_counts(files: Files, download: Download, lab: Lab) -> Handed:
+    """What one person handed in: the file that counts, read, or why there is none."""
+    newest = max((owner.attempt for owner, _ in files if owner.attempt), default=None)
+    attempt = [(owner, entry) for owner, entry in files if owner.attempt == newest]
+    numbers = [owner.number for owner, _ in attempt]
+    found = choose([(owner.file, entry) for owner, entry in attempt], lab, numbers=numbers)
+    entry = found.entry or attempt[0][1]
+    owner = next((owner for owner, other in attempt if other.path == entry.path), attempt[0][0])
+    shared = sum(1 for _, other in download.owned if other is entry)
+    notes = [*owner.notes, *found.notes, *([f"handed in by a group of {shared}"] if shared > 1 else [])]
+    changed, time_from = newest, f"{download.form}'s name for it"
+    if owner.notes:
+        time_from = "the files' own times"
+    if newest is None:
+        changed = entry.changed if download.times_are_real else None
+        time_from = "the file's own time" if changed else ""
+    return Handed(entry.path, found.raw, changed, found.problem, download.form, time_from, owner.late, tuple(notes),
+                  owner.number, _newer(attempt, owner, lab))  # fmt: skip
+
+
+def _newer(files: Files, chosen: Owner, lab: Lab) -> str:
+    """A notebook of the lab that Canvas has as newer than the one chosen by its name, or nothing."""
+    later = [(owner, entry) for owner, entry in files if owner.number > chosen.number > 0]
+    notebooks = [(owner.file, entry) for owner, entry in later if owner.file.casefold().endswith(".ipynb")]
+    if newer := file_names(name for name, _ in with_cells_of(notebooks, lab)):
+        return f"{newer} is newer, and holds cells of this lab; {file_names([chosen.file])} was chosen by its name"
+    return ""

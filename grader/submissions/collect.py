@@ -6,8 +6,6 @@ Files are listed first and read one at a time, so a class of any size takes no m
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
 import pwd
 import re
@@ -15,34 +13,23 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from grader.course import CourseError, course_lock
-from grader.examination.intake import Refused
-from grader.labs.lab import Lab
-from grader.submissions.choice import choose, file_names, with_cells_of
+from grader.submissions.choice import Files, what_counts
 from grader.submissions.handed_in import Entry, opened
-from grader.submissions.history import RECORD, DamagedReceipt, free_name, read_history
-from grader.submissions.lms import Download, Owner, Reading, understand
+from grader.submissions.history import DamagedReceipt, read_history
+from grader.submissions.lms import Download, Reading, understand
 from grader.submissions.receipt import (
     Handed,
     Received,
-    derive,
     doubt,
-    keep,
-    read_record,
     receive,
     released,
-    whole,
-    write_safely,
-    written_by_intake,
 )
 from grader.submissions.roster import Roster, load_roster, safe_id, save_roster
+from grader.submissions.submitted import copy_secret, take_in
 
-__all__ = ["Collected", "Handed", "Received", "collect", "receive", "take_in"]
-
-SECRET = "submission_secret.txt"  # nbgrader finds a student's feedback by it
-_HEX = re.compile(rb"[0-9a-f]{1,256}")
+__all__ = ["Collected", "Handed", "Received", "collect", "receive"]
 
 
 @dataclass
@@ -61,9 +48,6 @@ class Collected:
     kept: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     damaged: list[DamagedReceipt] = field(default_factory=list)
-
-
-Files = list[tuple[Owner, Entry]]
 
 
 def collect(
@@ -107,12 +91,12 @@ def collect(
         def take(student: str, ask: bool) -> str:
             if (root / "submitted" / student / lab_slug).is_dir():
                 take_in(root, lab_slug, student)  # what the exchange brought before is kept, too
-            handed = _handed(people[student], download, lab)
+            handed = what_counts(people[student], download, lab)
             if ask and (why := doubt(root, lab_slug, student, handed) or handed.doubt):
                 return why
             done.received.append(receive(root, lab_slug, student, handed))
             if download.form == "exchange":
-                _copy_secret(root, root / "submitted" / student / lab_slug, people[student])
+                copy_secret(root, root / "submitted" / student / lab_slug, people[student])
             return ""
 
         def isolated(student: str, ask: bool) -> str:
@@ -241,112 +225,6 @@ def _question(what: str, questions: list[str]) -> str:
             ' "FILE=STUDENT", or "FILE=" to leave it out; for all files of a folder, its name')  # fmt: skip
 
 
-def take_in(root: Path, lab_slug: str, student: str) -> None:
-    """Make sure, before grading, that what lies in `submitted/` is intake's: finish what a kill interrupted, and take
-    in what came by another way than `collect`, such as nbgrader's exchange. Raises DamagedReceipt.
-    """
-    folder, received = (root / top / student / lab_slug for top in ("submitted", "received"))
-    name = next((root / "labs" / lab_slug).glob("*.ipynb")).name
-    ours = {name, RECORD, "timestamp.txt", SECRET}
-    # Only received/ counts, because intake alone writes there; a submission may bring an intake.json of its own.
-    kept, history = read_record(received), read_history(root, lab_slug, student)
-    there = list(folder.iterdir())
-    if all(path.name in ours and path.is_file() and not path.is_symlink() for path in there):
-        record = read_record(folder)
-        done = whole(record) and record == kept and _holds(folder / name, record)
-        if history and (record.get("pending") or (done and record.get("sha256") != history[-1].sha256)):
-            _move_folder_away(received / RECORD)
-            derive(root, lab_slug, student)
-            return
-        if done:
-            return
-    others = [path for path in there if path.name != RECORD]
-    if (
-        history
-        and all(path.name in ours and path.is_file() and not path.is_symlink() for path in others)
-        and (_holds(folder / name, kept) or written_by_intake(root, lab_slug, student, folder / name))
-    ):  # nothing came: of the two records at least one is damaged, and both follow from the history
-        for record_path in (folder / RECORD, received / RECORD):
-            _move_folder_away(record_path)
-        derive(root, lab_slug, student)
-        return
-    if (received / RECORD).exists() and not whole(kept):
-        why = f"expected what intake wrote there, and {name} in submitted/ is not what it made of what counts"
-        raise DamagedReceipt(root, lab_slug, student, received / RECORD, why)
-    if not (folder / RECORD).is_dir():
-        (folder / RECORD).unlink(missing_ok=True)
-    _, _, lab = released(root, lab_slug)
-    with opened(folder) as entries:
-        owner = Owner(student, "", own=True)
-        files = [
-            (replace(owner, file=entry.name), entry) for entry in entries if entry.name not in ("timestamp.txt", SECRET)
-        ]
-        if files or not read_history(root, lab_slug, student):
-            handed = _handed(files, Download("", [], []), lab) if files else "nothing was handed in"
-            if isinstance(handed, Handed):
-                # nbgrader's timestamp.txt says when; it is a file of the student's
-                handed = replace(handed, changed=None, time_from="the file timestamp.txt")
-            keep(root, lab_slug, student, handed)
-    _set_aside(root, lab_slug, student)
-    derive(root, lab_slug, student)
-
-
-def _move_folder_away(path: Path) -> None:
-    """Where a file is to be written; out of submitted/, which nbgrader copies."""
-    if path.is_dir() and not path.is_symlink():
-        _, student, lab_slug, name = path.parts[-4:]
-        received = path.parents[3] / "received" / student / lab_slug
-        os.replace(path, free_name(received, f"{name}.damaged"))
-
-
-def _holds(path: Path, record: dict[str, Any]) -> bool:
-    return path.is_file() and record.get("notebook") == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _set_aside(root: Path, lab_slug: str, student: str) -> None:
-    """Move what a student's folder holds to `received/`; nbgrader would copy it, and follow links."""
-    folder = root / "submitted" / student / lab_slug
-    kept = {"timestamp.txt": _is_timestamp, SECRET: _is_secret}
-    others = [path for path in folder.iterdir() if not (path.name in kept and kept[path.name](path))]
-    if not others:
-        return
-    received = root / "received" / student / lab_slug
-    number = sum(1 for _ in received.glob("exchange_*")) + 1
-    aside = received / f"exchange_{number}"
-    aside.mkdir(parents=True)
-    for path in others:
-        os.replace(path, aside / path.name)  # a link is moved, not what it points to
-
-
-def _is_timestamp(path: Path) -> bool:
-    """Whether nbgrader can read the file; one that it cannot stops its grading."""
-    from nbgrader.utils import parse_utc
-
-    try:
-        return _is_small_file(path, 100) and bool(parse_utc(path.read_text("utf-8").strip()))
-    except Exception:  # the parser raises what it likes
-        return False
-
-
-def _is_small_file(path: Path, size: int) -> bool:
-    info = path.lstat()
-    return stat.S_ISREG(info.st_mode) and info.st_size < size  # a pipe would keep a reader waiting
-
-
-def _is_secret(path: Path) -> bool:
-    return _is_small_file(path, 1000) and bool(_HEX.fullmatch(path.read_bytes()))
-
-
-def _copy_secret(root: Path, folder: Path, files: list[tuple[Owner, Entry]]) -> None:
-    """What `nbgrader release_feedback` needs of a submission that came from the exchange."""
-    newest = max((owner.attempt for owner, _ in files if owner.attempt), default=None)
-    for owner, entry in files:
-        if owner.file == SECRET and owner.attempt == newest:
-            with contextlib.suppress(Refused):
-                if _HEX.fullmatch(raw := entry.read()):
-                    write_safely(root, folder / SECRET, raw)
-
-
 def _people(root: Path, roster: Roster, download: Download, done: Collected) -> dict[str, Files]:
     """The files of each student, by id. Those not in the roster are put into `done.unknown`.
 
@@ -374,32 +252,3 @@ def _people(root: Path, roster: Roster, download: Download, done: Collected) -> 
     if questions:
         raise CourseError(_question("two claim to be one student", questions))
     return {student_id: [one for files in found for one in files] for student_id, found in people.items()}
-
-
-def _handed(files: Files, download: Download, lab: Lab) -> Handed:
-    """What one person handed in: the file that counts, read, or why there is none."""
-    newest = max((owner.attempt for owner, _ in files if owner.attempt), default=None)
-    attempt = [(owner, entry) for owner, entry in files if owner.attempt == newest]
-    numbers = [owner.number for owner, _ in attempt]
-    found = choose([(owner.file, entry) for owner, entry in attempt], lab, numbers=numbers)
-    entry = found.entry or attempt[0][1]
-    owner = next((owner for owner, other in attempt if other.path == entry.path), attempt[0][0])
-    shared = sum(1 for _, other in download.owned if other is entry)
-    notes = [*owner.notes, *found.notes, *([f"handed in by a group of {shared}"] if shared > 1 else [])]
-    changed, time_from = newest, f"{download.form}'s name for it"
-    if owner.notes:
-        time_from = "the files' own times"
-    if newest is None:
-        changed = entry.changed if download.times_are_real else None
-        time_from = "the file's own time" if changed else ""
-    return Handed(entry.path, found.raw, changed, found.problem, download.form, time_from, owner.late, tuple(notes),
-                  owner.number, _newer(attempt, owner, lab))  # fmt: skip
-
-
-def _newer(files: Files, chosen: Owner, lab: Lab) -> str:
-    """A notebook of the lab that Canvas has as newer than the one chosen by its name, or nothing."""
-    later = [(owner, entry) for owner, entry in files if owner.number > chosen.number > 0]
-    notebooks = [(owner.file, entry) for owner, entry in later if owner.file.casefold().endswith(".ipynb")]
-    if newer := file_names(name for name, _ in with_cells_of(notebooks, lab)):
-        return f"{newer} is newer, and holds cells of this lab; {file_names([chosen.file])} was chosen by its name"
-    return ""

@@ -253,7 +253,7 @@ def test_no_submission_stops_the_others(
 def test_a_fault_of_ours_refuses_one_submission_and_no_other(
     root: Path, tmp_path: Path, notebook: Any, monkeypatch: pytest.MonkeyPatch, disk: Any
 ) -> None:
-    from grader.submissions import collect as module
+    from grader.submissions import choice as module
 
     choose = module.choose
 

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grader.course import CourseError
-from grader.submissions.collect import collect, take_in
+from grader.submissions.collect import collect
+from grader.submissions.submitted import take_in
 from tests.examples import examples
 
 PARTS = [

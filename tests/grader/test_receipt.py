@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from grader.submissions import receipt
-from grader.submissions.collect import collect, take_in
+from grader.submissions.collect import collect
 from grader.submissions.roster import Roster, Student, save_roster
+from grader.submissions.submitted import take_in
 
 ANSWER = "class Window:\n    pass"
 

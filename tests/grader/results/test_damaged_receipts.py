@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from grader.course import CourseError
-from grader.submissions.collect import collect, take_in
+from grader.submissions.collect import collect
 from grader.submissions.history import DamagedReceipt, read_history
 from grader.submissions.receipt import read_record, whole
 from grader.submissions.repair import repair
 from grader.submissions.roster import Roster, Student, load_roster, save_roster
+from grader.submissions.submitted import take_in
 from tests.grader.results.conftest import APPLY, DEQUE, IN_TIME, hand_in
 
 SLUG = "01_toy"
