@@ -25,13 +25,12 @@ from reference_impl.annexes.chat.prompts import ChatEncoder, ToolChoice, shown_t
 from reference_impl.annexes.chat.tool_calls import PARSERS, check_parser, parse
 from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
 from reference_impl.annexes.sizing.memory import give_back
-from reference_impl.annexes.speculative.feature_head import FeatureHead
 from reference_impl.annexes.texts.stream import AskedTextStream
 from reference_impl.assembly.checks import check_tokenizer
 from reference_impl.assembly.config import EngineConfig, ModelConfig
 from reference_impl.assembly.devices import choose_device, choose_dtype
+from reference_impl.assembly.draft_folder import load_draft, parts_with_draft, with_method
 from reference_impl.assembly.engine import Engine
-from reference_impl.assembly.feature_head import is_feature_head, load_feature_head
 from reference_impl.assembly.interrupts import uninterrupted
 from reference_impl.assembly.linear_methods import Quantizations
 from reference_impl.assembly.model import dummy_model, load_model
@@ -48,9 +47,7 @@ from reference_impl.assembly.outputs import (
 )
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.prompt_forms import AnyPrompt, Conversation, conversations, listed, plain
-from reference_impl.assembly.speculation import BY_MODEL
 from reference_impl.core import llm as core_llm
-from reference_impl.core.decoder import Decoder
 from reference_impl.core.engine import StepResult
 from reference_impl.core.prompts import Prompt
 from reference_impl.interfaces import Pooling, Request, SamplingParams
@@ -112,7 +109,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         quantization = "none" if quantization is None else quantization
         config = EngineConfig(**options_of(engine_options, [*inspect.signature(LLM).parameters][:-1]))
         draft = None if draft_model is None else Path(model_folder(draft_model))
-        config = config if draft is None else _with_draft(config, draft)
+        config = config if draft is None else with_method(config, draft)
         stored = _config_of(model, shape, dummy_weights)
         device = choose_device(device)
         if device.type == "cpu":
@@ -127,7 +124,7 @@ class LLM(core_llm.LLM, ChatEncoder):
         elif worker == "here":
             weights = dummy_model(stored, *options) if model is None else load_model(model, *options)
             if draft is not None:
-                parts = replace(parts or Parts(), draft_model=_load_draft(draft, dtype, device, config))
+                parts = replace(parts or Parts(), draft_model=load_draft(draft, dtype, device, config))
             engine = Engine(weights, config, parts)
         else:
             raise ValueError(f"worker: expected 'here' or 'process', got {worker!r}")
@@ -359,31 +356,11 @@ def _split(
         raise ValueError("worker='process' loads its model from a folder: expected one, got dummy_weights")
     name, make_parts = str(dtype).removeprefix("torch."), None
     if draft is not None:
-        make_parts = partial(_parts_with_draft, draft, dtype, device, config)
+        make_parts = partial(parts_with_draft, draft, dtype, device, config)
     return split_engine(
         Path(model), config, dtype=name, device=str(device), parts=parts, make_parts=make_parts,
         quantization=quantization,
     )  # fmt: skip
-
-
-def _with_draft(config: EngineConfig, draft: Path) -> EngineConfig:
-    """The method goes by what is in the folder."""
-    method: Literal["eagle", "draft"] = "eagle" if is_feature_head(draft) else "draft"
-    if config.speculative not in ("off", method):
-        raise ValueError(
-            f"draft_model is given, {BY_MODEL[method]}, and speculative={config.speculative!r}: expected {method!r}, "
-            "or one of the two"
-        )
-    return replace(config, speculative=method)
-
-
-def _load_draft(folder: Path, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> Decoder | FeatureHead:
-    load = load_feature_head if is_feature_head(folder) else load_model
-    return load(folder, dtype, device, config.max_model_len, config.attention)
-
-
-def _parts_with_draft(folder: Path, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> Parts:
-    return Parts(draft_model=_load_draft(folder, dtype, device, config))
 
 
 def _config_of(model: str | Path | None, shape: Shape | None, dummy_weights: bool) -> ModelConfig:
