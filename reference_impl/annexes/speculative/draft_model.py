@@ -50,6 +50,11 @@ class DraftModel:
     attention: AttentionBackend
     kv_spec: KVSpec
     logits_dtype: torch.dtype
+    distance = 0  # from the token behind a pass's position to the one that the pass guesses
+
+    def lay_out(self, rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
+        """The passes over a step's rows, which begin at what is computed in their slots."""
+        return lay_out_passes(rows, slots)
 
     def guess(
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler
@@ -69,7 +74,7 @@ class DraftModel:
 
 
 def lay_out_passes(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
-    """rows: of a step, which begin at what is computed in their slots."""
+    """As `DraftModel.lay_out`."""
     back = [min(row.start, 1) for row in rows]
     first = [
         StepRow(row.slot, row.start - b, row.num_tokens + b, row.num_drafts > 0)
@@ -109,18 +114,18 @@ def lay_out_ahead(rows: Sequence[StepRow], ahead: Sequence[int], slots: Slots) -
     return replace(batch, arrays=batch.arrays | arrays)
 
 
-def arrays_of(passes: Sequence[HostBatch], sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
-    """What `guess` looks up, and draws, by. places: as of `rejection.places`."""
+def arrays_of(passes: Sequence[HostBatch], distance: int, sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
+    """What `guess` looks up, and draws, by. distance: as of `DraftModel`. places: as of `rejection.places`."""
     found: Arrays = {}
     for number, batch in enumerate(passes):
-        arrays = batch.arrays | (drawn_by(batch, number, 0, sampler, places) if batch.sampling else {})
-        found |= {prefix(number) + name: array for name, array in arrays.items()}
+        arrays = batch.arrays | (drawn_by(batch, number, distance, sampler, places) if batch.sampling else {})
+        found |= {f"{PREFIX}{number}.{name}": array for name, array in arrays.items()}
     return found
 
 
-def drawn_by(batch: HostBatch, nth: int, ahead: int, sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
-    """What the nth guess of each of the batch's logits is drawn by, `ahead` positions behind the batch's own. places:
-    as of `rejection.places`; where there are any, also unseeded, place [guesses]: which of the logits, which of the E.
+def drawn_by(batch: HostBatch, nth: int, distance: int, sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
+    """What the nth guess of each of the batch's logits is drawn by. distance, places: as of `arrays_of`; with places,
+    also unseeded, place [guesses]: which of the logits, which of the E.
     """
     slots, settings = [batch.slots[row] for row in batch.sampling], batch.settings
     found: Arrays = {}
@@ -131,7 +136,7 @@ def drawn_by(batch: HostBatch, nth: int, ahead: int, sampler: TorchSampler, plac
             "unseeded": np.array(unseeded),
             "place": np.array([places[slots[at]] + nth for at in unseeded]),
         }
-    return found | sampler.columns(settings, batch.lengths + ahead)
+    return found | sampler.columns(settings, batch.lengths + distance)
 
 
 def by_pass(t: Mapping[str, Tensor], num_passes: int) -> list[dict[str, Tensor]]:
@@ -153,8 +158,3 @@ def with_drawn(
     probs = filtered(logits, t, t["unseeded"])
     q = probs.new_empty(len(all_arrays["draft.unseeded"]), probs.shape[1]) if q is None else q
     return q.index_copy_(0, t["place"], probs)
-
-
-def prefix(number: int) -> str:
-    """Before the names of a pass's arrays."""
-    return f"{PREFIX}{number}."

@@ -24,16 +24,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from reference_impl.annexes.speculative.draft_model import (
     by_pass,
-    drawn_by,
     lay_out_ahead,
     one_further,
-    prefix,
     with_drawn,
 )
 from reference_impl.core.batch import HostBatch, as_batch
@@ -41,7 +38,6 @@ from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.slots import Slots
-from reference_impl.core.staging import Arrays
 from reference_impl.interfaces import AttentionBackend, Batch, KVCache, KVSpec, StepRow
 
 
@@ -114,11 +110,16 @@ class FeatureDraft:
     kv_spec: KVSpec
     logits_dtype: torch.dtype
     ahead: Tensor
+    distance = 1  # as of `DraftModel`: a pass gives what is two positions behind its own
+
+    def lay_out(self, rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
+        """As `DraftModel.lay_out`."""
+        return lay_out_guesses(rows, slots)
 
     def guess(
         self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler
     ) -> Tensor | None:
-        """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Returns q as
+        """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Gives q as
         `DraftModel.guess` does."""
         q = None
         for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
@@ -130,7 +131,7 @@ class FeatureDraft:
                 found = as_batch(batch, mine, [self.kv_spec])
                 hidden = self.model.hidden_states(found, hidden, self.kv_cache, self.attention)
                 self.ahead.index_copy_(0, rows, hidden)
-            # A pass gives what is two positions behind its own: `look_up` says the one behind it.
+            # `look_up` says the position behind the pass's own.
             mine["sample_positions"] = slots.computed.index_select(0, rows) + number + 1
             logits = self.model.logits(hidden).to(self.logits_dtype)
             slots.put(mine, sampler.choose(logits, mine))
@@ -167,18 +168,3 @@ def lay_out_guesses(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
             continue
         passes.append(lay_out_ahead(single, [nth - 1] * len(single), slots))
     return passes
-
-
-def arrays_of(passes: Sequence[HostBatch], sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
-    """What `guess` looks up, and draws, by. A guess is drawn as the token two behind the position that it comes of.
-    places: as of `rejection.places`."""
-    found: Arrays = {}
-    for number, batch in enumerate(passes):
-        arrays = batch.arrays | drawn_by(batch, number, 1, sampler, places)
-        found |= {prefix(number) + name: array for name, array in arrays.items()}
-    return found
-
-
-def wrong_guesses(batch: HostBatch) -> Arrays:
-    """draft.rows [R]: which rows of the batch have guesses."""
-    return {"draft.rows": np.array([row for row, num in enumerate(batch.drafts) if num])}

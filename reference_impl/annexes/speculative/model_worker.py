@@ -1,5 +1,6 @@
-"""A worker whose guesses come from a draft model. Extends `Worker.submit` (blocks are moved in both caches),
-`DraftRun.add_arrays` and `compute` (the draft runs before the model, in steps without guesses, too)."""
+"""A worker whose guesses come from a draft model, or from a feature head. Extends `Worker.submit` (blocks are moved in
+both caches), `DraftRun.add_arrays` and `compute` (guesses are made before the model runs; a draft model computes steps
+without any, too)."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from typing import Any
 
 import torch
 
-from reference_impl.annexes.speculative.draft_model import DraftModel, arrays_of, lay_out_passes
+from reference_impl.annexes.speculative.draft_model import DraftModel, arrays_of
 from reference_impl.annexes.speculative.drafts import take_drafts
+from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.rejection import places
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.core.batch import HostBatch
@@ -21,7 +23,7 @@ from reference_impl.interfaces import Step
 class ModelDraftWorker(DraftWorker):
     """draft: what guesses, where a step's rows have drafts."""
 
-    def __init__(self, *args: Any, draft: DraftModel, **options: Any):
+    def __init__(self, *args: Any, draft: DraftModel | FeatureDraft, **options: Any):
         super().__init__(*args, **options)
         self.draft = draft
         self.reads_starts = self.needs_lengths(self.attention, draft.attention)
@@ -52,12 +54,13 @@ class ModelDraftRun(DraftRun):
                 f"step {self.step.step_id} names drafts, and this worker's draft model makes them: leave out one of "
                 "Parts.draft_model and what names them"
             )
-        self.passes = lay_out_passes(self.rows, w.slots)
-        self.batch.arrays.update(arrays_of(self.passes, w.draws, places(self.batch.arrays)))
+        self.passes = w.draft.lay_out(self.rows, w.slots)
+        self.batch.arrays.update(arrays_of(self.passes, w.draft.distance, w.draws, places(self.batch.arrays)))
 
     def compute(self) -> None:
         w = self.worker
-        self.q = w.draft.guess(self.passes, self.tensors, w.slots, w.draws)
+        if self.passes:
+            self.q = w.draft.guess(self.passes, self.tensors, w.slots, w.draws)
         if self.batch.drafts:
             self.tensors["draft.tokens"] = take_drafts(w.slots, self.tensors)
         super().compute()
