@@ -22,6 +22,7 @@ import random
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ sys.path.insert(0, str(HERE))
 import train as base  # noqa: E402
 
 HELD = 32  # rows of the target's own text that are only measured on
+PROMPT = 64  # tokens of a row of it that are not its own
 
 
 @dataclass(frozen=True)
@@ -71,25 +73,14 @@ class FeatureHead(nn.Module):
         """embedded, features [rows, length, hidden] -> the same shape. seen: keys and values of the passes before,
         to which this one's are appended: pass j of position p attends to those of the first up to p - j, and of each
         other pass i to the position where its guesses lie, p - (j - i)."""
-        layer, r, (rows, length, _) = self.layer, self.layer.r, features.shape
         e = F.rms_norm(embedded, embedded.shape[-1:], self.embed_norm, base.NORM_EPS)
-        x = self.fc(torch.cat((e, features), -1))
-        h = F.rms_norm(x, x.shape[-1:], layer.input_norm, base.NORM_EPS)
-        q = layer.q_proj(h).view(rows, length, r.num_heads, r.head_dim)
-        k = layer.k_proj(h).view(rows, length, r.num_kv_heads, r.head_dim)
-        v = layer.v_proj(h).view(rows, length, r.num_kv_heads, r.head_dim)
-        q = base.rotate(F.rms_norm(q, (r.head_dim,), layer.q_norm.to(q.dtype), base.NORM_EPS), cos, sin)
-        k = base.rotate(F.rms_norm(k, (r.head_dim,), layer.k_norm.to(k.dtype), base.NORM_EPS), cos, sin)
-        group = r.num_heads // r.num_kv_heads
-        seen.append(tuple(t.repeat_interleave(group, 2).transpose(1, 2) for t in (k, v)))
-        x = x + layer.o_proj(_attend(q.transpose(1, 2), seen).transpose(1, 2).flatten(2))
-        h = F.rms_norm(x, x.shape[-1:], layer.post_norm, base.NORM_EPS)
-        x = x + layer.down_proj(F.silu(layer.gate_proj(h)) * layer.up_proj(h))
+        x = self.layer(self.fc(torch.cat((e, features), -1)), cos, sin, partial(_attend, seen))
         return F.rms_norm(x, x.shape[-1:], self.norm, base.NORM_EPS)
 
 
-def _attend(q: Tensor, seen: list) -> Tensor:
-    """q [rows, heads, length, head_dim], of pass len(seen) - 1."""
+def _attend(seen: list, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q, k, v [rows, heads, length, head_dim], of pass len(seen)."""
+    seen.append((k, v))
     first_k, first_v = seen[0]
     nth, length, scale = len(seen) - 1, q.shape[2], q.shape[3] ** -0.5
     if nth == 0:
@@ -153,7 +144,8 @@ def loss_of(head: FeatureHead, target: base.CourseModel, ids: Tensor, weight: Te
 
 @torch.no_grad()
 def accepted(head: FeatureHead, target: base.CourseModel, ids: Tensor, r: Recipe) -> list[float]:
-    """Of the target's own greedy text ids [rows, length]: how often guess j is right where those before it were."""
+    """ids [rows, length]: prompts of the training rows and the target's own greedy text behind them. In that text, how
+    often guess j is right where those before it were."""
     head.eval()
     found, wanted = passes(head, target, ids, r.ahead)
     right, best = torch.ones(wanted.shape[:2], dtype=torch.bool, device=ids.device), wanted.argmax(-1)
@@ -161,8 +153,8 @@ def accepted(head: FeatureHead, target: base.CourseModel, ids: Tensor, r: Recipe
     for j, own in enumerate(found):
         before = F.pad(right, (1, 0))[:, :-1] if j else right
         now = own.argmax(-1) == best
-        at = before[:, r.ahead :]
-        rates.append(float((now[:, r.ahead :] & at).sum() / at.sum()))
+        at = before[:, PROMPT:]
+        rates.append(float((now[:, PROMPT:] & at).sum() / at.sum()))
         right = before & now
     head.train()
     return rates
@@ -177,21 +169,12 @@ def load_target(device: str) -> base.CourseModel:
     from safetensors.torch import load_file
 
     model = base.CourseModel(base.RECIPES["target"])
-    state = {}
-    for name, tensor in load_file(HERE / "target" / "model.safetensors").items():
-        key = name.removeprefix("model.").replace("embed_tokens.weight", "embed.weight")
-        key = key.replace("self_attn.", "").replace("mlp.", "")
-        for ours, theirs in (
-            ("input_norm", "input_layernorm.weight"), ("post_norm", "post_attention_layernorm.weight"),
-            ("q_norm", "q_norm.weight"), ("k_norm", "k_norm.weight"),
-        ):  # fmt: skip
-            key = key.replace(theirs, ours)
-        state["norm" if key == "norm.weight" else key] = tensor.float()
-    model.load_state_dict(state)
+    tensors = load_file(HERE / "target" / "model.safetensors")
+    model.load_state_dict({key: tensors[base.name_in_checkpoint(key)].float() for key in model.state_dict()})
     return model.to(device).requires_grad_(False)
 
 
-def own_text(work: Path, rows: int = 1280, prompt: int = 64, length: int = 256) -> None:
+def own_text(work: Path, rows: int = 1280, prompt: int = PROMPT, length: int = 256) -> None:
     """The target continues the beginnings of training rows, half of them greedily, half drawn at temperature 0.8."""
     from reference_impl.assembly.llm import LLM
     from reference_impl.interfaces import SamplingParams
@@ -290,7 +273,7 @@ def export(work: Path) -> None:
         rates[action] = [round(rate, 4) for rate in accepted(head, target, held[:, :-1], r)]
     tensors = {}
     for name, value in found["align"]["head"].items():
-        tensors[_exported(name)] = value.to(torch.bfloat16).contiguous()
+        tensors[_name_in_checkpoint(name)] = value.to(torch.bfloat16).contiguous()
     save_file(tensors, out / "model.safetensors", {"format": "pt"})
     (out / "model.safetensors").chmod(0o644)  # safetensors writes 0600
     config = json.loads((HERE / "target" / "config.json").read_text())
@@ -304,7 +287,7 @@ def export(work: Path) -> None:
             action: round(float(np.mean([entry[1] for entry in state["log"][-50:]])), 4)
             for action, state in found.items()
         },
-        "held_out": f"{HELD} rows of the target's own greedy text, which align does not see",
+        "held_out": f"{HELD} rows of the target's own greedy text, which align does not see and which repeats itself",
         "guess_right_where_those_before_were": {"before_alignment": rates["train"], "after": rates["align"]},
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -313,21 +296,11 @@ def export(work: Path) -> None:
     print(json.dumps(record, indent=2))
 
 
-def _exported(name: str) -> str:
-    """In a checkpoint: the layer as in the target's."""
-    name = name.replace("layer.", "model.layers.0.", 1) if name.startswith("layer.") else name
-    for ours, theirs in (
-        ("input_norm", "input_layernorm.weight"), ("post_norm", "post_attention_layernorm.weight"),
-        ("q_norm", "self_attn.q_norm.weight"), ("k_norm", "self_attn.k_norm.weight"),
-        ("embed_norm", "embed_norm.weight"),
-    ):  # fmt: skip
-        if name.rpartition(".")[2] == ours:
-            name = name.removesuffix(ours) + theirs
-    for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        name = name.replace(f".{part}.", f".self_attn.{part}.")
-    for part in ("gate_proj", "up_proj", "down_proj"):
-        name = name.replace(f".{part}.", f".mlp.{part}.")
-    return "model.norm.weight" if name == "norm" else name
+def _name_in_checkpoint(key: str) -> str:
+    """The layer and the last norm as in the target's."""
+    if key in ("fc.weight", "embed_norm"):
+        return {"fc.weight": "fc.weight", "embed_norm": "embed_norm.weight"}[key]
+    return base.name_in_checkpoint(key.replace("layer.", "layers.0.", 1))
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ import random
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,7 +81,8 @@ class Layer(nn.Module):
         self.up_proj = nn.Linear(r.hidden_size, r.intermediate_size, bias=False)
         self.down_proj = nn.Linear(r.intermediate_size, r.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Callable[..., Tensor] | None = None) -> Tensor:
+        """attend: of queries, keys and values [rows, heads, length, head_dim] each; None: causal."""
         r, (rows, length, _) = self.r, x.shape
         h = F.rms_norm(x, x.shape[-1:], self.input_norm, NORM_EPS)
         q = self.q_proj(h).view(rows, length, r.num_heads, r.head_dim)
@@ -90,7 +92,8 @@ class Layer(nn.Module):
         k = rotate(F.rms_norm(k, (r.head_dim,), self.k_norm.to(k.dtype), NORM_EPS), cos, sin)
         group = r.num_heads // r.num_kv_heads
         k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
-        o = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+        heads = [t.transpose(1, 2) for t in (q, k, v)]
+        o = F.scaled_dot_product_attention(*heads, is_causal=True) if attend is None else attend(*heads)
         x = x + self.o_proj(o.transpose(1, 2).flatten(2))
         h = F.rms_norm(x, x.shape[-1:], self.post_norm, NORM_EPS)
         return x + self.down_proj(F.silu(self.gate_proj(h)) * self.up_proj(h))
@@ -338,6 +341,25 @@ def plot(name: str, log: list) -> None:
 
 
 # --- export --------------------------------------------------------------------------------------
+def name_in_checkpoint(key: str) -> str:
+    """Hugging Face's name of a tensor of `CourseModel`."""
+    if key in ("embed.weight", "norm"):
+        return {"embed.weight": "model.embed_tokens.weight", "norm": "model.norm.weight"}[key]
+    key = "model." + key
+    for ours, theirs in (
+        ("input_norm", "input_layernorm.weight"),
+        ("post_norm", "post_attention_layernorm.weight"),
+        ("q_norm", "self_attn.q_norm.weight"),
+        ("k_norm", "self_attn.k_norm.weight"),
+    ):
+        key = key.replace(ours, theirs)
+    for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        key = key.replace(f".{part}.", f".self_attn.{part}.")
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        key = key.replace(f".{part}.", f".mlp.{part}.")
+    return key
+
+
 def export(name: str, work: Path) -> None:
     """Writes a Hugging Face folder: config, bf16 safetensors in shards of at most 15 MB, generation config."""
     from safetensors.torch import save_file
@@ -346,24 +368,7 @@ def export(name: str, work: Path) -> None:
     checkpoint = torch.load(work / f"{name}.pt", map_location="cpu", weights_only=True)
     tensors = {}
     for key, value in checkpoint["model"].items():
-        if key == "embed.weight":
-            key = "model.embed_tokens.weight"
-        elif key == "norm":
-            key = "model.norm.weight"
-        else:
-            key = "model." + key
-            for ours, theirs in (
-                ("input_norm", "input_layernorm.weight"),
-                ("post_norm", "post_attention_layernorm.weight"),
-                ("q_norm", "self_attn.q_norm.weight"),
-                ("k_norm", "self_attn.k_norm.weight"),
-            ):
-                key = key.replace(ours, theirs)
-            for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
-                key = key.replace(f".{part}.", f".self_attn.{part}.")
-            for part in ("gate_proj", "up_proj", "down_proj"):
-                key = key.replace(f".{part}.", f".mlp.{part}.")
-        tensors[key] = value.to(torch.bfloat16).contiguous()
+        tensors[name_in_checkpoint(key)] = value.to(torch.bfloat16).contiguous()
     shards: list[dict[str, Tensor]] = [{}]
     for key, value in tensors.items():
         if sum(t.nbytes for t in shards[-1].values()) + value.nbytes > 15e6:
