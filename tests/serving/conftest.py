@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import threading
 import time
@@ -30,6 +31,13 @@ class Running:
         self.in_thread = isinstance(server.engine, EngineThread)
         if isinstance(server.engine, EngineThread):
             self.llm, self.engine = server.engine.llm, server.engine.llm.engine
+        begin = self.runner.begin
+
+        async def kept() -> None:
+            self._loop = asyncio.get_running_loop()
+            await begin()
+
+        self.runner.begin = kept  # type: ignore[method-assign]
         self._thread = threading.Thread(target=server.run)
         self._thread.start()
 
@@ -43,7 +51,12 @@ class Running:
         if self.runner.num_streams:
             return False
         if self.in_thread:
-            return not self.engine.requests and self.engine.kv.num_available == self.engine.num_blocks
+            if self.engine.requests or self.engine.kv.num_available != self.engine.num_blocks:
+                return False
+            # What this thread sees may be half of a command or a step, which the trace does not have yet: a question is
+            # answered when that has ended.
+            asyncio.run_coroutine_threadsafe(self.runner.ask("status", 1, 1.0, 1.0), self._loop).result(600)
+            return True
         status = httpx.get(f"{self.url}/status.json", timeout=600).json()
         return not status["num_requests"] and status["blocks_available"] == status["blocks"]
 
