@@ -88,7 +88,8 @@ class LocalExecutor(
             )
         special = self.counts.places or self.biased or self.scored or self.pooled  # slots that ask for more than tokens
         asks = not isinstance(self.sampler, TorchSampler)
-        if special or batch.drafts or step.takes_masks or self.graphs is not None or asks or self.reads_starts:
+        moved = self.has_bounds and self.reads_starts(step)
+        if special or batch.drafts or step.takes_masks or self.graphs is not None or asks or moved:
             return FullRun(self, step, batch, now)
         self.stats.eager_steps += bool(step.rows)
         return StepRun(self, step, batch, now)
@@ -110,14 +111,16 @@ class FeatureGuessingExecutor(FeatureWorker, LocalExecutor):
     """With a feature head, too: it computes all rows, behind the model."""
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
-        return FeatureGuessingRun(self, step, batch, now) if step.rows else super().run_of(step, batch, now)
+        keeps_up = step.rows and (step.keeps_up or batch.drafts)
+        return FeatureGuessingRun(self, step, batch, now) if keeps_up else super().run_of(step, batch, now)
 
 
 class GuessingExecutor(ModelDraftWorker, LocalExecutor):
     """With a draft model, too: it computes all rows."""
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
-        return GuessingRun(self, step, batch, now) if step.rows else super().run_of(step, batch, now)
+        keeps_up = step.rows and (step.keeps_up or batch.drafts)
+        return GuessingRun(self, step, batch, now) if keeps_up else super().run_of(step, batch, now)
 
 
 def make_worker(

@@ -46,7 +46,7 @@ NO_ROWS = HostBatch({}, (), (), (), (), (), (), np.zeros(0, np.int64), np.zeros(
 
 
 def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
-    """Side by side: rows of one token first, of these the longest context first."""
+    """Side by side: rows of fewer tokens first, of as many the longest context first."""
     if not rows:
         return NO_ROWS
     of_row, starts, num_tokens, samples, num_drafts, _ = zip(*rows, strict=True)
@@ -75,7 +75,7 @@ def _ragged(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
     *columns, _ = zip(*rows, strict=True)
     slot, start, num_tokens, samples, num_drafts = map(np.array, columns)  # [rows] each
     length = num_tokens + num_drafts
-    order = np.lexsort((-start, length > 1))
+    order = np.lexsort((-start, length))
     slot, start, length, num_drafts = slot[order], start[order], length[order], num_drafts[order]
     query_start_loc = np.concatenate(([0], np.cumsum(length)))
     row = np.repeat(np.arange(len(slot)), length)  # of each token

@@ -92,7 +92,7 @@ class Planner:
         closed, self._closed = self._closed, []
         return Step(
             plan.step_id, tuple(closed), tuple(opened), tuple(appended), tuple(rewound), tuple(tables), plan.transfers,
-            tuple(rows),
+            tuple(rows), keeps_up=plan.keeps_up,
         )  # fmt: skip
 
     def _open(self, request: Request, start: int, step_id: int, opened: list[Opened]) -> Sent:
@@ -156,5 +156,6 @@ def output_of(reply: Reply, rows: Sequence[Row]) -> StepOutput:
     tokens = {row.request_id: new for row, new in zip(rows, reply.tokens, strict=True) if new}
     logprobs = {rows[at].request_id: reports for at, reports in reply.logprobs.items()}
     return StepOutput(
-        tokens, logprobs, reply.started_at, reply.finished_at, reply.attention, reply.transfers, reply.layers_moved
-    )
+        tokens, logprobs, reply.started_at, reply.finished_at, reply.attention, reply.transfers, reply.layers_moved,
+        reply.drafting,
+    )  # fmt: skip

@@ -22,7 +22,7 @@ class GroupTables:
 
 @dataclass
 class Batch:
-    """One ragged forward pass as tensors. Rows of length 1 come first, the longest context first.
+    """One ragged forward pass as tensors. Rows of fewer tokens come first, of as many the longest context first.
 
     The tokens of all rows lie one after another: row r owns [query_start_loc[r], query_start_loc[r + 1]).
     """

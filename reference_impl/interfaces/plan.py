@@ -43,6 +43,7 @@ class StepPlan:
     transfers: Transfers = field(default_factory=Transfers)
     admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
     num_undrafted: int = 0  # rows that could have guesses and have none, since they would lose (adaptive_drafts)
+    keeps_up: bool = True  # whether a model that guesses computes the step's tokens, too, so that it can go on
 
     @property
     def num_tokens(self) -> int:
@@ -61,3 +62,4 @@ class StepOutput:
     attention: tuple[str, ...] = ()  # what computed it, by the backend's own names
     transfers: tuple[TransferEnd, ...] = ()  # as of `Reply`, as the next
     layers_moved: Mapping[int, int] = field(default_factory=dict)
+    drafting: float = 0.0

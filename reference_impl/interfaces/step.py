@@ -87,6 +87,7 @@ class Step:
     transfers: Transfers = field(default_factory=Transfers)
     rows: tuple[StepRow, ...] = ()
     takes_masks: bool = False  # nothing is sampled before `Masks` arrive
+    keeps_up: bool = True  # as of `StepPlan`
 
 
 @dataclass(frozen=True)
@@ -119,3 +120,4 @@ class Reply:
     errors: Mapping[int, str] = field(default_factory=dict)
     # {transfer: how many more layers of its pages have moved since the reply before}, of those that have not ended.
     layers_moved: Mapping[int, int] = field(default_factory=dict)
+    drafting: float = 0.0  # seconds of the step in which a model that guesses was computed

@@ -45,7 +45,8 @@ class SimulatedGPU:
     is not in it writes until max_tokens. host_seconds: added to every step. host_link: byte/s between device and host.
     acceptance: where rows have drafts (EngineConfig.num_drafts), each guess is right with this probability if all
     before it are, drawn from `seed`. draft_seconds: a step with drafts takes k times this longer, k the most that a row
-    has; the verification is in the step's cost. num_stages: pipeline stages. A step takes as long as with one, an equal
+    has; the verification is in the step's cost. keep_up_seconds: what a model that guesses takes in each step that it
+    keeps up with, guesses or none. num_stages: pipeline stages. A step takes as long as with one, an equal
     part of it in each, and as many steps are in flight. ValueError unless 0 <= acceptance <= 1.
     """
 
@@ -61,12 +62,14 @@ class SimulatedGPU:
         *,
         acceptance: float = 0.0,
         draft_seconds: float = 0.0,
+        keep_up_seconds: float = 0.0,
         seed: int = 0,
         num_stages: int = 1,
     ):
         if not 0 <= acceptance <= 1:
             raise ValueError(f"acceptance: expected a probability, 0 to 1, got {acceptance}")
-        self.acceptance, self.draft_seconds, self._random = acceptance, draft_seconds, random.Random(seed)
+        self.acceptance, self._random = acceptance, random.Random(seed)
+        self.draft_seconds, self.keep_up_seconds = draft_seconds, keep_up_seconds
         self.cost, self.host_seconds, self.host_link = cost, host_seconds, host_link
         self.num_output_tokens = {} if num_output_tokens is None else num_output_tokens
         self.bytes_per_block = block_size * cost.bytes_per_token
@@ -85,12 +88,13 @@ class SimulatedGPU:
             self._open(new)
         moved = len(transfers.swap_out) + len(transfers.swap_in)
         self.time += self.host_seconds + moved * self.bytes_per_block / self.host_link
-        finished = self.time
+        finished, drafting = self.time, 0.0
         if step.rows:
             lengths = [row.length for row in step.rows]
             seconds = self.cost.step_seconds(lengths, [row.start for row in step.rows])
-            seconds += self.draft_seconds * max(row.num_drafts for row in step.rows)
-            finished = self._through_stages(seconds)
+            drafting = self.draft_seconds * max(row.num_drafts for row in step.rows)
+            drafting += self.keep_up_seconds * step.keeps_up
+            finished = self._through_stages(seconds + drafting)
         tokens = tuple(
             () if not row.samples
             else self._with_drafts(row) if row.num_drafts
@@ -98,7 +102,7 @@ class SimulatedGPU:
             else self._words[row.slot]
             for row in step.rows
         )  # fmt: skip
-        return Reply(step.step_id, tokens, {}, started, finished)
+        return Reply(step.step_id, tokens, {}, started, finished, drafting=drafting)
 
     def _through_stages(self, seconds: float) -> float:
         """When a step of this length ends. A stage begins when the one before it and its own last step are done."""

@@ -39,7 +39,8 @@ class Replica:
     """cost: a StepCost or a Deployment; one that is a SummedCost lets it leap. config.num_blocks None: what a
     Deployment has room for beside its weights, or else what config.kv_cache_bytes (None: 256 MiB) pays for.
     host_seconds: added to every step. ended: called with the id of every request that finishes, and when. acceptance,
-    draft_seconds: of drafts, if config.num_drafts > 0, see `SimulatedGPU`; such a replica does not leap.
+    draft_seconds, keep_up_seconds: of drafts, if config.num_drafts > 0, see `SimulatedGPU`; such a replica does not
+    leap.
     """
 
     def __init__(
@@ -52,13 +53,14 @@ class Replica:
         leaps: bool = True,
         acceptance: float = 0.0,
         draft_seconds: float = 0.0,
+        keep_up_seconds: float = 0.0,
     ):
         cost = Roofline(cost) if isinstance(cost, Deployment) else cost
         config = config or EngineConfig()
         config = replace(config, num_blocks=num_blocks(cost, config), kv_cache_bytes=None)
         self.gpu = SimulatedGPU(
             cost, host_seconds=host_seconds, block_size=config.block_size, acceptance=acceptance,
-            draft_seconds=draft_seconds,
+            draft_seconds=draft_seconds, keep_up_seconds=keep_up_seconds,
         )  # fmt: skip
         self.ledger = Ledger()
         nothing: Any = object()

@@ -102,7 +102,7 @@ def test_the_backend_reads_far_blocks_by_64_bit_slots(random_model: Callable) ->
     batch = build_batch(plan, requests, engine.kv_specs, torch.device("cpu"))
     engine.attention.plan(batch)
     [plan] = batch.attention_plan
-    (group,) = plan.decode
+    (group,) = plan.short
     slots = group.slots
     assert slots.dtype is torch.int64
     assert slots[0].tolist() == [far * 16 + i for i in range(16)] + [(far + 5) * 16 + i for i in range(4)]

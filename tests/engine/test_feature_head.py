@@ -104,6 +104,10 @@ def guesses_of(head: FeatureHead, target: Any, tokens: list[int], k: int, sampli
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int], list[int]]]:
+    return watch_guesses(monkeypatch)
+
+
+def watch_guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int], list[int]]]:
     """(request, its known tokens, the guesses behind them), as they are made."""
     found: list[tuple[str, list[int], list[int]]] = []
     inner = FeatureDraft.guess

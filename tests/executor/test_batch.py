@@ -45,7 +45,7 @@ def steps(draw: st.DrawFn) -> tuple[StepPlan, dict[str, Request], list[KVSpec]]:
 @given(step=steps())
 def test_the_batch_is_the_plain_one(step: tuple[StepPlan, dict[str, Request], list[KVSpec]]) -> None:
     plan, requests, specs = step
-    rows = sorted(plan.rows, key=lambda row: (row.num_tokens > 1, -row.start))
+    rows = sorted(plan.rows, key=lambda row: (row.num_tokens, -row.start))
     batch = build_batch(plan, requests, specs, DEVICE)
     tokens = [(requests[row.request_id], p) for row in rows for p in range(row.start, row.start + row.num_tokens)]
     ends = np.cumsum([row.num_tokens for row in rows]).tolist()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_impl.assembly.batch import build_batch
-from reference_impl.core.attention import TorchAttention, by_length
+from reference_impl.core.attention import SHORT, TorchAttention, by_length
 from reference_impl.core.kv_cache import PagedKVCache
 from reference_impl.interfaces import NO_BLOCK, KVSpec, Request, Row, SamplingParams, StepPlan
 from reference_impl.kernels import reference
@@ -93,6 +93,7 @@ ROWS = [
     [(5, 18), (1, 33), (9, 9), (1, 2), (1, 16)],
     [(12, 46), (3, 3)],
     [(1, 16), (16, 32), (1, 32)],
+    [(5, 18), (5, 30), (2, 2), (5, 5), (2, 33), (1, 4), (1, 3), (17, 20), (17, 40)],
 ]
 
 
@@ -120,7 +121,9 @@ def test_the_edge_of_the_window_is_right_where_it_meets_the_edge_of_a_block(quer
 
 @given(
     rows=st.lists(
-        st.tuples(st.integers(1, 9), st.integers(0, 40)).map(lambda r: (r[0], sum(r))), min_size=1, max_size=5
+        st.tuples(st.sampled_from([1, 1, 2, 3, 3, 9]), st.integers(0, 40)).map(lambda r: (r[0], sum(r))),
+        min_size=1,
+        max_size=5,
     ),
     block_size=st.sampled_from([1, 3, 4, 16]),
     windows=st.lists(st.none() | st.integers(1, 50), min_size=1, max_size=3),
@@ -160,27 +163,47 @@ def test_the_soft_cap_is_applied_to_scaled_scores_before_the_mask() -> None:
 
 
 def test_a_single_row_and_a_row_among_others_agree() -> None:
-    """Decode rows are computed together, padded to the longest; one alone takes another path."""
+    """Short rows are computed together, padded to the longest; one alone takes another path."""
     assert attend_in_pages([(1, 23)], 4) < 1e-13
-    assert attend_in_pages([(1, 23), (1, 100)], 4) < 1e-13
+    assert attend_in_pages([(1, 23), (1, 40)], 4) < 1e-13
+    assert attend_in_pages([(4, 23)], 4) < 1e-13
+    assert attend_in_pages([(4, 23), (4, 40)], 4) < 1e-13
 
 
-def test_decode_rows_are_grouped_by_what_they_see() -> None:
+def test_short_rows_are_grouped_by_their_tokens_and_by_what_they_see() -> None:
     """Contexts of 100 and 9 tokens are far apart; behind a window of 8 they are alike, and are computed together."""
-    assert by_length([100, 60, 49, 9]) == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    assert by_length([1] * 4, [100, 60, 49, 9]) == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    assert _planned([(1, 100), (1, 9)]) == ([], [(8, 2)])
+    # Rows with guesses, and chunks; what a window of 8 leaves is 8 positions for the first query, and one more for
+    # each behind it.
+    long = (SHORT + 1, 40)
+    full, windowed = _planned([(5, 60), (1, 9), (1, 12), (5, 31), (SHORT, 40), (SHORT, 50), long, long])
+    assert full == [(12, 2), (60, 2), (50, 2)]
+    assert windowed == [(8, 2), (12, 2), (SHORT + 7, 2)]
+
+
+def _planned(rows: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], ...]:
+    """Of rows of (query_len, context_len), without a window and with one of 8, the groups: what the longest sees, and
+    how many rows."""
     specs = [
         KVSpec(1, KV_HEADS, HEAD_DIM, 4, bits_per_value=64, layers=(layer,), window=w)
         for layer, w in enumerate((None, 8))
     ]
     requests = {
-        str(n): Request(str(n), [0] * n, n, SamplingParams(), 0, 0.0, block_tables=[[0] * 25] * 2) for n in (100, 9)
+        str(i): Request(str(i), [0] * n, n, SamplingParams(), 0, 0.0, block_tables=[[0] * 25] * 2)
+        for i, (_, n) in enumerate(rows)
     }
-    plan = StepPlan(1, tuple(Row(name, int(name) - 1, 1, True) for name in requests))
+    plan = StepPlan(1, tuple(Row(str(i), n - length, length, True) for i, (length, n) in enumerate(rows)))
     batch = build_batch(plan, requests, specs, CPU)
     TorchAttention(SCALE, torch.float64).plan(batch)
-    full, windowed = batch.attention_plan
-    assert [group.slots.shape for group in full.decode] == [(1, 100), (1, 9)]
-    assert [group.slots.shape for group in windowed.decode] == [(2, 8)]
+    found = []
+    for group in batch.attention_plan:
+        tokens = [range(batch.num_tokens)[b.tokens] for b in group.short]
+        tokens += [range(batch.num_tokens)[tokens] for tokens, _ in group.others]
+        assert sorted(i for each in tokens for i in each) == [*range(batch.num_tokens)]
+        assert all(b.mask[:, 0, 0].shape == b.slots.shape for b in group.short)
+        found.append([(b.slots.shape[1], b.slots.shape[0]) for b in group.short])
+    return tuple(found)
 
 
 def test_new_keys_and_values_land_at_their_slots_and_nowhere_else() -> None:

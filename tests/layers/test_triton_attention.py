@@ -187,7 +187,7 @@ def test_nothing_falls_back_to_torch(random_model, monkeypatch) -> None:
             while engine.has_work():
                 engine.step()
     monkeypatch.setattr(reference, "attention_one_row", fails)
-    monkeypatch.setattr(reference, "attention_decode_rows", fails)
+    monkeypatch.setattr(reference, "attention_rows", fails)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", fails)
     engine = Engine(model, EngineConfig(block_size=4, num_blocks=20, attention="triton"))
     engine.add([1, 2, 3], SamplingParams(max_tokens=2))

@@ -28,13 +28,13 @@ class ScaledTorchAttention(TorchAttention):
         stored = ((keys, key_scale), (values, value_scale))
         plan: Plan = batch.attention_plan[batch.group_of_layer[layer]]
         out = torch.empty_like(q)
-        for like in plan.decode:
+        for like in plan.short:
             key, value = self.workspace_for(like.slots, k)
             for (cache, scale), gathered in zip(stored, (key, value), strict=True):
                 reference.stored(cache, like.slots.flatten(), scale, gathered.flatten(0, 1))
-            out[like.rows] = reference.attention_decode_rows(
-                q[like.rows], key, value, like.mask, self.scale, self.softcap
-            )
+            rows = q[like.tokens].unflatten(0, (len(like.slots), -1))
+            found = reference.attention_rows(rows, key, value, like.mask, self.scale, self.softcap)
+            out[like.tokens] = found.flatten(0, 1)
         for tokens, slots in plan.others:
             if isinstance(slots, slice):
                 slots = torch.arange(slots.start, slots.stop, device=keys.device)

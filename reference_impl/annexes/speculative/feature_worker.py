@@ -41,4 +41,6 @@ class FeatureRun(ModelDraftRun):
 
     def _keep_up(self, wrong: Tensor | None) -> None:
         w = self.worker
-        w.draft.keep_up(self.batch, self.tensors, w.slots, w.tap.features, wrong)
+        if self.step.keeps_up:
+            with self.watched():
+                w.draft.keep_up(self.batch, self.tensors, w.slots, w.tap.features, wrong)

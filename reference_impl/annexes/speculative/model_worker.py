@@ -1,10 +1,11 @@
 """A worker whose guesses come from a draft model, or from a feature head. Extends `Worker.submit` (blocks are moved in
 both caches), `DraftRun.add_arrays` and `compute` (guesses are made before the model runs; a draft model computes steps
-without any, too)."""
+without any, too, unless they say that it need not keep up)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class ModelDraftWorker(DraftWorker):
     def __init__(self, *args: Any, draft: DraftModel | FeatureDraft, **options: Any):
         super().__init__(*args, **options)
         self.draft = draft
-        self.reads_starts = self.needs_lengths(self.attention, draft.attention)
+        self.has_bounds = self.needs_lengths(self.attention, draft.attention)
         # A sampler that is asked may do anything; guesses are drawn as ours would.
         self.draws = self.sampler if isinstance(self.sampler, TorchSampler) else TorchSampler()
 
@@ -45,6 +46,7 @@ class ModelDraftWorker(DraftWorker):
 class ModelDraftRun(DraftRun):
     worker: ModelDraftWorker
     passes: Sequence[HostBatch] = ()
+    drafting: float = 0.0  # seconds, on a CPU
 
     def add_arrays(self) -> None:
         super().add_arrays()
@@ -54,13 +56,35 @@ class ModelDraftRun(DraftRun):
                 f"step {self.step.step_id} names drafts, and this worker's draft model makes them: leave out one of "
                 "Parts.draft_model and what names them"
             )
+        if not self.step.keeps_up:
+            if self.batch.drafts:
+                raise ValueError(f"step {self.step.step_id} has rows with drafts, of a model that it does not keep up")
+            return
         self.passes = w.draft.lay_out(self.rows, w.slots)
         self.batch.arrays.update(arrays_of(self.passes, w.draft.distance, w.draws, places(self.batch.arrays)))
 
     def compute(self) -> None:
         w = self.worker
         if self.passes:
-            self.q = w.draft.guess(self.passes, self.tensors, w.slots, w.draws)
+            with self.watched():
+                self.q = w.draft.guess(self.passes, self.tensors, w.slots, w.draws)
         if self.batch.drafts:
             self.tensors["draft.tokens"] = take_drafts(w.slots, self.tensors)
         super().compute()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """What is computed within is the draft's: its seconds go into `Reply.drafting`."""
+        device, clock = self.worker.model.device, self.worker.clock
+        if device.type == "cuda":  # what is launched here runs later
+            began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            began.record()
+            yield
+            ended.record()
+            before = self.reports.get("drafting", float)
+            self.reports["drafting"] = lambda: before() + began.elapsed_time(ended) / 1e3
+            return
+        started = clock.now()
+        yield
+        self.drafting += clock.now() - started
+        self.reports["drafting"] = lambda: self.drafting

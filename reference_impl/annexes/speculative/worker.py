@@ -40,7 +40,8 @@ class DraftWorker(Worker):
     def __init__(self, *args: Any, proposer: Proposer | None = None, **options: Any):
         super().__init__(*args, **options)
         self.proposer = proposer
-        self.reads_starts = proposer is not None and self.needs_lengths(self.attention)
+        self.has_bounds = proposer is not None and self.needs_lengths(self.attention)
+        self.drafted_in = -self.max_in_flight  # the last step with drafts
         if proposer is not None:
             self.slots.followers.append(_Told(proposer))
 
@@ -48,6 +49,11 @@ class DraftWorker(Worker):
     def makes_drafts(self) -> bool:
         """Otherwise they come with the steps."""
         return self.proposer is not None
+
+    def reads_starts(self, step: Step) -> bool:
+        """Whether the step's rows may begin before where it says, which the host must know: it may have been planned
+        before it was known how many drafts of the last steps were right."""
+        return self.has_bounds and step.step_id <= self.drafted_in + self.max_in_flight
 
     def needs_lengths(self, *attention: AttentionBackend) -> bool:
         """Whether the sampler or one of these needs them on the host."""
@@ -63,7 +69,7 @@ class DraftRun(StepRun):
 
     def stage(self) -> None:
         self.rows = self.step.rows
-        if self.worker.reads_starts:
+        if self.worker.reads_starts(self.step):
             starts = self._starts()
             if starts != [row.start for row in self.rows]:
                 self.rows = [row._replace(start=start) for row, start in zip(self.rows, starts, strict=True)]
@@ -75,6 +81,7 @@ class DraftRun(StepRun):
         """To those of the batch, what guesses are looked up by."""
         if self.batch.drafts:
             self._check()
+            self.worker.drafted_in = self.step.step_id
             self.batch.arrays.update(draft_arrays(self.batch, self.step))
             if is_exact(self.worker.sampler):
                 self.batch.arrays.update(rejection_arrays(self.batch, self.worker.slots.host, self.step.step_id))

@@ -1,8 +1,8 @@
 """Every kernel in plain torch: the oracle for Triton, and what runs on a CPU."""
 
 from reference_impl.kernels.reference.attention import (
-    attention_decode_rows,
     attention_one_row,
+    attention_rows,
     causal_mask,
     context_slots,
     rotate,
@@ -45,8 +45,8 @@ __all__ = [
     "Activation",
     "add_rms_norm",
     "add_rms_norm_fp8",
-    "attention_decode_rows",
     "attention_one_row",
+    "attention_rows",
     "causal_mask",
     "context_slots",
     "flash_attention",

@@ -70,19 +70,20 @@ def attention_one_row(
     return out[0].transpose(0, 1)
 
 
-def attention_decode_rows(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None = None
-) -> Tensor:
-    """One query per row, all rows at once, padded to the longest context.
+def attention_rows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None = None) -> Tensor:
+    """Rows of as many queries, all at once, padded to the longest context.
 
-    q [rows, num_heads, head_dim]; k and v [rows, max_seq_len, num_kv_heads, head_dim], where the padding is any number
-    but NaN, since 0 x NaN is NaN. mask [rows, 1, 1, max_seq_len]: 0, or -inf for padding.
+    q [rows, query_len, num_heads, head_dim]; k and v [rows, max_seq_len, num_kv_heads, head_dim], where the padding is
+    any number but NaN, since 0 x NaN is NaN. mask [rows, 1, query_len, max_seq_len]: 0, or -inf where a query does not
+    look.
     """
-    rows, num_heads, head_dim = q.shape
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # [rows, num_kv_heads, max_seq_len, head_dim]
-    # The query heads of a group read the same keys, so they can take the place of several queries.
-    grouped = q.view(rows, k.shape[1], num_heads // k.shape[1], head_dim)
-    return masked_attention(grouped, k, v, mask, scale, softcap).view(rows, num_heads, head_dim)
+    # The query heads of a group read the same keys, so they take the place of several queries.
+    heads = q.unflatten(2, (k.shape[1], -1)).transpose(1, 2)  # [rows, num_kv_heads, query_len, heads in a group, ...]
+    if heads.shape[2] > 1:
+        mask = mask.repeat_interleave(heads.shape[3], dim=2)
+    out = masked_attention(heads.flatten(2, 3), k, v, mask, scale, softcap)
+    return out.view(heads.shape).transpose(1, 2).flatten(2, 3)
 
 
 def masked_attention(

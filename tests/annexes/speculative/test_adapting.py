@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from reference_impl.annexes.speculative.adapting import TRIAL_AFTER, Acceptance, StepCosts
+from reference_impl.annexes.speculative.adapting import (
+    OFF_STEPS,
+    TRIAL_AFTER,
+    TRIAL_STEPS,
+    Acceptance,
+    Adapting,
+    Payoff,
+    StepCosts,
+)
 from reference_impl.assembly.config import EngineConfig
+from reference_impl.interfaces import Reply, Row, Step, StepOutput, StepPlan
 from reference_impl.observe.trace import DraftUse, StepDone, Trace
+from reference_impl.simulation.executor import SimulatedGPU
 from reference_impl.simulation.ledger import Ledger
 from reference_impl.simulation.replica import Replica
 from tests.simulation.loads import request
@@ -29,11 +40,15 @@ class Roofline:
         return self.read + self.compute * sum(new_tokens)
 
 
-def run(cost: Roofline, adaptive: str, k: int, acceptance: float, num_requests: int, tokens: int = 400) -> Replica:
+def run(
+    cost: Roofline, adaptive: str, k: int, acceptance: float, num_requests: int, tokens: int = 400, every: float = 0.0,
+    **seconds: float,
+) -> Replica:  # fmt: skip
+    """every: seconds between arrivals. seconds: of a model that guesses, as of `SimulatedGPU`."""
     config = EngineConfig(num_blocks=4000, max_num_seqs=64, num_drafts=k, adaptive_drafts=adaptive)  # type: ignore[arg-type]
-    replica = Replica(cost, config, acceptance=acceptance)  # type: ignore[arg-type]
+    replica = Replica(cost, config, acceptance=acceptance, **seconds)  # type: ignore[arg-type]
     for i in range(num_requests):
-        replica.offer(request(str(i), 0.0, 10, tokens), 0.0)
+        replica.offer(request(str(i), every * i, 10, tokens), every * i)
     replica.run()
     return replica
 
@@ -121,3 +136,81 @@ def test_the_trace_says_in_which_steps_guesses_would_have_lost(monkeypatch: pyte
     assert DraftUse.of(free).num_steps_off == 0 < DraftUse.of(free).num_drafts
     fixed = steps_of(monkeypatch, Roofline(compute=0.02), "off", 4, acceptance=0.0, num_requests=3)
     assert DraftUse.of(fixed).num_steps_off == 0 < DraftUse.of(fixed).num_drafts
+
+
+@pytest.mark.parametrize("num_requests", [1, 24])
+@pytest.mark.parametrize("compute", [0.0, 0.0005])
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
+def test_a_model_that_guesses_and_takes_time_in_every_step_never_makes_it_much_slower(
+    acceptance: float, compute: float, num_requests: int
+) -> None:
+    """It takes a third of a step to keep up, and a fifth for each guess."""
+    cost, model = Roofline(compute=compute), {"keep_up_seconds": 0.003, "draft_seconds": 0.002}
+    seconds = {k: run(cost, "off", k, acceptance, num_requests, **model).gpu.time for k in (1, 3, 6)}
+    plain = run(cost, "off", 0, acceptance, num_requests).gpu.time
+    adapted = run(cost, "on", 6, acceptance, num_requests, **model).gpu.time
+    assert adapted <= 1.03 * plain
+    assert adapted <= 1.12 * min(plain, *seconds.values())
+
+
+def test_what_a_model_saves_decides_not_how_often_it_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same guesses pay where a step is long, and do not where it is short."""
+    model = {"keep_up_seconds": 0.003, "draft_seconds": 0.001}
+    fast = steps_of(monkeypatch, Roofline(read=0.002), "on", 4, acceptance=0.7, num_requests=1, **model)
+    slow = steps_of(monkeypatch, Roofline(read=0.020), "on", 4, acceptance=0.7, num_requests=1, **model)
+    assert DraftUse.of(fast).num_drafts <= TRIAL_STEPS
+    assert DraftUse.of(fast).num_steps_off > 300
+    assert DraftUse.of(slow).num_steps_off == 0
+
+
+def test_a_model_that_lost_is_tried_again_with_new_requests_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each time later. What it has not kept up with gets no guesses: they would be of a text with holes."""
+    model = {"keep_up_seconds": 0.010, "draft_seconds": 0.001}
+    submit, kept_up = SimulatedGPU.submit, dict[int, bool]()
+
+    def watched(gpu: SimulatedGPU, step: Step) -> Reply:
+        kept_up[step.step_id] = step.keeps_up
+        return submit(gpu, step)
+
+    monkeypatch.setattr(SimulatedGPU, "submit", watched)
+    cost = Roofline(read=0.002)
+    steps = steps_of(monkeypatch, cost, "on", 4, acceptance=0.7, num_requests=60, tokens=200, every=0.1, **model)
+    with_guesses = [n for n, step in enumerate(steps) if any(row.num_drafts for row in step.rows)]
+    trials = [b for a, b in itertools.pairwise((-OFF_STEPS, *with_guesses)) if b - a >= OFF_STEPS]
+    waits = [b - a for a, b in itertools.pairwise(trials)]
+    assert len(waits) >= 2
+    assert waits == sorted(waits)
+    assert sum(kept_up.values()) < len(steps) / 4
+    whole = dict[str, bool]()  # by request, whether all of it was kept up with
+    for step in steps:
+        for row in step.rows:
+            whole[row.request_id] = whole.get(row.request_id, True) and kept_up[step.step_id]
+            assert whole[row.request_id] or not row.num_drafts
+
+
+def test_time_of_the_draft_that_unfollowed_requests_take_is_not_held_against_it() -> None:
+    alone, among = Payoff(), Payoff()
+    for _ in range(TRIAL_STEPS):
+        for payoff, rows in ((alone, 2), (among, 8)):
+            payoff.target.seconds |= {1: 0.010, 20: 0.010}
+            payoff.add(rows, rows + 4, rows + 2, 0.012, 0.002 * 2 / rows)
+    assert alone.on
+    assert among.on
+    losing = Payoff()
+    for _ in range(TRIAL_STEPS):
+        losing.target.seconds |= {1: 0.010, 20: 0.010}
+        losing.add(8, 12, 10, 0.015, 0.005)
+    assert not losing.on
+    for _ in range(OFF_STEPS):
+        assert not losing.on
+        losing.wait()
+    assert losing.on
+
+
+def test_of_what_a_model_takes_the_share_of_what_it_follows_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, found = object.__new__(Adapting), list[tuple[float, ...]]()
+    scheduler.payoff, scheduler._behind = Payoff(), {"a", "b", "c"}
+    monkeypatch.setattr(scheduler.payoff, "add", lambda *values: found.append(values))
+    plan = StepPlan(1, tuple(Row(name, 9, 1, True, 2 * (name == "d")) for name in "abcd"))
+    scheduler._judge(plan, 5, StepOutput({}, {}, 1.0, 1.5, drafting=0.25))
+    assert found == [(4, 6, 5, 0.5, 0.0625)]
