@@ -48,9 +48,12 @@ def test_an_offer_of_another_protocol_is_declined_and_the_body_kept(server: Any,
     with socket.create_connection(("127.0.0.1", server.server.port), timeout=600) as sock:  # header, then the body
         head, _, body = whole.partition(b"\r\n\r\n")
         sock.sendall(head + b"\r\n\r\n")
-        served = server.server._server.server_state.connections
-        own = lambda: [one for one in list(served) if one.client == sock.getsockname() and one.cycle]  # noqa: E731
-        until(own, "the header was read")
+
+        def is_read() -> bool:
+            served = server.server._server.server_state.connections
+            return any(one.client == sock.getsockname() and one.cycle for one in served)
+
+        until(lambda: server.in_loop(is_read), "the header was read")
         sock.sendall(body)
         assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
