@@ -101,7 +101,8 @@ def test_two_hundred_streams_with_disconnects_lose_and_leak_nothing(
 
     async def one(client: httpx.AsyncClient, prompt: str, tokens: int, goes: bool) -> str | None:
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
-        text, goes_after = "", rng.randint(0, tokens // 2)
+        # Pieces that a slow client has not taken are merged, so a line that is not the first may never come.
+        text, goes_after = "", rng.choice((0, rng.randint(0, tokens // 2)))
         async with client.stream("POST", COMPLETIONS, json=body) as answer:
             assert answer.status_code == 200
             async for line in answer.aiter_lines():
@@ -198,10 +199,10 @@ def test_a_server_that_is_told_to_end_lets_those_that_run_finish(inferlab: Any, 
 
 
 @pytest.fixture(scope="module")
-def killed_and_restarted(until: Any) -> Iterator[Any]:
+def killed_and_restarted(until: Any, reserved_port: int) -> Iterator[Any]:
     """A server that was killed while a client read, and the next one, at the same port."""
     with servers() as start:
-        running = start()
+        running = start("--port", str(reserved_port))
         until(lambda: ready(running.url), "it is ready")
         with (
             httpx.Client(base_url=running.url, timeout=600) as client,
@@ -212,7 +213,7 @@ def killed_and_restarted(until: Any) -> Iterator[Any]:
             running.kill()
             with pytest.raises(httpx.TransportError):
                 list(lines)
-        again = start("--port", running.url.rpartition(":")[2], "--shutdown-seconds", "0.5")
+        again = start("--port", str(reserved_port), "--shutdown-seconds", "0.5")
         until(lambda: ready(again.url), "it is ready")
         body = {"prompt": "x", "max_tokens": 2}
         answered = httpx.post(f"{again.url}{COMPLETIONS}", json=body, timeout=600).status_code
