@@ -323,7 +323,7 @@ def test_a_client_is_served_beside_hundreds_of_half_open_ones(serve: Any, until:
 
 def test_where_everybody_is_being_answered_another_is_told_so(serve: Any, until: Any) -> None:
     running = serve({"limits": ConnectionLimits(connections=1)})
-    body = json.dumps({"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": True}).encode()
+    body = json.dumps({"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}).encode()
     with connect(running) as first:
         first.sendall(post(body))
         assert first.recv(100).startswith(b"HTTP/1.1 200")

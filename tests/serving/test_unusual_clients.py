@@ -120,12 +120,16 @@ def test_the_loop_turns_while_a_long_text_is_tokenized(server: Any, until: Any) 
     thread = threading.Thread(target=tick)
     thread.start()
     until(lambda: ticks, "the other thread turns")
-    before = ticks
-    server.llm.encode(text)
-    meanwhile = ticks - before
+    most = 0
+    for _ in range(20):  # it may get no processor meanwhile
+        before = ticks
+        server.llm.encode(text)
+        most = max(most, ticks - before)
+        if most > 5:
+            break
     stop.set()
     thread.join()
-    assert meanwhile > 5, "with the GIL kept it is one at the beginning and one at the end"
+    assert most > 5, "with the GIL kept it is one at the beginning and one at the end"
 
 
 @pytest.mark.parametrize("stream", [False, True])
