@@ -125,11 +125,11 @@ def test_the_loop_turns_while_a_long_text_is_tokenized(server: Any, until: Any) 
         before = ticks
         server.llm.encode(text)
         most = max(most, ticks - before)
-        if most > 5:
+        if most > 30:
             break
     stop.set()
     thread.join()
-    assert most > 5, "with the GIL kept it is one at the beginning and one at the end"
+    assert most > 30, "with the GIL kept it is one at the beginning and some at the end"
 
 
 @pytest.mark.parametrize("stream", [False, True])
