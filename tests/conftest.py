@@ -20,6 +20,7 @@ import re
 import shutil
 import signal
 import site
+import socket
 import subprocess
 import sys
 import tempfile
@@ -155,6 +156,16 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
         return Path(shutil.copytree(made, tmp_path_factory.mktemp(name) / name, symlinks=True))
 
     return get
+
+
+@pytest.fixture(scope="module")
+def reserved_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that a server which is told its number can have, again after its end; meanwhile the system
+    gives it to nothing that asks for any port. (Linux: bound with SO_REUSEADDR and not listening.)"""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

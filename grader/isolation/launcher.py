@@ -33,8 +33,13 @@ from grader.learner_side.confine import Bounds
 from grader.learner_side.wire import Connection
 
 KEPT_OUTPUT = 64 << 10  # bytes of what a learner's process prints that are kept: the last ones
-STACK_SECONDS = 2.0  # for a process to say where it is
-_STACK = re.compile(rb"[^\n]*\(most recent call first\):\n((?:  File [^\n]*\n)+)")
+STACK_SECONDS = 10.0  # for a process to say where it is
+# A signal's handler writes it line by line, and may have to wait for a processor between two: it is whole with its last
+# line, that of learner.py's main, or of the hundredth frame.
+_STACK = re.compile(
+    rb"[^\n]*\(most recent call first\):\n((?:  File [^\n]*\n)+?)"
+    rb'(?:  File "[^\n]*learner\.py", line \d+ in main\n  File "<string>", line 1 in <module>\n|  \.\.\.\n)'
+)
 START_SECONDS = 300.0  # for importing torch; only a limit for what could hang
 _CREDENTIALS = struct.Struct("3i")
 _request_number = itertools.count(1)
@@ -69,7 +74,7 @@ class LearnerProcess:
         self.connection = Connection(channel, self.cpu_seconds, self.waited_seconds)
         self._launcher, self._number, self._group = launcher, number, group
         self._ending: Ending | None = None
-        self._tail = b""
+        self._tail, self._writing = b"", threading.Lock()
         self.num_printed = 0  # bytes
         self._reader = threading.Thread(target=self._drain, args=(output_fd,), daemon=True)
         self._reader.start()
@@ -78,7 +83,8 @@ class LearnerProcess:
         # A pipe drained here bounds what a submission can print, which a file would not.
         with open(fd, "rb", buffering=0) as pipe:
             while data := pipe.read(1 << 16):
-                self._tail = (self._tail + data)[-KEPT_OUTPUT:]
+                with self._writing:
+                    self._tail = (self._tail + data)[-KEPT_OUTPUT:]
                 self.num_printed += len(data)
 
     def output(self) -> str:
@@ -94,14 +100,13 @@ class LearnerProcess:
             return ""
         with contextlib.suppress(OSError):
             os.kill(self.pid, signal.SIGUSR1)
-        deadline, said = time.monotonic() + STACK_SECONDS, b""
+        deadline = time.monotonic() + STACK_SECONDS
         while time.monotonic() < deadline:
             time.sleep(0.02)
-            found = _STACK.search(self._tail)
-            if found and found.group(1) == said:  # it has been written to its end
-                self._tail = self._tail[: found.start()] + self._tail[found.end() :]
-                return said.decode("utf-8", "replace")
-            said = found.group(1) if found else b""
+            with self._writing:
+                if found := _STACK.search(self._tail):
+                    self._tail = self._tail[: found.start()] + self._tail[found.end() :]
+                    return found.group(1).decode("utf-8", "replace")
         return ""
 
     def cpu_seconds(self) -> float | None:

@@ -107,6 +107,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._num_bytes > self._limits.head_bytes and not self.transport.is_closing():
             self.end(431, f"expected headers of at most {self._limits.head_bytes} bytes")
 
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_bytes = max(1, self._num_bytes)  # it may begin in the packet in which the request before it ends
+
     def on_headers_complete(self) -> None:
         self._num_bytes = 0
         super().on_headers_complete()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -136,6 +137,14 @@ def running(script: Script = Call.answer, locked: str | None = None) -> Iterator
         loops[0].call_soon_threadsafe(stop.set)
         thread.join(600)
         assert not thread.is_alive()
+
+
+@contextmanager
+def nobody() -> Iterator[FakeServer]:
+    """An address at which nothing listens. It stays bound: a port that was closed may be another's next."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield FakeServer(url=f"http://127.0.0.1:{held.getsockname()[1]}")
 
 
 # --- scripts ----------------------------------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from reference_impl.bench.load import client as client_module
+from reference_impl.bench.load import probe as probe_module
 from reference_impl.bench.load.client import Client, Cut, Form, Outcome
 from reference_impl.bench.load.probe import connect
 from reference_impl.simulation.workloads import PAGE_TOKENS, WorkloadRequest
 
-from .fake_server import Call, FakeServer, Script, broken, cut_off, overload, running
+from .fake_server import Call, FakeServer, Script, broken, cut_off, nobody, overload, running
 
 
 def request(name: str = "r", prompt: int = 8, output: int = 3, pages: tuple[int, ...] = ()) -> WorkloadRequest:
@@ -45,7 +47,9 @@ def test_a_good_answer_is_counted_token_by_token():
     assert call.headers["accept-encoding"] == "identity"
 
 
-def test_connections_are_used_again():
+def test_connections_are_used_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(client_module, "REST_SECONDS", 600.0)  # however long this process waits for a processor
+    monkeypatch.setattr(probe_module, "IDLE_SECONDS", 600.0)
     with running() as fake:
         ask(fake, *(request(f"r{i}") for i in range(5)))
         assert (len(fake.posts), fake.num_connections) == (5, 1)
@@ -198,9 +202,8 @@ def test_a_retry_after_that_is_a_date_or_a_day_holds_nobody_up(value: str):
 
 
 def test_a_server_that_is_not_there_is_a_failure_and_not_a_crash():
-    with running() as fake:
-        pass
-    (outcome,) = ask(fake)
+    with nobody() as fake:
+        (outcome,) = ask(fake)
     assert outcome.error == "not connected"
 
 

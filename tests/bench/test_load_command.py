@@ -23,7 +23,7 @@ from reference_impl.bench.load.run import Load
 from reference_impl.bench.serve import serve
 from reference_impl.simulation.workloads import WorkloadRequest, write_jsonl
 
-from .fake_server import Call, FakeServer, Script, broken, cut_off, overload, running
+from .fake_server import Call, FakeServer, Script, broken, cut_off, nobody, overload, running
 
 # --- before the load --------------------------------------------------------------------------------------------------
 
@@ -231,7 +231,8 @@ def test_a_locked_list_of_models_asks_for_the_key_and_a_server_that_is_not_there
     assert (done.exit_code, opened.exit_code) == (1, 0)
     assert "HTTP 401" in done.output
     assert "--api-key" in done.output
-    gone = command(fake)
+    with nobody() as fake:
+        gone = command(fake)
     assert gone.exit_code == 1
     assert f"no answer from {fake.url}/v1/models" in gone.output
     assert "--base-url" in gone.output

@@ -243,12 +243,13 @@ def test_the_server_can_rest_while_saves_run_and_close_waits_for_them(model) -> 
 
 
 def test_a_folder_serves_engines_one_after_another_and_a_worker_in_another_process(tmp_path: Path) -> None:
-    folder, store = course_model("draft"), FolderStore(tmp_path)
+    folder, stored = course_model("draft"), partial(FolderStore, tmp_path, timeout=600.0)
+    store = stored()
     config = EngineConfig(block_size=8, num_blocks=20, overlap="on")
     prompt, texts, cached = [5, 17, 40, 9] * 9, [], []
     for make in (
-        lambda: Engine(load_model(folder, torch.float32), config, Parts(page_store=FolderStore(tmp_path))),
-        lambda: Engine(load_model(folder, torch.float32), config, Parts(page_store=FolderStore(tmp_path))),
+        lambda: Engine(load_model(folder, torch.float32), config, Parts(page_store=stored())),
+        lambda: Engine(load_model(folder, torch.float32), config, Parts(page_store=stored())),
         lambda: split_engine(
             folder, config, parts=Parts(page_store=store), make_parts=partial(Parts, page_store=store)
         ),
@@ -267,8 +268,9 @@ def test_a_folder_serves_engines_one_after_another_and_a_worker_in_another_proce
 def test_a_folder_keeps_what_was_used_last(tmp_path: Path) -> None:
     keys = [bytes([i]) * 32 for i in range(4)]
     store = FolderStore(tmp_path / "new" / "folder", max_bytes=30)
-    for key in keys[:3]:
+    for at, key in enumerate(keys[:3]):
         store.save({key: b"x" * 10}).result()
+        os.utime(store.folder / f"{key.hex()}.page", (at, at))  # a file system's clock may stand still for 10 ms
     assert store.load(keys[:1]).result() == [b"x" * 10]
     store.save({keys[3]: b"y" * 10}).result()
     assert [store.num_stored([key]) for key in keys] == [1, 0, 1, 1]
@@ -550,7 +552,7 @@ def test_a_store_is_looked_at_when_it_is_given(model) -> None:
 
 
 def test_an_engine_whose_worker_is_gone_can_be_closed(model, tmp_path: Path) -> None:
-    store = FolderStore(tmp_path)
+    store = FolderStore(tmp_path, timeout=600.0)
     engine = split_engine(
         course_model("draft"), EngineConfig(block_size=4, num_blocks=20), parts=Parts(page_store=store),
         make_parts=partial(Parts, page_store=store),

@@ -123,14 +123,17 @@ def test_the_token_is_kept_off_the_command_line_and_the_proxy_off_the_server(
     assert not any("secret" in part for part in learn.jupyter_command(tmp_path, 1, "127.0.0.1", "/lab"))
 
 
-def test_learn_without_a_display_prints_an_address_that_answers_and_keeps_serving(tmp_path: Path) -> None:
+def test_learn_without_a_display_prints_an_address_that_answers_and_keeps_serving(
+    tmp_path: Path, reserved_port: int
+) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "JUPYTER_TOKEN")}
     environment |= {"INFERLAB_HOME": str(tmp_path / "work"), "PYTHONUNBUFFERED": "1"}
     for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         environment[name] = str(tmp_path / name)
     log = tmp_path / "log"
     with log.open("w") as file:
-        server = subprocess.Popen([*INFERLAB, "learn", "--port", "18888"], env=environment, stdout=file, stderr=file)
+        command = [*INFERLAB, "learn", "--port", str(reserved_port)]
+        server = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
     try:
         pattern = r"http://127\.0\.0\.1:\d+/lab\S*\?token=\w+"
         address = wait_for(lambda: re.search(pattern, log.read_text()), server, log)

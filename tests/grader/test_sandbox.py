@@ -8,10 +8,12 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -279,6 +281,36 @@ def test_inside_there_is_nothing_of_the_course(tmp_path: Path) -> None:
 def test_the_environment_inside_holds_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_SECRET", "x")
     assert "COURSE_SECRET" not in sandbox.environment()
+
+
+SLOWLY = """
+import os, signal, time
+def where(*_):
+    os.write(1, b'Current thread 0x1 (most recent call first):\\n  File "<frozen x>", line 1 in wait\\n')
+    time.sleep(0.5)  # until it gets a processor again
+    os.write(1, b'  File "<cell Window>", line 2 in append\\n  File "/x/learner_side/learner.py", line 9 in main\\n')
+    os.write(1, b'  File "<string>", line 1 in <module>\\nprinted after it\\n')
+signal.signal(signal.SIGUSR1, where)
+print("printed before it", flush=True)
+while True: time.sleep(600)
+"""
+
+
+def test_where_a_process_is_is_read_to_its_end_however_slowly_it_says_it() -> None:
+    ours, theirs = socket.socketpair()
+    with subprocess.Popen([sys.executable, "-c", SLOWLY], stdout=subprocess.PIPE) as asked, ours, theirs:
+        assert asked.stdout is not None
+        insecure: Any = types.SimpleNamespace(insecure=True)
+        process = launcher.LearnerProcess(insecure, asked.pid, 0, ours, os.dup(asked.stdout.fileno()), None)
+        try:
+            while not process.output():
+                assert asked.poll() is None
+                time.sleep(0.01)
+            assert process.stack().splitlines()[1:2] == ['  File "<cell Window>", line 2 in append']
+        finally:
+            asked.kill()
+        process._reader.join(600)
+    assert process.output() == "printed before it\nprinted after it\n"
 
 
 @pytest.mark.parametrize(("module", "name"), [(cgroups, "inferlab"), (launcher, "learner")])

@@ -46,6 +46,15 @@ class Running:
         self._thread.join(600)
         assert not self._thread.is_alive()
 
+    def in_loop(self, look: Callable[[], Any]) -> Any:
+        """look(), called in the event loop's thread between two callbacks: what that thread changes is whole there, and
+        no container changes while it is read."""
+
+        async def called() -> Any:
+            return look()
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result(600)
+
     def is_idle(self) -> bool:
         """Nothing runs, waits or holds a block."""
         if self.runner.num_streams:

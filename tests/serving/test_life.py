@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def head(length: int) -> bytes:
     return f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\n{kind}\r\nContent-Length: {length}\r\n\r\n".encode()
 
 
-LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 0}
 
 
 def test_a_client_that_goes_frees_its_blocks_before_the_next_step(serve: Any, until: Any) -> None:
@@ -52,8 +53,8 @@ def test_a_client_that_goes_frees_its_blocks_before_the_next_step(serve: Any, un
         assert len(running.engine.requests) == 4
     until(running.is_idle, "all blocks are back")
     assert steps_after == [4]
-    finished = running.engine.trace.workload().requests
-    assert all(m.num_output_tokens < 900 for m in finished)
+    ended = running.engine.trace.counts.last
+    assert [(one.reason, one.metrics.num_output_tokens < LONG["max_tokens"]) for one in ended] == [("abort", True)] * 4
 
 
 def test_a_client_that_goes_while_it_waits_for_a_whole_answer(serve: Any, until: Any) -> None:
@@ -75,9 +76,9 @@ def test_a_client_that_does_not_read_is_given_up_and_holds_nobody_up(serve: Any,
     sock.sendall(head(len(body)) + body)
     until(running.engine.trace.steps, "it runs, or has been given up")
     with httpx.Client(base_url=running.url, timeout=600) as client:
-        assert client.post(COMPLETIONS, json={"prompt": "y", "max_tokens": 4}).status_code == 200
+        assert client.post(COMPLETIONS, json={"prompt": "y", "max_tokens": 4, "ignore_eos": True}).status_code == 200
     until(running.is_idle, "the one that does not read was given up")
-    assert any(m.num_output_tokens < 900 for m in running.engine.trace.workload().requests)
+    assert Counter(one.reason for one in running.engine.trace.counts.last) == {"abort": 48, "length": 1}
     sock.close()
 
 
@@ -101,7 +102,8 @@ def test_two_hundred_streams_with_disconnects_lose_and_leak_nothing(
 
     async def one(client: httpx.AsyncClient, prompt: str, tokens: int, goes: bool) -> str | None:
         body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
-        text, goes_after = "", rng.randint(0, tokens // 2)
+        # Pieces that a slow client has not taken are merged, so a line that is not the first may never come.
+        text, goes_after = "", rng.choice((0, rng.randint(0, tokens // 2)))
         async with client.stream("POST", COMPLETIONS, json=body) as answer:
             assert answer.status_code == 200
             async for line in answer.aiter_lines():
@@ -198,10 +200,10 @@ def test_a_server_that_is_told_to_end_lets_those_that_run_finish(inferlab: Any, 
 
 
 @pytest.fixture(scope="module")
-def killed_and_restarted(until: Any) -> Iterator[Any]:
+def killed_and_restarted(until: Any, reserved_port: int) -> Iterator[Any]:
     """A server that was killed while a client read, and the next one, at the same port."""
     with servers() as start:
-        running = start()
+        running = start("--port", str(reserved_port))
         until(lambda: ready(running.url), "it is ready")
         with (
             httpx.Client(base_url=running.url, timeout=600) as client,
@@ -212,7 +214,7 @@ def killed_and_restarted(until: Any) -> Iterator[Any]:
             running.kill()
             with pytest.raises(httpx.TransportError):
                 list(lines)
-        again = start("--port", running.url.rpartition(":")[2], "--shutdown-seconds", "0.5")
+        again = start("--port", str(reserved_port), "--shutdown-seconds", "0.5")
         until(lambda: ready(again.url), "it is ready")
         body = {"prompt": "x", "max_tokens": 2}
         answered = httpx.post(f"{again.url}{COMPLETIONS}", json=body, timeout=600).status_code

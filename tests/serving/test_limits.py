@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import resource
 import select
 import signal
@@ -65,7 +66,7 @@ def all_that_comes(sock: socket.socket, dribble: bytes = b"", piece: int = 1) ->
 
 
 def connections(running: Any) -> int:
-    return len(running.server._server.server_state.connections)
+    return running.in_loop(lambda: len(running.server._server.server_state.connections))
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +92,18 @@ def test_a_byte_now_and_then_is_no_reason_to_wait(short: Any) -> None:
         assert all_that_comes(sock, endless).startswith(b"HTTP/1.1 408")
     with connected(short, post(b"{", 10_000)) as sock:  # in the body
         all_that_comes(sock, b" " * 10_000)
-    with connected(short, HEALTH) as sock:  # after an answer
-        got = all_that_comes(sock, b"GET /" + b"a" * 10_000)
+    with connected(short, HEALTH + b"G") as sock:  # after an answer; without a byte of the next request it says nothing
+        got = all_that_comes(sock, b"ET /" + b"a" * 10_000)
         assert got.startswith(b"HTTP/1.1 200")
         assert b"HTTP/1.1 408" in got
     with connected(short, post(b"", 1 << 30)) as sock:  # of a body that was refused before it came
         assert all_that_comes(sock, b" " * 10_000).startswith(b"HTTP/1.1 413")
+
+
+def test_half_a_request_in_the_packet_of_the_one_before_it_is_told_so_too(short: Any) -> None:
+    with connected(short, HEALTH + b"GE") as sock:
+        got = all_that_comes(sock)
+    assert re.findall(rb"HTTP/1.1 (\d+)", got) == [b"200", b"408"]
 
 
 @pytest.mark.parametrize("sent", [b"", b"{", b'{"prompt": "x", ' * 50])
@@ -126,7 +133,7 @@ def test_a_body_may_take_long_as_long_as_it_comes(serve: Any, until: Any, began:
     with connect(running) as sock:
         sock.sendall(post(body[:5], len(body)))
         until(lambda: _bodies(running) == 1, "it is read")
-        connection = _first(running, sock)
+        connection = _of(running, sock)
 
         def pretend() -> None:
             connection._timer.cancel()
@@ -151,7 +158,7 @@ def test_those_that_sent_half_a_body_make_room(serve: Any, until: Any) -> None:
         sock.sendall(post(b"{", 10_000))
         until(lambda count=number: _bodies(running) > count, "it is read")
     half[0].sendall(b" ")  # so the second is the one that has waited longest
-    until(lambda: next(iter(_waiting(running))) is not _first(running, half[0]), "that is read")
+    until(lambda: _longest_waiting(running) is not _of(running, half[0]), "that is read")
     with httpx.Client(base_url=running.url, timeout=600) as client:
         assert client.get("/health").status_code == 200
     got = all_that_comes(half[1])
@@ -161,18 +168,25 @@ def test_those_that_sent_half_a_body_make_room(serve: Any, until: Any) -> None:
         sock.close()
 
 
-def _waiting(running: Any) -> dict[LimitedProtocol, None]:
-    return next(iter(running.server._server.server_state.connections))._waiting
+def _served(running: Any) -> list[LimitedProtocol]:
+    return running.in_loop(lambda: list(running.server._server.server_state.connections))
+
+
+def _longest_waiting(running: Any) -> LimitedProtocol:
+    waiting = _served(running)[0]._waiting
+    return running.in_loop(lambda: next(iter(waiting)))
 
 
 def _bodies(running: Any) -> int:
-    served = list(running.server._server.server_state.connections)
-    return sum(one.cycle is not None and one.cycle.more_body for one in served)
+    def begun() -> int:
+        served = running.server._server.server_state.connections
+        return sum(one.cycle is not None and one.cycle.more_body for one in served)
+
+    return running.in_loop(begun)
 
 
-def _first(running: Any, sock: socket.socket) -> LimitedProtocol:
-    served = list(running.server._server.server_state.connections)
-    return next(one for one in served if one.client == sock.getsockname())
+def _of(running: Any, sock: socket.socket) -> LimitedProtocol:
+    return next(one for one in _served(running) if one.client == sock.getsockname())
 
 
 def test_clients_that_read_nothing_cost_no_more_than_a_buffer_and_are_given_up(
@@ -246,11 +260,10 @@ def test_a_request_that_waits_for_the_answer_before_it_may_wait_longer_than_any_
         got = sock.recv(1)  # the first is being answered: from now on nothing is read
         next_one = post(b'{"prompt": "x", "max_tokens": 1}')
         sock.sendall(next_one[:-5])
-        served = short.server._server.server_state.connections
-        until(lambda: any(connection.pipeline for connection in list(served)), "the next one waits")
+        until(lambda: any(connection.pipeline for connection in _served(short)), "the next one waits")
         longer_than_any_limit()
+        sock.sendall(next_one[-5:] + HEALTH)  # sent before its turn comes: from then on there is a limit
         go_on.set()
-        sock.sendall(next_one[-5:] + HEALTH)
         got += all_that_comes(sock)
     assert got.count(b"data: [DONE]") == 1
     assert b'"text_completion"' in got.partition(b"[DONE]")[2]
@@ -310,7 +323,7 @@ def test_a_client_is_served_beside_hundreds_of_half_open_ones(serve: Any, until:
 
 def test_where_everybody_is_being_answered_another_is_told_so(serve: Any, until: Any) -> None:
     running = serve({"limits": ConnectionLimits(connections=1)})
-    body = json.dumps({"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": True}).encode()
+    body = json.dumps({"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}).encode()
     with connect(running) as first:
         first.sendall(post(body))
         assert first.recv(100).startswith(b"HTTP/1.1 200")

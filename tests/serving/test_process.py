@@ -33,7 +33,7 @@ from reference_impl.serving.server import ModelServer
 from reference_impl.serving.worker import load
 
 COMPLETIONS = "/v1/completions"
-LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "temperature": 0, "stream": True}
+LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "temperature": 0, "stream": True}
 
 
 def state(pid: int) -> str:

@@ -272,7 +272,7 @@ def test_a_server_with_keys_may_have_any_name(serve: Any) -> None:
 def test_too_many_unfinished_requests_are_429_with_retry_after(serve: Any, until: Any, process: bool) -> None:
     running = serve({"max_unfinished": 3}, process=process)
     with httpx.Client(base_url=running.url, timeout=600) as client:
-        slow = {"prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 3}
+        slow = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True, "n": 3}
         with client.stream("POST", COMPLETIONS, json=slow) as streaming:
             lines = streaming.iter_lines()  # held: httpx closes the connection with it
             next(lines)

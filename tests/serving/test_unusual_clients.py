@@ -48,9 +48,12 @@ def test_an_offer_of_another_protocol_is_declined_and_the_body_kept(server: Any,
     with socket.create_connection(("127.0.0.1", server.server.port), timeout=600) as sock:  # header, then the body
         head, _, body = whole.partition(b"\r\n\r\n")
         sock.sendall(head + b"\r\n\r\n")
-        served = server.server._server.server_state.connections
-        own = lambda: [one for one in list(served) if one.client == sock.getsockname() and one.cycle]  # noqa: E731
-        until(own, "the header was read")
+
+        def is_read() -> bool:
+            served = server.server._server.server_state.connections
+            return any(one.client == sock.getsockname() and one.cycle for one in served)
+
+        until(lambda: server.in_loop(is_read), "the header was read")
         sock.sendall(body)
         assert sock.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
 
@@ -117,12 +120,16 @@ def test_the_loop_turns_while_a_long_text_is_tokenized(server: Any, until: Any) 
     thread = threading.Thread(target=tick)
     thread.start()
     until(lambda: ticks, "the other thread turns")
-    before = ticks
-    server.llm.encode(text)
-    meanwhile = ticks - before
+    most = 0
+    for _ in range(20):  # it may get no processor meanwhile
+        before = ticks
+        server.llm.encode(text)
+        most = max(most, ticks - before)
+        if most > 30:
+            break
     stop.set()
     thread.join()
-    assert meanwhile > 5, "with the GIL kept it is one at the beginning and one at the end"
+    assert most > 30, "with the GIL kept it is one at the beginning and some at the end"
 
 
 @pytest.mark.parametrize("stream", [False, True])

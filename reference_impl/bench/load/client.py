@@ -22,6 +22,7 @@ from reference_impl.simulation.workloads import PAGE_TOKENS, WorkloadRequest, to
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 DONE = b"[DONE]"
 LONGEST_RETRY = 60.0  # seconds; a longer Retry-After counts as this
+REST_SECONDS = 1.0  # for the end of a body whose answer has ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ class Client:
                     break
             # Read to the end of the body, so that the connection can be used again; if it does not come, do not wait.
             with contextlib.suppress(TimeoutError, httpx.NetworkError, httpx.RemoteProtocolError):
-                async with asyncio.timeout(1.0):
+                async with asyncio.timeout(REST_SECONDS):
                     async for _ in pieces:
                         pass
 

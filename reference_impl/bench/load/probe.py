@@ -9,6 +9,9 @@ import httpx
 from reference_impl.bench.load.client import Client, Form, words
 from reference_impl.simulation.workloads import WorkloadRequest
 
+# Idle connections are closed before the server closes them (uvicorn: after 5 s) under a new request.
+IDLE_SECONDS = 2.0
+
 
 class ServerError(Exception):
     """The server cannot be used for a load; the message says why."""
@@ -17,8 +20,7 @@ class ServerError(Exception):
 def connect(api_key: str | None = None) -> httpx.AsyncClient:
     """As many connections as there are requests, and no proxy: a pool that is full would queue in the client."""
     return httpx.AsyncClient(
-        # Idle connections are closed before the server closes them (uvicorn: after 5 s) under a new request.
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE_SECONDS),
         timeout=None,
         trust_env=False,
         headers={"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {}),

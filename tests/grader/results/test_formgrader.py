@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -262,17 +261,14 @@ def hostile_course(course: Path, tmp_path: Path, release: dict[str, Any], grade:
 
 
 @pytest.fixture
-def server(hostile_course: Path, tmp_path: Path) -> Iterator[str]:
+def server(hostile_course: Path, tmp_path: Path, reserved_port: int) -> Iterator[str]:
     """JupyterLab with nbgrader's formgrader in the course folder, as the guide starts it; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", f"--port={port}", "--ip=127.0.0.1",
-             f"--IdentityProvider.token={TOKEN}"]  # fmt: skip
+    words = [sys.executable, "-m", "jupyter", "lab", "--no-browser", "--allow-root", f"--port={reserved_port}",
+             "--ip=127.0.0.1", f"--IdentityProvider.token={TOKEN}"]  # fmt: skip
     own = {name: str(tmp_path / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR")}
     process = subprocess.Popen(words, cwd=hostile_course, env={**os.environ, **own}, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{reserved_port}"
     while process.poll() is None:
         with contextlib.suppress(OSError):
             urllib.request.urlopen(f"{url}/api?token={TOKEN}", timeout=600).read()
