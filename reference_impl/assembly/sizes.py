@@ -54,7 +54,8 @@ def size_cache(made: Made, parts: Parts) -> int:
     if memory is None:
         return num_blocks_for(config, made.bytes_per_block)
     room = memory.total // made.bytes_per_block * config.block_size // len(specs)
-    steps = worst_steps(config, specs, made.max_model_len, made.model.config.vocab_size, room)
+    by_model = parts.draft_model is not None
+    steps = worst_steps(config, specs, made.max_model_len, made.model.config.vocab_size, room, by_model)
     sampler = part(parts.sampler, lambda: make_sampler(made))
     measured = memory.measure([partial(run_alone, made, sampler, parts.draft_model, *step) for step in steps])
     graphs = config.graphs != "off" and why_not_graphs(made, parts.draft_model) is None

@@ -2,13 +2,14 @@
 
 A step's activations, logits and workspaces depend on the kernels, the sampler and the libraries below; instead of
 guessing, some steps that need the most are run before the cache is there, and the device is asked for their peaks:
-a prompt that takes the whole budget of tokens; as many rows as may be, all of which sample; and as many that decode.
+a prompt that takes the whole budget of tokens; as many rows as may be, all of which sample; and as many that decode,
+without guesses and with as many as they may have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from reference_impl.annexes.sizing.memory import give_back
@@ -70,29 +71,37 @@ class CudaMemory:
         return Measured(self.total, self.total - int(free), tuple(peak - stays for peak in highest))
 
 
-def worst_steps(config: EngineConfig, specs: Sequence[KVSpec], longest: int, vocab: int, room: int) -> list[WorstStep]:
+def worst_steps(
+    config: EngineConfig, specs: Sequence[KVSpec], longest: int, vocab: int, room: int, by_model: bool = False
+) -> list[WorstStep]:
     """Steps for a cache of one block, which stands for all blocks of all rows.
 
     The one that decodes comes first: the workspace that torch's attention keeps from it is there beside the others.
 
     longest: positions of a sequence. room: tokens that the device could hold at all: together the rows see no more,
-    but that one of them is as long as can be.
+    but that one of them is as long as can be. by_model: guesses come from a model in the worker; otherwise the step
+    names them.
     """
     budget = config.max_num_batched_tokens
     few, many = -(-budget // longest), min(config.max_num_seqs, budget)
     shapes = [(rows, budget // rows) for rows in dict.fromkeys((min(few, many), many))]
+    k = min(config.num_drafts, longest - 1, budget - 1)
+    guessing = [(min(many, budget // (1 + k)), 1, k)] if k else []
     steps: list[WorstStep] = []
-    for rows, new in [(many, 1), *shapes]:
+    for rows, new, num_drafts in [(many, 1, 0), *((rows, new, 0) for rows, new in shapes), *guessing]:
+        # Without a seed guesses are verified by rejection, which compares whole distributions.
+        sampling = replace(HUNGRY, seed=None) if num_drafts else HUNGRY
         requests: dict[str, Request] = {}
         new, plan = min(new, longest), []
+        drafts = () if by_model else tuple(i % vocab for i in range(num_drafts))
         for row in range(rows):
-            length = longest if row == 0 else min(longest, max(new, room // rows))
-            blocks = [0] * -(-length // specs[0].block_size)
+            end = longest if row == 0 else min(longest, max(new + num_drafts, room // rows))
+            blocks, length = [0] * -(-end // specs[0].block_size), end - num_drafts
             tokens = [(row + i) % vocab for i in range(length)]
             requests[str(row)] = Request(
-                str(row), tokens, length - new, HUNGRY, seed=row, arrival=0.0, block_tables=[blocks for _ in specs]
+                str(row), tokens, length - new, sampling, seed=row, arrival=0.0, block_tables=[blocks for _ in specs]
             )
-            plan.append(Row(str(row), length - new, new, True))
+            plan.append(Row(str(row), length - new, new, True, num_drafts, drafts))
         steps.append((StepPlan(0, tuple(plan)), requests))
     return steps
 

@@ -16,10 +16,12 @@ from reference_impl.annexes.sizing.budget import KV_CACHE_BYTES
 from reference_impl.annexes.sizing.profile import HUNGRY, Measured, bytes_for_cache, profiled_blocks, worst_steps
 from reference_impl.assembly import sizes
 from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.draft_model import draft_spec
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
-from reference_impl.interfaces import KVSpec, SamplingParams
+from reference_impl.interfaces import KVSpec, Request, SamplingParams
 from tests.engine.conftest import OwnCache
+from tests.engine.test_feature_head import random_head
 
 SPEC = KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, block_size=16, bits_per_value=32)
 BLOCK = SPEC.bytes_per_block
@@ -129,10 +131,25 @@ def test_the_worst_steps_use_the_whole_budget_and_all_seats_and_everybody_sample
     assert [len(plan.rows) for plan, _ in one] == [8, 1, 8]
 
 
-def sized(monkeypatch: pytest.MonkeyPatch, model: Any, memory: CountedMemory, **options: Any) -> Engine:
+def test_with_guesses_a_step_has_as_many_as_budget_and_positions_allow() -> None:
+    config = EngineConfig(max_num_seqs=5, max_num_batched_tokens=16, block_size=16, num_drafts=3)
+    *others, (plan, requests) = worst_steps(config, [SPEC], longest=40, vocab=61, room=100)
+    assert [len(plan.rows) for plan, _ in others] == [5, 1, 5]
+    assert [(row.start, row.num_tokens, row.num_drafts) for row in plan.rows] == [(36, 1, 3), *[(21, 1, 3)] * 3]
+    assert all(row.samples and row.drafts == (0, 1, 2) for row in plan.rows)
+    for request in requests.values():
+        assert request.sampling.seed is None
+        assert 16 * len(request.block_tables[0]) >= request.num_tokens + 3
+    (plan, _) = worst_steps(config, [SPEC], longest=3, vocab=61, room=100, by_model=True)[-1]
+    assert [(row.start, row.num_tokens, row.num_drafts, row.drafts) for row in plan.rows] == [(0, 1, 2, ())] * 5
+
+
+def sized(
+    monkeypatch: pytest.MonkeyPatch, model: Any, memory: CountedMemory, parts: Parts | None = None, **options: Any
+) -> Engine:
     monkeypatch.setattr(sizes, "device_memory", lambda device: memory)
     with memory:
-        return Engine(model, EngineConfig(**options))
+        return Engine(model, EngineConfig(**options), parts)
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -167,6 +184,44 @@ def test_whatever_is_served_then_fits(kind, kv_dtype, random_model, monkeypatch)
             engine.step()
     most = total * 90 // 100
     assert most - 2 * max(m.peaks) // 3 < memory.highest <= most, f"of {m.peaks} more than two thirds lay idle"
+
+
+class Guesses:
+    """A `HostProposer`."""
+
+    def propose(self, request: Request, k: int) -> list[int]:
+        return [7] * k
+
+
+@pytest.mark.parametrize("kind", ["named", "draft", "head"])
+def test_whatever_is_served_with_guesses_then_fits(kind, random_model, monkeypatch) -> None:
+    """Logits of five positions a request, and the distributions that rejection compares, are many times a step's."""
+    options: dict[str, Any] = {"max_num_seqs": 12, "max_num_batched_tokens": 60, "block_size": 4, "num_drafts": 4}
+    shape = {"max_position_embeddings": 400, "vocab_size": 3000}
+    model = random_model("float32", **shape)
+    draft = None if kind == "named" else random_model("float32", num_hidden_layers=1, **shape)
+    if draft is None:
+        parts = Parts(host_proposer=Guesses())
+    else:
+        parts = Parts(draft_model=random_head(draft) if kind == "head" else draft)
+    sized(monkeypatch, model, plain := CountedMemory(1 << 30), **options | {"num_drafts": 0})
+    all_seats = sized(monkeypatch, model, plenty := CountedMemory(1 << 30), parts, **options)
+    m, block = plenty.measured, all_seats.kv_spec.bytes_per_block
+    assert max(m.peaks) > 1.5 * max(plain.measured.peaks)
+    block += 0 if draft is None else draft_spec(draft, all_seats.config).bytes_per_block
+    total = (m.in_use + max(m.peaks) + all_seats.num_blocks // 2 * block) * 100 // 90 + block
+    engine = sized(monkeypatch, model, memory := CountedMemory(total), parts, **options)
+    assert abs(engine.num_blocks - all_seats.num_blocks // 2) <= 1
+    memory.highest = memory.now
+    sampling = {name: value for name, value in vars(HUNGRY).items() if name not in ("max_tokens", "seed")}
+    with memory:
+        for number in range(30):
+            prompt = [(number * 31 + i % 7) % 3000 for i in range(1 + number * 53 % 380)]
+            engine.add(prompt, SamplingParams(max_tokens=12, **sampling))
+        while engine.has_work():
+            engine.step()
+    assert any(row.num_drafts for step in engine.trace.steps() for row in step.rows)
+    assert memory.highest <= total * 90 // 100
 
 
 def test_more_of_the_device_is_more_blocks(random_model, monkeypatch) -> None:
