@@ -41,7 +41,8 @@ class EngineConfig:
     feature head for this model, given likewise), "off", or a proposer in Parts. Guesses change no text that is greedy
     or has a seed of its own, and of others no distribution. num_drafts: how many of them a decoding request has
     verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more of them than pay, by how often they
-    are kept and what steps take; "auto": where `speculative` names a method.
+    are kept and what steps take, and no model that guesses where it does not pay; "auto": where `speculative` names a
+    method.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes); see annexes/kv_formats/formats.py.
