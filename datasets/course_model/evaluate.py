@@ -194,10 +194,9 @@ def card(results: dict[str, dict[str, Any]]) -> str:
         row("copying exactly right", percent("copy_exact")),
         row("Python completions that parse", percent("python_parses")),
     ]  # fmt: skip
-    head = json.loads((HERE / "eagle" / "training.json").read_text())
-    right = head["guess_right_where_those_before_were"]
-    for file in ("config.json", "model.safetensors"):
-        digests[f"eagle/{file}"] = hashlib.sha256((HERE / "eagle" / file).read_bytes()).hexdigest()
+    for name in ("eagle", "medusa"):
+        for file in ("config.json", "model.safetensors"):
+            digests[f"{name}/{file}"] = hashlib.sha256((HERE / name / file).read_bytes()).hexdigest()
     longest = max(length for _, _, length in target["recipe"]["phases"])
     files = "\n".join(f"- `{file}` `{digest}`" for file, digest in digests.items())
     return f"""# The course models
@@ -205,7 +204,7 @@ def card(results: dict[str, dict[str, Any]]) -> str:
 Two small language models, trained by `train.py` in this folder, so that perplexity, acceptance rates and
 quantization damage mean something without downloading anything. `target` is the model of the chapters;
 `draft` is for speculative decoding and shares its tokenizer. Architecture: Qwen3 (`Qwen3ForCausalLM`).
-`eagle` is no model of its own: one layer that guesses ahead from the target's hidden states, see below.
+`eagle` and `medusa` are no models of their own: they guess ahead from the target's hidden states, see below.
 
 They continue Python source, answer four kinds of generated questions in a chat format, and know nothing else.
 Training rows were at most {longest:,} tokens long: the config allows 2,048 positions, the later ones untrained.
@@ -218,17 +217,13 @@ functions (a completion is cut after its last whole line, or where the function 
 
 ![loss of the target](target/loss.png)
 
-## The feature head
+## What guesses ahead
 
-{head["parameters"] / 1e6:.2f} M parameters, trained by `feature_head.py`: {head["steps"]["train"]} steps on the
-training rows, then {head["steps"]["align"]} on text of the target's own. How often a guess is what the target says,
-where all guesses before it were, over {head["held_out"]}
-({head["recipe"]["ahead"]} guesses in a row):
+How often a guess is what the target says, where all guesses before it were, over 32 rows of the target's own greedy
+text, which no alignment sees and which repeats itself: before and after alignment, which is training on text of the
+target's own, behind that on the training rows.
 
-| guess | {" | ".join(str(n + 1) for n in range(head["recipe"]["ahead"]))} |
-| --- |{" --- |" * head["recipe"]["ahead"]}
-| trained on the training rows | {" | ".join(f"{100 * rate:.0f} %" for rate in right["before_alignment"])} |
-| and then on the target's own text | {" | ".join(f"{100 * rate:.0f} %" for rate in right["after"])} |
+{chr(10).join(_guesses())}
 
 ## Data
 
@@ -246,6 +241,28 @@ The library is under the PSF licence; see the licence of your Python.
 
 {files}
 """
+
+
+def _guesses() -> list[str]:
+    """Rows of a table: of what guesses, how it was trained, and how often it is right."""
+    records = {name: json.loads((HERE / name / "training.json").read_text()) for name in ("eagle", "medusa")}
+    what = {
+        "eagle": ("a feature head, one layer", "feature_head.py"),
+        "medusa": ("Medusa heads, a matrix each", "medusa_heads.py"),
+    }
+    ahead = max(record["recipe"]["ahead"] for record in records.values())
+    table = [
+        f"| | parameters | steps on rows, own text | guess | {' | '.join(str(n + 1) for n in range(ahead))} |",
+        f"| --- | --- | --- | --- |{' --- |' * ahead}",
+    ]
+    for name, record in records.items():
+        right = record["guess_right_where_those_before_were"]
+        size, steps = f"{record['parameters'] / 1e6:.2f} M", record["steps"]
+        first = f"`{name}`: {what[name][0]} (`{what[name][1]}`) | {size} | {steps['train']}, {steps['align']}"
+        for start, when in ((first, "before_alignment"), (" | | ", "after")):
+            cells = " | ".join(f"{100 * rate:.0f} %" for rate in right[when])
+            table.append(f"| {start} | {when.replace('_', ' ')} | {cells} |")
+    return table
 
 
 def main() -> None:

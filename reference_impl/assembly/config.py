@@ -38,8 +38,9 @@ class EngineConfig:
     before; None: a new one each time. Their texts are then the same in each run only if steps and guesses are, too.
     speculative: who guesses what a request's next tokens are: "ngram" (what followed its last tokens before), "suffix"
     (the same by the longest match), "draft" (a smaller model, LLM(draft_model=...) or Parts.draft_model), "eagle" (a
-    feature head for this model, given likewise), "off", or a proposer in Parts. Guesses change no text that is greedy
-    or has a seed of its own, and of others no distribution. num_drafts: how many of them a decoding request has
+    feature head for this model, given likewise), "medusa" (Medusa heads for it, likewise), "early-exit" (the model's
+    first layers, as many as exit_layer says; 0: half), "off", or a proposer in Parts. Guesses change no text that is
+    greedy or has a seed of its own, and of others no distribution. num_drafts: how many of them a decoding request has
     verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more of them than pay, by how often they
     are kept and what steps take, and no model that guesses where it does not pay; "auto": where `speculative` names a
     method.
@@ -65,7 +66,8 @@ class EngineConfig:
     admission: Literal["fill", "worst_case"] = "fill"
     preemption: Literal["recompute", "swap"] = "recompute"
     swap_bytes: int = 64 * 1024**2
-    speculative: Literal["off", "ngram", "suffix", "draft", "eagle"] = "off"
+    speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "medusa", "early-exit"] = "off"
+    exit_layer: int = 0
     num_drafts: int = 0
     adaptive_drafts: Literal["auto", "on", "off"] = "auto"
     seed: int | None = None
@@ -77,7 +79,8 @@ class EngineConfig:
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        optional, may_be_0 = ("num_blocks", "kv_cache_bytes", "max_model_len", "seed"), ("num_drafts", "seed")
+        optional = ("num_blocks", "kv_cache_bytes", "max_model_len", "seed")
+        may_be_0 = ("num_drafts", "exit_layer", "seed")
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
             if choices := get_args(kind) if get_origin(kind) is Literal else ():
@@ -105,12 +108,12 @@ class EngineConfig:
             )
 
 
-COURSE_MODELS = ("target", "draft", "eagle")
+COURSE_MODELS = ("target", "draft", "eagle", "medusa")
 
 
 def course_model(name: str = "target") -> Path:
-    """Folder of a course model, "target", "draft", or "eagle", the target's feature head: in the checkout, or installed
-    with the package."""
+    """Folder of a course model, "target", "draft", or the target's "eagle", a feature head, or "medusa", heads: in the
+    checkout, or installed with the package."""
     package = Path(__file__).resolve().parents[1]
     places = (
         package.parent / "datasets" / "course_model" / name,

@@ -16,7 +16,7 @@ from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.draft_model import draft_spec
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.kv_cache import kv_cache
-from reference_impl.assembly.parts import Parts, part
+from reference_impl.assembly.parts import Drafts, Parts, part
 from reference_impl.assembly.scheduler import continuous_batching
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.interfaces import (
@@ -35,8 +35,8 @@ from reference_impl.interfaces import (
 )
 
 if TYPE_CHECKING:
-    from reference_impl.annexes.speculative.draft_model import DraftModel
-    from reference_impl.annexes.speculative.feature_head import FeatureDraft, FeatureHead
+    from reference_impl.annexes.speculative.feature_head import FeatureHead
+    from reference_impl.annexes.speculative.model_worker import Draft
     from reference_impl.assembly.made import Made
     from reference_impl.assembly.worker import LocalExecutor
     from reference_impl.core.decoder import Decoder
@@ -90,24 +90,32 @@ def new_cache(made: Made, num_blocks: int, num_host_blocks: int) -> PagedKVCache
 
 
 def make_draft(
-    made: Made, draft: Decoder | FeatureHead | None, num_blocks: int, num_host_blocks: int
-) -> DraftModel | FeatureDraft | None:
-    """With a cache of its own, of these blocks, and its own attention; None: there is none."""
-    if draft is None:
+    made: Made, draft: Drafts | None, target_cache: KVCache, num_blocks: int, num_host_blocks: int
+) -> Draft | None:
+    """What needs a cache of its own gets one, of these blocks, and its own attention. None: nothing guesses here."""
+    if draft is None and not made.exit_layer:
         return None
     import torch
 
     from reference_impl.annexes.speculative.draft_model import DraftModel
+    from reference_impl.annexes.speculative.early_exit import EarlyExit, first_layers
     from reference_impl.annexes.speculative.feature_head import FeatureDraft, FeatureHead
+    from reference_impl.annexes.speculative.medusa import MedusaDraft, MedusaHeads
 
+    new = made.model.dtype
+    if draft is None:
+        early = first_layers(made.model, made.exit_layer)
+        return EarlyExit(early, target_cache, made.attention, made.kv_specs, new)
+    size = made.config.max_num_seqs + 1, draft.config.hidden_size
+    if isinstance(draft, MedusaHeads):
+        return MedusaDraft(draft, new, torch.zeros(size, dtype=draft.dtype, device=draft.device))
     spec = draft_spec(draft, made.config)
     cache = kv_cache([spec], num_blocks, draft.dtype, draft.device, num_host_blocks, made.config.kv_dtype)
     attention = make_attention(draft, made.config)
     if not isinstance(draft, FeatureHead):
-        return DraftModel(draft, cache, attention, spec, made.model.dtype)
-    size = made.config.max_num_seqs + 1, draft.config.hidden_size
+        return DraftModel(draft, cache, attention, [spec], new)
     ahead = torch.zeros(size, dtype=draft.dtype, device=draft.device)
-    return FeatureDraft(draft, cache, attention, spec, made.model.dtype, ahead)
+    return FeatureDraft(draft, cache, attention, spec, new, ahead)
 
 
 def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> AttentionBackend:
@@ -125,7 +133,7 @@ def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> Attent
 
 def make_executor(made: Made, parts: Parts) -> Executor:
     sampler = part(parts.sampler, lambda: make_sampler(made))
-    draft = make_draft(made, parts.draft_model, made.num_blocks, made.num_host_blocks)
+    draft = make_draft(made, parts.draft_model, made.kv_cache, made.num_blocks, made.num_host_blocks)
     executor = new_worker(made, made.kv_cache, sampler, parts.proposer, parts.page_store, draft)
     reason = why_not_graphs(made, parts.draft_model)
     if reason is None and made.config.graphs != "off":
@@ -147,7 +155,7 @@ def new_worker(
     sampler: Sampler,
     proposer: Proposer | None = None,
     store: PageStore | LayeredPageStore | None = None,
-    draft: DraftModel | FeatureDraft | None = None,
+    draft: Draft | None = None,
 ) -> LocalExecutor:
     from reference_impl.annexes.invariant.model import TokenByToken
     from reference_impl.assembly.worker import make_worker
@@ -160,7 +168,7 @@ def new_worker(
     )  # fmt: skip
 
 
-def why_not_graphs(made: Made, draft: Decoder | FeatureHead | None = None) -> str | None:
+def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
     """None: CUDA graphs are possible. draft: what guesses, if a model does."""
     from reference_impl.annexes.fusion.decoder import FusedDecoder
     from reference_impl.annexes.fusion.kernels import writes_and_attends
@@ -168,7 +176,7 @@ def why_not_graphs(made: Made, draft: Decoder | FeatureHead | None = None) -> st
     if made.config.batch_invariant:
         return "batch_invariant computes each token by itself"
     if draft is not None and not hasattr(draft, "layers"):
-        return "a feature head reads hidden states, which a replay does not hand out"
+        return f"a {type(draft).__name__} reads hidden states, which a replay does not hand out"
     if made.model.device.type != "cuda":
         return f"the model is on {made.model.device}, and only a GPU has them"
     model = made.model

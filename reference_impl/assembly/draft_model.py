@@ -1,20 +1,46 @@
-"""A draft model (annexes/speculative/draft_model.py) beside an engine's model: whether the two fit, and what a block of
-its cache holds."""
+"""What guesses (annexes/speculative) beside an engine's model: whether the two fit; what a block of its cache holds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.kv_cache import bits_per_value_and_scale
-from reference_impl.assembly.parts import Parts
-from reference_impl.assembly.speculation import BY_MODEL
+from reference_impl.assembly.parts import Drafts, Parts
+from reference_impl.assembly.speculation import BY_MODEL, EARLY_EXIT
 from reference_impl.interfaces import KVSpec
 
 if TYPE_CHECKING:
     from reference_impl.annexes.speculative.feature_head import FeatureHead
     from reference_impl.core.decoder import Decoder
+
+
+def method_of(draft: Drafts) -> str:
+    """As of EngineConfig.speculative."""
+    return getattr(draft, "method", "draft")
+
+
+def has_cache(draft: Drafts | None) -> TypeGuard[Decoder | FeatureHead]:
+    """Of its own, beside the target's."""
+    return draft is not None and hasattr(draft, "rotary")
+
+
+def exit_layer(config: EngineConfig, target: Decoder) -> int:
+    """How many of the target's layers guess, 0 for none. ConfigError if it has not as many, or none is to."""
+    if config.speculative != EARLY_EXIT:
+        if config.exit_layer:
+            raise ConfigError(
+                f"exit_layer={config.exit_layer} is for speculative={EARLY_EXIT!r}, and it is "
+                f"{config.speculative!r}: leave exit_layer out"
+            )
+        return 0
+    most = target.config.num_layers - 1
+    if not config.exit_layer <= most or not most:
+        raise ConfigError(
+            f"exit_layer: expected fewer layers than the model's {target.config.num_layers}, got {config.exit_layer}"
+        )
+    return config.exit_layer or target.config.num_layers // 2
 
 
 def draft_spec(draft: Decoder | FeatureHead, config: EngineConfig) -> KVSpec:
@@ -27,10 +53,10 @@ def draft_spec(draft: Decoder | FeatureHead, config: EngineConfig) -> KVSpec:
 
 
 def check_draft_model(
-    parts: Parts, target: Decoder, specs: Sequence[KVSpec], longest: int, speculative: str = "off"
+    parts: Parts, target: Decoder, specs: Sequence[KVSpec], longest: int, config: EngineConfig
 ) -> None:
     """ConfigError where Parts.draft_model cannot guess for the target. specs: the target's KV groups. longest: tokens
-    of a sequence. speculative: as of EngineConfig."""
+    of a sequence."""
     draft = parts.draft_model
     if draft is None:
         return
@@ -42,18 +68,31 @@ def check_draft_model(
             f"{given}: expected the target's vocabulary of {target.config.vocab_size:,} tokens, found "
             f"{draft.config.vocab_size:,}: take a draft model of the same family"
         )
-    method = "draft" if hasattr(draft, "layers") else "eagle"
-    if speculative not in ("off", method):
+    method = method_of(draft)
+    if config.speculative not in ("off", method):
         raise ConfigError(
-            f"{given}: expected {BY_MODEL[speculative]}, since speculative={speculative!r}: set it to {method!r}"
+            f"{given}: expected {BY_MODEL[config.speculative]}, since speculative={config.speculative!r}: set it to "
+            f"{method!r}"
         )
-    if method == "eagle" and draft.config.hidden_size != target.config.hidden_size:
+    if method != "draft" and draft.config.hidden_size != target.config.hidden_size:
         raise ConfigError(
             f"{given}: expected a head for hidden states of {target.config.hidden_size:,} numbers, found "
             f"{draft.config.hidden_size:,}: it was trained for another model"
         )
+    num_heads = getattr(draft.config, "num_heads", 0) if method == "medusa" else config.num_drafts
+    if config.num_drafts > num_heads:
+        raise ConfigError(
+            f"{given}: expected a head for each of num_drafts={config.num_drafts} guesses, found {num_heads}: set "
+            f"num_drafts={num_heads}"
+        )
     if draft.device != target.device:
         raise ConfigError(f"{given}: expected it on {target.device}, with the target, found it on {draft.device}")
+    if has_cache(draft):
+        _check_cache(draft, given, parts, specs, longest)
+
+
+def _check_cache(draft: Decoder | FeatureHead, given: str, parts: Parts, specs: Sequence[KVSpec], longest: int) -> None:
+    """ConfigError where its cache cannot go by the target's block tables."""
     positions = min(draft.config.max_position, draft.rotary.max_position)
     if positions < longest:
         raise ConfigError(

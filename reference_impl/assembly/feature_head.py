@@ -24,16 +24,6 @@ ARCHITECTURE = "FeatureHead"
 _MOST_BYTES = 1 << 20
 
 
-def is_feature_head(folder: str | Path) -> bool:
-    """By its config.json; False where there is none that can be read, which loading it will say."""
-    try:
-        return read_object(Path(folder) / "config.json", ConfigError, _MOST_BYTES).get("architectures") == [
-            ARCHITECTURE
-        ]
-    except (ConfigError, OSError):
-        return False
-
-
 def load_feature_head(
     folder: str | Path,
     dtype: torch.dtype | None = None,

@@ -8,7 +8,7 @@ from reference_impl.annexes.overlap.depth import depth_for, stages_for
 from reference_impl.annexes.sizing.budget import check_memory, num_host_blocks_for
 from reference_impl.assembly import checks, defaults, sizes
 from reference_impl.assembly.config import EngineConfig
-from reference_impl.assembly.draft_model import check_draft_model, draft_spec
+from reference_impl.assembly.draft_model import check_draft_model, draft_spec, exit_layer, has_cache
 from reference_impl.assembly.parts import Parts, part
 from reference_impl.assembly.speculation import with_proposer
 from reference_impl.core.block_pool import BlockPool
@@ -35,9 +35,10 @@ class Made:
         self.max_model_len = sizes.max_model_len(model, config)
         checks.check_scales(config, parts.kv_cache, parts.attention)
         self.kv_specs = sizes.make_kv_specs(self)
-        check_draft_model(parts, model, self.kv_specs, self.max_model_len, config.speculative)
+        check_draft_model(parts, model, self.kv_specs, self.max_model_len, config)
+        self.exit_layer = exit_layer(config, model)
         self.bytes_per_block = self.kv_specs[0].bytes_per_block
-        if parts.draft_model is not None:
+        if has_cache(parts.draft_model):
             self.bytes_per_block += draft_spec(parts.draft_model, config).bytes_per_block
         self.clock, self.trace = part(parts.clock, WallClock), part(parts.trace, Trace)
         self.attention = part(parts.attention, lambda: defaults.make_attention(model, config))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -26,8 +26,10 @@ from reference_impl.observe.trace import Trace
 
 if TYPE_CHECKING:
     from reference_impl.annexes.speculative.feature_head import FeatureHead
+    from reference_impl.annexes.speculative.medusa import MedusaHeads
     from reference_impl.core.decoder import Decoder
 
+Drafts: TypeAlias = "Decoder | FeatureHead | MedusaHeads"
 T = TypeVar("T")
 
 
@@ -45,7 +47,7 @@ class Parts:
     sampler: Sampler | None = None
     proposer: Proposer | None = None
     host_proposer: HostProposer | None = None
-    draft_model: Decoder | FeatureHead | None = None
+    draft_model: Drafts | None = None
     page_store: PageStore | LayeredPageStore | None = None
     executor: Executor | None = None
     clock: Clock | None = None

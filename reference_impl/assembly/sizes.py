@@ -13,14 +13,13 @@ from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.defaults import make_draft, make_sampler, new_cache, new_worker, why_not_graphs
 from reference_impl.assembly.kv_cache import bits_per_value_and_scale
-from reference_impl.assembly.parts import Parts, part
+from reference_impl.assembly.parts import Drafts, Parts, part
 from reference_impl.interfaces import KVSpec, Request, Sampler, StepPlan
 from reference_impl.models.config_rope import reason_for_limit
 
 if TYPE_CHECKING:
     import torch
 
-    from reference_impl.annexes.speculative.feature_head import FeatureHead
     from reference_impl.assembly.made import Made
     from reference_impl.core.decoder import Decoder
 
@@ -67,8 +66,9 @@ def device_memory(device: torch.device) -> DeviceMemory | None:
 
 
 def run_alone(
-    made: Made, sampler: Sampler, draft: Decoder | FeatureHead | None, plan: StepPlan, requests: Mapping[str, Request]
+    made: Made, sampler: Sampler, draft: Drafts | None, plan: StepPlan, requests: Mapping[str, Request]
 ) -> None:
     """One step with a cache of one block."""
-    executor = new_worker(made, new_cache(made, 1, 0), sampler, draft=make_draft(made, draft, 1, 0))
+    cache = new_cache(made, 1, 0)
+    executor = new_worker(made, cache, sampler, draft=make_draft(made, draft, cache, 1, 0))
     executor.collect(executor.submit(ForkingPlanner(made.config.block_size).step(plan, requests)))

@@ -15,7 +15,9 @@ DEFAULT_DRAFTS = 4
 BY_MODEL = {
     "draft": "a smaller model with the same vocabulary",
     "eagle": "a feature head that was trained for the model (EAGLE)",
+    "medusa": "Medusa heads that were trained for the model",
 }
+EARLY_EXIT = "early-exit"  # the target's own first layers, which nothing is needed for
 PROPOSERS: dict[str, Callable[[], HostProposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
 
 
@@ -24,7 +26,7 @@ def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Par
     a scheduler that would ask none, already, or no draft model."""
     if config.speculative == "off":
         return config, parts
-    by_model = config.speculative in BY_MODEL
+    by_model, by_worker = config.speculative in BY_MODEL, config.speculative in (*BY_MODEL, EARLY_EXIT)
     if by_model and parts.draft_model is None and parts.executor is None:
         raise ValueError(
             f"speculative={config.speculative!r} needs a draft model, {BY_MODEL[config.speculative]}: "
@@ -39,4 +41,4 @@ def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Par
             )
     adaptive = "on" if config.adaptive_drafts == "auto" else config.adaptive_drafts
     config = replace(config, num_drafts=config.num_drafts or DEFAULT_DRAFTS, adaptive_drafts=adaptive)
-    return config, parts if by_model else replace(parts, host_proposer=PROPOSERS[config.speculative]())
+    return config, parts if by_worker else replace(parts, host_proposer=PROPOSERS[config.speculative]())

@@ -13,7 +13,7 @@ from reference_impl.annexes.process.worker import Facts, WorkerProcess, fingerpr
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
-from reference_impl.assembly.speculation import BY_MODEL
+from reference_impl.assembly.speculation import BY_MODEL, EARLY_EXIT
 from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.models.config_json import read_model_config
 
@@ -41,7 +41,8 @@ def load_worker(
     from reference_impl.assembly.model import load_model
 
     parts = Parts() if make_parts is None else make_parts()
-    if parts.proposer is None and parts.draft_model is None:  # drafts, if there are any, come with the steps
+    guesses = parts.proposer is not None or parts.draft_model is not None or config.speculative == EARLY_EXIT
+    if not guesses:  # drafts, if there are any, come with the steps
         config = dataclasses.replace(config, num_drafts=0, speculative="off")
     if device == "cpu":
         use_no_more_threads_than_cores()

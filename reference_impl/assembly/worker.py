@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from reference_impl.annexes.asked_sampler.worker import AskedRun, AskingWorker
 from reference_impl.annexes.biases.worker import BiasRun, BiasWorker, FloorRun
@@ -13,9 +14,8 @@ from reference_impl.annexes.penalties.worker import PenaltyRun, PenaltyWorker
 from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
 from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
-from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
-from reference_impl.annexes.speculative.model_worker import ModelDraftRun, ModelDraftWorker
+from reference_impl.annexes.speculative.model_worker import Draft, ModelDraftRun, ModelDraftWorker
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.annexes.transfer.worker import PageWorker
 from reference_impl.assembly.sampler import sample
@@ -108,7 +108,7 @@ class FeatureGuessingRun(FeatureRun, FullRun):
 
 
 class FeatureGuessingExecutor(FeatureWorker, LocalExecutor):
-    """With a feature head, too: it computes all rows, behind the model."""
+    """With a feature head, or Medusa heads, too: they are given the hidden states of all rows, behind the model."""
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
         keeps_up = step.rows and (step.keeps_up or batch.drafts)
@@ -116,25 +116,36 @@ class FeatureGuessingExecutor(FeatureWorker, LocalExecutor):
 
 
 class GuessingExecutor(ModelDraftWorker, LocalExecutor):
-    """With a draft model, too: it computes all rows."""
+    """With a draft model, too: it computes all rows. Or with the model's own first layers, which compute those that get
+    guesses."""
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
-        keeps_up = step.rows and (step.keeps_up or batch.drafts)
+        keeps_up = bool(batch.drafts) if self.draft.own_cache is None else step.rows and (step.keeps_up or batch.drafts)
         return GuessingRun(self, step, batch, now) if keeps_up else super().run_of(step, batch, now)
+
+
+class StoringFeatureExecutor(PageWorker, FeatureGuessingExecutor):
+    """With a page store, and what guesses without a cache of its own."""
+
+
+class StoringGuessingExecutor(PageWorker, GuessingExecutor):
+    """The same."""
 
 
 def make_worker(
     model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
     sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
-    page_store: PageStore | LayeredPageStore | None = None, draft: DraftModel | FeatureDraft | None = None,
+    page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None,
 ) -> LocalExecutor:  # fmt: skip
-    """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store. The
-    others as of `LocalExecutor`."""
-    parts = (model, kv_cache, attention, kv_specs, clock, sampler)
-    if isinstance(draft, FeatureDraft):
-        return FeatureGuessingExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, draft=draft)
-    if draft is not None:
-        return GuessingExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, draft=draft)
-    if page_store is None:
-        return LocalExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer)
-    return StoringExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, proposer=proposer, page_store=page_store)
+    """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store if
+    it has a cache of its own. The others as of `LocalExecutor`."""
+    options: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_len": max_len}
+    options |= {"proposer": proposer} if draft is None else {"draft": draft}
+    kinds: tuple[type[LocalExecutor], type[LocalExecutor]] = (LocalExecutor, StoringExecutor)
+    if isinstance(draft, DraftModel):
+        kinds = GuessingExecutor, StoringGuessingExecutor
+    elif draft is not None:
+        kinds = FeatureGuessingExecutor, StoringFeatureExecutor
+    if page_store is not None:
+        options["page_store"] = page_store
+    return kinds[page_store is not None](model, kv_cache, attention, kv_specs, clock, sampler, **options)

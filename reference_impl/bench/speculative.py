@@ -39,6 +39,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "suffix": {"speculative": "suffix"},
     "draft": {"draft_model": "draft"},
     "eagle": {"draft_model": "eagle"},
+    "medusa": {"draft_model": "medusa"},
+    "early-exit": {"speculative": "early-exit"},
 }
 FIXED, BATCHES = (2, 4), (1, 8)
 NEW_TOKENS, SEED = 96, 5

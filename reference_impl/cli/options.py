@@ -20,8 +20,15 @@ _KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.jo
 _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they are made for."
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
-_SPECULATIVE = "Guess tokens ahead: ngram, suffix, draft, eagle, or off. Greedy and seeded texts stay the same."
-_DRAFT_MODEL = "What guesses with --speculative draft, eagle: a smaller model, a feature head; given as the model is."
+_SPECULATIVE = (
+    "Guess tokens ahead: ngram, suffix, draft, eagle, medusa, early-exit, or off. "
+    "Greedy and seeded texts stay the same."
+)
+_DRAFT_MODEL = (
+    "What guesses with --speculative draft, eagle, medusa: a smaller model, a feature head, Medusa heads; "
+    "given as the model is."
+)
+_EXIT_LAYER = "Of the model's layers so many guess with --speculative early-exit; default: half of them."
 _DRAFTS = "Guesses of a request in a step; default: 4 with --speculative."
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
@@ -59,6 +66,7 @@ class EngineOptions:
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help=_INVARIANT)] = False
     speculative: Annotated[str, typer.Option(help=_SPECULATIVE)] = "off"
     draft_model: Annotated[str | None, typer.Option(help=_DRAFT_MODEL)] = None
+    exit_layer: Annotated[int, typer.Option(min=0, help=_EXIT_LAYER, show_default=False)] = 0
     num_drafts: Annotated[int, typer.Option(min=0, help=_DRAFTS, show_default=False)] = 0
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
 

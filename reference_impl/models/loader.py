@@ -136,33 +136,44 @@ def _norm(target: Tensor, plus_one: bool) -> Destination:
 
 
 def fill(model: Decoder, table: dict[str, Destination], files: list[Path]) -> None:
-    missing = dict.fromkeys(table)
-    head = None
-    for file, name, tensor in _tensors(files):
-        if name == "lm_head.weight" and model.lm_head is None:
-            head = tensor  # tied, and stored once more
-            continue
-        if name not in table:
-            if name.endswith("rotary_emb.inv_freq"):  # older checkpoints stored it; it is computed
-                continue
-            raise CheckpointError(
-                f"{file}: tensor {name} is not part of a {model.config.architecture} with this config"
-            )
-        if name not in missing:
-            raise CheckpointError(f"{file}: tensor {name} came a second time")
-        spec, store = table[name]
-        _check(tensor, spec, f"{file}: tensor {name}")
-        _check_finite(tensor, model.dtype, f"{file}: tensor {name}")
-        store(tensor)
-        del missing[name]
-    if missing:
-        names = ", ".join(list(missing)[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise CheckpointError(f"{', '.join(map(str, files))}: missing tensors: {names}")
-    if head is not None and not torch.equal(head.to(model.embedding), model.embedding):
+    head: list[Tensor] = []
+    ignored = {"lm_head.weight": head.append} if model.lm_head is None else {}  # tied, and stored once more
+    store(table, files, model.dtype, f"a {model.config.architecture} with this config", ignored)
+    if head and not torch.equal(head[0].to(model.embedding), model.embedding):
         raise CheckpointError(
             f"{', '.join(map(str, files))}: tensor lm_head.weight: expected a copy of model.embed_tokens.weight, since "
             "config.json says tie_word_embeddings; found other values"
         )
+
+
+def store(
+    table: Mapping[str, Destination],
+    files: list[Path],
+    dtype: torch.dtype,
+    what: str,
+    others: Mapping[str, Callable[[Tensor], object]] | None = None,
+) -> None:
+    """Each tensor of the files goes where the table says. dtype: in which they are loaded. what: has these tensors.
+    others: tensors that there may be. CheckpointError if one is missing, unknown, there twice, or does not fit."""
+    missing = dict.fromkeys(table)
+    for file, name, tensor in _tensors(files):
+        if others and name in others:
+            others[name](tensor)
+            continue
+        if name not in table:
+            if name.endswith("rotary_emb.inv_freq"):  # older checkpoints stored it; it is computed
+                continue
+            raise CheckpointError(f"{file}: tensor {name} is not part of {what}")
+        if name not in missing:
+            raise CheckpointError(f"{file}: tensor {name} came a second time")
+        spec, put = table[name]
+        _check(tensor, spec, f"{file}: tensor {name}")
+        _check_finite(tensor, dtype, f"{file}: tensor {name}")
+        put(tensor)
+        del missing[name]
+    if missing:
+        names = ", ".join(list(missing)[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise CheckpointError(f"{', '.join(map(str, files))}: missing tensors: {names}")
 
 
 def _check(tensor: Tensor, spec: TensorSpec, where: str) -> None:

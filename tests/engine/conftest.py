@@ -242,8 +242,8 @@ def poison_free_blocks(engine: Engine) -> None:
     cache of a draft model, too."""
     draft = draft_of(engine)
     _poison(engine, engine.kv_cache, engine.attention)
-    if draft is not None:
-        _poison(engine, draft.kv_cache, draft.attention)
+    if draft is not None and draft.own_cache is not None:
+        _poison(engine, draft.own_cache, draft.attention)
 
 
 def _poison(engine: Engine, cache: Any, attention: Any) -> None:

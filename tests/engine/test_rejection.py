@@ -29,6 +29,7 @@ from reference_impl.observe.trace import DraftUse
 from tests.engine.test_draft_model import is_right_always
 from tests.engine.test_drafts import ASKED, serve
 from tests.engine.test_feature_head import random_head
+from tests.engine.test_medusa import random_heads
 from tests.executor.dense import TwinSampler
 
 VOCAB, LENGTH, TEXTS = 7, 4, 3000
@@ -81,6 +82,8 @@ def drafting(target: Any, random_model: Callable) -> dict[str, Callable[[], Part
         "itself": lambda: Parts(draft_model=target),
         "broken": lambda: Parts(draft_model=broken),
         "head": lambda: Parts(draft_model=head),
+        "heads": lambda: Parts(draft_model=random_heads(vocab_size=VOCAB)),
+        "early exit": Parts,
         "host": lambda: Parts(host_proposer=Follows()),
         "worker": lambda: Parts(proposer=Always(1)),
     }
@@ -164,6 +167,12 @@ def options_of(**changes: Any) -> dict[str, Any]:
             "max_num_batched_tokens": 5000} | changes  # fmt: skip
 
 
+# What an engine is told beside its parts.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "early exit": {"speculative": "early-exit", "exit_layer": 1, "adaptive_drafts": "off"}
+}
+
+
 @pytest.mark.parametrize("kind", ["model", "host", "worker"])
 @pytest.mark.parametrize("name", CASES)
 def test_texts_are_distributed_as_the_targets(target, drafting, expected, name: str, kind: str) -> None:
@@ -180,19 +189,21 @@ def test_texts_are_distributed_as_the_targets(target, drafting, expected, name: 
 
 
 @pytest.mark.parametrize("name", ["temperature", "penalties"])
-@pytest.mark.parametrize("kind", ["broken", "itself", "head"])
-def test_a_draft_that_is_always_right_or_none_at_all_and_a_feature_head(
+@pytest.mark.parametrize("kind", ["broken", "itself", "head", "heads", "early exit"])
+def test_a_draft_that_is_always_right_or_none_at_all_heads_and_the_first_layers(
     target, drafting, expected, name: str, kind: str
 ) -> None:
-    engine = Engine(target, EngineConfig(**options_of()), drafting[kind]())
+    engine = Engine(target, EngineConfig(**options_of(**OPTIONS.get(kind, {}))), drafting[kind]())
     members = texts_of(engine, SamplingParams(n=TEXTS, max_tokens=LENGTH, **CASES[name]))
     assert p_value([tuple(member.output_tokens) for member in members], expected(name)) > ALPHA
     if (name, kind) == ("temperature", "itself"):
         assert is_right_always(engine)
+    use = DraftUse.of(engine.trace.steps())
+    assert kind in ("broken", "itself") or 0 < use.num_accepted_tokens < use.num_draft_tokens
 
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize(("kind", "late"), [("model", None), ("model", 3), ("worker", 2), ("host", None)])
+@pytest.mark.parametrize(("kind", "late"), [("model", None), ("model", 3), ("heads", 3), ("worker", 2), ("host", None)])
 def test_preempted_and_overlapped_they_still_are(
     target, drafting, expected, tapped_engine, kind: str, late: int | None, preemption: str
 ) -> None:
@@ -212,14 +223,14 @@ def test_where_tokens_are_drawn_on_the_device_they_still_are(target, drafting, e
     assert p_value([tuple(member.output_tokens) for member in members], expected("top_p")) > ALPHA
 
 
-@pytest.mark.parametrize("kind", ["model", "head", "host", "worker"])
+@pytest.mark.parametrize("kind", ["model", "head", "heads", "early exit", "host", "worker"])
 def test_a_rule_that_is_nearly_right_is_seen_here_too(target, drafting, expected, kind: str, monkeypatch) -> None:
     def match_or_resample(p: Any, q: Any, guesses: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
         at_q = 1.0 if q is None else q.gather(1, guesses[:, None])[:, 0]
         return torch.where(u[0] * at_q < p.gather(1, guesses[:, None])[:, 0], guesses, draw(p, u[1]))
 
     monkeypatch.setattr(worker_module, "verified", match_or_resample)
-    engine = Engine(target, EngineConfig(**options_of()), drafting[kind]())
+    engine = Engine(target, EngineConfig(**options_of(**OPTIONS.get(kind, {}))), drafting[kind]())
     members = texts_of(engine, SamplingParams(n=TEXTS, max_tokens=LENGTH, temperature=0.6))
     assert p_value([tuple(member.output_tokens) for member in members], expected("temperature")) < ALPHA
 

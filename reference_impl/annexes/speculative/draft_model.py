@@ -41,16 +41,21 @@ PREFIX = "draft.pass."  # before the names of a pass's arrays; what begins with 
 
 @dataclass(frozen=True)
 class DraftModel:
-    """model, of the target's vocabulary and on its device. kv_cache, kv_spec: with the target's number of blocks and
+    """model, of the target's vocabulary and on its device. kv_cache, kv_specs: with the target's number of blocks and
     block size. attention: its own, since heads and scale differ. logits_dtype: the target's, which the sampler is for.
     """
 
     model: Decoder
     kv_cache: KVCache
     attention: AttentionBackend
-    kv_spec: KVSpec
+    kv_specs: Sequence[KVSpec]
     logits_dtype: torch.dtype
     distance = 0  # from the token behind a pass's position to the one that the pass guesses
+
+    @property
+    def own_cache(self) -> KVCache | None:
+        """Its cache, unless that is the target's."""
+        return self.kv_cache
 
     def lay_out(self, rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
         """The passes over a step's rows, which begin at what is computed in their slots."""
@@ -64,7 +69,7 @@ class DraftModel:
         q = None
         for batch, mine in zip(passes, by_pass(t, len(passes)), strict=True):
             mine |= slots.look_up(mine, max(batch.context_lens))
-            hidden = self.model.hidden_states(as_batch(batch, mine, [self.kv_spec]), self.kv_cache, self.attention)
+            hidden = self.model.hidden_states(as_batch(batch, mine, self.kv_specs), self.kv_cache, self.attention)
             if not batch.sampling:
                 continue
             logits = self.model.logits(hidden).to(self.logits_dtype)
@@ -73,14 +78,16 @@ class DraftModel:
         return q
 
 
-def lay_out_passes(rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
-    """As `DraftModel.lay_out`."""
-    back = [min(row.start, 1) for row in rows]
+def lay_out_passes(rows: Sequence[StepRow], slots: Slots, back: int = 1) -> list[HostBatch]:
+    """As `DraftModel.lay_out`. back: so many tokens before its own each row begins in pass 0."""
+    if not rows:
+        return []
+    before = [min(row.start, back) for row in rows]
     first = [
         StepRow(row.slot, row.start - b, row.num_tokens + b, row.num_drafts > 0)
-        for row, b in zip(rows, back, strict=True)
+        for row, b in zip(rows, before, strict=True)
     ]
-    passes = [lay_out_ahead(first, [-b for b in back], slots)]
+    passes = [lay_out_ahead(first, [-b for b in before], slots)]
     for nth in range(1, max(row.num_drafts for row in rows)):
         guessed = [(row, row.num_tokens + nth - 1) for row in rows if row.num_drafts > nth]
         if nth > 1 and len(guessed) == len(passes[-1].slots):
@@ -117,25 +124,28 @@ def lay_out_ahead(rows: Sequence[StepRow], ahead: Sequence[int], slots: Slots) -
 def arrays_of(passes: Sequence[HostBatch], distance: int, sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
     """What `guess` looks up, and draws, by. distance: as of `DraftModel`. places: as of `rejection.places`."""
     found: Arrays = {}
+    next_places = dict(places)
     for number, batch in enumerate(passes):
-        arrays = batch.arrays | (drawn_by(batch, number, distance, sampler, places) if batch.sampling else {})
+        arrays = batch.arrays | (drawn_by(batch, distance, sampler, next_places) if batch.sampling else {})
         found |= {f"{PREFIX}{number}.{name}": array for name, array in arrays.items()}
     return found
 
 
-def drawn_by(batch: HostBatch, nth: int, distance: int, sampler: TorchSampler, places: Mapping[int, int]) -> Arrays:
-    """What the nth guess of each of the batch's logits is drawn by. distance, places: as of `arrays_of`; with places,
-    also unseeded, place [guesses]: which of the logits, which of the E.
+def drawn_by(batch: HostBatch, distance: int, sampler: TorchSampler, next_places: dict[int, int]) -> Arrays:
+    """What a guess at each of the batch's logits is drawn by. distance: as of `DraftModel`. next_places: as of
+    `rejection.places`, but of each slot's next guess, which is counted on; with places, also unseeded, place
+    [guesses]: which of the logits, which of the E.
     """
     slots, settings = [batch.slots[row] for row in batch.sampling], batch.settings
     found: Arrays = {}
-    if unseeded := [at for at, slot in enumerate(slots) if slot in places]:
+    if unseeded := [at for at, slot in enumerate(slots) if slot in next_places]:
         settings = settings.copy()
         settings["sample_index"][unseeded] += GUESS
-        found = {
-            "unseeded": np.array(unseeded),
-            "place": np.array([places[slots[at]] + nth for at in unseeded]),
-        }
+        place = []
+        for at in unseeded:
+            place.append(next_places[slots[at]])
+            next_places[slots[at]] += 1
+        found = {"unseeded": np.array(unseeded), "place": np.array(place)}
     return found | sampler.columns(settings, batch.lengths + distance)
 
 

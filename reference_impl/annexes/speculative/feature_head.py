@@ -45,6 +45,8 @@ class FeatureHead:
     """layer: a decoder of one layer, of the target's family and hidden_size, whose embedding is not used.
     fc: from 2 x hidden_size to hidden_size; embed_norm [hidden_size]."""
 
+    method = "eagle"  # as of EngineConfig.speculative
+
     def __init__(self, layer: Decoder, fc: Linear, embed_norm: Tensor):
         self.layer, self.fc, self.embed_norm = layer, fc, embed_norm
         self.config, self.dtype, self.device, self.rotary = layer.config, layer.dtype, layer.device, layer.rotary
@@ -111,6 +113,11 @@ class FeatureDraft:
     logits_dtype: torch.dtype
     ahead: Tensor
     distance = 1  # as of `DraftModel`: a pass gives what is two positions behind its own
+
+    @property
+    def own_cache(self) -> KVCache:
+        """As of `DraftModel`."""
+        return self.kv_cache
 
     def lay_out(self, rows: Sequence[StepRow], slots: Slots) -> list[HostBatch]:
         """As `DraftModel.lay_out`."""

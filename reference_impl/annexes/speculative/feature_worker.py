@@ -1,5 +1,5 @@
-"""A worker whose guesses come from a feature head. Extends `ModelDraftRun.compute` and `take`: behind the model the
-head computes the step's tokens, too."""
+"""A worker whose guesses come of the target's hidden states, by a feature head or Medusa heads. Extends
+`ModelDraftRun.compute` and `take`: behind the model the draft is given those of the step's tokens."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 from torch import Tensor
 
 from reference_impl.annexes.speculative.feature_head import FeatureDraft, KeepsHidden
+from reference_impl.annexes.speculative.medusa import MedusaDraft
 from reference_impl.annexes.speculative.model_worker import ModelDraftRun, ModelDraftWorker
 
 
 class FeatureWorker(ModelDraftWorker):
     """draft: what guesses, where a step's rows have drafts."""
 
-    draft: FeatureDraft
+    draft: FeatureDraft | MedusaDraft
 
-    def __init__(self, model: Any, *args: Any, draft: FeatureDraft, **options: Any):
+    def __init__(self, model: Any, *args: Any, draft: FeatureDraft | MedusaDraft, **options: Any):
         draft.model.follow(model)
         self.tap: Any = KeepsHidden(model)
         super().__init__(self.tap, *args, draft=draft, **options)

@@ -1,18 +1,19 @@
-"""A worker whose guesses come from a draft model, or from a feature head. Extends `Worker.submit` (blocks are moved in
-both caches), `DraftRun.add_arrays` and `compute` (guesses are made before the model runs; a draft model computes steps
-without any, too, unless they say that it need not keep up)."""
+"""A worker whose guesses come from a draft model, heads, or the target's first layers. Extends `Worker.submit` (blocks
+are moved in both caches), `DraftRun.add_arrays` and `compute` (guesses are made before the model runs; a draft model
+computes steps without any, too, unless they say that it need not keep up)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from reference_impl.annexes.speculative.draft_model import DraftModel, arrays_of
 from reference_impl.annexes.speculative.drafts import take_drafts
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
+from reference_impl.annexes.speculative.medusa import MedusaDraft
 from reference_impl.annexes.speculative.rejection import places
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.core.batch import HostBatch
@@ -20,14 +21,17 @@ from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.worker import StepRun
 from reference_impl.interfaces import Step
 
+Draft: TypeAlias = DraftModel | FeatureDraft | MedusaDraft
+
 
 class ModelDraftWorker(DraftWorker):
     """draft: what guesses, where a step's rows have drafts."""
 
-    def __init__(self, *args: Any, draft: DraftModel | FeatureDraft, **options: Any):
+    def __init__(self, *args: Any, draft: Draft, **options: Any):
         super().__init__(*args, **options)
         self.draft = draft
-        self.has_bounds = self.needs_lengths(self.attention, draft.attention)
+        own = () if draft.attention is None else (draft.attention,)
+        self.has_bounds = self.needs_lengths(self.attention, *own)
         # A sampler that is asked may do anything; guesses are drawn as ours would.
         self.draws = self.sampler if isinstance(self.sampler, TorchSampler) else TorchSampler()
 
@@ -37,9 +41,9 @@ class ModelDraftWorker(DraftWorker):
 
     @torch.inference_mode()
     def submit(self, step: Step) -> StepRun:
-        moves = step.transfers
-        if moves.swap_out or moves.copies or moves.swap_in:
-            self.draft.kv_cache.transfer(moves)
+        moves, cache = step.transfers, self.draft.own_cache
+        if cache is not None and (moves.swap_out or moves.copies or moves.swap_in):
+            cache.transfer(moves)
         return super().submit(step)
 
 
