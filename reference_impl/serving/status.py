@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from reference_impl.assembly.engine import Engine
+from reference_impl.interfaces import Clock
 from reference_impl.observe.metrics import WorkloadMetrics
 from reference_impl.observe.timeline import Life, Slice, lives_of
 from reference_impl.observe.trace import StepDone, Trace
@@ -92,14 +93,21 @@ def timeline(engine: Engine, answer: str) -> dict[str, Any]:
 
     Times are seconds from the request's arrival. KeyError where the trace does not have it, or no longer.
     """
-    trace, now = engine.trace, engine.clock.now()
+    trace, now, epoch = engine.trace, engine.clock.now(), _epoch(engine.clock)
     ids = [i for i in trace.request_ids() if i == answer or i.startswith((f"{answer}-", f"{answer}/"))]
     if not ids:
         raise KeyError(answer)
-    return {"id": answer, "requests": [_life(life, trace, now) for life in lives_of(trace, ids)]}
+    return {"id": answer, "requests": [_life(life, trace, now, epoch) for life in lives_of(trace, ids)]}
 
 
-def _life(life: Life, trace: Trace, now: float) -> dict[str, Any]:
+def _epoch(clock: Clock) -> float:
+    """Seconds since 1970 at 0 of the engine's clock: of some readings the one with the least time between both."""
+    readings = [(clock.now(), time.time(), clock.now()) for _ in range(5)]
+    before, wall, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return wall - (before + after) / 2
+
+
+def _life(life: Life, trace: Trace, now: float, epoch: float) -> dict[str, Any]:
     life.close(now)
     arrival, m = trace.arrival(life.request_id), trace.metrics(life.request_id)
 
@@ -108,7 +116,7 @@ def _life(life: Life, trace: Trace, now: float) -> dict[str, Any]:
 
     return {
         "id": life.request_id,
-        "arrived_at": time.time() - (now - arrival),  # seconds since 1970
+        "arrived_at": epoch + arrival,  # seconds since 1970
         "finish_reason": life.finished.reason if life.finished else None,
         "finished": life.finished.time - arrival if life.finished else None,
         "prompt_tokens": life.arrived.num_prompt_tokens if life.arrived else None,  # null: that event is not kept

@@ -227,12 +227,22 @@ def place(machine: Machine) -> Callable[[str], Class]:
     return make
 
 
+def bound_alike() -> tuple[socket.socket, socket.socket]:
+    """TCP and UDP at the same port. The system gives out those of each without a look at the other's."""
+    while True:
+        tcp, udp = socket.socket(), socket.socket(type=socket.SOCK_DGRAM)
+        tcp.bind(("127.0.0.1", 0))
+        with contextlib.suppress(OSError):
+            udp.bind(tcp.getsockname())
+            return tcp, udp
+        tcp.close()
+        udp.close()
+
+
 @contextlib.contextmanager
 def listeners(made: Machine) -> Iterator[None]:
     """TCP, UDP and an abstract socket of this machine; who comes by is written down."""
-    tcp, udp, local = socket.socket(), socket.socket(type=socket.SOCK_DGRAM), socket.socket(socket.AF_UNIX)
-    tcp.bind(("127.0.0.1", 0))
-    udp.bind(tcp.getsockname())
+    (tcp, udp), local = bound_alike(), socket.socket(socket.AF_UNIX)
     local.bind("\0" + made.mark)
     for one in (tcp, local):
         one.listen()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
 import time
+import types
 from collections import Counter
 from itertools import pairwise
 from typing import Any
@@ -15,7 +17,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone
+from reference_impl.observe.trace import RequestArrived, RequestFinished, StepDone, Trace
+from reference_impl.serving import status
 from reference_impl.serving.metrics import WatchedTrace
 
 COMPLETIONS = "/v1/completions"
@@ -175,6 +178,20 @@ def test_the_timeline_of_an_answer_says_what_happened_to_each_of_its_requests(se
         chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "ignore_eos": True}
         name = client.post("/v1/chat/completions", json=chat).json()["id"]
         check_timeline(timeline(running.url, name)[0], running.engine.trace)
+
+
+def test_a_timeline_says_when_its_request_arrived_however_long_it_takes_to_make(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = itertools.count(50.0)  # each look at a clock takes one
+    clocks = types.SimpleNamespace(now=lambda: next(seconds), time=lambda: 1e9 + next(seconds))
+    trace = Trace([RequestArrived(40.0, "r", 10)])
+    engine: Any = types.SimpleNamespace(trace=trace, clock=clocks)
+    lives_of = status.lives_of
+    monkeypatch.setattr(status, "lives_of", lambda *given: [next(seconds) for _ in range(100)] and lives_of(*given))
+    monkeypatch.setattr(status, "time", clocks)
+    [request] = status.timeline(engine, "r")["requests"]
+    assert request["arrived_at"] == 1e9 + 40
 
 
 def test_the_timeline_of_a_request_that_runs_and_of_one_that_was_left(serve: Any, until: Any, process: bool) -> None:
