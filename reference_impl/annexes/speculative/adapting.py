@@ -22,9 +22,6 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.interfaces import Request, StepOutput, StepPlan
 
@@ -102,7 +99,7 @@ class Payoff:
     target: StepCosts = field(default_factory=StepCosts)  # of the target alone
     # Means over the last MEMORY steps: tokens that guesses gave, and their squares; tokens without them; seconds of a
     # step without the model and its guesses; seconds of these two.
-    _means: NDArray[np.float64] = field(default_factory=lambda: np.zeros(5))
+    _means: tuple[float, ...] = (0.0,) * 5
 
     def add(self, num_rows: int, num_computed: int, num_given: int, seconds: float, drafting: float) -> None:
         """A step with it. num_rows, of which it guesses for some. drafting: seconds of the step, its own for these."""
@@ -110,7 +107,8 @@ class Payoff:
         spent = drafting + (self.target.seconds_per_token() or 0.0) * (num_computed - num_rows)
         self.num_steps += 1
         gain, num_seen = num_given - num_rows, min(self.num_steps, MEMORY)
-        self._means += (np.array([gain, gain**2, num_rows, seconds - spent, spent]) - self._means) / num_seen
+        new = gain, gain**2, num_rows, seconds - spent, spent
+        self._means = tuple([mean + (x - mean) / num_seen for x, mean in zip(new, self._means, strict=True)])
         if num_seen >= TRIAL_STEPS and self._loses(num_seen):
             self.patience = OFF_STEPS if self.num_steps > 4 * TRIAL_STEPS else 2 * self.patience
             self._switch(False)
@@ -119,7 +117,7 @@ class Payoff:
         """Also if guesses gave more, by a standard error, than was seen: a few steps say little."""
         gain, square, rows, plain, spent = self._means
         gain += math.sqrt(max(0.0, square - gain**2) / num_seen)
-        return bool(gain * plain < spent * rows)
+        return gain * plain < spent * rows
 
     def wait(self) -> None:
         """A step without it."""
@@ -129,7 +127,7 @@ class Payoff:
 
     def _switch(self, on: bool) -> None:
         self.on, self.num_steps = on, 0
-        self._means[:] = 0
+        self._means = (0.0,) * 5
 
 
 class Adapting(Drafting):
