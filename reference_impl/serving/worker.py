@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import queue
@@ -190,7 +191,7 @@ class EngineThread:
         loop = asyncio.get_running_loop()
 
         def report(message: Message) -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # a step may end after the loop was closed
                 loop.call_soon_threadsafe(receive, message)
 
         self.worker = Worker(self.llm, self._commands, report)

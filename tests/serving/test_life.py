@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +20,11 @@ from typing import Any
 import httpx
 import pytest
 
-from reference_impl import LLM, SamplingParams
+from reference_impl import LLM, SamplingParams, course_model
+from reference_impl.assembly.parts import Parts
 from reference_impl.serving.limits import ConnectionLimits
+from reference_impl.serving.metrics import WatchedTrace
+from reference_impl.serving.worker import EngineThread
 
 COMPLETIONS = "/v1/completions"
 
@@ -249,3 +253,15 @@ def test_a_port_that_is_taken_is_said(inferlab: Any) -> None:
     assert done.returncode == 1
     assert "--port" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_step_that_ends_after_the_event_loop_was_closed_ends_the_thread_in_peace(monkeypatch: Any) -> None:
+    llm = LLM(course_model("draft"), num_blocks=8, parts=Parts(trace=WatchedTrace(10)))
+    host, received, failed = EngineThread(llm), list[Any](), list[Any]()
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    asyncio.run(host.begin(received.append))
+    host.send(("ask", 1, "status", (1, 1.0, 1.0)))
+    host.send(None)
+    host._thread.join(600)
+    assert not host.is_alive
+    assert (failed, received) == ([], [])
