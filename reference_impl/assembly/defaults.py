@@ -13,7 +13,7 @@ from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.annexes.process.worker import fingerprint
 from reference_impl.assembly.checks import check_page_store
 from reference_impl.assembly.config import ConfigError, EngineConfig
-from reference_impl.assembly.draft_model import draft_spec
+from reference_impl.assembly.draft_model import draft_spec, exit_layer
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.kv_cache import kv_cache
 from reference_impl.assembly.parts import Drafts, Parts, part
@@ -93,7 +93,8 @@ def make_draft(
     made: Made, draft: Drafts | None, target_cache: KVCache, num_blocks: int, num_host_blocks: int
 ) -> Draft | None:
     """What needs a cache of its own gets one, of these blocks, and its own attention. None: nothing guesses here."""
-    if draft is None and not made.exit_layer:
+    early_layers = exit_layer(made.config, made.model)
+    if draft is None and not early_layers:
         return None
     import torch
 
@@ -104,7 +105,7 @@ def make_draft(
 
     new = made.model.dtype
     if draft is None:
-        early = first_layers(made.model, made.exit_layer)
+        early = first_layers(made.model, early_layers)
         return EarlyExit(early, target_cache, made.attention, made.kv_specs, new)
     size = made.config.max_num_seqs + 1, draft.config.hidden_size
     if isinstance(draft, MedusaHeads):

@@ -36,7 +36,7 @@ class Made:
         checks.check_scales(config, parts.kv_cache, parts.attention)
         self.kv_specs = sizes.make_kv_specs(self)
         check_draft_model(parts, model, self.kv_specs, self.max_model_len, config)
-        self.exit_layer = exit_layer(config, model)
+        exit_layer(config, model)  # raises where there is no such layer
         self.bytes_per_block = self.kv_specs[0].bytes_per_block
         if has_cache(parts.draft_model):
             self.bytes_per_block += draft_spec(parts.draft_model, config).bytes_per_block

@@ -308,7 +308,7 @@ def test_no_guess_lies_behind_the_last_position(target, heads, tapped_engine, ma
 
 
 def test_other_uses_of_the_engine_stand_beside_them(target, heads) -> None:
-    """Prompts that are scored, held requests, 8 bits, tokens computed one by one, a page store."""
+    """Prompts that are scored or pooled, held requests, 8 bits, tokens computed one by one."""
     expected = Engine(target, EngineConfig(num_blocks=64))
     engine = Engine(target, EngineConfig(num_blocks=64, num_drafts=3), Parts(draft_model=heads))
     found = []
