@@ -119,3 +119,12 @@ def mixture_read(
     """Parameters that a step of `tokens` tokens reads. shared: those that every token uses; of_each_expert: of one
     expert in all layers together."""
     return shared + of_each_expert * experts_touched(num_experts, per_token, tokens)
+
+
+def guesses_worth(acceptance: float, price: float, most: int = 64) -> int:
+    """How many guesses are worth their time: j while acceptance^j > price, at most `most`. price: tokens that the
+    engine gives in the time which one more token takes in a step."""
+    k = 0
+    while k < most and acceptance ** (k + 1) > price:
+        k += 1
+    return k

@@ -107,3 +107,9 @@ def test_experts_touched_are_those_of_all_choices(n: int, k: int, tokens: int) -
     sizes = [len(set().union(*each)) for each in itertools.product(choices, repeat=tokens)]
     assert sd.experts_touched(n, k, tokens) == pytest.approx(sum(sizes) / len(sizes))
     assert sd.mixture_read(10, 2, n, k, tokens) == pytest.approx(10 + 2 * sum(sizes) / len(sizes))
+
+
+@given(st.floats(0.05, 0.95), st.floats(0.01, 0.99))
+def test_a_guess_is_worth_it_while_its_chance_is_above_the_price(a: float, price: float) -> None:
+    assert sd.guesses_worth(a, price) == sum(a**j > price for j in range(1, 65))
+    assert sd.guesses_worth(1.0, 0.5, most=7) == 7
