@@ -291,10 +291,10 @@ for name in METHODS:
             sampling = replace(GREEDY, temperature=temperature, max_tokens=24)
             tokens.append(f"{run(llm, prompts, sampling)[1]:.2f}")
         rows.append([name, kind, *tokens])
-widgets.table(rows, ["tokens of a row and step", "text", "T = 0", "T = 0.6", "T = 1.2"])
+widgets.table(rows, ["who guesses", "text", "T = 0", "T = 0.6", "T = 1.2"])
 
 # %% [markdown] name="measure-kinds-reading"
-# (A few dozen steps each: look at the large differences only.) n-grams lose twice: hot text repeats less, so fewer guesses
+# (Tokens of a row and step, with a few dozen steps each: look at the large differences only.) n-grams lose twice: hot text repeats less, so fewer guesses
 # are made; and a copied guess is kept with probability p(x), which falls. What is *drawn* from a model at the same
 # temperature suffers less, since both distributions flatten.
 #
@@ -323,7 +323,7 @@ widgets.reveal("08e-pair", found[1]["c"])
 rows = [[r["k"], f"{r['acceptance']:.0%}", f"{r['tokens_per_row']:.2f}", f"{r['v']:.2f}", f"{r['c']:.2f}", f"{r['bound']:.2f}",
          f"{r['speed_up']:.2f}"] for r in found]  # fmt: skip
 print(f"by bytes c = {0.82 / 7.35:.2f}")
-widgets.table(rows, ["k", "guesses kept", "tokens a step", "v", "c", "by formula", "measured"])
+widgets.table(rows, ["k", "guesses kept", "tokens a step", "v", "c", "by formula, decoding", "measured, whole run"])
 
 # %% [markdown] name="exercise-reading"
 # The draft costs several times what its bytes say: on a CPU, and for models this small on a GPU too, a pass has fixed costs
