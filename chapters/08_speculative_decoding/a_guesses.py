@@ -99,12 +99,12 @@ ks = range(0, 17)
 for batch, colour, style in ((1, BLUE, "-"), (32, GREEN, "--"), (128, ORANGE, "-."), (512, RED, ":")):
     ax.plot(ks, [theory.verify_cost(h100, batch, 1000, k) for k in ks], style, color=colour, label=f"batch {batch}")
 ax.set_ylim(0, 8)
-tidy(ax, "guesses k for each request", "time of a step, in steps without guesses")
+tidy(ax, "guesses k for each request", "v(k): time of a step")
 ax.legend(fontsize=8, frameon=False)
 show(
     fig,
     "Time of a step of an 8B model on one H100 by formula, over the number of guesses, in units of a step without. At "
-    "batch 1 and 32 it is flat; at 128 it begins to rise after a few guesses, at 512 it rises from the first guess.",
+    "batch 1 it is flat, at 32 up to six guesses, at 128 up to two; at 512 it rises behind the first guess.",
 )
 
 # %% [markdown] name="idea-reading"

@@ -48,7 +48,7 @@ def _both(ax: Any, p: np.ndarray, q: np.ndarray, names: Sequence[str], guess: in
     ax.bar(at - 0.2, p, 0.4, color=BLUE, label="p, the target")
     ax.bar(at + 0.2, q, 0.4, color=ORANGE, label="q, the draft")
     for shift in (-0.2, 0.2):
-        label = "min(p, q): kept" if shift < 0 else None
+        label = "hatched: min(p, q), kept" if shift < 0 else None
         ax.bar(at + shift, np.minimum(p, q), 0.4, facecolor="none", edgecolor="white", hatch="///", lw=0, label=label)
     if guess is not None:
         ax.plot(guess + 0.2, q[guess] + 0.03 * max(p.max(), q.max()), "v", color=INK, markersize=8)
@@ -71,7 +71,7 @@ def _guess(ax: Any, p: np.ndarray, q: np.ndarray, guess: int | None, u: float | 
             ax.text(0, (1 + share) / 2, "rejected", ha="center", va="center", fontsize=8, bbox=_PAPER)
         if u is not None:
             ax.axhline(u, color=INK, linewidth=2)
-            ax.text(0.46, u, "u2", fontsize=8, va="center", ha="left")
+            ax.text(0.42, u + 0.02, "u2", fontsize=8, va="bottom", ha="left")
     ax.set_xlim(-0.4, 0.6)
     _plain(ax, "u2 against p(x) / q(x)")
 
@@ -88,11 +88,12 @@ def _rest(ax: Any, rest: np.ndarray | None, names: Sequence[str], given: int | N
             if share > 0:
                 colour = GREEN if token == given else GREY
                 ax.barh([0], [share], 0.6, left=[left], color=colour, edgecolor="white")
-                ax.text(left + share / 2, 0, names[token], ha="center", va="center", fontsize=8, bbox=_PAPER)
+                if share > 0.1:  # in a narrower one its name would lie over its neighbours
+                    ax.text(left + share / 2, 0, names[token], ha="center", va="center", fontsize=8, bbox=_PAPER)
                 left += float(share)
         if u is not None:
             ax.axvline(u, color=INK, linewidth=2)
-            ax.text(u, 0.36, "u3", fontsize=8, ha="center")
+            ax.text(u + 0.02, 0.37, "u3", fontsize=8, ha="left")
         ax.set_ylim(-0.5, 0.5)
     ax.spines[["left"]].set_visible(False)
     _plain(ax, "", "max(p − q, 0) / its sum")

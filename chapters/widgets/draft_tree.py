@@ -100,7 +100,7 @@ def _tree(ax: Any, tree: Tree, path: Sequence[int]) -> None:
     for node, parent in enumerate(tree.parents):
         x, y = float(depths[node]), heights[node]
         start = root if parent < 0 else (float(depths[parent]), heights[parent])
-        ax.plot([start[0] + 0.22, x - 0.30], [start[1], y], color=BLUE if node in path else GREY,
+        ax.plot([start[0] + 0.16, x - 0.20], [start[1], y], color=BLUE if node in path else GREY,
                 linewidth=2.2 if node in path else 1.0)  # fmt: skip
         colour = GREEN if node in tree.kept else SKY if node in path else "white"
         box = {"facecolor": colour, "edgecolor": BLUE if node in path else GREY, "boxstyle": "round,pad=0.25"}

@@ -16,10 +16,10 @@ def test_more_guesses_give_more_tokens_a_step_and_the_same_text(short: None) -> 
     one, four = draft_pair.measure(target, draft, (1, 4), rounds=1, dtype="float64", kv_cache_bytes=2**23)
     assert (one["k"], four["k"]) == (1, 4)
     assert 1 < one["tokens_per_row"] <= 2
-    assert one["tokens_per_row"] <= four["tokens_per_row"] <= 5
+    assert one["tokens_per_row"] < four["tokens_per_row"] <= 5
+    assert one["guesses"] / one["steps"] <= 1 < four["guesses"] / four["steps"] <= 4
     assert one["same_texts"] == four["same_texts"] == 1
     for row in (one, four):
-        assert row["guesses"] / row["steps"] <= row["k"]
         assert row["speed_up"] > 0
 
 
