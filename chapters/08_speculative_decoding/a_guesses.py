@@ -1,5 +1,5 @@
 # %% [markdown] name="title"
-# # 08a · Speculative decoding: a step has room
+# # 08a · A step has room: the idea of speculative decoding
 #
 # About 35 minutes. You need chapters 01 (prefill and decode) and 02 (the KV cache). The next notebook, `b_exactness`, is
 # about the rule that keeps the distribution; here all text is greedy.
