@@ -3,11 +3,13 @@
 ipywidgets and matplotlib only; without a front end each shows a static picture or text.
 """
 
+from chapters.widgets.accept_reject import accept_reject
 from chapters.widgets.answering import answering
 from chapters.widgets.attention_traffic import attention_traffic
 from chapters.widgets.batching import batching
 from chapters.widgets.block_table import block_table
 from chapters.widgets.chunk_size import chunk_size
+from chapters.widgets.draft_tree import draft_tree
 from chapters.widgets.figure import show
 from chapters.widgets.kv_memory import kv_memory
 from chapters.widgets.latency_budget import latency_budget
@@ -19,17 +21,21 @@ from chapters.widgets.roofline import roofline
 from chapters.widgets.sampling import sampling
 from chapters.widgets.savings import savings
 from chapters.widgets.schedule import schedule
+from chapters.widgets.speculation import speculation
 from chapters.widgets.table import table
 from chapters.widgets.tile_stepper import tile_stepper
 from chapters.widgets.timeline import timeline
+from chapters.widgets.token_origins import token_origins
 from chapters.widgets.under_load import under_load
 
 __all__ = [
+    "accept_reject",
     "answering",
     "attention_traffic",
     "batching",
     "block_table",
     "chunk_size",
+    "draft_tree",
     "kv_memory",
     "latency_budget",
     "occupancy",
@@ -42,8 +48,10 @@ __all__ = [
     "savings",
     "schedule",
     "show",
+    "speculation",
     "table",
     "tile_stepper",
     "timeline",
+    "token_origins",
     "under_load",
 ]

@@ -159,13 +159,21 @@ class _Timed:
             return found
 
         def timed(*arguments: Any) -> Any:
+            _wait()
             began = time.perf_counter()
             given = found(*arguments)
+            _wait()
             if _decodes(arguments[0]):
                 self.add(time.perf_counter() - began)
             return given
 
         return timed
+
+
+def _wait() -> None:
+    """A GPU's passes are only launched by a call: what they take is seen when they have ended."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _decodes(first: Any) -> bool:

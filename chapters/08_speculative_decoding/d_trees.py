@@ -1,0 +1,527 @@
+# %% [markdown] name="title"
+# # 08d · Trees of guesses, and heads for later tokens
+#
+# About 40 minutes. You need `c_drafters`. A chain of guesses is dropped from its first wrong one on. Here several
+# continuations are verified at once; and guesses come from heads that do not wait for each other.
+
+# %% name="setup"
+import inspect
+from dataclasses import replace
+from itertools import product
+from urllib import request as stdlib_text
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+
+from chapters import widgets
+from chapters.widgets.draft_tree import Tree
+from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, SKY, figure, show
+from reference_impl import LLM, SamplingParams, course_model
+from reference_impl.annexes.baselines.no_cache import RecomputeAttention
+from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.annexes.speculative.ngram import NgramProposer
+from reference_impl.bench.speculative import workload
+from reference_impl.theory import speculative as theory
+
+torch.set_num_threads(1)  # a model this small gains little from more, and times stay comparable
+torch.manual_seed(8)
+COMMON = {"dtype": "float32", "kv_cache_bytes": 8 * 2**20, "prefix_cache": "off", "max_model_len": 1024}
+GREEDY = SamplingParams(max_tokens=88, temperature=0, ignore_eos=True)
+llm = LLM(course_model("target"), **COMMON)
+target = llm.engine.model
+c = target.config
+VERBS, NOUNS = ("read", "find", "count", "merge", "is", "to"), ("lines", "table", "header", "path", "words", "node")
+
+
+def one_pass(tokens, attention=None, positions=None):
+    """Hidden states of all tokens after the last norm, [len(tokens), hidden_size]; one pass without a cache."""
+    batch = ragged_batch([(tokens, 0)], len(tokens), target.device, c.layer_windows)
+    batch = replace(batch, logits_indices=torch.arange(len(tokens), device=target.device))
+    if positions is not None:
+        batch = replace(batch, positions=positions)
+    attention = attention or RecomputeAttention(c.attention_scale, c.attention_softcap)
+    with torch.inference_mode():
+        return target.hidden_states(batch, None, attention)
+
+
+def spelled(token):
+    return llm.tokenizer.decode([token])
+
+
+# What the target writes behind 36 beginnings of functions; the last six are kept apart for measuring.
+heads_of_functions = [
+    llm.encode(f'def {verb}_{noun}(path, limit=None):\n    """') for verb, noun in product(VERBS, NOUNS)
+]
+own = [
+    [*p, *r.outputs[0].token_ids]
+    for p, r in zip(heads_of_functions, llm.generate(heads_of_functions, GREEDY), strict=True)
+]
+held_out, own = own[-6:], own[:-6]
+corpus = llm.encode(inspect.getsource(stdlib_text))
+corpus = [corpus[i : i + 100] for i in range(0, 30 * 100, 100)]
+
+# %% [markdown] name="question"
+# ## 1. A question with a number
+#
+# Two more output matrices on the target's last hidden state shall say the token after next, and the one behind it: two
+# guesses in one go, no second model. We train them below, in seconds. **The first of them: how often is its best guess
+# right on text of the target's own that it has not seen?**
+
+# %% name="predict"
+widgets.predict("08d-head", "How often is a quickly trained head right about the token after next?", "%")
+
+# %% [markdown] name="heads-text"
+# A **Medusa head** (Cai et al. 2024) is a small block beside the lm_head: h + silu(W h), and then the target's own lm_head.
+# Head 1 says token p + 2 from the hidden state of p, head 2 says token p + 3, and neither sees the other's guess, nor the
+# token that is drawn at p + 1. Training data: hidden states of the frozen target over a text, and the text's later
+# tokens.
+
+
+# %% name="heads-train"
+def pairs(texts, ahead):  # (hidden state of p, token p + 1 + ahead), over all texts
+    return [
+        torch.cat(parts)
+        for parts in zip(
+            *((one_pass(text)[: -1 - ahead], torch.tensor(text[1 + ahead :])) for text in texts), strict=True
+        )
+    ]
+
+
+def train(texts, ahead, steps=60):
+    hidden, wanted = pairs(texts, ahead)
+    weight = torch.zeros(c.hidden_size, c.hidden_size, requires_grad=True)  # W
+    optimizer = torch.optim.Adam([weight], lr=3e-3)
+    for _ in range(steps):
+        at = torch.randint(len(hidden), (192,))
+        h = hidden[at].clone()
+        loss = functional.cross_entropy((h + functional.silu(h @ weight)) @ target.embedding.T.clone(), wanted[at])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return weight.detach()
+
+
+def says(weight, hidden):  # logits of a head
+    return target.logits(hidden + functional.silu(hidden @ weight))
+
+
+# %% name="heads-run"
+def right(weight, texts, ahead, width=1):
+    """How often the wanted token is among the head's best `width`."""
+    hidden, wanted = pairs(texts, ahead)
+    return float((says(weight, hidden).topk(width).indices == wanted[:, None]).any(1).float().mean())
+
+
+untrained = torch.zeros(c.hidden_size, c.hidden_size)
+on_corpus, head1, head2 = train(corpus, 1), train(own, 1), train(own, 2)
+rows = [["head 1, untrained", f"{right(untrained, held_out, 1):.0%}"],
+        ["head 1, trained on code that the target has not written", f"{right(on_corpus, held_out, 1):.0%}"],
+        ["head 1, trained on the target's own text", f"{right(head1, held_out, 1):.0%}"],
+        ["head 2, trained on the target's own text", f"{right(head2, held_out, 2):.0%}"]]  # fmt: skip
+widgets.reveal("08d-head", 100 * right(head1, held_out, 1))
+widgets.table(rows, ["drafter", "right on held-out text of the target's own"])
+
+# %% [markdown] name="heads-reading"
+# That is **alignment** measured: the same head, the same number of steps, and the target's own text teaches it more about
+# the target than other text does. Head 2 has a harder task: two tokens that it does not see stand between.
+
+# %% [markdown] name="idea"
+# ## 2. The idea
+#
+# You ask the way and are told: "left, then straight on, then right". If *left* was wrong, the rest is worth nothing. Better
+# to ask for two first turns, and what follows each: a **tree**. Many of its guesses are wrong by construction, since only
+# one branch can be right. But a step has room.
+#
+# A tree needs two changes to the pass that verifies. Each guess may attend to the text and to **its own path**, not to
+# other branches: a mask. And its position is its *depth*, not its place in the row: two alternatives for the next token
+# have the same position.
+
+# %% name="idea-figure" jupyter={"source_hidden": true}
+fig = figure(7.4, 2.3)
+ax = fig.subplots()
+for y, links, title in (
+    (1.2, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6)], "a chain of six"),
+    (0, [], "a tree of six"),
+):
+    ax.text(-0.2, y, title, fontsize=9, va="center", ha="right")
+    for a, b in links:
+        ax.plot([a + 0.12, b - 0.12], [y, y], color=INK)
+        ax.plot(b, y, "o", color=SKY, markersize=11, markeredgecolor=INK)
+    ax.plot(0, y, "s", color=GREY, markersize=11, markeredgecolor=INK)
+NODES = {1: (1, 0.4), 2: (1, -0.4), 3: (2, 0.6), 4: (2, 0.2), 5: (2, -0.4), 6: (3, 0.6)}
+PARENT = {1: (0, 0), 2: (0, 0), 3: NODES[1], 4: NODES[1], 5: NODES[2], 6: NODES[3]}
+for node, (x, y) in NODES.items():
+    ax.plot([PARENT[node][0] + 0.12, x - 0.12], [PARENT[node][1], y], color=INK)
+    ax.plot(x, y, "o", color=GREEN, markersize=11, markeredgecolor=INK)
+ax.set_xlim(-2.2, 6.6)
+ax.set_ylim(-0.8, 1.7)
+ax.axis("off")
+show(
+    fig,
+    "Above a chain of six guesses behind the text. Below a tree of six: two alternatives for the first token, two and one "
+    "for the second behind them, one for the third behind the best.",
+)
+
+# %% [markdown] name="scratch-text"
+# ## 3. From scratch
+#
+# Attention with any mask, in place of the engine's. It is the reference formula of chapter 05 with one line more.
+
+
+# %% name="scratch-attention"
+class TreeAttention:
+    """One row; mask [tokens, tokens]: which keys each query sees."""
+
+    def __init__(self, mask):
+        self.mask = mask
+
+    def plan(self, batch):
+        pass
+
+    def forward(self, q, k, v, layer, kv_cache, batch):  # [tokens, heads, head_dim], [tokens, kv_heads, head_dim]
+        group = q.shape[1] // k.shape[1]
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * c.attention_scale
+        scores = scores.masked_fill(~self.mask, -torch.inf)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+
+def tree_logits(text, tree_tokens, tree):
+    """Logits at the text's last token and at each guess of the tree, [1 + guesses, vocab_size]; one pass."""
+    n, g = len(text), len(tree_tokens)
+    mask = torch.ones(n + g, n + g, dtype=torch.bool).tril()
+    mask[n:, n:] = torch.from_numpy(tree.mask)  # a guess sees its path, and no other branch
+    positions = torch.cat([torch.arange(n), torch.tensor(tree.depths) + n - 1])  # depth, not place
+    return target.logits(one_pass([*text, *tree_tokens], TreeAttention(mask), positions)[n - 1 :])
+
+
+# %% [markdown] name="scratch-tree-text"
+# The tree: the target's own next token is known when the heads speak, so head 1 has the first level, head 2 the second.
+# Three alternatives on the first level, two behind each.
+
+
+# %% name="scratch-tree"
+def grow(text, widths=(3, 2)):
+    """Guesses behind text: head 1's best, and behind each head 2's best. The heads speak at the last token but one."""
+    hidden = one_pass(text)[-2][None]
+    levels = [says(w, hidden)[0].softmax(-1).topk(width) for w, width in zip((head1, head2), widths, strict=True)]
+    tokens, parents, chances = [], [], []
+    for chance, token in zip(*(x.tolist() for x in levels[0]), strict=True):
+        tokens.append(token), parents.append(-1), chances.append(chance)
+    for first in range(widths[0]):
+        for chance, token in zip(*(x.tolist() for x in levels[1]), strict=True):
+            tokens.append(token), parents.append(first), chances.append(chances[first] * chance)
+    return tokens, Tree(tuple(map(spelled, tokens)), tuple(parents), tuple(chances))
+
+
+text = held_out[0][:40]
+tokens, tree = grow(text)
+logits = tree_logits(text, tokens, tree)
+for node in range(len(tokens)):  # each guess has the logits it would have had in a chain of its own
+    path = [tokens[i] for i in tree.path(node)]
+    assert torch.allclose(logits[1 + node], target.logits(one_pass([*text, *path])[-1:])[0], atol=1e-3)
+print(f"{len(tokens)} guesses in one pass, each with the logits of its own path")
+
+# %% [markdown] name="scratch-verify-text"
+# Verifying (greedy) is a walk: from the text's end to the child that the target says, as long as there is one.
+
+
+# %% name="scratch-verify"
+def walk(logits, tokens, tree):
+    """The path that the target keeps, and its own token behind it."""
+    at, kept = -1, []
+    while True:
+        says = int(logits[1 + at].argmax())
+        below = [i for i, parent in enumerate(tree.parents) if parent == at and tokens[i] == says]
+        if not below:
+            return kept, says
+        at = below[0]
+        kept.append(at)
+
+
+# %% [markdown] name="scratch-decode-text"
+# Around it the loop: grow a tree, verify it, keep the path and the target's token. A chain of two guesses against a tree:
+
+
+# %% name="scratch-decode"
+def decode(text, num_tokens, widths):
+    out, steps = list(text), 0
+    while len(out) < len(text) + num_tokens:
+        tokens, tree = grow(out, widths)
+        kept, own_token = walk(tree_logits(out, tokens, tree), tokens, tree)
+        out += [*(tokens[i] for i in kept), own_token]
+        steps += 1
+    return out[len(text) :][:num_tokens], steps
+
+
+plain = held_out[0][40:64]
+for widths in ((1, 1), (3, 2)):
+    found, steps = decode(text, 24, widths)
+    assert found == plain
+    guesses = widths[0] + widths[0] * widths[1]
+    print(f"widths {widths}: {guesses} guesses a step, {steps} steps for 24 tokens")
+
+# %% [markdown] name="engine-text"
+# ## 4. The same thing inside the engine
+#
+# The verification that this chapter's engine runs have used is a tree with one branch: the mask is the causal one, the
+# position the place. So the tree pass above, given the engine's guesses as a chain, has to keep what the engine keeps.
+
+# %% name="engine-chain"
+chained = LLM(course_model("target"), speculative="ngram", num_drafts=4, adaptive_drafts="off", **COMMON)
+repeating = llm.encode(workload("repeats", 1)[0])
+request = chained.engine.add(repeating, replace(GREEDY, max_tokens=40))
+compared = 0
+while chained.engine.has_work():
+    before = list(request.tokens)
+    chained.engine.step()
+    [row] = list(chained.engine.trace.steps())[-1].rows
+    if row.drafts:
+        chain = Tree(tuple(map(spelled, row.drafts)), tuple(range(-1, row.num_drafts - 1)), (1.0,) * row.num_drafts)
+        kept, own_token = walk(tree_logits(before, row.drafts, chain), list(row.drafts), chain)
+        assert request.tokens[len(before) :] == [*(row.drafts[i] for i in kept), own_token]
+        compared += 1
+print(f"{compared} steps with guesses: the walk keeps what the engine kept")
+
+# %% [markdown] name="engine-cache-text"
+# With a cache a tree costs more care than a chain. A guess's keys and values are written at a slot of its own, several for
+# one position. Of the kept path they have to end up in the positions' own slots: moved after the step, or computed again.
+# And an attention kernel has to take a mask, or be called twice, over the text without a mask and over the tree with one,
+# and the two results merged as in chapter 05.
+
+# %% [markdown] name="measure-text"
+# ## 5. Measure and explain
+#
+# What does width buy? How often the right token is among a head's best 1, 2, 4 and 8, on held-out text:
+
+# %% name="measure-width"
+table = {
+    name: [right(w, held_out, ahead, width) for width in (1, 2, 4, 8)]
+    for name, w, ahead in (("head 1", head1, 1), ("head 2", head2, 2))
+}
+widgets.table(
+    [[name, *(f"{x:.0%}" for x in found)] for name, found in table.items()],
+    ["right among the best", "1", "2", "4", "8"],
+)
+
+# %% [markdown] name="measure-shapes-text"
+# A tree's expected tokens: 1, plus the chance that its first level has the right token, plus that the second has, too. (Taken
+# as independent here.) The cost is v(number of guesses). **Which shape has the best speed-up if each guess costs 1 % of a step
+# to verify: 1 by 1, 2 by 1, 4 by 2, 8 by 4 or 8 by 8? Predict its number of guesses.**
+
+# %% name="measure-shapes-predict"
+widgets.predict("08d-shape", "Number of guesses of the best of the five shapes at 1 % a guess?", "guesses")
+
+# %% name="measure-shapes"
+at = {1: 0, 2: 1, 4: 2, 8: 3}
+rows, best = [], (0.0, 0)
+for first, second in ((1, 1), (2, 1), (4, 2), (8, 4), (8, 8)):
+    guesses = first + first * second
+    a1, a2 = table["head 1"][at[first]], table["head 2"][at[second]]
+    expected = theory.expected_tokens_by_position([a1, a2])
+    gains = [theory.speed_up(expected, guesses, 0, 1 + cost * guesses) for cost in (0.0, 0.01, 0.05)]
+    best = max(best, (gains[1], guesses))
+    rows.append([f"{first} by {second}", guesses, f"{expected:.2f}", *(f"{gain:.2f}" for gain in gains)])
+widgets.reveal("08d-shape", best[1])
+widgets.table(rows, ["shape", "guesses", "tokens a step", "v = 1", "1 % a guess", "5 % a guess"])
+
+# %% [markdown] name="measure-shapes-reading"
+# Width pays slowly: doubling it doubles the tokens to verify, and adds a few points. So trees are for small batches, where
+# a step has room, and they are grown where the drafter is unsure. EAGLE-2 does that: it expands the guesses with the
+# largest product of chances along their path, and verifies the best of all, so the shape differs at every step.
+#
+# ### Lookahead: guesses without any drafter
+#
+# **Jacobi iteration**: guess a window of tokens anyhow, compute all of it at once, and take what the model says as the next
+# guess. The first wrong token becomes right in every pass, so after n passes at most n tokens are what plain decoding
+# writes; sometimes several become right at once. **A window of eight, begun with nonsense: how many passes until nothing changes?**
+
+# %% name="measure-jacobi-predict"
+widgets.predict("08d-jacobi", "Passes until a window of eight tokens is right?", "passes")
+
+# %% name="measure-jacobi"
+text = held_out[1][:60]
+window, passes, found = [text[-1]] * 8, 0, []
+while True:
+    new = target.logits(one_pass([*text, *window])[len(text) - 1 : -1]).argmax(-1).tolist()
+    passes += 1
+    agreed = next((i for i, (a, b) in enumerate(zip(new, held_out[1][60:], strict=False)) if a != b), 8)
+    found.append(agreed)
+    if new == window:
+        break
+    window = new
+assert window == held_out[1][60:68]
+print(f"right from the start after each pass: {found}")
+widgets.reveal("08d-jacobi", passes)
+
+# %% [markdown] name="measure-jacobi-reading"
+# On its own that gains little. **Lookahead decoding** (Fu et al. 2024) keeps what passes by: it runs such a window at every
+# step, collects the n-grams that appear along the iterations in a pool, and in the same pass verifies those that begin with
+# the text's last token. It costs arithmetic (window and candidates in each step), no second model and no training.
+#
+# ### Block drafters
+#
+# A drafter that gives k guesses in *one* pass (parallel heads; diffusion models that fill a block) costs c once, not k
+# times. With equal acceptance, that moves the best k:
+
+# %% name="measure-block"
+rows = []
+for a in (0.6, 0.8, 0.9):
+    chain = [theory.speed_up(theory.expected_tokens(a, k), k, 0.1) for k in range(1, 17)]
+    block = [theory.speed_up(theory.expected_tokens(a, k), 1, 0.1) for k in range(1, 17)]
+    rows.append(
+        [
+            a,
+            f"{max(chain):.2f} at k = {1 + int(np.argmax(chain))}",
+            f"{block[3]:.2f}",
+            f"{block[7]:.2f}",
+            f"{block[15]:.2f}",
+        ]
+    )
+widgets.table(rows, ["acceptance", "k passes, best", "one pass, k = 4", "k = 8", "k = 16"])
+
+# %% [markdown] name="measure-block-reading"
+# (c = 0.1, v = 1.) The catch is the acceptance: guesses that do not see each other fit together worse. That is E08.7 below.
+
+# %% [markdown] name="explore"
+# ## 6. Explore
+#
+# The tree that was verified above, at the same place, with the path that the target kept. *Choose a guess on the second
+# level: which row of the mask is its, and why does it not see the guess beside it?*
+
+# %% name="explore-widget"
+text = held_out[0][:44]
+tokens, tree = grow(text)
+kept, _ = walk(tree_logits(text, tokens, tree), tokens, tree)
+widgets.draft_tree(replace(tree, kept=tuple(kept)))
+
+# %% [markdown] name="errata"
+# ## 7. What the cheat sheets get wrong
+#
+# **"Lookahead decoding is n-gram prediction."** (E08.5) Two methods are mixed up. Prompt lookup copies from the text; it is
+# silent where nothing repeats. Lookahead makes its n-grams by Jacobi iteration, with the model. On a text without
+# repetition:
+
+# %% name="errata-lookahead"
+new_text = chained.engine.add(list(range(100, 140)), GREEDY)  # forty different tokens
+print("prompt lookup guesses:", list(NgramProposer().propose(new_text, 4)))
+chained.engine.abort(new_text.id)
+print(f"Jacobi iteration above had {found[1]} tokens right after two passes")
+
+# %% [markdown] name="errata-typical-text"
+# **"Medusa, EAGLE and lookahead preserve the distribution."** (E08.6) The *rule of acceptance* does, or does not. Medusa's
+# default is **typical acceptance**: keep guess x if p(x) > min(ε, δ · exp(−H(p))). It asks whether x is plausible, not
+# whether it comes as often as p says. What comes out, at positions of the course target, if head 1 draws the guesses:
+
+# %% name="errata-typical"
+hidden, wanted = pairs(held_out, 1)
+p = torch.cat([target.logits(one_pass(t))[1:-1].softmax(-1) for t in held_out]).double()
+q = says(head1, hidden).softmax(-1).double()
+entropy = -(p * p.clamp(min=1e-12).log()).sum(-1, keepdim=True)
+plausible = p > torch.minimum(torch.tensor(0.09), 0.3 * (-entropy).exp())
+typical = torch.where(plausible, q, 0)
+typical = typical + (1 - typical.sum(-1, keepdim=True)) * p  # else the target's own token
+rest = (p - q).clamp(min=0)
+exact = torch.minimum(p, q) + rest  # rejection: the residual times its own probability
+for name, out, kept in (("typical", typical, torch.where(plausible, q, 0)), ("rejection", exact, torch.minimum(p, q))):
+    off = (out - p).abs().sum(-1) / 2
+    print(
+        f"{name}: keeps {kept.sum(-1).mean():.0%} of the guesses; total variation from p: {off.mean():.3f} on average"
+    )
+assert torch.allclose(exact, p)
+assert ((typical - p).abs().sum(-1) / 2).mean() > 0.01
+
+# %% [markdown] name="errata-typical-reading"
+# So label every method: exact (greedy match, rejection, coupling) or approximate (typical acceptance, thresholds, top-n
+# match). An approximate one may be a good trade; it is another model, and has to be evaluated as one.
+#
+# **"Multi-token prediction predicts directly, not autoregressively."** (E08.7) Two designs have the name. *Parallel heads*
+# (Gloeckle et al. 2024; Medusa) see the same state, and not each other. *Sequential modules* (DeepSeek-V3) take the module
+# before and the token in between, so they keep the chain. What parallel heads cannot say:
+
+# %% name="errata-mtp"
+first = np.array([0.5, 0.5])  # New, Los
+second = np.array([[1.0, 0.0], [0.0, 1.0]])  # York, Angeles behind them
+joint, parallel = first[:, None] * second, np.outer(first, first @ second)
+print("the text:       New York 50 %, Los Angeles 50 %")
+print(
+    f"parallel heads: New York {parallel[0, 0]:.0%}, New Angeles {parallel[0, 1]:.0%}, Los York {parallel[1, 0]:.0%}, ..."
+)
+print(f"pairs that can be kept: {np.minimum(joint, parallel).sum():.0%}; of a module that sees the first token: 100%")
+
+# %% name="errata-mtp-figure" jupyter={"source_hidden": true}
+fig = figure(7.6, 2.4)
+axes = fig.subplots(1, 2)
+for ax, sequential, title in ((axes[0], False, "parallel heads"), (axes[1], True, "sequential modules")):
+    ax.text(
+        0,
+        1,
+        "hidden state\nof p",
+        ha="center",
+        va="center",
+        fontsize=8,
+        bbox={"facecolor": GREY, "alpha": 0.4, "boxstyle": "round"},
+    )
+    for i, y in enumerate((2, 1, 0)):
+        ax.text(1.5, y, ("lm_head", "head 1" if not sequential else "module 1", "head 2" if not sequential else "module 2")[i],
+                ha="center", va="center", fontsize=8, bbox={"facecolor": (SKY, GREEN, ORANGE)[i], "alpha": 0.4, "boxstyle": "round"})  # fmt: skip
+        ax.text(2.75, y, f"token p + {i + 1}", va="center", fontsize=8)
+        if not sequential or i < 2:
+            ax.annotate("", (1.1, y), (0.45, 1), arrowprops={"arrowstyle": "->", "color": INK})
+        ax.annotate("", (2.7, y), (1.95, y), arrowprops={"arrowstyle": "->", "color": INK})
+        if sequential and i < 2:
+            ax.annotate(
+                "", (1.75, y - 0.72), (3.0, y - 0.2), arrowprops={"arrowstyle": "->", "color": BLUE, "linestyle": "--"}
+            )
+            if i == 1:
+                ax.annotate("", (1.35, 0.25), (1.35, 0.75), arrowprops={"arrowstyle": "->", "color": BLUE})
+    ax.set_xlim(-0.6, 3.9)
+    ax.set_ylim(-0.5, 2.7)
+    ax.set_title(title, fontsize=10, loc="left")
+    ax.axis("off")
+show(
+    fig,
+    "Left: from one hidden state the lm_head and two heads say the next three tokens, independently. Right: each module takes "
+    "what the module before made and the token in between, along dashed arrows, so the chain stays causal.",
+)
+
+# %% [markdown] name="errata-mtp-reading"
+# DeepSeek-V3 was released with one such module: 11.5 billion parameters of its own, counted as 14 billion with its copies of
+# embedding and head. Used as a drafter, it is built like the feature head of `c_drafters`, and like that one can be run
+# again on its own output for more guesses.
+# <!-- source: DeepSeek-V3 technical report and model card, 2024-12 -->
+
+# %% [markdown] name="production"
+# ## 8. In production
+#
+# As of November 2026.
+#
+# **SGLang** verifies trees of EAGLE guesses (number of steps, width and total are options); **TensorRT-LLM** has Medusa,
+# EAGLE with trees, lookahead and MTP modules; **vLLM** verifies chains by default, with draft models, EAGLE, Medusa heads,
+# MTP modules and n-grams. A tree that pays at batch 1 is a loss in a full batch, which is why engines that serve many
+# requests keep to chains, or to few guesses.
+#
+# Papers: Medusa (Cai et al. 2024), Lookahead (Fu et al. 2024), SpecInfer (Miao et al. 2024, trees and their mask), EAGLE-2
+# (Li et al. 2024), multi-token prediction (Gloeckle et al. 2024; DeepSeek-AI 2024). Exact sampling from a tree is rejection
+# along it: at each level try the children one after another, each time against what is left of p.
+
+# %% [markdown] name="quiz-text"
+# ## 9. Quiz
+
+# %% name="quiz"
+from grader.quiz import load_quiz
+
+widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="trees"))
+
+# %% [markdown] name="card"
+# ## 10. Card
+#
+# - Tree: alternatives are verified in one pass. Mask: the text and the guess's own path. Position: depth. Kept: the path
+#   that the target says. The kept path's keys and values have to move to their positions' slots.
+# - Width adds a few points of acceptance and multiplies the tokens to verify: for small batches.
+# - Medusa: heads on the last hidden state, all at once. MTP: parallel heads, or sequential modules that keep the chain.
+# - Lookahead: Jacobi window, pool of n-grams, verification, in one pass. Prompt lookup: a copy. Not the same.
+# - k guesses in one pass cost c once; what they lose is that they do not see each other.
+# - Exact is the rule of acceptance, not the drafter. Typical acceptance is approximate.
+# - Train drafters on the target's own text.
