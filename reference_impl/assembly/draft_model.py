@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.kv_cache import bits_per_value_and_scale
 from reference_impl.assembly.parts import Parts
@@ -27,11 +28,11 @@ def draft_spec(draft: Decoder | FeatureHead, config: EngineConfig) -> KVSpec:
 
 
 def check_draft_model(
-    parts: Parts, target: Decoder, specs: Sequence[KVSpec], longest: int, speculative: str = "off"
+    parts: Parts, target: Decoder, specs: Sequence[KVSpec], longest: int, config: EngineConfig
 ) -> None:
     """ConfigError where Parts.draft_model cannot guess for the target. specs: the target's KV groups. longest: tokens
-    of a sequence. speculative: as of EngineConfig."""
-    draft = parts.draft_model
+    of a sequence."""
+    draft, speculative = parts.draft_model, config.speculative
     if draft is None:
         return
     given = f"Parts.draft_model, {type(draft).__name__}"
@@ -51,6 +52,11 @@ def check_draft_model(
         raise ConfigError(
             f"{given}: expected a head for hidden states of {target.config.hidden_size:,} numbers, found "
             f"{draft.config.hidden_size:,}: it was trained for another model"
+        )
+    if config.draft_tree and (width := Tree.of(config.draft_tree).width) > target.config.vocab_size:
+        raise ConfigError(
+            f"draft_tree: a node has {width} children, and the vocabulary {target.config.vocab_size:,} tokens: "
+            "expected no more than these"
         )
     if draft.device != target.device:
         raise ConfigError(f"{given}: expected it on {target.device}, with the target, found it on {draft.device}")

@@ -35,7 +35,7 @@ class Made:
         self.max_model_len = sizes.max_model_len(model, config)
         checks.check_scales(config, parts.kv_cache, parts.attention)
         self.kv_specs = sizes.make_kv_specs(self)
-        check_draft_model(parts, model, self.kv_specs, self.max_model_len, config.speculative)
+        check_draft_model(parts, model, self.kv_specs, self.max_model_len, config)
         self.bytes_per_block = self.kv_specs[0].bytes_per_block
         if parts.draft_model is not None:
             self.bytes_per_block += draft_spec(parts.draft_model, config).bytes_per_block

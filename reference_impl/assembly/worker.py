@@ -16,6 +16,8 @@ from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
 from reference_impl.annexes.speculative.model_worker import ModelDraftRun, ModelDraftWorker
+from reference_impl.annexes.speculative.tree import Tree
+from reference_impl.annexes.speculative.tree_worker import TreeRun, TreeWorker
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.annexes.transfer.worker import PageWorker
 from reference_impl.assembly.sampler import sample
@@ -113,6 +115,17 @@ class FeatureGuessingExecutor(FeatureWorker, LocalExecutor):
         return FeatureGuessingRun(self, step, batch, now) if step.rows else super().run_of(step, batch, now)
 
 
+class TreeGuessingRun(TreeRun, FeatureGuessingRun):
+    worker: TreeGuessingExecutor
+
+
+class TreeGuessingExecutor(TreeWorker, FeatureGuessingExecutor):
+    """Whose guesses are trees."""
+
+    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
+        return TreeGuessingRun(self, step, batch, now) if step.rows else super().run_of(step, batch, now)
+
+
 class GuessingExecutor(ModelDraftWorker, LocalExecutor):
     """With a draft model, too: it computes all rows."""
 
@@ -124,10 +137,13 @@ def make_worker(
     model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
     sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
     page_store: PageStore | LayeredPageStore | None = None, draft: DraftModel | FeatureDraft | None = None,
+    tree: Tree | None = None,
 ) -> LocalExecutor:  # fmt: skip
-    """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store. The
-    others as of `LocalExecutor`."""
+    """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store;
+    tree: of a feature head's guesses. The others as of `LocalExecutor`."""
     parts = (model, kv_cache, attention, kv_specs, clock, sampler)
+    if isinstance(draft, FeatureDraft) and tree is not None:
+        return TreeGuessingExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, draft=draft, tree=tree)
     if isinstance(draft, FeatureDraft):
         return FeatureGuessingExecutor(*parts, max_num_seqs=max_num_seqs, max_len=max_len, draft=draft)
     if draft is not None:

@@ -27,9 +27,12 @@ with, so behind it the same holds, for p behind the kept text.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.speculative.tree import MOST_TOKENS, Tree
 from reference_impl.core.sampler import draw
 
 NONE = -1  # among the children of a node that has fewer than others
@@ -78,6 +81,35 @@ def first_of_equal(tokens: Tensor, siblings: Tensor) -> Tensor:
     paths would bear one text. tokens [guesses]; siblings [guesses, m], indices of the earlier ones, NONE behind."""
     same = tokens[siblings.clamp(min=0)] == tokens[:, None]
     return ~(same & (siblings != NONE)).any(1)
+
+
+@dataclass(frozen=True)
+class Paths:
+    """A tree on the device. above [nodes]: 1 + the parent; depths [nodes]; lineage [nodes, num_levels] as of `Tree`."""
+
+    above: Tensor
+    depths: Tensor
+    lineage: Tensor
+
+    @staticmethod
+    def of(tree: Tree, device: torch.device) -> Paths:
+        above = torch.tensor(tree.parents, device=device) + 1
+        return Paths(above, torch.from_numpy(tree.depths).to(device), torch.from_numpy(tree.lineage).to(device))
+
+    def deepest(self, right: Tensor) -> tuple[Tensor, Tensor]:
+        """The longest path from the root whose nodes are all right; of equally long ones that to the first node.
+
+        right [rows, nodes] bool. Returns how many nodes it has, [rows], and which, [rows, num_levels], -1 behind its
+        end; both int64.
+        """
+        on_path = right
+        for _ in range(self.lineage.shape[1] - 1):
+            with_root = torch.cat((torch.ones_like(right[:, :1]), on_path), 1)
+            on_path = right & with_root[:, self.above]
+        order = torch.arange(right.shape[1], device=right.device)
+        rank, node = torch.where(on_path, MOST_TOKENS * (self.depths + 1) - order, 0).max(1)
+        none = rank == 0
+        return torch.where(none, 0, self.depths[node] + 1), torch.where(none[:, None], -1, self.lineage[node])
 
 
 def typical(p: Tensor, tokens: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:

@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 Ints = NDArray[np.int64]
 
@@ -90,6 +88,20 @@ class Tree:
             found[node, depth] = node
         return found
 
+    @cached_property
+    def earlier(self) -> Ints:
+        """[nodes, width - 1]: the siblings before each node, -1 behind them."""
+        found = np.full((len(self.parents), self.width - 1), -1, np.int64)
+        for siblings in self.children.values():
+            for number, node in enumerate(siblings):
+                found[node, :number] = siblings[:number]
+        return found
+
+    @cached_property
+    def inner(self) -> list[int]:
+        """Nodes that have children."""
+        return [node for node in self.children if node != ROOT]
+
     def sees(self, num_known: int = 1) -> Ints:
         """[num_known + nodes]: of a row's own tokens, which of them each one sees, as bits. The known ones are causal.
         ValueError if there are more than 64."""
@@ -138,22 +150,3 @@ def _of_paths(paths: set[tuple[int, ...]]) -> Tree:
         if before not in number:
             raise ValueError(f"a tree of guesses: expected path {before} with {path}, whose parent or sibling it is")
     return Tree(tuple(number[path[:-1]] for path in ordered))
-
-
-def deepest(right: Tensor, tree: Tree) -> tuple[Tensor, Tensor]:
-    """The longest path from the root whose nodes are all right; of equally long ones that to the first node.
-
-    right [rows, nodes] bool. Returns how many nodes it has, [rows], and which, [rows, num_levels], -1 behind its end;
-    both int64.
-    """
-    device = right.device
-    above = torch.tensor(tree.parents, device=device) + 1
-    depths, lineage = (torch.from_numpy(found).to(device) for found in (tree.depths, tree.lineage))
-    on_path = right
-    for _ in range(tree.num_levels - 1):
-        with_root = torch.cat((torch.ones_like(right[:, :1]), on_path), 1)
-        on_path = right & with_root[:, above]
-    order = torch.arange(right.shape[1], device=device)
-    length, node = torch.where(on_path, MOST_TOKENS * (depths + 1) - order, 0).max(1)
-    none = length == 0
-    return torch.where(none, 0, depths[node] + 1), torch.where(none[:, None], -1, lineage[node])

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from reference_impl.annexes.speculative.candidates import (
     NONE,
+    Paths,
     drawn_without_replacement,
     first_of_equal,
     typical,
     verified_children,
 )
-from reference_impl.annexes.speculative.tree import Tree, deepest
+from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.core.sampler import draw
 from tests.annexes.speculative.test_rejection import ALPHA, FILTERS, Tables, exact, p_value, tables
 
@@ -99,6 +100,9 @@ def test_a_node_sees_the_known_tokens_its_ancestors_and_itself(tree: Tree, known
         assert {b for b in range(64) if bits[known + node] >> b & 1} == seen
         assert tree.depths[node] == len(path_to(tree, node)) - 1
         assert [each for each in tree.lineage[node] if each >= 0] == path_to(tree, node)
+        before = [each for each in range(node) if tree.parents[each] == tree.parents[node]]
+        assert [each for each in tree.earlier[node] if each >= 0] == before
+    assert tree.inner == [node for node in range(len(tree.parents)) if node in tree.parents]
 
 
 def test_the_last_of_63_nodes_is_the_sign_bit_and_one_more_is_refused() -> None:
@@ -112,7 +116,7 @@ def test_the_last_of_63_nodes_is_the_sign_bit_and_one_more_is_refused() -> None:
 def test_the_path_that_is_kept_is_the_longest_of_right_nodes(tree: Tree, data: st.DataObject) -> None:
     n = len(tree.parents)
     right = np.array(data.draw(st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=4)))
-    num, nodes = deepest(torch.from_numpy(right), tree)
+    num, nodes = Paths.of(tree, torch.device("cpu")).deepest(torch.from_numpy(right))
     for row, (length, found) in enumerate(zip(num.tolist(), nodes.tolist(), strict=True)):
         paths = [path_to(tree, node) for node in range(n) if right[row, path_to(tree, node)].all()]
         best = max(paths, key=len, default=[])  # the first of equally long ones
@@ -374,7 +378,7 @@ def texts_of(rule: Rule, p: Tables, q: Tables, tree: Tree, *, drawn: bool = True
         spelled[:, nodes] = spelled[:, [node]] * vocab + tokens
         same = torch.stack([(tokens[:, :j] == tokens[:, j : j + 1]).any(1) for j in range(m)], 1)
         right[:, nodes] = (behind[:, [node]] == tokens) & ~same
-    num, path = deepest(right, tree)
+    num, path = Paths.of(tree, right.device).deepest(right)
     last = torch.where(num > 0, path.gather(1, (num - 1).clamp(min=0)[:, None])[:, 0], n)
     text = spelled.gather(1, last[:, None])[:, 0]
     for position in range(length):
