@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from reference_impl.annexes.kv_formats.formats import kv_format
+from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.core.model_config import ModelConfig, RopeConfig
 from reference_impl.models.config_reader import ConfigError
 
@@ -44,6 +46,9 @@ class EngineConfig:
     verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more of them than pay, by how often they
     are kept and what steps take, and no model that guesses where it does not pay; "auto": where `speculative` names a
     method.
+    draft_tree: with "eagle", guesses that are a tree instead of a chain: how many each node of a level has behind it,
+    such as (4, 2, 2), or paths, see annexes/speculative/tree.py. Several candidates for a position are kept more often,
+    and cost a token each in the step. Requests with penalties have none.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes); see annexes/kv_formats/formats.py.
@@ -69,6 +74,7 @@ class EngineConfig:
     speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "medusa", "early-exit"] = "off"
     exit_layer: int = 0
     num_drafts: int = 0
+    draft_tree: Sequence[int] | Sequence[Sequence[int]] = ()
     adaptive_drafts: Literal["auto", "on", "off"] = "auto"
     seed: int | None = None
     attention: Literal["auto", "triton", "torch"] = "auto"
@@ -86,6 +92,9 @@ class EngineConfig:
             if choices := get_args(kind) if get_origin(kind) is Literal else ():
                 if value not in choices:
                     raise ValueError(f"EngineConfig.{name}: expected one of {', '.join(choices)}, got {value!r}")
+            elif name == "draft_tree":
+                if value != ():
+                    Tree.of(value)  # raises ValueError
             elif kind is bool:
                 if not isinstance(value, bool):
                     raise ValueError(f"EngineConfig.{name}: expected True or False, got {value!r}")

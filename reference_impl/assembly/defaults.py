@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.annexes.process.worker import fingerprint
+from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.assembly.checks import check_page_store
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.draft_model import draft_spec, exit_layer
@@ -76,8 +77,12 @@ def make_scheduler(made: Made, parts: Parts, num_stages: int) -> Scheduler:
     c = made.config
     return continuous_batching(
         made.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
-        parts.host_proposer, c.adaptive_drafts == "on", num_stages,
+        parts.host_proposer, c.adaptive_drafts == "on", num_stages, tree_of(c), made.max_model_len,
     )  # fmt: skip
+
+
+def tree_of(config: EngineConfig) -> Tree | None:
+    return Tree.of(config.draft_tree) if config.draft_tree else None
 
 
 def make_cache(made: Made) -> KVCache:
@@ -129,6 +134,10 @@ def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> Attent
     from reference_impl.core.attention import TorchAttention
 
     kind = TorchAttention if config.kv_dtype == "auto" else ScaledTorchAttention
+    if config.draft_tree:
+        from reference_impl.annexes.speculative.tree_attention import TreeTorchAttention
+
+        kind = TreeTorchAttention
     return kind(c.attention_scale, model.dtype, c.attention_softcap)
 
 
@@ -165,7 +174,7 @@ def new_worker(
     return make_worker(
         model, cache, made.attention, made.kv_specs, made.clock, sampler,
         max_num_seqs=made.config.max_num_seqs, max_len=made.max_model_len, proposer=proposer,
-        page_store=store, draft=draft,
+        page_store=store, draft=draft, tree=tree_of(made.config),
     )  # fmt: skip
 
 

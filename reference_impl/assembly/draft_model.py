@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
+from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.kv_cache import bits_per_value_and_scale
 from reference_impl.assembly.parts import Drafts, Parts
@@ -84,6 +85,11 @@ def check_draft_model(
         raise ConfigError(
             f"{given}: expected a head for each of num_drafts={config.num_drafts} guesses, found {num_heads}: set "
             f"num_drafts={num_heads}"
+        )
+    if config.draft_tree and (width := Tree.of(config.draft_tree).width) > target.config.vocab_size:
+        raise ConfigError(
+            f"draft_tree: a node has {width} children, and the vocabulary {target.config.vocab_size:,} tokens: "
+            "expected no more than these"
         )
     if draft.device != target.device:
         raise ConfigError(f"{given}: expected it on {target.device}, with the target, found it on {draft.device}")

@@ -17,6 +17,7 @@ from reference_impl.annexes.pooling.scheduling import PoolsPrompts
 from reference_impl.annexes.scoring.scheduling import ScoresPrompts
 from reference_impl.annexes.speculative.adapting import Adapting
 from reference_impl.annexes.speculative.scheduling import Drafting
+from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.annexes.stages.scheduling import Staged
 from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.annexes.transfer.scheduling import LoadsPages
@@ -36,20 +37,29 @@ def continuous_batching(
     host_proposer: HostProposer | None = None,
     adaptive_drafts: bool = False,
     num_stages: int = 1,
+    tree: Tree | None = None,
+    max_len: int = 0,
 ) -> Scheduler:
     """admission: "fill" admits a request when its known tokens fit, and preempts when blocks run out later;
     "worst_case" when all it may ever have fits. preemption: "recompute" drops the blocks, "swap" moves them to the host
     (and drops them where that is full). num_drafts: guesses that a decoding row has verified, as far as budget and
     blocks allow; host_proposer: what makes them, None: the worker's own proposer; adaptive_drafts: no more than pay.
-    num_stages: of an executor that `RunsStages`, otherwise 1.
+    num_stages: of an executor that `RunsStages`, otherwise 1. tree: guesses are a tree of this shape; max_len: then,
+    positions of a request.
     """
     policy = FirstCome() if policy is None else policy
-    drafting = Adapting if adaptive_drafts else Drafting
+    drafting: tuple[type[Scheduler], bool, dict[str, Any]]
+    drafts = {"num_drafts": num_drafts, "host_proposer": host_proposer}
+    drafting = Adapting if adaptive_drafts else Drafting, num_drafts > 0, drafts
+    if tree is not None:
+        from reference_impl.annexes.speculative.tree_scheduling import TreeDrafting  # it imports torch
+
+        drafting = TreeDrafting, True, {"tree": tree, "max_len": max_len}
     annexes: list[tuple[type[Scheduler], bool, dict[str, Any]]] = [  # whether it is needed, and its options
         (LoadsPages, isinstance(kv, FetchesPages), {}),
         (Overtaking, policy.preemptive, {}),
         (Staged, num_stages > 1, {"num_stages": num_stages}),
-        (drafting, num_drafts > 0, {"num_drafts": num_drafts, "host_proposer": host_proposer}),
+        drafting,
         (WaitsForBlocks, isinstance(kv, DefersReuse), {}),
         (Swapping, preemption == "swap", {}),
         (WorstCaseAdmission, admission == "worst_case", {}),

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from reference_impl.annexes.speculative.ngram import NgramProposer
 from reference_impl.annexes.speculative.suffix import SuffixProposer
-from reference_impl.assembly.config import EngineConfig
+from reference_impl.annexes.speculative.tree import Tree
+from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.parts import Parts
-from reference_impl.interfaces import HostProposer
+from reference_impl.interfaces import HostProposer, takes_trees
 
 DEFAULT_DRAFTS = 4
 BY_MODEL = {
@@ -24,6 +25,8 @@ PROPOSERS: dict[str, Callable[[], HostProposer]] = {"ngram": NgramProposer, "suf
 def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Parts]:
     """Both, where a method is named with its proposer and a number of drafts. ValueError where there is a proposer, or
     a scheduler that would ask none, already, or no draft model."""
+    if config.draft_tree:
+        config = with_tree(config, parts)
     if config.speculative == "off":
         return config, parts
     by_model, by_worker = config.speculative in BY_MODEL, config.speculative in (*BY_MODEL, EARLY_EXIT)
@@ -42,3 +45,46 @@ def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Par
     adaptive = "on" if config.adaptive_drafts == "auto" else config.adaptive_drafts
     config = replace(config, num_drafts=config.num_drafts or DEFAULT_DRAFTS, adaptive_drafts=adaptive)
     return config, parts if by_worker else replace(parts, host_proposer=PROPOSERS[config.speculative]())
+
+
+def with_tree(config: EngineConfig, parts: Parts) -> EngineConfig:
+    """With the number of its guesses. ValueError or ConfigError where something else cannot be combined with a tree."""
+    tree = Tree.of(config.draft_tree)
+    asked, num = f"draft_tree={config.draft_tree!r}", len(tree.parents)
+    if config.speculative != "eagle":
+        raise ValueError(
+            f"{asked} is for a feature head, and speculative={config.speculative!r}: expected 'eagle', or no draft_tree"
+        )
+    if config.num_drafts not in (0, num):
+        raise ValueError(f"{asked} has {num} guesses, and num_drafts={config.num_drafts} is given, too: leave it out")
+    if config.adaptive_drafts == "on":
+        raise ValueError(f"{asked} is of one size, and adaptive_drafts='on' is given, too: leave one of the two out")
+    if config.batch_invariant:
+        raise ValueError(
+            f"{asked} needs its tokens computed together, and batch_invariant computes each by itself: leave one out"
+        )
+    if parts.attention is not None and not takes_trees(parts.attention):
+        raise ConfigError(
+            f"{asked} needs an attention backend that reads Batch.ancestors and says so with takes_trees = True; "
+            f"Parts.attention, {type(parts.attention).__name__}, does not: change it, or leave the tree out"
+        )
+    for name in ("kv_cache", "sampler"):
+        if (given := getattr(parts, name)) is not None and not _is_known(name, given):
+            raise ConfigError(
+                f"{asked} needs {_KNOWN[name]}, and Parts.{name}, {type(given).__name__}, is given: leave one of the "
+                "two out"
+            )
+    return replace(config, num_drafts=num, adaptive_drafts="off")
+
+
+_KNOWN = {
+    "kv_cache": "a PagedKVCache, whose tokens can be moved",
+    "sampler": "a sampler that is launched, a TorchSampler",
+}
+
+
+def _is_known(name: str, given: object) -> bool:
+    from reference_impl.core.kv_cache import PagedKVCache
+    from reference_impl.core.sampler import TorchSampler
+
+    return isinstance(given, PagedKVCache if name == "kv_cache" else TorchSampler)

@@ -16,6 +16,8 @@ from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
 from reference_impl.annexes.speculative.model_worker import Draft, ModelDraftRun, ModelDraftWorker
+from reference_impl.annexes.speculative.tree import Tree
+from reference_impl.annexes.speculative.tree_worker import TreeRun, TreeWorker
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.annexes.transfer.worker import PageWorker
 from reference_impl.assembly.sampler import sample
@@ -115,6 +117,17 @@ class FeatureGuessingExecutor(FeatureWorker, LocalExecutor):
         return FeatureGuessingRun(self, step, batch, now) if keeps_up else super().run_of(step, batch, now)
 
 
+class TreeGuessingRun(TreeRun, FeatureGuessingRun):
+    worker: TreeGuessingExecutor
+
+
+class TreeGuessingExecutor(TreeWorker, FeatureGuessingExecutor):
+    """Whose guesses are trees."""
+
+    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
+        return TreeGuessingRun(self, step, batch, now) if step.rows else super().run_of(step, batch, now)
+
+
 class GuessingExecutor(ModelDraftWorker, LocalExecutor):
     """With a draft model, too: it computes all rows. Or with the model's own first layers, which compute those that get
     guesses."""
@@ -135,10 +148,10 @@ class StoringGuessingExecutor(PageWorker, GuessingExecutor):
 def make_worker(
     model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
     sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
-    page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None,
+    page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None, tree: Tree | None = None,
 ) -> LocalExecutor:  # fmt: skip
     """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store if
-    it has a cache of its own. The others as of `LocalExecutor`."""
+    it has a cache of its own; tree: of a feature head's guesses. The others as of `LocalExecutor`."""
     options: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_len": max_len}
     options |= {"proposer": proposer} if draft is None else {"draft": draft}
     kinds: tuple[type[LocalExecutor], type[LocalExecutor]] = (LocalExecutor, StoringExecutor)
@@ -148,4 +161,7 @@ def make_worker(
         kinds = FeatureGuessingExecutor, StoringFeatureExecutor
     if page_store is not None:
         options["page_store"] = page_store
-    return kinds[page_store is not None](model, kv_cache, attention, kv_specs, clock, sampler, **options)
+    kind = kinds[page_store is not None]
+    if tree is not None:
+        kind, options["tree"] = TreeGuessingExecutor, tree
+    return kind(model, kv_cache, attention, kv_specs, clock, sampler, **options)

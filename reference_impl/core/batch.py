@@ -119,6 +119,7 @@ def as_batch(host: HostBatch, tensors: Mapping[str, Tensor], specs: Sequence[KVS
             for g, spec in enumerate(specs)
         ),
         group_of_layer=group_of_layer(tuple(specs)),
+        ancestors=tensors.get("ancestors"),
     )
 
 

@@ -149,14 +149,15 @@ class Slots:
         the position of the token that is sampled from it. Launches kernels only, and waits for nothing. Rows that pad
         read the slot behind the last one.
 
-        t: slots, query_lens [rows]; of each token its slot and its place among the row's: token_slots, offset; and
-        sampling_slots, sampling_lens [logits], unless each row has one, behind its last token.
+        t: slots, query_lens [rows]; of each token its slot, its place in the row and, in a tree, how far its position
+        is before that: token_slots, offset, lag; sampling_slots, sampling_lens [logits], unless each row has one, last.
         longest: positions of the longest context, at least.
         """
         slot = t["token_slots"]
         at = self.computed.index_select(0, slot) + t["offset"]  # half the time of computed[slot], with one row
         ends = self.computed.index_select(0, t["slots"]) + t["query_lens"]
-        found = {"input_ids": self.tokens[slot, at].long(), "positions": at, "seq_lens": ends.int()}
+        positions = at - t["lag"] if "lag" in t else at
+        found = {"input_ids": self.tokens[slot, at].long(), "positions": positions, "seq_lens": ends.int()}
         found["sample_positions"] = ends
         if "sampling_slots" in t:
             found["sample_positions"] = self.computed.index_select(0, t["sampling_slots"]) + t["sampling_lens"]

@@ -26,10 +26,12 @@ from reference_impl.interfaces.abilities import (
     SwapsOut,
     TakesBounds,
     TakesMasks,
+    TakesTrees,
     WaitsOnPurpose,
     has_scales,
     scales_of,
     takes_bounds,
+    takes_trees,
 )
 from reference_impl.interfaces.batch import Batch, GroupTables, Sampled
 from reference_impl.interfaces.blocks import (
@@ -143,6 +145,7 @@ __all__ = [
     "TakesBounds",
     "TakesEvents",
     "TakesMasks",
+    "TakesTrees",
     "TensorSpec",
     "TokenLogprobs",
     "TransferEnd",
@@ -151,5 +154,6 @@ __all__ = [
     "has_scales",
     "scales_of",
     "takes_bounds",
+    "takes_trees",
     "text_of",
 ]

@@ -184,6 +184,18 @@ def takes_bounds(attention: AttentionBackend) -> bool:
 
 
 @runtime_checkable
+class TakesTrees(Protocol):
+    """An attention backend that reads `Batch.ancestors`."""
+
+    @property
+    def takes_trees(self) -> bool: ...
+
+
+def takes_trees(attention: AttentionBackend) -> bool:
+    return isinstance(attention, TakesTrees) and attention.takes_trees
+
+
+@runtime_checkable
 class AttendsToCache(Protocol):
     """An attention backend that can skip writing keys and values: a fused kernel has written them."""
 

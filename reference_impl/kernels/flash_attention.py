@@ -59,6 +59,15 @@ def _row_of(query_start_loc, num_rows, tile, BLOCK_M: tl.constexpr):
     return low
 
 
+@triton.jit
+def _num_bits(x):
+    """How many bits of a uint32 are set (Warren, "Hacker's Delight", figure 5-2)."""
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
 # Rows of several queries begin anywhere in a step's arrays: each alignment would need a compilation of its own.
 @triton.jit(do_not_specialize=["num_rows", "stride_table"], do_not_specialize_on_alignment=["block_table", "seq_lens"])
 def _flash_attention(
@@ -88,7 +97,7 @@ def _flash_attention(
 
     m_range, d_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     in_head, in_row = d_range < HEAD_DIM, first + m_range < query_len
-    position = context_len + first + m_range  # of each query
+    position = context_len + first + m_range  # of each query; in a tree, where it lies in the cache
     # In 64 bits: tokens x heads x head_dim may pass 2^31.
     number = (token + first + m_range).to(tl.int64)
     if context_len < 0:  # a row of length 0 pads the batch, and sees nothing
@@ -98,15 +107,20 @@ def _flash_attention(
         return
     at_q = q + number[:, None] * stride_q_token + head * stride_q_head + d_range[None, :]
     query = tl.load(at_q, mask=in_row[:, None] & in_head[None, :], other=0.0)
+    oldest = context_len + first - WINDOW + 1  # that a window may show
     if TREE:
         sees = tl.load(ancestors + token + first + m_range, mask=in_row, other=0)
+        in_tree = sees != 0
+        # Two words of 32 bits: with one of 64 some kernels would need more registers than there are.
+        low_bits, high_bits = sees.to(tl.uint32), (sees >> 32).to(tl.uint32)
+        oldest = tl.minimum(oldest, context_len - WINDOW + 1)
 
     # Keys [low, end) are seen by some query of the tile, keys [full, partial) by all: there nothing is masked.
     end = context_len + tl.minimum(first + BLOCK_M, query_len)
     low, full = 0, 0
     partial = (context_len if TREE else context_len + first + 1) // BLOCK_N * BLOCK_N
     if WINDOW:
-        low = tl.maximum(context_len + first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        low = tl.maximum(oldest, 0) // BLOCK_N * BLOCK_N
         full = tl.cdiv(tl.maximum(end - WINDOW, 0), BLOCK_N) * BLOCK_N
         partial = tl.maximum(partial, low)
         full = tl.minimum(full, partial)
@@ -121,7 +135,7 @@ def _flash_attention(
             key_pos = n + tl.arange(0, BLOCK_N)
             exists = key_pos < end  # what lies behind was never written: it may be anything, NaN too
             if WINDOW and phase != 1:  # and blocks before the window may be another's by now
-                exists &= key_pos > context_len + first - WINDOW
+                exists &= key_pos >= oldest
             block = tl.load(block_table + row * stride_table + key_pos // BLOCK_SIZE, mask=exists, other=0)
             block, offset = block.to(tl.int64), key_pos % BLOCK_SIZE
             at = block * stride_block + offset * stride_slot + kv_head * stride_head
@@ -137,11 +151,25 @@ def _flash_attention(
             score *= 1.4426950408889634  # log2(e): the chip computes powers of 2
             if phase != 1:
                 visible = key_pos[None, :] <= position[:, None]
-                if WINDOW:
-                    visible &= key_pos[None, :] > position[:, None] - WINDOW
                 if TREE:
-                    draft = tl.maximum(key_pos - context_len, 0)
-                    visible &= (key_pos < context_len)[None, :] | (((sees[:, None] >> draft[None, :]) & 1) == 1)
+                    own = tl.minimum(tl.maximum(key_pos - context_len, 0), 63)
+                    in_low = own[None, :] < 32
+                    from_key = (
+                        tl.where(in_low, low_bits[:, None], high_bits[:, None]) >> (own & 31).to(tl.uint32)[None, :]
+                    )
+                    visible &= (key_pos < context_len)[None, :] | ((from_key & 1) == 1) | ~in_tree[:, None]
+                    if WINDOW:
+                        # Positions in a tree: as many back from a node as it has ancestors from the key on.
+                        num_high = _num_bits(high_bits)[:, None]
+                        place = tl.where(
+                            in_tree[:, None], _num_bits(low_bits)[:, None] + num_high - 1, first + m_range[:, None]
+                        )
+                        back = context_len + place - key_pos[None, :]
+                        own_back = _num_bits(from_key) + tl.where(in_low, num_high, 0) - 1
+                        in_context = (key_pos < context_len)[None, :] | ~in_tree[:, None]
+                        visible &= tl.where(in_context, back, own_back) < WINDOW
+                elif WINDOW:
+                    visible &= key_pos[None, :] > position[:, None] - WINDOW
                 score = tl.where(visible, score, float("-inf"))
             power = score
             if QUANTIZED:
@@ -199,7 +227,7 @@ def flash_attention(
     if keys.stride() != values.stride() or keys.stride(3) != 1 or q.stride(2) != 1:
         raise ValueError("expected keys and values with the same strides, and head_dim contiguous everywhere")
     out = torch.empty_like(q)
-    tile, options = tile_of(head_dim, q.element_size(), architecture())
+    tile, options = tile_of(head_dim, q.element_size(), architecture(), ancestors is not None)
     quantized = key_scale is not None
     scales = key_scale if key_scale is not None else seq_lens.view(-1, 1, 1)
     launch(
@@ -216,9 +244,12 @@ def flash_attention(
     return out
 
 
-def tile_of(head_dim: int, element_size: int, gpu: Architecture) -> tuple[dict[str, int], dict[str, int]]:
-    """Tile and options for a head size. They depend on nothing else of the batch: a row's result must not depend on
-    its neighbours. What fits without spilling is in compiled.json."""
+def tile_of(
+    head_dim: int, element_size: int, gpu: Architecture, tree: bool = False
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Tile and options for a head size. They depend on nothing else of the batch, but on whether there are trees: a
+    row's result must not depend on its neighbours. Trees are small, and their masks take registers: so
+    are their tiles. What fits without spilling is in compiled.json."""
     block_d = max(16, triton.next_power_of_2(head_dim))
     stages = 2
     if element_size == 4:
@@ -229,5 +260,7 @@ def tile_of(head_dim: int, element_size: int, gpu: Architecture) -> tuple[dict[s
         block_m, block_n, warps = 128, 64 if block_d <= 128 else 32, 8
     else:
         block_m, block_n, warps = 64, 32, 4 if block_d <= 128 else 8
+    if tree and element_size != 4:
+        block_m, block_n, warps = 64, 32, 8
     tile = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d}
     return tile, {"num_warps": warps, "num_stages": stages}

@@ -32,6 +32,7 @@ class TritonAttention:
 
     reads_scales = True  # of a cache of 8 bits
     takes_bounds = True  # of lengths
+    takes_trees = True
 
     def __init__(self, scale: float, softcap: float | None = None):
         self.scale, self.softcap = scale, softcap
@@ -68,6 +69,7 @@ class TritonAttention:
                 flash_attention(
                     q[n:], keys, values, group.block_table[n:], plan.query_start_loc, batch.seq_lens[n:], self.scale,
                     window=group.window, softcap=self.softcap, key_scale=key_scale, value_scale=value_scale,
+                    ancestors=None if batch.ancestors is None else batch.ancestors[n:],
                 )
             )  # fmt: skip
         return found[0] if len(found) == 1 else torch.cat(found)

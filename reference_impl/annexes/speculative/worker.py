@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from reference_impl.annexes.speculative.drafts import draft_arrays, propose, put_drafts, verify
+from reference_impl.annexes.speculative.drafts import Verified, draft_arrays, propose, put_drafts, verify
 from reference_impl.annexes.speculative.rejection import filtered, is_exact, rejection_arrays, verified
 from reference_impl.core.batch import lay_out
 from reference_impl.core.sampler import TorchSampler
@@ -130,9 +130,12 @@ class DraftRun(StepRun):
     def take(self, tokens: Tensor, kept: Tensor | None = None) -> None:
         if not self.batch.drafts:
             return super().take(tokens, kept)
-        t = self.tensors
-        verified = verify(tokens, t, max(self.batch.drafts))
+        t, verified = self.tensors, self.verify(tokens)
         self.accepted = verified.accepted
         # The rows' lengths count all drafts as right.
         self.worker.slots.computed.index_add_(0, t["draft.slots"], verified.accepted - t["draft.num"])
         super().take(tokens, verified.kept)
+
+    def verify(self, tokens: Tensor) -> Verified:
+        """tokens [logits]: what was chosen there."""
+        return verify(tokens, self.tensors, max(self.batch.drafts))

@@ -65,5 +65,8 @@ CALLS |= {
 }
 CALLS |= {
     "flash_attention, tree": _attention(flash_attention, 128, tree=True),
+    "flash_attention, tree, window": _attention(flash_attention, 128, tree=True, window=4096),
+    "flash_attention, tree, int8 cache": _attention(flash_attention, 128, tree=True, cache=torch.int8),
+    "flash_attention, tree, head_dim 256": _attention(flash_attention, 256, tree=True),
     "flash_attention, skip-softmax": _attention(flash_attention, 128, skip_threshold=1e-3),
 }

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from reference_impl.kernels.reference.attention import (
     attention_one_row,
-    causal_mask,
     context_slots,
     masked_attention,
 )
@@ -34,8 +33,10 @@ def flash_attention(
     q [num_tokens, num_heads, head_dim]; keys and values [num_blocks, block_size, num_kv_heads, head_dim];
     block_table [num_rows, max_blocks] int32; query_start_loc [num_rows + 1] and seq_lens [num_rows] int32.
     key_scale, value_scale [num_blocks, block_size, num_kv_heads] float32: factors of the stored keys and values (a
-    cache of 8 bits). ancestors [num_tokens] int64: a tree of at most 64 drafts; bit i is set if the query sees the i-th
-    of its row's own tokens, itself included. skip_threshold: what the kernel may leave out; nothing is left out here.
+    cache of 8 bits). ancestors [num_tokens] int64: in a row that is a tree, of at most 64 tokens, bit i is set if the
+    query sees the i-th of its row's own tokens, itself included; its position is that of the context's last token and
+    as many more as bits are set, and a window goes by positions. 0 in rows that are none, which are causal.
+    skip_threshold: what the kernel may leave out; nothing is left out here.
     A row with seq_len 0 only pads the batch: its queries give zeros.
     """
     out = torch.empty_like(q)
@@ -49,7 +50,7 @@ def flash_attention(
             stored(cache, slots, scales, q.new_empty(seq_len, *cache.shape[2:]))
             for cache, scales in ((keys, key_scale), (values, value_scale))
         )
-        if ancestors is None:
+        if ancestors is None or not ancestors[first]:
             out[first:end] = attention_one_row(q[first:end], k, v, scale, window, softcap)
         else:
             mask = tree_mask(ancestors[first:end], seq_len, window)
@@ -96,12 +97,16 @@ def merge_splits(means: Tensor, lse: Tensor) -> Tensor:
 
 
 def tree_mask(ancestors: Tensor, seq_len: int, window: int | None = None) -> Tensor:
-    """[len(ancestors), seq_len] bool: a draft sees the context, and those drafts whose bit is set in its mask."""
-    num_drafts = len(ancestors)
-    drafts = (ancestors[:, None] >> torch.arange(num_drafts, device=ancestors.device)) & 1
-    mask = causal_mask(num_drafts, seq_len, ancestors.device, window)
-    mask[:, seq_len - num_drafts :] &= drafts.bool()
-    return mask
+    """[len(ancestors), seq_len] bool, true where a token of a tree may look: the context, and those of its row's own
+    tokens whose bit is set in its mask. At position p it sees p - window + 1 ... p."""
+    num_own = len(ancestors)
+    order = torch.arange(num_own, device=ancestors.device)
+    sees = ((ancestors[:, None] >> order) & 1).bool()  # [own tokens, own tokens]
+    depths = sees.sum(1)
+    context = torch.arange(num_own - seq_len + 1, 1, device=ancestors.device)  # the last one is at 0
+    key = torch.cat((context, depths))
+    mask = torch.cat((sees.new_ones(num_own, len(context)), sees), 1)
+    return mask if window is None else mask & (key > depths[:, None] - window)
 
 
 def stored(cache: Tensor, slots: Tensor, scale: Tensor | None, out: Tensor) -> Tensor:

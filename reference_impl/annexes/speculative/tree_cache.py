@@ -1,0 +1,22 @@
+"""Keys and values of a kept path move to where their positions belong."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reference_impl.annexes.kv_formats.eight_bits import EightBitKVCache
+from reference_impl.core.kv_cache import PagedKVCache
+
+
+def move_tokens(cache: PagedKVCache, sources: Tensor, targets: Tensor) -> None:
+    """Copies what the cache has of tokens, in all layers of their KV group: codes and scales as they are. All sources
+    are read before any target is written. sources, targets [tokens] int64, slots of the cache; no target twice."""
+    data = cache.data.view(torch.uint8) if cache.data.element_size() == 1 else cache.data  # not of float8 everywhere
+    slots = data.flatten(2, 3)  # [layers of a group, 2, num_slots, num_kv_heads, head_dim]
+    slots.index_copy_(2, targets, slots.index_select(2, sources))
+    if isinstance(cache, EightBitKVCache):
+        size = data.shape[3]
+        scales = cache.scale.mT  # [layers of a group, 2, num_blocks, block_size, num_kv_heads]
+        found = scales[:, :, sources // size, sources % size]
+        scales[:, :, targets // size, targets % size] = found

@@ -1,0 +1,154 @@
+"""A feature head guesses a tree (EAGLE, Li et al. 2024, with a tree of fixed shape).
+
+    level 0         children of the root, from what is in `ahead` (feature_head.py)
+    level 1 ...     the head runs over the tree's inner nodes so far, each with the hidden state of its parent in place
+                    of the target's; children of those on the last level are guessed
+
+Of an inner node the head's cache has its entry behind the context's, in the order of the inner nodes: what it sees
+there are its ancestors. After the step the head computes the kept path, and what is left of others is overwritten.
+
+Children of a node for a request without a seed are drawn from q one after another, each without those before; for
+others the first is what the position's own number draws (or the likeliest), then come the likeliest of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.annexes.speculative.candidates import drawn_without_replacement
+from reference_impl.annexes.speculative.draft_model import PREFIX, by_pass
+from reference_impl.annexes.speculative.feature_head import FeatureDraft
+from reference_impl.annexes.speculative.rejection import GUESS, filtered
+from reference_impl.annexes.speculative.tree import ROOT, Tree
+from reference_impl.annexes.speculative.tree_layout import Rows, padded
+from reference_impl.core.batch import HostBatch, as_batch, lay_out
+from reference_impl.core.philox import uniform
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.slots import Slots
+from reference_impl.core.staging import Arrays
+from reference_impl.interfaces import StepRow
+
+
+@dataclass(frozen=True)
+class Level:
+    """A pass: P nodes whose children are guessed. batch: what the head computes for it; None at the root. parents [P]:
+    (which of the R rows, node)."""
+
+    batch: HostBatch | None
+    parents: Sequence[tuple[int, int]]
+    arrays: Arrays
+
+
+def lay_out_levels(step_rows: Sequence[StepRow], rows: Rows, tree: Tree, slots: Slots) -> list[Level]:
+    """step_rows [R]: of the rows with guesses, in the order of `rows`; each has one known token."""
+    size = len(tree.parents) + 1  # of a row in what the head gave: the root, then all nodes
+    parents = [(number, ROOT) for number in range(len(step_rows))]
+    root: Arrays = {"parent_slots": np.array([row.slot for row in step_rows])}
+    levels = [Level(None, parents, root | _children(parents, rows, size))]
+    for depth in range(tree.num_levels - 1):
+        having = [n for n, t in enumerate(rows.trees) if any(t.depths[node] == depth for node in t.inner)]
+        if not having:
+            break
+        levels.append(_lay_out_level(depth, having, step_rows, rows, size, slots))
+    return levels
+
+
+def _lay_out_level(
+    depth: int, having: Sequence[int], step_rows: Sequence[StepRow], rows: Rows, size: int, slots: Slots
+) -> Level:
+    """Inner nodes of depths 0 to `depth`, of the rows that have one there."""
+    computed = {n: [node for node in rows.trees[n].inner if rows.trees[n].depths[node] <= depth] for n in having}
+    batch = lay_out([StepRow(step_rows[n].slot, step_rows[n].start, len(computed[n]), True) for n in having], slots)
+    order = [having[at] for at in batch.order]
+    nodes = [(n, node) for n in order for node in computed[n]]
+    depths = np.array([rows.trees[n].depths[node] for n, node in nodes])
+    parents = [(n, node) for (n, node), its in zip(nodes, depths, strict=True) if its == depth]
+    arrays = batch.arrays | {
+        "logits_indices": np.flatnonzero(depths == depth),
+        "lag": batch.arrays["offset"] - depths,
+        "ancestors": np.concatenate([_among(rows.trees[n], computed[n]) for n in order]),
+        "guess": np.array([rows.base[n] + node for n, node in nodes]),
+        "before": np.array([n * size + 1 + rows.trees[n].parents[node] for n, node in nodes]),
+        "parent_slots": np.array([step_rows[n].slot for n, _ in parents]),
+    }
+    return Level(replace(batch, arrays=arrays), parents, arrays | _children(parents, rows, size))
+
+
+def _among(tree: Tree, nodes: Sequence[int]) -> np.ndarray:
+    """What each of these nodes, which are those of the first levels that have children, sees of them."""
+    number = {ROOT: ROOT} | {node: at for at, node in enumerate(nodes)}
+    return Tree(tuple(number[tree.parents[node]] for node in nodes)).sees(0)
+
+
+def _children(parents: Sequence[tuple[int, int]], rows: Rows, size: int) -> Arrays:
+    """child [P, most children]: of the D guesses, -1 behind them. node [P]: where the head's hidden state of the parent
+    goes."""
+    mine = [[rows.base[n] + child for child in rows.trees[n].children[node]] for n, node in parents]
+    return {"child": padded(mine), "node": np.array([n * size + 1 + node for n, node in parents])}
+
+
+def level_arrays(
+    levels: Sequence[Level], step_rows: Sequence[StepRow], slots: Slots, sampler: TorchSampler,
+    places: Mapping[tuple[int, int], int],
+) -> Arrays:  # fmt: skip
+    """What `guess_tree` looks up, and draws, by. places: as of `verdict_arrays`; with some, also unseeded, place,
+    numbers: which of the P, which of the N, and u of `drawn_without_replacement`."""
+    found: Arrays = {}
+    for number, level in enumerate(levels):
+        settings = slots.settings[[step_rows[n].slot for n, _ in level.parents]]
+        lengths = np.array([step_rows[n].start + 1 + number for n, _ in level.parents])
+        arrays = level.arrays | sampler.columns(settings, lengths)
+        if unseeded := [at for at, parent in enumerate(level.parents) if parent in places]:
+            s, siblings = settings[unseeded], np.arange(level.arrays["child"].shape[1])[:, None]
+            arrays["unseeded"] = np.array(unseeded)
+            arrays["place"] = np.array([places[level.parents[at]] for at in unseeded])
+            arrays["numbers"] = uniform(
+                s["seed"].view(np.uint64), s["sample_index"] + GUESS, lengths[unseeded], siblings
+            )
+        found |= {f"{PREFIX}{number}.{name}": array for name, array in arrays.items()}
+    return found
+
+
+def guess_tree(
+    draft: FeatureDraft, levels: Sequence[Level], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler
+) -> tuple[Tensor, Tensor | None]:
+    """The D guesses, [D] int64; and what those of the N nodes were drawn from, [N, vocab_size], None without any. t:
+    with the `level_arrays`, on the device."""
+    num_rows, num_guesses = len(levels[0].parents), len(t["draft.row"])
+    passes = by_pass(t, len(levels))
+    size = 1 + max(int(level.arrays["node"].max()) for level in levels)
+    hidden_of = draft.ahead.new_zeros(max(size, num_rows), draft.ahead.shape[1])
+    tokens = t["draft.row"].new_zeros(num_guesses + 1)  # the last one is that of children that there are not
+    q = None
+    for number, (level, mine) in enumerate(zip(levels, passes, strict=True)):
+        if level.batch is None:
+            hidden = draft.ahead.index_select(0, mine["parent_slots"])
+        else:
+            mine |= slots.look_up(mine, max(level.batch.context_lens))
+            mine["input_ids"] = tokens[mine["guess"]]
+            batch = as_batch(level.batch, mine, [draft.kv_spec])
+            hidden = draft.model.hidden_states(batch, hidden_of[mine["before"]], draft.kv_cache, draft.attention)
+        hidden_of.index_copy_(0, mine["node"], hidden)
+        logits = draft.model.logits(hidden).to(draft.logits_dtype)
+        mine["sample_positions"] = slots.computed.index_select(0, mine["parent_slots"]) + 1 + number
+        tokens[mine["child"]], probs = _guessed(logits, mine, sampler)
+        if probs is not None:
+            q = probs.new_zeros(len(t["draft.tree.at"]), probs.shape[1]) if q is None else q
+            q.index_copy_(0, mine["place"], probs)
+    return tokens[:num_guesses], q
+
+
+def _guessed(logits: Tensor, t: Mapping[str, Tensor], sampler: TorchSampler) -> tuple[Tensor, Tensor | None]:
+    """[P, most children] int64; and what they were drawn from, of those that were. logits [P, vocab_size]."""
+    width = t["child"].shape[1]
+    first = sampler.choose(logits, t)[:, None]
+    tokens = torch.cat((first, logits.scatter(1, first, -torch.inf).topk(width - 1).indices), 1)
+    if "unseeded" not in t:
+        return tokens, None
+    q = filtered(logits, t, t["unseeded"])
+    return tokens.index_copy(0, t["unseeded"], drawn_without_replacement(q, t["numbers"])), q
