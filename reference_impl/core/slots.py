@@ -149,8 +149,8 @@ class Slots:
         the position of the token that is sampled from it. Launches kernels only, and waits for nothing. Rows that pad
         read the slot behind the last one.
 
-        t: slots, query_lens [rows]; of each token its slot, place in the row and, with trees, how far that is behind its
-        position: token_slots, offset, lag; and sampling_slots, sampling_lens [logits], unless each row has one, last.
+        t: slots, query_lens [rows]; of each token its slot, place in the row and, with trees, how far that is behind
+        its position: token_slots, offset, lag; sampling_slots, sampling_lens [logits], unless each row has one, last.
         longest: positions of the longest context, at least.
         """
         slot = t["token_slots"]
