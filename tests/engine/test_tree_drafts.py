@@ -242,7 +242,7 @@ def test_the_first_guess_of_a_seeded_request_is_what_its_number_draws(target, he
 
 # --- requests without a seed -----------------------------------------------------------------------------------------
 
-FEW = 700  # texts
+FEW = 1500  # texts
 FREE: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 0.6}, "top_k": {"top_k": 3}, "top_p": {"top_p": 0.8},
     "min_p": {"min_p": 0.2, "temperature": 1.2},
@@ -296,12 +296,23 @@ def free_texts(small: Any, head: FeatureHead, name: str, tree: Any) -> list[tupl
 
 @pytest.mark.parametrize(
     ("name", "kind", "tree"),
-    [("temperature", "usual", (2, 2)), ("temperature", "broken", (3,)), ("top_k", "usual", (4,)),
+    [("temperature", "usual", (2, 2)), ("temperature", "broken", (3, 2)), ("top_k", "usual", (4,)),
      ("top_p", "usual", ((0,), (1,), (0, 0), (0, 1), (1, 0)))],
 )  # fmt: skip
 def test_texts_are_distributed_as_the_targets(small, heads, expected, name: str, kind: str, tree: Any) -> None:
     """Of three likeliest tokens four are guessed, too: the last one then is any."""
     assert p_value(free_texts(small, heads[kind], name, tree), expected(name)) > ALPHA
+
+
+def test_equal_guesses_at_one_place_leave_the_distribution_right(small, heads, expected, monkeypatch) -> None:
+    """Of equal siblings one may be on a path: with both the longer of two paths of one text would be kept."""
+    likely = max(expected("temperature"), key=expected("temperature").__getitem__)[1]
+
+    def equal(draft: Any, levels: Any, t: Any, slots: Any, sampler: Any) -> Any:
+        return torch.full_like(t["draft.row"], likely), None
+
+    monkeypatch.setattr(tree_worker, "guess_tree", equal)
+    assert p_value(free_texts(small, heads["usual"], "temperature", (3, 3)), expected("temperature")) > ALPHA
 
 
 def test_a_rule_that_is_nearly_right_is_seen_here_too(small, heads, expected, monkeypatch) -> None:
