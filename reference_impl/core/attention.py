@@ -108,7 +108,7 @@ def by_length(query_lens: Sequence[int], seen: Sequence[int]) -> list[slice]:
     groups: list[slice] = []
     for row, (query_len, length) in enumerate(zip(query_lens, seen, strict=True)):
         first = groups[-1].start if groups else 0
-        alike = query_len == query_lens[first] <= SHORT and 2 * length >= seen[first]
+        alike = query_len == query_lens[first] <= SHORT and length <= seen[first] <= 2 * length
         if groups and alike and (row + 1 - first) * seen[first] <= MOST_SLOTS:
             groups[-1] = slice(first, row + 1)
         else:

@@ -51,8 +51,8 @@ def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
         return NO_ROWS
     of_row, starts, num_tokens, samples, num_drafts, _ = zip(*rows, strict=True)
     if any(num_drafts) or not num_tokens.count(1) == samples.count(True) == len(rows):
-        return _ragged(rows, slots)
-    # Most steps: every row has one token, and samples behind it. A third of the time of `_ragged`.
+        return ragged(rows, slots)
+    # Most steps: every row has one token, and samples behind it. A third of the time of `ragged`.
     start = np.array(starts)
     order = np.argsort(-start, kind="stable")
     slot, lengths, number = np.array(of_row)[order], start[order] + 1, np.arange(len(rows) + 1)
@@ -70,12 +70,12 @@ def lay_out(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
     )  # fmt: skip
 
 
-def _ragged(rows: Sequence[StepRow], slots: Slots) -> HostBatch:
-    """`lay_out` of rows of any length."""
+def ragged(rows: Sequence[StepRow], slots: Slots, order: Ints | None = None) -> HostBatch:
+    """`lay_out` of rows of any length. order: as of `HostBatch`, instead of its own; rows of one token first."""
     *columns, _ = zip(*rows, strict=True)
     slot, start, num_tokens, samples, num_drafts = map(np.array, columns)  # [rows] each
     length = num_tokens + num_drafts
-    order = np.lexsort((-start, length))
+    order = np.lexsort((-start, length)) if order is None else order
     slot, start, length, num_drafts = slot[order], start[order], length[order], num_drafts[order]
     query_start_loc = np.concatenate(([0], np.cumsum(length)))
     row = np.repeat(np.arange(len(slot)), length)  # of each token

@@ -402,7 +402,7 @@ def test_behind_each_step_the_cache_holds_what_plain_decoding_writes(target, hea
         ({"draft_tree": (2, 2), "num_drafts": 3}, "has 6 guesses, and num_drafts=3"),
         ({"draft_tree": (2, 2), "adaptive_drafts": "on"}, "adaptive_drafts='on' is given, too"),
         ({"draft_tree": (2, 2), "batch_invariant": True}, "batch_invariant computes each by itself"),
-        ({"draft_tree": (2, 2), "graphs": "on"}, "a feature head reads hidden states"),
+        ({"draft_tree": (2, 2), "graphs": "on"}, "a FeatureHead reads hidden states"),
     ],
 )
 def test_options_that_cannot_be_combined_are_refused(target, head, options: dict[str, Any], expected: str) -> None:

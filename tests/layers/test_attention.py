@@ -173,6 +173,7 @@ def test_a_single_row_and_a_row_among_others_agree() -> None:
 def test_short_rows_are_grouped_by_their_tokens_and_by_what_they_see() -> None:
     """Contexts of 100 and 9 tokens are far apart; behind a window of 8 they are alike, and are computed together."""
     assert by_length([1] * 4, [100, 60, 49, 9]) == [slice(0, 2), slice(2, 3), slice(3, 4)]
+    assert by_length([2] * 2, [9, 12]) == [slice(0, 1), slice(1, 2)]  # the first is taken for the longest
     assert _planned([(1, 100), (1, 9)]) == ([], [(8, 2)])
     # Rows with guesses, and chunks; what a window of 8 leaves is 8 positions for the first query, and one more for
     # each behind it.

@@ -85,16 +85,21 @@ def worst_steps(
     budget = config.max_num_batched_tokens
     few, many = -(-budget // longest), min(config.max_num_seqs, budget)
     shapes = [(rows, budget // rows) for rows in dict.fromkeys((min(few, many), many))]
-    k = min(config.num_drafts, longest - 1, budget - 1)
-    guessing = [(min(many, budget // (1 + k)), 1, k)] if k else []
+    k = min(config.num_drafts, longest - 1)
+    guesses = [min(k, max(0, budget - many - k * row)) for row in range(many)]  # of each row, as far as the budget goes
     steps: list[WorstStep] = []
-    for rows, new, num_drafts in [(many, 1, 0), *((rows, new, 0) for rows, new in shapes), *guessing]:
+    for rows, new, guessing in [
+        (many, 1, False), *((rows, new, False) for rows, new in shapes), *([(many, 1, True)] if guesses[0] else []),
+    ]:  # fmt: skip
         # Without a seed guesses are verified by rejection, which compares whole distributions.
-        sampling = replace(HUNGRY, seed=None) if num_drafts else HUNGRY
+        sampling = replace(HUNGRY, seed=None) if guessing else HUNGRY
+        if guessing and config.draft_tree:  # which requests with penalties do not have
+            sampling = replace(sampling, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
         requests: dict[str, Request] = {}
         new, plan = min(new, longest), []
-        drafts = () if by_model else tuple(i % vocab for i in range(num_drafts))
         for row in range(rows):
+            num_drafts = guesses[row] if guessing else 0
+            drafts = () if by_model else tuple(i % vocab for i in range(num_drafts))
             end = longest if row == 0 else min(longest, max(new + num_drafts, room // rows))
             blocks, length = [0] * -(-end // specs[0].block_size), end - num_drafts
             tokens = [(row + i) % vocab for i in range(length)]

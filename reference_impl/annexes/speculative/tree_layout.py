@@ -12,7 +12,7 @@ import numpy as np
 
 from reference_impl.annexes.speculative.rejection import VERDICT
 from reference_impl.annexes.speculative.tree import Ints, Tree
-from reference_impl.core.batch import HostBatch, lay_out
+from reference_impl.core.batch import HostBatch, ragged
 from reference_impl.core.philox import uniform
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import Arrays
@@ -115,14 +115,14 @@ def padded(lists: Sequence[Sequence[int]]) -> Ints:
     return found
 
 
-def without_branches(step_rows: Sequence[StepRow], tree: Tree, slots: Slots) -> HostBatch:
+def without_branches(step_rows: Sequence[StepRow], batch: HostBatch, tree: Tree, slots: Slots) -> HostBatch:
     """What a step's rows are when all but one path of each tree is gone: as many guesses as a path has, at most. In the
     order of the step's batch."""
 
     def kept(row: StepRow) -> StepRow:
         return row._replace(num_drafts=tree.first(row.num_drafts).num_levels) if row.num_drafts else row
 
-    return lay_out([kept(row) for row in step_rows], slots)
+    return ragged([kept(row) for row in step_rows], slots, np.array(batch.order))
 
 
 def kept_arrays(batch: HostBatch, after: HostBatch, rows: Rows) -> Arrays:

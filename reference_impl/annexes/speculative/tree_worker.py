@@ -62,8 +62,7 @@ class TreeRun(FeatureRun):
         rows = rows_with(self.batch, w.tree)
         mine = [self.rows[self.batch.order[row]] for row in rows.row]  # as they begin on the host
         self.levels = lay_out_levels(mine, rows, w.tree, w.slots)
-        self.after = without_branches(self.rows, w.tree, w.slots)
-        assert self.after.slots == self.batch.slots
+        self.after = without_branches(self.rows, self.batch, w.tree, w.slots)
         arrays = draft_arrays(self.batch, self.step) | tree_arrays(rows) | kept_arrays(self.batch, self.after, rows)
         places: dict[tuple[int, int], int] = {}
         if is_exact(w.sampler):

@@ -74,6 +74,8 @@ class DraftRun(StepRun):
             if starts != [row.start for row in self.rows]:
                 self.rows = [row._replace(start=start) for row, start in zip(self.rows, starts, strict=True)]
                 self.batch = lay_out(self.rows, self.worker.slots)
+        if self.batch.drafts:
+            self.worker.drafted_in = self.step.step_id
         self.add_arrays()
         super().stage()
 
@@ -81,7 +83,6 @@ class DraftRun(StepRun):
         """To those of the batch, what guesses are looked up by."""
         if self.batch.drafts:
             self._check()
-            self.worker.drafted_in = self.step.step_id
             self.batch.arrays.update(draft_arrays(self.batch, self.step))
             if is_exact(self.worker.sampler):
                 self.batch.arrays.update(rejection_arrays(self.batch, self.worker.slots.host, self.step.step_id))
