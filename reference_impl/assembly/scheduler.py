@@ -18,6 +18,7 @@ from reference_impl.annexes.scoring.scheduling import ScoresPrompts
 from reference_impl.annexes.speculative.adapting import Adapting
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.annexes.speculative.tree import Tree
+from reference_impl.annexes.speculative.tree_scheduling import TreeDrafting
 from reference_impl.annexes.stages.scheduling import Staged
 from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.annexes.transfer.scheduling import LoadsPages
@@ -52,8 +53,6 @@ def continuous_batching(
     drafts = {"num_drafts": num_drafts, "host_proposer": host_proposer}
     drafting = Adapting if adaptive_drafts else Drafting, num_drafts > 0, drafts
     if tree is not None:
-        from reference_impl.annexes.speculative.tree_scheduling import TreeDrafting  # it imports torch
-
         drafting = TreeDrafting, True, {"tree": tree, "max_len": max_len}
     annexes: list[tuple[type[Scheduler], bool, dict[str, Any]]] = [  # whether it is needed, and its options
         (LoadsPages, isinstance(kv, FetchesPages), {}),
