@@ -7,7 +7,7 @@ each method's `super()` is that of the next in the line, and the core comes last
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from reference_impl.annexes.admission.worst_case import WorstCaseAdmission
 from reference_impl.annexes.beams.scheduling import Branching
@@ -17,15 +17,14 @@ from reference_impl.annexes.pooling.scheduling import PoolsPrompts
 from reference_impl.annexes.scoring.scheduling import ScoresPrompts
 from reference_impl.annexes.speculative.adapting import Adapting
 from reference_impl.annexes.speculative.scheduling import Drafting
+from reference_impl.annexes.speculative.tree import Tree
+from reference_impl.annexes.speculative.tree_scheduling import TreeDrafting
 from reference_impl.annexes.stages.scheduling import Staged
 from reference_impl.annexes.swap.scheduling import Swapping
 from reference_impl.annexes.transfer.scheduling import LoadsPages
 from reference_impl.core.ranking import FirstCome
 from reference_impl.core.scheduler import Scheduler
 from reference_impl.interfaces import DefersReuse, FetchesPages, HostProposer, KVManager, Policy
-
-if TYPE_CHECKING:
-    from reference_impl.annexes.speculative.tree import Tree
 
 
 def continuous_batching(
@@ -54,8 +53,6 @@ def continuous_batching(
     drafts = {"num_drafts": num_drafts, "host_proposer": host_proposer}
     drafting = Adapting if adaptive_drafts else Drafting, num_drafts > 0, drafts
     if tree is not None:
-        from reference_impl.annexes.speculative.tree_scheduling import TreeDrafting  # and with it torch
-
         drafting = TreeDrafting, True, {"tree": tree, "max_len": max_len}
     annexes: list[tuple[type[Scheduler], bool, dict[str, Any]]] = [  # whether it is needed, and its options
         (LoadsPages, isinstance(kv, FetchesPages), {}),

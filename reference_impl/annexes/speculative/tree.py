@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # a scheduler plans with trees, and has no arrays
+    import numpy as np
+    from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+    Ints = NDArray[np.int64]
 
 ROOT = -1
 MOST_TOKENS = 64  # of a row with a tree: what a token sees of them are the bits of an int64
@@ -36,8 +38,8 @@ class Tree:
         for node, parent in enumerate(self.parents):
             if not ROOT <= parent < node:
                 raise ValueError(f"a tree of guesses: node {node} has parent {parent}, expected -1 to {node - 1}")
-        if (np.diff(self.depths) < 0).any():
-            raise ValueError(f"a tree of guesses: expected nodes level by level, got depths {self.depths.tolist()}")
+        if list(self.levels) != sorted(self.levels):
+            raise ValueError(f"a tree of guesses: expected nodes level by level, got depths {list(self.levels)}")
 
     @staticmethod
     def of(spec: Sequence[int] | Sequence[Sequence[int]]) -> Tree:
@@ -54,16 +56,23 @@ class Tree:
         )
 
     @cached_property
-    def depths(self) -> Ints:
-        """[nodes], 0 for children of the root."""
+    def levels(self) -> tuple[int, ...]:
+        """Of each node its depth, 0 for children of the root."""
         found: list[int] = []
         for parent in self.parents:
             found.append(0 if parent == ROOT else found[parent] + 1)
-        return np.array(found, np.int64)
+        return tuple(found)
+
+    @cached_property
+    def depths(self) -> Ints:
+        """[nodes], the same."""
+        import numpy as np
+
+        return np.array(self.levels, np.int64)
 
     @property
     def num_levels(self) -> int:
-        return int(self.depths[-1]) + 1
+        return self.levels[-1] + 1
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
@@ -81,6 +90,8 @@ class Tree:
     @cached_property
     def lineage(self) -> Ints:
         """[nodes, num_levels]: of node i its ancestor on each level, itself on its own, -1 on those below."""
+        import numpy as np
+
         found = np.full((len(self.parents), self.num_levels), -1, np.int64)
         for node, (parent, depth) in enumerate(zip(self.parents, self.depths, strict=True)):
             if parent != ROOT:
@@ -91,6 +102,8 @@ class Tree:
     @cached_property
     def earlier(self) -> Ints:
         """[nodes, width - 1]: the siblings before each node, -1 behind them."""
+        import numpy as np
+
         found = np.full((len(self.parents), self.width - 1), -1, np.int64)
         for siblings in self.children.values():
             for number, node in enumerate(siblings):
@@ -114,6 +127,8 @@ class Tree:
         for node, parent in enumerate(self.parents):
             found.append(found[num_known + parent] if parent != ROOT else (1 << num_known) - 1)
             found[-1] |= 1 << num_known + node
+        import numpy as np
+
         return np.array(found, np.uint64).view(np.int64)
 
     def first(self, num_nodes: int) -> Tree:
@@ -122,7 +137,7 @@ class Tree:
 
     def up_to(self, num_levels: int) -> int:
         """How many nodes so many levels have."""
-        return int((self.depths < num_levels).sum())
+        return sum(level < num_levels for level in self.levels)
 
 
 @lru_cache(maxsize=256)

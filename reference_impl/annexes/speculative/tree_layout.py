@@ -9,14 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reference_impl.annexes.speculative.rejection import VERDICT
-from reference_impl.annexes.speculative.tree import Ints, Tree
+from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.core.batch import HostBatch, ragged
 from reference_impl.core.philox import uniform
 from reference_impl.core.slots import Slots
 from reference_impl.core.staging import Arrays
 from reference_impl.interfaces import Opened, StepRow
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

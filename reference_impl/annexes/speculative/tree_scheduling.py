@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from reference_impl.annexes.penalties.counts import has_penalties
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.interfaces import Request
@@ -23,7 +22,8 @@ class TreeDrafting(Drafting):
 
     def _useful_drafts(self, request: Request) -> int:
         """None for a request with penalties: they count the tokens before a position, and here there are several."""
-        num_levels = super()._useful_drafts(request)
-        if not num_levels or has_penalties(request.sampling):
+        num_levels, s = super()._useful_drafts(request), request.sampling
+        # As penalties.counts.has_penalties says, which comes with tensors.
+        if not num_levels or s.repetition_penalty != 1 or s.presence_penalty or s.frequency_penalty:
             return 0
         return max(0, min(self.tree.up_to(num_levels), self.max_len - request.num_tokens))
