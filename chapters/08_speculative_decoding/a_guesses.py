@@ -329,9 +329,8 @@ widgets.table(rows, ["batch", "step without guesses", "v(1)", "v(2)", "v(4)"])
 
 # %% [markdown] name="measure-v-reading"
 # These are times, and yours will differ. What stays: on a CPU $v$ rises soon. A matrix product of several rows has more
-# arithmetic than one of a single row, a CPU has little arithmetic to spare, and the attention of this engine computes
-# rows of several tokens one by one there. A GPU has room for hundreds of tokens. So does it pay here? The speed-up is
-# $E / (v(k) + k c)$, where a guess costs $c$ steps; a lookup costs almost nothing.
+# arithmetic than one of a single row, and a CPU has little arithmetic to spare. A GPU has room for hundreds of tokens. So
+# does it pay here? The speed-up is $E / (v(k) + k c)$, where a guess costs $c$ steps; a lookup costs almost nothing.
 
 # %% name="measure-both"
 rows, points = [], []

@@ -265,8 +265,8 @@ for widths in ((1, 1), (3, 2)):
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# The verification that this chapter's engine runs have used is a tree with one branch: the mask is the causal one, the
-# position the place. So the tree pass above, given the engine's guesses as a chain, has to keep what the engine keeps.
+# The verification that this chapter's engine runs have used so far is a tree with one branch: the mask is the causal one,
+# the position the place. So the tree pass above, given the engine's guesses as a chain, has to keep what the engine keeps.
 
 # %% name="engine-chain"
 chained = LLM(course_model("target"), speculative="ngram", num_drafts=4, adaptive_drafts="off", **COMMON)
@@ -288,7 +288,25 @@ print(f"{compared} steps with guesses: the walk keeps what the engine kept")
 # With a cache a tree costs more care than a chain. A guess's keys and values are written at a slot of its own, several for
 # one position. Of the kept path they have to end up in the positions' own slots: moved after the step, or computed again.
 # And an attention kernel has to take a mask, or be called twice, over the text without a mask and over the tree with one,
-# and the two results merged as in chapter 05.
+# and the two results merged as in chapter 05. The engine moves them, and its kernel takes a mask: a bit for each ancestor
+# of a guess. Here the feature head of `c_drafters` makes a tree of four guesses, with two behind each, in place of a chain:
+
+# %% name="engine-tree"
+shapes = {"chain of two": {"num_drafts": 2, "adaptive_drafts": "off"}, "tree of 4 and 2": {"draft_tree": (4, 2)}}
+texts, steps, exact = [], {}, COMMON | {"dtype": "float64"}
+for name, options in {"plain": {}, **shapes}.items():
+    guessing = {"draft_model": course_model("eagle")} if options else {}
+    llm = LLM(course_model("target"), **guessing, **options, **exact)
+    request = llm.engine.add(repeating, replace(GREEDY, max_tokens=60))
+    while llm.engine.has_work():
+        llm.engine.step()
+    texts.append(request.output_tokens)
+    steps[name] = len(llm.engine.trace.steps())
+assert texts[0] == texts[1] == texts[2]
+widgets.table([[name, number] for name, number in steps.items()], ["guesses", "steps for the same 60 tokens"])
+
+# %% [markdown] name="engine-tree-reading"
+# Twelve guesses a step, and the text is the same. Whether fewer steps are worth it depends on v(12).
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain

@@ -166,7 +166,9 @@ widgets.table(rows, ["acceptance", "batch 1", "batch 64", "batch 256"])
 #
 # The engine measures, while it serves, what steps of different sizes take and how often each request's guesses are kept.
 # The j-th guess is kept with all before it with probability a^j; it is worth its time while that is more than its *price*:
-# the tokens which the engine would give in the time of one more token in a step.
+# the tokens which the engine would give in the time of one more token in a step. A model that guesses has a cost besides:
+# it computes every token of a step, to keep up with the text. Where that takes longer than its guesses save, the engine
+# switches it off, and tries it again with later requests.
 
 # %% name="engine-source"
 print(inspect.getsource(Adapting._num_that_pay))
