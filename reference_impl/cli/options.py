@@ -30,6 +30,7 @@ _DRAFT_MODEL = (
 )
 _EXIT_LAYER = "Of the model's layers so many guess with --speculative early-exit; default: half of them."
 _DRAFTS = "Guesses of a request in a step; default: 4 with --speculative."
+_DRAFT_TREE = "With --speculative eagle, a tree of guesses: how many each of a level has behind it, such as 4,2,2."
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
 
@@ -68,11 +69,25 @@ class EngineOptions:
     draft_model: Annotated[str | None, typer.Option(help=_DRAFT_MODEL)] = None
     exit_layer: Annotated[int, typer.Option(min=0, help=_EXIT_LAYER, show_default=False)] = 0
     num_drafts: Annotated[int, typer.Option(min=0, help=_DRAFTS, show_default=False)] = 0
+    draft_tree: Annotated[str | None, typer.Option(help=_DRAFT_TREE)] = None
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
 
     def of_llm(self) -> dict[str, Any]:
-        """As an LLM takes them. OSError, ValueError as of `folder_of`."""
-        return vars(self) | {"draft_model": None if self.draft_model is None else folder_of(self.draft_model)}
+        """As an LLM takes them. OSError, ValueError as of `folder_of`; ValueError for another draft_tree."""
+        return vars(self) | {
+            "draft_model": None if self.draft_model is None else folder_of(self.draft_model),
+            "draft_tree": () if self.draft_tree is None else _widths(self.draft_tree),
+        }
+
+
+def _widths(tree: str) -> tuple[int, ...]:
+    """Of "4,2,2". ValueError for anything else."""
+    try:
+        return tuple(map(int, tree.split(",")))
+    except ValueError:
+        raise ValueError(
+            f"EngineConfig.draft_tree: expected numbers between commas, such as 4,2,2, got {tree!r}"
+        ) from None
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:

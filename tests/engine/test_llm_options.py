@@ -30,6 +30,7 @@ WRONG = {
     "--graphs": "--graphs: expected one of auto, on, off, got 'strange'",
     "--attention": "--attention: expected one of auto, triton, torch, got 'strange'",
     "--worker": "--worker: expected 'here' or 'process', got 'strange'",
+    "--draft-tree": "--draft-tree: expected numbers between commas, such as 4,2,2, got 'strange'",
 }
 # The address is nobody's: a server that let the value pass would end all the same.
 COMMANDS = {"generate": ["import os", "--model", "draft"], "serve": ["draft", "--host", "203.0.113.1"]}
@@ -60,6 +61,11 @@ def test_help_shows_every_option_of_the_engine_once_with_its_default(command: st
         assert field.default in (None, False) or f"[default: {field.default}]" in line
     assert len(re.findall("--kv-cache-dtype", shown)) == 1
     assert not re.search(r"--engine\b(?!-)", shown)
+
+
+@pytest.mark.parametrize(("given", "tree"), [(None, ()), ("3", (3,)), ("4,2,2", (4, 2, 2))])
+def test_a_tree_is_given_as_numbers_between_commas(given: str | None, tree: tuple[int, ...]) -> None:
+    assert EngineOptions(draft_tree=given).of_llm()["draft_tree"] == tree
 
 
 # vLLM's options of its server -> what reaches the engine's config.
