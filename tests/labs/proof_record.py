@@ -66,7 +66,8 @@ def path_of(source: Path, kind: str, records: Path = RECORDS) -> Path:
 
 def record(source: Path, kind: str, records: Path = RECORDS) -> None:
     """Write that this proof was made in full and found nothing."""
-    text = json.dumps({"depends_on": depends_on(source, kind), "versions": versions()}, indent=2)
+    made = {"commit": this_commit(), "depends_on": depends_on(source, kind), "versions": versions()}
+    text = json.dumps(made, indent=2)
     path_of(source, kind, records).write_text(text + "\n", encoding="utf-8")
 
 
@@ -83,7 +84,8 @@ def plan(source: Path, kind: str, commit: str, records: Path = RECORDS) -> Plan:
     if recorded["depends_on"] != depends_on(source, kind):
         return Plan(
             commit,
-            f"{name}: a sample drawn by {commit[:12]}, ALTHOUGH what it depends on changed after its last full {kind}; "
+            f"{name}: a sample drawn by {commit[:12]}, ALTHOUGH what it depends on changed after its last full {kind} "
+            f"(at {recorded.get('commit', 'a commit not recorded')[:12]}); "
             "make test-all proves it in full",
         )
     why = f"{name}: a sample drawn by {commit[:12]}, since nothing that it depends on changed"

@@ -51,6 +51,7 @@ def test_after_a_change_of_what_the_proof_depends_on_the_run_says_that_all_of_it
     assert planned.sample == OTHERS_TURN
     assert "ALTHOUGH" in planned.why
     assert "make test-all" in planned.why
+    assert f"its last full proof (at {proof_record.this_commit()[:12]})" in planned.why
     assert plan(SOURCE, "proof", OWN_TURN, records).sample is None
 
 
