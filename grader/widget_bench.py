@@ -43,7 +43,9 @@ def _views() -> dict[str, Any]:
     loads = importlib.import_module("reference_impl.bench.under_load")
     return views | {
         "under_load": made.under_load(loads.recorded(), loads.short_run, loads.alone()),
+        "rounding": made.rounding({"normal": _normal()}),
         "sampling": made.sampling(_distribution, [str(i) for i in range(4096)]),
+        "speculation": made.speculation(),
         "tile_stepper": made.tile_stepper(_tiles()),
         "timeline": made.timeline(_trace()),
     }
@@ -55,6 +57,10 @@ def _distribution(temperature: float, top_k: int, top_p: float) -> Any:
     params = engine.SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     logits = torch.linspace(8, -8, 4096)[None]
     return importlib.import_module("reference_impl.assembly.sampler").probabilities(logits, [params])[0].numpy()
+
+
+def _normal() -> Any:
+    return importlib.import_module("numpy").random.default_rng(0).standard_normal((256, 768))
 
 
 def _tiles() -> Any:

@@ -61,7 +61,7 @@ def test_the_table_of_chapters_is_the_manifests() -> None:
     course = yaml.safe_load(text("chapters/course.yaml"))
     rows = {int(row[0]): row for row in re.findall(r"^\| (\d\d) ([^|]+)\| ([^|]+)\| ([^|]*)\| ([^|]+)\|$",
                                                    text("chapters/README.md"), re.MULTILINE)}  # fmt: skip
-    finished = [chapter for chapter in course["chapters"] if chapter["status"] == "finished"]
+    finished = [chapter for chapter in course["chapters"] if chapter["status"] != "planned"]
     assert sorted(rows) == [chapter["number"] for chapter in finished]
     for chapter in finished:
         _, title, notebooks, lab, quiz = rows[chapter["number"]]
@@ -69,7 +69,8 @@ def test_the_table_of_chapters_is_the_manifests() -> None:
         items = yaml.safe_load((folder / "quiz.yaml").read_text("utf-8"))["items"]
         parts = len(chapter["parts"])
         assert title.strip() == chapter["title"]
-        assert notebooks.strip() == f"{parts} notebook{'s' * (parts > 1)}"
+        more = ", more to come" * (chapter["status"] == "begun")
+        assert notebooks.strip() == f"{parts} notebook{'s' * (parts > 1)}{more}"
         assert quiz.strip() == f"{len(items)} items"
         assert [one["slug"] for one in chapter.get("labs", []) if "points" in one] == re.findall(
             r"^`(\w+)`", lab.strip()

@@ -18,6 +18,7 @@ from chapters.widgets.predictions import predict, reveal
 from chapters.widgets.quiz import quiz
 from chapters.widgets.radix_tree import radix_tree
 from chapters.widgets.roofline import roofline
+from chapters.widgets.rounding import rounding
 from chapters.widgets.sampling import sampling
 from chapters.widgets.savings import savings
 from chapters.widgets.schedule import schedule
@@ -44,6 +45,7 @@ __all__ = [
     "radix_tree",
     "reveal",
     "roofline",
+    "rounding",
     "sampling",
     "savings",
     "schedule",

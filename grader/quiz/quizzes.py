@@ -78,7 +78,7 @@ def open_quizzes(chapters: Sequence[str] = ()) -> list[Quiz]:
         chapter for chapter in load_course().chapters if (chapters_root() / chapter.folder / "quiz.yaml").is_file()
     ]
     if not chapters:
-        return [load_quiz(chapter.folder) for chapter in there if chapter.status == "finished"]
+        return [load_quiz(chapter.folder) for chapter in there if chapter.status != "planned"]
     wanted = {_find(name, there).folder for name in chapters}
     return [load_quiz(chapter.folder) for chapter in there if chapter.folder in wanted]
 

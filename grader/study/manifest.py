@@ -43,7 +43,7 @@ class Chapter(_Entry):
     number: int = Field(ge=0, le=99)
     slug: Slug
     title: str = Field(min_length=1)
-    status: Literal["finished", "planned"]
+    status: Literal["finished", "begun", "planned"]  # begun: it has parts, and more are to come
     minutes: Minutes
     prerequisites: tuple[int, ...]
     parts: tuple[Part, ...] = ()
@@ -56,8 +56,8 @@ class Chapter(_Entry):
 
     @model_validator(mode="after")
     def _parts_and_status_agree(self) -> Chapter:
-        if (self.status == "finished") != bool(self.parts):
-            raise ValueError(f"chapter {self.number}: expected parts exactly when finished, got {self.status}")
+        if (self.status == "planned") == bool(self.parts):
+            raise ValueError(f"chapter {self.number}: expected parts unless it is planned, got {self.status}")
         if self.parts and sum(part.minutes for part in self.parts) != self.minutes:
             raise ValueError(f"chapter {self.number}: expected minutes to be the sum of its parts, got {self.minutes}")
         return self

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-from reference_impl.theory import kv_cache, latency
+from reference_impl.theory import kv_cache, latency, quantization
 from reference_impl.theory.hardware import device
 from reference_impl.theory.model_shapes import from_config, model
 from reference_impl.theory.units import GB, GiB
@@ -68,3 +69,74 @@ def test_e07_08_half_the_cache_bytes_double_the_tokens_and_hardly_the_speed_of_s
     # Where users wait for a step and not for room, the count of tokens decides nothing: the step is the same.
     short = [latency.decode_seconds(L8, 64, H100, batch=256, bytes_per_value=b) for b in (2, 1)]
     assert short[0] / short[1] < 1.08
+
+
+def test_e07_06_static_scales_need_calibration_in_either_format() -> None:
+    """Claim: FP8 is preferred to INT8 because it needs no calibration.
+
+    With a scale of each row at hand neither needs any, and FP8 is the better one where tails are heavy. With a scale
+    from other data both cut off what lies beyond it.
+    """
+    rng = np.random.default_rng(0)
+    seen = rng.standard_normal((16, 512))
+    served = seen * np.exp(1.2 * rng.standard_normal(seen.shape))
+    dynamic, static = {}, {}
+    for name in ("int8", "e4m3"):
+        values = quantization.FORMATS[name].values
+        scale = np.abs(seen).max() / values[-1]
+        static[name] = quantization.relative_error(served, quantization.nearest(served / scale, values) * scale)
+        dynamic[name] = quantization.relative_error(served, quantization.rounded(served, name, 512))
+    assert dynamic["e4m3"] < dynamic["int8"] < 0.05
+    assert min(static.values()) > 0.5
+    error = {name: quantization.relative_error(seen, quantization.rounded(seen, name, 512)) for name in dynamic}
+    assert error["int8"] < error["e4m3"] / 3  # without the tails
+
+
+def test_e07_07_a_scale_for_the_largest_clips_nothing_and_takes_the_others_digits() -> None:
+    """Claim: naive quantization clips the outliers.
+
+    The outlier is stored exactly, and four fifths of the others become 0. A clipped scale keeps the others and loses
+    the outlier, with a larger squared error in all. A group confines the harm.
+    """
+    x = np.random.default_rng(0).standard_normal(4096)
+    x[7] = 20.0
+    whole, clipped, groups = (
+        quantization.rounded(x, "int4", **how) for how in ({}, {"clip": 0.15}, {"group_size": 32})
+    )
+    assert whole[7] == x[7]
+    assert np.mean(whole == 0) > 0.8
+    assert np.mean(clipped == 0) < 0.3
+    assert clipped[7] == pytest.approx(3.0)
+    one_lost = 100.0  # an outlier far enough out, of which the clipped scale keeps the twentieth part or so
+    x[7] = one_lost
+    errors = [np.square(quantization.rounded(x, "int4", clip=clip) - x).sum() for clip in (1.0, 0.05)]
+    assert errors[0] < errors[1]
+    assert np.mean(groups == 0) < 0.2
+
+
+def test_e07_09_two_encodings_of_e4m3_read_the_same_byte_differently() -> None:
+    """Claim: FP8 is native on H100, MI300X and Blackwell alike. CDNA 3 has FNUZ: half of OCP's values, up to 240."""
+    assert [quantization.FORMATS[name].reach for name in ("e4m3", "e5m2", "e4m3fnuz")] == [448, 57_344, 240]
+    codes = torch.arange(1, 127, dtype=torch.uint8)
+    ocp, fnuz = (codes.view(kind).double() for kind in (torch.float8_e4m3fn, torch.float8_e4m3fnuz))
+    assert torch.equal(ocp, 2 * fnuz)
+
+
+def test_e07_10_three_values_are_1_58_bits_and_five_of_them_fit_a_byte() -> None:
+    """Claim: ternary weights have 2 bits."""
+    assert np.log2(3) == pytest.approx(1.585, abs=5e-4)
+    assert 3**5 <= 2**8 < 3**6
+
+
+@pytest.mark.parametrize("size", [32, 64, 256, 4096])
+def test_e07_12_other_values_than_nf4s_have_a_smaller_error_at_every_block_size(size: int) -> None:
+    """Claim: NF4 is optimal for normal weights. Lloyd's values, from other samples, have less; INT4's steps more."""
+    blocks = np.random.default_rng(3).standard_normal((2, 2**16)).reshape(2, -1, size)
+    train, test = blocks / np.abs(blocks).max(-1, keepdims=True)
+    best = quantization.lloyd_max(train, 16)
+    errors = [
+        quantization.relative_error(test, quantization.nearest(test, values))
+        for values in (best, quantization.nf4_values(), quantization.FORMATS["int4"].values / 7)
+    ]
+    assert errors[0] < 0.97 * errors[1]
+    assert errors[1] < errors[2]

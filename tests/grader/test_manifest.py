@@ -52,7 +52,7 @@ def write(path: Path, **changes: object) -> Path:
     [
         ({"slug": "Not A Slug"}, "slug"),
         ({"status": "done"}, "status"),
-        ({"status": "finished"}, "expected parts exactly when finished"),
+        ({"status": "finished"}, "expected parts unless it is planned"),
         ({"minutes": 0}, "minutes"),
         ({"prerequisites": [3]}, r"prerequisites \[3\] are not listed before it"),
         ({"points": 10}, "points"),

@@ -31,6 +31,8 @@ def test_the_other_formats_are_those_of_their_papers() -> None:
     assert [q.FORMATS[name].reach for name in ("int8", "int4", "ternary")] == [127, 7, 1]
     largest = torch.finfo(torch.float16).max, torch.finfo(torch.bfloat16).max
     assert (q.float_values(5, 10, "ieee").max(), q.float_values(8, 7, "ieee").max()) == largest
+    assert largest[0] == 65_504
+    assert [q.FORMATS[name].reach for name in ("e4m3", "e5m2", "e4m3fnuz")] == [448, 57_344, 240]
 
 
 @pytest.mark.parametrize("name", q.FORMATS)
