@@ -17,7 +17,7 @@ from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
 from reference_impl.annexes.speculative.model_worker import Draft, ModelDraftRun, ModelDraftWorker
 from reference_impl.annexes.speculative.tree import Tree
-from reference_impl.annexes.speculative.tree_worker import TreeRun, TreeWorker
+from reference_impl.annexes.speculative.tree_head_worker import TreeHeadRun, TreeHeadWorker
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.annexes.transfer.worker import PageWorker
 from reference_impl.assembly.sampler import sample
@@ -117,11 +117,11 @@ class FeatureGuessingExecutor(FeatureWorker, LocalExecutor):
         return FeatureGuessingRun(self, step, batch, now) if keeps_up else super().run_of(step, batch, now)
 
 
-class TreeGuessingRun(TreeRun, FeatureGuessingRun):
+class TreeGuessingRun(TreeHeadRun, FeatureGuessingRun):
     worker: TreeGuessingExecutor
 
 
-class TreeGuessingExecutor(TreeWorker, FeatureGuessingExecutor):
+class TreeGuessingExecutor(TreeHeadWorker, FeatureGuessingExecutor):
     """Whose guesses are trees."""
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_impl.annexes.fusion.attention import TritonAttention
-from reference_impl.annexes.speculative import tree_head, tree_worker
+from reference_impl.annexes.speculative import tree_head, tree_head_worker, tree_worker
 from reference_impl.annexes.speculative.candidates import NONE
 from reference_impl.annexes.speculative.feature_head import FeatureHead
 from reference_impl.annexes.speculative.tree import Tree
@@ -213,7 +213,7 @@ def test_guesses_are_the_likeliest_behind_each_path(
             made.append((known, Tree.of(TREES[name]).first(len(mine)), mine))
         return tokens, q
 
-    monkeypatch.setattr(tree_worker, "guess_tree", recorded)
+    monkeypatch.setattr(tree_head_worker, "guess_tree", recorded)
     engine, _ = tapped_engine(
         target, parts=Parts(draft_model=head), num_blocks=60, block_size=4, max_num_seqs=3, prefix_cache="off",
         max_num_batched_tokens=budget, **with_tree(TREES[name]),
@@ -311,7 +311,7 @@ def test_equal_guesses_at_one_place_leave_the_distribution_right(small, heads, e
     def equal(draft: Any, levels: Any, t: Any, slots: Any, sampler: Any) -> Any:
         return torch.full_like(t["draft.row"], likely), None
 
-    monkeypatch.setattr(tree_worker, "guess_tree", equal)
+    monkeypatch.setattr(tree_head_worker, "guess_tree", equal)
     assert p_value(free_texts(small, heads["usual"], "temperature", (3, 3)), expected("temperature")) > ALPHA
 
 
