@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from reference_impl.annexes.kv_formats.formats import kv_format
+from reference_impl.annexes.speculative.lookahead import Shape
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.core.model_config import ModelConfig, RopeConfig
 from reference_impl.models.config_reader import ConfigError
@@ -41,11 +42,12 @@ class EngineConfig:
     speculative: who guesses what a request's next tokens are: "ngram" (what followed its last tokens before), "suffix"
     (the same by the longest match), "draft" (a smaller model, LLM(draft_model=...) or Parts.draft_model), "eagle" (a
     feature head for this model, given likewise), "medusa" (Medusa heads for it, likewise), "early-exit" (the model's
-    first layers, as many as exit_layer says; 0: half), "off", or a proposer in Parts. Guesses change no text that is
-    greedy or has a seed of its own, and of others no distribution. num_drafts: how many of them a decoding request has
-    verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more of them than pay, by how often they
-    are kept and what steps take, and no model that guesses where it does not pay; "auto": where `speculative` names a
-    method.
+    first layers, as many as exit_layer says; 0: half), "lookahead" (the model itself, by Jacobi iteration; lookahead:
+    columns of its window, length of its n-grams, candidates; (): 3, 3 and 3), "off", or a proposer in Parts. Guesses
+    change no text that is greedy or has a seed of its own, and of others no distribution. num_drafts: how many of them
+    a decoding request has verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more of them than
+    pay, by how often they are kept and what steps take, and no model that guesses where it does not pay; "auto": where
+    `speculative` names a method.
     draft_tree: with "eagle", guesses that are a tree instead of a chain: how many each node of a level has behind it,
     such as (4, 2, 2), or paths, see annexes/speculative/tree.py. Several candidates for a position are kept more often,
     and cost a token each in the step. Requests with penalties have none.
@@ -71,8 +73,9 @@ class EngineConfig:
     admission: Literal["fill", "worst_case"] = "fill"
     preemption: Literal["recompute", "swap"] = "recompute"
     swap_bytes: int = 64 * 1024**2
-    speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "medusa", "early-exit"] = "off"
+    speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "medusa", "early-exit", "lookahead"] = "off"
     exit_layer: int = 0
+    lookahead: Sequence[int] = ()
     num_drafts: int = 0
     draft_tree: Sequence[int] | Sequence[Sequence[int]] = ()
     adaptive_drafts: Literal["auto", "on", "off"] = "auto"
@@ -95,6 +98,8 @@ class EngineConfig:
             elif name == "draft_tree":
                 if value != ():
                     Tree.of(value)  # raises ValueError
+            elif name == "lookahead":
+                Shape.of(value)  # raises ValueError
             elif kind is bool:
                 if not isinstance(value, bool):
                     raise ValueError(f"EngineConfig.{name}: expected True or False, got {value!r}")

@@ -13,7 +13,7 @@ from reference_impl.annexes.process.worker import Facts, WorkerProcess, fingerpr
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
-from reference_impl.assembly.speculation import BY_MODEL, EARLY_EXIT
+from reference_impl.assembly.speculation import BY_ITSELF, BY_MODEL
 from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.models.config_json import read_model_config
 
@@ -41,7 +41,7 @@ def load_worker(
     from reference_impl.assembly.model import load_model
 
     parts = Parts() if make_parts is None else make_parts()
-    guesses = parts.proposer is not None or parts.draft_model is not None or config.speculative == EARLY_EXIT
+    guesses = parts.proposer is not None or parts.draft_model is not None or config.speculative in BY_ITSELF
     if not guesses:  # drafts, if there are any, come with the steps
         config = dataclasses.replace(config, num_drafts=0, speculative="off")
     if device == "cpu":
@@ -108,9 +108,10 @@ def outline(folder: Path, dtype: str, device: str = "cpu") -> Any:
 
 
 class _Elsewhere:
-    """Cache and attention of an engine that only plans, with what 8 bits need of them (HasScales, ReadsScales)."""
+    """Cache and attention of an engine that only plans, with what 8 bits and trees need of them (HasScales,
+    ReadsScales, TakesTrees)."""
 
-    reads_scales = True
+    reads_scales = takes_trees = True
 
     def scales(self, layer: int) -> Any:
         raise RuntimeError("this engine only plans: its tensors lie in the worker's process")

@@ -15,6 +15,8 @@ from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
 from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
+from reference_impl.annexes.speculative.lookahead import Shape
+from reference_impl.annexes.speculative.lookahead_worker import LookaheadRun, LookaheadWorker
 from reference_impl.annexes.speculative.model_worker import Draft, ModelDraftRun, ModelDraftWorker
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.annexes.speculative.tree_head_worker import TreeHeadRun, TreeHeadWorker
@@ -128,6 +130,17 @@ class TreeGuessingExecutor(TreeHeadWorker, FeatureGuessingExecutor):
         return TreeGuessingRun(self, step, batch, now) if step.rows else super().run_of(step, batch, now)
 
 
+class LookaheadGuessingRun(LookaheadRun, FullRun):
+    worker: LookaheadExecutor
+
+
+class LookaheadExecutor(LookaheadWorker, LocalExecutor):
+    """Whose guesses are its own, by lookahead."""
+
+    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
+        return LookaheadGuessingRun(self, step, batch, now) if batch.drafts else super().run_of(step, batch, now)
+
+
 class GuessingExecutor(ModelDraftWorker, LocalExecutor):
     """With a draft model, too: it computes all rows. Or with the model's own first layers, which compute those that get
     guesses."""
@@ -145,13 +158,19 @@ class StoringGuessingExecutor(PageWorker, GuessingExecutor):
     """The same."""
 
 
+class StoringLookaheadExecutor(PageWorker, LookaheadExecutor):
+    """With a page store, and lookahead."""
+
+
 def make_worker(
     model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
     sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
     page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None, tree: Tree | None = None,
+    lookahead: Shape | None = None,
 ) -> LocalExecutor:  # fmt: skip
     """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store if
-    it has a cache of its own; tree: of a feature head's guesses. The others as of `LocalExecutor`."""
+    it has a cache of its own; tree: of a feature head's guesses; lookahead: instead of both. The others as of
+    `LocalExecutor`."""
     options: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_len": max_len}
     options |= {"proposer": proposer} if draft is None else {"draft": draft}
     kinds: tuple[type[LocalExecutor], type[LocalExecutor]] = (LocalExecutor, StoringExecutor)
@@ -159,6 +178,8 @@ def make_worker(
         kinds = GuessingExecutor, StoringGuessingExecutor
     elif draft is not None:
         kinds = FeatureGuessingExecutor, StoringFeatureExecutor
+    if lookahead is not None:
+        kinds, options["lookahead"], tree = (LookaheadExecutor, StoringLookaheadExecutor), lookahead, None
     if page_store is not None:
         options["page_store"] = page_store
     kind = kinds[page_store is not None]

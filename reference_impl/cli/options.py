@@ -21,7 +21,7 @@ _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they ar
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
 _SPECULATIVE = (
-    "Guess tokens ahead: ngram, suffix, draft, eagle, medusa, early-exit, or off. "
+    "Guess tokens ahead: ngram, suffix, draft, eagle, medusa, early-exit, lookahead, or off. "
     "Greedy and seeded texts stay the same."
 )
 _DRAFT_MODEL = (
@@ -29,6 +29,7 @@ _DRAFT_MODEL = (
     "given as the model is."
 )
 _EXIT_LAYER = "Of the model's layers so many guess with --speculative early-exit; default: half of them."
+_LOOKAHEAD = "With --speculative lookahead: columns of its window, length of its n-grams, candidates; default: 3,3,3."
 _DRAFTS = "Guesses of a request in a step; default: 4 with --speculative."
 _DRAFT_TREE = "With --speculative eagle, a tree of guesses: how many each of a level has behind it, such as 4,2,2."
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
@@ -68,25 +69,27 @@ class EngineOptions:
     speculative: Annotated[str, typer.Option(help=_SPECULATIVE)] = "off"
     draft_model: Annotated[str | None, typer.Option(help=_DRAFT_MODEL)] = None
     exit_layer: Annotated[int, typer.Option(min=0, help=_EXIT_LAYER, show_default=False)] = 0
+    lookahead: Annotated[str | None, typer.Option(help=_LOOKAHEAD)] = None
     num_drafts: Annotated[int, typer.Option(min=0, help=_DRAFTS, show_default=False)] = 0
     draft_tree: Annotated[str | None, typer.Option(help=_DRAFT_TREE)] = None
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
 
     def of_llm(self) -> dict[str, Any]:
-        """As an LLM takes them. OSError, ValueError as of `folder_of`; ValueError for another draft_tree."""
+        """As an LLM takes them. OSError, ValueError as of `folder_of`; ValueError for other numbers."""
         return vars(self) | {
             "draft_model": None if self.draft_model is None else folder_of(self.draft_model),
-            "draft_tree": () if self.draft_tree is None else _widths(self.draft_tree),
+            "draft_tree": () if self.draft_tree is None else _integers("draft_tree", self.draft_tree, "4,2,2"),
+            "lookahead": () if self.lookahead is None else _integers("lookahead", self.lookahead, "3,3,3"),
         }
 
 
-def _widths(tree: str) -> tuple[int, ...]:
+def _integers(name: str, given: str, example: str) -> tuple[int, ...]:
     """Of "4,2,2". ValueError for anything else."""
     try:
-        return tuple(map(int, tree.split(",")))
+        return tuple(map(int, given.split(",")))
     except ValueError:
         raise ValueError(
-            f"EngineConfig.draft_tree: expected numbers between commas, such as 4,2,2, got {tree!r}"
+            f"EngineConfig.{name}: expected numbers between commas, such as {example}, got {given!r}"
         ) from None
 
 
