@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from reference_impl.annexes.kv_formats.formats import kv_format
+from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.lookahead import Shape
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.core.model_config import ModelConfig, RopeConfig
@@ -49,8 +50,9 @@ class EngineConfig:
     pay, by how often they are kept and what steps take, and no model that guesses where it does not pay; "auto": where
     `speculative` names a method.
     draft_tree: with "eagle", guesses that are a tree instead of a chain: how many each node of a level has behind it,
-    such as (4, 2, 2), or paths, see annexes/speculative/tree.py. Several candidates for a position are kept more often,
-    and cost a token each in the step. Requests with penalties have none.
+    such as (4, 2, 2), or paths, see annexes/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
+    head is sure, num_drafts of them (0: 12), also with width and levels, "dynamic,4,4". Several candidates for a
+    position are kept more often, and cost a token each in the step. Requests with penalties have none.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes); see annexes/kv_formats/formats.py.
@@ -77,7 +79,7 @@ class EngineConfig:
     exit_layer: int = 0
     lookahead: Sequence[int] = ()
     num_drafts: int = 0
-    draft_tree: Sequence[int] | Sequence[Sequence[int]] = ()
+    draft_tree: Sequence[int] | Sequence[Sequence[int]] | str = ()
     adaptive_drafts: Literal["auto", "on", "off"] = "auto"
     seed: int | None = None
     attention: Literal["auto", "triton", "torch"] = "auto"
@@ -96,7 +98,9 @@ class EngineConfig:
                 if value not in choices:
                     raise ValueError(f"EngineConfig.{name}: expected one of {', '.join(choices)}, got {value!r}")
             elif name == "draft_tree":
-                if value != ():
+                if isinstance(value, str):
+                    Growth.of(value)  # raises ValueError
+                elif value != ():
                     Tree.of(value)  # raises ValueError
             elif name == "lookahead":
                 Shape.of(value)  # raises ValueError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.lookahead import Shape
 from reference_impl.annexes.speculative.ngram import NgramProposer
 from reference_impl.annexes.speculative.suffix import SuffixProposer
@@ -51,10 +52,12 @@ def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Par
     return config, parts if by_worker else replace(parts, host_proposer=PROPOSERS[config.speculative]())
 
 
-def tree_of(config: EngineConfig) -> Tree | None:
+def tree_of(config: EngineConfig) -> Tree | Growth | None:
     """Of the guesses that a row has; None: they are a chain."""
     if shape := lookahead_of(config):
         return shape.tree
+    if isinstance(config.draft_tree, str):
+        return Growth.of(config.draft_tree, config.num_drafts)
     return Tree.of(config.draft_tree) if config.draft_tree else None
 
 
@@ -75,7 +78,7 @@ def with_tree(config: EngineConfig, parts: Parts) -> EngineConfig:
     """With the number of its guesses. ValueError or ConfigError where something else cannot be combined with a tree."""
     tree = tree_of(config)
     assert tree is not None
-    asked, num = f"draft_tree={config.draft_tree!r}", len(tree.parents)
+    asked, num = f"draft_tree={config.draft_tree!r}", tree.num_nodes
     if config.draft_tree and config.speculative != "eagle":
         raise ValueError(
             f"{asked} is for a feature head, and speculative={config.speculative!r}: expected 'eagle', or no draft_tree"

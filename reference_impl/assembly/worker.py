@@ -15,6 +15,7 @@ from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
 from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
+from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.lookahead import Shape
 from reference_impl.annexes.speculative.lookahead_worker import LookaheadRun, LookaheadWorker
 from reference_impl.annexes.speculative.model_worker import Draft, ModelDraftRun, ModelDraftWorker
@@ -165,8 +166,8 @@ class StoringLookaheadExecutor(PageWorker, LookaheadExecutor):
 def make_worker(
     model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
     sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
-    page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None, tree: Tree | None = None,
-    lookahead: Shape | None = None,
+    page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None,
+    tree: Tree | Growth | None = None, lookahead: Shape | None = None,
 ) -> LocalExecutor:  # fmt: skip
     """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store if
     it has a cache of its own; tree: of a feature head's guesses; lookahead: instead of both. The others as of

@@ -45,6 +45,7 @@ METHODS: dict[str, dict[str, Any]] = {
 # Guesses of one size, in trees.
 SHAPED: dict[str, dict[str, Any]] = {
     "eagle tree": {"draft_model": "eagle", "draft_tree": (4, 2, 2)},
+    "eagle dynamic": {"draft_model": "eagle", "draft_tree": "dynamic"},
     "lookahead": {"speculative": "lookahead"},
 }
 FIXED, BATCHES = (2, 4), (1, 8)

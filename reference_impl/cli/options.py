@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from reference_impl.annexes.kv_formats.formats import FORMATS
+from reference_impl.annexes.speculative.growth import DYNAMIC
 from reference_impl.cli.messages import described, is_usage, say
 
 _KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.join(FORMATS)}."
@@ -31,7 +32,10 @@ _DRAFT_MODEL = (
 _EXIT_LAYER = "Of the model's layers so many guess with --speculative early-exit; default: half of them."
 _LOOKAHEAD = "With --speculative lookahead: columns of its window, length of its n-grams, candidates; default: 3,3,3."
 _DRAFTS = "Guesses of a request in a step; default: 4 with --speculative."
-_DRAFT_TREE = "With --speculative eagle, a tree of guesses: how many each of a level has behind it, such as 4,2,2."
+_DRAFT_TREE = (
+    "With --speculative eagle, a tree of guesses: how many each of a level has behind it, such as 4,2,2; "
+    "or dynamic: grown in each step, where the head is sure."
+)
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
 
@@ -78,9 +82,16 @@ class EngineOptions:
         """As an LLM takes them. OSError, ValueError as of `folder_of`; ValueError for other numbers."""
         return vars(self) | {
             "draft_model": None if self.draft_model is None else folder_of(self.draft_model),
-            "draft_tree": () if self.draft_tree is None else _integers("draft_tree", self.draft_tree, "4,2,2"),
+            "draft_tree": _tree(self.draft_tree),
             "lookahead": () if self.lookahead is None else _integers("lookahead", self.lookahead, "3,3,3"),
         }
+
+
+def _tree(given: str | None) -> tuple[int, ...] | str:
+    """Numbers, or how a tree is grown."""
+    if given is None or given.startswith(DYNAMIC):
+        return given or ()
+    return _integers("draft_tree", given, "4,2,2")
 
 
 def _integers(name: str, given: str, example: str) -> tuple[int, ...]:

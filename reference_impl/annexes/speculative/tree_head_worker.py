@@ -12,7 +12,9 @@ from torch import Tensor
 
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
+from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.tree import Tree
+from reference_impl.annexes.speculative.tree_growing import grow_trees
 from reference_impl.annexes.speculative.tree_head import Level, guess_tree, lay_out_levels, level_arrays
 from reference_impl.annexes.speculative.tree_layout import Rows, kept_arrays, without_branches
 from reference_impl.annexes.speculative.tree_worker import Places, TreeRun, TreeWorker
@@ -24,13 +26,13 @@ AFTER = "draft.after."  # before the names of arrays of `without_branches`
 
 
 class TreeHeadWorker(TreeWorker, FeatureWorker):
-    """tree: of which a row's guesses are the first nodes."""
+    """tree: of which a row's guesses are the first nodes; or how a tree is grown."""
 
     draft: FeatureDraft
 
-    def __init__(self, *args: Any, tree: Tree, **options: Any):
+    def __init__(self, *args: Any, tree: Tree | Growth, **options: Any):
         super().__init__(*args, **options)
-        self.tree, self.most_nodes = tree, len(tree.parents)
+        self.tree, self.most_nodes = tree, tree.num_nodes
 
 
 class TreeHeadRun(TreeRun, FeatureRun):
@@ -38,11 +40,20 @@ class TreeHeadRun(TreeRun, FeatureRun):
     levels: list[Level]
     after: HostBatch | None = None  # the rows when only one path of each tree is left; None: no row has guesses
 
+    grown: Tensor | None = None  # the D guesses, if their tree was grown
+
     def trees(self, step_rows: Sequence[StepRow]) -> Sequence[Tree]:
-        return [self.worker.tree.first(row.num_drafts) for row in step_rows]
+        w, nums = self.worker, [row.num_drafts for row in step_rows]
+        if isinstance(w.tree, Tree):
+            return [w.tree.first(num) for num in nums]
+        with self.watched():
+            trees, self.grown = grow_trees(w.draft, step_rows, w.slots, w.tree)
+        return trees
 
     def guessing_arrays(self, step_rows: Sequence[StepRow], rows: Rows, places: Places) -> Arrays:
         w = self.worker
+        if not isinstance(w.tree, Tree):
+            return self.after_arrays(rows)
         self.levels = lay_out_levels(step_rows, rows, w.tree, w.slots)
         return level_arrays(self.levels, step_rows, w.slots, w.draws, places) | self.after_arrays(rows)
 
@@ -54,6 +65,8 @@ class TreeHeadRun(TreeRun, FeatureRun):
 
     def guesses(self) -> tuple[Tensor, Tensor | None]:
         w = self.worker
+        if self.grown is not None:
+            return self.grown, None
         return guess_tree(w.draft, self.levels, self.tensors, w.slots, w.draws)
 
     def path_kept(self, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
