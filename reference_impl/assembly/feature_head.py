@@ -1,10 +1,11 @@
 """A feature head (annexes/speculative/feature_head.py) from a folder: config.json says architectures ["FeatureHead"],
-and layer_of: whose layer it is, "Qwen3ForCausalLM" for example; the other fields are that architecture's."""
+and layer_of: whose layer it is, "Qwen3ForCausalLM" for example; maybe draft_tokens: of which guesses are, a list; the
+other fields are that architecture's."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,6 +46,7 @@ def load_feature_head(
     )
     if config.num_layers != 1:
         raise ConfigError(f"{path}: num_hidden_layers: expected 1, found {config.num_layers}")
+    draft_tokens = _draft_tokens(raw, config.vocab_size, path, device)
     model = build_model(config, dtype, device, max_position, kernels)
     size, new = config.hidden_size, model.dtype
     fc = Linear(model.linears()[0].method, 2 * size, {"fc": size}, False, "fc")
@@ -58,4 +60,18 @@ def load_feature_head(
     finish(model)
     fc.method.finish(fc.params)
     model.embedding = torch.empty(0, dtype=new, device=device)  # the target's is used
-    return FeatureHead(model, fc, embed_norm)
+    return FeatureHead(model, fc, embed_norm, draft_tokens)
+
+
+def _draft_tokens(raw: dict[str, Any], vocab_size: int, where: Path, device: torch.device) -> torch.Tensor | None:
+    """[any] int64, sorted; None: all tokens. ConfigError for anything but different tokens of the vocabulary."""
+    given = raw.get("draft_tokens")
+    if given is None:
+        return None
+    right = isinstance(given, list) and given and all(type(token) is int and 0 <= token < vocab_size for token in given)
+    if not right or len(set(given)) != len(given):
+        raise ConfigError(
+            f"{where}: draft_tokens: expected a list of different tokens of the vocabulary of {vocab_size:,}, found "
+            f"{shown(given)}"
+        )
+    return torch.tensor(sorted(given), device=device)

@@ -313,7 +313,9 @@ def heads(random_model: Callable) -> dict[str, FeatureHead]:
     usual = random_head(copy.deepcopy(random_model("float64", vocab_size=VOCAB, num_hidden_layers=1)))
     broken = random_head(copy.deepcopy(random_model("float64", vocab_size=VOCAB, num_hidden_layers=1)))
     broken.layer.norm.fill_(torch.nan)
-    return {"usual": usual, "broken": broken}
+    few = random_head(copy.deepcopy(random_model("float64", vocab_size=VOCAB, num_hidden_layers=1)))
+    few.draft_tokens = torch.tensor([1, 2, 4])
+    return {"usual": usual, "broken": broken, "few": few}
 
 
 @pytest.fixture(scope="module")
@@ -352,6 +354,7 @@ def free_texts(small: Any, head: FeatureHead, name: str, tree: Any) -> list[tupl
     ("name", "kind", "tree"),
     [("temperature", "usual", (2, 2)), ("temperature", "broken", (3, 2)), ("top_k", "usual", (4,)),
      ("top_p", "usual", ((0,), (1,), (0, 0), (0, 1), (1, 0))), ("min_p", "usual", "dynamic,2,2"),
+     ("temperature", "few", (2, 2)), ("top_k", "few", "dynamic,3,2"), ("temperature", "few", (4,)),
      ("temperature", "broken", "dynamic,2,2"), ("top_k", "usual", "dynamic,4,1")],
 )  # fmt: skip
 def test_texts_are_distributed_as_the_targets(small, heads, expected, name: str, kind: str, tree: Any) -> None:
