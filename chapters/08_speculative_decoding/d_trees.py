@@ -453,6 +453,8 @@ assert torch.allclose(exact, p)
 assert ((typical - p).abs().sum(-1) / 2).mean() > 0.01
 
 # %% [markdown] name="errata-typical-reading"
+# The engine has it as the one option that is lossy, `acceptance="typical"`, and says so in its trace.
+#
 # So label every method: exact (greedy match, rejection, coupling) or approximate (typical acceptance, thresholds, top-n
 # match). An approximate one may be a good trade; it is another model, and has to be evaluated as one.
 #

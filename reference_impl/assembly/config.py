@@ -49,6 +49,9 @@ class EngineConfig:
     a decoding request has verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more of them than
     pay, by how often they are kept and what steps take, and no model that guesses where it does not pay; "auto": where
     `speculative` names a method.
+    acceptance: "typical" (Medusa's) keeps guesses that are plausible, p(x) > min(0.09, 0.3 exp(-entropy of p)), more of
+    them, and is lossy: texts of requests with a temperature are no longer distributed as the model's, nor those of
+    their seeds. Greedy ones stay.
     draft_tree: with "eagle", guesses that are a tree instead of a chain: how many each node of a level has behind it,
     such as (4, 2, 2), or paths, see annexes/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
     head is sure, num_drafts of them (0: 12), also with width and levels, "dynamic,4,4". Several candidates for a
@@ -80,6 +83,7 @@ class EngineConfig:
     lookahead: Sequence[int] = ()
     num_drafts: int = 0
     draft_tree: Sequence[int] | Sequence[Sequence[int]] | str = ()
+    acceptance: Literal["exact", "typical"] = "exact"
     adaptive_drafts: Literal["auto", "on", "off"] = "auto"
     seed: int | None = None
     attention: Literal["auto", "triton", "torch"] = "auto"

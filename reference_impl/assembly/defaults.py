@@ -167,11 +167,13 @@ def new_worker(
     from reference_impl.assembly.worker import make_worker
 
     model: Any = TokenByToken(made.model) if made.config.batch_invariant else made.model
-    return make_worker(
+    worker = make_worker(
         model, cache, made.attention, made.kv_specs, made.clock, sampler,
         max_num_seqs=made.config.max_num_seqs, max_len=made.max_model_len, proposer=proposer,
         page_store=store, draft=draft, tree=tree_of(made.config), lookahead=lookahead_of(made.config),
     )  # fmt: skip
+    worker.typical = made.config.acceptance == "typical"
+    return worker
 
 
 def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:

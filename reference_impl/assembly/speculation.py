@@ -30,6 +30,7 @@ def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Par
     """Both, where a method is named with its proposer and a number of drafts. ValueError where there is a proposer, or
     a scheduler that would ask none, already, or no draft model."""
     check_lookahead(config)
+    check_acceptance(config, parts)
     if tree_of(config) is not None:
         config = with_tree(config, parts)
     if config.speculative == "off":
@@ -71,6 +72,22 @@ def check_lookahead(config: EngineConfig) -> None:
         raise ValueError(
             f"lookahead={tuple(config.lookahead)} is for speculative={LOOKAHEAD!r}, and it is {config.speculative!r}: "
             "leave lookahead out"
+        )
+
+
+def check_acceptance(config: EngineConfig, parts: Parts) -> None:
+    """ValueError where guesses cannot be kept as is asked."""
+    if config.acceptance == "exact":
+        return
+    asked = f"acceptance={config.acceptance!r}"
+    if config.speculative == "off" and not config.num_drafts:
+        raise ValueError(f"{asked} is for guesses, and there are none: name a method, speculative=..., or leave it out")
+    if tree_of(config) is not None:
+        raise ValueError(f"{asked} is for guesses in a chain, and here they are a tree: leave one of the two out")
+    if parts.sampler is not None and not _is_known("sampler", parts.sampler):
+        raise ValueError(
+            f"{asked} needs {_KNOWN['sampler']}, and Parts.sampler, {type(parts.sampler).__name__}, is given: leave "
+            "one of the two out"
         )
 
 

@@ -40,14 +40,15 @@ def load_worker(
     from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
     from reference_impl.assembly.model import load_model
 
-    parts = Parts() if make_parts is None else make_parts()
+    parts, typical = Parts() if make_parts is None else make_parts(), config.acceptance == "typical"
     guesses = parts.proposer is not None or parts.draft_model is not None or config.speculative in BY_ITSELF
     if not guesses:  # drafts, if there are any, come with the steps
-        config = dataclasses.replace(config, num_drafts=0, speculative="off")
+        config = dataclasses.replace(config, num_drafts=0, speculative="off", acceptance="exact")
     if device == "cpu":
         use_no_more_threads_than_cores()
     model = load_model(folder, getattr(torch, dtype), device, config.max_model_len, config.attention, quantization)
-    engine = Engine(model, config, parts)
+    engine: Any = Engine(model, config, parts)
+    engine.executor.typical = typical
     return engine.executor, facts_of(engine)
 
 

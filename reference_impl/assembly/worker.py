@@ -50,7 +50,7 @@ class FullRun(DraftRun, BiasRun, PenaltyRun, FloorRun, MaskRun, ScoreRun, PoolRu
     def needs_logits(self) -> bool:
         w, slots = self.worker, self.batch.slots
         free = w.counts.places.keys().isdisjoint(slots) and w.biased.isdisjoint(slots)
-        return not free or "draft.unseeded" in self.batch.arrays or super().needs_logits()
+        return not free or w.typical or "draft.unseeded" in self.batch.arrays or super().needs_logits()
 
 
 class LocalExecutor(

@@ -36,6 +36,10 @@ _DRAFT_TREE = (
     "With --speculative eagle, a tree of guesses: how many each of a level has behind it, such as 4,2,2; "
     "or dynamic: grown in each step, where the head is sure."
 )
+_ACCEPTANCE = (
+    "How guesses are kept: exact, or typical: more of them, LOSSY: with a temperature texts are no longer distributed "
+    "as the model's."
+)
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
 
@@ -76,6 +80,7 @@ class EngineOptions:
     lookahead: Annotated[str | None, typer.Option(help=_LOOKAHEAD)] = None
     num_drafts: Annotated[int, typer.Option(min=0, help=_DRAFTS, show_default=False)] = 0
     draft_tree: Annotated[str | None, typer.Option(help=_DRAFT_TREE)] = None
+    acceptance: Annotated[str, typer.Option(help=_ACCEPTANCE)] = "exact"
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
 
     def of_llm(self) -> dict[str, Any]:
