@@ -42,13 +42,13 @@ class EngineConfig:
     before; None: a new one each time. Their texts are then the same in each run only if steps and guesses are, too.
     speculative: who guesses what a request's next tokens are: "ngram" (what followed its last tokens before), "suffix"
     (the same by the longest match), "draft" (a smaller model, LLM(draft_model=...) or Parts.draft_model), "eagle" (a
-    feature head for this model, given likewise), "medusa" (Medusa heads for it, likewise), "early-exit" (the model's
-    first layers, as many as exit_layer says; 0: half), "lookahead" (the model itself, by Jacobi iteration; lookahead:
-    columns of its window, length of its n-grams, candidates; (): 3, 3 and 3), "off", or a proposer in Parts. Guesses
-    change no text that is greedy or has a seed of its own, and of others no distribution. num_drafts: how many of them
-    a decoding request has verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more of them than
-    pay, by how often they are kept and what steps take, and no model that guesses where it does not pay; "auto": where
-    `speculative` names a method.
+    feature head for this model, given likewise), "mtp" (its module of multi-token prediction), "medusa" (Medusa heads
+    for it, likewise), "early-exit" (the model's first layers, as many as exit_layer says; 0: half), "lookahead" (the
+    model itself, by Jacobi iteration; lookahead: columns of its window, length of its n-grams, candidates; (): 3, 3 and
+    3), "off", or a proposer in Parts. Guesses change no text that is greedy or has a seed of its own, and of others no
+    distribution. num_drafts: how many of them a decoding request has verified in a step, at most; 0 with a method's
+    name: 4. adaptive_drafts: no more of them than pay, by how often they are kept and what steps take, and no model
+    that guesses where it does not pay; "auto": where `speculative` names a method.
     acceptance: "typical" (Medusa's) keeps guesses that are plausible, p(x) > min(0.09, 0.3 exp(-entropy of p)), more of
     them, and is lossy: texts of requests with a temperature are no longer distributed as the model's, nor those of
     their seeds. Greedy ones stay.
@@ -78,7 +78,7 @@ class EngineConfig:
     admission: Literal["fill", "worst_case"] = "fill"
     preemption: Literal["recompute", "swap"] = "recompute"
     swap_bytes: int = 64 * 1024**2
-    speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "medusa", "early-exit", "lookahead"] = "off"
+    speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "mtp", "medusa", "early-exit", "lookahead"] = "off"
     exit_layer: int = 0
     lookahead: Sequence[int] = ()
     num_drafts: int = 0

@@ -18,6 +18,7 @@ DEFAULT_DRAFTS = 4
 BY_MODEL = {
     "draft": "a smaller model with the same vocabulary",
     "eagle": "a feature head that was trained for the model (EAGLE)",
+    "mtp": "a module of multi-token prediction that was trained with the model",
     "medusa": "Medusa heads that were trained for the model",
 }
 EARLY_EXIT = "early-exit"  # the target's own first layers, which nothing is needed for
@@ -96,9 +97,10 @@ def with_tree(config: EngineConfig, parts: Parts) -> EngineConfig:
     tree = tree_of(config)
     assert tree is not None
     asked, num = f"draft_tree={config.draft_tree!r}", tree.num_nodes
-    if config.draft_tree and config.speculative != "eagle":
+    if config.draft_tree and config.speculative not in ("eagle", "mtp"):
         raise ValueError(
-            f"{asked} is for a feature head, and speculative={config.speculative!r}: expected 'eagle', or no draft_tree"
+            f"{asked} is for a feature head, and speculative={config.speculative!r}: expected 'eagle' (or 'mtp'), or "
+            "no draft_tree"
         )
     if config.speculative == LOOKAHEAD:
         asked = f"speculative={LOOKAHEAD!r}"

@@ -22,11 +22,12 @@ _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they ar
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
 _SPECULATIVE = (
-    "Guess tokens ahead: ngram, suffix, draft, eagle, medusa, early-exit, lookahead, or off. "
+    "Guess tokens ahead: ngram, suffix, draft, eagle, mtp, medusa, early-exit, lookahead, or off. "
     "Greedy and seeded texts stay the same."
 )
 _DRAFT_MODEL = (
-    "What guesses with --speculative draft, eagle, medusa: a smaller model, a feature head, Medusa heads; "
+    "What guesses with --speculative draft, eagle, mtp, medusa: a smaller model, a feature head, a module of "
+    "multi-token prediction, Medusa heads; "
     "given as the model is."
 )
 _EXIT_LAYER = "Of the model's layers so many guess with --speculative early-exit; default: half of them."
