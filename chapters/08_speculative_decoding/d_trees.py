@@ -347,7 +347,8 @@ widgets.table(rows, ["shape", "guesses", "tokens a step", "v = 1", "1 % a guess"
 # %% [markdown] name="measure-shapes-reading"
 # Width pays slowly: doubling it doubles the tokens to verify, and adds a few points. So trees are for small batches, where
 # a step has room, and they are grown where the drafter is unsure. EAGLE-2 does that: it expands the guesses with the
-# largest product of chances along their path, and verifies the best of all, so the shape differs at every step.
+# largest product of chances along their path, and verifies the best of all, so the shape differs at every step. In the
+# engine that is `LLM(..., draft_model=..., draft_tree="dynamic")`.
 #
 # ### Lookahead: guesses without any drafter
 #
@@ -376,7 +377,8 @@ widgets.reveal("08d-jacobi", passes)
 # %% [markdown] name="measure-jacobi-reading"
 # On its own that gains little. **Lookahead decoding** (Fu et al. 2024) keeps what passes by: it runs such a window at every
 # step, collects the n-grams that appear along the iterations in a pool, and in the same pass verifies those that begin with
-# the text's last token. It costs arithmetic (window and candidates in each step), no second model and no training.
+# the text's last token. It costs arithmetic (window and candidates in each step), no second model and no training. Window and
+# candidates are one tree behind the last token, so the engine verifies them as it does any other: `speculative="lookahead"`.
 #
 # ### Block drafters
 #
@@ -451,6 +453,8 @@ assert torch.allclose(exact, p)
 assert ((typical - p).abs().sum(-1) / 2).mean() > 0.01
 
 # %% [markdown] name="errata-typical-reading"
+# The engine has it as the one option that is lossy, `acceptance="typical"`, and says so in its trace.
+#
 # So label every method: exact (greedy match, rejection, coupling) or approximate (typical acceptance, thresholds, top-n
 # match). An approximate one may be a good trade; it is another model, and has to be evaluated as one.
 #

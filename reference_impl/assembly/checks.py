@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from reference_impl.annexes.kv_formats.formats import kv_format
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.parts import Parts
-from reference_impl.assembly.speculation import EARLY_EXIT
+from reference_impl.assembly.speculation import BY_ITSELF
 from reference_impl.interfaces import (
     AttentionBackend,
     BlockPool,
@@ -83,7 +83,7 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
     if len(given) > 1:
         names = " and ".join(f"Parts.{name}" for name in given)
         raise ValueError(f"{names} are given: only one can make the drafts, leave the others out")
-    if config.num_drafts and not given and parts.executor is None and config.speculative != EARLY_EXIT:
+    if config.num_drafts and not given and parts.executor is None and config.speculative not in BY_ITSELF:
         raise ValueError(
             f"num_drafts={config.num_drafts} needs a proposer: pass Parts(proposer=...) or "
             "Parts(host_proposer=...), a draft model, Parts(draft_model=...), or num_drafts=0"

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from reference_impl.annexes.kv_formats.formats import kv_format
+from reference_impl.annexes.speculative.growth import Growth
+from reference_impl.annexes.speculative.lookahead import Shape
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.core.model_config import ModelConfig, RopeConfig
 from reference_impl.models.config_reader import ConfigError
@@ -40,15 +42,20 @@ class EngineConfig:
     before; None: a new one each time. Their texts are then the same in each run only if steps and guesses are, too.
     speculative: who guesses what a request's next tokens are: "ngram" (what followed its last tokens before), "suffix"
     (the same by the longest match), "draft" (a smaller model, LLM(draft_model=...) or Parts.draft_model), "eagle" (a
-    feature head for this model, given likewise), "medusa" (Medusa heads for it, likewise), "early-exit" (the model's
-    first layers, as many as exit_layer says; 0: half), "off", or a proposer in Parts. Guesses change no text that is
-    greedy or has a seed of its own, and of others no distribution. num_drafts: how many of them a decoding request has
-    verified in a step, at most; 0 with a method's name: 4. adaptive_drafts: no more of them than pay, by how often they
-    are kept and what steps take, and no model that guesses where it does not pay; "auto": where `speculative` names a
-    method.
+    feature head for this model, given likewise), "mtp" (its module of multi-token prediction), "medusa" (Medusa heads
+    for it, likewise), "early-exit" (the model's first layers, as many as exit_layer says; 0: half), "lookahead" (the
+    model itself, by Jacobi iteration; lookahead: columns of its window, length of its n-grams, candidates; (): 3, 3 and
+    3), "off", or a proposer in Parts. Guesses change no text that is greedy or has a seed of its own, and of others no
+    distribution. num_drafts: how many of them a decoding request has verified in a step, at most; 0 with a method's
+    name: 4. adaptive_drafts: no more of them than pay, by how often they are kept and what steps take, and no model
+    that guesses where it does not pay; "auto": where `speculative` names a method.
+    acceptance: "typical" (Medusa's) keeps guesses that are plausible, p(x) > min(0.09, 0.3 exp(-entropy of p)), more of
+    them, and is lossy: texts of requests with a temperature are no longer distributed as the model's, nor those of
+    their seeds. Greedy ones stay.
     draft_tree: with "eagle", guesses that are a tree instead of a chain: how many each node of a level has behind it,
-    such as (4, 2, 2), or paths, see annexes/speculative/tree.py. Several candidates for a position are kept more often,
-    and cost a token each in the step. Requests with penalties have none.
+    such as (4, 2, 2), or paths, see annexes/speculative/tree.py; or "dynamic" (EAGLE-2): grown in each step where the
+    head is sure, num_drafts of them (0: 12), also with width and levels, "dynamic,4,4". Several candidates for a
+    position are kept more often, and cost a token each in the step. Requests with penalties have none.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
     token), "fp8_e5m2", "int8" (the same with other codes); see annexes/kv_formats/formats.py.
@@ -71,10 +78,12 @@ class EngineConfig:
     admission: Literal["fill", "worst_case"] = "fill"
     preemption: Literal["recompute", "swap"] = "recompute"
     swap_bytes: int = 64 * 1024**2
-    speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "medusa", "early-exit"] = "off"
+    speculative: Literal["off", "ngram", "suffix", "draft", "eagle", "mtp", "medusa", "early-exit", "lookahead"] = "off"
     exit_layer: int = 0
+    lookahead: Sequence[int] = ()
     num_drafts: int = 0
-    draft_tree: Sequence[int] | Sequence[Sequence[int]] = ()
+    draft_tree: Sequence[int] | Sequence[Sequence[int]] | str = ()
+    acceptance: Literal["exact", "typical"] = "exact"
     adaptive_drafts: Literal["auto", "on", "off"] = "auto"
     seed: int | None = None
     attention: Literal["auto", "triton", "torch"] = "auto"
@@ -93,8 +102,12 @@ class EngineConfig:
                 if value not in choices:
                     raise ValueError(f"EngineConfig.{name}: expected one of {', '.join(choices)}, got {value!r}")
             elif name == "draft_tree":
-                if value != ():
+                if isinstance(value, str):
+                    Growth.of(value)  # raises ValueError
+                elif value != ():
                     Tree.of(value)  # raises ValueError
+            elif name == "lookahead":
+                Shape.of(value)  # raises ValueError
             elif kind is bool:
                 if not isinstance(value, bool):
                     raise ValueError(f"EngineConfig.{name}: expected True or False, got {value!r}")

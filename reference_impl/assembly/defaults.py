@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from reference_impl.annexes.prefix.hash_index import HashIndex
 from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.annexes.process.worker import fingerprint
-from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.assembly.checks import check_page_store
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.draft_model import draft_spec, exit_layer
@@ -19,6 +18,7 @@ from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.kv_cache import kv_cache
 from reference_impl.assembly.parts import Drafts, Parts, part
 from reference_impl.assembly.scheduler import continuous_batching
+from reference_impl.assembly.speculation import lookahead_of, tree_of
 from reference_impl.core.block_pool import BlockPool
 from reference_impl.interfaces import (
     AttentionBackend,
@@ -81,10 +81,6 @@ def make_scheduler(made: Made, parts: Parts, num_stages: int) -> Scheduler:
     )  # fmt: skip
 
 
-def tree_of(config: EngineConfig) -> Tree | None:
-    return Tree.of(config.draft_tree) if config.draft_tree else None
-
-
 def make_cache(made: Made) -> KVCache:
     return new_cache(made, made.num_blocks, made.num_host_blocks)
 
@@ -134,7 +130,7 @@ def make_attention(model: Decoder | FeatureHead, config: EngineConfig) -> Attent
     from reference_impl.core.attention import TorchAttention
 
     kind = TorchAttention if config.kv_dtype == "auto" else ScaledTorchAttention
-    if config.draft_tree:
+    if tree_of(config) is not None:
         from reference_impl.annexes.speculative.tree_attention import TreeTorchAttention
 
         kind = TreeTorchAttention
@@ -171,11 +167,13 @@ def new_worker(
     from reference_impl.assembly.worker import make_worker
 
     model: Any = TokenByToken(made.model) if made.config.batch_invariant else made.model
-    return make_worker(
+    worker = make_worker(
         model, cache, made.attention, made.kv_specs, made.clock, sampler,
         max_num_seqs=made.config.max_num_seqs, max_len=made.max_model_len, proposer=proposer,
-        page_store=store, draft=draft, tree=tree_of(made.config),
+        page_store=store, draft=draft, tree=tree_of(made.config), lookahead=lookahead_of(made.config),
     )  # fmt: skip
+    worker.typical = made.config.acceptance == "typical"
+    return worker
 
 
 def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
@@ -185,6 +183,8 @@ def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
 
     if made.config.batch_invariant:
         return "batch_invariant computes each token by itself"
+    if lookahead_of(made.config) is not None:
+        return "speculative='lookahead' lays a tree of guesses out in each step"
     if draft is not None and not hasattr(draft, "layers"):
         return f"a {type(draft).__name__} reads hidden states, which a replay does not hand out"
     if made.model.device.type != "cuda":

@@ -1,4 +1,5 @@
-"""What guesses, from a folder: speculative="draft" (a smaller model), "eagle" (a feature head), "medusa" (heads)."""
+"""What guesses, from a folder: speculative="draft" (a smaller model), "eagle" (a feature head), "mtp"
+(a module of multi-token prediction, sequential), "medusa" (heads)."""
 
 from __future__ import annotations
 
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
 
     from reference_impl.assembly.parts import Drafts
 
-Method = Literal["draft", "eagle", "medusa"]
-METHODS: dict[str, Method] = {feature_head.ARCHITECTURE: "eagle", medusa_heads.ARCHITECTURE: "medusa"}
+Method = Literal["draft", "eagle", "mtp", "medusa"]
+METHODS: dict[str, Method] = {
+    feature_head.ARCHITECTURE: "eagle",
+    feature_head.MTP: "mtp",
+    medusa_heads.ARCHITECTURE: "medusa",
+}
 LOADERS: dict[Method, Callable[..., Any]] = {
     "draft": load_model,
     "eagle": feature_head.load_feature_head,
+    "mtp": feature_head.load_feature_head,
     "medusa": medusa_heads.load_medusa_heads,
 }
 _MOST_BYTES = 1 << 20

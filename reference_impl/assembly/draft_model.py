@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
-from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.kv_cache import bits_per_value_and_scale
 from reference_impl.assembly.parts import Drafts, Parts
-from reference_impl.assembly.speculation import BY_MODEL, EARLY_EXIT
+from reference_impl.assembly.speculation import BY_MODEL, EARLY_EXIT, tree_of
 from reference_impl.interfaces import KVSpec
 
 if TYPE_CHECKING:
@@ -86,7 +85,8 @@ def check_draft_model(
             f"{given}: expected a head for each of num_drafts={config.num_drafts} guesses, found {num_heads}: set "
             f"num_drafts={num_heads}"
         )
-    if config.draft_tree and (width := Tree.of(config.draft_tree).width) > target.config.vocab_size:
+    tree = tree_of(config)
+    if tree is not None and (width := tree.width) > target.config.vocab_size:
         raise ConfigError(
             f"draft_tree: a node has {width} children, and the vocabulary {target.config.vocab_size:,} tokens: "
             "expected no more than these"

@@ -81,6 +81,7 @@ class Engine(
             num_blocks=made.num_blocks, max_model_len=made.max_model_len, clock=made.clock, trace=made.trace,
             planner=ForkingPlanner(made.config.block_size), depth=made.depth,
         )  # fmt: skip
+        self.acceptance = made.config.acceptance
         # Whether a request so far had a grammar, or asked for hidden states: a step then looks at its rows. Whether the
         # scheduler appends tokens as it should: of one from Parts it is seen when its first request gets one.
         self._has_grammars = self._has_pooling = False

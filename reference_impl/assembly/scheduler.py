@@ -16,6 +16,7 @@ from reference_impl.annexes.policies.overtaking import Overtaking
 from reference_impl.annexes.pooling.scheduling import PoolsPrompts
 from reference_impl.annexes.scoring.scheduling import ScoresPrompts
 from reference_impl.annexes.speculative.adapting import Adapting
+from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.annexes.speculative.tree_scheduling import TreeDrafting
@@ -38,15 +39,15 @@ def continuous_batching(
     host_proposer: HostProposer | None = None,
     adaptive_drafts: bool = False,
     num_stages: int = 1,
-    tree: Tree | None = None,
+    tree: Tree | Growth | None = None,
     max_len: int = 0,
 ) -> Scheduler:
     """admission: "fill" admits a request when its known tokens fit, and preempts when blocks run out later;
     "worst_case" when all it may ever have fits. preemption: "recompute" drops the blocks, "swap" moves them to the host
     (and drops them where that is full). num_drafts: guesses that a decoding row has verified, as far as budget and
     blocks allow; host_proposer: what makes them, None: the worker's own proposer; adaptive_drafts: no more than pay.
-    num_stages: of an executor that `RunsStages`, otherwise 1. tree: guesses are a tree of this shape; max_len: then,
-    positions of a request.
+    num_stages: of an executor that `RunsStages`, otherwise 1. tree: guesses are a tree of this shape, or grown so;
+    max_len: then, positions of a request.
     """
     policy = FirstCome() if policy is None else policy
     drafting: tuple[type[Scheduler], bool, dict[str, Any]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from reference_impl.annexes.speculative.growth import Growth
+from reference_impl.annexes.speculative.lookahead import Shape
 from reference_impl.annexes.speculative.ngram import NgramProposer
 from reference_impl.annexes.speculative.suffix import SuffixProposer
 from reference_impl.annexes.speculative.tree import Tree
@@ -16,20 +18,25 @@ DEFAULT_DRAFTS = 4
 BY_MODEL = {
     "draft": "a smaller model with the same vocabulary",
     "eagle": "a feature head that was trained for the model (EAGLE)",
+    "mtp": "a module of multi-token prediction that was trained with the model",
     "medusa": "Medusa heads that were trained for the model",
 }
 EARLY_EXIT = "early-exit"  # the target's own first layers, which nothing is needed for
+LOOKAHEAD = "lookahead"  # the target itself, likewise
+BY_ITSELF = (EARLY_EXIT, LOOKAHEAD)
 PROPOSERS: dict[str, Callable[[], HostProposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
 
 
 def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Parts]:
     """Both, where a method is named with its proposer and a number of drafts. ValueError where there is a proposer, or
     a scheduler that would ask none, already, or no draft model."""
-    if config.draft_tree:
+    check_lookahead(config)
+    check_acceptance(config, parts)
+    if tree_of(config) is not None:
         config = with_tree(config, parts)
     if config.speculative == "off":
         return config, parts
-    by_model, by_worker = config.speculative in BY_MODEL, config.speculative in (*BY_MODEL, EARLY_EXIT)
+    by_model, by_worker = config.speculative in BY_MODEL, config.speculative in (*BY_MODEL, *BY_ITSELF)
     if by_model and parts.draft_model is None and parts.executor is None:
         raise ValueError(
             f"speculative={config.speculative!r} needs a draft model, {BY_MODEL[config.speculative]}: "
@@ -47,14 +54,56 @@ def with_proposer(config: EngineConfig, parts: Parts) -> tuple[EngineConfig, Par
     return config, parts if by_worker else replace(parts, host_proposer=PROPOSERS[config.speculative]())
 
 
+def tree_of(config: EngineConfig) -> Tree | Growth | None:
+    """Of the guesses that a row has; None: they are a chain."""
+    if shape := lookahead_of(config):
+        return shape.tree
+    if isinstance(config.draft_tree, str):
+        return Growth.of(config.draft_tree, config.num_drafts)
+    return Tree.of(config.draft_tree) if config.draft_tree else None
+
+
+def lookahead_of(config: EngineConfig) -> Shape | None:
+    return Shape.of(config.lookahead) if config.speculative == LOOKAHEAD else None
+
+
+def check_lookahead(config: EngineConfig) -> None:
+    """ValueError where its shape would not be used."""
+    if config.lookahead and config.speculative != LOOKAHEAD:
+        raise ValueError(
+            f"lookahead={tuple(config.lookahead)} is for speculative={LOOKAHEAD!r}, and it is {config.speculative!r}: "
+            "leave lookahead out"
+        )
+
+
+def check_acceptance(config: EngineConfig, parts: Parts) -> None:
+    """ValueError where guesses cannot be kept as is asked."""
+    if config.acceptance == "exact":
+        return
+    asked = f"acceptance={config.acceptance!r}"
+    if config.speculative == "off" and not config.num_drafts:
+        raise ValueError(f"{asked} is for guesses, and there are none: name a method, speculative=..., or leave it out")
+    if tree_of(config) is not None:
+        raise ValueError(f"{asked} is for guesses in a chain, and here they are a tree: leave one of the two out")
+    if parts.sampler is not None and not _is_known("sampler", parts.sampler):
+        raise ValueError(
+            f"{asked} needs {_KNOWN['sampler']}, and Parts.sampler, {type(parts.sampler).__name__}, is given: leave "
+            "one of the two out"
+        )
+
+
 def with_tree(config: EngineConfig, parts: Parts) -> EngineConfig:
     """With the number of its guesses. ValueError or ConfigError where something else cannot be combined with a tree."""
-    tree = Tree.of(config.draft_tree)
-    asked, num = f"draft_tree={config.draft_tree!r}", len(tree.parents)
-    if config.speculative != "eagle":
+    tree = tree_of(config)
+    assert tree is not None
+    asked, num = f"draft_tree={config.draft_tree!r}", tree.num_nodes
+    if config.draft_tree and config.speculative not in ("eagle", "mtp"):
         raise ValueError(
-            f"{asked} is for a feature head, and speculative={config.speculative!r}: expected 'eagle', or no draft_tree"
+            f"{asked} is for a feature head, and speculative={config.speculative!r}: expected 'eagle' (or 'mtp'), or "
+            "no draft_tree"
         )
+    if config.speculative == LOOKAHEAD:
+        asked = f"speculative={LOOKAHEAD!r}"
     if config.num_drafts not in (0, num):
         raise ValueError(f"{asked} has {num} guesses, and num_drafts={config.num_drafts} is given, too: leave it out")
     if config.adaptive_drafts == "on":
@@ -68,7 +117,7 @@ def with_tree(config: EngineConfig, parts: Parts) -> EngineConfig:
             f"{asked} needs an attention backend that reads Batch.ancestors and says so with takes_trees = True; "
             f"Parts.attention, {type(parts.attention).__name__}, does not: change it, or leave the tree out"
         )
-    for name in ("kv_cache", "sampler"):
+    for name in ("kv_cache", "sampler") if parts.executor is None else ():
         if (given := getattr(parts, name)) is not None and not _is_known(name, given):
             raise ConfigError(
                 f"{asked} needs {_KNOWN[name]}, and Parts.{name}, {type(given).__name__}, is given: leave one of the "

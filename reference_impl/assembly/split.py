@@ -13,7 +13,7 @@ from reference_impl.annexes.process.worker import Facts, WorkerProcess, fingerpr
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
-from reference_impl.assembly.speculation import BY_MODEL, EARLY_EXIT
+from reference_impl.assembly.speculation import BY_ITSELF, BY_MODEL
 from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.models.config_json import read_model_config
 
@@ -40,14 +40,15 @@ def load_worker(
     from reference_impl.annexes.cpu.processor import use_no_more_threads_than_cores
     from reference_impl.assembly.model import load_model
 
-    parts = Parts() if make_parts is None else make_parts()
-    guesses = parts.proposer is not None or parts.draft_model is not None or config.speculative == EARLY_EXIT
+    parts, typical = Parts() if make_parts is None else make_parts(), config.acceptance == "typical"
+    guesses = parts.proposer is not None or parts.draft_model is not None or config.speculative in BY_ITSELF
     if not guesses:  # drafts, if there are any, come with the steps
-        config = dataclasses.replace(config, num_drafts=0, speculative="off")
+        config = dataclasses.replace(config, num_drafts=0, speculative="off", acceptance="exact")
     if device == "cpu":
         use_no_more_threads_than_cores()
     model = load_model(folder, getattr(torch, dtype), device, config.max_model_len, config.attention, quantization)
-    engine = Engine(model, config, parts)
+    engine: Any = Engine(model, config, parts)
+    engine.executor.typical = typical
     return engine.executor, facts_of(engine)
 
 
@@ -108,9 +109,10 @@ def outline(folder: Path, dtype: str, device: str = "cpu") -> Any:
 
 
 class _Elsewhere:
-    """Cache and attention of an engine that only plans, with what 8 bits need of them (HasScales, ReadsScales)."""
+    """Cache and attention of an engine that only plans, with what 8 bits and trees need of them (HasScales,
+    ReadsScales, TakesTrees)."""
 
-    reads_scales = True
+    reads_scales = takes_trees = True
 
     def scales(self, layer: int) -> Any:
         raise RuntimeError("this engine only plans: its tensors lie in the worker's process")

@@ -15,9 +15,12 @@ from reference_impl.annexes.pooling.worker import PoolRun, PoolWorker
 from reference_impl.annexes.scoring.worker import ScoreRun, ScoreWorker
 from reference_impl.annexes.speculative.draft_model import DraftModel
 from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
+from reference_impl.annexes.speculative.growth import Growth
+from reference_impl.annexes.speculative.lookahead import Shape
+from reference_impl.annexes.speculative.lookahead_worker import LookaheadRun, LookaheadWorker
 from reference_impl.annexes.speculative.model_worker import Draft, ModelDraftRun, ModelDraftWorker
 from reference_impl.annexes.speculative.tree import Tree
-from reference_impl.annexes.speculative.tree_worker import TreeRun, TreeWorker
+from reference_impl.annexes.speculative.tree_head_worker import TreeHeadRun, TreeHeadWorker
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.annexes.transfer.worker import PageWorker
 from reference_impl.assembly.sampler import sample
@@ -47,7 +50,7 @@ class FullRun(DraftRun, BiasRun, PenaltyRun, FloorRun, MaskRun, ScoreRun, PoolRu
     def needs_logits(self) -> bool:
         w, slots = self.worker, self.batch.slots
         free = w.counts.places.keys().isdisjoint(slots) and w.biased.isdisjoint(slots)
-        return not free or "draft.unseeded" in self.batch.arrays or super().needs_logits()
+        return not free or w.typical or "draft.unseeded" in self.batch.arrays or super().needs_logits()
 
 
 class LocalExecutor(
@@ -117,15 +120,26 @@ class FeatureGuessingExecutor(FeatureWorker, LocalExecutor):
         return FeatureGuessingRun(self, step, batch, now) if keeps_up else super().run_of(step, batch, now)
 
 
-class TreeGuessingRun(TreeRun, FeatureGuessingRun):
+class TreeGuessingRun(TreeHeadRun, FeatureGuessingRun):
     worker: TreeGuessingExecutor
 
 
-class TreeGuessingExecutor(TreeWorker, FeatureGuessingExecutor):
+class TreeGuessingExecutor(TreeHeadWorker, FeatureGuessingExecutor):
     """Whose guesses are trees."""
 
     def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
         return TreeGuessingRun(self, step, batch, now) if step.rows else super().run_of(step, batch, now)
+
+
+class LookaheadGuessingRun(LookaheadRun, FullRun):
+    worker: LookaheadExecutor
+
+
+class LookaheadExecutor(LookaheadWorker, LocalExecutor):
+    """Whose guesses are its own, by lookahead."""
+
+    def run_of(self, step: Step, batch: HostBatch, now: float) -> StepRun:
+        return LookaheadGuessingRun(self, step, batch, now) if batch.drafts else super().run_of(step, batch, now)
 
 
 class GuessingExecutor(ModelDraftWorker, LocalExecutor):
@@ -145,13 +159,19 @@ class StoringGuessingExecutor(PageWorker, GuessingExecutor):
     """The same."""
 
 
+class StoringLookaheadExecutor(PageWorker, LookaheadExecutor):
+    """With a page store, and lookahead."""
+
+
 def make_worker(
     model: Decoder, kv_cache: KVCache, attention: AttentionBackend, kv_specs: Sequence[KVSpec], clock: Clock,
     sampler: Sampler = sample, *, max_num_seqs: int, max_len: int, proposer: Proposer | None = None,
-    page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None, tree: Tree | None = None,
+    page_store: PageStore | LayeredPageStore | None = None, draft: Draft | None = None,
+    tree: Tree | Growth | None = None, lookahead: Shape | None = None,
 ) -> LocalExecutor:  # fmt: skip
     """page_store: for the loads and saves of a step's transfers; draft: instead of a proposer, and without a store if
-    it has a cache of its own; tree: of a feature head's guesses. The others as of `LocalExecutor`."""
+    it has a cache of its own; tree: of a feature head's guesses; lookahead: instead of both. The others as of
+    `LocalExecutor`."""
     options: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_len": max_len}
     options |= {"proposer": proposer} if draft is None else {"draft": draft}
     kinds: tuple[type[LocalExecutor], type[LocalExecutor]] = (LocalExecutor, StoringExecutor)
@@ -159,6 +179,8 @@ def make_worker(
         kinds = GuessingExecutor, StoringGuessingExecutor
     elif draft is not None:
         kinds = FeatureGuessingExecutor, StoringFeatureExecutor
+    if lookahead is not None:
+        kinds, options["lookahead"], tree = (LookaheadExecutor, StoringLookaheadExecutor), lookahead, None
     if page_store is not None:
         options["page_store"] = page_store
     kind = kinds[page_store is not None]

@@ -42,6 +42,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "medusa": {"draft_model": "medusa"},
     "early-exit": {"speculative": "early-exit"},
 }
+# Guesses of one size, in trees.
+SHAPED: dict[str, dict[str, Any]] = {
+    "eagle tree": {"draft_model": "eagle", "draft_tree": (4, 2, 2)},
+    "eagle dynamic": {"draft_model": "eagle", "draft_tree": "dynamic"},
+    "lookahead": {"speculative": "lookahead"},
+}
 FIXED, BATCHES = (2, 4), (1, 8)
 NEW_TOKENS, SEED = 96, 5
 NEAR_TIE = 0.15  # between two log-probabilities of logits in bfloat16, which round to 1/16, for rounding to swap them
@@ -69,11 +75,12 @@ def run(rounds: int, model: str = "target") -> dict[str, Any]:
 def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
     prompts = workload(kind, batch)
     variants: dict[str, dict[str, Any]] = {"plain": {}}
+    shaped = {name: _with_folder(options) for name, options in SHAPED.items()}
     for method, options in METHODS.items():
-        if "draft_model" in options:
-            options = options | {"draft_model": course_model(options["draft_model"])}
+        options = _with_folder(options)
         variants |= {f"{method} k={k}": {**options, "num_drafts": k, "adaptive_drafts": "off"} for k in FIXED}
         variants[f"{method} adaptive"] = {**options, "num_drafts": max(FIXED)}
+    variants |= shaped
     measured = {name: _Measured(LLM(course_model(model), **_COMMON, **options)) for name, options in variants.items()}
     work: dict[str, Callable[[], object]] = {name: partial(one.serve, prompts) for name, one in measured.items()}
     peer = Peer(course_model(model), course_model("draft"), prompts) if batch == 1 else None
@@ -94,6 +101,10 @@ def _case(model: str, kind: str, batch: int, rounds: int) -> dict[str, Any]:
             "ours_against_its_assisted": harness.ratio(seconds[PEERS[1]], seconds[ours]),
         }
     return found
+
+
+def _with_folder(options: dict[str, Any]) -> dict[str, Any]:
+    return options | {"draft_model": course_model(options["draft_model"])} if "draft_model" in options else options
 
 
 _COMMON: dict[str, Any] = {"prefix_cache": "off", "max_model_len": 1024, "kv_cache_bytes": 64 << 20}

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 import typer
 
 from reference_impl.annexes.kv_formats.formats import FORMATS
+from reference_impl.annexes.speculative.growth import DYNAMIC
 from reference_impl.cli.messages import described, is_usage, say
 
 _KV_DTYPE = f"Keys and values in the cache: auto (the model's dtype), {' or '.join(FORMATS)}."
@@ -21,16 +22,25 @@ _ATTENTION = "triton (our kernels), torch, or auto: triton on a GPU that they ar
 _OVERLAP = "Plan a step while the one before it runs: on, off, or auto: on a GPU."
 _WORKER = "Where the model computes: here, or process: in one of its own, to which this one sends steps."
 _SPECULATIVE = (
-    "Guess tokens ahead: ngram, suffix, draft, eagle, medusa, early-exit, or off. "
+    "Guess tokens ahead: ngram, suffix, draft, eagle, mtp, medusa, early-exit, lookahead, or off. "
     "Greedy and seeded texts stay the same."
 )
 _DRAFT_MODEL = (
-    "What guesses with --speculative draft, eagle, medusa: a smaller model, a feature head, Medusa heads; "
+    "What guesses with --speculative draft, eagle, mtp, medusa: a smaller model, a feature head, a module of "
+    "multi-token prediction, Medusa heads; "
     "given as the model is."
 )
 _EXIT_LAYER = "Of the model's layers so many guess with --speculative early-exit; default: half of them."
+_LOOKAHEAD = "With --speculative lookahead: columns of its window, length of its n-grams, candidates; default: 3,3,3."
 _DRAFTS = "Guesses of a request in a step; default: 4 with --speculative."
-_DRAFT_TREE = "With --speculative eagle, a tree of guesses: how many each of a level has behind it, such as 4,2,2."
+_DRAFT_TREE = (
+    "With --speculative eagle, a tree of guesses: how many each of a level has behind it, such as 4,2,2; "
+    "or dynamic: grown in each step, where the head is sure."
+)
+_ACCEPTANCE = (
+    "How guesses are kept: exact, or typical: more of them, LOSSY: with a temperature texts are no longer distributed "
+    "as the model's."
+)
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
 
@@ -68,25 +78,35 @@ class EngineOptions:
     speculative: Annotated[str, typer.Option(help=_SPECULATIVE)] = "off"
     draft_model: Annotated[str | None, typer.Option(help=_DRAFT_MODEL)] = None
     exit_layer: Annotated[int, typer.Option(min=0, help=_EXIT_LAYER, show_default=False)] = 0
+    lookahead: Annotated[str | None, typer.Option(help=_LOOKAHEAD)] = None
     num_drafts: Annotated[int, typer.Option(min=0, help=_DRAFTS, show_default=False)] = 0
     draft_tree: Annotated[str | None, typer.Option(help=_DRAFT_TREE)] = None
+    acceptance: Annotated[str, typer.Option(help=_ACCEPTANCE)] = "exact"
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
 
     def of_llm(self) -> dict[str, Any]:
-        """As an LLM takes them. OSError, ValueError as of `folder_of`; ValueError for another draft_tree."""
+        """As an LLM takes them. OSError, ValueError as of `folder_of`; ValueError for other numbers."""
         return vars(self) | {
             "draft_model": None if self.draft_model is None else folder_of(self.draft_model),
-            "draft_tree": () if self.draft_tree is None else _widths(self.draft_tree),
+            "draft_tree": _tree(self.draft_tree),
+            "lookahead": () if self.lookahead is None else _integers("lookahead", self.lookahead, "3,3,3"),
         }
 
 
-def _widths(tree: str) -> tuple[int, ...]:
+def _tree(given: str | None) -> tuple[int, ...] | str:
+    """Numbers, or how a tree is grown."""
+    if given is None or given.startswith(DYNAMIC):
+        return given or ()
+    return _integers("draft_tree", given, "4,2,2")
+
+
+def _integers(name: str, given: str, example: str) -> tuple[int, ...]:
     """Of "4,2,2". ValueError for anything else."""
     try:
-        return tuple(map(int, tree.split(",")))
+        return tuple(map(int, given.split(",")))
     except ValueError:
         raise ValueError(
-            f"EngineConfig.draft_tree: expected numbers between commas, such as 4,2,2, got {tree!r}"
+            f"EngineConfig.{name}: expected numbers between commas, such as {example}, got {given!r}"
         ) from None
 
 

@@ -47,6 +47,7 @@ class StepDone:
     num_sampled: tuple[int, ...] = ()  # of each row; () where drafts were never verified: one where it samples
     layers_moved: Mapping[int, int] = field(default_factory=dict)  # as of `Reply`
     num_undrafted: int = 0  # as of `StepPlan`
+    acceptance: str = "exact"  # as of `StepPlan`
 
     @property
     def num_new_tokens(self) -> tuple[int, ...]:

@@ -43,6 +43,7 @@ class StepPlan:
     transfers: Transfers = field(default_factory=Transfers)
     admitted: tuple[tuple[str, int], ...] = ()  # (request, tokens it found in the prefix cache)
     num_undrafted: int = 0  # rows that could have guesses and have none, since they would lose (adaptive_drafts)
+    acceptance: str = "exact"  # how guesses are verified; "typical" is lossy: texts are not those of plain decoding
     keeps_up: bool = True  # whether a model that guesses computes the step's tokens, too, so that it can go on
 
     @property

@@ -105,8 +105,8 @@ def _architecture(get: Reader) -> str:
         if isinstance(name, str) and name in FAMILIES:
             return name
     found = get.raw.get("architectures") or get.raw.get("model_type")
-    if found in (["FeatureHead"], ["MedusaHeads"]):
-        what = "a feature head guesses" if found == ["FeatureHead"] else "Medusa heads guess"
+    if found in (["FeatureHead"], ["MultiTokenPrediction"], ["MedusaHeads"]):
+        what = "Medusa heads guess" if found == ["MedusaHeads"] else "a feature head guesses"
         raise get.error("architectures", f"a model's ({what} for one: give it as draft_model)", found)
     raise get.error("architectures", f"one of {', '.join(FAMILIES)}", found)
 

@@ -29,7 +29,8 @@ class PrefixCacheUse:
 class DraftUse:
     """Guesses of tokens that were verified. num_drafts: rows with guesses; num_draft_tokens: the guesses in them;
     accepted_per_position[i]: how many rows' guess number i was kept, with all before it. num_steps_off: steps without
-    guesses though there could have been some: they would have lost time (`adaptive_drafts`).
+    guesses though there could have been some: they would have lost time (`adaptive_drafts`). num_lossy: of the rows
+    with guesses, those whose guesses were kept by a lossy rule (`EngineConfig.acceptance`).
 
     A request that has ended before its row came back counts as one that kept none.
     """
@@ -38,6 +39,7 @@ class DraftUse:
     num_draft_tokens: int
     accepted_per_position: tuple[int, ...]
     num_steps_off: int = 0
+    num_lossy: int = 0
 
     @classmethod
     def of(cls, steps: Iterable[StepDone]) -> DraftUse:
@@ -51,7 +53,8 @@ class DraftUse:
         ]
         longest = max((num for num, _ in pairs), default=0)
         kept = tuple(sum(accepted > i for _, accepted in pairs) for i in range(longest))
-        return cls(len(pairs), sum(num for num, _ in pairs), kept, num_steps_off)
+        lossy = sum(row.num_drafts > 0 for step in steps if step.acceptance != "exact" for row in step.rows)
+        return cls(len(pairs), sum(num for num, _ in pairs), kept, num_steps_off, lossy)
 
     @property
     def num_accepted_tokens(self) -> int:

@@ -15,6 +15,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "BATCHES", (1,))
     monkeypatch.setattr(bench, "FIXED", (2,))
     monkeypatch.setattr(bench, "METHODS", {name: bench.METHODS[name] for name in ("ngram", "draft")})
+    monkeypatch.setattr(bench, "SHAPED", {"lookahead": bench.SHAPED["lookahead"]})
     # In float32 rounding depends on how many rows a step has, and two tokens may be all but equally likely.
     monkeypatch.setitem(bench._COMMON, "dtype", "float64")
 
@@ -23,7 +24,7 @@ def test_every_method_is_measured_against_plain_decoding_and_the_formula(small: 
     found = bench.run(1, model="draft")
     assert [(case["workload"], case["requests"]) for case in found["cases"]] == [("repeats", 1), ("code", 1)]
     for case in found["cases"]:
-        assert list(case["variants"]) == ["ngram k=2", "ngram adaptive", "draft k=2", "draft adaptive"]
+        assert list(case["variants"]) == ["ngram k=2", "ngram adaptive", "draft k=2", "draft adaptive", "lookahead"]
         for row in case["variants"].values():
             assert 1 <= row["tokens_per_row"] <= 3
             assert row["speedup"]["runs"] == 1
@@ -34,7 +35,7 @@ def test_every_method_is_measured_against_plain_decoding_and_the_formula(small: 
     assert repeats["guesses"] > 0
     text = "\n".join(bench.lines(found))
     assert "repeats, 1 requests, plain step" in text
-    assert text.count("formula") == 8
+    assert text.count("formula") == 10
     assert text.count("transformers, assisted by the draft") == 2
     assert all(row["texts"] == {"equal": 1, "of": 1, "largest_gap": 0.0} for row in case["variants"].values())
 

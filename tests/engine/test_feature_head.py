@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from reference_impl.annexes.speculative.feature_head import FeatureDraft, FeatureHead
 from reference_impl.assembly.config import ConfigError, EngineConfig
@@ -93,7 +93,10 @@ def guesses_of(head: FeatureHead, target: Any, tokens: list[int], k: int, sampli
     eps = head.config.norm_eps
     for _ in range(k):
         embedded = reference.rms_norm(target.embedding[tokens[1:]], head.embed_norm, eps)
-        hidden = dense(head.layer, head.fc(torch.cat((embedded, features), 1)))[-1:]
+        given = features
+        if head.hidden_norm is not None:
+            given = reference.rms_norm(features, head.hidden_norm, eps)
+        hidden = dense(head.layer, head.fc(torch.cat((embedded, given), 1)))[-1:]
         settings = np.array([settings_of(sampling, sampling.seed or 0, 0)], SETTINGS)
         columns = TorchSampler().columns(settings, np.array([len(tokens)]))
         t = {name: torch.from_numpy(array) for name, array in columns.items()}
@@ -273,6 +276,39 @@ def write_head(folder: Path, size: int = 256, **changes: Any) -> None:
     }  # fmt: skip
     tensors = {name: torch.randn(shape, generator=random) / shape[-1] ** 0.5 for name, shape in shapes.items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize("budget", [5, 100])
+def test_a_module_of_multi_token_prediction_has_one_norm_more(
+    random_model, target, plain, made, tapped_engine, budget: int
+) -> None:
+    """And is run as a feature head is."""
+    module = random_head(random_model("float64", max_position_embeddings=128, num_hidden_layers=1))
+    module.hidden_norm = 1 + 0.3 * torch.randn(32, generator=torch.Generator().manual_seed(4)).double()
+    assert module.method == "mtp"
+    engine, _ = tapped_engine(
+        target, parts=Parts(draft_model=module), speculative="mtp", adaptive_drafts="off", num_drafts=3, num_blocks=60,
+        block_size=4, max_num_batched_tokens=budget, prefix_cache="off",
+    )  # fmt: skip
+    check_texts(serve(engine, PURE), plain)
+    assert len(made) > 20
+    for name, known, guesses in made:
+        assert guesses == guesses_of(module, target, known, len(guesses), PURE[name]), (name, len(known))
+
+
+def test_such_a_module_is_loaded_by_deepseeks_names(tmp_path: Path, course_model: Path) -> None:
+    write_head(tmp_path / "mtp", architectures=["MultiTokenPrediction"])
+    names = {"fc.weight": "eh_proj.weight", "embed_norm.weight": "enorm.weight"}
+    tensors = {names.get(name, name): found for name, found in load_file(tmp_path / "mtp/model.safetensors").items()}
+    tensors["hnorm.weight"] = torch.arange(256.0)
+    save_file(tensors, tmp_path / "mtp" / "model.safetensors", {"format": "pt"})
+    found = load_feature_head(tmp_path / "mtp", torch.float64)
+    assert torch.equal(found.hidden_norm, torch.arange(256.0).double())
+    assert torch.equal(found.embed_norm, tensors["enorm.weight"].double())
+    llm = LLM(course_model, "float64", num_blocks=32, draft_model=tmp_path / "mtp", draft_tree=(2, 2))
+    assert llm.engine.config.speculative == "mtp"
+    with pytest.raises(ValueError, match="'eagle': expected 'mtp'"):
+        LLM(course_model, num_blocks=32, draft_model=tmp_path / "mtp", speculative="eagle")
 
 
 @pytest.mark.parametrize("worker", ["here", "process"])

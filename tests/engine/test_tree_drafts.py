@@ -18,14 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_impl.annexes.fusion.attention import TritonAttention
-from reference_impl.annexes.speculative import tree_head, tree_worker
+from reference_impl.annexes.speculative import tree_growing, tree_head, tree_head_worker, tree_worker
 from reference_impl.annexes.speculative.candidates import NONE
 from reference_impl.annexes.speculative.feature_head import FeatureHead
+from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.annexes.speculative.tree_cache import move_tokens
-from reference_impl.assembly.config import ConfigError, EngineConfig
+from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.kv_cache import kv_cache
+from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.attention import TorchAttention
 from reference_impl.core.sampler import draw
@@ -40,7 +42,7 @@ from tests.engine.test_rejection import ALPHA, LENGTH, PROMPT, VOCAB, by_definit
 from tests.executor.dense import TwinSampler
 
 UNEVEN = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
-TREES: dict[str, Any] = {"chain": (1, 1, 1), "uneven": UNEVEN, "even": (4, 2, 2), "flat": (5,)}
+TREES: dict[str, Any] = {"chain": (1, 1, 1), "uneven": UNEVEN, "even": (4, 2, 2), "flat": (5,), "grown": "dynamic,3,3"}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,8 @@ def with_tree(tree: Any, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "late", "preemption", "prefix_cache"),
     [("chain", None, "recompute", "off"), ("uneven", None, "swap", "hash"), ("uneven", 2, "recompute", "hash"),
-     ("even", 1, "swap", "off"), ("flat", None, "recompute", "radix")],
+     ("even", 1, "swap", "off"), ("flat", None, "recompute", "radix"), ("grown", None, "swap", "hash"),
+     ("grown", 2, "recompute", "off")],
 )  # fmt: skip
 def test_the_text_is_that_of_plain_decoding(
     target, head, plain, tapped_engine, name: str, late: int | None, preemption: str, prefix_cache: str
@@ -89,7 +92,8 @@ def test_the_text_is_that_of_plain_decoding(
     assert engine.kv.num_available == engine.num_blocks
     kept = [found for step in kept_of(engine) for found in step.items()]
     assert not any("penalised" in request for request, _ in kept)
-    levels, nodes = Tree.of(TREES[name]).num_levels, len(Tree.of(TREES[name]).parents)
+    shape = Growth.of(TREES[name]) if name == "grown" else Tree.of(TREES[name])
+    levels, nodes = shape.num_levels, shape.num_nodes
     assert 0 < max(num for _, (num, _) in kept) <= levels
     assert max(drafts for _, (_, drafts) in kept) == nodes
 
@@ -119,7 +123,7 @@ def test_a_chain_keeps_what_a_chain_of_guesses_keeps(target, head, name: str) ->
 
 def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, head, tapped_engine) -> None:
     @settings(max_examples=25, deadline=None, derandomize=True, database=None)
-    @given(work=schedule(), tree=st.sampled_from([(2,), (2, 2), UNEVEN, (1, 3, 1)]))
+    @given(work=schedule(), tree=st.sampled_from([(2,), (2, 2), UNEVEN, (1, 3, 1), "dynamic,2,3"]))
     def same(work: tuple[list[dict[str, Any]], dict[str, Any]], tree: Any) -> None:
         asked, options = work
         options = {name: value for name, value in options.items() if name != "num_drafts"}
@@ -157,7 +161,7 @@ def test_logprobs_are_those_of_plain_decoding(target, head) -> None:
 def test_a_text_may_end_at_the_last_position(random_model, target, head, max_model_len: int) -> None:
     """Guesses lie behind it, as far as there is room."""
     texts = []
-    for options in ({}, with_tree((4, 2, 2))):
+    for options in ({}, with_tree((4, 2, 2)), with_tree("dynamic")):
         config = EngineConfig(num_blocks=20, block_size=4, max_model_len=max_model_len, **options)
         engine = Engine(target, config, Parts(draft_model=head) if options else Parts())
         asked = SamplingParams(max_tokens=100, temperature=0)
@@ -165,7 +169,7 @@ def test_a_text_may_end_at_the_last_position(random_model, target, head, max_mod
         while engine.has_work():
             engine.step()
         texts.append(request.tokens)
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] == texts[2]
     assert len(texts[0]) == max_model_len
 
 
@@ -213,7 +217,7 @@ def test_guesses_are_the_likeliest_behind_each_path(
             made.append((known, Tree.of(TREES[name]).first(len(mine)), mine))
         return tokens, q
 
-    monkeypatch.setattr(tree_worker, "guess_tree", recorded)
+    monkeypatch.setattr(tree_head_worker, "guess_tree", recorded)
     engine, _ = tapped_engine(
         target, parts=Parts(draft_model=head), num_blocks=60, block_size=4, max_num_seqs=3, prefix_cache="off",
         max_num_batched_tokens=budget, **with_tree(TREES[name]),
@@ -226,6 +230,56 @@ def test_guesses_are_the_likeliest_behind_each_path(
         for node, children in tree.children.items():
             path = [mine[each] for each in tree.lineage[node] if each >= 0] if node >= 0 else []
             assert [mine[child] for child in children] == children_of(head, target, known, path, len(children))
+
+
+def grown_by_definition(
+    head: FeatureHead, target: Any, known: list[int], growth: Growth, num_nodes: int
+) -> set[tuple[int, ...]]:
+    """The paths that are verified, from all that are grown: by sorting, over whole texts."""
+    features, scores = dense(target, target.embedding[known[:-1]]), dict[tuple[int, ...], float]()
+    level: list[tuple[int, ...]] = [()]
+    for _ in range(growth.levels_of(num_nodes)):
+        grown = []
+        for path in level:
+            text, seen = list(known), features
+            for token in [*path, None]:
+                embedded = reference.rms_norm(target.embedding[text[1:]], head.embed_norm, head.config.norm_eps)
+                hidden = dense(head.layer, head.fc(torch.cat((embedded, seen), 1)))[-1:]
+                if token is not None:
+                    seen = torch.cat((seen, hidden))
+                    text.append(token)
+            probs = target.logits(hidden)[0].softmax(0)
+            for token in probs.topk(growth.width).indices.tolist():
+                scores[*path, token] = scores.get(path, 1.0) * float(probs[token])
+                grown.append((*path, token))
+        level = sorted(grown, key=scores.__getitem__)[-growth.width :]
+    return set(sorted(scores, key=scores.__getitem__)[-num_nodes:])
+
+
+@pytest.mark.parametrize(("spec", "num"), [("dynamic,3,3", 7), ("dynamic,2,4", 9)])
+def test_a_tree_that_is_grown_is_the_one_of_the_definition(
+    target, head, plain, tapped_engine, monkeypatch, spec: str, num: int
+) -> None:
+    made: list[tuple[list[int], set[tuple[int, ...]], int]] = []
+
+    def recorded(draft: Any, rows: Any, slots: Any, growth: Growth) -> Any:
+        trees, tokens = tree_growing.grow_trees(draft, rows, slots, growth)
+        for row, tree, mine in zip(rows, trees, tokens.split([tree.num_nodes for tree in trees]), strict=True):
+            known = slots.tokens[row.slot, : int(slots.computed[row.slot]) + 1].tolist()
+            paths = {tuple(int(mine[each]) for each in line if each >= 0) for line in tree.lineage}
+            made.append((known, paths, row.num_drafts))
+        return trees, tokens
+
+    monkeypatch.setattr(tree_head_worker, "grow_trees", recorded)
+    engine, _ = tapped_engine(
+        target, parts=Parts(draft_model=head), num_blocks=60, block_size=4, max_num_seqs=3, prefix_cache="off",
+        max_num_batched_tokens=14, **with_tree(spec, num_drafts=num),
+    )  # fmt: skip
+    asked = {each: SamplingParams(max_tokens=12, temperature=0) for each in ("greedy", "another", "one more")}
+    serve(engine, asked)
+    assert len({(nodes, max(map(len, paths))) for _, paths, nodes in made}) > 2, "of several sizes and depths"
+    for known, paths, num_nodes in made:
+        assert paths == grown_by_definition(head, target, known, Growth.of(spec, num), num_nodes), len(known)
 
 
 def test_the_first_guess_of_a_seeded_request_is_what_its_number_draws(target, head, plain) -> None:
@@ -259,7 +313,9 @@ def heads(random_model: Callable) -> dict[str, FeatureHead]:
     usual = random_head(copy.deepcopy(random_model("float64", vocab_size=VOCAB, num_hidden_layers=1)))
     broken = random_head(copy.deepcopy(random_model("float64", vocab_size=VOCAB, num_hidden_layers=1)))
     broken.layer.norm.fill_(torch.nan)
-    return {"usual": usual, "broken": broken}
+    few = random_head(copy.deepcopy(random_model("float64", vocab_size=VOCAB, num_hidden_layers=1)))
+    few.draft_tokens = torch.tensor([1, 2, 4])
+    return {"usual": usual, "broken": broken, "few": few}
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +353,9 @@ def free_texts(small: Any, head: FeatureHead, name: str, tree: Any) -> list[tupl
 @pytest.mark.parametrize(
     ("name", "kind", "tree"),
     [("temperature", "usual", (2, 2)), ("temperature", "broken", (3, 2)), ("top_k", "usual", (4,)),
-     ("top_p", "usual", ((0,), (1,), (0, 0), (0, 1), (1, 0)))],
+     ("top_p", "usual", ((0,), (1,), (0, 0), (0, 1), (1, 0))), ("min_p", "usual", "dynamic,2,2"),
+     ("temperature", "few", (2, 2)), ("top_k", "few", "dynamic,3,2"), ("temperature", "few", (4,)),
+     ("temperature", "broken", "dynamic,2,2"), ("top_k", "usual", "dynamic,4,1")],
 )  # fmt: skip
 def test_texts_are_distributed_as_the_targets(small, heads, expected, name: str, kind: str, tree: Any) -> None:
     """Of three likeliest tokens four are guessed, too: the last one then is any."""
@@ -311,7 +369,7 @@ def test_equal_guesses_at_one_place_leave_the_distribution_right(small, heads, e
     def equal(draft: Any, levels: Any, t: Any, slots: Any, sampler: Any) -> Any:
         return torch.full_like(t["draft.row"], likely), None
 
-    monkeypatch.setattr(tree_worker, "guess_tree", equal)
+    monkeypatch.setattr(tree_head_worker, "guess_tree", equal)
     assert p_value(free_texts(small, heads["usual"], "temperature", (3, 3)), expected("temperature")) > ALPHA
 
 
@@ -333,6 +391,21 @@ def test_a_head_that_gives_no_numbers_changes_no_greedy_or_seeded_text(random_mo
     broken.layer.norm.fill_(torch.nan)
     engine = Engine(target, EngineConfig(num_blocks=64, **with_tree((3, 2))), Parts(draft_model=broken))
     check_texts(serve(engine, ASKED), plain)
+
+
+@pytest.mark.parametrize("tree", [(3, 2), "dynamic"])
+def test_in_two_processes(tree: Any) -> None:
+    asked = SamplingParams(max_tokens=24, temperature=0)
+    texts = []
+    for options in ({}, {"draft_model": course_model("eagle"), "draft_tree": tree, "worker": "process"}):
+        llm = LLM(course_model("target"), dtype="float32", num_blocks=32, **options)
+        try:
+            texts.append(llm.generate(["def parse(line):\n"], asked)[0].outputs[0].token_ids)
+            kept = DraftUse.of(llm.engine.trace.steps()).num_accepted_tokens
+            assert (kept > 0) == bool(options)
+        finally:
+            llm.engine.close()
+    assert texts[0] == texts[1]
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------
@@ -397,11 +470,16 @@ def test_behind_each_step_the_cache_holds_what_plain_decoding_writes(target, hea
     [
         ({"draft_tree": (2, 0)}, "a tree of guesses: expected how many children"),
         ({"draft_tree": (9, 9)}, "at most 63 nodes"),
-        ({"draft_tree": (2, 2), "speculative": "off"}, "expected 'eagle', or no draft_tree"),
-        ({"draft_tree": (2, 2), "speculative": "draft"}, "expected 'eagle', or no draft_tree"),
+        ({"draft_tree": (2, 2), "speculative": "off"}, "expected 'eagle' .*, or no draft_tree"),
+        ({"draft_tree": (2, 2), "speculative": "draft"}, "expected 'eagle' .*, or no draft_tree"),
         ({"draft_tree": (2, 2), "num_drafts": 3}, "has 6 guesses, and num_drafts=3"),
         ({"draft_tree": (2, 2), "adaptive_drafts": "on"}, "adaptive_drafts='on' is given, too"),
         ({"draft_tree": (2, 2), "batch_invariant": True}, "batch_invariant computes each by itself"),
+        ({"draft_tree": "bushy"}, "expected 'dynamic', or with width and levels, 'dynamic,4,4', got 'bushy'"),
+        ({"draft_tree": "dynamic,4"}, "got 'dynamic,4'"),
+        ({"draft_tree": "dynamic,0,2"}, "got width 0 and 2 levels"),
+        ({"draft_tree": "dynamic,3,2", "num_drafts": 13}, "expected 2 to 12 guesses .* got 13"),
+        ({"draft_tree": "dynamic,4,4", "num_drafts": 9}, "expected 11 to 52 guesses .* got 9"),
         ({"draft_tree": (2, 2), "graphs": "on"}, "a FeatureHead reads hidden states"),
     ],
 )

@@ -27,13 +27,16 @@ with, so behind it the same holds, for p behind the kept text.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from reference_impl.annexes.speculative.tree import MOST_TOKENS, Tree
 from reference_impl.core.sampler import draw
+from reference_impl.core.staging import Arrays
 
 NONE = -1  # among the children of a node that has fewer than others
 
@@ -85,31 +88,41 @@ def first_of_equal(tokens: Tensor, siblings: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Paths:
-    """A tree on the device. above [nodes]: 1 + the parent; depths [nodes]; lineage [nodes, num_levels] as of `Tree`."""
+    """Trees on the device, one for each row. above [rows, nodes]: 1 + the parent; depths [rows, nodes]; lineage
+    [rows, nodes, num_levels] as of `Tree`. Behind the nodes of a row's tree 0, 0 and -1."""
 
     above: Tensor
     depths: Tensor
     lineage: Tensor
 
-    @staticmethod
-    def of(tree: Tree, device: torch.device) -> Paths:
-        above = torch.tensor(tree.parents, device=device) + 1
-        return Paths(above, torch.from_numpy(tree.depths).to(device), torch.from_numpy(tree.lineage).to(device))
-
     def deepest(self, right: Tensor) -> tuple[Tensor, Tensor]:
         """The longest path from the root whose nodes are all right; of equally long ones that to the first node.
 
-        right [rows, nodes] bool. Returns how many nodes it has, [rows], and which, [rows, num_levels], -1 behind its
-        end; both int64.
+        right [rows, nodes] bool, false behind the nodes of a row's tree. Returns how many nodes it has, [rows], and
+        which, [rows, num_levels], -1 behind its end; both int64.
         """
         on_path = right
-        for _ in range(self.lineage.shape[1] - 1):
+        for _ in range(self.lineage.shape[2] - 1):
             with_root = torch.cat((torch.ones_like(right[:, :1]), on_path), 1)
-            on_path = right & with_root[:, self.above]
+            on_path = right & with_root.gather(1, self.above)
         order = torch.arange(right.shape[1], device=right.device)
         rank, node = torch.where(on_path, MOST_TOKENS * (self.depths + 1) - order, 0).max(1)
-        none = rank == 0
-        return torch.where(none, 0, self.depths[node] + 1), torch.where(none[:, None], -1, self.lineage[node])
+        none, node = rank == 0, node[:, None]
+        depth = self.depths.gather(1, node)[:, 0]
+        lineage = self.lineage.take_along_dim(node[:, :, None], 1)[:, 0]
+        return torch.where(none, 0, depth + 1), torch.where(none[:, None], -1, lineage)
+
+
+def path_arrays(trees: Sequence[Tree]) -> Arrays:
+    """The fields of `Paths`, on the host."""
+    shape = len(trees), max(len(tree.parents) for tree in trees)
+    above, depths = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    lineage = np.full((*shape, max(tree.num_levels for tree in trees)), -1, np.int64)
+    for row, tree in enumerate(trees):
+        num = len(tree.parents)
+        above[row, :num], depths[row, :num] = np.array(tree.parents) + 1, tree.depths
+        lineage[row, :num, : tree.num_levels] = tree.lineage
+    return {"above": above, "depths": depths, "lineage": lineage}
 
 
 def typical(p: Tensor, tokens: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:

@@ -15,6 +15,8 @@ from reference_impl.interfaces import Reply, Request, Row, Step, StepPlan
 
 
 class DraftingEngine(Engine):
+    acceptance = "exact"  # as of `StepPlan`, for the trace
+
     def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
         if not self.planner.has_drafted:
             return super().update(plan, step, reply, requests)
@@ -29,7 +31,8 @@ class DraftingEngine(Engine):
                 tokens[request.id] = tuple(request.tokens[length:])
         rows = tuple(row._replace(start=starts[row.request_id]) for row in done.plan.rows)
         num_sampled = tuple(len(tokens.get(row.request_id, ())) for row in rows)
-        return done._replace(plan=replace(done.plan, rows=rows), num_sampled=num_sampled)
+        acceptance = self.acceptance if drafted else "exact"
+        return done._replace(plan=replace(done.plan, rows=rows, acceptance=acceptance), num_sampled=num_sampled)
 
 
 def settle(planner: Planner, plan: StepPlan, reply: Reply, requests: Mapping[str, Request]) -> None:

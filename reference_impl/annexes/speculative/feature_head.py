@@ -1,8 +1,13 @@
 """A feature head: one layer that guesses ahead from the target's own hidden states (EAGLE, Li et al. 2024; trained as
-EAGLE-3, 2025; DeepSeek-V3's module for multi-token prediction is built alike).
+EAGLE-3, 2025).
 
     x[p] = fc([norm(embedding of token p + 1), hidden[p]])      hidden[p]: the target's, after its last norm
     hidden'[p + 1] = norm(layer(x)[p])                          -> the target's lm_head -> token p + 2
+
+A module for multi-token prediction, as DeepSeek-V3 has it (2024, section 2.2), differs in one norm, that of the hidden
+state, and is run alike (`hidden_norm`; its names there: enorm, hnorm, eh_proj):
+
+    x[p] = fc([norm(embedding of token p + 1), norm(hidden[p])])
 
 So it knows what the target knows of position p, and the token that was sampled there. Behind the first guess it is run
 on its own hidden' in place of the target's. Embedding and lm_head are the target's; its keys and values lie in a cache
@@ -20,11 +25,13 @@ that were sampled. Guesses are a little worse for it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from reference_impl.annexes.speculative.draft_model import (
@@ -43,22 +50,33 @@ from reference_impl.interfaces import AttentionBackend, Batch, KVCache, KVSpec, 
 
 class FeatureHead:
     """layer: a decoder of one layer, of the target's family and hidden_size, whose embedding is not used.
-    fc: from 2 x hidden_size to hidden_size; embed_norm [hidden_size]."""
+    fc: from 2 x hidden_size to hidden_size; embed_norm [hidden_size], and hidden_norm alike.
+    draft_tokens [any] int64: the draft vocabulary, of which guesses are (EAGLE-3; FR-Spec, Zhao et al. 2025): the most
+    frequent tokens, so that lm_head has fewer rows. All others have q = 0, and verification is as right. None: all."""
 
-    method = "eagle"  # as of EngineConfig.speculative
-
-    def __init__(self, layer: Decoder, fc: Linear, embed_norm: Tensor):
-        self.layer, self.fc, self.embed_norm = layer, fc, embed_norm
+    def __init__(
+        self, layer: Decoder, fc: Linear, embed_norm: Tensor, draft_tokens: Tensor | None = None,
+        hidden_norm: Tensor | None = None,
+    ):  # fmt: skip
+        self.layer, self.fc, self.embed_norm, self.draft_tokens = layer, fc, embed_norm, draft_tokens
+        self.hidden_norm = hidden_norm
         self.config, self.dtype, self.device, self.rotary = layer.config, layer.dtype, layer.device, layer.rotary
         self._target: Any = None
         self._features: Tensor | None = None  # of the batch that is being computed
         layer.embed = self._join  # type: ignore[method-assign]  # all else of a decoder's pass is as it is
 
+    @property
+    def method(self) -> str:
+        """As of EngineConfig.speculative."""
+        return "eagle" if self.hidden_norm is None else "mtp"
+
     def follow(self, target: Decoder) -> None:
         """Guesses for this model, whose embedding and lm_head are used. ValueError if it guesses for another one."""
         if self._target is not None and self._target.embedding is not target.embedding:
             raise ValueError("this feature head guesses for another model already: load_feature_head once more")
-        self._target = target
+        self._target = self._output = target
+        if self.draft_tokens is not None:
+            self._output = with_few_tokens(target, self.draft_tokens)
 
     def hidden_states(self, batch: Batch, features: Tensor, kv_cache: KVCache, attention: AttentionBackend) -> Tensor:
         """features [num_tokens, hidden_size] -> [len(batch.logits_indices), hidden_size], after the last norm."""
@@ -66,16 +84,30 @@ class FeatureHead:
         return self.layer.hidden_states(batch, kv_cache, attention)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The target's: [rows, vocab_size], of its dtype."""
-        found: Tensor = self._target.logits(hidden.to(self._target.dtype))
-        return found
+        """The target's: [rows, vocab_size], of its dtype; -inf outside the draft vocabulary."""
+        found: Tensor = self._output.logits(hidden.to(self._target.dtype))
+        if self.draft_tokens is None:
+            return found
+        everything = found.new_full((len(found), self._target.config.vocab_size), -torch.inf)
+        return everything.index_copy_(1, self.draft_tokens, found)
 
     def _join(self, input_ids: Tensor) -> Tensor:
         assert self._features is not None
         embedded = self._target.embed(input_ids).to(self.dtype)
         embedded = self.layer.normalize(embedded, self.embed_norm, self.config.norm_eps)
-        found: Tensor = self.fc(torch.cat((embedded, self._features.to(self.dtype)), -1))
+        features = self._features.to(self.dtype)
+        if self.hidden_norm is not None:
+            features = self.layer.normalize(features, self.hidden_norm, self.config.norm_eps)
+        found: Tensor = self.fc(torch.cat((embedded, features), -1))
         return found
+
+
+def with_few_tokens(model: Decoder, tokens: Tensor) -> Decoder:
+    """The model with logits of these tokens alone; all else is shared."""
+    few = copy.copy(model)
+    few.lm_head = (model.embedding if model.lm_head is None else model.lm_head).index_select(0, tokens)
+    few.head = F.linear
+    return few
 
 
 class KeepsHidden:

@@ -71,6 +71,10 @@ class Tree:
         return np.array(self.levels, np.int64)
 
     @property
+    def num_nodes(self) -> int:
+        return len(self.parents)
+
+    @property
     def num_levels(self) -> int:
         return self.levels[-1] + 1
 

@@ -1,6 +1,6 @@
 """Where trees of guesses lie in a step: arrays by which the device looks up, verifies and keeps.
 
-Of the R rows with guesses, D guesses in all; every tree begins like the worker's, see `Tree.first`.
+Of the R rows with guesses, D guesses in all, of which each row has a tree of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from reference_impl.annexes.speculative.candidates import path_arrays
 from reference_impl.annexes.speculative.rejection import VERDICT
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.core.batch import HostBatch, ragged
@@ -40,11 +41,12 @@ class Rows:
                 yield number, node, children
 
 
-def rows_with(batch: HostBatch, tree: Tree) -> Rows:
+def rows_with(batch: HostBatch, trees: Sequence[Tree]) -> Rows:
+    """trees [R], each of as many nodes as its row has guesses."""
     row = np.flatnonzero(batch.drafts)
     num = np.array(batch.drafts)[row]
     return Rows(
-        tuple(tree.first(n) for n in num.tolist()), row, np.array(batch.query_lens)[row] - num,
+        tuple(trees), row, np.array(batch.query_lens)[row] - num,
         np.searchsorted(batch.sampling, row), np.cumsum(num) - num,
     )  # fmt: skip
 
@@ -66,8 +68,8 @@ def in_trees(batch: HostBatch, rows: Rows) -> HostBatch:
 def tree_arrays(rows: Rows) -> Arrays:
     """What guesses are kept by, beside the `draft_arrays`, of which at [D] is replaced: the logits of a guess's parent.
 
-    own [D]: its own logits. earlier [D, width - 1]: its siblings before it, of the D, -1 behind them. first [R]: as of
-    `Rows`. Of each level of each of the R, T in all: kept_row, kept_level [T].
+    With the `Paths` of the R trees. own [D]: its own logits. earlier [D, width - 1]: its siblings before it, of the D,
+    -1 behind them. first [R]: as of `Rows`. Of each level of each of the R, T in all: kept_row, kept_level [T].
     """
     above = np.concatenate([np.array(tree.parents) for tree in rows.trees])
     num, levels = ([of(tree) for tree in rows.trees] for of in (lambda t: len(t.parents), lambda t: t.num_levels))
@@ -76,7 +78,8 @@ def tree_arrays(rows: Rows) -> Arrays:
     for base, tree in zip(rows.base, rows.trees, strict=True):
         found = np.where(tree.earlier < 0, -1, tree.earlier + base)
         earlier[base : base + len(found), : found.shape[1]] = found
-    return {
+    paths = {f"draft.tree.{name}": array for name, array in path_arrays(rows.trees).items()}
+    return paths | {
         "draft.at": first + 1 + above,
         "draft.tree.own": first + 1 + nth,
         "draft.tree.earlier": earlier,
@@ -118,14 +121,14 @@ def padded(lists: Sequence[Sequence[int]]) -> Ints:
     return found
 
 
-def without_branches(step_rows: Sequence[StepRow], batch: HostBatch, tree: Tree, slots: Slots) -> HostBatch:
+def without_branches(step_rows: Sequence[StepRow], batch: HostBatch, rows: Rows, slots: Slots) -> HostBatch:
     """What a step's rows are when all but one path of each tree is gone: as many guesses as a path has, at most. In the
     order of the step's batch."""
-
-    def kept(row: StepRow) -> StepRow:
-        return row._replace(num_drafts=tree.first(row.num_drafts).num_levels) if row.num_drafts else row
-
-    return ragged([kept(row) for row in step_rows], slots, np.array(batch.order))
+    kept = list(step_rows)
+    for row, tree in zip(rows.row.tolist(), rows.trees, strict=True):
+        at = batch.order[row]
+        kept[at] = kept[at]._replace(num_drafts=tree.num_levels)
+    return ragged(kept, slots, np.array(batch.order))
 
 
 def kept_arrays(batch: HostBatch, after: HostBatch, rows: Rows) -> Arrays:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from reference_impl.annexes.speculative.growth import Growth
 from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.interfaces import Request
 
 
 class TreeDrafting(Drafting):
-    """tree: its nodes are the guesses that a row has, at most. max_len: positions of a request; guesses lie behind its
-    tokens, more of them than it may have."""
+    """tree: its nodes are the guesses that a row has, at most; or how one is grown. max_len: positions of a
+    request; guesses lie behind its tokens, more of them than it may have."""
 
-    def __init__(self, *core: Any, tree: Tree, max_len: int, **options: Any):
+    def __init__(self, *core: Any, tree: Tree | Growth, max_len: int, **options: Any):
         super().__init__(*core, num_drafts=tree.num_levels, **options)
         self.tree, self.max_len = tree, max_len
 

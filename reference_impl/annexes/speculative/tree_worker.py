@@ -1,16 +1,17 @@
-"""A worker that verifies trees of guesses, which a feature head makes.
+"""A worker that verifies trees of guesses.
 
     guesses     lie behind a row's known tokens, node i at the place behind them i: so do their keys and values
     the model   computes them with positions by depth, and attention in which a node sees its ancestors
     kept        the path down the tree whose nodes are each what was chosen at their parent
-    then        tokens, keys and values of this path move to where its positions belong, and the head computes it
+    then        tokens, keys and values of this path move to where its positions belong
 
-Extends `DraftRun.add_arrays`, `compute`, `choose` and `verify`, and `FeatureRun._keep_up`.
+Who guesses says which tree each row has, and what its nodes are: a feature head (`tree_head_worker.py`), or the model
+itself (`lookahead_worker.py`). Extends `DraftRun.add_arrays`, `compute`, `choose` and `verify`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,58 +19,63 @@ from torch import Tensor
 from reference_impl.annexes.penalties.counts import has_penalties
 from reference_impl.annexes.speculative.candidates import NONE, Paths, first_of_equal, verified_children
 from reference_impl.annexes.speculative.drafts import Verified, draft_arrays, put_drafts
-from reference_impl.annexes.speculative.feature_head import FeatureDraft
-from reference_impl.annexes.speculative.feature_worker import FeatureRun, FeatureWorker
 from reference_impl.annexes.speculative.rejection import filtered, is_exact
 from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.annexes.speculative.tree_cache import move_tokens
-from reference_impl.annexes.speculative.tree_head import Level, guess_tree, lay_out_levels, level_arrays
-from reference_impl.annexes.speculative.tree_layout import (
-    in_trees,
-    kept_arrays,
-    rows_with,
-    tree_arrays,
-    verdict_arrays,
-    without_branches,
-)
-from reference_impl.core.batch import HostBatch
+from reference_impl.annexes.speculative.tree_layout import Rows, in_trees, rows_with, tree_arrays, verdict_arrays
+from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.core.kv_cache import PagedKVCache
+from reference_impl.core.staging import Arrays
+from reference_impl.interfaces import StepRow
 
-AFTER = "draft.after."  # before the names of arrays of `without_branches`
+Places = Mapping[tuple[int, int], int]  # as of `verdict_arrays`
 
 
-class TreeWorker(FeatureWorker):
-    """tree: of which a row's guesses are the first nodes."""
+class TreeWorker(DraftWorker):
+    """most_nodes: guesses that a row may have."""
 
     kv_cache: PagedKVCache
-    draft: FeatureDraft
+    most_nodes: int
 
-    def __init__(self, *args: Any, tree: Tree, **options: Any):
-        super().__init__(*args, **options)
-        self.tree, self.paths = tree, Paths.of(tree, self.slots.device)
+    @property
+    def makes_drafts(self) -> bool:
+        return True
 
 
-class TreeRun(FeatureRun):
+class TreeRun(DraftRun):
     worker: TreeWorker
-    levels: list[Level]
-    after: HostBatch | None = None  # the rows when only one path of each tree is left; None: no row has guesses
+
+    def trees(self, step_rows: Sequence[StepRow]) -> Sequence[Tree]:
+        """Of each of the R rows with guesses, in the order of the batch, a tree of as many nodes as these are.
+        step_rows [R]: they, as they begin on the host."""
+        raise NotImplementedError
+
+    def guessing_arrays(self, step_rows: Sequence[StepRow], rows: Rows, places: Places) -> Arrays:
+        """What `guesses` looks up by."""
+        raise NotImplementedError
+
+    def guesses(self) -> tuple[Tensor, Tensor | None]:
+        """The D guesses, [D] int64, and what those of the N nodes of `verdict_arrays` were drawn from, [N, vocab_size];
+        None: guesses that were not drawn."""
+        raise NotImplementedError
+
+    def path_kept(self, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
+        """Of each level of each row the node that is kept, and how many levels, before the slots' lengths change."""
 
     def add_arrays(self) -> None:
         if not self.batch.drafts:
             return
         self._check()
         w = self.worker
-        rows = rows_with(self.batch, w.tree)
-        mine = [self.rows[self.batch.order[row]] for row in rows.row]  # as they begin on the host
-        self.levels = lay_out_levels(mine, rows, w.tree, w.slots)
-        self.after = without_branches(self.rows, self.batch, w.tree, w.slots)
-        arrays = draft_arrays(self.batch, self.step) | tree_arrays(rows) | kept_arrays(self.batch, self.after, rows)
-        places: dict[tuple[int, int], int] = {}
+        # As they begin on the host.
+        mine = [self.rows[self.batch.order[row]] for row, num in enumerate(self.batch.drafts) if num]
+        rows = rows_with(self.batch, self.trees(mine))
+        arrays = draft_arrays(self.batch, self.step) | tree_arrays(rows)
+        places: Places = {}
         if is_exact(w.sampler):
             verdicts, places = verdict_arrays(self.batch, rows, w.slots.host, self.step.step_id)
             arrays |= verdicts
-        arrays |= level_arrays(self.levels, mine, w.slots, w.draws, places)
-        arrays |= {f"{AFTER}{name}": array for name, array in self.after.arrays.items()}
+        arrays |= self.guessing_arrays(mine, rows, places)
         self.batch = in_trees(self.batch, rows)
         self.batch.arrays.update(arrays)
 
@@ -80,11 +86,11 @@ class TreeRun(FeatureRun):
             if not row.num_drafts:
                 continue
             if row.drafts:
-                raise ValueError(f"step {number} names drafts, and this worker's feature head makes them")
-            if row.num_tokens != 1 or row.num_drafts > len(self.worker.tree.parents):
+                raise ValueError(f"step {number} names drafts, and this worker makes trees of them itself")
+            if row.num_tokens != 1 or row.num_drafts > self.worker.most_nodes:
                 raise ValueError(
                     f"step {number}: a row has {row.num_tokens} known tokens and {row.num_drafts} guesses: expected 1, "
-                    f"and at most the {len(self.worker.tree.parents)} of the tree"
+                    f"and at most the {self.worker.most_nodes} of the tree"
                 )
             if has_penalties(self.worker.slots.host[row.slot].sampling):
                 raise ValueError(
@@ -93,10 +99,9 @@ class TreeRun(FeatureRun):
                 )
 
     def compute(self) -> None:
-        w, t = self.worker, self.tensors
-        if self.after is not None:
-            t["draft.tokens"], self.q = guess_tree(w.draft, self.levels, t, w.slots, w.draws)
-            put_drafts(w.slots, t)
+        if self.batch.drafts:
+            self.tensors["draft.tokens"], self.q = self.guesses()
+            put_drafts(self.worker.slots, self.tensors)
         super().compute()
 
     def choose(self) -> Tensor:
@@ -113,8 +118,9 @@ class TreeRun(FeatureRun):
         w, t = self.worker, self.tensors
         guesses, row, nth = t["draft.tokens"], t["draft.row"], t["draft.nth"]
         right = (tokens[t["draft.at"]] == guesses) & first_of_equal(guesses, t["draft.tree.earlier"])
-        of_row = right.new_zeros(len(t["draft.num"]), len(w.paths.above))
-        num, path = w.paths.deepest(of_row.index_put((row, nth), right))
+        paths = Paths(*(t[f"draft.tree.{name}"] for name in ("above", "depths", "lineage")))
+        of_row = torch.zeros_like(paths.above, dtype=torch.bool)
+        num, path = paths.deepest(of_row.index_put((row, nth), right))
         kept = torch.ones_like(tokens, dtype=torch.bool)
         kept[t["draft.tree.own"]] = (path[row] == nth[:, None]).any(1)
 
@@ -130,22 +136,5 @@ class TreeRun(FeatureRun):
             move_tokens(w.kv_cache, sources, targets)
         w.slots.tokens.index_put_((slots, begin), tokens[first].int())
         w.slots.tokens.index_put_((slot, start + level + 1), tokens[first[kept_row] + 1 + node].int())
-        self._lay_out_kept(kept_row, node, num)
+        self.path_kept(kept_row, node, num)
         return Verified(num, kept)
-
-    def _lay_out_kept(self, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
-        """What the head computes: while the slots' lengths are still those before the step."""
-        w, t = self.worker, self.tensors
-        assert self.after is not None
-        mine = {name.removeprefix(AFTER): found for name, found in t.items() if name.startswith(AFTER)}
-        self.kept_tensors = mine | w.slots.look_up(mine, max(self.after.context_lens))
-        nodes = t["draft.tree.begin"][kept_row] + node
-        self.source = t["draft.tree.source"].index_put((t["draft.tree.target"],), nodes)
-        beyond = num.new_zeros(len(self.after.slots))
-        self.beyond = beyond.index_put((t["draft.tree.row"],), t["draft.tree.levels"] - num)
-
-    def _keep_up(self, wrong: Tensor | None) -> None:
-        if self.after is None:
-            return super()._keep_up(wrong)
-        w = self.worker
-        w.draft.keep_up(self.after, self.kept_tensors, w.slots, w.tap.features[self.source], self.beyond)

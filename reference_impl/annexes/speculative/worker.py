@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from reference_impl.annexes.speculative.candidates import typical
 from reference_impl.annexes.speculative.drafts import Verified, draft_arrays, propose, put_drafts, verify
 from reference_impl.annexes.speculative.rejection import filtered, is_exact, rejection_arrays, verified
 from reference_impl.core.batch import lay_out
@@ -44,6 +46,9 @@ class DraftWorker(Worker):
         self.drafted_in = -self.max_in_flight  # the last step with drafts
         if proposer is not None:
             self.slots.followers.append(_Told(proposer))
+
+    # Whether guesses are kept by `candidates.typical`, which is lossy, in place of `verify` and `rejection.verified`.
+    typical = False
 
     @property
     def makes_drafts(self) -> bool:
@@ -84,7 +89,7 @@ class DraftRun(StepRun):
         if self.batch.drafts:
             self._check()
             self.batch.arrays.update(draft_arrays(self.batch, self.step))
-            if is_exact(self.worker.sampler):
+            if is_exact(self.worker.sampler) and not self.worker.typical:
                 self.batch.arrays.update(rejection_arrays(self.batch, self.worker.slots.host, self.step.step_id))
 
     def _starts(self) -> list[int]:
@@ -122,6 +127,10 @@ class DraftRun(StepRun):
 
     def choose(self) -> Tensor:
         tokens, t = super().choose(), self.tensors
+        if self.worker.typical and self.batch.drafts and "temperature" in t:  # otherwise all rows are greedy
+            guesses, at = t["draft.tokens"], t["draft.at"]
+            kept = typical(filtered(self.scores, t, at), guesses)
+            return tokens.index_copy(0, at, torch.where(kept, guesses, tokens[at]))
         if "draft.unseeded" not in t:
             return tokens
         at = t["draft.at"][t["draft.unseeded"]]

@@ -45,15 +45,17 @@ def flash_attention(
         if seq_len == 0:
             out[first:end] = 0
             continue
-        slots = context_slots(block_table[row], seq_len, keys.shape[1])
+        # What left the window is not read: its blocks may be another request's, or hold NaN.
+        unseen = 0 if window is None else max(0, seq_len - (end - first) - window + 1)
+        slots = context_slots(block_table[row], seq_len, keys.shape[1])[unseen:]
         k, v = (
-            stored(cache, slots, scales, q.new_empty(seq_len, *cache.shape[2:]))
+            stored(cache, slots, scales, q.new_empty(len(slots), *cache.shape[2:]))
             for cache, scales in ((keys, key_scale), (values, value_scale))
         )
         if ancestors is None or not ancestors[first]:
             out[first:end] = attention_one_row(q[first:end], k, v, scale, window, softcap)
         else:
-            mask = tree_mask(ancestors[first:end], seq_len, window)
+            mask = tree_mask(ancestors[first:end], seq_len, window)[:, unseen:]
             query, key, value = (t.transpose(0, 1)[None] for t in (q[first:end], k, v))
             out[first:end] = masked_attention(query, key, value, mask, scale, softcap)[0].transpose(0, 1)
     return out

@@ -22,6 +22,7 @@ from reference_impl.annexes.speculative.candidates import (
     Paths,
     drawn_without_replacement,
     first_of_equal,
+    path_arrays,
     typical,
     verified_children,
 )
@@ -85,6 +86,15 @@ def trees(draw_: st.DrawFn, most: int = 20) -> Tree:
     return Tree(tuple(parents))
 
 
+def paths_of(trees: Sequence[Tree]) -> Paths:
+    return Paths(**{name: torch.from_numpy(array) for name, array in path_arrays(trees).items()})
+
+
+def same_for_all(tree: Tree, num_rows: int) -> Paths:
+    one = paths_of([tree])
+    return Paths(*(array.expand(num_rows, *array.shape[1:]) for array in (one.above, one.depths, one.lineage)))
+
+
 def path_to(tree: Tree, node: int) -> list[int]:
     return [*path_to(tree, tree.parents[node]), node] if node != -1 else []
 
@@ -116,12 +126,25 @@ def test_the_last_of_63_nodes_is_the_sign_bit_and_one_more_is_refused() -> None:
 def test_the_path_that_is_kept_is_the_longest_of_right_nodes(tree: Tree, data: st.DataObject) -> None:
     n = len(tree.parents)
     right = np.array(data.draw(st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=1, max_size=4)))
-    num, nodes = Paths.of(tree, torch.device("cpu")).deepest(torch.from_numpy(right))
+    num, nodes = same_for_all(tree, len(right)).deepest(torch.from_numpy(right))
     for row, (length, found) in enumerate(zip(num.tolist(), nodes.tolist(), strict=True)):
         paths = [path_to(tree, node) for node in range(n) if right[row, path_to(tree, node)].all()]
         best = max(paths, key=len, default=[])  # the first of equally long ones
         assert found == best + [-1] * (tree.num_levels - len(best))
         assert length == len(best)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@given(some=st.lists(trees(), min_size=2, max_size=4), seed=st.integers(0, 99))
+def test_rows_may_have_trees_of_their_own(some: list[Tree], seed: int) -> None:
+    right = np.random.default_rng(seed).random((len(some), max(len(tree.parents) for tree in some))) < 0.7
+    for row, tree in enumerate(some):
+        right[row, len(tree.parents) :] = False
+    num, nodes = paths_of(some).deepest(torch.from_numpy(right))
+    for row, tree in enumerate(some):
+        mine, its = paths_of([tree]).deepest(torch.from_numpy(right[row : row + 1, : len(tree.parents)]))
+        assert num[row] == mine[0]
+        assert nodes[row].tolist() == its[0].tolist() + [-1] * (nodes.shape[1] - its.shape[1])
 
 
 # --- one node, exactly -----------------------------------------------------------------------------------------------
@@ -378,7 +401,7 @@ def texts_of(rule: Rule, p: Tables, q: Tables, tree: Tree, *, drawn: bool = True
         spelled[:, nodes] = spelled[:, [node]] * vocab + tokens
         same = torch.stack([(tokens[:, :j] == tokens[:, j : j + 1]).any(1) for j in range(m)], 1)
         right[:, nodes] = (behind[:, [node]] == tokens) & ~same
-    num, path = Paths.of(tree, right.device).deepest(right)
+    num, path = same_for_all(tree, len(right)).deepest(right)
     last = torch.where(num > 0, path.gather(1, (num - 1).clamp(min=0)[:, None])[:, 0], n)
     text = spelled.gather(1, last[:, None])[:, 0]
     for position in range(length):

@@ -1,0 +1,137 @@
+"""A feature head grows a tree of guesses (EAGLE-2, Li et al. 2024): where it is sure the tree is deep, where it is not
+the tree is wide.
+
+    score      of a node: the product of the head's probabilities along its path, which estimates how likely it is kept
+    expand     level by level: of a level's nodes the best `width` get their `width` likeliest children
+    rerank     of all nodes that were grown the best `num_nodes` are verified
+
+No node scores more than its parent, and of equal ones the parent comes first: so the best nodes are a tree.
+
+Which tree it is, is known when it is grown, so a step is laid out behind that: its submission waits for the device.
+Nodes are the likeliest, and not drawn: for a request without a seed each is kept with the target's own probability
+(`candidates.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.annexes.speculative.feature_head import FeatureDraft
+from reference_impl.annexes.speculative.growth import Growth
+from reference_impl.annexes.speculative.tree import ROOT, Tree
+from reference_impl.core.batch import HostBatch, as_batch, lay_out
+from reference_impl.core.slots import Slots
+from reference_impl.core.staging import to_device
+from reference_impl.interfaces import StepRow
+
+
+@dataclass
+class Grown:
+    """R rows, of which C nodes were grown. tokens [R, C]; scores [R, C], logarithms; parents [R, C]: of the C, ROOT."""
+
+    tokens: Tensor
+    scores: Tensor
+    parents: Tensor
+
+    def best(self, nums: Sequence[int]) -> tuple[list[Tree], list[Tensor]]:
+        """Of each row so many nodes: trees, and their tokens."""
+        order = self.scores.sort(dim=1, descending=True, stable=True).indices
+        chosen = [order[row, :num].sort().values for row, num in enumerate(nums)]
+        above = [self.parents[row, mine] for row, mine in enumerate(chosen)]
+        tokens = [self.tokens[row, mine] for row, mine in enumerate(chosen)]
+        trees = []
+        for mine, parents in zip(chosen, above, strict=True):
+            number = {ROOT: ROOT} | {node: at for at, node in enumerate(mine.tolist())}
+            trees.append(Tree(tuple(number[parent] for parent in parents.tolist())))
+        return trees, tokens
+
+
+def grow_trees(draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, growth: Growth) -> tuple[list[Tree], Tensor]:
+    """rows [R]: those with guesses, D in all. Of each its tree; and the D guesses, [D] int64, row by row."""
+    trees: dict[int, Tree] = {}
+    tokens: dict[int, Tensor] = {}
+    levels = [growth.levels_of(row.num_drafts) for row in rows]
+    for num in sorted(set(levels)):
+        mine = [at for at, its in enumerate(levels) if its == num]
+        grown = grow(draft, [rows[at] for at in mine], slots, growth.width, num)
+        for at, tree, of_tree in zip(mine, *grown.best([rows[at].num_drafts for at in mine]), strict=True):
+            trees[at], tokens[at] = tree, of_tree
+    return [trees[at] for at in range(len(rows))], torch.cat([tokens[at] for at in range(len(rows))])
+
+
+def grow(draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, width: int, num_levels: int) -> Grown:
+    """rows [R]: with room for width x (num_levels - 1) nodes."""
+    k, num_rows = width, len(rows)
+    slot = to_device({"slots": np.array([row.slot for row in rows])}, slots.device)["slots"]
+    ahead = draft.ahead.index_select(0, slot)[:, None]  # [R, nodes, hidden_size]: what the children of nodes come of
+    tokens, scores = _children(draft, ahead, ahead.new_zeros(num_rows, 1, dtype=torch.float64), k)
+    found = Grown(tokens, scores, torch.full_like(tokens, ROOT))
+    # Of nodes that are expanded, E so far: which of the C, what they see of each other as bits, and what is in `ahead`
+    # of their parents.
+    inner, sees = tokens[:, :0], tokens[:, :0]
+    before = ahead[:, :0]
+    for depth in range(1, num_levels):
+        level = found.scores[:, -tokens.shape[1] :].sort(dim=1, descending=True, stable=True).indices[:, :k]
+        level = level.sort(1).values + found.tokens.shape[1] - tokens.shape[1]
+        parents = found.parents.gather(1, level)
+        where = (inner[:, None] == parents[:, :, None]).long()  # [R, k, E]: one-hot, of those below level 0
+        own = 1 << torch.arange(inner.shape[1], inner.shape[1] + k, device=slots.device)
+        sees = torch.cat((sees, (where * sees[:, None]).sum(2) + own), 1)
+        at = where.argmax(2) if depth > 1 else torch.zeros_like(level)
+        before = torch.cat((before, _of_parents(ahead, at, depth, k)), 1)
+        inner = torch.cat((inner, level), 1)
+        ahead = _run(draft, rows, depth, k, slots, found.tokens.gather(1, inner), sees, before)
+        tokens, scores = _children(draft, ahead, found.scores.gather(1, level), k)
+        found = Grown(
+            torch.cat((found.tokens, tokens), 1), torch.cat((found.scores, scores), 1),
+            torch.cat((found.parents, level.repeat_interleave(k, 1)), 1),
+        )  # fmt: skip
+    return found
+
+
+def _of_parents(ahead: Tensor, at: Tensor, depth: int, k: int) -> Tensor:
+    """[R, k, hidden_size]. ahead: of the root, or of the k nodes that were expanded last. at [R, k]: of the E."""
+    nth = at if depth == 1 else at - (depth - 2) * k
+    return ahead.take_along_dim(nth[:, :, None], 1)
+
+
+def _children(draft: FeatureDraft, ahead: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Of nodes with these scores [R, nodes] the k likeliest, node by node: tokens and scores, [R, nodes x k]."""
+    logits = draft.model.logits(ahead.flatten(0, 1)).to(draft.logits_dtype)
+    logprobs, tokens = logits.double().log_softmax(-1).nan_to_num(nan=-torch.inf).topk(k)
+    shape = len(scores), -1
+    return tokens.view(shape), (scores[:, :, None] + logprobs.view(*scores.shape, k)).view(shape)
+
+
+def _run(
+    draft: FeatureDraft, rows: Sequence[StepRow], depth: int, k: int, slots: Slots, tokens: Tensor, sees: Tensor,
+    before: Tensor,
+) -> Tensor:  # fmt: skip
+    """The head over the nodes that are expanded so far, E of each row; of the last k [R, k, hidden_size]."""
+    batch = lay_out_expanded(rows, depth, k, slots)
+    t = to_device(batch.arrays, slots.device)
+    order = t["order"]
+    t |= slots.look_up(t, max(batch.context_lens))
+    t["input_ids"], t["ancestors"] = tokens[order].flatten(), sees[order].flatten()
+    found = as_batch(batch, t, [draft.kv_spec])
+    hidden = draft.model.hidden_states(found, before[order].flatten(0, 1), draft.kv_cache, draft.attention)
+    hidden = hidden.view(len(rows), k, -1)
+    return torch.empty_like(hidden).index_copy_(0, order, hidden)
+
+
+def lay_out_expanded(rows: Sequence[StepRow], depth: int, k: int, slots: Slots) -> HostBatch:
+    """Of each row the k nodes of each level before `depth`, behind what is computed in its slot."""
+    batch = lay_out([StepRow(row.slot, row.start, k * depth, True) for row in rows], slots)
+    offset = batch.arrays["offset"]
+    arrays = batch.arrays | {
+        "logits_indices": np.flatnonzero(offset // k == depth - 1),
+        "lag": offset - offset // k,
+        "ancestors": np.zeros(len(offset), np.int64),
+        "order": np.array(batch.order),
+    }
+    return replace(batch, arrays=arrays)
