@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 
 import pytest
@@ -51,7 +52,7 @@ def test_every_value_is_its_own_code_and_others_go_to_the_nearest(name: str) -> 
     exact = torch.tensor(values)
     assert torch.equal(to_values(to_codes(exact, name), name), exact)
     assert to_codes(exact, name).dtype is FORMATS[name].code_dtype
-    middles = [(a + b) / 2 for a, b in zip(values, values[1:], strict=False)]
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(values)]
     draws = (some(400) * values[-1] / 2).tolist() + (some(100, seed=1) * values[-1] / 200).tolist()
     numbers = [*draws, *middles, 2 * values[0] - 1, 2 * values[-1] + 1]
     found = to_values(to_codes(torch.tensor(numbers), name), name).tolist()
@@ -64,7 +65,7 @@ def test_every_value_is_its_own_code_and_others_go_to_the_nearest(name: str) -> 
 @pytest.mark.parametrize(("name", "bits"), [("e2m1", 1), ("e4m3", 3), ("e5m2", 2)])
 def test_ties_between_floats_go_to_the_even_code(name: str, bits: int) -> None:
     values = sorted({abs(value) for value in VALUES[name]})
-    middles = torch.tensor([(a + b) / 2 for a, b in zip(values, values[1:], strict=False)])
+    middles = torch.tensor([(a + b) / 2 for a, b in itertools.pairwise(values)])
     assert all(
         values.index(value) % 2 == 0
         for number in (middles, -middles)
@@ -131,7 +132,8 @@ def test_each_weight_is_off_by_less_than_half_a_step_of_its_own_scale(scheme: Sc
     fitted = fit(weight, scheme)
     codes = encode(weight, scheme, fitted)
     found = decode(codes, scheme, fitted)
-    assert found.dtype is torch.float32 and codes.shape == weight.shape
+    assert found.dtype is torch.float32
+    assert codes.shape == weight.shape
     assert fitted.scales.shape == scheme.scale_shape(weight.shape)
     values, factor = sorted(set(VALUES[scheme.numbers])), 1.0
     if fitted.tensor_scale is not None:
@@ -149,7 +151,8 @@ def test_each_weight_is_off_by_less_than_half_a_step_of_its_own_scale(scheme: Sc
         if scheme.symmetric and scheme.numbers != "ternary":  # nothing is cut off by more than the scale's rounding
             reach = FORMATS[scheme.numbers].reach
             slack = {"float": 1 + 2.0**-8, "e4m3": 1 + 2.0**-4, "e8m0": 2.0}[scheme.scales]
-            assert scale * reach * slack >= largest and scale * reach <= 2 * largest * slack
+            assert scale * reach * slack >= largest
+            assert scale * reach <= 2 * largest * slack
 
 
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s.per == "group"], ids=str)
