@@ -366,7 +366,7 @@ def _split(
 
 def _config_of(model: str | Path | None, shape: Shape | None, dummy_weights: bool) -> ModelConfig:
     if model is not None and shape is None and not dummy_weights:
-        return read_model_config(model)
+        return read_model_config(model, quantized=True)  # load_model says what it cannot read
     if model is None and shape is not None and dummy_weights:
         return config_of_shape(shape)
     if model is None and shape is not None:

@@ -11,6 +11,7 @@ from reference_impl.annexes.fusion.decoder import fused
 from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.annexes.sizing.memory import check_free, free_bytes
 from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of
+from reference_impl.assembly.stored_weights import stored_methods
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
@@ -43,9 +44,13 @@ def load_model(
     all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
     linear_method, instead: a method of your own, or a function from a layer's name to one. It may read a checkpoint
     that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
+    With neither, a checkpoint of compressed-tensors, or in FP8 as DeepSeek writes it, is kept as it lies there.
     """
     folder = Path(folder)
-    config = read_model_config(folder, quantized=linear_method is not None)
+    own = linear_method is None and quantization == "none"
+    config = read_model_config(folder, quantized=own or linear_method is not None)
+    if own:
+        linear_method = stored_methods(folder, dtype or getattr(torch, config.dtype), torch.device(device))
     files = weight_files(folder)
     check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)

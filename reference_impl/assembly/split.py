@@ -103,7 +103,7 @@ def outline(folder: Path, dtype: str, device: str = "cpu") -> Any:
     """What planning asks of a model: its configuration, and how many bytes a value of its cache has. No weights."""
     import torch
 
-    config, kind = read_model_config(folder), SimpleNamespace(type=torch.device(device).type)
+    config, kind = read_model_config(folder, quantized=True), SimpleNamespace(type=torch.device(device).type)
     rotary = SimpleNamespace(max_position=config.max_position)
     return SimpleNamespace(config=config, dtype=getattr(torch, dtype), device=kind, rotary=rotary)
 

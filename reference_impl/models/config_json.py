@@ -17,7 +17,7 @@ from reference_impl.models.json_file import read_object
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
-_MOST_BYTES = 16 << 20  # of a file; published ones have thousands
+MOST_BYTES = 16 << 20  # of a file; published ones have thousands
 
 
 def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfig:
@@ -32,11 +32,11 @@ def read_model_config(folder: str | Path, quantized: bool = False) -> ModelConfi
             f"{path}: no such file. Expected a Hugging Face model folder with config.json in it. Here are the course's "
             "models, target and draft; a model of the Hugging Face hub is named org/name"
         )
-    raw = read_object(path, ConfigError, _MOST_BYTES)
+    raw = read_object(path, ConfigError, MOST_BYTES)
     if quantized:
         raw.pop("quantization_config", None)
     generation = folder / "generation_config.json"
-    extra = read_object(generation, ConfigError, _MOST_BYTES) if generation.is_file() else {}
+    extra = read_object(generation, ConfigError, MOST_BYTES) if generation.is_file() else {}
     return parse_model_config(raw, extra, where=str(path))
 
 

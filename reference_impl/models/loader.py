@@ -169,7 +169,10 @@ def store(
         spec, put = table[name]
         _check(tensor, spec, f"{file}: tensor {name}")
         _check_finite(tensor, dtype, f"{file}: tensor {name}")
-        put(tensor)
+        try:
+            put(tensor)
+        except ValueError as wrong:  # a method that reads scales, say, and finds none that can be
+            raise CheckpointError(f"{file}: tensor {name}: {wrong}") from None
         del missing[name]
     if missing:
         names = ", ".join(list(missing)[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")

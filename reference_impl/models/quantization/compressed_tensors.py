@@ -1,0 +1,179 @@
+"""config.json's quantization_config as compressed-tensors writes it ("compressed-tensors"), and as Hugging Face and
+DeepSeek do ("fp8"): read into the scheme of each layer, and written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from reference_impl.models.config_reader import ConfigError
+from reference_impl.models.json_file import shown
+from reference_impl.models.quantization.numbers import FORMATS
+from reference_impl.models.quantization.scheme import BLOCK, Activations, Scheme
+from reference_impl.models.quantization.tensors import in_words
+
+SchemeOf = Callable[[str], Scheme | None]  # from a layer's name in the checkpoint; None: it is not quantized
+_NUMBERS = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "e4m3", ("float", 4): "e2m1"}
+_FORMATS = (
+    "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision",
+)  # fmt: skip
+
+
+def schemes(raw: Any, where: str) -> tuple[SchemeOf, bool]:
+    """(scheme of a layer, whether scales are named weight_scale_inv). ConfigError for what is not read, by name."""
+    if not isinstance(raw, dict):
+        raise _error(where, "", "an object", raw)
+    method = raw.get("quant_method")
+    if method == "compressed-tensors":
+        return _compressed(raw, where), False
+    if method == "fp8":
+        return _fp8(raw, where), raw.get("weight_block_size") is not None
+    raise _error(
+        where, "quant_method", "compressed-tensors or fp8 (others need a method: load_model(..., linear_method=...))",
+        method,
+    )  # fmt: skip
+
+
+def _error(where: str, field: str, expected: str, found: object) -> ConfigError:
+    name = "quantization_config" + (f".{field}" if field else "")
+    return ConfigError(f"{where}: {name}: expected {expected}, found {shown(found)}")
+
+
+def _compressed(raw: dict[str, Any], where: str) -> SchemeOf:
+    groups, ignore, form = raw.get("config_groups"), raw.get("ignore") or [], raw.get("format")
+    if raw.get("kv_cache_scheme") is not None:
+        expected = "none (scales for the cache are not read: choose its format with kv_dtype, and remove the field)"
+        raise _error(where, "kv_cache_scheme", expected, raw["kv_cache_scheme"])
+    if form not in _FORMATS:
+        raise _error(where, "format", f"one of {', '.join(_FORMATS)}", form)
+    if not isinstance(groups, dict) or not groups:
+        raise _error(where, "config_groups", "an object {name: group} with a group or more", groups)
+    _check_names(ignore, where, "ignore")
+    found: list[tuple[list[str], Scheme]] = []
+    for name, group in groups.items():
+        field = f"config_groups.{name}"
+        if not isinstance(group, dict):
+            raise _error(where, field, "an object", group)
+        _check_names(group.get("targets"), where, f"{field}.targets")
+        if group.get("output_activations") is not None:
+            raise _error(where, f"{field}.output_activations", "none", group["output_activations"])
+        found.append((group["targets"], _scheme(group, where, field)))
+
+    def scheme_of(layer: str) -> Scheme | None:
+        if any(_matches(layer, target) for target in ignore):
+            return None
+        named = [(t, scheme) for targets, scheme in found for t in targets if _matches(layer, t)]
+        return min(named, key=lambda pair: pair[0] == "Linear")[1] if named else None  # a name goes before a class
+
+    return scheme_of
+
+
+def _check_names(names: object, where: str, field: str) -> None:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _error(where, field, "a list of names, classes, or re: and a regular expression", names)
+    for name in names:
+        try:
+            re.compile(name.removeprefix("re:"))
+        except (re.error, OverflowError, RecursionError) as wrong:
+            if name.startswith("re:"):
+                raise _error(where, field, f"a regular expression behind re: ({wrong})", name) from None
+
+
+def _matches(layer: str, target: str) -> bool:
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), layer) is not None
+    return target in (layer, "Linear")
+
+
+def _scheme(group: dict[str, Any], where: str, field: str) -> Scheme:
+    weights = group.get("weights")
+    if not isinstance(weights, dict):
+        raise _error(where, f"{field}.weights", "an object", weights)
+    kind = _kind(weights, where, f"{field}.weights")
+    strategy, size = weights.get("strategy"), weights.get("group_size")
+    if strategy is None:
+        strategy = "tensor" if size is None else "channel" if size == -1 else "group"
+    per: Any = {"tensor_group": "group"}.get(strategy, strategy) if isinstance(strategy, str) else None
+    if per not in ("tensor", "channel", "group", "block"):
+        raise _error(where, f"{field}.weights.strategy", "tensor, channel, group, tensor_group or block", strategy)
+    if per == "block" and weights.get("block_structure") not in ([BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
+        raise _error(where, f"{field}.weights.block_structure", f"[{BLOCK}, {BLOCK}]", weights.get("block_structure"))
+    if per == "group" and (type(size) is not int or size < 1):
+        raise _error(where, f"{field}.weights.group_size", "a number of inputs", size)
+    if weights.get("actorder") in ("group", "dynamic"):
+        raise _error(where, f"{field}.weights.actorder", "'weight' or none (a group's inputs side by side)", "group")
+    micro = kind == "e2m1" or (kind == "e4m3" and per == "group" and weights.get("scale_dtype") == "torch.uint8")
+    scales: Any = "float" if not micro else "e8m0" if size == 32 else "e4m3"
+    try:
+        return Scheme(
+            kind, per, size if per == "group" else None, weights.get("symmetric", True) is not False, scales,
+            _activations(group.get("input_activations"), where, f"{field}.input_activations"),
+        )  # fmt: skip
+    except ConfigError:
+        raise
+    except ValueError as wrong:
+        raise ConfigError(f"{where}: quantization_config.{field}: {wrong}") from None
+
+
+def _kind(args: Mapping[str, Any], where: str, field: str) -> Any:
+    key = args.get("type", "int"), args.get("num_bits", 8)
+    if not isinstance(key[0], str) or type(key[1]) is not int or key not in _NUMBERS:
+        raise _error(where, field, "type and num_bits: int of 4 or 8, float of 4 or 8", f"{key[0]!r}, {key[1]!r}")
+    return _NUMBERS[key]
+
+
+def _activations(args: object, where: str, field: str) -> Activations | None:
+    if args is None:
+        return None
+    if not isinstance(args, dict):
+        raise _error(where, field, "an object", args)
+    kind, dynamic = _kind(args, where, field), args.get("dynamic", False)
+    per: Any = args.get("strategy") or "tensor"
+    if kind not in ("int8", "e4m3") or args.get("symmetric", True) is not True:
+        raise _error(where, field, "symmetric ones of 8 bits (or weights only, with activations in 16 bits)", args)
+    if not isinstance(dynamic, bool) or per not in ("token", "tensor") or (per == "token" and not dynamic):
+        raise _error(where, field, "dynamic of a token or tensor, or static of a tensor", args)
+    return Activations(kind, per, dynamic)
+
+
+def _fp8(raw: dict[str, Any], where: str) -> SchemeOf:
+    block, ignore = raw.get("weight_block_size"), raw.get("modules_to_not_convert") or []
+    _check_names(ignore, where, "modules_to_not_convert")
+    if raw.get("activation_scheme", "dynamic") != "dynamic":
+        raise _error(where, "activation_scheme", "dynamic", raw["activation_scheme"])
+    if block != [BLOCK, BLOCK]:
+        raise _error(where, "weight_block_size", f"[{BLOCK}, {BLOCK}]", block)
+    if raw.get("fmt", "e4m3") != "e4m3":
+        raise _error(where, "fmt", "e4m3", raw["fmt"])
+    scheme = Scheme("e4m3", "block", activations=Activations("e4m3", "group", True, BLOCK), scale_dtype=torch.float32)
+    return lambda layer: None if any(name == layer or f".{name}." in f".{layer}." for name in ignore) else scheme
+
+
+def config_of(scheme: Scheme, ignore: Sequence[str] = ("lm_head",)) -> dict[str, Any]:
+    """quantization_config for a model whose linear layers have this scheme, but those ignored (names, or re: and a
+    regular expression)."""
+    numbers = FORMATS[scheme.numbers]
+    per = "tensor_group" if scheme.scales == "e4m3" else scheme.per
+    kind = "int" if numbers.least is not None else "float"
+    weights = {"num_bits": numbers.bits, "type": kind, "symmetric": scheme.symmetric, "strategy": per, "dynamic": False}
+    weights |= {"group_size": scheme.group_size} if scheme.group_size else {}
+    weights |= {"block_structure": [BLOCK, BLOCK]} if scheme.per == "block" else {}
+    weights |= {"scale_dtype": "torch.float8_e4m3fn"} if scheme.scales == "e4m3" else {}
+    weights |= {"scale_dtype": "torch.uint8"} if scheme.scales == "e8m0" else {}
+    inputs = None
+    if (given := scheme.activations) is not None:
+        inputs = {"num_bits": 8, "type": "int" if given.numbers == "int8" else "float", "symmetric": given.symmetric}
+        inputs |= {"strategy": given.per, "dynamic": given.dynamic}
+    form = "pack-quantized" if in_words(scheme) else "int-quantized" if kind == "int" else "float-quantized"
+    if scheme.scales != "float":
+        form = {"e4m3": "nvfp4-pack-quantized", "e8m0": f"mxfp{numbers.bits}-"}[scheme.scales]
+        form += {"mxfp4-": "pack-quantized", "mxfp8-": "quantized"}.get(form, "")
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+        "config_groups": {"group_0": {**group, "format": form}}, "ignore": list(ignore), "kv_cache_scheme": None,
+    }  # fmt: skip
