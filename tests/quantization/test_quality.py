@@ -27,12 +27,12 @@ from reference_impl.models.quantization.recipes import METHODS, Recipe
 from tests.engine.conftest import one_shot  # noqa: F401
 
 # Of KL to the unquantized model, in nats, and of how often both put the same token first. Seen on an AVX2 CPU, in the
-# order of the table: 0.036 and 0.89, 0.025 and 0.90, 0.029 and 0.90, 0.00015 and 0.99.
+# order of the table: 0.0384 and 0.889, 0.0286 and 0.899, 0.0326 and 0.897, 0.000166 and 0.988.
 BANDS = {
-    "rtn": ((0.02, 0.06), (0.85, 0.93)),
+    "rtn": ((0.028, 0.046), (0.85, 0.93)),
     "gptq": ((0.012, 0.036), (0.87, 0.95)),
-    "nvfp4": ((0.015, 0.05), (0.86, 0.94)),
-    "int8": ((0.00005, 0.0005), (0.975, 1.0)),
+    "nvfp4": ((0.022, 0.037), (0.86, 0.94)),
+    "int8": ((0.00011, 0.0002), (0.975, 1.0)),
 }
 
 
