@@ -1,4 +1,4 @@
-"""`inferlab generate`, `serve`, `profile` and `bench`: the engine's own commands. Heavy imports happen inside them."""
+"""`inferlab generate`, `serve`, `profile`, `quantize`, `eval`, `bench`. Heavy imports happen inside them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from reference_impl.bench import serve as load
+from reference_impl.cli import quantizing
 from reference_impl.cli.messages import described, install
 from reference_impl.cli.options import (
     MODEL,
@@ -192,6 +193,9 @@ def profile(
         folder = None if shape is not None else folder_of(model or "target")
         profiling.run(folder, phase, batch, context, steps, trace, shape=shape, **engine.of_llm())
 
+
+app.command(epilog="Example: inferlab quantize target --method gptq --calibration TEXT -o OUT")(quantizing.quantize)
+app.command("eval", epilog="Example: inferlab eval OUT --against target --text TEXT")(quantizing.evaluate)
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, with ratios and a stamped result.")
 app.add_typer(bench_app, name="bench")

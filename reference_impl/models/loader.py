@@ -6,7 +6,7 @@ be known to be harmless. Errors name file, tensor, what was expected and what wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -77,13 +77,20 @@ def destinations(model: Decoder) -> dict[str, Destination]:
         table["lm_head.weight"] = _whole(model.lm_head)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
-        table |= {f"model.layers.{layer.index}.{n}": _norm(tensor, plus_one) for n, tensor in layer.norms().items()}
-        for linear in layer.modules():
-            if isinstance(linear, Linear):
-                table |= _parts(linear)
-        if isinstance(layer.mlp, MixtureOfExperts):
-            prefix = layer.mlp.prefix
-            table |= {f"{prefix}{name}.weight": _whole(weight) for name, weight in layer.mlp.tensors().items()}
+        table |= layer_destinations(layer)
+    return table
+
+
+def layer_destinations(layer: DecoderLayer) -> dict[str, Destination]:
+    """The part of `destinations` that is one layer's."""
+    plus_one = layer.config.norm_plus_one
+    table = {f"model.layers.{layer.index}.{name}": _norm(tensor, plus_one) for name, tensor in layer.norms().items()}
+    for linear in layer.modules():
+        if isinstance(linear, Linear):
+            table |= _parts(linear)
+    if isinstance(layer.mlp, MixtureOfExperts):
+        prefix = layer.mlp.prefix
+        table |= {f"{prefix}{name}.weight": _whole(weight) for name, weight in layer.mlp.tensors().items()}
     return table
 
 
@@ -155,8 +162,21 @@ def store(
 ) -> None:
     """Each tensor of the files goes where the table says. dtype: in which they are loaded. what: has these tensors.
     others: tensors that there may be. CheckpointError if one is missing, unknown, there twice, or does not fit."""
+    store_tensors(table, _tensors(files), ", ".join(map(str, files)), dtype, what, others)
+
+
+def store_tensors(
+    table: Mapping[str, Destination],
+    tensors: Iterable[tuple[Path, str, Tensor]],
+    where: str,
+    dtype: torch.dtype,
+    what: str,
+    others: Mapping[str, Callable[[Tensor], object]] | None = None,
+) -> None:
+    """`store`, of tensors that are read already: (file, name, tensor). where: all files, for the error that one is
+    missing."""
     missing = dict.fromkeys(table)
-    for file, name, tensor in _tensors(files):
+    for file, name, tensor in tensors:
         if others and name in others:
             others[name](tensor)
             continue
@@ -176,7 +196,7 @@ def store(
         del missing[name]
     if missing:
         names = ", ".join(list(missing)[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise CheckpointError(f"{', '.join(map(str, files))}: missing tensors: {names}")
+        raise CheckpointError(f"{where}: missing tensors: {names}")
 
 
 def _check(tensor: Tensor, spec: TensorSpec, where: str) -> None:

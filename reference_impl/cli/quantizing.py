@@ -1,0 +1,119 @@
+"""`inferlab quantize` and `inferlab eval`. Heavy imports happen inside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from reference_impl.cli.options import MODEL, Model, errors_in_a_line, fail, folder_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_METHOD = (
+    "rtn, gptq, awq, rotate, rotate-gptq (to --scheme, or int4), smoothquant (to w8a8), or the name of a scheme, "
+    "rounded to nearest."
+)
+_SCHEME = (
+    "int4, int4-zeros, int8, w8a8, w4a8, fp8, fp8-weights, fp8-tensor, fp8-block, nvfp4, mxfp4, mxfp8, nf4, ternary."
+)
+
+
+def quantize(
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder to write: not there yet, or empty.")],
+    method: Annotated[str, typer.Option(help=_METHOD)] = "rtn",
+    scheme: Annotated[str | None, typer.Option(help=_SCHEME)] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="A text, for methods that look at activations.", exists=True, dir_okay=False),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Windows of the text to calibrate with.")] = 32,
+    length: Annotated[int, typer.Option(min=1, help="Tokens of each.")] = 256,
+    group_size: Annotated[
+        int | None, typer.Option(min=1, help="Inputs that share a scale; default: the scheme's.")
+    ] = None,
+    damping: Annotated[float, typer.Option(min=0, help="GPTQ: of the Hessian's mean diagonal.")] = 0.01,
+    act_order: Annotated[bool, typer.Option(help="GPTQ: columns with large inputs first.")] = True,
+    alpha: Annotated[float, typer.Option(min=0, max=1, help="SmoothQuant: how much goes over to weights.")] = 0.5,
+    clip: Annotated[bool, typer.Option("--clip", help="Search how much of each group's extremes to cut.")] = False,
+) -> None:
+    """Quantize a model's linear layers into another folder, a layer at a time.
+
+    The weights are written dense, as what their codes stand for: to judge a method, not to save memory.
+    A run that was stopped goes on where it was, when it is started again with the same options.
+    """
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn
+
+    from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
+    from reference_impl.models.quantization.recipes import METHODS
+
+    with errors_in_a_line():
+        if method not in METHODS:
+            fail(f"--method: expected one of {', '.join(METHODS)}, got {method!r}", 2)
+        recipe = replace(
+            METHODS[method], scheme=scheme or METHODS[method].scheme, group_size=group_size, damping=damping,
+            act_order=act_order, alpha=alpha, clip=clip,
+        )  # fmt: skip
+        source = folder_of(model)
+        tokens = None
+        if recipe.calibrated or clip:
+            if calibration is None:
+                fail(f"--calibration: {method} looks at activations: expected a file of text, got none", 2)
+            tokens = _tokens(source, calibration, rows, length)
+        with Progress(TextColumn("layer"), MofNCompleteColumn(), transient=True) as shown:
+            task = shown.add_task("layers", total=None)
+            job = Job(
+                source, output, recipe, tokens,
+                progress=lambda done, of: shown.update(task, completed=done, total=of),
+            )  # fmt: skip
+            report = quantize_folder(job)
+    _say_report(output, report)
+
+
+def _tokens(source: Path, text: Path, rows: int, length: int) -> Tensor:
+    from reference_impl.core.prompts import PromptEncoder
+    from reference_impl.models.quantization.calibration import calibration_tokens
+
+    return calibration_tokens(PromptEncoder(source).tokens_of(text.read_text("utf-8")), rows, length)
+
+
+def _say_report(output: Path, report: dict[str, Any]) -> None:
+    worst: dict[str, tuple[float, int]] = {}
+    for index, layer in enumerate(report["layers"]):
+        for name, error in (layer["output_errors"] or layer["weight_errors"]).items():
+            kind = name.rpartition(".")[2]
+            worst[kind] = max(worst.get(kind, (0.0, 0)), (error, index))
+    typer.echo(f"wrote {output}: {report['quantized_weights']:,} weights of {report['bits_per_weight']:.3f} bits")
+    typer.echo(
+        f"  packed they are {report['quantized_bytes'] / 1e6:.2f} MB; these files, dense, "
+        f"{report['file_bytes'] / 1e6:.2f} MB, before {report['file_bytes_before'] / 1e6:.2f} MB"
+    )
+    of = "outputs over the calibration rows" if report["layers"][0]["output_errors"] else "weights"
+    shown = ", ".join(f"{kind} {error:.3f} (layer {index})" for kind, (error, index) in worst.items())
+    typer.echo(f"  largest relative error of {of}: {shown}")
+
+
+def evaluate(
+    model: Model,
+    text: Annotated[
+        Path, typer.Option(help="What is predicted: a text that it has not seen.", exists=True, dir_okay=False)
+    ],
+    against: Annotated[str | None, typer.Option(help=f"The model it was made from. {MODEL}.")] = None,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 256,
+    windows: Annotated[int, typer.Option(min=2, help="No more of them than this.")] = 64,
+) -> None:
+    """How good a model is on a text, and how far it has moved from another: perplexity, KL, same first token.
+
+    Each figure has a 95 % interval, from drawing windows anew. Exact methods are judged by tests, never by this.
+    """
+    from reference_impl.bench import quality
+
+    with errors_in_a_line():
+        other = None if against is None else folder_of(against)
+        found = quality.evaluate(folder_of(model), other, text, length, windows)
+    typer.echo(f"{found['windows']} windows of {length} tokens of {text}, in float32; 95 % intervals in brackets")
+    typer.echo("\n".join(quality.lines(found["found"])))

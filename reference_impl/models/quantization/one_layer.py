@@ -1,0 +1,128 @@
+"""A recipe applied to one layer in memory: afterwards its matrices are what their codes stand for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from reference_impl.core.decoder import DecoderLayer
+from reference_impl.core.linear import Linear
+from reference_impl.models.quantization.awq import search_clipping, search_scales
+from reference_impl.models.quantization.by_layer import linears_of, part_rows
+from reference_impl.models.quantization.calibration import Rows, Statistics
+from reference_impl.models.quantization.folding import Fold, folds, matrix
+from reference_impl.models.quantization.gptq import gptq, output_error
+from reference_impl.models.quantization.recipes import Recipe
+from reference_impl.models.quantization.rotation import rotate_layer
+from reference_impl.models.quantization.scheme import Fitted, Scheme, decode, encode, fit
+from reference_impl.models.quantization.smoothquant import smoothing, weight_reach
+
+SMOOTHED = ("qkv_proj", "gate_up_proj")  # what stands behind a norm
+
+
+@dataclass
+class Part:
+    """One of the checkpoint's matrices [out, in], as it is stored. name: without the last word of its tensors."""
+
+    name: str
+    codes: Tensor
+    scheme: Scheme
+    fitted: Fitted
+
+
+@dataclass
+class Result:
+    """parts: in the order of the layer. errors: of each linear layer, |W - Q| / |W| (Frobenius), and with calibration
+    that of its output, |x (W - Q)^T| / |x W^T|. unseen: matrices that no calibration token reached, rounded to nearest.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    weight_errors: dict[str, float] = field(default_factory=dict)
+    output_errors: dict[str, float] = field(default_factory=dict)
+    unseen: list[str] = field(default_factory=list)
+
+
+@torch.inference_mode()
+def quantize_layer(
+    layer: DecoderLayer,
+    rows: Rows | None,
+    recipe: Recipe,
+    rotation: Tensor | None = None,
+    stored: torch.dtype | None = None,
+) -> Result:
+    """rows: the residual stream before the layer, for a recipe that is calibrated; they are not moved on.
+    rotation: of a recipe that rotates; rows are rotated already. stored: the dtype of what is not rounded, when it is
+    written."""
+    result = Result()
+    if rotation is not None:
+        rotate_layer(layer, rotation)
+    if recipe.scaling != "none":
+        assert rows is not None
+        for name, fold in folds(layer, stored).items():
+            if recipe.scaling == "awq" or name in SMOOTHED:
+                _scale(layer, rows, fold, recipe)
+    for linear in linears_of(layer):
+        _round(layer, rows, linear, recipe, result)
+    return result
+
+
+def _scale(layer: DecoderLayer, rows: Rows, fold: Fold, recipe: Recipe) -> None:
+    linear = fold.linear
+    seen = rows.watch(layer, linear, Statistics(wants_gram=recipe.scaling == "awq"))
+    weight = matrix(linear)
+    if recipe.scaling == "awq":
+        scheme = recipe.scheme_of(linear.name, linear.in_features)
+        s = search_scales([weight], seen.known_gram, fold.tied(seen.mean_abs), scheme)
+    else:
+        assert seen.max_abs is not None
+        s = fold.tied(smoothing(seen.max_abs, weight_reach(weight), recipe.alpha))
+    fold.apply(s)
+
+
+def _round(layer: DecoderLayer, rows: Rows | None, linear: Linear, recipe: Recipe, result: Result) -> None:
+    scheme, weight = recipe.scheme_of(linear.name, linear.in_features), matrix(linear)
+    gram, original = None, weight.contiguous()
+    if rows is not None and (recipe.rounding == "gptq" or recipe.clip):
+        gram = rows.watch(layer, linear, Statistics()).gram
+        if gram is None:
+            result.unseen.append(linear.name)
+    for piece in _pieces(linear, scheme):
+        codes, fitted = _codes(original[piece], gram, scheme, recipe)
+        weight[piece] = decode(codes, scheme, fitted)
+        result.parts += _stored(linear, piece, codes, scheme, fitted)
+    result.weight_errors[linear.name] = float((original - weight).norm() / original.norm().clamp(min=1e-30))
+    if gram is not None:
+        whole = output_error(original, original.new_zeros(()), gram)
+        result.output_errors[linear.name] = (output_error(original, weight, gram) / max(whole, 1e-30)) ** 0.5
+
+
+def _codes(weight: Tensor, gram: Tensor | None, scheme: Scheme, recipe: Recipe) -> tuple[Tensor, Fitted]:
+    if gram is not None and recipe.clip and scheme.per == "group":
+        weight = search_clipping(weight, gram, scheme)
+    if gram is not None and recipe.rounding == "gptq":
+        found = gptq(weight, gram, scheme, recipe.damping, recipe.act_order)
+        return found.codes, found.fitted
+    fitted = fit(weight, scheme)
+    return encode(weight, scheme, fitted), fitted
+
+
+def _pieces(linear: Linear, scheme: Scheme) -> list[slice]:
+    """Rows that are rounded together: a part by itself where rows share scales, else all parts (so that parts of one
+    product have one tensor scale)."""
+    if scheme.per in ("tensor", "block"):
+        return [rows for _, rows in part_rows(linear)]
+    return [slice(0, linear.out_features)]
+
+
+def _stored(linear: Linear, piece: slice, codes: Tensor, scheme: Scheme, fitted: Fitted) -> list[Part]:
+    """The checkpoint's matrices among the rows of a piece."""
+    found = []
+    for name, rows in part_rows(linear):
+        if rows == piece:
+            found.append(Part(name, codes, scheme, fitted))
+        elif piece.start <= rows.start and rows.stop <= piece.stop:
+            zeros = None if fitted.zeros is None else fitted.zeros[rows]
+            found.append(Part(name, codes[rows], scheme, Fitted(fitted.scales[rows], zeros, fitted.tensor_scale)))
+    return found

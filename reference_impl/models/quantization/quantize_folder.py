@@ -1,0 +1,302 @@
+"""A model's folder quantized into another one, a layer at a time, so that it can be stopped at any moment and go on.
+
+What is done so far stands in OUT.quantizing: a file of weights for each finished layer, and with calibration the rows'
+residual stream before the next one. Each file is written beside its place and then renamed, so one that is there is
+whole; at the end the folder itself is renamed. A killed run loses the layer it was at, and no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from reference_impl.models.quantization.by_layer import Layers, kept_tensors, schemes_of
+from reference_impl.models.quantization.calibration import Rows
+from reference_impl.models.quantization.hadamard import random_rotation
+from reference_impl.models.quantization.one_layer import Part, Result, quantize_layer
+from reference_impl.models.quantization.recipes import Recipe
+from reference_impl.models.quantization.rotation import rotated_embedding, rotated_head
+from reference_impl.models.quantization.scheme import Scheme, decode
+
+REPORT, JOB, LOCK = "quantization_report.json", "job.json", "lock"
+_COPIED = ("tokenizer*", "*.model", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json",
+           "generation_config.json", "chat_template*", "LICENSE*", "NOTICE*")  # fmt: skip
+_ROWS = 4096  # of a matrix that is rotated at once
+
+
+class Form(Protocol):
+    """A format of checkpoints: what is written of a matrix, by the last words of the tensors' names, and config.json
+    with what says how it is stored. name: which form it is, for reports."""
+
+    name: str
+
+    def tensors(self, part: Part) -> dict[str, Tensor]: ...
+
+    def config(self, raw: dict[str, Any], schemes: dict[str, Scheme]) -> dict[str, Any]: ...
+
+
+class Dense:
+    """What the codes stand for, in float32, as a model that is not quantized. It saves no memory: it is for numbers
+    that no checkpoint's format has, and to compare a quantized checkpoint with."""
+
+    name = "dense"
+
+    def tensors(self, part: Part) -> dict[str, Tensor]:
+        return {"weight": decode(part.codes, part.scheme, part.fitted)}
+
+    def config(self, raw: dict[str, Any], schemes: dict[str, Scheme]) -> dict[str, Any]:
+        return {name: value for name, value in raw.items() if name != "dtype"} | {"torch_dtype": "float32"}
+
+
+@dataclass
+class Job:
+    """tokens [rows, length]: for a recipe that is calibrated. progress(done, of): after each layer, also those of an
+    earlier run."""
+
+    source: Path
+    out: Path
+    recipe: Recipe
+    tokens: Tensor | None = None
+    form: Form = field(default_factory=Dense)
+    progress: Callable[[int, int], object] = lambda done, of: None
+
+    @property
+    def work(self) -> Path:
+        return self.out.with_name(self.out.name + ".quantizing")
+
+
+def quantize_folder(job: Job) -> dict[str, Any]:
+    """Writes the folder job.out and returns its report. ValueError where it is there and not empty, where what is done
+    so far is of another job or another process works at it, and for a recipe that does not fit the model."""
+    _check(job)
+    layers = Layers(job.source)
+    run = _Run(job, layers)
+    job.work.mkdir(exist_ok=True)
+    with _alone(job.work):
+        _same_job(job, layers)
+        for index in range(layers.config.num_layers):
+            if not run.file(index).exists():
+                run.quantize(index)
+            job.progress(index + 1, layers.config.num_layers)
+        report = run.finish()
+    (job.work / LOCK).unlink()
+    os.rename(job.work, job.out)  # onto nothing, or onto an empty folder
+    _flush(job.out.parent)
+    return report
+
+
+class _Run:
+    def __init__(self, job: Job, layers: Layers):
+        self.job, self.layers, self.recipe = job, layers, job.recipe
+        self.stored = getattr(torch, layers.config.dtype)
+        self.rotation = None
+        if job.recipe.rotate:
+            self.rotation = random_rotation(layers.config.hidden_size, job.recipe.seed)
+        self.others = layers.others()
+        if self.rotation is not None and "lm_head.weight" not in self.others:
+            self.others.append("lm_head.weight")
+        self.rows: Rows | None = None
+        self.schemes = schemes_of(layers.config, job.recipe)
+
+    def file(self, number: int) -> Path:
+        """Of layer `number`; beyond the layers, of the other tensors, one each."""
+        of = self.layers.config.num_layers + len(self.others)
+        return self.job.work / f"model-{number + 1:05}-of-{of:05}.safetensors"
+
+    def quantize(self, index: int) -> None:
+        layer = self.layers.layer(index)
+        if self.recipe.calibrated:
+            self.rows = self.rows or self._rows(index)
+        result = quantize_layer(layer, self.rows, self.recipe, self.rotation, self.stored)
+        if self.rows is not None:
+            self.rows.advance(layer)
+            _save({"x": self.rows.x}, self._stream(index + 1))
+        _write_json(self._layer_report(result), self.job.work / f"report-{index:05}.json")
+        tensors = {name: tensor.to(self.stored) for name, tensor in kept_tensors(layer).items()}
+        for part in result.parts:
+            tensors |= self._tensors(part)
+        _save(tensors, self.file(index))  # from now on the layer counts as done
+        self._stream(index).unlink(missing_ok=True)
+
+    def finish(self) -> dict[str, Any]:
+        """All that belongs to no layer; then the folder is a model."""
+        work, count = self.job.work, self.layers.config.num_layers
+        for place, name in enumerate(self.others):
+            if not self.file(count + place).exists():
+                _save({name: self._other(name)}, self.file(count + place))
+        self._stream(count).unlink(missing_ok=True)
+        where: dict[str, str] = {}
+        for number in range(count + len(self.others)):
+            with safe_open(self.file(number), framework="pt") as handle:
+                where |= dict.fromkeys(handle.keys(), self.file(number).name)
+        _write_json({"metadata": {}, "weight_map": where}, work / "model.safetensors.index.json")
+        _write_json(self._config(), work / "config.json")
+        for pattern in _COPIED:
+            for file in self.job.source.glob(pattern):
+                if file.is_file():
+                    shutil.copyfile(file, work / file.name)
+        report = self._report()
+        _write_json(report, work / REPORT)
+        for file in [work / JOB, *work.glob("report-*.json"), *work.glob("*.tmp")]:
+            file.unlink()
+        return report
+
+    def _rows(self, index: int) -> Rows:
+        """The stream before layer `index`: of an earlier run, or of the embedding."""
+        assert self.job.tokens is not None
+        decoder, ids = self.layers.front(self.job.tokens)
+        if self.rotation is not None:
+            decoder.embedding = rotated_embedding(decoder.embedding, self.rotation).to(self.stored).float()
+        rows = Rows.of(decoder, ids)
+        if index:
+            with safe_open(self._stream(index), framework="pt") as handle:
+                rows.x = handle.get_tensor("x")
+        return rows
+
+    def _stream(self, index: int) -> Path:
+        return self.job.work / f"stream-{index:05}.safetensors"
+
+    def _tensors(self, part: Part) -> dict[str, Tensor]:
+        found = self.job.form.tensors(part)
+        return {f"{part.name}.{suffix}": tensor.contiguous() for suffix, tensor in found.items()}
+
+    def _other(self, name: str) -> Tensor:
+        tied = name == "lm_head.weight" and name not in self.layers.where
+        tensor = self.layers.read("model.embed_tokens.weight" if tied else name)
+        if self.rotation is None:
+            return tensor
+        if name == "model.norm.weight":
+            return torch.ones_like(tensor)
+        norm = self.layers.read("model.norm.weight")
+        for rows in tensor.split(_ROWS):
+            new = rotated_head(rows, norm, self.rotation) if name == "lm_head.weight" else None
+            rows.copy_(rotated_embedding(rows, self.rotation) if new is None else new)
+        return tensor
+
+    def _config(self) -> dict[str, Any]:
+        raw: dict[str, Any] = json.loads((self.job.source / "config.json").read_text("utf-8"))
+        if self.rotation is not None:
+            raw["tie_word_embeddings"] = False
+        return self.job.form.config(raw, self.schemes)
+
+    def _layer_report(self, result: Result) -> dict[str, Any]:
+        bits = {p.name: p.scheme.bits_per_weight(tuple(p.codes.shape)) * p.codes.numel() for p in result.parts}
+        return {
+            "bits": bits,
+            "weights": {part.name: part.codes.numel() for part in result.parts},
+            "weight_errors": result.weight_errors,
+            "output_errors": result.output_errors,
+            "unseen": result.unseen,
+        }
+
+    def _report(self) -> dict[str, Any]:
+        layers = [json.loads(file.read_text("utf-8")) for file in sorted(self.job.work.glob("report-*.json"))]
+        bits, weights = (sum(sum(layer[what].values()) for layer in layers) for what in ("bits", "weights"))
+        size = sum(self.file(n).stat().st_size for n in range(self.layers.config.num_layers + len(self.others)))
+        return {
+            "form": self.job.form.name,
+            "recipe": _plain(asdict(self.recipe)),
+            "bits_per_weight": bits / weights,
+            "quantized_weights": weights,
+            "quantized_bytes": bits / 8,
+            "file_bytes": size,
+            "file_bytes_before": sum(file.stat().st_size for file in self.layers.files),
+            "layers": layers,
+        }
+
+
+def _check(job: Job) -> None:
+    if job.out.exists() and (not job.out.is_dir() or any(job.out.iterdir())):
+        raise ValueError(
+            f"{job.out}: expected a folder that is not there yet or is empty, found one with something in it"
+        )
+    if not job.out.absolute().parent.is_dir():
+        raise ValueError(
+            f"{job.out}: expected a place in a folder that exists; there is no {job.out.absolute().parent}"
+        )
+    if job.recipe.calibrated and job.tokens is None:
+        raise ValueError("calibration: expected tokens, since this method looks at activations; got none")
+    if job.work.exists() and any(job.work.iterdir()) and not (job.work / LOCK).exists():
+        raise ValueError(f"{job.work}: expected what an earlier run has left, found something else: move it away")
+
+
+def _same_job(job: Job, layers: Layers) -> None:
+    """What is done so far must be of this job; or nothing is, and this job's description is written down."""
+    now = _plain(
+        {
+            "recipe": asdict(job.recipe),
+            "form": job.form.name,
+            "calibration": None if job.tokens is None else _digest(job.tokens.numpy().tobytes()),
+            "config": _digest((job.source / "config.json").read_bytes()),
+            "weights": {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in layers.files},
+        }
+    )
+    if not (job.work / JOB).exists():
+        _write_json(now, job.work / JOB)
+        return
+    before = json.loads((job.work / JOB).read_text("utf-8"))
+    if differs := [name for name in now if now[name] != before.get(name)]:
+        raise ValueError(
+            f"{job.work}: expected what an earlier run of the same job has left, found another "
+            f"{' and '.join(differs)}: name another folder, or remove this one to begin anew"
+        )
+
+
+@contextlib.contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    with (work / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{work}: another process works at it: wait for it, or name another folder") from None
+        yield
+
+
+def _save(tensors: dict[str, Tensor], file: Path) -> None:
+    """Whole or not at all."""
+    new = file.with_name(file.name + ".tmp")
+    save_file(tensors, new, metadata={"format": "pt"})
+    _place(new, file)
+
+
+def _write_json(value: object, file: Path) -> None:
+    new = file.with_name(file.name + ".tmp")
+    new.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
+    _place(new, file)
+
+
+def _place(new: Path, file: Path) -> None:
+    with new.open("rb") as handle:
+        os.fsync(handle.fileno())
+    os.replace(new, file)
+    _flush(file.parent)
+
+
+def _flush(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    return json.loads(json.dumps(value))
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

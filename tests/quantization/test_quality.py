@@ -1,0 +1,135 @@
+"""What `inferlab eval` measures, against formulas; and the band that each method keeps to on the course model."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from reference_impl.assembly.config import course_model
+from reference_impl.assembly.model import load_model
+from reference_impl.bench.quality import Estimate, bootstrap, compare, lines, windows_of
+from reference_impl.cli import app
+from reference_impl.core.decoder import Decoder
+from reference_impl.core.prompts import PromptEncoder
+from reference_impl.models.quantization.calibration import calibration_tokens
+from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
+from reference_impl.models.quantization.recipes import METHODS, Recipe
+from tests.engine.conftest import one_shot  # noqa: F401
+
+# Of KL to the unquantized model, in nats, and of how often both put the same token first. Seen on an AVX2 CPU, in the
+# order of the table: 0.0384 and 0.889, 0.0286 and 0.899, 0.0326 and 0.897, 0.000166 and 0.988.
+BANDS = {
+    "rtn": ((0.028, 0.046), (0.85, 0.93)),
+    "gptq": ((0.012, 0.036), (0.87, 0.95)),
+    "nvfp4": ((0.022, 0.037), (0.86, 0.94)),
+    "int8": ((0.00011, 0.0002), (0.975, 1.0)),
+}
+
+
+def test_a_bootstrap_has_the_width_that_the_central_limit_gives() -> None:
+    values = np.random.default_rng(5).normal(3.0, 2.0, 400)
+    found = bootstrap(values.tolist(), seed=1)
+    half = 1.96 * values.std() / math.sqrt(400)
+    assert found.value == pytest.approx(values.mean())
+    assert found.high - found.value == pytest.approx(half, rel=0.15)
+    assert found.value - found.low == pytest.approx(half, rel=0.15)
+    assert bootstrap([2.0, 2.0]) == Estimate(2.0, 2.0, 2.0)
+    with pytest.raises(ValueError, match="at least 2 windows, got 1"):
+        bootstrap([1.0])
+
+
+def test_windows_follow_each_other_and_share_one_token() -> None:
+    assert windows_of(range(10), 3, 9) == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
+    assert windows_of(range(10), 3, 2) == [[0, 1, 2, 3], [3, 4, 5, 6]]
+    with pytest.raises(ValueError, match=r"at least 7 tokens \(2 windows of 3\), got 6"):
+        windows_of(range(6), 3, 2)
+
+
+def test_the_measures_are_their_formulas(
+    random_model: Callable[..., Decoder],
+    one_shot: Any,  # noqa: F811
+) -> None:
+    one, other = random_model("float64"), random_model("float64", num_hidden_layers=1)
+    windows = [[1, 5, 9, 30, 2, 7], [7, 7, 60, 4, 11, 3]]
+    found = compare(one, other, windows)
+    wanted: dict[str, list[float]] = {name: [] for name in ("nats", "kl", "agreement", "nats_more")}
+    for window in windows:
+        p, q = (one_shot(model, window[:-1]).softmax(-1).double().numpy() for model in (other, one))
+        behind = np.arange(5), np.array(window[1:])
+        wanted["nats"].append(-np.log(q[behind]).mean())
+        wanted["kl"].append((p * np.log(p / q)).sum(-1).mean())
+        wanted["agreement"].append((p.argmax(-1) == q.argmax(-1)).mean())
+        wanted["nats_more"].append((np.log(p[behind]) - np.log(q[behind])).mean())
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert found[name].value == pytest.approx(np.mean(values), abs=1e-5), name
+    same = compare(one, one, windows)
+    assert same["kl"].value == pytest.approx(0, abs=1e-9)
+    assert (same["agreement"], same["nats_more"]) == (Estimate(1, 1, 1), Estimate(0, 0, 0))
+    with pytest.raises(ValueError, match="got vocabularies of 50 and 61"):
+        compare(one, random_model("float64", vocab_size=50), windows)
+
+
+def test_a_difference_is_said_to_be_beyond_chance_only_when_its_interval_says_so() -> None:
+    rest = {name: Estimate(1, 1, 1) for name in ("nats", "kl", "agreement")}
+    assert "beyond chance" not in "\n".join(lines(rest | {"nats_more": Estimate(0.1, -0.01, 0.2)}))
+    assert "beyond chance" in "\n".join(lines(rest | {"nats_more": Estimate(0.1, 0.01, 0.2)}))
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Recipe, str], dict[str, Estimate]]:
+    source = course_model("target")
+    encoder, plain = PromptEncoder(source), load_model(source, torch.float32)
+    windows = windows_of(encoder.tokens_of(Path(statistics.__file__).read_text("utf-8")), 256, 6)
+    tokens = calibration_tokens(encoder.tokens_of(Path(tarfile.__file__).read_text("utf-8")), 16, 128)
+
+    def run(recipe: Recipe, name: str) -> dict[str, Estimate]:
+        out = tmp_path_factory.mktemp(name) / "out"
+        quantize_folder(Job(source, out, recipe, tokens))
+        return compare(load_model(out, torch.float32), plain, windows)
+
+    return run
+
+
+@pytest.mark.parametrize("method", [pytest.param(m, marks=pytest.mark.slow if m == "gptq" else ()) for m in BANDS])
+def test_a_method_stays_in_its_band(method: str, judge: Callable[[Recipe, str], dict[str, Estimate]]) -> None:
+    found = judge(METHODS[method], method)
+    (least, most), (rarely, often) = BANDS[method]
+    assert least <= found["kl"].value <= most
+    assert rarely <= found["agreement"].value <= often
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    text, out = tmp_path / "text", tmp_path / "out"
+    text.write_text(Path(statistics.__file__).read_text("utf-8")[:30_000])
+    run = CliRunner().invoke
+    options = ["--method", "gptq", "--calibration", str(text), "--rows", "4", "--length", "64"]
+    done = run(app, ["quantize", "draft", *options, "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "weights of 4.125 bits" in done.output
+    done = run(app, ["eval", str(out), "--against", "draft", "--text", str(text), "--length", "64", "--windows", "4"])
+    assert done.exit_code == 0, done.output
+    assert "4 windows of 64 tokens" in done.output
+    assert "KL, nats" in done.output
+    for options, said in (
+        (["--method", "best"], "--method: expected one of rtn, gptq"),
+        (["--method", "awq"], "expected a file of text, got none"),
+        ([], "found one with something in it"),
+    ):
+        done = run(app, ["quantize", "draft", *options, "-o", str(out)])
+        assert done.exit_code != 0
+        assert said in done.output.replace("\n", " "), done.output
+    done = run(app, ["quantize", "draft", "--scheme", "int5", "-o", str(tmp_path / "new")])
+    assert "expected one of int4" in done.output, done.output
+    assert not (tmp_path / "new").exists()
+    assert replace(METHODS["rtn"], scheme="int8") == METHODS["int8"]

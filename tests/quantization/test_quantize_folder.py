@@ -1,0 +1,263 @@
+"""A folder quantized into another: what is written, what a kill -9 leaves, what is refused, how much memory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import signal
+import subprocess
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from reference_impl.annexes.baselines.no_cache import RecomputeAttention
+from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.assembly.model import load_model
+from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
+from reference_impl.models.quantization.recipes import METHODS, SCHEMES
+from reference_impl.models.quantization.scheme import decode, encode, fit
+from tests.quantization.conftest import MakeFolder
+
+TOKENS = torch.arange(120).view(4, 30) * 7 % 61
+CALIBRATED = ("gptq", "awq", "smoothquant", "rotate-gptq")
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    return {name: t for file in sorted(folder.glob("*.safetensors")) for name, t in load_file(file).items()}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
+
+
+def logits(folder: Path) -> Tensor:
+    model = load_model(folder, torch.float32)
+    attention = RecomputeAttention(model.config.attention_scale)
+    batch = ragged_batch([(TOKENS[0].tolist(), 0)], 30, model.device)
+    batch.logits_indices = torch.arange(30)
+    with torch.inference_mode():
+        return model(batch, None, attention)
+
+
+def small(method: str) -> Any:
+    """Groups of 16: the model's matrices have 64 and 96 inputs."""
+    recipe = METHODS[method]
+    return replace(recipe, group_size=16) if SCHEMES[recipe.scheme].per == "group" else recipe
+
+
+@pytest.mark.parametrize("method", ["rtn", "int4-zeros", "fp8-block", "fp8-tensor", "nvfp4", "mxfp8", "ternary", "nf4"])
+def test_what_is_written_is_what_the_codes_stand_for(method: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    source = make_folder()
+    recipe = small(method)
+    report = quantize_folder(Job(source, tmp_path / "out", recipe))
+    before, after = tensors(source), tensors(tmp_path / "out")
+    assert before.keys() == after.keys()
+    bits = weights = 0.0
+    for name, weight in before.items():
+        if "proj" not in name:
+            assert torch.equal(after[name], weight), name
+            continue
+        scheme = recipe.scheme_of(name, weight.shape[1])
+        bits, weights = bits + scheme.bits_per_weight(tuple(weight.shape)) * weight.numel(), weights + weight.numel()
+        if scheme.scales == "e4m3":
+            continue  # q, k and v share one tensor scale
+        fitted = fit(weight, scheme)
+        assert torch.equal(after[name], decode(encode(weight, scheme, fitted), scheme, fitted)), name
+    assert report["bits_per_weight"] == pytest.approx(bits / weights)
+    assert report["quantized_weights"] == weights
+    assert json.loads((tmp_path / "out" / "quantization_report.json").read_text()) == report
+    assert not (tmp_path / "out.quantizing").exists()
+
+
+def test_parts_of_one_product_share_nvfp4_s_tensor_scale(make_folder: MakeFolder, tmp_path: Path) -> None:
+    source, scheme = make_folder(), SCHEMES["nvfp4"]
+    quantize_folder(Job(source, tmp_path / "out", METHODS["nvfp4"]))
+    before, after = tensors(source), tensors(tmp_path / "out")
+    names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
+    stacked = torch.cat([before[name] for name in names])
+    fitted = fit(stacked, scheme)
+    expected = decode(encode(stacked, scheme, fitted), scheme, fitted)
+    assert torch.equal(torch.cat([after[name] for name in names]), expected)
+
+
+@pytest.mark.parametrize("method", ["awq", "smoothquant", "rotate", "gptq"])
+def test_in_wide_numbers_the_model_stays_itself(
+    method: str, make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a rounding that rounds nothing, what was folded and rotated is the same function."""
+    from reference_impl.models.quantization import awq, columns, one_layer
+    from reference_impl.models.quantization import quantize_folder as folder
+
+    for module in (awq, columns, one_layer, folder):
+        monkeypatch.setattr(module, "decode", lambda codes, scheme, fitted: codes)
+        if hasattr(module, "encode"):
+            monkeypatch.setattr(module, "encode", lambda weight, scheme, fitted: weight.clone())
+    monkeypatch.setattr(columns, "FORMATS", {"int4": replace(columns.FORMATS["int4"], code_dtype=torch.float32)})
+    source = make_folder()
+    quantize_folder(Job(source, tmp_path / "out", small(method), TOKENS))
+    torch.testing.assert_close(logits(tmp_path / "out"), logits(source), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_calibration_brings_the_model_nearer_than_rounding_to_nearest(
+    method: str, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    source = make_folder(outliers=(3, 17))
+    expected = logits(source).log_softmax(-1)
+
+    def divergence(name: str) -> float:
+        quantize_folder(Job(source, tmp_path / name, small(name), TOKENS))
+        return float((expected.exp() * (expected - logits(tmp_path / name).log_softmax(-1))).sum(-1).mean())
+
+    assert divergence(method) < divergence("rtn")
+
+
+@pytest.mark.parametrize(
+    ("method", "saves"), [("rtn", 1), ("rtn", 2), ("gptq", 2), ("gptq", 3), ("awq", 4), ("rotate-gptq", 6)]
+)
+def test_a_killed_run_goes_on_and_writes_the_same_bytes(
+    method: str, saves: int, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    source, out = make_folder(hidden_size=128, intermediate_size=256), tmp_path / "out"
+    program = [sys.executable, "-P", str(Path(__file__).with_name("killed.py")), str(source), str(out), method]
+    done = subprocess.run([*program, str(saves)], timeout=300)
+    assert done.returncode == -signal.SIGKILL
+    assert not out.exists()
+    assert list((tmp_path / "out.quantizing").glob("*.tmp"))
+    seen: list[int] = []
+    quantize_folder(Job(source, out, METHODS[method], TOKENS, progress=lambda n, of: seen.append(n)))
+    assert seen == [1, 2]
+    quantize_folder(Job(source, tmp_path / "whole", METHODS[method], TOKENS))
+    assert files(out) == files(tmp_path / "whole")
+
+
+def test_what_is_done_is_not_done_again(make_folder: MakeFolder, tmp_path: Path) -> None:
+    source, out = make_folder(num_hidden_layers=3), tmp_path / "out"
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, of: int) -> None:
+        if done == 2:
+            raise Stop
+
+    job = Job(source, out, small("gptq"), TOKENS, progress=stop)
+    with pytest.raises(Stop):
+        quantize_folder(job)
+    made = {file.name: file.stat().st_ino for file in job.work.glob("model-*")}
+    assert len(made) == 2
+    quantize_folder(replace(job, progress=lambda done, of: None))
+    assert {name: (out / name).stat().st_ino for name in made} == made
+
+
+def test_what_is_there_is_never_written_over(make_folder: MakeFolder, tmp_path: Path) -> None:
+    source, out = make_folder(), tmp_path / "out"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="found one with something in it"):
+        quantize_folder(Job(source, out, small("rtn")))
+    (out / "notes.txt").unlink()
+    work = tmp_path / "out.quantizing"
+    work.mkdir()
+    (work / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="found something else: move it away"):
+        quantize_folder(Job(source, out, small("rtn")))
+    (work / "thesis.txt").unlink()
+    quantize_folder(Job(source, out, small("rtn")))  # an empty folder is taken
+    with pytest.raises(ValueError, match="there is no"):
+        quantize_folder(Job(source, tmp_path / "nowhere" / "out", small("rtn")))
+
+
+def test_another_job_s_work_is_not_gone_on_with(make_folder: MakeFolder, tmp_path: Path) -> None:
+    source, out = make_folder(), tmp_path / "out"
+    stop = Job(source, out, small("gptq"), TOKENS, progress=lambda done, of: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        quantize_folder(stop)
+    for job, what in (
+        (replace(stop, recipe=small("rtn")), "recipe"),
+        (replace(stop, tokens=TOKENS + 1), "calibration"),
+        (replace(stop, source=make_folder("other", num_hidden_layers=3)), "config and weights"),
+    ):
+        with pytest.raises(ValueError, match=f"found another {what}: name another folder"):
+            quantize_folder(job)
+    with (stop.work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="another process works at it"):
+            quantize_folder(stop)
+
+
+def test_a_ragged_last_group_is_refused_before_anything_is_written(make_folder: MakeFolder, tmp_path: Path) -> None:
+    source = make_folder(intermediate_size=80)
+    with pytest.raises(ValueError, match=r"layers.0.mlp.down_proj: expected .* multiple of 128 or 64 or 32.*, got 80"):
+        quantize_folder(Job(source, tmp_path / "out", METHODS["rtn"]))
+    with pytest.raises(ValueError, match="calibration: expected tokens"):
+        quantize_folder(Job(source, tmp_path / "out", METHODS["gptq"]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize("family", ["GemmaForCausalLM", "Gemma2ForCausalLM", "Olmo2ForCausalLM", "Qwen3MoeForCausalLM"])
+def test_gptq_takes_other_families(family: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    more = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if "Moe" in family else {}
+    more |= {"head_dim": None} if "Olmo2" in family else {}
+    source = make_folder(architecture=family, **more)
+    report = quantize_folder(Job(source, tmp_path / "out", small("gptq"), TOKENS))
+    assert bool(logits(tmp_path / "out").isfinite().all())
+    assert all(error < 0.5 for layer in report["layers"] for error in layer["output_errors"].values())
+
+
+class Counted(TorchDispatchMode):
+    """The most bytes of tensors that live at once, of those that operators make while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self.known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.device.type == "cpu":
+                self._add(tensor.untyped_storage())
+        return out
+
+    def _add(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.known:
+            return
+        self.known.add(key)
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._drop, key, size)
+
+    def _drop(self, key: int, size: int) -> None:
+        self.known.discard(key)
+        self.now -= size
+
+
+@pytest.mark.parametrize("method", ["rtn", "awq", "gptq"])
+def test_memory_stays_within_what_is_stated(method: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    """Beside the rows' stream and the activations of one row: RTN and AWQ two layers in float32 and the largest tensor;
+    GPTQ a layer and three Hessians of its widest matrix. In the shape of a 1B model, hidden : intermediate = 1 : 4."""
+    source = make_folder(
+        hidden_size=256, intermediate_size=1024, num_hidden_layers=3, vocab_size=8192, num_attention_heads=16
+    )  # fmt: skip
+    before = tensors(source)
+    largest = max(tensor.nbytes for tensor in before.values())
+    layer = sum(tensor.nbytes for name, tensor in before.items() if name.startswith("model.layers.0."))
+    rows, length = TOKENS.shape
+    stream, row = rows * length * 256 * 4, 4 * 1024 * length * 4  # gate and up, the product of both, a copy
+    del before
+    with Counted() as counted:
+        quantize_folder(Job(source, tmp_path / "out", METHODS[method], TOKENS))
+    allowed = layer + 3 * 1024**2 * 4 if method == "gptq" else 2 * layer + largest
+    assert counted.most <= allowed + stream + row
+    assert counted.most > layer  # it is counted at all
