@@ -10,6 +10,7 @@ from chapters.widgets.batching import batching
 from chapters.widgets.block_table import block_table
 from chapters.widgets.chunk_size import chunk_size
 from chapters.widgets.draft_tree import draft_tree
+from chapters.widgets.fewer_bits import fewer_bits
 from chapters.widgets.figure import show
 from chapters.widgets.kv_memory import kv_memory
 from chapters.widgets.latency_budget import latency_budget
@@ -37,6 +38,7 @@ __all__ = [
     "block_table",
     "chunk_size",
     "draft_tree",
+    "fewer_bits",
     "kv_memory",
     "latency_budget",
     "occupancy",
