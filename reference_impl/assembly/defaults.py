@@ -13,7 +13,7 @@ from reference_impl.annexes.prefix.radix_index import RadixIndex
 from reference_impl.annexes.process.worker import fingerprint
 from reference_impl.assembly.checks import check_page_store
 from reference_impl.assembly.config import ConfigError, EngineConfig
-from reference_impl.assembly.draft_model import draft_spec, exit_layer
+from reference_impl.assembly.draft_model import draft_spec, exit_layer, must_follow
 from reference_impl.assembly.kv import kv_manager, stored_kv_manager
 from reference_impl.assembly.kv_cache import kv_cache
 from reference_impl.assembly.parts import Drafts, Parts, part
@@ -78,6 +78,7 @@ def make_scheduler(made: Made, parts: Parts, num_stages: int) -> Scheduler:
     return continuous_batching(
         made.kv, c.max_num_seqs, c.max_num_batched_tokens, parts.policy, c.admission, c.preemption, c.num_drafts,
         parts.host_proposer, c.adaptive_drafts == "on", num_stages, tree_of(c), made.max_model_len,
+        must_follow(c, parts.draft_model),
     )  # fmt: skip
 
 

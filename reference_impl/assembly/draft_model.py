@@ -21,6 +21,12 @@ def method_of(draft: Drafts) -> str:
     return getattr(draft, "method", "draft")
 
 
+def must_follow(config: EngineConfig, draft: Drafts | None) -> bool:
+    """As of `Adapting`. draft: None also where it lies in another process; then what the config names counts."""
+    method = config.speculative if draft is None else method_of(draft)
+    return method not in ("medusa", EARLY_EXIT)
+
+
 def has_cache(draft: Drafts | None) -> TypeGuard[Decoder | FeatureHead]:
     """Of its own, beside the target's."""
     return draft is not None and hasattr(draft, "rotary")

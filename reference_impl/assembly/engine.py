@@ -29,6 +29,7 @@ from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.made import Made
 from reference_impl.assembly.outputs import cut_by
 from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.speculation import tree_of
 from reference_impl.core.engine import FinishedStep, StepResult
 from reference_impl.core.planner import output_of
 from reference_impl.interfaces import (
@@ -82,6 +83,7 @@ class Engine(
             planner=ForkingPlanner(made.config.block_size), depth=made.depth,
         )  # fmt: skip
         self.acceptance = made.config.acceptance
+        self.num_draft_levels = 0 if (tree := tree_of(made.config)) is None else tree.num_levels
         # Whether a request so far had a grammar, or asked for hidden states: a step then looks at its rows. Whether the
         # scheduler appends tokens as it should: of one from Parts it is seen when its first request gets one.
         self._has_grammars = self._has_pooling = False

@@ -85,10 +85,17 @@ def check_acceptance(config: EngineConfig, parts: Parts) -> None:
         raise ValueError(f"{asked} is for guesses, and there are none: name a method, speculative=..., or leave it out")
     if tree_of(config) is not None:
         raise ValueError(f"{asked} is for guesses in a chain, and here they are a tree: leave one of the two out")
-    if parts.sampler is not None and not _is_known("sampler", parts.sampler):
+    check_typical_sampler(parts)
+
+
+def check_typical_sampler(parts: Parts) -> None:
+    """ValueError where guesses would be kept by another distribution than the one that is sampled from."""
+    from reference_impl.annexes.speculative.rejection import is_exact
+
+    if parts.sampler is not None and not is_exact(parts.sampler):
         raise ValueError(
-            f"{asked} needs {_KNOWN['sampler']}, and Parts.sampler, {type(parts.sampler).__name__}, is given: leave "
-            "one of the two out"
+            f"acceptance='typical' needs {_KNOWN['sampler']}, without a choose of its own, and Parts.sampler, "
+            f"{type(parts.sampler).__name__}, is given: leave one of the two out"
         )
 
 

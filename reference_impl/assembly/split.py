@@ -13,7 +13,7 @@ from reference_impl.annexes.process.worker import Facts, WorkerProcess, fingerpr
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
-from reference_impl.assembly.speculation import BY_ITSELF, BY_MODEL
+from reference_impl.assembly.speculation import BY_ITSELF, BY_MODEL, check_typical_sampler
 from reference_impl.interfaces import Executor, FetchesPages
 from reference_impl.models.config_json import read_model_config
 
@@ -41,6 +41,8 @@ def load_worker(
     from reference_impl.assembly.model import load_model
 
     parts, typical = Parts() if make_parts is None else make_parts(), config.acceptance == "typical"
+    if typical:  # the planner's side does not know the sampler
+        check_typical_sampler(parts)
     guesses = parts.proposer is not None or parts.draft_model is not None or config.speculative in BY_ITSELF
     if not guesses:  # drafts, if there are any, come with the steps
         config = dataclasses.replace(config, num_drafts=0, speculative="off", acceptance="exact")

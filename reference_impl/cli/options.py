@@ -34,7 +34,7 @@ _EXIT_LAYER = "Of the model's layers so many guess with --speculative early-exit
 _LOOKAHEAD = "With --speculative lookahead: columns of its window, length of its n-grams, candidates; default: 3,3,3."
 _DRAFTS = "Guesses of a request in a step; default: 4 with --speculative."
 _DRAFT_TREE = (
-    "With --speculative eagle, a tree of guesses: how many each of a level has behind it, such as 4,2,2; "
+    "With --speculative eagle or mtp, a tree of guesses: how many each of a level has behind it, such as 4,2,2; "
     "or dynamic: grown in each step, where the head is sure."
 )
 _ACCEPTANCE = (

@@ -181,7 +181,7 @@ class Engine:
                     plan.step_id, output.started_at, output.finished_at, plan.rows, plan.preempted,
                     self.scheduler.num_waiting, self.scheduler.num_running, self.kv.num_available,
                     plan.transfers, plan.admitted, output.attention, output.transfers, num_sampled,
-                    output.layers_moved, plan.num_undrafted, plan.acceptance,
+                    output.layers_moved, plan.num_undrafted, plan.acceptance, plan.num_draft_levels,
                 )
             )  # fmt: skip
         for request in finished:

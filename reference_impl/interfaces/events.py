@@ -48,6 +48,7 @@ class StepDone:
     layers_moved: Mapping[int, int] = field(default_factory=dict)  # as of `Reply`
     num_undrafted: int = 0  # as of `StepPlan`
     acceptance: str = "exact"  # as of `StepPlan`
+    num_draft_levels: int = 0  # as of `StepPlan`
 
     @property
     def num_new_tokens(self) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ class StepPlan:
     num_undrafted: int = 0  # rows that could have guesses and have none, since they would lose (adaptive_drafts)
     acceptance: str = "exact"  # how guesses are verified; "typical" is lossy: texts are not those of plain decoding
     keeps_up: bool = True  # whether a model that guesses computes the step's tokens, too, so that it can go on
+    num_draft_levels: int = 0  # of a tree of guesses, at most; 0: guesses are chains
 
     @property
     def num_tokens(self) -> int:

@@ -28,7 +28,8 @@ class PrefixCacheUse:
 @dataclass(frozen=True)
 class DraftUse:
     """Guesses of tokens that were verified. num_drafts: rows with guesses; num_draft_tokens: the guesses in them;
-    accepted_per_position[i]: how many rows' guess number i was kept, with all before it. num_steps_off: steps without
+    accepted_per_position[i]: how many rows kept more than i guesses; those of a tree lie on one path, so that it has as
+    many entries as the tree has levels, and those of a chain as many as it has guesses. num_steps_off: steps without
     guesses though there could have been some: they would have lost time (`adaptive_drafts`). num_lossy: of the rows
     with guesses, those whose guesses were kept by a lossy rule (`EngineConfig.acceptance`).
 
@@ -45,16 +46,16 @@ class DraftUse:
     def of(cls, steps: Iterable[StepDone]) -> DraftUse:
         steps = list(steps)
         num_steps_off = sum(step.num_undrafted > 0 and not any(row.num_drafts for row in step.rows) for step in steps)
-        pairs = [
-            (row.num_drafts, max(0, new - 1))
+        drafted = [
+            (row.num_drafts, min(row.num_drafts, step.num_draft_levels or row.num_drafts), max(0, new - 1))
             for step in steps
             for row, new in zip(step.rows, step.num_new_tokens, strict=True)
             if row.num_drafts
         ]
-        longest = max((num for num, _ in pairs), default=0)
-        kept = tuple(sum(accepted > i for _, accepted in pairs) for i in range(longest))
+        longest = max((most for _, most, _ in drafted), default=0)
+        kept = tuple(sum(accepted > i for *_, accepted in drafted) for i in range(longest))
         lossy = sum(row.num_drafts > 0 for step in steps if step.acceptance != "exact" for row in step.rows)
-        return cls(len(pairs), sum(num for num, _ in pairs), kept, num_steps_off, lossy)
+        return cls(len(drafted), sum(num for num, *_ in drafted), kept, num_steps_off, lossy)
 
     @property
     def num_accepted_tokens(self) -> int:

@@ -16,10 +16,11 @@ from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
-from reference_impl.interfaces import Request, SamplingParams, StepRow
+from reference_impl.interfaces import Request, SamplingParams, StepPlan, StepRow
 from tests.engine.test_draft_model import PURE, check_texts, is_right_always
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
 from tests.engine.test_feature_head import guesses_of, random_head, watch_guesses
+from tests.engine.test_medusa import random_heads
 
 NUM_DRAFTS = 3
 
@@ -135,6 +136,35 @@ def test_no_text_changes_with_blocks_that_are_few_and_prefixes_that_are_found(
         check_texts(serve_one_after_another(engine, ASKED, seed), plain)
     assert engine.kv.num_available == engine.num_blocks
     assert kept_of(engine)
+
+
+@pytest.mark.parametrize("method", ["medusa", "early-exit"])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_need_not_keep_up_guesses_for_all_requests_as_soon_as_it_is_on_again(
+    target, plain, seed: int, method: str
+) -> None:
+    """Also for those that were computed while it was off."""
+    config = EngineConfig(
+        speculative=method, num_drafts=NUM_DRAFTS, adaptive_drafts="on", num_blocks=60, block_size=4, max_num_seqs=3,
+        max_num_batched_tokens=17, prefix_cache="off",
+    )  # type: ignore[arg-type]  # fmt: skip
+    heads = random_heads() if method == "medusa" else None
+    engine = flipping(Engine(target, config, Parts(draft_model=heads)), seed)
+    scheduler: Any = engine.scheduler
+    schedule, missed, again = scheduler.schedule, set[str](), set[str]()
+
+    def watched(now: float) -> StepPlan:
+        plan: StepPlan = schedule(now)
+        assert plan.keeps_up
+        again.update(row.request_id for row in plan.rows if row.num_drafts and row.request_id in missed)
+        if not scheduler.payoff.on:
+            missed.update(row.request_id for row in plan.rows)
+            assert not any(row.num_drafts for row in plan.rows)
+        return plan
+
+    scheduler.schedule = watched
+    check_texts(serve_one_after_another(engine, PURE, seed), plain)
+    assert again
 
 
 @pytest.mark.parametrize("draft", ["draft", "eagle"])

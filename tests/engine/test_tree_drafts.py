@@ -157,6 +157,17 @@ def test_logprobs_are_those_of_plain_decoding(target, head) -> None:
         assert mine.logprob == pytest.approx(its.logprob, abs=1e-5)
 
 
+@pytest.mark.parametrize(("tree", "num_levels"), [((8, 4), 2), (UNEVEN, None), ("dynamic,2,3", 3)])
+def test_the_trace_counts_kept_guesses_by_level(target, head, tree: Any, num_levels: int | None) -> None:
+    engine = Engine(target, EngineConfig(num_blocks=64, **with_tree(tree)), Parts(draft_model=head))
+    serve(engine, PURE)
+    use = DraftUse.of(engine.trace.steps())
+    depth = num_levels or max(map(len, tree))
+    kept = [num for step in kept_of(engine) for num, _ in step.values()]
+    assert max(kept) <= depth < use.num_draft_tokens / use.num_drafts
+    assert use.accepted_per_position == tuple(sum(num > i for num in kept) for i in range(depth))
+
+
 @pytest.mark.parametrize("max_model_len", [30, 37])
 def test_a_text_may_end_at_the_last_position(random_model, target, head, max_model_len: int) -> None:
     """Guesses lie behind it, as far as there is room."""

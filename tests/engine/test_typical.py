@@ -14,6 +14,8 @@ from reference_impl.assembly.config import EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
+from reference_impl.assembly.split import load_worker
+from reference_impl.core.sampler import TorchSampler
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.test_drafts import ASKED, serve
@@ -116,5 +118,22 @@ def test_a_sampler_that_is_asked_is_refused(target) -> None:
     def asked(logits: Any, requests: Any) -> Any:
         raise NotImplementedError
 
-    with pytest.raises(ValueError, match="a TorchSampler, and Parts.sampler, function, is given"):
-        Engine(target, EngineConfig(num_blocks=8, speculative="ngram", acceptance="typical"), Parts(sampler=asked))
+    class Own(TorchSampler):
+        def choose(self, logits: Any, t: Any) -> Any:
+            raise NotImplementedError
+
+    for sampler, name in ((asked, "function"), (Own(), "Own")):
+        with pytest.raises(ValueError, match=f"a TorchSampler, .*, and Parts.sampler, {name}, is given"):
+            Engine(
+                target, EngineConfig(num_blocks=8, speculative="ngram", acceptance="typical"), Parts(sampler=sampler)
+            )
+
+
+def test_a_worker_refuses_a_sampler_that_is_asked_also_where_guesses_come_with_the_steps() -> None:
+    config = EngineConfig(num_blocks=8, speculative="ngram", acceptance="typical")
+    with pytest.raises(ValueError, match="acceptance='typical' needs a sampler .*Parts.sampler, function, is given"):
+        load_worker(course_model("target"), "float32", "cpu", config, lambda: Parts(sampler=greedy))
+
+
+def greedy(logits: Any, requests: Any) -> Any:
+    return logits.argmax(-1)

@@ -9,7 +9,8 @@ a trial now and then, and the plan says for how many rows (`StepPlan.num_undraft
 A model that guesses also computes what it does not guess, to keep up with the text: time that no number of guesses
 gives back. So it is judged as a whole (`Payoff`): where the tokens that it adds would take the target less time than it
 takes itself, it is switched off (`StepPlan.keeps_up`). Requests that it has not kept up with get no guesses any more,
-so a later trial is with new ones.
+so a later trial is with new ones. Medusa heads and early exit guess from what the target has computed, and need not
+keep up: they are judged alike, and a later trial is with all requests.
 
 b, r and the rest are measured on steps in which all requests decode. Extends `Drafting._useful_drafts`, `schedule`,
 `update` and `_finish`.
@@ -131,10 +132,12 @@ class Payoff:
 
 
 class Adapting(Drafting):
-    """num_drafts: the most that a row has."""
+    """num_drafts: the most that a row has. must_follow: what guesses has to compute what it does not guess, too, to go
+    on (if there is a model that does)."""
 
-    def __init__(self, *core: Any, **options: Any):
+    def __init__(self, *core: Any, must_follow: bool = True, **options: Any):
         super().__init__(*core, **options)
+        self.must_follow = must_follow
         self.costs = StepCosts()
         self.price: float | None = None  # as of `StepCosts`; computed once a step, for all rows
         self.acceptances: dict[str, Acceptance] = {}
@@ -148,7 +151,7 @@ class Adapting(Drafting):
         plan = super().schedule(now)
         num_undrafted = sum(row.request_id in self._losing and not row.num_drafts for row in plan.rows)
         self._behind.difference_update(row.request_id for row in plan.rows if not row.start)
-        if not self.payoff.on:
+        if self.must_follow and not self.payoff.on:
             self._behind.update(row.request_id for row in plan.rows)
         keeps_up = not plan.rows or any(row.request_id not in self._behind for row in plan.rows)
         if num_undrafted or not keeps_up:

@@ -15,7 +15,9 @@ from reference_impl.interfaces import Reply, Request, Row, Step, StepPlan
 
 
 class DraftingEngine(Engine):
-    acceptance = "exact"  # as of `StepPlan`, for the trace
+    # As of `StepPlan`, for the trace.
+    acceptance = "exact"
+    num_draft_levels = 0
 
     def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
         if not self.planner.has_drafted:
@@ -31,8 +33,10 @@ class DraftingEngine(Engine):
                 tokens[request.id] = tuple(request.tokens[length:])
         rows = tuple(row._replace(start=starts[row.request_id]) for row in done.plan.rows)
         num_sampled = tuple(len(tokens.get(row.request_id, ())) for row in rows)
-        acceptance = self.acceptance if drafted else "exact"
-        return done._replace(plan=replace(done.plan, rows=rows, acceptance=acceptance), num_sampled=num_sampled)
+        booked = replace(done.plan, rows=rows)
+        if drafted:
+            booked = replace(booked, acceptance=self.acceptance, num_draft_levels=self.num_draft_levels)
+        return done._replace(plan=booked, num_sampled=num_sampled)
 
 
 def settle(planner: Planner, plan: StepPlan, reply: Reply, requests: Mapping[str, Request]) -> None:

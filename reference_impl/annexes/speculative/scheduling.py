@@ -4,7 +4,7 @@ its token, and keeps those that equal what its positions get, see `drafts.py`.
 A row is planned as if all of its guesses were right; `Scheduler.update` appends those that were, and rolls back the
 rest. Guesses take tokens of the budget and blocks, as far as there are some left: no request is preempted for them.
 
-Extends `Scheduler._cut`, `Scheduler._continue` and `Scheduler._finish`.
+Extends `Scheduler.schedule`, `_cut`, `_continue` and `_finish`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import operator
 from typing import Any
 
 from reference_impl.core.scheduler import OpenPlan, Scheduler, Shares
-from reference_impl.interfaces import HostProposer, KeepsRequests, Request, RequestState
+from reference_impl.interfaces import HostProposer, KeepsRequests, Request, RequestState, StepPlan
 
 
 class Drafting(Scheduler):
@@ -25,13 +25,18 @@ class Drafting(Scheduler):
         super().__init__(*core, **options)
         self.num_drafts, self.host_proposer = num_drafts, host_proposer
         self._keeper = host_proposer if isinstance(host_proposer, KeepsRequests) else None
+        self._useful: dict[str, int] = {}  # in the step that is planned, as of `_useful_drafts`
+
+    def schedule(self, now: float) -> StepPlan:
+        self._useful.clear()
+        return super().schedule(now)
 
     def _cut(self, shares: Shares, left: int) -> Shares:
         """Guesses of requests that rank before a prompt come before its chunk."""
         cut = []
         for request, missing in shares:
             [(_, num_tokens)] = super()._cut([(request, missing)], left)
-            left -= num_tokens if missing > 1 else min(left, self._useful_drafts(request))
+            left -= num_tokens if missing > 1 else min(left, self._num_useful(request))
             cut.append((request, num_tokens))
         return cut
 
@@ -41,11 +46,17 @@ class Drafting(Scheduler):
         for request, num_tokens in shares:
             if request.num_missing_tokens > 1:
                 left -= num_tokens
-            elif num_drafts := min(left, self._useful_drafts(request)):
+            elif num_drafts := min(left, self._num_useful(request)):
                 left -= num_drafts
                 if self._continue_with_drafts(request, num_drafts, plan):
                     continue
             super()._continue([(request, num_tokens)], plan)
+
+    def _num_useful(self, request: Request) -> int:
+        """`_useful_drafts`, asked once a step: `_cut` and `_continue` both need it."""
+        if (num := self._useful.get(request.id)) is None:
+            num = self._useful[request.id] = self._useful_drafts(request)
+        return num
 
     def _useful_drafts(self, request: Request) -> int:
         """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens

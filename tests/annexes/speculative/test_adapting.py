@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from reference_impl.annexes.speculative.adapting import (
     Payoff,
     StepCosts,
 )
+from reference_impl.annexes.speculative.scheduling import Drafting
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.interfaces import Reply, Row, Step, StepOutput, StepPlan
 from reference_impl.observe.trace import DraftUse, StepDone, Trace
@@ -186,6 +188,31 @@ def test_a_model_that_lost_is_tried_again_with_new_requests_alone(monkeypatch: p
         for row in step.rows:
             whole[row.request_id] = whole.get(row.request_id, True) and kept_up[step.step_id]
             assert whole[row.request_id] or not row.num_drafts
+
+
+@pytest.mark.parametrize("adaptive", ["on", "off"])
+def test_how_many_guesses_a_row_gets_is_asked_once_a_step_also_beside_chunks_of_prompts(
+    monkeypatch: pytest.MonkeyPatch, adaptive: str
+) -> None:
+    steps, of_step = list[Counter[str]](), Counter[str]()
+    asked, schedule = Drafting._useful_drafts, Drafting.schedule
+
+    def planned(scheduler: Drafting, now: float) -> StepPlan:
+        of_step.clear()
+        plan = schedule(scheduler, now)
+        assert all(of_step[row.request_id] for row in plan.rows if row.num_drafts)
+        steps.append(Counter({row.request_id: row.num_tokens for row in plan.rows}))
+        assert not of_step or max(of_step.values()) == 1
+        return plan
+
+    monkeypatch.setattr(Drafting, "schedule", planned)
+    monkeypatch.setattr(Drafting, "_useful_drafts", lambda s, r: (of_step.update([r.id]), asked(s, r))[1])
+    config = EngineConfig(num_blocks=400, max_num_batched_tokens=16, num_drafts=3, adaptive_drafts=adaptive)  # type: ignore[arg-type]
+    replica = Replica(Roofline(), config, acceptance=0.5)
+    for i in range(4):
+        replica.offer(request(str(i), 0.05 * i, 100, 30), 0.05 * i)
+    replica.run()
+    assert any(min(step.values()) == 1 < max(step.values()) for step in steps if step)
 
 
 def test_time_of_the_draft_that_unfollowed_requests_take_is_not_held_against_it() -> None:
