@@ -39,15 +39,18 @@ def quantize(
     damping: Annotated[float, typer.Option(min=0, help="GPTQ: of the Hessian's mean diagonal.")] = 0.01,
     act_order: Annotated[bool, typer.Option(help="GPTQ: columns with large inputs first.")] = True,
     alpha: Annotated[float, typer.Option(min=0, max=1, help="SmoothQuant: how much goes over to weights.")] = 0.5,
+    dense: Annotated[bool, typer.Option("--dense", help="Write float32, to compare packed weights with.")] = False,
     clip: Annotated[bool, typer.Option("--clip", help="Search how much of each group's extremes to cut.")] = False,
 ) -> None:
     """Quantize a model's linear layers into another folder, a layer at a time.
 
-    The weights are written dense, as what their codes stand for: to judge a method, not to save memory.
+    The weights are written packed, as compressed-tensors has them. That format has no nf4 and no ternary: those are
+    written dense, as the float32 numbers that their codes stand for, which saves nothing. So are all with --dense.
     A run that was stopped goes on where it was, when it is started again with the same options.
     """
     from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
+    from reference_impl.models.quantization.forms import Dense
     from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
     from reference_impl.models.quantization.recipes import METHODS
 
@@ -67,7 +70,7 @@ def quantize(
         with Progress(TextColumn("layer"), MofNCompleteColumn(), transient=True) as shown:
             task = shown.add_task("layers", total=None)
             job = Job(
-                source, output, recipe, tokens,
+                source, output, recipe, tokens, Dense() if dense else None,
                 progress=lambda done, of: shown.update(task, completed=done, total=of),
             )  # fmt: skip
             report = quantize_folder(job)
@@ -87,11 +90,14 @@ def _say_report(output: Path, report: dict[str, Any]) -> None:
         for name, error in (layer["output_errors"] or layer["weight_errors"]).items():
             kind = name.rpartition(".")[2]
             worst[kind] = max(worst.get(kind, (0.0, 0)), (error, index))
+    sizes = f"{report['file_bytes'] / 1e6:.2f} MB, before {report['file_bytes_before'] / 1e6:.2f} MB"
     typer.echo(f"wrote {output}: {report['quantized_weights']:,} weights of {report['bits_per_weight']:.3f} bits")
-    typer.echo(
-        f"  packed they are {report['quantized_bytes'] / 1e6:.2f} MB; these files, dense, "
-        f"{report['file_bytes'] / 1e6:.2f} MB, before {report['file_bytes_before'] / 1e6:.2f} MB"
-    )
+    if report["form"] == "dense":
+        why = f"compressed-tensors has no {' or '.join(report['no_form'])}" if report["no_form"] else "as asked"
+        typer.echo(f"  these files are dense, float32 ({why}): {sizes}")
+        typer.echo(f"  packed, the quantized weights would be {report['quantized_bytes'] / 1e6:.2f} MB")
+    else:
+        typer.echo(f"  {report['quantized_bytes'] / 1e6:.2f} MB, {report['form']}; all files {sizes}")
     of = "outputs over the calibration rows" if report["layers"][0]["output_errors"] else "weights"
     shown = ", ".join(f"{kind} {error:.3f} (layer {index})" for kind, (error, index) in worst.items())
     typer.echo(f"  largest relative error of {of}: {shown}")

@@ -193,7 +193,10 @@ def _experts(get: Reader, family: Family, num_layers: int) -> ExpertsConfig | No
 
 def _refuse_unsupported(get: Reader, family: Family) -> None:
     if quantization := get.raw.get("quantization_config"):
-        expected = "none (a quantized checkpoint needs a method that reads it: load_model(..., linear_method=...))"
+        expected = (
+            "none (weights that are quantized already are not quantized again: start from the model that they were "
+            "made of, or load them as they are, without quantization=...)"
+        )
         raise get.error("quantization_config", expected, quantization)
     if family.gemma:
         get.refuse("use_bidirectional_attention", (False,), "false (attention is causal here)")

@@ -21,7 +21,9 @@ from reference_impl.models.quantization.compressed_tensors import config_of, sch
 from reference_impl.models.quantization.scheme import Activations, Scheme, decode, encode, fit
 from reference_impl.models.quantization.stored import Stored, round_activations
 from reference_impl.models.quantization.tensors import fitted_of, tensors_of
+from tests.examples import examples
 from tests.models.test_parity import IDS, worst
+from tests.quantization.conftest import MakeFolder, make_folder  # noqa: F401
 
 FLOAT32 = torch.float32
 SCHEMES = [
@@ -37,15 +39,18 @@ SCHEMES = [
     Scheme("e2m1", "group", 32, scales="e8m0"),
     Scheme("e4m3", "group", 32, scales="e8m0"),
 ]
-SIZES = {"hidden_size": 96, "intermediate_size": 160}
+SIZES = {
+    "architecture": "LlamaForCausalLM", "attention_bias": True, "mlp_bias": True, "vocab_size": 97, "hidden_size": 96,
+    "intermediate_size": 160, "num_attention_heads": 6, "max_position_embeddings": 256,
+}  # fmt: skip
 
 
 @pytest.fixture
-def written(save, edit) -> Callable[..., tuple[Path, Path]]:
+def written(make_folder: MakeFolder, edit) -> Callable[..., tuple[Path, Path]]:  # noqa: F811
     """written(scheme) -> (a folder in that form, a folder with the weights that its codes stand for)."""
 
     def write(scheme: Scheme) -> tuple[Path, Path]:
-        _, folder = save("llama_biases", **SIZES)
+        folder = make_folder(**SIZES)
         tensors = load_file(folder / "model.safetensors")
         plain, packed = dict(tensors), dict(tensors)
         for name in [name for name in tensors if name.endswith("_proj.weight")]:
@@ -203,7 +208,7 @@ JSON = st.recursive(
 
 
 @given(data=st.data(), value=JSON)
-@settings(suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 def test_a_corrupted_config_is_read_or_refused_by_name(data: st.DataObject, value: Any) -> None:
     raw = config_of(data.draw(st.sampled_from(SCHEMES)))
     group = raw["config_groups"]["group_0"]

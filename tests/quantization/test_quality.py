@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import tarfile
@@ -15,6 +16,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from reference_impl import LLM, SamplingParams
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.model import load_model
 from reference_impl.bench.quality import Estimate, bootstrap, compare, lines, windows_of
@@ -109,6 +111,13 @@ def test_a_method_stays_in_its_band(method: str, judge: Callable[[Recipe, str], 
     assert rarely <= found["agreement"].value <= often
 
 
+def top_tokens(folder: Path) -> dict[int, float]:
+    """{token: its log probability} of the 20 most likely ones behind a prompt, from an engine of that folder."""
+    llm = LLM(folder, dtype="float32")
+    [logprobs] = llm.generate(["def mean("], SamplingParams(max_tokens=1, temperature=0, logprobs=20))[0].logprobs
+    return dict(logprobs.top)
+
+
 def test_the_commands(tmp_path: Path) -> None:
     text, out = tmp_path / "text", tmp_path / "out"
     text.write_text(Path(statistics.__file__).read_text("utf-8")[:30_000])
@@ -116,7 +125,19 @@ def test_the_commands(tmp_path: Path) -> None:
     options = ["--method", "gptq", "--calibration", str(text), "--rows", "4", "--length", "64"]
     done = run(app, ["quantize", "draft", *options, "-o", str(out)])
     assert done.exit_code == 0, done.output
-    assert "weights of 4.125 bits" in done.output
+    report = json.loads((out / "quantization_report.json").read_text())
+    matrices = sum(len(layer["bits"]) for layer in report["layers"])
+    bits = 4 + 16 / 128 + 128 * matrices / report["quantized_weights"]  # of each, its shape is written
+    assert f"weights of {bits:.3f} bits" in done.output
+    size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+    assert f"compressed-tensors; all files {size / 1e6:.2f} MB" in done.output
+    done = run(app, ["quantize", "draft", *options, "--dense", "-o", str(tmp_path / "dense")])
+    assert "these files are dense, float32 (as asked)" in done.output, done.output
+    found, expected = (top_tokens(folder) for folder in (out, tmp_path / "dense"))
+    assert found.keys() == expected.keys()
+    assert all(found[token] == pytest.approx(expected[token], abs=1e-4) for token in found)
+    done = run(app, ["quantize", "draft", "--method", "nf4", "-o", str(tmp_path / "nf4")])
+    assert "dense, float32 (compressed-tensors has no nf4)" in done.output, done.output
     done = run(app, ["eval", str(out), "--against", "draft", "--text", str(text), "--length", "64", "--windows", "4"])
     assert done.exit_code == 0, done.output
     assert "4 windows of 64 tokens" in done.output

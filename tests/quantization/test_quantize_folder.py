@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import json
 import signal
@@ -22,9 +23,14 @@ from torch.utils._pytree import tree_leaves
 from reference_impl.annexes.baselines.no_cache import RecomputeAttention
 from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly.model import load_model
+from reference_impl.core.decoder import Decoder
+from reference_impl.models.quantization.forms import Dense, Packed
+from reference_impl.models.quantization.one_layer import Part
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
-from reference_impl.models.quantization.recipes import METHODS, SCHEMES
-from reference_impl.models.quantization.scheme import decode, encode, fit
+from reference_impl.models.quantization.recipes import METHODS, SCHEMES, Recipe
+from reference_impl.models.quantization.scheme import Fitted, Scheme, decode, encode, fit
+from reference_impl.models.quantization.stored import Stored
+from reference_impl.models.quantization.tensors import fitted_of
 from tests.quantization.conftest import MakeFolder
 
 TOKENS = torch.arange(120).view(4, 30) * 7 % 61
@@ -40,7 +46,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def logits(folder: Path) -> Tensor:
-    model = load_model(folder, torch.float32)
+    return logits_of(load_model(folder, torch.float32))
+
+
+def logits_of(model: Decoder) -> Tensor:
     attention = RecomputeAttention(model.config.attention_scale)
     batch = ragged_batch([(TOKENS[0].tolist(), 0)], 30, model.device)
     batch.logits_indices = torch.arange(30)
@@ -51,14 +60,89 @@ def logits(folder: Path) -> Tensor:
 def small(method: str) -> Any:
     """Groups of 16: the model's matrices have 64 and 96 inputs."""
     recipe = METHODS[method]
-    return replace(recipe, group_size=16) if SCHEMES[recipe.scheme].per == "group" else recipe
+    free = SCHEMES[recipe.scheme].per == "group" and SCHEMES[recipe.scheme].scales == "float"
+    return replace(recipe, group_size=16) if free else recipe
 
 
-@pytest.mark.parametrize("method", ["rtn", "int4-zeros", "fp8-block", "fp8-tensor", "nvfp4", "mxfp8", "ternary", "nf4"])
-def test_what_is_written_is_what_the_codes_stand_for(method: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+class Recorded(Packed):
+    """Keeps what the method chose: {matrix: (codes, its scheme, scales)}."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, Part] = {}
+
+    def tensors(self, part: Part) -> dict[str, Tensor]:
+        self.parts[part.name] = copy.deepcopy(part)
+        return super().tensors(part)
+
+
+def read_back(after: dict[str, Tensor], part: Part) -> tuple[Tensor, Fitted]:
+    found = {name.rpartition(".")[2]: t for name, t in after.items() if name.rpartition(".")[0] == part.name}
+    return fitted_of(found, part.scheme, part.codes.shape[1])
+
+
+def num_bytes(scheme: Scheme, rows: int, columns: int) -> int:
+    """Of a matrix: codes, scales (and the shape of one packed in words); zero points of 4 bits, 8 outputs a word."""
+    bits = {"int4": 4, "e2m1": 4, "int8": 8, "e4m3": 8}[scheme.numbers]
+    size = {"channel": columns, "group": scheme.group_size or 0}
+    if scheme.per in size:
+        scales = rows * columns // size[scheme.per]
+    else:
+        scales = -(-rows // 128) * -(-columns // 128) if scheme.per == "block" else 1
+    total = rows * columns * bits // 8 + scales * (2 if scheme.scales == "float" else 1)
+    total += 4 if scheme.scales == "e4m3" else 0
+    total += 16 if scheme.numbers == "int4" or (scheme.numbers == "int8" and not scheme.activations) else 0
+    return total + (0 if scheme.symmetric else -(-rows // 8) * 4 * columns // (scheme.group_size or 1))
+
+
+PACKED = ("rtn", "int4-zeros", "int8", "w8a8", "w4a8", "fp8", "fp8-tensor", "fp8-block", "nvfp4", "mxfp4", "mxfp8",
+          "gptq", "awq", "smoothquant", "rotate", "rotate-gptq")  # fmt: skip
+
+
+@pytest.mark.parametrize("method", PACKED)
+def test_what_is_packed_is_what_the_method_chose(method: str, make_folder: MakeFolder, tmp_path: Path) -> None:
+    """Its own codes and scales to the bit; files, report and the engine's memory are as large as the formula says; and
+    logits are those of the dense weights."""
+    source, recorded = make_folder(), Recorded()
+    report = quantize_folder(Job(source, tmp_path / "out", small(method), TOKENS, recorded))
+    quantize_folder(Job(source, tmp_path / "dense", small(method), TOKENS, Dense()))
+    after, dense = tensors(tmp_path / "out"), tensors(tmp_path / "dense")
+    matrices = [name.removesuffix(".weight") for name in tensors(source) if "proj" in name]
+    assert sorted(recorded.parts) == sorted(matrices)
+    expected = weights = 0
+    for name, part in recorded.parts.items():
+        codes, fitted = read_back(after, part)
+        assert torch.equal(codes.view(torch.uint8), part.codes.view(torch.uint8)), name
+        assert torch.equal(fitted.steps(), part.fitted.steps()), name
+        assert torch.equal(decode(codes, part.scheme, fitted), dense[f"{name}.weight"]), name
+        expected, weights = expected + num_bytes(part.scheme, *codes.shape), weights + codes.numel()
+    rest = {name: t for name, t in after.items() if name.rpartition(".")[0] not in recorded.parts}
+    assert rest.keys() == {name for name in dense if name.rpartition(".")[0] not in recorded.parts}
+    assert all(torch.equal(t, dense[name]) for name, t in rest.items())
+    shards = list((tmp_path / "out").glob("*.safetensors"))
+    headers = sum(8 + int.from_bytes(file.read_bytes()[:8], "little") for file in shards)
+    assert report["file_bytes"] == sum(file.stat().st_size for file in shards)
+    assert report["file_bytes"] == headers + expected + sum(t.nbytes for t in rest.values())
+    assert (report["form"], report["no_form"]) == ("compressed-tensors", [])
+    assert report["quantized_bytes"] == expected
+    assert report["bits_per_weight"] == pytest.approx(8 * expected / weights)
+    model = load_model(tmp_path / "out", torch.float32)
+    assert sum(linear.weight_bytes() for linear in model.linears()) == expected
+    for linear in model.linears():  # without the rounding of activations, which the dense weights do not have
+        assert isinstance(linear.method, Stored)
+        assert (
+            linear.method.scheme
+            == recorded.parts[f"{linear.name.rpartition('.')[0]}.{next(iter(linear.parts))}"].scheme
+        )
+        linear.method.scheme = replace(linear.method.scheme, activations=None)
+    found, plain = logits_of(model), logits(tmp_path / "dense")
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))
+
+
+@pytest.mark.parametrize("method", ["rtn", "int4-zeros", "fp8-block", "fp8-tensor", "mxfp8", "ternary", "nf4"])
+def test_rounding_to_nearest_is_encode_of_each_matrix(method: str, make_folder: MakeFolder, tmp_path: Path) -> None:
     source = make_folder()
     recipe = small(method)
-    report = quantize_folder(Job(source, tmp_path / "out", recipe))
+    report = quantize_folder(Job(source, tmp_path / "out", recipe, form=Dense()))
     before, after = tensors(source), tensors(tmp_path / "out")
     assert before.keys() == after.keys()
     bits = weights = 0.0
@@ -68,8 +152,6 @@ def test_what_is_written_is_what_the_codes_stand_for(method: str, make_folder: M
             continue
         scheme = recipe.scheme_of(name, weight.shape[1])
         bits, weights = bits + scheme.bits_per_weight(tuple(weight.shape)) * weight.numel(), weights + weight.numel()
-        if scheme.scales == "e4m3":
-            continue  # q, k and v share one tensor scale
         fitted = fit(weight, scheme)
         assert torch.equal(after[name], decode(encode(weight, scheme, fitted), scheme, fitted)), name
     assert report["bits_per_weight"] == pytest.approx(bits / weights)
@@ -78,9 +160,40 @@ def test_what_is_written_is_what_the_codes_stand_for(method: str, make_folder: M
     assert not (tmp_path / "out.quantizing").exists()
 
 
+@pytest.mark.parametrize(
+    ("recipe", "what"),
+    [
+        (replace(METHODS["nf4"], group_size=16), "nf4"),
+        (METHODS["ternary"], "ternary"),
+        (replace(METHODS["mxfp4"], group_size=16), "e2m1 with e8m0 scales per 16"),
+    ],
+    ids=["nf4", "ternary", "mxfp4-16"],
+)
+def test_what_has_no_packed_form_is_written_dense(
+    recipe: Recipe, what: str, make_folder: MakeFolder, tmp_path: Path
+) -> None:
+    report = quantize_folder(Job(make_folder(), tmp_path / "out", recipe))
+    assert (report["form"], report["no_form"]) == ("dense", [what])
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert report["file_bytes"] > report["quantized_bytes"] * 4
+    assert bool(logits(tmp_path / "out").isfinite().all())
+
+
+def test_layers_with_other_schemes_are_named(make_folder: MakeFolder, tmp_path: Path) -> None:
+    """Groups as long as each matrix allows, and one layer in 8 bits: three schemes, and each layer gets its own."""
+    other = "model.layers.1.mlp.down_proj"
+    recipe = replace(METHODS["rtn"], by_layer={other: "int8"})
+    quantize_folder(Job(make_folder(), tmp_path / "out", recipe))
+    model = load_model(tmp_path / "out", torch.float32)
+    for linear in model.linears():
+        assert isinstance(linear.method, Stored)
+        assert linear.method.scheme == recipe.scheme_of(linear.name, linear.in_features)
+    assert len({linear.method.scheme for linear in model.linears()}) == 3  # type: ignore[attr-defined]
+
+
 def test_parts_of_one_product_share_nvfp4_s_tensor_scale(make_folder: MakeFolder, tmp_path: Path) -> None:
     source, scheme = make_folder(), SCHEMES["nvfp4"]
-    quantize_folder(Job(source, tmp_path / "out", METHODS["nvfp4"]))
+    quantize_folder(Job(source, tmp_path / "out", METHODS["nvfp4"], form=Dense()))
     before, after = tensors(source), tensors(tmp_path / "out")
     names = [f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"]
     stacked = torch.cat([before[name] for name in names])
@@ -94,16 +207,15 @@ def test_in_wide_numbers_the_model_stays_itself(
     method: str, make_folder: MakeFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a rounding that rounds nothing, what was folded and rotated is the same function."""
-    from reference_impl.models.quantization import awq, columns, one_layer
-    from reference_impl.models.quantization import quantize_folder as folder
+    from reference_impl.models.quantization import awq, columns, forms, one_layer
 
-    for module in (awq, columns, one_layer, folder):
+    for module in (awq, columns, forms, one_layer):
         monkeypatch.setattr(module, "decode", lambda codes, scheme, fitted: codes)
         if hasattr(module, "encode"):
             monkeypatch.setattr(module, "encode", lambda weight, scheme, fitted: weight.clone())
     monkeypatch.setattr(columns, "FORMATS", {"int4": replace(columns.FORMATS["int4"], code_dtype=torch.float32)})
     source = make_folder()
-    quantize_folder(Job(source, tmp_path / "out", small(method), TOKENS))
+    quantize_folder(Job(source, tmp_path / "out", small(method), TOKENS, Dense()))
     torch.testing.assert_close(logits(tmp_path / "out"), logits(source), rtol=0, atol=2e-4)
 
 

@@ -100,6 +100,15 @@ def schemes_of(config: ModelConfig, recipe: Recipe) -> dict[str, Scheme]:
     return found
 
 
+def ignored(config: ModelConfig) -> list[str]:
+    """The checkpoint's names of matrices that are never quantized: embedding, output, routers of experts."""
+    found = ["lm_head", "model.embed_tokens"]
+    for index in range(config.num_layers):
+        mlp = new_layer(config, index, torch.float32, torch.device("meta")).mlp
+        found += [f"{mlp.prefix}{name}" for name in getattr(mlp, "tensors", dict)()]
+    return found
+
+
 def kept_tensors(layer: DecoderLayer) -> dict[str, Tensor]:
     """What a layer has besides its matrices, by the names of the checkpoint: norms as the checkpoint has them, biases,
     routers."""

@@ -4,6 +4,7 @@ DeepSeek do ("fp8"): read into the scheme of each layer, and written."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -135,9 +136,11 @@ def _activations(args: object, where: str, field: str) -> Activations | None:
     per: Any = args.get("strategy") or "tensor"
     if kind not in ("int8", "e4m3") or args.get("symmetric", True) is not True:
         raise _error(where, field, "symmetric ones of 8 bits (or weights only, with activations in 16 bits)", args)
-    if not isinstance(dynamic, bool) or per not in ("token", "tensor") or (per == "token" and not dynamic):
-        raise _error(where, field, "dynamic of a token or tensor, or static of a tensor", args)
-    return Activations(kind, per, dynamic)
+    size = args.get("group_size") if per == "group" else None
+    known = per in ("token", "tensor") or (per == "group" and type(size) is int and size > 0)
+    if not isinstance(dynamic, bool) or not known or (per != "tensor" and not dynamic):
+        raise _error(where, field, "dynamic of a token, group or tensor, or static of a tensor", args)
+    return Activations(kind, per, dynamic, size)
 
 
 def _fp8(raw: dict[str, Any], where: str) -> SchemeOf:
@@ -168,6 +171,7 @@ def config_of(scheme: Scheme, ignore: Sequence[str] = ("lm_head",)) -> dict[str,
     if (given := scheme.activations) is not None:
         inputs = {"num_bits": 8, "type": "int" if given.numbers == "int8" else "float", "symmetric": given.symmetric}
         inputs |= {"strategy": given.per, "dynamic": given.dynamic}
+        inputs |= {"group_size": given.group_size} if given.group_size else {}
     form = "pack-quantized" if in_words(scheme) else "int-quantized" if kind == "int" else "float-quantized"
     if scheme.scales != "float":
         form = {"e4m3": "nvfp4-pack-quantized", "e8m0": f"mxfp{numbers.bits}-"}[scheme.scales]
@@ -177,3 +181,19 @@ def config_of(scheme: Scheme, ignore: Sequence[str] = ("lm_head",)) -> dict[str,
         "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
         "config_groups": {"group_0": {**group, "format": form}}, "ignore": list(ignore), "kv_cache_scheme": None,
     }  # fmt: skip
+
+
+def config_of_layers(schemes: Mapping[str, Scheme], ignore: Sequence[str] = ("lm_head",)) -> dict[str, Any]:
+    """`config_of` for {a matrix's name: its scheme}: the commonest scheme is every linear layer's, others are by name.
+    ValueError where there are none."""
+    counts = Counter(schemes.values()).most_common()
+    if not counts:
+        raise ValueError("quantization_config: expected a matrix or more, got none")
+    found = config_of(counts[0][0], ignore)
+    groups = found["config_groups"]
+    for place, (scheme, _) in enumerate(counts[1:], 1):
+        group = config_of(scheme)["config_groups"]["group_0"]
+        groups[f"group_{place}"] = group | {"targets": [name for name, other in schemes.items() if other == scheme]}
+    if len({group["format"] for group in groups.values()}) > 1:
+        found["format"] = "mixed-precision"
+    return found

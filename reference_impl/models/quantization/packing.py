@@ -9,9 +9,11 @@ from torch import Tensor
 def pack_words(codes: Tensor, bits: int) -> Tensor:
     """[rows, n] integers 0 to 2^bits - 1 -> [rows, ceil(n bits / 32)] int32, padded with zeros. bits: 4 or 8."""
     each = 32 // bits
-    padded = torch.nn.functional.pad(codes.long(), (0, -codes.shape[1] % each)).unflatten(1, (-1, each))
-    words = (padded << torch.arange(0, 32, bits, device=codes.device)).sum(-1)
-    return (words - (words >= 2**31) * 2**32).int()
+    padded = torch.nn.functional.pad(codes.to(torch.uint8), (0, -codes.shape[1] % each))
+    words = padded[:, ::each].int()
+    for place in range(1, each):  # one at a time: no copy of all codes in 32 bits
+        words |= padded[:, place::each].int() << (place * bits)
+    return words
 
 
 def unpack_words(words: Tensor, bits: int, count: int) -> Tensor:

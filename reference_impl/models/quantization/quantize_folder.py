@@ -14,22 +14,23 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from reference_impl.models.quantization.by_layer import Layers, kept_tensors, schemes_of
+from reference_impl.models.quantization.by_layer import Layers, ignored, kept_tensors, schemes_of
 from reference_impl.models.quantization.calibration import Rows
+from reference_impl.models.quantization.forms import Dense, Form, form_for
 from reference_impl.models.quantization.hadamard import random_rotation
-from reference_impl.models.quantization.one_layer import Part, Result, quantize_layer
+from reference_impl.models.quantization.one_layer import Result, quantize_layer
 from reference_impl.models.quantization.recipes import Recipe
 from reference_impl.models.quantization.rotation import rotated_embedding, rotated_head
-from reference_impl.models.quantization.scheme import Scheme, decode
+from reference_impl.models.quantization.tensors import without_form
 
 REPORT, JOB, LOCK = "quantization_report.json", "job.json", "lock"
 _COPIED = ("tokenizer*", "*.model", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json",
@@ -37,40 +38,16 @@ _COPIED = ("tokenizer*", "*.model", "vocab.json", "merges.txt", "special_tokens_
 _ROWS = 4096  # of a matrix that is rotated at once
 
 
-class Form(Protocol):
-    """A format of checkpoints: what is written of a matrix, by the last words of the tensors' names, and config.json
-    with what says how it is stored. name: which form it is, for reports."""
-
-    name: str
-
-    def tensors(self, part: Part) -> dict[str, Tensor]: ...
-
-    def config(self, raw: dict[str, Any], schemes: dict[str, Scheme]) -> dict[str, Any]: ...
-
-
-class Dense:
-    """What the codes stand for, in float32, as a model that is not quantized. It saves no memory: it is for numbers
-    that no checkpoint's format has, and to compare a quantized checkpoint with."""
-
-    name = "dense"
-
-    def tensors(self, part: Part) -> dict[str, Tensor]:
-        return {"weight": decode(part.codes, part.scheme, part.fitted)}
-
-    def config(self, raw: dict[str, Any], schemes: dict[str, Scheme]) -> dict[str, Any]:
-        return {name: value for name, value in raw.items() if name != "dtype"} | {"torch_dtype": "float32"}
-
-
 @dataclass
 class Job:
-    """tokens [rows, length]: for a recipe that is calibrated. progress(done, of): after each layer, also those of an
-    earlier run."""
+    """tokens [rows, length]: for a recipe that is calibrated. form: None: packed, or dense where no packed form has
+    the recipe's numbers. progress(done, of): after each layer, also those of an earlier run."""
 
     source: Path
     out: Path
     recipe: Recipe
     tokens: Tensor | None = None
-    form: Form = field(default_factory=Dense)
+    form: Form | None = None
     progress: Callable[[int, int], object] = lambda done, of: None
 
     @property
@@ -86,7 +63,7 @@ def quantize_folder(job: Job) -> dict[str, Any]:
     run = _Run(job, layers)
     job.work.mkdir(exist_ok=True)
     with _alone(job.work):
-        _same_job(job, layers)
+        _same_job(job, layers, run.form)
         for index in range(layers.config.num_layers):
             if not run.file(index).exists():
                 run.quantize(index)
@@ -110,6 +87,7 @@ class _Run:
             self.others.append("lm_head.weight")
         self.rows: Rows | None = None
         self.schemes = schemes_of(layers.config, job.recipe)
+        self.form = job.form or form_for(self.schemes)
 
     def file(self, number: int) -> Path:
         """Of layer `number`; beyond the layers, of the other tensors, one each."""
@@ -124,10 +102,11 @@ class _Run:
         if self.rows is not None:
             self.rows.advance(layer)
             _save({"x": self.rows.x}, self._stream(index + 1))
-        _write_json(self._layer_report(result), self.job.work / f"report-{index:05}.json")
+        written = {part.name: self.form.tensors(part) for part in result.parts}
+        _write_json(self._layer_report(result, written), self.job.work / f"report-{index:05}.json")
         tensors = {name: tensor.to(self.stored) for name, tensor in kept_tensors(layer).items()}
-        for part in result.parts:
-            tensors |= self._tensors(part)
+        for part, found in written.items():
+            tensors |= {f"{part}.{suffix}": tensor.contiguous() for suffix, tensor in found.items()}
         _save(tensors, self.file(index))  # from now on the layer counts as done
         self._stream(index).unlink(missing_ok=True)
 
@@ -169,10 +148,6 @@ class _Run:
     def _stream(self, index: int) -> Path:
         return self.job.work / f"stream-{index:05}.safetensors"
 
-    def _tensors(self, part: Part) -> dict[str, Tensor]:
-        found = self.job.form.tensors(part)
-        return {f"{part.name}.{suffix}": tensor.contiguous() for suffix, tensor in found.items()}
-
     def _other(self, name: str) -> Tensor:
         tied = name == "lm_head.weight" and name not in self.layers.where
         tensor = self.layers.read("model.embed_tokens.weight" if tied else name)
@@ -190,10 +165,13 @@ class _Run:
         raw: dict[str, Any] = json.loads((self.job.source / "config.json").read_text("utf-8"))
         if self.rotation is not None:
             raw["tie_word_embeddings"] = False
-        return self.job.form.config(raw, self.schemes)
+        return self.form.config(raw, self.schemes, ignored(self.layers.config))
 
-    def _layer_report(self, result: Result) -> dict[str, Any]:
+    def _layer_report(self, result: Result, written: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
+        """bits: of what is written, if that is packed; else of codes and scales, if something packed them."""
         bits = {p.name: p.scheme.bits_per_weight(tuple(p.codes.shape)) * p.codes.numel() for p in result.parts}
+        if not isinstance(self.form, Dense):
+            bits = {name: 8 * sum(tensor.nbytes for tensor in found.values()) for name, found in written.items()}
         return {
             "bits": bits,
             "weights": {part.name: part.codes.numel() for part in result.parts},
@@ -207,7 +185,8 @@ class _Run:
         bits, weights = (sum(sum(layer[what].values()) for layer in layers) for what in ("bits", "weights"))
         size = sum(self.file(n).stat().st_size for n in range(self.layers.config.num_layers + len(self.others)))
         return {
-            "form": self.job.form.name,
+            "form": self.form.name,
+            "no_form": without_form(self.schemes.values()),
             "recipe": _plain(asdict(self.recipe)),
             "bits_per_weight": bits / weights,
             "quantized_weights": weights,
@@ -233,12 +212,12 @@ def _check(job: Job) -> None:
         raise ValueError(f"{job.work}: expected what an earlier run has left, found something else: move it away")
 
 
-def _same_job(job: Job, layers: Layers) -> None:
+def _same_job(job: Job, layers: Layers, form: Form) -> None:
     """What is done so far must be of this job; or nothing is, and this job's description is written down."""
     now = _plain(
         {
             "recipe": asdict(job.recipe),
-            "form": job.form.name,
+            "form": form.name,
             "calibration": None if job.tokens is None else _digest(job.tokens.numpy().tobytes()),
             "config": _digest((job.source / "config.json").read_bytes()),
             "weights": {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in layers.files},

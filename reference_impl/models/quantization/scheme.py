@@ -89,7 +89,7 @@ class Fitted:
 
     scales: float32, of `Scheme.scale_shape`: [1, 1], [out, 1], [out, in / group_size] or [out / 128, in / 128] rounded
         up; exactly numbers of the scheme's scale format. zeros: int8 of the same shape, or None: 0 everywhere.
-    tensor_scale: float32 [], what each e4m3 scale is multiplied with; else None.
+    tensor_scale: float32 [], what each e4m3 scale is multiplied with, the reciprocal of a float32; else None.
     """
 
     scales: Tensor
@@ -118,6 +118,7 @@ def fit(weight: Tensor, scheme: Scheme, tensor_scale: Tensor | None = None) -> F
     if scheme.scales == "e4m3":
         if tensor_scale is None:
             tensor_scale = (weight.float().abs().amax() / (448.0 * numbers.reach)).clamp(min=2.0**-100)
+            tensor_scale = 1 / (1 / tensor_scale)  # checkpoints have its reciprocal: so nothing is lost in them
         return Fitted(nearest_e4m3_scale(largest / (numbers.reach * tensor_scale)), tensor_scale=tensor_scale)
     if scheme.symmetric:
         return Fitted(_rounded_scales(largest / numbers.reach, scheme))

@@ -10,6 +10,7 @@ Each with weight_scale (float, e4m3 or, of MXFP4, uint8). As compressed-tensors 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil
 
 import torch
@@ -28,6 +29,26 @@ def in_words(scheme: Scheme) -> bool:
     return scheme.numbers == "int4" or (scheme.numbers == "int8" and scheme.activations is None)
 
 
+_GROUPS = {"float": None, "e4m3": 16, "e8m0": 32}  # of formats whose scales are a byte: NVFP4, MX
+
+
+def has_form(scheme: Scheme) -> bool:
+    """Whether the format has a form for it."""
+    size = _GROUPS[scheme.scales]
+    return scheme.numbers in ("int4", "int8", "e4m3", "e2m1") and size in (None, scheme.group_size)
+
+
+def without_form(schemes: Iterable[Scheme]) -> list[str]:
+    """In words, those that the format has no form for."""
+    return sorted(
+        {
+            one.numbers + (f" with {one.scales} scales per {one.group_size}" if _GROUPS[one.scales] else "")
+            for one in schemes
+            if not has_form(one)
+        }
+    )
+
+
 def specs_of(scheme: Scheme, in_features: int, out_features: int, inverse: bool = False) -> dict[str, TensorSpec]:
     """Of a matrix [out, in]. ValueError for a scheme that the format has no form for."""
     shape = scheme.scale_shape((out_features, in_features))
@@ -37,7 +58,7 @@ def specs_of(scheme: Scheme, in_features: int, out_features: int, inverse: bool 
         found["weight_shape"] = TensorSpec((2,), (torch.int64, torch.int32))
     elif scheme.numbers == "e2m1":
         found["weight_packed"] = TensorSpec((out_features, in_features // 2), (torch.uint8,))
-    elif scheme.numbers in ("int8", "e4m3"):
+    elif has_form(scheme):
         found["weight"] = TensorSpec((out_features, in_features), (FORMATS[scheme.numbers].code_dtype,))
     else:
         raise ValueError(f"compressed-tensors: expected int4, int8, e4m3 or e2m1, got {scheme.numbers}: it has no form")
@@ -62,7 +83,7 @@ def tensors_of(codes: Tensor, scheme: Scheme, fitted: Fitted) -> dict[str, Tenso
     specs, bits = specs_of(scheme, codes.shape[1], codes.shape[0]), FORMATS[scheme.numbers].bits
     offset, found = 1 << (bits - 1), {}
     if in_words(scheme):
-        found["weight_packed"] = pack_words(codes.int() + offset, bits)
+        found["weight_packed"] = pack_words(codes.view(torch.uint8) + offset, bits)  # modulo 256
         found["weight_shape"] = torch.tensor(codes.shape)
     elif scheme.numbers == "e2m1":
         found["weight_packed"] = pack_nibbles(codes)
@@ -78,7 +99,7 @@ def tensors_of(codes: Tensor, scheme: Scheme, fitted: Fitted) -> dict[str, Tenso
         found["weight_global_scale"] = (1 / fitted.tensor_scale).reshape(1)
     if fitted.zeros is not None:
         packed = in_words(scheme)
-        zeros = pack_words((fitted.zeros.int() + offset).T, bits).T if packed else fitted.zeros
+        zeros = pack_words((fitted.zeros.view(torch.uint8) + offset).T, bits).T if packed else fitted.zeros
         found["weight_zero_point"] = zeros.contiguous().reshape(specs["weight_zero_point"].shape)
     return found
 
