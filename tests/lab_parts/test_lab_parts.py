@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable
@@ -19,13 +20,18 @@ from reference_impl.assembly.lab_parts import (
     MovingClock,
     PagedQueries,
     RequestQueries,
+    Round,
     SamplerBySettings,
+    Speculation,
     course_llm,
+    drafted_by,
     engine_draw,
     engine_probabilities,
     events_of,
     scheduler_parts,
+    speculating,
 )
+from reference_impl.interfaces import Request
 
 TEXTS = ("def add(a, b):\n", "import", "class Reader:\n    def __init__(self, path):\n        self.path =")
 OPTIONS = {"num_blocks": 24, "block_size": 4, "max_num_seqs": 3, "max_num_batched_tokens": 8, "prefix_cache": "off"}
@@ -328,6 +334,88 @@ def test_a_plan_without_blocks_and_requests_that_cannot_be_counted_are_refused()
         engine.run()
     with pytest.raises(ValueError, match="samples, scores and embeddings need the engine's own scheduler"):
         engine.add([5, 6], 1, n=2, temperature=1.0)
+
+
+# ---- speculation ----
+
+SPECULATIVE = ({}, {"temperature": 0.9, "seed": 7}, {"temperature": 0.9, "top_k": 20})
+
+
+def speculative_texts(part: Speculation | None, num_drafts: int = 3) -> list[list[int]]:
+    llm, options = course_llm("draft"), {"num_blocks": 64, "seed": 5}
+    engine = speculating(llm, options, num_drafts, part) if part else LabEngine(llm, options)
+    for settings in SPECULATIVE:
+        engine.add(llm.encode("def add(a, b):\n    return a"), 9, **settings)
+    return list(engine.run().values())
+
+
+def counted(asked: Round) -> tuple[int, int]:
+    """The rules again, in plain Python."""
+    p, q, u = asked.p.tolist(), asked.q.tolist(), list(asked.u)
+    for i, guess in enumerate(asked.drafts):
+        if asked.seeded:
+            if (token := inverted(p[i], u[i])) != guess:
+                return i, token
+        elif u[i] >= p[i][guess] / q[i][guess]:
+            return i, inverted([max(a - b, 0.0) for a, b in zip(p[i], q[i], strict=True)], u[i + 1])
+    return len(asked.drafts), inverted(p[-1], u[-1])
+
+
+def inverted(weights: list[float], u: float) -> int:
+    sums = list(itertools.accumulate(weights))
+    return next(i for i, total in enumerate(sums) if total > u * sums[-1])
+
+
+def last_again(request: Request, k: int) -> tuple[list[int], None]:
+    return [request.tokens[-1]] * k, None
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+def test_each_round_hands_over_distributions_numbers_and_the_engines_own_verdict(drawn: bool) -> None:
+    rounds: list[Round] = []
+
+    def judge(asked: Round) -> tuple[int, int]:
+        k = len(asked.drafts)
+        assert (len(asked.p), len(asked.q), len(asked.u)) == (k + 1, k, k + 1)
+        torch.testing.assert_close(asked.p.sum(1), torch.ones(k + 1, dtype=torch.float64))
+        torch.testing.assert_close(asked.q.sum(1), torch.ones(k, dtype=torch.float64))
+        assert all(asked.q[i, guess] > 0 for i, guess in enumerate(asked.drafts))
+        assert drawn or bool((asked.q.max(1).values == 1).all())
+        assert counted(asked) == asked.expected
+        rounds.append(asked)
+        return asked.expected
+
+    part = Speculation(drafted_by(course_llm("draft")) if drawn else last_again, judge)
+    seen, plain = speculative_texts(part), speculative_texts(None)
+    assert seen[:2] == plain[:2], "the text of a greedy request, and that of a seed"
+    assert part.rounds == [(len(asked.drafts), asked.expected[0]) for asked in rounds]
+    assert {asked.seeded for asked in rounds} == {False, True}
+    assert any(kept < n for n, kept in part.rounds) != drawn, "a model that drafts for itself is always right"
+
+
+def elevens(request: Request, k: int) -> tuple[list[int], None]:
+    return [11] * k, None
+
+
+def test_the_engine_goes_on_with_the_verdict() -> None:
+    dropped = speculative_texts(part := Speculation(elevens, lambda asked: (0, 7)))
+    assert all(text[1:-1] == [7] * 7 for text in dropped), "the last token is computed without a guess"
+    assert part.rounds == [(min(3, left - 1), 0) for left in range(8, 1, -1) for _ in SPECULATIVE]
+    kept = speculative_texts(Speculation(elevens, lambda asked: (len(asked.drafts), 7)))
+    assert all(text[1:] == [11, 11, 11, 7] * 2 for text in kept), kept
+
+
+@pytest.mark.parametrize("verdict", [(-1, 7), (4, 7), (0, 11), (2, 11)])
+def test_a_verdict_that_no_rule_gives_is_refused(verdict: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"of the guesses \[11, 11, 11\] and gives token"):
+        speculative_texts(Speculation(elevens, lambda asked: verdict))
+
+
+def test_without_guesses_speculating_is_plain_decoding() -> None:
+    def never(*asked: Any) -> Any:
+        raise AssertionError("there is nothing to guess and to judge")
+
+    assert speculative_texts(Speculation(never, never), num_drafts=0) == speculative_texts(None)
 
 
 # ---- the loop ----

@@ -11,6 +11,7 @@ differs. So a notebook knows nothing of requests, batches and plans.
     attention    labs 02, 04, 05: attention from one request at a time, or from block tables
     schedule     lab 03: a scheduler from one of ids and counts
     blocks       lab 04: a KV manager from functions of block tables
+    speculation  lab 08: guesses and a verifier from functions of distributions
 """
 
 from reference_impl.assembly.demo import PROMPT as DEMO_PROMPT
@@ -26,6 +27,7 @@ from reference_impl.assembly.lab_parts.milestone import show_served
 from reference_impl.assembly.lab_parts.sampler import Draw, SamplerBySettings, engine_draw, engine_probabilities
 from reference_impl.assembly.lab_parts.schedule import SchedulerById, scheduler_parts
 from reference_impl.assembly.lab_parts.serving import LabEngine, course_llm
+from reference_impl.assembly.lab_parts.speculation import Round, Speculation, drafted_by, speculating
 
 __all__ = [
     "DEMO_PROMPT",
@@ -37,12 +39,16 @@ __all__ = [
     "MovingClock",
     "PagedQueries",
     "RequestQueries",
+    "Round",
     "SamplerBySettings",
     "SchedulerById",
+    "Speculation",
     "course_llm",
+    "drafted_by",
     "engine_draw",
     "engine_probabilities",
     "events_of",
     "scheduler_parts",
     "show_served",
+    "speculating",
 ]

@@ -25,7 +25,7 @@ class Form(Protocol):
 
 
 class Packed:
-    """The codes and scales themselves, as compressed-tensors stores them: `load_model` and vLLM read it."""
+    """The codes and scales themselves, as compressed-tensors stores them: `load_model` reads it."""
 
     name = "compressed-tensors"
 

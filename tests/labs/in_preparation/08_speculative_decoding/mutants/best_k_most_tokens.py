@@ -1,0 +1,11 @@
+# fault: the most tokens a step, whatever it takes.
+# fails: check_best_k
+
+# %% nbgrader={"grade_id": "best_k"}
+def best_k(a, guess_seconds, step_seconds):
+    """The number of guesses with the most tokens per second, the smallest of equal ones; 0: none."""
+
+    def speed(k):
+        return expected_tokens(a, k)
+
+    return max(range(len(step_seconds)), key=speed)

@@ -1,0 +1,11 @@
+# fault: the largest measured k is left out.
+# fails: check_best_k
+
+# %% nbgrader={"grade_id": "best_k"}
+def best_k(a, guess_seconds, step_seconds):
+    """The number of guesses with the most tokens per second, the smallest of equal ones; 0: none."""
+
+    def speed(k):
+        return expected_tokens(a, k) / (step_seconds[k] + k * guess_seconds)
+
+    return max(range(max(1, len(step_seconds) - 1)), key=speed)

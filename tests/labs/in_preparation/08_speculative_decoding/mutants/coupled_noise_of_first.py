@@ -1,0 +1,11 @@
+# fault: every position has the first one's noise.
+# fails: check_coupled, check_engine_drafted
+
+# %% nbgrader={"grade_id": "verify_coupled"}
+def verify_coupled(p, drafts, noise, choose):
+    """(how many drafts are kept, the token behind them): those of plain decoding with the same noise."""
+    for i, guess in enumerate(drafts):
+        token = choose(p[i], noise[0])
+        if token != guess:
+            return i, token
+    return len(drafts), choose(p[len(drafts)], noise[len(drafts)])

@@ -1,0 +1,7 @@
+# fault: it divides by 0 at a = 1.
+# fails: check_expected, check_best_k
+
+# %% nbgrader={"grade_id": "expected_tokens"}
+def expected_tokens(a, k):
+    """Tokens of a step with k guesses, of which each is kept with probability a if those before it were."""
+    return (1 - a ** (k + 1)) / (1 - a)

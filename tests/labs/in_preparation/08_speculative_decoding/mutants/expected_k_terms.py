@@ -1,0 +1,7 @@
+# fault: the token behind the guesses is left out.
+# fails: check_expected, check_best_k
+
+# %% nbgrader={"grade_id": "expected_tokens"}
+def expected_tokens(a, k):
+    """Tokens of a step with k guesses, of which each is kept with probability a if those before it were."""
+    return float(sum(a**i for i in range(k)))

@@ -1,0 +1,13 @@
+# fault: all guesses are appended.
+# trap: dropped
+# fails: check_loop
+
+# %% nbgrader={"grade_id": "speculate"}
+def speculate(prompt, num_tokens, k, propose, judge):
+    """The num_tokens tokens behind prompt, in rounds of at most k guesses."""
+    tokens, end = list(prompt), len(prompt) + num_tokens
+    while len(tokens) < end:
+        drafts = list(propose(list(tokens), min(k, end - len(tokens) - 1)))
+        _, token = judge(list(tokens), drafts)
+        tokens += [*drafts, token]
+    return tokens[len(prompt) :]

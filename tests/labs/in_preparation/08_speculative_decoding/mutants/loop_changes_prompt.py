@@ -1,0 +1,13 @@
+# fault: it appends to the caller's prompt.
+# fails: check_loop
+
+# %% nbgrader={"grade_id": "speculate"}
+def speculate(prompt, num_tokens, k, propose, judge):
+    """The num_tokens tokens behind prompt, in rounds of at most k guesses."""
+    tokens, end = prompt, len(prompt) + num_tokens
+    start = len(prompt)
+    while len(tokens) < end:
+        drafts = list(propose(list(tokens), min(k, end - len(tokens) - 1)))
+        kept, token = judge(list(tokens), drafts)
+        tokens += [*drafts[:kept], token]
+    return tokens[start:]

@@ -1,0 +1,12 @@
+# fault: siblings see each other.
+# fails: check_mask
+
+# %% nbgrader={"grade_id": "tree_mask"}
+def tree_mask(parents):
+    """[n, n] bool: which guesses each guess sees: itself and those it continues."""
+    mask = torch.eye(len(parents), dtype=torch.bool)
+    for i, parent in enumerate(parents):
+        if parent >= 0:
+            mask[i] |= mask[parent]
+    same = torch.tensor([[a == b for b in parents] for a in parents])
+    return mask | same

@@ -1,0 +1,9 @@
+# fault: it is p: rejected tokens come again.
+# fails: check_residual, check_replaced, check_distribution, check_engine_copied, check_engine_drafted
+
+# %% nbgrader={"grade_id": "residual"}
+def residual(p, q):
+    """max(p - q, 0) over its sum, [vocab]; p where that sum is 0."""
+    rest = p.clone()
+    total = rest.sum()
+    return rest / total if total > 0 else p

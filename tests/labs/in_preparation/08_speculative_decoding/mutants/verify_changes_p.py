@@ -1,0 +1,11 @@
+# fault: it changes the caller's p.
+# fails: check_kept, check_bonus, check_numbers, check_distribution
+
+# %% nbgrader={"grade_id": "verify"}
+def verify(p, q, drafts, uniform):
+    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    for i, guess in enumerate(drafts):
+        if uniform() * q[i, guess] >= p[i, guess]:
+            return i, draw(residual(p[i], q[i]), uniform())
+    p[-1] /= 2
+    return len(drafts), draw(p[len(drafts)], uniform())

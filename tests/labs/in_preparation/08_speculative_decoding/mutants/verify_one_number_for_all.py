@@ -1,0 +1,12 @@
+# fault: one number judges all guesses.
+# fails: check_kept, check_replaced, check_bonus, check_numbers, check_distribution, check_engine_copied,
+#   check_engine_drafted
+
+# %% nbgrader={"grade_id": "verify"}
+def verify(p, q, drafts, uniform):
+    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    u = uniform()
+    for i, guess in enumerate(drafts):
+        if u * q[i, guess] >= p[i, guess]:
+            return i, draw(residual(p[i], q[i]), uniform())
+    return len(drafts), draw(p[len(drafts)], uniform())

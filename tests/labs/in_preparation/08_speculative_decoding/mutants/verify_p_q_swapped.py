@@ -1,0 +1,10 @@
+# fault: p and q are exchanged in the quotient.
+# fails: check_kept, check_replaced, check_numbers, check_distribution, check_engine_copied, check_engine_drafted
+
+# %% nbgrader={"grade_id": "verify"}
+def verify(p, q, drafts, uniform):
+    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    for i, guess in enumerate(drafts):
+        if uniform() * p[i, guess] >= q[i, guess]:
+            return i, draw(residual(p[i], q[i]), uniform())
+    return len(drafts), draw(p[len(drafts)], uniform())

@@ -1,0 +1,10 @@
+# fault: a rejected guess is replaced from p.
+# fails: check_replaced, check_distribution, check_engine_copied, check_engine_drafted
+
+# %% nbgrader={"grade_id": "verify"}
+def verify(p, q, drafts, uniform):
+    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    for i, guess in enumerate(drafts):
+        if uniform() * q[i, guess] >= p[i, guess]:
+            return i, draw(p[i], uniform())
+    return len(drafts), draw(p[len(drafts)], uniform())

@@ -1,0 +1,10 @@
+# fault: the likeliest token of the residual.
+# fails: check_replaced, check_distribution, check_engine_copied, check_engine_drafted
+
+# %% nbgrader={"grade_id": "verify"}
+def verify(p, q, drafts, uniform):
+    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    for i, guess in enumerate(drafts):
+        if uniform() * q[i, guess] >= p[i, guess]:
+            return i, (uniform(), int(residual(p[i], q[i]).argmax()))[1]
+    return len(drafts), draw(p[len(drafts)], uniform())

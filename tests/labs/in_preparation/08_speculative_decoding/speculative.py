@@ -1,0 +1,1451 @@
+# %% [markdown] nbgrader={"grade_id": "intro"}
+# # Lab 08: draft and verify
+#
+# A draft model guesses four tokens in a step. Each guess is kept with probability 0.8, given that those before it were,
+# and a guess takes a tenth of the time of a step without guesses. A step that verifies four guesses takes 1.2 times as
+# long as one without. How many times as fast is decoding? And with 32 requests in the batch, where that step takes 3
+# times as long? Write both numbers down; a cell below computes them.
+#
+# You build, in this order: guesses that are copied from the text, the rule that keeps or replaces a guess, the number
+# of guesses that pays, a drafter counted from text, a tree of guesses, the roll-back of blocks, coupled sampling, and
+# the loop around it all. At the end your verifier works inside the engine and serves text.
+#
+# - Parts 1 and 9 need notebook 08a, parts 2, 3 and 8 notebook 08b, part 4 notebook 08e, parts 6 and 7 08d and 08c.
+# - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
+# - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
+# - A token is an int. A list of ints or of numbers that you return may be a list, a tuple, a tensor or a NumPy array.
+#   Arguments belong to the caller: do not modify them.
+# - Your own cells may use `torch`, `numpy` and the standard library. Nothing else is available when they are graded.
+#
+# 20 points.
+
+# %% nbgrader={"grade_id": "imports"} inferlab={"where": "both"}
+import math
+
+import numpy as np
+import torch
+
+
+def draw(weights, u):
+    """Given, also to your cells. A token: the first id whose sum of weights, with all before it, exceeds u times the
+    sum of all. weights [vocab], none negative; they need not sum to 1. u in (0, 1)."""
+    sums = torch.as_tensor(weights, dtype=torch.float64).cumsum(0)
+    return int((sums <= float(u) * sums[-1]).sum().clamp(max=len(sums) - 1))
+
+
+# %% nbgrader={"grade_id": "tools"}
+# Given: helpers of the checks. You may read them, but do not change them.
+import itertools
+import operator
+
+from grader.checks import rng
+
+
+def random_int(low, high, generator):
+    """An integer in [low, high]."""
+    return int(torch.randint(low, high + 1, (), generator=generator))
+
+
+def random_number(generator):
+    """In (0, 1), float64."""
+    return float(torch.rand((), dtype=torch.float64, generator=generator).clamp(1e-9, 1 - 1e-9))
+
+
+def float64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def eighths(*weights):
+    """Distributions [rows, vocab] float64 whose numbers are exact: each row of weights sums to a power of 2."""
+    rows = float64(weights)
+    return rows / rows.sum(1, keepdim=True)
+
+
+def random_rows(num_rows, vocab, generator, zeros=False):
+    """Distributions [num_rows, vocab] float64; zeros: some tokens of each have 0, as behind a filter."""
+    weights = torch.rand(num_rows, vocab, dtype=torch.float64, generator=generator) ** 2 + 0.01
+    if zeros:
+        for row in weights:
+            row[torch.randperm(vocab, generator=generator)[: vocab // 2]] = 0
+    return weights / weights.sum(1, keepdim=True)
+
+
+def int_of(what, value):
+    """An int from an int, also of NumPy, or from a tensor with a single int."""
+    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0:
+        value = value.item()
+    whole = hasattr(value, "__index__") and not isinstance(value, bool)
+    assert whole, f"{what}: expected an int, saw {value!r:.100}, a {type(value).__name__}"
+    return int(operator.index(value))
+
+
+def ints_of(what, seen):
+    """A list of ints from a list, tuple, tensor or array of them."""
+    if isinstance(seen, torch.Tensor | np.ndarray):
+        seen = seen.tolist()
+    assert isinstance(seen, list | tuple), f"{what}: expected a list of ints, saw {seen!r:.100}"
+    return [int_of(what, value) for value in seen]
+
+
+def number_of(what, value):
+    if isinstance(value, torch.Tensor | np.ndarray) and value.ndim == 0:
+        value = value.item()
+    real = isinstance(value, int | float | np.floating) and not isinstance(value, bool)
+    assert real, f"{what}: expected a number, saw {value!r:.100}, a {type(value).__name__}"
+    return float(value)
+
+
+def tensor_of(what, seen, shape):
+    """Numbers of this shape as a float64 tensor."""
+    try:
+        values = torch.as_tensor(seen if isinstance(seen, torch.Tensor) else np.array(seen, dtype=np.float64)).double()
+    except (TypeError, ValueError):
+        raise AssertionError(f"{what}: expected numbers of shape {list(shape)}, saw {seen!r:.100}") from None
+    assert list(values.shape) == list(shape), f"{what}: expected shape {list(shape)}, saw {list(values.shape)}"
+    return values
+
+
+def is_pair(seen):
+    return isinstance(seen, list | tuple) and len(seen) == 2
+
+
+def verdict_of(what, seen):
+    """(what is kept, the token behind it) from an answer of verify, verify_coupled or walk."""
+    assert is_pair(seen), f"{what}: expected a pair (what is kept, token), saw {seen!r:.100}"
+    return seen[0], int_of(f"{what}, the token", seen[1])
+
+
+def verdict(kept, token):
+    """The answer that says so; also what `judge` in part 9 gives you."""
+    return kept, token
+
+
+def guesses_of(what, seen):
+    """The guesses in an answer of propose_ngram."""
+    return ints_of(what, seen)
+
+
+def your_parents(parents):
+    """Parents, -1 for the text's end, as your functions take them."""
+    return list(parents)
+
+
+def sees_of(what, seen, n):
+    """[n, n] bool from a mask of yours: True where a guess sees another."""
+    values = tensor_of(what, seen, (n, n))
+    assert bool(((values == 0) | (values == 1)).all()), f"{what}: expected True and False, saw {values.tolist()!r:.100}"
+    return values == 1
+
+
+def rolled_of(what, seen):
+    """(blocks of the table, freed blocks) from an answer of roll_back."""
+    assert is_pair(seen), f"{what}: expected a pair (table, freed), saw {seen!r:.100}"
+    return ints_of(f"{what}, the table", seen[0]), ints_of(f"{what}, what is freed", seen[1])
+
+
+class Numbers:
+    """Uniform numbers of the examiner: each call gives the next one. Behind the last one it gives 0.5."""
+
+    def __init__(self, numbers):
+        self.left, self.given = list(numbers), 0
+
+    def uniform(self):
+        self.given += 1
+        return self.left.pop(0) if self.left else 0.5
+
+
+def judged(p, q, drafts, u):
+    """(kept, token, how many numbers were taken) of your verify with these numbers; fails if it changes its input."""
+    numbers, p, q = Numbers(u), p.clone(), q.clone()
+    before = p.clone(), q.clone()
+    kept, token = verdict_of("verify", verify(p, q, list(drafts), numbers.uniform))
+    same = torch.equal(p, before[0]) and torch.equal(q, before[1])
+    assert same, "verify changed p or q, which belong to the caller"
+    kept = int_of("verify, how many are kept", kept)
+    assert 0 <= kept <= len(drafts), f"verify keeps {kept} of {len(drafts)} guesses"
+    return kept, token, numbers.given
+
+
+def check_proposed(tokens, k, lengths, expected):
+    seen = guesses_of("propose_ngram", propose_ngram(list(tokens), k, *lengths))
+    what = f"text {tokens if len(tokens) < 30 else f'of {len(tokens)} tokens'}, k = {k}, n from {lengths[0]} to {lengths[1]}"
+    print(f"{what}: {seen}")
+    assert seen == expected, f"{what}: expected {expected}, saw {seen}"
+
+
+def check_token(p, q, drafts, u, kept, token, place="in place of the first rejected guess"):
+    seen_kept, seen, _ = judged(p, q, drafts, u)
+    what = f"row {kept} of p {in_row(p[kept][:8])}, u {in_row(u)}, {kept} of {len(drafts)} guesses kept"
+    print(f"{what}: token {seen} {place}")
+    assert seen == token, f"{what}: expected token {token} {place}, saw {seen} (and {seen_kept} kept)"
+
+
+def in_row(values):
+    return "[" + ", ".join(f"{float(value):.4g}" for value in values) + "]"
+
+
+# %% [markdown] nbgrader={"grade_id": "text_ngram"}
+# ## 1. Guesses from the text itself
+#
+# The cheapest drafter copies: it looks for the text's last tokens earlier in the text, and guesses what followed them
+# there. This is called prompt lookup, or n-gram drafting.
+#
+# **Build** `propose_ngram(tokens, k, longest, shortest)`: a list of at most k tokens.
+#
+# - The *pattern* is the text's last n tokens. Try n = `longest` first, then one less, down to `shortest`
+#   (1 ≤ `shortest` ≤ `longest`). The first n that has an earlier occurrence is the one that counts.
+# - Of several earlier occurrences take the most recent one, which is the one that begins last. It may overlap the
+#   text's end, but it is not the text's end itself.
+# - The guesses are the k tokens that follow the occurrence; fewer, if the text ends before.
+# - No occurrence, or k = 0: an empty list. A text may be shorter than `longest`, and empty.
+#
+# **Hint:** two loops: over n, and over the place where an occurrence begins, from the right.
+#
+# **Trap (itself):** the last n tokens are at the text's end, always. What follows them there is not known.
+
+
+# %% nbgrader={"grade_id": "propose_ngram", "solution": true}
+def propose_ngram(tokens, k, longest, shortest):
+    """What followed the text's last tokens when they occurred before: at most k tokens."""
+    ### BEGIN SOLUTION
+    for n in range(longest, shortest - 1, -1):
+        pattern = tokens[len(tokens) - n :]
+        for start in range(len(tokens) - n - 1, -1, -1):
+            if tokens[start : start + n] == pattern:
+                return tokens[start + n : start + n + k]
+    return []
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_ngram_match", "grade": true, "points": 1}
+# property: the guesses follow the longest end of the text that occurred before, at its most recent occurrence.
+# question: Which occurrence does your loop meet first, and with which n does it begin?
+# hint: the outer loop is over n, from longest to shortest; the inner one over places, from the right.
+# explanation: Text 1 2 9 . 2 7 . 1 2: with n = 2 the pattern 1 2 stands at the front, followed by 9; with n = 1 the
+#   pattern 2 was followed by 7 more recently. The longer pattern counts, since it says more about where the text is.
+check_proposed([5, 6, 7, 8, 9, 5, 6], 3, (2, 2), [7, 8, 9])
+check_proposed([1, 2, 9, 4, 2, 7, 4, 1, 2], 2, (2, 1), [9, 4])  # the longer pattern counts
+check_proposed([1, 2, 9, 4, 2, 7, 4, 1, 2], 2, (1, 1), [7, 4])
+check_proposed([3, 4, 1, 3, 4, 2, 3, 4], 2, (2, 1), [2, 3])  # the most recent one
+check_proposed([8, 3, 4, 1, 0, 3, 4, 2, 3, 4], 4, (3, 1), [2, 3, 4])  # no occurrence with n = 3
+
+
+### BEGIN HIDDEN TESTS
+def lookup(tokens, k, longest, shortest):
+    for n in range(longest, shortest - 1, -1):
+        ends = [end for end in range(n, len(tokens)) if tokens[end - n : end] == tokens[-n:]]
+        if ends:
+            return tokens[max(ends) : max(ends) + k]
+    return []
+
+
+draw_numbers = rng("check_ngram_match")
+check_proposed([0, 0, 7, 1, 5, 0, 0, 8, 1, 6, 0, 0], 2, (2, 1), [8, 1])  # token 0
+for _ in range(14):
+    size, vocab = random_int(4, 40, draw_numbers), random_int(2, 4, draw_numbers)
+    tokens = [random_int(0, vocab - 1, draw_numbers) for _ in range(size)]
+    longest = random_int(1, 4, draw_numbers)
+    lengths, k = (longest, random_int(1, longest, draw_numbers)), random_int(1, 6, draw_numbers)
+    check_proposed(tokens, k, lengths, lookup(tokens, k, *lengths))
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_ngram_ends", "grade": true, "points": 1}
+# property: never more than k guesses; fewer where the text ends before; none without an occurrence or with k = 0.
+# question: The text is 1 1 1: where does the last 1 occur before, and what follows it there?
+# hint: the last place where an occurrence may begin is len(tokens) - n - 1; a slice beyond the end is just shorter.
+# explanation: Text 1 1 1 with n = 1: the most recent earlier 1 is the second, and one token follows it. With n = 2
+#   the pattern 1 1 occurs at the front, overlapping the end, and the last 1 follows it. A text of one token has nothing
+#   before its end, so there are no guesses.
+check_proposed([7, 1, 7, 1], 5, (2, 1), [7, 1])  # fewer than k are left
+check_proposed([1, 1, 1], 3, (1, 1), [1])  # it overlaps the end
+check_proposed([1, 1, 1], 3, (2, 2), [1])
+check_proposed([1, 2, 3, 4], 3, (3, 1), [])  # no occurrence
+check_proposed([1, 2, 1, 2], 0, (2, 1), [])
+check_proposed([4], 3, (3, 1), [])
+check_proposed([], 3, (2, 1), [])
+check_proposed([6, 5, 6, 6, 5], 1, (4, 2), [6])  # k = 1; the text is hardly longer than the pattern
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_ngram_ends")
+check_proposed([2, 1, 2, 1], 4, (2, 2), [2, 1])
+check_proposed([1, 2, 5, 1, 2], 4, (2, 2), [5, 1, 2])
+check_proposed([3, 3], 4, (2, 1), [3])
+check_proposed([3, 3], 4, (2, 2), [])
+check_proposed([3, 4, 3], 9, (8, 1), [4, 3])
+check_proposed([1, 2, 1], 3, (2, 2), [])
+check_proposed([1, 9, 1, 8, 1, 8, 1], 1, (1, 1), [8])
+for n in range(1, 5):  # patterns of each length, at the very front of the text
+    pattern = [random_int(100, 999, draw_numbers) for _ in range(n)]
+    check_proposed([*pattern, 7, 8, *pattern], 9, (n, n), [7, 8, *pattern])
+    check_proposed([*pattern, 7, 8, *pattern], 1, (n + 3, 1), [7])
+    check_proposed([*pattern, *pattern], 9, (n, n), pattern)
+    check_proposed([*pattern, 7, *pattern], 9, (n + 1, n + 1), [])
+    check_proposed(pattern, 9, (n, 1), [])
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_residual"}
+# ## 2. What stands in for a rejected guess
+#
+# A guess was drawn from q, and the target's distribution is p. Where q(y) > p(y), y is guessed too often, and some of
+# these guesses are rejected. What is drawn instead makes up for the tokens that are guessed too rarely, and for nothing
+# else: the *residual*, max(p − q, 0), divided by its sum.
+#
+# **Build** `residual(p, q)`: p and q are distributions `[vocab]`, float64 tensors. Return a distribution `[vocab]`.
+# Where p and q are equal nothing is left to divide by; return p then.
+#
+# **Trap (normaliser):** the sum to divide by is that of max(p − q, 0), not that of p − q, which is 0.
+
+
+# %% nbgrader={"grade_id": "residual", "solution": true}
+def residual(p, q):
+    """max(p - q, 0) over its sum, [vocab]; p where that sum is 0."""
+    ### BEGIN SOLUTION
+    rest = (p - q).clamp(min=0)
+    total = rest.sum()
+    return rest / total if total > 0 else p
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_residual", "grade": true, "points": 1}
+# property: the residual is max(p - q, 0) divided by its own sum; where p and q are equal it is p.
+# question: Which tokens have too little of q, and how much of p is that together?
+# hint: subtract, cut at 0, then divide by what is left, unless nothing is.
+# explanation: p = [0.5, 0.3, 0.2] and q = [0.2, 0.2, 0.6]. What p has more: [0.3, 0.1, 0], together 0.4. Divided:
+#   [0.75, 0.25, 0]. The third token never stands in for a guess: q has more than enough of it.
+def check_rest(p, q, expected):
+    given = p.clone(), q.clone()
+    seen = tensor_of("residual", residual(p, q), p.shape)
+    same = torch.equal(p, given[0]) and torch.equal(q, given[1])
+    assert same, "residual changed p or q, which belong to the caller"
+    what = f"p {in_row(p)}, q {in_row(q)}" if len(p) < 9 else f"p and q of {len(p)} tokens"
+    print(f"{what}: {in_row(seen[:8])}")
+    off = float((seen - expected).abs().max())
+    assert off < 1e-9, f"{what}: expected {in_row(expected[:8])}, saw {in_row(seen[:8])}"
+
+
+check_rest(float64([0.5, 0.3, 0.2]), float64([0.2, 0.2, 0.6]), float64([0.75, 0.25, 0.0]))
+check_rest(float64([0.5, 0.5, 0.0]), float64([0.0, 0.5, 0.5]), float64([1.0, 0.0, 0.0]))  # behind a filter
+check_rest(float64([0.25, 0.75]), float64([0.25, 0.75]), float64([0.25, 0.75]))  # equal
+check_rest(float64([0.1, 0.2, 0.7]), float64([0.0, 0.0, 1.0]), float64([1 / 3, 2 / 3, 0.0]))  # a copied guess
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_residual")
+check_rest(float64([1.0]), float64([1.0]), float64([1.0]))
+check_rest(float64([0.0, 1.0]), float64([1.0, 0.0]), float64([0.0, 1.0]))
+check_rest(float64([0.5, 0.5]), float64([0.5 + 2.0**-20, 0.5 - 2.0**-20]), float64([0.0, 1.0]))  # nearly equal
+for vocab in (2, 3, random_int(4, 60, draw_numbers), 5000):
+    for zeros in (False, True):
+        p, q = random_rows(2, vocab, draw_numbers, zeros)
+        rest = torch.where(p > q, p - q, 0.0)
+        check_rest(p, q, rest / rest.sum() if rest.any() else p)
+        check_rest(p, p.clone(), p)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_verify"}
+# ## 3. Keep or replace
+#
+# One pass of the target has computed p for every position: row i is its distribution at the place of guess i, behind
+# the text and the guesses before it. The last row is behind all guesses. Both p and q are filtered already as the
+# request says (temperature, top-k, top-p), so either may have zeros.
+#
+# **Build** `verify(p, q, drafts, uniform)`: p `[k + 1, vocab]`, q `[k, vocab]`, float64 tensors; `drafts` a list of k
+# tokens, guess i drawn from q[i], so that q[i] is above 0 there; `uniform()` gives the next uniform number in (0, 1).
+# Return a pair: how many guesses are kept, and the token behind them.
+#
+# - Go through the guesses in order. Guess x is kept if u < p(x) / q(x), with u the next number: so with probability
+#   min(1, p(x) / q(x)). u equal to the quotient does not keep it.
+# - At the first one that is not kept, the token comes from the residual of this row, and all guesses behind it are
+#   dropped.
+# - If all are kept, the token comes from the last row of p: the *bonus*. With k = 0 that is all there is to do.
+# - The token is `draw(weights, u)`, given above, with u the next number.
+#
+# **Count:** every guess that is judged takes one number, also where p(x) ≥ q(x); the token takes one more. A number is
+# used once. So with m of k guesses kept, m + 2 numbers are used if m < k, and k + 1 if m = k.
+#
+# A guess that was copied, as in part 1, was drawn from a q that is 1 at the guess: the rule is the same.
+#
+# **Hint:** a loop with a `return` in it, and a `return` behind it. u · q(x) < p(x) does the same without a division.
+#
+# **Trap (same number):** that a guess was rejected says that its u was large. The same number, used again for the token,
+# would favour tokens with large ids.
+
+
+# %% nbgrader={"grade_id": "verify", "solution": true}
+def verify(p, q, drafts, uniform):
+    """(how many drafts are kept, the token behind them). p [k + 1, vocab], q [k, vocab], drafts [k]."""
+    ### BEGIN SOLUTION
+    for i, guess in enumerate(drafts):
+        if uniform() * q[i, guess] >= p[i, guess]:
+            return i, draw(residual(p[i], q[i]), uniform())
+    return len(drafts), draw(p[len(drafts)], uniform())
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_kept", "grade": true, "points": 1}
+# property: a guess is kept if u < p(x) / q(x) and all before it were kept; each has its own row and its own u.
+# question: What is p(x) / q(x) of the guess, and is u below it?
+# hint: p in the numerator, q in the denominator, both at the guess and in its row; stop at the first rejection.
+# explanation: p(x) = 0.2 and q(x) = 0.4: the guess comes twice as often as it should, so half of these guesses are
+#   kept, those with u below 0.5. With p(x) = 0.4 and q(x) = 0.2 it comes too rarely, and is kept always. With p(x) = 0,
+#   behind a filter, it is never kept.
+def check_kept_of(p, q, drafts, u, expected):
+    kept, _, _ = judged(p, q, drafts, u)
+    quotients = [f"{float(p[i, x] / q[i, x]):.4g}" for i, x in enumerate(drafts)]
+    what = f"p(x) / q(x) of the guesses {', '.join(quotients)}; u {in_row(u)}"
+    print(f"{what}: {kept} kept")
+    assert kept == expected, f"{what}: expected {expected} kept, saw {kept}"
+
+
+p, q = eighths([1, 3, 4], [4, 2, 2], [2, 2, 4]), eighths([2, 4, 2], [4, 3, 1])
+check_kept_of(p, q, [0, 0], [0.4, 0.9, 0.5], 2)  # 1/2 and 1
+check_kept_of(p, q, [0, 0], [0.6, 0.9, 0.5], 0)
+check_kept_of(p, q, [1, 1], [0.7, 0.7, 0.5], 1)  # 3/4 and 2/3
+check_kept_of(p, q, [0, 0], [0.5, 0.9, 0.5], 0)  # equal does not keep
+check_kept_of(p, q, [2, 2], [0.999, 0.999, 0.5], 2)  # 2 and 2: always
+check_kept_of(eighths([0, 4, 4], [1, 3, 4]), eighths([4, 2, 2]), [0], [1e-9, 0.5], 0)  # p is 0: never
+check_kept_of(p, q, [], [0.5], 0)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_kept")
+p, q = eighths([2, 2, 4], [1, 6, 1], [4, 2, 2]), eighths([4, 2, 2], [2, 2, 4])
+check_kept_of(p, q, [0, 2], [0.49, 0.26, 0.5], 1)
+check_kept_of(p, q, [0, 2], [0.51, 0.24, 0.5], 0)  # the second alone would be kept
+check_kept_of(p, q, [0, 2], [0.49, 0.25, 0.5], 1)
+check_kept_of(p, q, [1, 0], [0.999, 0.499, 0.5], 2)
+for k in (1, 2, 3, 5, random_int(6, 9, draw_numbers)):
+    for zeros in (False, True):
+        for vocab in (2, random_int(3, 30, draw_numbers)):
+            p, q = random_rows(k + 1, vocab, draw_numbers, zeros), random_rows(k, vocab, draw_numbers, zeros)
+            drafts = q.multinomial(1, generator=draw_numbers)[:, 0].tolist()
+            u = [min(0.999, random_number(draw_numbers) ** 3) for _ in range(k + 2)]
+            right = [u[i] < float(p[i, x] / q[i, x]) for i, x in enumerate(drafts)]
+            check_kept_of(p, q, drafts, u, right.index(False) if False in right else k)
+            check_kept_of(q[:1].repeat(k + 1, 1), q[:1].repeat(k, 1), drafts[:1] * k, [0.99] * (k + 2), k)  # p = q
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_replaced", "grade": true, "points": 1}
+# property: in place of the first rejected guess comes a token from the residual of its row, drawn with the next number.
+# question: Which tokens may stand in for the guess, and in which piece of their line is the next number?
+# hint: draw(residual(p[i], q[i]), uniform()), with i the rejected guess; never from p itself.
+# explanation: p = [0.125, 0.375, 0.5], q = [0.5, 0.25, 0.25], guess 0 rejected. What p has more is [0, 0.125, 0.25]:
+#   token 1 for numbers below 1/3 and token 2 above. Drawn from p itself token 0 would come again, although it was
+#   guessed too often already.
+p, q = eighths([1, 3, 4], [4, 2, 2]), eighths([4, 2, 2])
+check_token(p, q, [0], [0.3, 0.32], 0, 1)  # residual [0, 1/3, 2/3]
+check_token(p, q, [0], [0.3, 0.34], 0, 2)
+check_token(p, q, [0], [0.99, 0.01], 0, 1)
+p, q = eighths([1, 3, 4], [6, 1, 1], [1, 1, 6]), eighths([4, 2, 2], [2, 2, 4])
+check_token(p, q, [1, 2], [0.9, 0.3, 0.99], 1, 0)  # the second is rejected; residual [1, 0, 0]
+check_token(eighths([0, 2, 2], [1, 1, 2]), eighths([4, 0, 0]), [0], [0.1, 0.6], 0, 2)  # a copied guess that p forbids
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_replaced")
+for k in (1, 2, 4):
+    for first in range(k):
+        for zeros in (False, True):
+            vocab = random_int(3, 30, draw_numbers)
+            p, q = random_rows(k + 1, vocab, draw_numbers, zeros), random_rows(k, vocab, draw_numbers, zeros)
+            p[:first] = q[:first]  # those before it are kept
+            drafts = q.multinomial(1, generator=draw_numbers)[:, 0].tolist()
+            drafts[first] = int((q[first] - p[first]).argmax())
+            quotient = float(p[first, drafts[first]] / q[first, drafts[first]])
+            u = [0.5] * first + [quotient + (1 - quotient) * 0.9]
+            rest = (p[first] - q[first]).clamp(min=0)
+            token = int(rest.multinomial(1, generator=draw_numbers))
+            u.append(float((rest[:token].sum() + rest[token] * (0.2 + 0.6 * random_number(draw_numbers))) / rest.sum()))
+            check_token(p, q, drafts, u, first, token)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_bonus", "grade": true, "points": 1}
+# property: where all guesses are kept, a token comes from the last row of p, drawn with the next number.
+# question: All guesses were kept: which row of p has not been used yet?
+# hint: behind the loop: draw(p[k], uniform()). No residual here: there is no q for this row.
+# explanation: Two guesses, three rows of p. If both are kept, the target has already computed what follows them: row 2.
+#   The step gives three tokens. With no guesses at all row 0 is the last one, and the step is an ordinary decode step.
+def check_bonus_of(p, q, drafts, u, token):
+    check_token(p, q, drafts, u, len(drafts), token, "behind the last guess")
+
+
+p, q = eighths([4, 2, 2], [2, 4, 2], [1, 3, 4]), eighths([4, 2, 2], [2, 4, 2])
+check_bonus_of(p, q, [0, 1], [0.5, 0.5, 0.1], 0)
+check_bonus_of(p, q, [0, 1], [0.5, 0.5, 0.4], 1)
+check_bonus_of(p, q, [0, 1], [0.1, 0.1, 0.6], 2)
+check_bonus_of(eighths([2, 4, 2]), torch.zeros(0, 3, dtype=torch.float64), [], [0.8], 2)  # no guesses
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_bonus")
+for k in (0, 1, 2, random_int(3, 8, draw_numbers)):
+    for zeros in (False, True):
+        vocab = random_int(2, 30, draw_numbers)
+        p = random_rows(k + 1, vocab, draw_numbers, zeros)
+        token = int(p[k].multinomial(1, generator=draw_numbers))
+        u = [random_number(draw_numbers) * 0.999 for _ in range(k)]
+        u.append(float(p[k, :token].sum() + p[k, token] * (0.2 + 0.6 * random_number(draw_numbers))))
+        drafts = p[:k].multinomial(1, generator=draw_numbers)[:, 0].tolist() if k else []
+        check_bonus_of(p, p[:k].clone(), drafts, u, token)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_numbers", "grade": true, "points": 1}
+# property: each guess that is judged takes one number, and the token one more; none is taken that is not used.
+# question: How many guesses are looked at before one is rejected, and how many numbers is that with the token's own?
+# hint: call uniform() in the loop, once a guess, and once for the token; not all in advance.
+# explanation: Of four guesses the second is rejected: two guesses were judged, one token drawn, so three numbers.
+#   A number that is taken and thrown away costs little, but two programs that should draw the same text must take the
+#   same numbers.
+def check_taken(p, q, drafts, u, kept):
+    seen, _, taken = judged(p, q, drafts, u)
+    expected = min(kept + 1, len(drafts)) + 1
+    print(f"{seen} of {len(drafts)} guesses kept: {taken} numbers taken")
+    assert taken == expected, (
+        f"{kept} of {len(drafts)} guesses are kept: expected {expected} numbers, saw {taken} taken"
+    )
+
+
+p, q = (
+    eighths([4, 2, 2], [1, 3, 4], [4, 2, 2], [2, 2, 4], [2, 2, 4]),
+    eighths([4, 2, 2], [4, 2, 2], [4, 2, 2], [2, 2, 4]),
+)
+check_taken(p, q, [0, 0, 0, 2], [0.5, 0.9, 0.5, 0.5, 0.5], 1)
+check_taken(p, q, [0, 0, 0, 2], [0.5, 0.1, 0.5, 0.5, 0.5], 4)
+check_taken(p, q, [0, 2, 1, 0], [0.9, 0.9, 0.9, 0.9, 0.5], 4)  # p(x) >= q(x) takes a number, too
+check_taken(p[:1], q[:0], [], [0.5], 0)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_numbers")
+for k in (1, 2, 3, 6):
+    p = random_rows(k + 1, 5, draw_numbers)
+    for rejected in (*range(k), k):
+        drafts, rows = p[:k].multinomial(1, generator=draw_numbers)[:, 0].tolist(), p.clone()
+        if rejected < k:  # all of its probability goes to the next token
+            moved = rows[rejected, drafts[rejected]].item()
+            rows[rejected, drafts[rejected]] = 0
+            rows[rejected, (drafts[rejected] + 1) % 5] += moved
+        check_taken(rows, p[:k], drafts, [0.3 + 0.6 * random_number(draw_numbers) for _ in range(k + 1)], rejected)
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_distribution", "grade": true, "points": 1}
+# property: over all guesses of q and all numbers, the token that comes out is distributed as p, whatever q is.
+# question: Over an even grid of numbers, how often does each token come out, and which comes too often?
+# hint: nothing new: keeping with min(1, p/q) and replacing from the residual give p together. If one of the checks above
+#   fails, mend that first.
+# explanation: y is guessed and kept with q(y) min(1, p(y)/q(y)) = min(p(y), q(y)). It replaces a rejected guess with
+#   probability max(p(y) - q(y), 0): the residual's share of all rejections. Both together are p(y). The check takes
+#   every guess with its weight in q, and an even grid of numbers, so that no luck is in it.
+def come_out(p, q, num_places):
+    """Shares of the first token [vocab], and, of rows where the first guess is kept, of the second one [vocab]: over all
+    guesses, and all numbers of a grid on which every boundary lies between two places."""
+    k, vocab = q.shape
+    grid = [(place + 0.5) / num_places for place in range(num_places)]
+    first, second = torch.zeros(vocab, dtype=torch.float64), torch.zeros(vocab, dtype=torch.float64)
+    for drafts in itertools.product(range(vocab), repeat=k):
+        weight = math.prod(float(q[i, x]) for i, x in enumerate(drafts))
+        for u in itertools.product(grid, repeat=k + 1) if weight else ():
+            kept, token, _ = judged(p, q, drafts, u)
+            text = [*drafts[:kept], token]
+            first[text[0]] += weight
+            if kept:
+                second[text[1]] += weight
+    return first / num_places ** (k + 1), second / second.sum()
+
+
+def check_comes_out(p, q, num_places):
+    for place, (seen, expected) in enumerate(zip(come_out(p, q, num_places), p, strict=False)):
+        what = f"p {in_row(expected)}, q {in_row(q[0])}, {num_places} numbers each: token {place} behind the text"
+        print(f"{what}: {in_row(seen)}")
+        off = float((seen - expected).abs().max())
+        assert off < 1e-9, f"{what}: expected the shares {in_row(expected)}, saw {in_row(seen)}"
+
+
+check_comes_out(eighths([1, 5, 2], [4, 2, 2]), eighths([2, 2, 4]), 8)
+check_comes_out(eighths([1, 3, 2, 2], [2, 4, 2, 0]), eighths([4, 2, 1, 1]), 12)  # residual [0, 1/3, 1/3, 1/3]
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_distribution")
+pairs = [([1, 3, 2, 2], [4, 2, 1, 1], 12), ([0, 4, 4, 0], [4, 2, 0, 2], 6), ([2, 3, 2, 1], [4, 1, 1, 2], 6)]
+for weights_p, weights_q, places in pairs:
+    order = torch.randperm(4, generator=draw_numbers)
+    bonus = eighths([2, 2, 2, 2]) if places == 12 else eighths([0, 4, 4, 0])
+    check_comes_out(torch.cat([eighths(weights_p)[:, order], bonus]), eighths(weights_q)[:, order], places)
+check_comes_out(eighths([1, 3], [3, 1], [2, 2]), eighths([2, 2], [2, 2]), 4)  # two guesses
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_expected"}
+# ## 4. How many guesses pay
+#
+# Let each guess be kept with probability a, given that those before it were. A step then gives the guesses before the
+# first wrong one, and one token more.
+#
+# **Build** `expected_tokens(a, k)`: how many tokens a step with k guesses gives on average, a float. a in [0, 1], k an
+# int from 0 on. It is (1 − a^(k+1)) / (1 − a); be careful where a = 1.
+#
+# **Build** `best_k(a, guess_seconds, step_seconds)`: how many guesses give the most tokens per second, an int.
+# `step_seconds[k]` is how long a step takes in which each request has k guesses to verify, *measured*, for k = 0, 1, 2,
+# ...; the list ends at the largest k that was measured. `guess_seconds` is how long one guess takes to make, and a step
+# with k guesses makes k of them, before it verifies.
+#
+# - k = 0, no speculation, is one of the answers, with no guess to make. Of equally good numbers it is the smallest.
+# - Measured times are what they are: they need not grow with k, and any k may be the best.
+#
+# **Hint:** tokens per second of each k: what it gives, divided by all the time that it takes. `max` over a range gives
+# the first of equals.
+#
+# **Trap (v of 1):** papers often take a step to be equally long for every k. In a full batch it is not.
+
+
+# %% nbgrader={"grade_id": "expected_tokens", "solution": true}
+def expected_tokens(a, k):
+    """Tokens of a step with k guesses, of which each is kept with probability a if those before it were."""
+    ### BEGIN SOLUTION
+    return float(sum(a**i for i in range(k + 1)))
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_expected", "grade": true, "points": 1}
+# property: a step gives 1 + a + ... + a^k tokens on average: the kept guesses and one more.
+# question: How many tokens does a step give that has no guess, and one whose k guesses are always kept?
+# hint: k + 1 powers of a, from a^0 on; at a = 1 the fraction has no value, and the sum is k + 1.
+# explanation: a = 0.5 and k = 2. The first guess is kept with probability 0.5, both with 0.25, so on average 0.75
+#   guesses are kept, and one token comes behind them: 1.75. The fraction says (1 - 0.125) / 0.5 = 1.75.
+def check_gives(a, k, expected):
+    seen = number_of("expected_tokens", expected_tokens(a, k))
+    print(f"a = {a:.4g}, k = {k}: {seen:.6g} tokens")
+    assert abs(seen - expected) < 1e-9 * max(1, expected), f"a = {a}, k = {k}: expected {expected}, saw {seen}"
+
+
+check_gives(0.5, 2, 1.75)
+check_gives(0.8, 5, 3.68928)
+check_gives(0.5, 0, 1.0)
+check_gives(1.0, 4, 5.0)
+check_gives(0.0, 4, 1.0)
+check_gives(0.0, 0, 1.0)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_expected")
+check_gives(1.0, 0, 1.0)
+check_gives(1, 7, 8.0)
+check_gives(0, 3, 1.0)
+for k in (1, 2, 3, 8, random_int(10, 40, draw_numbers)):
+    a = 0.05 + 0.9 * random_number(draw_numbers)
+    first_wrong = [a**kept * (1 - a) for kept in range(k)] + [a**k]  # the probability that so many are kept
+    check_gives(a, k, sum(chance * (kept + 1) for kept, chance in enumerate(first_wrong)))
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "best_k", "solution": true}
+def best_k(a, guess_seconds, step_seconds):
+    """The number of guesses with the most tokens per second, the smallest of equal ones; 0: none."""
+
+    ### BEGIN SOLUTION
+    def speed(k):
+        return expected_tokens(a, k) / (step_seconds[k] + k * guess_seconds)
+
+    return max(range(len(step_seconds)), key=speed)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_best_k", "grade": true, "points": 1}
+# property: best_k has the most tokens per second, with the measured time of a step with k guesses and k guesses' own.
+# question: For each k: how many tokens, in how many seconds? Is no guess better than all?
+# hint: expected_tokens(a, k) / (step_seconds[k] + k * guess_seconds) for every k of the list, also for 0.
+# explanation: a = 0.5, a guess takes 0.1 s, steps take 1.0, 1.2 and 2.0 s for k = 0, 1, 2. Tokens per second: 1 / 1.0 =
+#   1; 1.5 / 1.3 = 1.15; 1.75 / 2.2 = 0.80. One guess is best; in a fuller batch, where the steps take 1.0, 1.6 and 2.2
+#   s, none is.
+def check_chosen(a, guess_seconds, step_seconds, expected):
+    seen = int_of("best_k", best_k(a, guess_seconds, list(step_seconds)))
+    what = f"a = {a:.4g}, {guess_seconds:.4g} s a guess, steps of {in_row(step_seconds)} s"
+    speeds = [sum(a**i for i in range(k + 1)) / (v + k * guess_seconds) for k, v in enumerate(step_seconds)]
+    print(f"{what}: k = {seen}; tokens per second {in_row(speeds)}")
+    assert seen == expected, f"{what}: expected k = {expected}, saw {seen}; tokens per second {in_row(speeds)}"
+
+
+check_chosen(0.5, 0.125, [1.0, 1.125, 2.0], 1)
+check_chosen(0.5, 0.125, [1.0, 1.5, 2.0], 0)  # off
+check_chosen(0.9, 0.0, [0.01, 0.01, 0.01, 0.01, 0.01], 4)  # guesses and verifying cost nothing
+check_chosen(0.9, 0.02, [0.01, 0.01, 0.01, 0.01, 0.01], 0)  # the draft is slower than the target
+check_chosen(0.5, 0.0, [1.0, 1.5, 1.75], 0)  # all are equally good
+check_chosen(0.75, 0.0, [2.0, 2.5, 4.0, 2.5, 6.0], 3)  # a kernel that likes four tokens
+check_chosen(0.75, 0.5, [3.0], 0)  # nothing else was measured
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_best_k")
+check_chosen(0.0, 0.0, [1.0, 1.0, 1.0], 0)
+check_chosen(1.0, 0.0, [1.0, 2.0, 3.0], 0)
+check_chosen(1.0, 0.25, [1.0, 1.5, 2.0, 2.0], 3)
+check_chosen(1.0, 1.0, [3.0, 3.0, 3.0, 9.0], 2)
+check_chosen(0.5, 0.5, [4.0, 3.0, 6.0], 1)  # a step with a guess is faster than one without
+for case in range(12):
+    most, rise = random_int(1, 8, draw_numbers), (0.05, 0.3, 1.0)[case % 3]
+    a, c = 0.2 + 0.8 * random_number(draw_numbers), (0, 0.02, 0.2)[case // 4] * random_number(draw_numbers)
+    unit = (0.001, 1.0, 30.0)[case % 3]
+    seconds = [unit]
+    for _ in range(most):
+        seconds.append(seconds[-1] + unit * rise * random_number(draw_numbers))
+    speeds = [sum(a**i for i in range(k + 1)) / (v + k * c * unit) for k, v in enumerate(seconds)]
+    check_chosen(a, c * unit, seconds, speeds.index(max(speeds)))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_top"}
+# Here are the two numbers from the top, and what `best_k` says about steps that were measured with an 8B model on one
+# H100 by the formulas of notebook 08e: 500 tokens of context, a draft at a twentieth of a step.
+
+# %% nbgrader={"grade_id": "top"} inferlab={"where": "notebook"}
+for v in (1.2, 3.0):
+    print(f"v(4) = {v}: {expected_tokens(0.8, 4) / (v + 4 * 0.1):.2f} times as fast")
+
+from reference_impl.theory import speculative as theory
+from reference_impl.theory.deployment import Deployment
+from reference_impl.theory.hardware import device
+from reference_impl.theory.model_shapes import model as shape_of
+
+h100 = Deployment(shape_of("llama-3-8b"), device("H100"), mfu=0.5, mbu=0.8)
+for batch in (1, 16, 64, 256):
+    seconds = [theory.verify_seconds(h100, batch, 500, k) for k in range(9)]
+    found = {a: best_k(a, 0.05 * seconds[0], seconds) for a in (0.5, 0.7, 0.9)}
+    print(f"batch {batch:3}: the best k for each acceptance {found}")
+
+# %% [markdown] nbgrader={"grade_id": "text_drafter"}
+# ## 5. A drafter that is trained
+#
+# A drafter learns from text that the target has written: what it says next. The smallest one looks at one token and
+# knows how often each token followed it.
+#
+# **Build** `train_drafter(texts, vocab_size, smoothing)`: q `[vocab_size, vocab_size]`, where `q[a][b]` is the
+# probability of b behind a: (how often b follows a in the texts + `smoothing`) / (the sum of these over all b).
+#
+# - `texts`: lists of tokens, each a text of its own: the last token of one is not followed by the first of the next.
+# - `smoothing` is positive, so that every row sums to 1 and nothing is impossible.
+#
+# **Hint:** start from a table that is full of `smoothing`, count, then divide each row by its sum.
+#
+# **Trap (direction):** a is before, b behind. The other way round the table guesses what came before.
+
+
+# %% nbgrader={"grade_id": "train_drafter", "solution": true}
+def train_drafter(texts, vocab_size, smoothing):
+    """q [vocab_size, vocab_size]: row a is the distribution of the token behind a."""
+    ### BEGIN SOLUTION
+    counts = torch.full((vocab_size, vocab_size), smoothing, dtype=torch.float64)
+    for text in texts:
+        for i in range(len(text) - 1):
+            counts[text[i], text[i + 1]] += 1
+    return counts / counts.sum(1, keepdim=True)
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_drafter", "grade": true, "points": 1}
+# property: row a of the drafter is the smoothed share of each token behind a, within each text alone.
+# question: Which pairs of neighbours does a text of three tokens have?
+# hint: count pairs (text[i], text[i + 1]), add the smoothing to every entry, divide by the row's sum.
+# explanation: Texts 0 1 0 and 1 1 with two tokens and smoothing 1. Pairs: 0 1, 1 0, 1 1. Row 0: [0 + 1, 1 + 1] / 3;
+#   row 1: [1 + 1, 1 + 1] / 4. The 0 at the end of the first text has nothing behind it.
+def check_trained(texts, vocab_size, smoothing):
+    seen = tensor_of("train_drafter", train_drafter([list(t) for t in texts], vocab_size, smoothing), (vocab_size,) * 2)
+    pairs = [(a, b) for text in texts for a, b in itertools.pairwise(text)]
+    for a in range(vocab_size):
+        weights = [pairs.count((a, b)) + smoothing for b in range(vocab_size)]
+        expected = float64([weight / sum(weights) for weight in weights])
+        what = f"{len(texts)} texts, smoothing {smoothing:.4g}: behind token {a}"
+        if vocab_size < 4:
+            print(f"{what}: {in_row(seen[a])}")
+        off = float((seen[a] - expected).abs().max())
+        assert off < 1e-6, f"{what}: expected {in_row(expected[:8])}, saw {in_row(seen[a][:8])}"
+
+
+check_trained([[0, 1, 0], [1, 1]], 2, 1)
+check_trained([[0, 1, 2, 0, 1, 1]], 3, 0.5)
+check_trained([[2], [0, 2], []], 3, 0.5)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_drafter")
+check_trained([], 2, 1)
+check_trained([[1, 1, 1, 1]], 3, 0.25)
+for _ in range(4):
+    vocab = random_int(2, 8, draw_numbers)
+    sizes = [0, 1, 2, random_int(3, 60, draw_numbers), random_int(3, 60, draw_numbers)]
+    texts = [torch.randint(vocab, (size,), generator=draw_numbers).tolist() for size in sizes]
+    check_trained(texts, vocab, 0.1 + random_number(draw_numbers))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_tree"}
+# ## 6. A tree of guesses
+#
+# Several guesses for one position are right more often than one. Together they are a tree, which one pass verifies:
+# guess i has a parent, the guess that it continues, or the text's end. All guesses are rows of the same batch, so the
+# causal mask does not do: a guess may see the text, the guesses it continues, and itself, but no sibling.
+#
+# A tree is a list `parents`: `parents[i]` is the guess that guess i continues, -1 if it continues the text. A parent
+# comes before its children: parents[i] < i. Siblings need not be neighbours.
+#
+# **Build** `tree_mask(parents)`: `[n, n]` bool (a tensor, an array, or lists of bool): entry [i][j] is True where guess
+# i sees guess j. What of the text a guess sees is not in it. n is at least 1.
+#
+# **Build** `tree_positions(parents, num_tokens)`: for each guess the position in the text that it would have if it were
+# kept: a text of `num_tokens` tokens has the positions 0 to num_tokens − 1.
+#
+# **Build** `walk(parents, tokens, says)`: greedy verification. `tokens[i]` is the token that guess i stands for;
+# siblings have different tokens. `says[0]` is the target's own next token behind the text, `says[1 + i]` the one behind
+# guess i. From the text's end go to the child whose token the target says, from there on to its child, as long as there
+# is one. Return a pair: the guesses on that path, in order (a list, maybe empty), and the target's token behind them.
+#
+# **Hint:** a guess sees what its parent sees, and itself; it stands one behind its parent.
+#
+# **Trap (place):** guesses 1 and 2 may be siblings: both have the same position, whatever their places in the list.
+
+
+# %% nbgrader={"grade_id": "tree_mask", "solution": true}
+def tree_mask(parents):
+    """[n, n] bool: which guesses each guess sees: itself and those it continues."""
+    ### BEGIN SOLUTION
+    mask = torch.eye(len(parents), dtype=torch.bool)
+    for i, parent in enumerate(parents):
+        if parent >= 0:
+            mask[i] |= mask[parent]
+    return mask
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_mask", "grade": true, "points": 1}
+# property: a guess sees itself and all guesses that it continues, up to the text's end, and no other.
+# question: From guess i go to its parent, and on to the parent's parent: whom do you meet?
+# hint: the row of the parent, and a True on the diagonal; parents come before their children.
+# explanation: parents [-1, 0, 0, 2]: guesses 1 and 2 both continue 0, and 3 continues 2. Row 3 is True at 0, 2 and 3,
+#   and not at 1: its keys belong to another text. In a chain the mask is the causal one.
+def check_sees(parents):
+    n = len(parents)
+    seen = sees_of("tree_mask", tree_mask(your_parents(parents)), n)
+    print(f"parents {parents}" if n < 12 else f"a tree of {n} guesses")
+    for i in range(n):
+        expected, at = {i}, i
+        while parents[at] >= 0:
+            at = parents[at]
+            expected.add(at)
+        row = seen[i].nonzero()[:, 0].tolist()
+        if n < 7:
+            print(f"    guess {i} sees {row}")
+        assert row == sorted(expected), f"parents {parents}: guess {i} sees {sorted(expected)}, your mask says {row}"
+
+
+check_sees([-1, 0, 0, 2])
+check_sees([-1, 0, 1])  # a chain
+check_sees([-1, -1, 0, 1, 1, 3])  # two that continue the text
+check_sees([-1])
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_mask")
+
+
+def random_tree(n, generator):
+    return [-1] + [random_int(-1, i - 1, generator) for i in range(1, n)]
+
+
+check_sees([-1, -1, -1])
+check_sees([-1, 0, 1, 2, 3, 1, 5, 0])
+for n in (2, 3, random_int(4, 12, draw_numbers), 40):
+    check_sees(random_tree(n, draw_numbers))
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "tree_positions", "solution": true}
+def tree_positions(parents, num_tokens):
+    """The position of each guess behind a text of num_tokens tokens."""
+    ### BEGIN SOLUTION
+    positions = []
+    for parent in parents:
+        positions.append(num_tokens if parent < 0 else positions[parent] + 1)
+    return positions
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_positions", "grade": true, "points": 1}
+# property: a guess that continues the text has position num_tokens, any other the position behind its parent's.
+# question: If guess i is kept, how many tokens stand before it?
+# hint: depth decides, not the place in the list: num_tokens for those that continue the text, parent's + 1 for others.
+# explanation: A text of 10 tokens, parents [-1, 0, 0, 2]: guess 0 would be the 11th token, so position 10. Guesses 1
+#   and 2 are two candidates for the same place, position 11, and guess 3 stands behind guess 2 at 12.
+def check_places(parents, num_tokens):
+    seen = ints_of("tree_positions", tree_positions(your_parents(parents), num_tokens))
+    expected = []
+    for i in range(len(parents)):
+        at, depth = i, 0
+        while parents[at] >= 0:
+            at, depth = parents[at], depth + 1
+        expected.append(num_tokens + depth)
+    print(f"parents {parents}, {num_tokens} tokens: {seen}")
+    assert seen == expected, f"parents {parents}, {num_tokens} tokens: expected positions {expected}, saw {seen}"
+
+
+check_places([-1, 0, 0, 2], 10)
+check_places([-1, 0, 1], 7)
+check_places([-1, -1, 0, 1, 1, 3], 100)
+check_places([-1], 1)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_positions")
+check_places([-1, -1, -1], 0)
+for n in (2, 3, random_int(4, 12, draw_numbers), 40):
+    check_places([-1] + [random_int(-1, i - 1, draw_numbers) for i in range(1, n)], random_int(1, 500, draw_numbers))
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "walk", "solution": true}
+def walk(parents, tokens, says):
+    """(guesses on the path that the target says, in order; its token behind them)."""
+    ### BEGIN SOLUTION
+    at, path = -1, []
+    for i, parent in enumerate(parents):
+        if parent == at and tokens[i] == says[1 + at]:
+            at = i
+            path.append(i)
+    return path, says[1 + at]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_walk", "grade": true, "points": 1}
+# property: the path goes from the text's end to the child that the target says, as far as there is one.
+# question: At the guess that was reached last: what does the target say behind it, and which child has this token?
+# hint: says[0] at the text's end and says[1 + i] at guess i; only children of the guess that was reached count.
+# explanation: parents [-1, -1, 0, 1] with tokens 5 6 7 7, and the target says 6 behind the text: guess 1. Behind guess
+#   1 it says 7: guess 3, not 2, which continues another branch. Behind guess 3 it says 9: there is no child, so the path
+#   is [1, 3], and the step gives 6, 7 and 9.
+def check_walked(parents, tokens, says, path, token):
+    answer = walk(your_parents(parents), list(tokens), list(says))
+    seen, own_token = verdict_of("walk", answer)
+    seen = ints_of("walk, the path", seen)
+    what = f"parents {parents}, tokens {tokens}, the target says {says}"
+    print(f"{what}: path {seen}, then token {own_token}")
+    assert (seen, own_token) == (path, token), (
+        f"{what}: expected path {path}, then token {token}; saw {seen}, {own_token}"
+    )
+
+
+check_walked([-1, -1, 0, 1], [5, 6, 7, 7], [6, 7, 7, 1, 9], [1, 3], 9)
+check_walked([-1, 0, 1], [5, 6, 7], [5, 6, 7, 8], [0, 1, 2], 8)  # a chain, all right
+check_walked([-1, 0, 1], [5, 6, 7], [5, 1, 7, 8], [0], 1)  # the second is wrong
+check_walked([-1, 0, 1], [5, 6, 7], [2, 6, 7, 8], [], 2)
+check_walked([-1, 0, -1, 2], [5, 6, 3, 6], [3, 6, 1, 6, 0], [2, 3], 0)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_walk")
+check_walked([-1], [0], [0, 0], [0], 0)
+check_walked([-1], [1], [0, 5], [], 0)
+check_walked([-1, 0, 0], [4, 4, 5], [4, 4, 4, 4], [0, 1], 4)  # the same token on every level
+check_walked([-1, 0, -1, 0, 3], [4, 6, 5, 5, 4], [4, 5, 9, 9, 4, 4], [0, 3, 4], 4)
+for n in (3, 6, 12, 12, 30, 30):
+    parents = [-1] + [random_int(-1, i - 1, draw_numbers) for i in range(1, n)]
+    tokens, says = [], [0] * (n + 1)
+    for i, parent in enumerate(parents):
+        taken = [tokens[j] for j in range(i) if parents[j] == parent]
+        tokens.append(next(t for t in range(n + 1) if t not in taken))
+    target = random_int(0, n - 1, draw_numbers)  # the path to this guess
+    path, at = [], target
+    while at >= 0:
+        path, at = [at, *path], parents[at]
+    says = [random_int(0, 3, draw_numbers) for _ in range(n + 1)]
+    for before, i in itertools.pairwise([-1, *path]):
+        says[1 + before] = tokens[i]
+    says[1 + target] = 99
+    check_walked(parents, tokens, says, path, 99)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_roll_back"}
+# ## 7. Roll-back
+#
+# Before a step, blocks are reserved for all guesses. Behind the step, only the keys and values of the text's tokens
+# count; those of rejected guesses are never read, and the next step writes over them. Blocks in which nothing counts go
+# back, so that other requests can have them.
+#
+# **Build** `roll_back(table, num_tokens, block_size, holders)`: `table` is the list of the request's block numbers, in
+# order: entry i has the positions from i × block_size on. `num_tokens` is how many tokens count after the step, from
+# position 0 on; the table has at least as many slots. `holders[b]` is how many requests hold block b, this one
+# included: samples of one prompt share blocks. Return a pair: the table that the request keeps, and the list of blocks
+# that are free now, in any order.
+#
+# - A block stays as long as one of its slots counts, even if the others do not.
+# - A block that leaves the table while another request holds it is not free.
+#
+# **Hint:** how many blocks do num_tokens tokens need? Round up.
+#
+# **Trap (partial):** the last block that counts is rarely full. Rounded down, the text loses its end.
+
+
+# %% nbgrader={"grade_id": "roll_back", "solution": true}
+def roll_back(table, num_tokens, block_size, holders):
+    """(the blocks that the request keeps, the blocks that are free now)."""
+    ### BEGIN SOLUTION
+    num_blocks = -(-num_tokens // block_size)
+    return table[:num_blocks], [block for block in table[num_blocks:] if holders[block] == 1]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_roll_back", "grade": true, "points": 1}
+# property: a block stays while one of its slots counts; of the others those are free that no other request holds.
+# question: Which is the last position that counts, and in which block does it lie?
+# hint: num_tokens / block_size, rounded up, blocks stay, from the front; behind them holders decides.
+# explanation: Blocks of 4 tokens, table [7, 2, 9], 5 tokens count: positions 0 to 4, so blocks 7 and 2 stay, 2 with one
+#   slot that counts. Block 9 leaves; if this request alone held it, it is free. With 4 tokens 2 leaves as well, and
+#   with none all do.
+def check_rolled(table, num_tokens, block_size, holders=None):
+    holders = dict.fromkeys(table, 1) | (holders or {})
+    kept, freed = rolled_of("roll_back", roll_back(list(table), num_tokens, block_size, dict(holders)))
+    what = f"table {table}, {num_tokens} tokens count, blocks of {block_size}"
+    shared = {block: n for block, n in holders.items() if n > 1}
+    what += f", shared {shared}" if shared else ""
+    print(f"{what}: keeps {kept}, frees {freed}")
+    counts = [block for i, block in enumerate(table) if i * block_size < num_tokens]
+    assert kept == counts, f"{what}: expected the table {counts}, saw {kept}"
+    free = sorted(block for block in table if block not in counts and holders[block] == 1)
+    assert sorted(freed) == free, f"{what}: expected {free} to be free, saw {freed}"
+
+
+check_rolled([7, 2, 9], 5, 4)
+check_rolled([7, 2, 9], 4, 4)
+check_rolled([7, 2, 9], 8, 4)
+check_rolled([7, 2, 9], 9, 4)  # all stay
+check_rolled([7, 2, 9], 12, 4)
+check_rolled([7, 0, 9, 3], 3, 4, {7: 3, 9: 2})  # another sample holds 9
+check_rolled([5, 6], 0, 16)
+check_rolled([], 0, 16)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_roll_back")
+for block_size in (1, 2, 16, random_int(3, 9, draw_numbers)):
+    n = random_int(3, 8, draw_numbers)
+    table = torch.randperm(40, generator=draw_numbers)[:n].tolist()
+    for num_tokens in {
+        0,
+        1,
+        block_size - 1,
+        block_size,
+        block_size + 1,
+        2 * block_size,
+        n * block_size - 1,
+        n * block_size,
+    }:
+        holders = {block: random_int(1, 3, draw_numbers) for block in table}
+        check_rolled(table, num_tokens, block_size)
+        check_rolled(table, num_tokens, block_size, holders)
+        check_rolled(table, num_tokens, block_size, dict.fromkeys(table, 2))
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_coupled"}
+# ## 8. Coupled sampling
+#
+# `verify` keeps the distribution, but which text is drawn depends on how many guesses there were. A request with a seed
+# is promised its text. So let each position have random numbers of its own, its *noise*, and let the target choose with
+# them as it does without speculation. A guess is kept if it is what the target chooses there. If the draft chooses its
+# guess by the same noise, alike distributions mostly give the same token.
+#
+# **Build** `gumbel_token(p, u)`: a token from a distribution p `[vocab]`, by noise for every token: u `[vocab]`, each in
+# (0, 1), float64 tensors. It is the token with the largest log p − log(−log u): the *Gumbel-max* way to draw. A token
+# with p = 0 is never chosen. No two are equal here.
+#
+# **Build** `verify_coupled(p, drafts, noise, choose)`: p `[k + 1, vocab]`, as in part 3; `drafts` k tokens; `noise[i]` is
+# that of row i's position, a list of k + 1. `choose(row, noise)` gives the token that the target chooses from a row of p.
+# Return a pair, as `verify` does: how many guesses are kept, and the token behind them.
+#
+# - A guess is kept if it is the chosen token of its row, and all before it were kept. The token behind is what is chosen
+#   at the next row, so that the text is that of plain decoding.
+# - Call `choose` for no row behind that.
+#
+# **Hint:** exponents of noise are spared by the logarithm: log p is −inf where p is 0, and that is fine.
+#
+# **Trap (chosen twice):** at a rejected guess the token has been chosen already. It is given out as it is; a new one from
+# the residual, or with other noise, would be a different text.
+
+
+# %% nbgrader={"grade_id": "gumbel_token", "solution": true}
+def gumbel_token(p, u):
+    """The token with the largest log p - log(-log u). p, u [vocab]."""
+    ### BEGIN SOLUTION
+    return int((p.log() - (-u.log()).log()).argmax())
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_gumbel", "grade": true, "points": 1}
+# property: the token is that with the largest log p - log(-log u), never one with p = 0; so tokens come as p says.
+# question: With equal p for all tokens: does a u near 1 make a token more or less likely to be chosen?
+# hint: two minus signs and two logarithms of u; then argmax over all tokens.
+# explanation: p = [0.5, 0.5], u = [0.9, 0.1]. log u is -0.105 and -2.303; -log(-log u) is 2.25 and -0.83. Both have the
+#   same log p, so token 0. The larger u wins among equals; a token with more p needs less of it: it wins where u^(1/p)
+#   is largest.
+def check_gumbel_of(p, u, expected):
+    seen = int_of("gumbel_token", gumbel_token(p, u))
+    what = f"p {in_row(p[:8])}, u {in_row(u[:8])}"
+    print(f"{what}: token {seen}")
+    assert seen == expected, f"{what}: expected token {expected}, saw {seen}"
+
+
+check_gumbel_of(float64([0.5, 0.5]), float64([0.9, 0.1]), 0)
+check_gumbel_of(float64([0.8, 0.2]), float64([0.5, 0.7]), 0)
+check_gumbel_of(float64([0.8, 0.2]), float64([0.3, 0.9]), 1)
+check_gumbel_of(float64([0.0, 0.5, 0.5]), float64([0.999999, 0.2, 0.1]), 1)  # p is 0: never
+check_gumbel_of(float64([1.0]), float64([0.5]), 0)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_gumbel")
+for vocab in (2, 5, 50, 5000):
+    for zeros in (False, True):
+        for _ in range(4):
+            p = random_rows(1, vocab, draw_numbers, zeros)[0]
+            u = torch.rand(vocab, dtype=torch.float64, generator=draw_numbers).clamp(1e-12, 1 - 1e-12)
+            scores = torch.where(p > 0, u.log() / p.clamp(min=1e-300), -torch.inf)  # log u / p: the same order
+            check_gumbel_of(p, u, int(scores.argmax()))
+p = eighths([1, 4, 0, 3])[0]
+numbers = torch.rand(600, 4, dtype=torch.float64, generator=rng("gumbel shares")).clamp(1e-9, 1 - 1e-9)
+seen = [int_of("gumbel_token", gumbel_token(p, u)) for u in numbers]
+wins = [int((u.log() / p).argmax()) for u in numbers]
+assert seen == wins, f"of 600 draws {sum(a != b for a, b in zip(seen, wins, strict=True))} are wrong"
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "verify_coupled", "solution": true}
+def verify_coupled(p, drafts, noise, choose):
+    """(how many drafts are kept, the token behind them): those of plain decoding with the same noise."""
+    ### BEGIN SOLUTION
+    for i, guess in enumerate(drafts):
+        token = choose(p[i], noise[i])
+        if token != guess:
+            return i, token
+    return len(drafts), choose(p[len(drafts)], noise[len(drafts)])
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_coupled", "grade": true, "points": 1}
+# property: guesses are kept as long as they are what is chosen with their position's noise; then comes the next choice.
+# question: What does plain decoding choose at each of these positions, and where does the first guess differ from it?
+# hint: choose(p[i], noise[i]) once for each row, in order, until it is not the guess; give that choice out.
+# explanation: The target chooses 4, 7, 2 at three positions. Guesses 4, 9: the first is kept, and 7 comes behind it; what
+#   is chosen at the third row, behind a wrong guess, means nothing. Guesses 4, 7: both are kept, and 2 comes. Either way
+#   the text begins 4, 7.
+class Chooser:
+    """Chooses with the noise that it is given, and records it. choices: {noise: token}."""
+
+    def __init__(self, p, choices):
+        self.p, self.choices, self.asked = p.clone(), choices, []
+
+    def choose(self, row, noise):
+        number = int_of("the noise", noise)
+        self.asked.append(number)
+        values = tensor_of("choose, its row", row, self.p[0].shape)
+        expected = self.p[len(self.asked) - 1] if len(self.asked) <= len(self.p) else None
+        right = expected is not None and torch.equal(values, expected)
+        assert right, f"choose was called for the {len(self.asked)}th time, with another row than p has there"
+        return self.choices.get(number, -1)
+
+
+def check_coupled_of(choices, drafts):
+    """choices: what plain decoding chooses at each of the k + 1 positions."""
+    k, noise = len(drafts), [100 + 7 * i for i in range(len(drafts) + 1)]
+    p = eighths(*([1 + i, 7 - i] for i in range(k + 1)))
+    chooser = Chooser(p, dict(zip(noise, choices, strict=True)))
+    answer = verify_coupled(p, list(drafts), list(noise), chooser.choose)
+    kept, token = verdict_of("verify_coupled", answer)
+    kept = int_of("verify_coupled, how many are kept", kept)
+    expected = next((i for i in range(k) if drafts[i] != choices[i]), k)
+    what = f"the target chooses {choices}, guesses {drafts}"
+    print(f"{what}: {kept} kept, then {token}")
+    seen, right = (kept, token), (expected, choices[expected])
+    assert seen == right, f"{what}: expected {right[0]} kept, then {right[1]}; saw {kept} kept, then {token}"
+    assert chooser.asked == noise[: expected + 1], f"{what}: expected {expected + 1} choices, saw {len(chooser.asked)}"
+
+
+check_coupled_of([4, 7, 2], [4, 9])
+check_coupled_of([4, 7, 2], [4, 7])
+check_coupled_of([4, 7, 2], [9, 7])
+check_coupled_of([3], [])
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_coupled")
+check_coupled_of([0, 0], [0])
+check_coupled_of([0, 0], [1])
+for k in (1, 2, 3, 6):
+    for right in range(k + 1):
+        choices = [random_int(0, 50, draw_numbers) for _ in range(k + 1)]
+        drafts = [choice if i != right else choice + 1 for i, choice in enumerate(choices[:k])]
+        check_coupled_of(choices, drafts)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_gives_up"}
+# What does the promise of a text cost? p and q as in notebook 08b. Rejection keeps Σ min(p, q) of the guesses, and no rule
+# keeps more; with shared noise as many are kept as both choose alike.
+
+# %% nbgrader={"grade_id": "gives_up"} inferlab={"where": "notebook"}
+generator = torch.Generator().manual_seed(0)
+p, q = float64([0.5, 0.3, 0.2]), float64([0.6, 0.1, 0.3])
+noise = torch.rand(4000, 3, dtype=torch.float64, generator=generator)
+alike = sum(gumbel_token(p, u) == gumbel_token(q, u) for u in noise) / len(noise)
+one = sum(draw(p, u) == draw(q, u) for u in noise[:, 0]) / len(noise)
+print(f"rejection keeps {float(torch.minimum(p, q).sum()):.0%}, Gumbel noise {alike:.0%}, one number {one:.0%}")
+
+# %% [markdown] nbgrader={"grade_id": "text_loop"}
+# ## 9. The loop
+#
+# **Build** `speculate(prompt, num_tokens, k, propose, judge)`: the list of `num_tokens` tokens that follow `prompt`.
+#
+# - `propose(tokens, n)` gives at most n guesses of what follows `tokens`, a list, maybe empty.
+# - `judge(tokens, drafts)` is one pass of the target: it gives a pair as `verify` does: how many drafts are kept, and the
+#   token behind them.
+# - A round has at most k guesses, and never more than can be of use: with r tokens still to come, at most r − 1, because
+#   one token comes behind the guesses anyway. So exactly `num_tokens` tokens come out, and none is computed in vain.
+# - Ask for as many guesses as that allows, with the whole text so far. Where it allows none, `judge` gets an empty list.
+#   `propose` need not be asked then.
+# - `judge` is called once a round. `num_tokens` may be 0: then there is no round.
+#
+# **Hint:** `while` there are tokens to come: propose, judge, append the kept guesses and the token.
+#
+# **Trap (dropped):** guesses behind the kept ones are not part of the text.
+
+
+# %% nbgrader={"grade_id": "speculate", "solution": true}
+def speculate(prompt, num_tokens, k, propose, judge):
+    """The num_tokens tokens behind prompt, in rounds of at most k guesses."""
+    ### BEGIN SOLUTION
+    tokens, end = list(prompt), len(prompt) + num_tokens
+    while len(tokens) < end:
+        drafts = list(propose(list(tokens), min(k, end - len(tokens) - 1)))
+        kept, token = judge(list(tokens), drafts)
+        tokens += [*drafts[:kept], token]
+    return tokens[len(prompt) :]
+    ### END SOLUTION
+
+
+# %% nbgrader={"grade_id": "check_loop", "grade": true, "points": 1}
+# property: the text is that of plain decoding for every k and drafter, in as few rounds as the kept guesses allow.
+# question: With three tokens still to come, how many guesses can be of use?
+# hint: min(k, tokens to come - 1) guesses; append drafts[:kept] and the token; the next round sees the longer text.
+# explanation: Five tokens to come and k = 4: a round that keeps all of four guesses gives five tokens and is the last.
+#   With three to come only two guesses are asked for. A round with no kept guess gives one token, so nothing ever hangs.
+class Target:
+    """A target whose text is known, and a drafter of it. It records each round; right(i): is the guess at i right?"""
+
+    def __init__(self, prompt, text, k, right, shorter=0):
+        self.prompt, self.text, self.k, self.right = list(prompt), list(text), k, right
+        self.shorter, self.rounds, self.wrong = shorter, 0, ""
+
+    def allowed(self, tokens):
+        return min(self.k, len(self.prompt) + len(self.text) - len(tokens) - 1)
+
+    def is_text(self, tokens):
+        done = len(tokens) - len(self.prompt)
+        if 0 <= done < len(self.text) and list(tokens) == self.prompt + self.text[:done]:
+            return True
+        self.wrong = self.wrong or f"a round began with the text {list(tokens)[-8:]}, which is not what was given out"
+        return False
+
+    def propose(self, tokens, n):
+        if not self.is_text(tokens):
+            return []
+        done, allowed = len(tokens) - len(self.prompt), self.allowed(tokens)
+        if n != allowed:
+            self.wrong = (
+                self.wrong or f"{len(self.text) - done} tokens to come, k = {self.k}: {n} guesses were asked for"
+            )
+        ahead = self.text[done : done + max(0, min(n, allowed) - self.shorter)]
+        return [token if self.right(done + i) else token + 1 for i, token in enumerate(ahead)]
+
+    def judge(self, tokens, drafts):
+        self.rounds += 1
+        if not self.is_text(tokens):
+            raise ValueError(self.wrong)
+        done = len(tokens) - len(self.prompt)
+        if len(drafts) > self.allowed(tokens):
+            self.wrong = self.wrong or f"{len(drafts)} guesses in a round that can use {self.allowed(tokens)}"
+        kept = 0
+        while kept < len(drafts) and done + kept < len(self.text) and drafts[kept] == self.text[done + kept]:
+            kept += 1
+        return verdict(kept, self.text[min(done + kept, len(self.text) - 1)])
+
+
+def rounds_of(num_tokens, k, right, shorter):
+    done = rounds = 0
+    while done < num_tokens:
+        guesses = max(0, min(k, num_tokens - done - 1) - shorter)
+        done += 1 + next((i for i in range(guesses) if not right(done + i)), guesses)
+        rounds += 1
+    return rounds
+
+
+def check_loop_of(prompt, text, k, right, what, shorter=0):
+    target = Target(prompt, text, k, right, shorter)
+    what = f"{len(text)} tokens, k = {k}, {what}"
+    given = list(prompt)
+    answer = speculate(given, len(text), k, target.propose, target.judge)
+    seen = ints_of("speculate", answer)
+    print(f"{what}: {target.rounds} rounds")
+    assert not target.wrong, f"{what}: {target.wrong}"
+    assert seen == list(text), f"{what}: expected {list(text)}, saw {seen}"
+    assert given == list(prompt), f"{what}: the prompt was changed; it belongs to the caller"
+    expected = rounds_of(len(text), k, right, shorter)
+    assert target.rounds == expected, f"{what}: expected {expected} rounds, saw {target.rounds}"
+
+
+check_loop_of([1, 2], [3, 4, 5, 6, 7], 4, lambda i: True, "all guesses right")
+check_loop_of([1, 2], [3, 4, 5, 6, 7], 4, lambda i: False, "all wrong")
+check_loop_of([1, 2], [3, 4, 5, 6, 7, 8, 9], 3, lambda i: i % 3 != 1, "each third wrong")
+check_loop_of([1, 2], [3, 4, 5], 0, lambda i: True, "no guesses")
+check_loop_of([1], [], 4, lambda i: True, "nothing to come")
+check_loop_of([1], [5, 5, 5, 5], 2, lambda i: True, "fewer guesses than asked for", shorter=1)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_loop")
+check_loop_of([1], [0], 3, lambda i: True, "one token")
+check_loop_of([], [4, 0], 3, lambda i: True, "an empty prompt")
+for k in (1, 2, 5, 9):
+    prompt = [random_int(0, 50, draw_numbers) for _ in range(random_int(1, 9, draw_numbers))]
+    text = [random_int(0, 50, draw_numbers) for _ in range(random_int(5, 25, draw_numbers))]
+    flags = [random_int(0, 3, draw_numbers) > 0 for _ in text]
+    check_loop_of(prompt, text, k, lambda i, flags=flags: flags[i], "some right")
+    check_loop_of(prompt, text, k, lambda i: True, "fewer guesses than asked for", shorter=2)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_engine"}
+# ## 10. Inside the engine
+#
+# The engine plans a step with guesses, computes all their positions at once, and asks who is right. The cells below let
+# your functions answer: `propose_ngram` guesses, or a small model of the course does; `verify` judges the guesses of
+# requests without a seed, and `verify_coupled` those of requests with one, with the engine's own numbers and its own
+# filtered distributions. A greedy request is one whose p is 1 at the largest logit.
+#
+# The engine's own rule judges the same guesses with the same numbers. At the first difference the message says which
+# function gave it. Greedy texts, and texts of a seed, must be those of plain decoding, token for token.
+
+
+# %% nbgrader={"grade_id": "engine_parts"}
+from reference_impl.assembly.lab_parts import LabEngine, Speculation, course_llm, drafted_by, speculating
+
+
+def your_verdict(asked):
+    """What your verify or verify_coupled says of a round of guesses, compared with the engine's own rule."""
+    p, drafts, name = asked.p, list(asked.drafts), "verify_coupled" if asked.seeded else "verify"
+    if asked.seeded:
+        answer = verify_coupled(p.clone(), drafts, list(asked.u), draw)
+    else:
+        answer = verify(p.clone(), asked.q.clone(), drafts, Numbers(asked.u).uniform)
+    kept, token = verdict_of(name, answer)
+    seen = int_of(f"{name}, how many are kept", kept), token
+    chances = [f"{float(p[i, x]):.3g}/{float(asked.q[i, x]):.3g}" for i, x in enumerate(drafts)]
+    assert seen == asked.expected, (
+        f"{name}: guesses {drafts} with p/q {', '.join(chances)}, u {in_row(asked.u)}: the engine's own rule keeps "
+        f"{asked.expected[0]} and gives token {asked.expected[1]}; {name} keeps {seen[0]} and gives {seen[1]}"
+    )
+    return asked.expected
+
+
+def your_guesses(request, k):
+    """What your propose_ngram guesses, at most k tokens, which were not drawn."""
+    return guesses_of("propose_ngram", propose_ngram(list(request.tokens), k, 3, 1))[:k], None
+
+
+def write(prompts, settings, num_tokens, k=0, guess=None):
+    """(what the engine generates for each prompt, the rounds of guesses); settings: of each prompt."""
+    options, part = {"num_blocks": 64, "seed": 5}, Speculation(guess, your_verdict)
+    engine = speculating(course_llm(), options, k, part) if k else LabEngine(course_llm(), options)
+    for prompt, setting in zip(prompts, settings, strict=True):
+        engine.add(prompt, num_tokens, **setting)
+    return list(engine.run().values()), part.rounds
+
+
+def check_written(prompts, settings, num_tokens, guess, what):
+    """Generates with guesses and without; texts that are promised must be equal. Returns the texts."""
+    plain, _ = write(prompts, settings, num_tokens)
+    for k in (1, 4):
+        seen, rounds = write(prompts, settings, num_tokens, k, guess)
+        num_kept = sum(kept for _, kept in rounds)
+        print(f"{what}, k = {k}: {len(rounds)} rounds with guesses, {num_kept} of {sum(n for n, _ in rounds)} kept")
+        for text, own, setting in zip(seen, plain, settings, strict=True):
+            promised = setting.get("temperature", 0) == 0 or "seed" in setting
+            assert not promised or text == own, f"{setting}, k = {k}: plain decoding gives {own}, with guesses {text}"
+        assert num_kept, f"{what}, k = {k}: no guess was kept"
+    return seen
+
+
+SETTINGS = ({}, {"temperature": 0.8, "seed": 7}, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.0, "top_p": 0.9})
+REPEATS = "def area(a, b):\n    return a * b\n\ndef area(a, b):\n    return a * b\n\ndef area("
+
+
+# %% nbgrader={"grade_id": "check_engine_copied", "grade": true, "points": 1}
+# property: with guesses that your propose_ngram copies, your verdicts are those of the engine, and promised texts stay.
+# question: Which function does the message name, and what are p and q at its guesses?
+# hint: the message names the function that gave the first wrong answer; make that part's own checks pass first.
+# explanation: A copied guess was not drawn, so q is 1 there: it is kept with probability p(x), and replaced by a draw
+#   from p without x. For a greedy request p is 1 at one token. All three kinds of request run in one batch, each with its
+#   own filters.
+encode = course_llm().encode
+check_written([encode(REPEATS)] * 4, SETTINGS, 12, your_guesses, "copied guesses")
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_engine_copied")
+words = ["self.items", "for item in items:\n    total += item\n", "x = x + 1\n"]
+prompt = encode(words[random_int(0, 2, draw_numbers)] * 4)
+settings = [{}, *({"temperature": 0.5 + random_number(draw_numbers), **more} for more in (
+    {"seed": random_int(0, 10**6, draw_numbers)}, {}, {"top_k": random_int(2, 40, draw_numbers)}))]  # fmt: skip
+check_written([prompt] * 4, settings, 10, your_guesses, "copied guesses")
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_engine_drafted", "grade": true, "points": 1}
+# property: with guesses that a draft model draws, your verdicts are those of the engine, and promised texts stay.
+# question: Which function does the message name, and what are p and q at its guesses?
+# hint: the message names the function that gave the first wrong answer; make that part's own checks pass first.
+# explanation: Here the guesses are drawn from the draft's q, filtered as the request says, so p and q both have many
+#   zeros. Where the target forbids a guess, p is 0 there, and it is never kept. A request with a seed is judged by the
+#   numbers of its positions, and q does not matter.
+encode = course_llm().encode
+check_written(
+    [encode("class Stack:\n    def push(self, item):\n")] * 4,
+    SETTINGS,
+    8,
+    drafted_by(course_llm("draft")),
+    "a draft model",
+)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_engine_drafted")
+settings = [{}, *({"temperature": 0.5 + random_number(draw_numbers), **more} for more in (
+    {"seed": random_int(0, 10**6, draw_numbers)}, {}, {"top_p": 0.7 + 0.3 * random_number(draw_numbers)}))]  # fmt: skip
+check_written(
+    [encode("def is_even(number):\n    return ")] * 4, settings, 8, drafted_by(course_llm("draft")), "a draft model"
+)
+### END HIDDEN TESTS
+
+# %% [markdown] nbgrader={"grade_id": "text_measure"}
+# ## 11. What pays on this machine
+#
+# v(k), measured here: a step of one request and of 16, with guesses that are always the last token again, so that only
+# verifying takes time. `best_k` says how many guesses pay at which acceptance, if guesses are copied and cost nothing.
+# The seconds depend on this machine and are not checked.
+
+# %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
+import statistics
+
+
+def step_seconds(batch, k):
+    """The median time of a step in which each of `batch` requests has k guesses."""
+    part = Speculation(lambda request, n: ([request.tokens[-1]] * n, None), lambda asked: asked.expected)
+    engine = speculating(course_llm(), {"num_blocks": 256, "max_num_seqs": 16}, k, part)
+    for _ in range(batch):
+        engine.add(course_llm().encode("def add(a, b):\n    return "), 16)
+    engine.run()
+    return statistics.median(step.finished_at - step.started_at for step in list(engine.trace.steps())[2:10])
+
+
+for batch in (1, 16):
+    seconds = [step_seconds(batch, k) for k in range(5)]
+    v = ", ".join(f"{second / seconds[0]:.2f}" for second in seconds)
+    print(f"batch {batch}: v(0) to v(4) {v}; best k {[(a, best_k(a, 0, seconds)) for a in (0.3, 0.6, 0.9)]}")
+
+# %% [markdown] nbgrader={"grade_id": "text_milestone"}
+# ## 12. Your verifier serves a text
+#
+# Your `propose_ngram` guesses, your `verify` says what stays, and the engine serves the text in fewer steps than it has
+# tokens. With all checks passed, `inferlab lab check` shows this, too.
+
+# %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}
+from reference_impl.assembly.lab_parts import show_served
+
+part = Speculation(your_guesses, your_verdict)
+engine = speculating(course_llm(), {"num_blocks": 64, "seed": 5}, 4, part)
+engine.add(course_llm().encode(REPEATS), 24)
+engine.run()
+show_served("Your drafter and your verifier just served this text", engine, course_llm())
+print(f"{sum(n for n, _ in part.rounds)} guesses, of which you kept {sum(kept for _, kept in part.rounds)}.")
+
+# %% [markdown] nbgrader={"grade_id": "extensions"}
+# ## Further (not graded)
+#
+# Add cells below and try one.
+#
+# - **An index.** Your `propose_ngram` looks through the whole text in every round. Keep a dict from each n-gram to where
+#   it ended last, as the engine's own does. How long may a text be before the difference shows?
+# - **A trained drafter in the engine.** Count `train_drafter` on texts that the course model has written, restricted to
+#   the tokens that occur there, and let `Speculation` draw from it: its `guess` returns the guesses and their rows of q.
+#   How often are they kept, compared with the draft model's?
+# - **Sampled trees.** Several candidates for a position, drawn from q without replacement: try them in order, with p
+#   replaced by the residual after each. Count on a vocabulary of three that p comes out.
+# - **Adapt.** Measure a for each request while it runs, and choose k with `best_k` in every round.
