@@ -13,7 +13,6 @@ import torch
 
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, ORANGE, RED, figure, show, tidy
-from chapters.widgets.fewer_bits import fits, step
 from reference_impl import LLM, SamplingParams, course_model
 from reference_impl.kernels.reference import gemm_w4a16, pack_int4
 from reference_impl.models.quantization.rounding import quantize_int4, quantize_int8
@@ -26,18 +25,25 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 L8, H100 = shape_of("llama-3-8b"), device("H100")
 INT4 = kv_cache.bits_per_weight(4, 128)
-PLAIN = ("16 bits", "16 bits", "16 bits")  # weights, arithmetic, cache
+PLAIN = (16, "bf16", 2)  # bits of a weight, arithmetic, bytes of a cached value
 KINDS = {
-    "weights in 4 bits": ("INT4, groups of 128", "16 bits", "16 bits"),
-    "weights in 8 bits": ("8 bits", "16 bits", "16 bits"),
-    "weights and arithmetic in FP8": ("8 bits", "FP8", "16 bits"),
-    "cache in 8 bits": ("16 bits", "16 bits", "8 bits"),
+    "weights in 4 bits": (INT4, "bf16", 2),
+    "weights in 8 bits": (8, "bf16", 2),
+    "weights and arithmetic in FP8": (8, "fp8", 2),
+    "cache in 8 bits": (16, "bf16", 1),
 }
 
 
+def step(kind, batch, context):
+    """The parts of a decode step of the 8B, at the limits of an H100; the output projection in 16 bits."""
+    bits, precision, kept = kind
+    read = kv_cache.read_bytes(L8, bits, embedding_bits=16)
+    return latency.decode_parts(L8, context, H100, batch, precision, read, kept)
+
+
 def gain(kind, batch, context):
-    """Times as fast as in 16 bits, at the limits of an H100."""
-    return step(L8, "H100", *PLAIN, batch, context).bound / step(L8, "H100", *kind, batch, context).bound
+    """Times as fast as in 16 bits."""
+    return step(PLAIN, batch, context).bound / step(kind, batch, context).bound
 
 
 # %% [markdown] name="question"
@@ -51,7 +57,7 @@ def gain(kind, batch, context):
 widgets.predict("07b-gain", "INT4 weights, 8B, H100, batch 1, context 2,048: times as fast?", "times")
 
 # %% name="answer"
-before, after = (step(L8, "H100", *kind, 1, 2048) for kind in (PLAIN, KINDS["weights in 4 bits"]))
+before, after = (step(kind, 1, 2048) for kind in (PLAIN, KINDS["weights in 4 bits"]))
 for name, one in (("16 bits", before), ("INT4", after)):
     print(
         f"{name}: weights {format_seconds(one.weights)}, cache {format_seconds(one.cache)}, bound {format_seconds(one.bound)}"
@@ -265,7 +271,8 @@ widgets.table([[name, f"{value:.2f}"] for name, value in rows], ["counted", "tim
 widgets.predict("07b-cache", "8-bit cache, 8B on an H100, batch 1, context 2,048: how much faster?", "%")
 
 # %% name="errata-users"
-tokens = [fits(L8, "H100", "16 bits", cache) for cache in ("16 bits", "8 bits")]
+held = kv_cache.weight_bytes(L8)
+tokens = [int(kv_cache.tokens_that_fit(H100.capacity, held, kv_cache.bytes_per_token(L8, kept))) for kept in (2, 1)]
 print(f"tokens that fit: {tokens[0]:,} and {tokens[1]:,}")
 assert abs(tokens[1] - 2 * tokens[0]) <= 1
 rows = [

@@ -3,8 +3,6 @@ of its own, beside the same in 16 bits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ipywidgets import Dropdown, SelectionSlider
 
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, Shown, View, figure, show, tidy
@@ -22,29 +20,14 @@ DEVICES = ("A100-80GB", "H100", "H200", "MI300X", "B200")
 MODELS = ("llama-3-8b", "llama-3-70b")
 
 
-@dataclass(frozen=True)
-class Step:
-    """A decode step in seconds, each as if it were alone: reading weights, reading the cache, arithmetic."""
-
-    weights: float
-    cache: float
-    arithmetic: float
-
-    @property
-    def bound(self) -> float:
-        return max(self.weights + self.cache, self.arithmetic)
-
-
 def step(
     shape: ModelShape, device_name: str, weights: str, arithmetic: str, cache: str, batch: int, context: int
-) -> Step:
+) -> latency.DecodeParts:
     """Embedding and output projection stay in 16 bits. KeyError for arithmetic that the device does not have."""
-    machine = device(device_name)
     read = kv_cache.read_bytes(shape, WEIGHTS[weights], embedding_bits=16)
-    kept = batch * latency.cache_traffic(shape, 1, context - 1, CACHES[cache])
-    flops = batch * latency.decode_flops(shape, context)
-    peak = machine.peak(ARITHMETIC[arithmetic])
-    return Step(float(read / machine.bandwidth), float(kept / machine.bandwidth), float(flops / peak))
+    return latency.decode_parts(
+        shape, context, device(device_name), batch, ARITHMETIC[arithmetic], float(read), CACHES[cache]
+    )
 
 
 def fits(shape: ModelShape, device_name: str, weights: str, cache: str) -> int:

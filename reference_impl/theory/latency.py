@@ -186,6 +186,39 @@ def decode_seconds(
 
 
 @dataclass(frozen=True)
+class DecodeParts:
+    """Seconds that each part of a decode step takes by itself, at the limits of the hardware."""
+
+    weights: float
+    cache: float
+    arithmetic: float
+
+    @property
+    def bound(self) -> float:
+        """Reading is one stream, and arithmetic runs beside it. As `decode_seconds`."""
+        return max(self.weights + self.cache, self.arithmetic)
+
+
+def decode_parts(
+    shape: ModelShape,
+    context_tokens: int,
+    device: Device,
+    batch: int = 1,
+    precision: str = "bf16",
+    weights: float | None = None,
+    bytes_per_value: float = 2,
+) -> DecodeParts:
+    """What `decode_seconds` is the bound of, apart. Arguments as there; KeyError for a precision the device lacks."""
+    cache = batch * cache_traffic(shape, 1, context_tokens - 1, bytes_per_value)
+    flops = batch * decode_flops(shape, context_tokens)
+    return DecodeParts(
+        float(_weights(shape, weights) / device.bandwidth),
+        float(cache / device.bandwidth),
+        float(flops / device.peak(precision)),
+    )
+
+
+@dataclass(frozen=True)
 class GenerationCost:
     """What one generation costs: exact counts, and a lower bound in seconds for one sequence alone on the device.
 

@@ -437,6 +437,21 @@ def staged(model: Decoder, num_stages: int, parts: Parts | None = None, **option
     return engine
 
 
+@pytest.fixture(scope="module")
+def target(random_model: Callable) -> Any:
+    """The model that guesses are verified by."""
+    return random_model("float64", max_position_embeddings=128)
+
+
+@pytest.fixture(scope="module")
+def windowed(random_model: Callable) -> Any:
+    """Two KV groups: layers that keep everything, 0 and 1, and layers with a window, 2 and 3."""
+    return random_model(
+        "float64", max_position_embeddings=128, num_hidden_layers=4, use_sliding_window=True, sliding_window=9,
+        max_window_layers=2,
+    )  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def tapped_engine() -> Callable[..., tuple[Engine, dict[str, dict[int, list[torch.Tensor]]]]]:
     """tapped_engine(model, seed, parts, **engine options) -> (engine, its logits).

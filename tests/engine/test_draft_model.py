@@ -33,11 +33,6 @@ PURE = {name: ASKED[name] for name in ("greedy", "drawn", "filtered", "short")}
 
 
 @pytest.fixture(scope="module")
-def target(random_model: Callable) -> Any:
-    return random_model("float64", max_position_embeddings=128)
-
-
-@pytest.fixture(scope="module")
 def drafts(target: Any, random_model: Callable) -> dict[str, Any]:
     half = copy.deepcopy(target)
     half.embedding += 0.05 * torch.randn(half.embedding.shape, generator=torch.Generator().manual_seed(1)).double()
@@ -67,6 +62,17 @@ def is_right_always(engine: Engine) -> bool:
 def check_texts(requests: dict[str, Request], plain: dict[str, list[int]]) -> None:
     for name, request in requests.items():
         assert request.tokens == plain[name], name
+
+
+def check_texts_when_preempted(engine: Engine, plain: dict[str, list[int]]) -> None:
+    """All of ASKED at once, in too few blocks: texts as without guesses, no block lost, and some request preempted."""
+    requests = {name: engine.add(prompt(name), sampling, name) for name, sampling in ASKED.items()}
+    while engine.has_work():
+        engine.step()
+        check_references(engine)
+    check_texts(requests, plain)
+    assert any(step.preempted for step in engine.trace.steps())
+    assert engine.kv.num_available == engine.num_blocks
 
 
 # --- the text, and what is kept --------------------------------------------------------------------------------------

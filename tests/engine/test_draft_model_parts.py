@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,6 @@ from reference_impl.interfaces import Row, SamplingParams, StepPlan
 from tests.engine.conftest import FakeStore, draft_of
 from tests.engine.test_draft_model import PURE, check_texts, is_right_always
 from tests.engine.test_drafts import VOCAB, serve
-
-
-@pytest.fixture(scope="module")
-def target(random_model: Callable) -> Any:
-    return random_model("float64", max_position_embeddings=128)
 
 
 def test_a_sampler_that_is_asked_verifies_what_is_drawn_as_ours_would(target) -> None:

@@ -25,11 +25,6 @@ from tests.engine.test_feature_head import random_head
 FEW = torch.arange(3, 61, 2)
 
 
-@pytest.fixture(scope="module")
-def target(random_model: Callable) -> Any:
-    return random_model("float64", max_position_embeddings=128)
-
-
 @pytest.fixture
 def head(random_model: Callable) -> FeatureHead:
     found = random_head(random_model("float64", max_position_embeddings=128, num_hidden_layers=1))

@@ -25,13 +25,20 @@ from reference_impl.interfaces import SamplingParams
 from tests.engine.conftest import (
     FakeStore,
     ShuffledPool,
-    check_references,
     draft_of,
     make_late,
     poison_free_blocks,
 )
-from tests.engine.test_draft_model import PURE, alone, check_texts, is_right_always, schedule, serve_at_times
-from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
+from tests.engine.test_draft_model import (
+    PURE,
+    alone,
+    check_texts,
+    check_texts_when_preempted,
+    is_right_always,
+    schedule,
+    serve_at_times,
+)
+from tests.engine.test_drafts import kept_of, prompt, serve
 from tests.engine.test_medusa import Made, drawn, hidden_of, texts_of
 from tests.executor.dense import TwinSampler
 
@@ -42,15 +49,6 @@ EXIT: dict[str, Any] = {"speculative": "early-exit", "exit_layer": LAYERS, "adap
 @pytest.fixture(scope="module")
 def target(random_model: Callable) -> Any:
     return random_model("float64", max_position_embeddings=128, num_hidden_layers=4)
-
-
-@pytest.fixture(scope="module")
-def windowed(random_model: Callable) -> Any:
-    """Two KV groups, of layers 0 and 1, and of 2 and 3."""
-    return random_model(
-        "float64", max_position_embeddings=128, num_hidden_layers=4, use_sliding_window=True, sliding_window=9,
-        max_window_layers=2,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -181,13 +179,7 @@ def test_the_text_is_that_of_plain_decoding(target, plain, preemption: str, late
         target, late=late, num_drafts=3, block_size=4, num_blocks=24, preemption=preemption, max_num_batched_tokens=24,
         prefix_cache="hash",
     )  # fmt: skip
-    requests = {name: engine.add(prompt(name), sampling, name) for name, sampling in ASKED.items()}
-    while engine.has_work():
-        engine.step()
-        check_references(engine)
-    check_texts(requests, plain)
-    assert any(step.preempted for step in engine.trace.steps())
-    assert engine.kv.num_available == engine.num_blocks
+    check_texts_when_preempted(engine, plain)
 
 
 def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target) -> None:

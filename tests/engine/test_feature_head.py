@@ -29,15 +29,9 @@ from reference_impl.interfaces import SamplingParams
 from reference_impl.kernels import reference
 from reference_impl.models.loader import CheckpointError
 from reference_impl.observe.trace import DraftUse
-from tests.engine.conftest import check_references
-from tests.engine.test_draft_model import PURE, alone, check_texts, schedule, serve_at_times
+from tests.engine.test_draft_model import PURE, alone, check_texts, check_texts_when_preempted, schedule, serve_at_times
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
 from tests.executor.dense import TwinSampler
-
-
-@pytest.fixture(scope="module")
-def target(random_model: Callable) -> Any:
-    return random_model("float64", max_position_embeddings=128)
 
 
 @pytest.fixture(scope="module")
@@ -191,13 +185,7 @@ def test_the_text_is_that_of_plain_decoding(
         target, parts=Parts(draft_model=head), late=late, num_drafts=3, block_size=4, num_blocks=24,
         preemption=preemption, max_num_batched_tokens=24, prefix_cache=prefix_cache,
     )  # fmt: skip
-    requests = {name: engine.add(prompt(name), sampling, name) for name, sampling in ASKED.items()}
-    while engine.has_work():
-        engine.step()
-        check_references(engine)
-    check_texts(requests, plain)
-    assert any(step.preempted for step in engine.trace.steps())
-    assert engine.kv.num_available == engine.num_blocks
+    check_texts_when_preempted(engine, plain)
 
 
 def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, head, tapped_engine) -> None:

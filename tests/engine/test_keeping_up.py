@@ -26,11 +26,6 @@ NUM_DRAFTS = 3
 
 
 @pytest.fixture(scope="module")
-def target(random_model: Callable) -> Any:
-    return random_model("float64", max_position_embeddings=128)
-
-
-@pytest.fixture(scope="module")
 def head(random_model: Callable) -> Any:
     return random_head(random_model("float64", max_position_embeddings=128, num_hidden_layers=1))
 

@@ -19,26 +19,12 @@ from reference_impl.assembly.parts import Parts
 from reference_impl.core.attention import TorchAttention
 from reference_impl.interfaces import Proposer, SamplingParams
 from reference_impl.observe.trace import DraftUse
-from tests.engine.conftest import FakeStore, check_references
-from tests.engine.test_draft_model import PURE, alone, check_texts, schedule, serve_at_times
+from tests.engine.conftest import FakeStore
+from tests.engine.test_draft_model import PURE, alone, check_texts, check_texts_when_preempted, schedule, serve_at_times
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
 from tests.engine.test_rejection import ALPHA, LENGTH, PROMPT, VOCAB, by_definition, p_value, texts_of
 
 SHAPES = [(3, 3, 3), (5, 4, 2), (1, 2, 1), (2, 5, 3)]
-
-
-@pytest.fixture(scope="module")
-def target(random_model: Callable) -> Any:
-    return random_model("float64", max_position_embeddings=128)
-
-
-@pytest.fixture(scope="module")
-def windowed(random_model: Callable) -> Any:
-    """Layers that keep everything, and layers with a window."""
-    return random_model(
-        "float64", max_position_embeddings=128, num_hidden_layers=4, use_sliding_window=True, sliding_window=9,
-        max_window_layers=2,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -153,13 +139,7 @@ def test_the_text_is_that_of_plain_decoding(
         target, late=late, block_size=4, num_blocks=26, preemption=preemption, max_num_batched_tokens=40,
         prefix_cache=prefix_cache, **by(spec),
     )  # fmt: skip
-    requests = {each: engine.add(prompt(each), sampling, each) for each, sampling in ASKED.items()}
-    while engine.has_work():
-        engine.step()
-        check_references(engine)
-    check_texts(requests, plain)
-    assert any(step.preempted for step in engine.trace.steps())
-    assert engine.kv.num_available == engine.num_blocks
+    check_texts_when_preempted(engine, plain)
     kept = [found for step in kept_of(engine) for found in step.items()]
     assert not any("penalised" in request for request, _ in kept)
     assert max(num for _, (num, _) in kept) > 0

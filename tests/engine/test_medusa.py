@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,26 +23,12 @@ from reference_impl.core.linear import Linear, UnquantizedLinear
 from reference_impl.core.sampler import SETTINGS, TorchSampler, settings_of
 from reference_impl.interfaces import SamplingParams
 from reference_impl.observe.trace import DraftUse
-from tests.engine.conftest import FakeStore, check_references, draft_of
-from tests.engine.test_draft_model import PURE, alone, check_texts, schedule, serve_at_times
+from tests.engine.conftest import FakeStore, draft_of
+from tests.engine.test_draft_model import PURE, alone, check_texts, check_texts_when_preempted, schedule, serve_at_times
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
 from tests.executor.dense import TwinSampler
 
 SIZE = 32
-
-
-@pytest.fixture(scope="module")
-def target(random_model: Callable) -> Any:
-    return random_model("float64", max_position_embeddings=128)
-
-
-@pytest.fixture(scope="module")
-def windowed(random_model: Callable) -> Any:
-    """Two KV groups: layers that keep everything, and layers with a window."""
-    return random_model(
-        "float64", max_position_embeddings=128, num_hidden_layers=4, use_sliding_window=True, sliding_window=9,
-        max_window_layers=2,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -242,13 +227,7 @@ def test_the_text_is_that_of_plain_decoding(
         target, parts=Parts(draft_model=heads), late=late, num_drafts=3, block_size=4, num_blocks=24,
         preemption=preemption, max_num_batched_tokens=24, prefix_cache="hash",
     )  # fmt: skip
-    requests = {name: engine.add(prompt(name), sampling, name) for name, sampling in ASKED.items()}
-    while engine.has_work():
-        engine.step()
-        check_references(engine)
-    check_texts(requests, plain)
-    assert any(step.preempted for step in engine.trace.steps())
-    assert engine.kv.num_available == engine.num_blocks
+    check_texts_when_preempted(engine, plain)
 
 
 def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, heads, tapped_engine) -> None:

@@ -34,8 +34,7 @@ from reference_impl.core.sampler import draw
 from reference_impl.interfaces import KVSpec, SamplingParams
 from reference_impl.kernels import reference
 from reference_impl.observe.trace import DraftUse
-from tests.engine.conftest import check_references
-from tests.engine.test_draft_model import PURE, alone, check_texts, schedule, serve_at_times
+from tests.engine.test_draft_model import PURE, alone, check_texts, check_texts_when_preempted, schedule, serve_at_times
 from tests.engine.test_drafts import ASKED, kept_of, prompt, serve
 from tests.engine.test_feature_head import dense, random_head
 from tests.engine.test_rejection import ALPHA, LENGTH, PROMPT, VOCAB, by_definition, p_value, texts_of
@@ -43,11 +42,6 @@ from tests.executor.dense import TwinSampler
 
 UNEVEN = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1))
 TREES: dict[str, Any] = {"chain": (1, 1, 1), "uneven": UNEVEN, "even": (4, 2, 2), "flat": (5,), "grown": "dynamic,3,3"}
-
-
-@pytest.fixture(scope="module")
-def target(random_model: Callable) -> Any:
-    return random_model("float64", max_position_embeddings=128)
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +77,7 @@ def test_the_text_is_that_of_plain_decoding(
         target, parts=Parts(draft_model=head), late=late, block_size=4, num_blocks=26, preemption=preemption,
         max_num_batched_tokens=40, prefix_cache=prefix_cache, **with_tree(TREES[name]),
     )  # fmt: skip
-    requests = {each: engine.add(prompt(each), sampling, each) for each, sampling in ASKED.items()}
-    while engine.has_work():
-        engine.step()
-        check_references(engine)
-    check_texts(requests, plain)
-    assert any(step.preempted for step in engine.trace.steps())
-    assert engine.kv.num_available == engine.num_blocks
+    check_texts_when_preempted(engine, plain)
     kept = [found for step in kept_of(engine) for found in step.items()]
     assert not any("penalised" in request for request, _ in kept)
     shape = Growth.of(TREES[name]) if name == "grown" else Tree.of(TREES[name])
@@ -506,7 +494,7 @@ def test_more_children_than_tokens_in_the_vocabulary_are_refused(small, heads) -
 
 def test_parts_that_know_no_trees_are_refused(target, head) -> None:
     def asked(logits: Any, requests: Any) -> Any:
-        raise NotImplementedError
+        pytest.fail("refused, and asked all the same")
 
     attention = TorchAttention(target.config.attention_scale, target.dtype)
     for part, expected in (

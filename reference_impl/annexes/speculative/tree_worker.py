@@ -11,6 +11,7 @@ itself (`lookahead_worker.py`). Extends `DraftRun.add_arrays`, `compute`, `choos
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -42,22 +43,22 @@ class TreeWorker(DraftWorker):
         return True
 
 
-class TreeRun(DraftRun):
+class TreeRun(DraftRun, ABC):
     worker: TreeWorker
 
+    @abstractmethod
     def trees(self, step_rows: Sequence[StepRow]) -> Sequence[Tree]:
         """Of each of the R rows with guesses, in the order of the batch, a tree of as many nodes as these are.
         step_rows [R]: they, as they begin on the host."""
-        raise NotImplementedError
 
+    @abstractmethod
     def guessing_arrays(self, step_rows: Sequence[StepRow], rows: Rows, places: Places) -> Arrays:
         """What `guesses` looks up by."""
-        raise NotImplementedError
 
+    @abstractmethod
     def guesses(self) -> tuple[Tensor, Tensor | None]:
         """The D guesses, [D] int64, and what those of the N nodes of `verdict_arrays` were drawn from, [N, vocab_size];
         None: guesses that were not drawn."""
-        raise NotImplementedError
 
     def path_kept(self, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
         """Of each level of each row the node that is kept, and how many levels, before the slots' lengths change."""

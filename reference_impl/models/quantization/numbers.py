@@ -105,7 +105,7 @@ def scales_to_e8m0(scales: Tensor) -> Tensor:
 
 
 def from_fnuz(codes: Tensor) -> Tensor:
-    """torch.float8_e4m3fn from torch.float8_e4m3fnuz with twice the value: whoever calls halves the scales.
+    """torch.float8_e4m3fn from torch.float8_e4m3fnuz with twice the value: their scales are to be halved.
 
     ValueError where there is none: NaN, and 240, whose bits are NaN in the other.
     """
