@@ -38,14 +38,22 @@ def _views() -> dict[str, Any]:
     made = importlib.import_module("chapters.widgets")
     views = {
         name: getattr(made, name)()
-        for name in ("attention_traffic", "kv_memory", "latency_budget", "occupancy", "roofline", "savings")
+        for name in (
+            "attention_traffic",
+            "fewer_bits",
+            "kv_memory",
+            "latency_budget",
+            "occupancy",
+            "roofline",
+            "savings",
+            "speculation",
+        )
     }
     loads = importlib.import_module("reference_impl.bench.under_load")
     return views | {
         "under_load": made.under_load(loads.recorded(), loads.short_run, loads.alone()),
         "rounding": made.rounding({"normal": _normal()}),
         "sampling": made.sampling(_distribution, [str(i) for i in range(4096)]),
-        "speculation": made.speculation(),
         "tile_stepper": made.tile_stepper(_tiles()),
         "timeline": made.timeline(_trace()),
     }

@@ -13,6 +13,7 @@ from reference_impl.theory import quantization as q
 
 GROUPS = {"the whole tensor": None, "128": 128, "64": 64, "32": 32, "16": 16}
 SCALES: dict[str, q.ScaleFormat] = {"16 bits": "exact", "E8M0 (MX)": "e8m0", "E4M3 (NVFP4)": "e4m3"}
+ROWS = 64  # of a tensor: enough for its error, and few enough to be drawn while a slider moves
 OUTLIERS = {"none": 0, "10 times the rms": 10, "30 times the rms": 30, "100 times the rms": 100}
 
 
@@ -71,7 +72,7 @@ def rounding(
 ) -> View:
     """Choose a tensor, a format, the values that share a scale, the scale's own format, an outlier, and clipping.
 
-    tensors: by name, arrays [rows, columns] whose columns 128 divides.
+    tensors: by name, arrays [rows, columns] whose columns 128 divides; of each the first ROWS rows are shown.
     """
     for name, x in tensors.items():
         if np.ndim(x) != 2 or x.shape[1] % 128:
@@ -93,5 +94,5 @@ def rounding(
                 continuous_update=False,
             ),
         },
-        lambda **values: draw(tensors, **values),
+        lambda **values: draw({name: x[:ROWS] for name, x in tensors.items()}, **values),
     )  # fmt: skip
