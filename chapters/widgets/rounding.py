@@ -42,12 +42,12 @@ def draw(
     _group(left, x, format_name, size, kind, clip)
     names = list(errors)[::-1]
     colours = [ORANGE if name == format_name else BLUE for name in names]
-    right.barh(names, [100 * errors[name] for name in names], color=colours)
-    right.set_xscale("symlog", linthresh=1)
-    right.set_xticks([0, 1, 10, 100], ["0", "1", "10", "100"])
+    place = [np.log10(1 + 100 * errors[name]) for name in names]  # a symlog axis takes longer to draw
+    right.barh(names, place, color=colours)
+    right.set_xticks(np.log10([1, 2, 11, 101]), ["0", "1", "10", "100"])
     for i, name in enumerate(names):
-        right.text(100 * errors[name] * 1.05 + 0.03, i, f"{errors[name]:.2%}", va="center", fontsize=8, color=INK)
-    right.set_xlim(0, 900)
+        right.text(place[i] + 0.02, i, f"{errors[name]:.2%}", va="center", fontsize=8, color=INK)
+    right.set_xlim(0, 2.8)
     tidy(right, "error, % of the tensor's rms", "", "all formats, same groups")
     fig.text(0.01, 0.975, text, va="top", fontsize=9, color=INK)
     best = min(errors, key=errors.__getitem__)
@@ -60,7 +60,7 @@ def _group(ax: Any, x: q.Floats, format_name: str, size: int | None, kind: q.Sca
     largest = np.abs(x).max() if size is None else np.abs(x.reshape(-1, size)).max(1)
     values = q.FORMATS[format_name]
     scale = float(np.ravel(q.scales_of(clip * np.atleast_1d(largest), values.reach, kind))[0])
-    counts, _, _ = ax.hist(shown, bins=61, color=GREY)
+    counts, _, _ = ax.hist(shown, bins=61, color=GREY, histtype="stepfilled")  # one path, not 61 bars
     top = float(counts.max())
     ax.vlines(values.values * scale, -0.16 * top, -0.03 * top, color=RED, linewidth=1)
     ax.set_ylim(-0.18 * top, 1.08 * top)
