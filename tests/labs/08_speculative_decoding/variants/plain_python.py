@@ -17,7 +17,8 @@ def propose_ngram(tokens, k, longest, shortest):
 def residual(p, q):
     p, q = p.tolist(), q.tolist()
     rest = [a - b if a > b else 0.0 for a, b in zip(p, q, strict=True)]
-    return [value / sum(rest) for value in rest] if any(rest) else p
+    total = sum(rest)
+    return [value / total for value in rest] if total else p
 
 
 # %% nbgrader={"grade_id": "verify"}

@@ -1,5 +1,6 @@
 # fault: every guess is judged by the first row.
-# fails: check_kept, check_replaced, check_numbers, check_distribution, check_engine_copied, check_engine_drafted
+# fails: check_kept, check_replaced, check_bonus, check_numbers, check_distribution, check_engine_copied,
+#   check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}
 def verify(p, q, drafts, uniform):

@@ -1,13 +1,12 @@
-# fault: it appends to the caller's prompt.
+# fault: it appends to the caller's prompt, and so finds nothing behind it.
 # fails: check_loop
 
 # %% nbgrader={"grade_id": "speculate"}
 def speculate(prompt, num_tokens, k, propose, judge):
     """The num_tokens tokens behind prompt, in rounds of at most k guesses."""
     tokens, end = prompt, len(prompt) + num_tokens
-    start = len(prompt)
     while len(tokens) < end:
         drafts = list(propose(list(tokens), min(k, end - len(tokens) - 1)))
         kept, token = judge(list(tokens), drafts)
         tokens += [*drafts[:kept], token]
-    return tokens[start:]
+    return tokens[len(prompt) :]

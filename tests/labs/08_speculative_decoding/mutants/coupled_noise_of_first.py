@@ -1,5 +1,5 @@
 # fault: every position has the first one's noise.
-# fails: check_coupled, check_engine_drafted
+# fails: check_coupled, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify_coupled"}
 def verify_coupled(p, drafts, noise, choose):
