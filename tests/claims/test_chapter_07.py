@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from reference_impl import LLM, course_model
+from reference_impl.bench.quality import logprobs
 from reference_impl.models.quantization.awq import rounded, search_scales
+from reference_impl.models.quantization.by_layer import linears_of
+from reference_impl.models.quantization.folding import matrix
 from reference_impl.models.quantization.gptq import gptq
 from reference_impl.models.quantization.scheme import Scheme, decode
 from reference_impl.models.quantization.smoothquant import smoothing, weight_reach
@@ -238,3 +242,25 @@ def test_e07_04_a_cache_of_8_bits_is_safe_and_one_of_4_depends_on_what_shares_a_
     assert four[0] > 0.9
     assert four[1] > 0.5
     assert four[2] < 0.15
+
+
+@torch.inference_mode()
+def test_e07_11_the_last_layers_are_not_the_most_sensitive_ones_of_every_model() -> None:
+    """Claims: keep the last one or two layers in high precision; keep the LM head and the embedding.
+
+    In the course model, with one layer at a time in INT4, others are worse than the last two, several times apart.
+    """
+    llm = LLM(course_model("target"), dtype="float32", kv_cache_bytes=2**18)
+    model, tokens = llm.engine.model, llm.encode("def read(path):\n    with open(path) as file:\n" * 3)[:48]
+    exact, harm = logprobs(model, tokens), []
+    for layer in model.layers:
+        before = [(matrix(linear), matrix(linear).clone()) for linear in linears_of(layer)]
+        for weight, original in before:
+            weight.copy_(rounded(original, Scheme("int4", "group", 128)))
+        changed = logprobs(model, tokens)
+        harm.append(float((exact.exp() * (exact - changed)).sum(-1).mean()))
+        for weight, original in before:
+            weight.copy_(original)
+    assert torch.equal(logprobs(model, tokens), exact)
+    assert max(harm[:-2]) > max(harm[-2:])
+    assert max(harm) > 2 * min(harm)
