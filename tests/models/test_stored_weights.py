@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.stored_weights import layouts
 from reference_impl.models.loader import CheckpointError
-from reference_impl.models.quantization.compressed_tensors import config_of, schemes
+from reference_impl.models.quantization.compressed_tensors import config_of, config_of_layers, schemes
+from reference_impl.models.quantization.layouts import Dense, OfScheme
 from reference_impl.models.quantization.scheme import Activations, Scheme, decode, encode, fit
 from reference_impl.models.quantization.stored import Stored, round_activations
 from reference_impl.models.quantization.tensors import fitted_of, tensors_of
@@ -81,7 +84,7 @@ def test_logits_are_those_of_the_decoded_weights(scheme: Scheme, written, our_lo
         assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 0.2
     for linear in model.linears():
         assert isinstance(linear.method, Stored)
-        assert "Stored(Scheme" in repr(linear.method)
+        assert "Stored(OfScheme(scheme=Scheme" in repr(linear.method)
         shapes = [(rows, linear.in_features) for rows in linear.parts.values()]
         bits = sum(scheme.bits_per_weight(shape) * shape[0] * shape[1] for shape in shapes)
         bits += 32 * linear.out_features * linear.has_bias
@@ -167,11 +170,29 @@ def test_names_classes_and_expressions_say_which_layers_have_a_scheme() -> None:
     assert scheme_of("lm_head") is None
 
 
-def test_parts_of_one_layer_with_different_schemes_are_named(written, edit) -> None:
-    folder, _ = written(SCHEMES[0])
-    edit(folder, quantization_config=config_of(SCHEMES[0], ["lm_head", "model.layers.0.self_attn.k_proj"]))
-    with pytest.raises(ConfigError, match=r"qkv_proj: expected one scheme for .*k_proj: None"):
-        load_model(folder)
+def test_parts_of_one_layer_may_have_different_schemes(written, edit, our_logits) -> None:
+    """One of q, k and v in 8 bits, and one not quantized: each is decoded as its own scheme says."""
+    folder, plain = written(SCHEMES[0])
+    tensors, dense = load_file(folder / "model.safetensors"), load_file(plain / "model.safetensors")
+    q, k = (f"model.layers.0.self_attn.{part}_proj" for part in "qk")
+    for word in ("weight_packed", "weight_scale", "weight_shape"):
+        del tensors[f"{k}.{word}"], tensors[f"{q}.{word}"]
+    tensors[f"{k}.weight"], other = dense[f"{k}.weight"], Scheme("int8", "channel", activations=Activations("int8"))
+    fitted = fit(dense[f"{q}.weight"], other)
+    codes = encode(dense[f"{q}.weight"], other, fitted)
+    tensors |= {f"{q}.{word}": tensor for word, tensor in tensors_of(codes, other, fitted).items()}
+    dense[f"{q}.weight"] = decode(codes, other, fitted)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(dense, plain / "model.safetensors", {"format": "pt"})
+    edit(folder, quantization_config=config_of_layers({"up_proj": SCHEMES[0], "": SCHEMES[0], q: other}, [k]))
+    model = load_model(folder, FLOAT32)
+    method = model.linears()[0].method
+    assert isinstance(method, Stored)
+    assert method.layouts == {"q_proj": OfScheme(other), "k_proj": Dense(), "v_proj": OfScheme(SCHEMES[0])}
+    found, expected = our_logits(model, IDS)[0], our_logits(load_model(plain, FLOAT32), IDS)[0]
+    assert worst(found, expected) <= 0.05  # q rounds its input
+    method.layouts["q_proj"] = OfScheme(replace(other, activations=None))
+    assert worst(our_logits(model, IDS)[0], expected) <= 1e-5
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf")])
@@ -188,7 +209,10 @@ def test_scales_that_cannot_be_are_named(bad: float, written) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, "quant_method: expected compressed-tensors or fp8.*found 'bitsandbytes'"),
+        (
+            {"quant_method": "bitsandbytes"},
+            "quant_method: expected compressed-tensors, fp8, gptq or awq.*'bitsandbytes'",
+        ),
         ({"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme: expected none"),
         ({"format": "marlin-24"}, "format: expected one of pack-quantized.*found 'marlin-24'"),
         ({"config_groups": {}}, "config_groups: expected an object"),
@@ -197,7 +221,7 @@ def test_scales_that_cannot_be_are_named(bad: float, written) -> None:
 )
 def test_a_form_that_is_not_read_is_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        schemes({**config_of(SCHEMES[0]), **change}, "config.json")
+        layouts({**config_of(SCHEMES[0]), **change}, "config.json")
 
 
 JSON = st.recursive(
