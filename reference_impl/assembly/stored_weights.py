@@ -32,7 +32,30 @@ def stored_methods(folder: Path, config: ModelConfig, dtype: torch.dtype, device
     """None where config.json says nothing of quantization. ConfigError for a form that is not read."""
     path = folder / "config.json"
     raw = read_object(path, ConfigError, MOST_BYTES).get("quantization_config") if path.is_file() else None
-    return methods_of_layouts(layouts(raw, str(path)), config, dtype, device) if raw else None
+    if not raw:
+        return None
+    if config.architecture != "Phi3ForCausalLM":
+        raw = with_parts(raw)
+    return methods_of_layouts(layouts(raw, str(path)), config, dtype, device)
+
+
+def with_parts(raw: Any) -> Any:
+    """A quantization_config in whose lists of names qkv_proj and gate_up_proj, as vLLM calls what it joins, also stand
+    for their parts: in names, and in regular expressions behind re:."""
+    if isinstance(raw, dict):
+        return {key: with_parts(value) for key, value in raw.items()}
+    if not isinstance(raw, list):
+        return raw
+    found: list[Any] = []
+    for one in raw:
+        joined = next((j for j in _PARTS if isinstance(one, str) and j in one), None)
+        if joined is None:
+            found.append(with_parts(one))
+        elif one.startswith("re:"):
+            found.append(one.replace(joined, f"(?:{'|'.join((joined, *_PARTS[joined]))})"))
+        else:
+            found += [one, *(one.replace(joined, part) for part in _PARTS[joined])]
+    return found
 
 
 def layouts(raw: Any, where: str) -> LayoutOf:
@@ -56,12 +79,10 @@ def methods_of_layouts(layout_of: LayoutOf, config: ModelConfig, dtype: torch.dt
     """A layer none of whose parts is quantized has the method that any model has."""
 
     def method(name: str) -> LinearMethod:
-        prefix, _, fused = name.rpartition(".")
+        prefix = name.rpartition(".")[0]
         found: dict[str, Layout] = {}
         for part in part_names(config, name):
             layout = layout_of(f"{prefix}.{part}" if prefix else part)
-            if part != fused and layout != layout_of(name) and layout_of(name) is None:
-                layout = None  # as vLLM names what it joins, among those that are not quantized
             found[part] = Dense() if layout is None else layout
         plain = all(isinstance(layout, Dense) for layout in found.values())
         return default_method(dtype, device) if plain else Stored(found, dtype, device)
