@@ -17,12 +17,15 @@ from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import MOST_BYTES
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.json_file import read_object
+from reference_impl.models.loader import weight_files
 from reference_impl.models.moe import expert_names
 from reference_impl.models.quantization.auto_awq import awq_layouts
 from reference_impl.models.quantization.auto_gptq import Gptq, gptq_layouts
-from reference_impl.models.quantization.compressed_tensors import schemes
+from reference_impl.models.quantization.compressed_tensors import compressed_layouts
 from reference_impl.models.quantization.config_fields import Fields
-from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf, OfScheme
+from reference_impl.models.quantization.fp8 import Shapes, fp8_layouts
+from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf
+from reference_impl.models.quantization.mixed_up import tensor_shapes
 from reference_impl.models.quantization.stored import Stored
 
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -36,7 +39,8 @@ def stored_methods(folder: Path, config: ModelConfig, dtype: torch.dtype, device
         return None
     if config.architecture != "Phi3ForCausalLM":
         raw = with_parts(raw)
-    return methods_of_layouts(layouts(raw, str(path)), config, dtype, device)
+    shapes = tensor_shapes(weight_files(folder)) if isinstance(raw, dict) and raw.get("quant_method") == "fp8" else {}
+    return methods_of_layouts(layouts(raw, str(path), shapes), config, dtype, device)
 
 
 def with_parts(raw: Any) -> Any:
@@ -58,8 +62,9 @@ def with_parts(raw: Any) -> Any:
     return found
 
 
-def layouts(raw: Any, where: str) -> LayoutOf:
-    """The layout of each matrix by its name in the checkpoint. ConfigError for what is not read, by name."""
+def layouts(raw: Any, where: str, shapes: Shapes | None = None) -> LayoutOf:
+    """The layout of each matrix by its name in the checkpoint. shapes: of its tensors, which FP8 needs. ConfigError for
+    what is not read, by name."""
     get = Fields(raw if isinstance(raw, dict) else {}, where)
     if not isinstance(raw, dict):
         raise get.error("", "an object", raw)
@@ -68,9 +73,10 @@ def layouts(raw: Any, where: str) -> LayoutOf:
         return gptq_layouts(raw, where)
     if method == "awq":
         return awq_layouts(raw, where)
-    if method in ("compressed-tensors", "fp8"):
-        scheme_of, inverse = schemes(raw, where)
-        return lambda name: None if (scheme := scheme_of(name)) is None else OfScheme(scheme, inverse)
+    if method == "fp8":
+        return fp8_layouts(raw, where, shapes or {})
+    if method == "compressed-tensors":
+        return compressed_layouts(raw, where)
     known = "compressed-tensors, fp8, gptq or awq (others need a method: load_model(..., linear_method=...))"
     raise get.error("quant_method", known, method)
 

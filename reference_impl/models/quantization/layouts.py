@@ -47,17 +47,18 @@ LayoutOf = Callable[[str], Layout | None]  # from a matrix's name in the checkpo
 @dataclass(frozen=True)
 class OfScheme:
     """Codes and scales as compressed-tensors stores them. inverse: scales are named weight_scale_inv (they are factors
-    all the same), as DeepSeek and Hugging Face's FP8 write them."""
+    all the same), as DeepSeek and Hugging Face's FP8 write them. packed: see `specs_of`."""
 
     scheme: Scheme
     inverse: bool = False
+    packed: bool | None = None
 
     @property
     def activations(self) -> Activations | None:
         return self.scheme.activations
 
     def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
-        return specs_of(self.scheme, in_features, out_features, self.inverse)
+        return specs_of(self.scheme, in_features, out_features, self.inverse, self.packed)
 
     def check(self, name: str, tensor: Tensor) -> None:
         if "scale" in name:

@@ -78,6 +78,11 @@ def _whether_g_idx(found: Shapes) -> str:
     return "without g_idx nothing says which input is of which group (awq has none, gptq has); " if lacks else ""
 
 
+def tensor_shapes(files: list[Path]) -> dict[str, list[int]]:
+    """{name of a tensor: its shape}, of headers alone."""
+    return {f"{part}.{word}": shape for part, found in _headers(files).items() for word, (shape, _) in found.items()}
+
+
 def _headers(files: list[Path]) -> dict[str, Shapes]:
     """{name of a layer: its tensors}."""
     found: dict[str, dict[str, tuple[list[int], str]]] = {}

@@ -74,7 +74,8 @@ class Stored:
         for start, layout in zip(self.starts(), self.layouts.values(), strict=True):
             rounded = x
             if layout.activations is not None:
-                rounded = round_activations(x, layout.activations, params.get(f"{start}.input_scale"))
+                scale = params.get(f"{start}.input_scale", params.get(f"{start}.activation_scale"))
+                rounded = round_activations(x, layout.activations, scale)
             pieces.append(F.linear(rounded, self.weight(params, start, x.shape[1]).to(x.dtype)))
         y = torch.cat(pieces, 1)
         return y.add_(params["bias"]) if "bias" in params else y
