@@ -28,6 +28,7 @@ SIZES = {
     "architecture": "LlamaForCausalLM", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64,
     "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
 }  # fmt: skip
+MATRICES = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": False}
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
@@ -111,7 +112,7 @@ def written(make_folder: MakeFolder, edit) -> Callable[..., tuple[Path, Path]]: 
         folder = make_folder(**(SIZES | sizes))
         tensors = load_file(folder / "model.safetensors")
         plain, form = dict(tensors), dict(tensors)
-        for seed, name in enumerate(name for name in tensors if name.endswith("_proj.weight")):
+        for seed, name in enumerate(name for name in tensors if name.endswith(MATRICES)):
             rows, columns = tensors[name].shape
             groups = torch.arange(columns) // (raw["group_size"] if raw["group_size"] > 0 else columns)
             if raw.get("desc_act"):
@@ -155,6 +156,26 @@ def test_logits_are_those_of_the_weights_that_codes_stand_for(raw: dict[str, Any
     )
     g_idx = sum(4 * linear.in_features * len(linear.parts) for linear in model.linears())
     assert stored == weights / 2 + groups * 2.5 + (g_idx if raw["quant_method"] == "gptq" else 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ({"architecture": "Phi3ForCausalLM"}, {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}),
+        (
+            {"architecture": "MixtralForCausalLM", "num_local_experts": 2, "sliding_window": None},
+            {"q_proj", "k_proj", "v_proj", "o_proj", "w1", "w2", "w3"},
+        ),
+    ],
+    ids=["phi3", "mixtral"],
+)
+def test_matrices_have_their_family_s_names(sizes: dict, parts: set[str], written, our_logits) -> None:
+    """Phi-3's are joined in the checkpoint; Mixtral's experts have w1, w2 and w3."""
+    folder, plain = written(GPTQ, **sizes)
+    model, expected = load_model(folder, FLOAT32), load_model(plain, FLOAT32)
+    methods = [linear.method for linear in model.linears()]
+    assert {part for method in methods if isinstance(method, Stored) for part in method.layouts} == parts
+    assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 1e-5
 
 
 def test_configs_say_which_layers_are_quantized_and_how() -> None:
