@@ -13,12 +13,20 @@ from reference_impl.cli.options import MODEL, Model, errors_in_a_line, fail, fol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from reference_impl.models.quantization.recipes import Recipe
+
+_SCANNED = 4  # calibration rows that the scan of --bits looks at
 _METHOD = (
     "rtn, gptq, awq, rotate, rotate-gptq (to --scheme, or int4), smoothquant (to w8a8), or the name of a scheme, "
     "rounded to nearest."
 )
 _SCHEME = (
     "int4, int4-zeros, int8, w8a8, w4a8, fp8, fp8-weights, fp8-tensor, fp8-block, nvfp4, mxfp4, mxfp8, nf4, ternary."
+)
+
+_BITS = (
+    "Mixed precision: no more bits a weight than this in the mean, all scales counted. Each linear layer gets the "
+    "scheme of --choices that a scan finds best: it loads the whole model and needs --calibration."
 )
 
 
@@ -41,6 +49,8 @@ def quantize(
     alpha: Annotated[float, typer.Option(min=0, max=1, help="SmoothQuant: how much goes over to weights.")] = 0.5,
     dense: Annotated[bool, typer.Option("--dense", help="Write float32, to compare packed weights with.")] = False,
     clip: Annotated[bool, typer.Option("--clip", help="Search how much of each group's extremes to cut.")] = False,
+    bits: Annotated[float | None, typer.Option(min=1, help=_BITS)] = None,
+    choices: Annotated[str, typer.Option(help="With --bits: schemes, between commas.")] = "int4,int8",
 ) -> None:
     """Quantize a model's linear layers into another folder, a layer at a time.
 
@@ -63,15 +73,19 @@ def quantize(
         )  # fmt: skip
         source = folder_of(model)
         tokens = None
-        if recipe.calibrated or clip:
+        if recipe.calibrated or clip or bits:
             if calibration is None:
-                fail(f"--calibration: {method} looks at activations: expected a file of text, got none", 2)
+                why = "--bits" if bits and not recipe.calibrated else method
+                fail(f"--calibration: {why} looks at activations: expected a file of text, got none", 2)
             tokens = _tokens(source, calibration, rows, length)
+        notes: dict[str, Any] = {}
+        if bits and tokens is not None:
+            recipe, notes = _mixed(source, tokens, recipe, bits, choices.split(","))
         with Progress(TextColumn("layer"), MofNCompleteColumn(), transient=True) as shown:
             task = shown.add_task("layers", total=None)
             job = Job(
                 source, output, recipe, tokens, Dense() if dense else None,
-                progress=lambda done, of: shown.update(task, completed=done, total=of),
+                progress=lambda done, of: shown.update(task, completed=done, total=of), notes=notes,
             )  # fmt: skip
             report = quantize_folder(job)
     _say_report(output, report)
@@ -82,6 +96,31 @@ def _tokens(source: Path, text: Path, rows: int, length: int) -> Tensor:
     from reference_impl.models.quantization.calibration import calibration_tokens
 
     return calibration_tokens(PromptEncoder(source).tokens_of(text.read_text("utf-8")), rows, length)
+
+
+def _mixed(
+    source: Path, tokens: Tensor, recipe: Recipe, bits: float, names: list[str]
+) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe with a scheme for each linear layer, and what the report says of it."""
+    from dataclasses import asdict
+
+    import torch
+
+    from reference_impl.assembly.model import load_model
+    from reference_impl.models.quantization.scan import scan
+    from reference_impl.models.quantization.sensitivity import allocate
+
+    model = load_model(source, torch.float32)
+    weights = sum(linear.in_features * linear.out_features for linear in model.linears())
+    costs = scan(model, tokens[:_SCANNED], recipe, names)
+    try:
+        chosen = allocate(costs, int(bits * weights))
+    except ValueError as error:
+        raise ValueError(f"--bits: {error}: {weights:,} weights") from None
+    shown = {layer: {name: asdict(cost) for name, cost in found.items()} for layer, found in costs.items()}
+    counts = ", ".join(f"{name} in {list(chosen.values()).count(name)}" for name in names)
+    typer.echo(f"linear layers: {counts} of {len(chosen)}")
+    return replace(recipe, by_layer=chosen), {"mixed": {"asked_bits": bits, "costs": shown}}
 
 
 def _say_report(output: Path, report: dict[str, Any]) -> None:
