@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,10 @@ _SCHEME = (
 _BITS = (
     "Mixed precision: no more bits a weight than this in the mean, all scales counted. Each linear layer gets the "
     "scheme of --choices that a scan finds best: it loads the whole model and needs --calibration."
+)
+
+_TASKS = (
+    "Ask it so many questions of each kind: values to find, JSON to write, code to go on with. Needs a chat template."
 )
 
 
@@ -102,8 +107,6 @@ def _mixed(
     source: Path, tokens: Tensor, recipe: Recipe, bits: float, names: list[str]
 ) -> tuple[Recipe, dict[str, Any]]:
     """The recipe with a scheme for each linear layer, and what the report says of it."""
-    from dataclasses import asdict
-
     import torch
 
     from reference_impl.assembly.model import load_model
@@ -150,15 +153,26 @@ def evaluate(
     against: Annotated[str | None, typer.Option(help=f"The model it was made from. {MODEL}.")] = None,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 256,
     windows: Annotated[int, typer.Option(min=2, help="No more of them than this.")] = 64,
+    tasks: Annotated[int, typer.Option(min=0, help=_TASKS)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object.")] = False,
 ) -> None:
     """How good a model is on a text, and how far it has moved from another: perplexity, KL, same first token.
 
-    Each figure has a 95 % interval, from drawing windows anew. Exact methods are judged by tests, never by this.
+    With --tasks also what it can: find a value some way back, write valid JSON, go on with the text's functions so that
+    they parse. Each figure has a 95 % interval, from drawing windows or tasks anew; differences are paired. Exact
+    methods are judged by tests, never by this.
     """
-    from reference_impl.bench import quality
+    from reference_impl.bench import abilities, quality
 
     with errors_in_a_line():
+        if tasks == 1:
+            fail("--tasks: expected 0 or at least 2, since one says nothing of how much they differ; got 1", 2)
         other = None if against is None else folder_of(against)
-        found = quality.evaluate(folder_of(model), other, text, length, windows)
+        found = quality.evaluate(folder_of(model), other, text, length, windows, tasks)
+    if as_json:
+        measures = {name: asdict(estimate) for name, estimate in found["found"].items()}
+        about = {"model": model, "against": against, "text": str(text), "windows": found["windows"], "length": length}
+        typer.echo(json.dumps(about | {"measures": measures, "tasks": abilities.plain(found["abilities"])}, indent=2))
+        return
     typer.echo(f"{found['windows']} windows of {length} tokens of {text}, in float32; 95 % intervals in brackets")
-    typer.echo("\n".join(quality.lines(found["found"])))
+    typer.echo("\n".join(quality.lines(found["found"]) + abilities.lines(found["abilities"])))
