@@ -262,6 +262,9 @@ def test_a_tokenizer_of_bytes_is_the_folder_s(tmp_path: Path) -> None:
     )  # fmt: skip
     found, text = gguf_tokenizer(file), "<|im_start|>def f(x1):\n    return 'it''s' + ü\t 123<|im_end|>"
     assert found.encode(text).ids == made.encode(text).ids
+    odd = "we'll don'tx it'sx WE'LL\r\n\n  12345 a_b!!\n"  # whose pieces hang on each part of the pattern
+    assert found.pre_tokenizer is not None
+    assert found.pre_tokenizer.pre_tokenize_str(odd) == made.pre_tokenizer.pre_tokenize_str(odd)
     assert found.decode(found.encode(text).ids) == made.decode(made.encode(text).ids)
 
 

@@ -251,6 +251,9 @@ def test_other_forms_of_fp8(kind: Any, names: tuple[str, str], written, edit) ->
     found = linear(x)
     assert isinstance(linear.method, Stored)
     if kind == "block":
+        q = "model.layers.0.self_attn.q_proj."
+        factors = torch.kron(tensors[q + scale].float(), torch.ones(32, 64))[:, :96]
+        assert torch.equal(linear.method.weight(linear.params, 0, 96), tensors[q + "weight"].float() * factors)
         wide = torch.nn.functional.pad(x, (0, 32)).unflatten(1, (2, 64))
         steps = wide.abs().amax(-1, keepdim=True) / 448
         rounded = ((wide / steps).to(torch.float8_e4m3fn).float() * steps).flatten(1)[:, :96]
