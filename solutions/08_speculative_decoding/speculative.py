@@ -1301,6 +1301,9 @@ for k in (1, 2, 5, 9):
 # %% nbgrader={"grade_id": "engine_parts"}
 from reference_impl.assembly.lab_parts import LabEngine, Speculation, course_llm, drafted_by, speculating
 
+encode = course_llm().encode  # loads both models, once for all the cells below
+course_llm("draft")
+
 
 def your_verdict(asked):
     """What your verify or verify_coupled says of a round of guesses, compared with the engine's own rule."""
@@ -1324,30 +1327,42 @@ def your_guesses(request, k):
     return guesses_of("propose_ngram", propose_ngram(list(request.tokens), k, 3, 1))[:k], None
 
 
-def write(prompts, settings, num_tokens, k=0, guess=None):
-    """(what the engine generates for each prompt, the rounds of guesses); settings: of each prompt."""
-    options, part = {"num_blocks": 64, "seed": 5}, Speculation(guess, your_verdict)
+def write(prompt, settings, num_tokens, seed, k=0, guess=None):
+    """(what the engine with this seed generates for each of the settings, the rounds of guesses)."""
+    options, part = {"num_blocks": 64, "seed": seed}, Speculation(guess, your_verdict)
     engine = speculating(course_llm(), options, k, part) if k else LabEngine(course_llm(), options)
-    for prompt, setting in zip(prompts, settings, strict=True):
+    for setting in settings:
         engine.add(prompt, num_tokens, **setting)
     return list(engine.run().values()), part.rounds
 
 
-def check_written(prompts, settings, num_tokens, guess, what, ks=(1, 4)):
-    """Generates with at most k guesses a step, for each k, and without; texts that are promised must be equal."""
-    plain, _ = write(prompts, settings, num_tokens)
-    for k in ks:
-        seen, rounds = write(prompts, settings, num_tokens, k, guess)
-        num_kept = sum(kept for _, kept in rounds)
-        print(f"{what}, k = {k}: {len(rounds)} rounds with guesses, {num_kept} of {sum(n for n, _ in rounds)} kept")
-        for text, own, setting in zip(seen, plain, settings, strict=True):
-            promised = setting.get("temperature", 0) == 0 or "seed" in setting
-            assert not promised or text == own, f"{setting}, k = {k}: plain decoding gives {own}, with guesses {text}"
-        assert num_kept, f"{what}, k = {k}: no guess was kept"
+def is_promised(setting):
+    """Whether a request with these settings has one text, with guesses and without."""
+    return setting.get("temperature", 0) == 0 or "seed" in setting
 
 
-SEEDED = ({"temperature": 0.8, "seed": 7}, {"temperature": 1.2, "seed": 8})
-SETTINGS = ({}, *SEEDED, {"temperature": 0.8, "top_k": 20}, {"temperature": 1.0, "top_p": 0.9})
+def check_written(prompt, settings, num_tokens, k, guess, what, seed=5):
+    """Generates for each of the settings with at most k guesses a step; the texts that are promised also without.
+    Returns how many guesses were kept."""
+    promised = [setting for setting in settings if is_promised(setting)]
+    plain, _ = write(prompt, promised, num_tokens, seed)
+    seen, rounds = write(prompt, settings, num_tokens, seed, k, guess)
+    num_kept = sum(kept for _, kept in rounds)
+    print(f"{what}, k = {k}: {len(rounds)} rounds with guesses, {num_kept} of {sum(n for n, _ in rounds)} kept")
+    texts = [text for text, setting in zip(seen, settings, strict=True) if is_promised(setting)]
+    for text, own, setting in zip(texts, plain, promised, strict=True):
+        assert text == own, f"{setting}, k = {k}: plain decoding gives {own}, with guesses {text}"
+    assert rounds, f"{what}, k = {k}: no guess was made"
+    return num_kept
+
+
+def greedy_seeded_and_not(seed, other):
+    """Settings of seven requests: a greedy one, two with a seed, and four without one, half of them with a filter."""
+    seeded = {"temperature": 0.8, "seed": seed}, {"temperature": 1.2, "seed": other}
+    filtered = {"temperature": 0.8, "top_k": 20}, {"temperature": 1.2, "top_p": 0.9}
+    return [{}, *seeded, *filtered, {"temperature": 1.2}, {"temperature": 1.2}]
+
+
 REPEATS = "def area(a, b):\n    return a * b\n\ndef area(a, b):\n    return a * b\n\ndef area("
 
 
@@ -1358,15 +1373,16 @@ REPEATS = "def area(a, b):\n    return a * b\n\ndef area(a, b):\n    return a * 
 # explanation: A copied guess was not drawn, so q is 1 there: it is kept with probability p(x), and replaced by a draw
 #   from p without x. For a greedy request p is 1 at one token. All three kinds of request run in one batch, each with its
 #   own filters.
-encode = course_llm().encode
-check_written([encode(REPEATS)] * 5, SETTINGS, 10, your_guesses, "copied guesses")
+# Seeds with which guesses are kept and dropped at every place.
+num_kept = check_written(encode(REPEATS), greedy_seeded_and_not(4, 36), 7, 4, your_guesses, "copied guesses", 78)
+assert num_kept, "no copied guess was kept"
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_engine_copied")
 words = ["self.items", "for item in items:\n    total += item\n", "x = x + 1\n"]
 prompt = encode(words[random_int(0, 2, draw_numbers)] * 4)
 settings = [{}, *({"temperature": 0.5 + random_number(draw_numbers), **more} for more in (
     {"seed": random_int(0, 10**6, draw_numbers)}, {}, {"top_k": random_int(2, 40, draw_numbers)}))]  # fmt: skip
-check_written([prompt] * 4, settings, 10, your_guesses, "copied guesses", (3,))
+check_written(prompt, settings, 7, 3, your_guesses, "copied guesses")
 ### END HIDDEN TESTS
 
 
@@ -1377,15 +1393,16 @@ check_written([prompt] * 4, settings, 10, your_guesses, "copied guesses", (3,))
 # explanation: Here the guesses are drawn from the draft's q, filtered as the request says, so p and q both have many
 #   zeros. Where the target forbids a guess, p is 0 there, and it is never kept. A request with a seed is judged by the
 #   numbers of its positions, and q does not matter.
-encode = course_llm().encode
 prompt = encode("class Stack:\n    def push(self, item):\n")
-check_written([prompt] * 5, SETTINGS, 8, drafted_by(course_llm("draft")), "a draft model")
+guess = drafted_by(course_llm("draft"))
+num_kept = check_written(prompt, greedy_seeded_and_not(14, 45), 5, 4, guess, "a draft model", 16)
+assert num_kept, "no guess of the draft model was kept"
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_engine_drafted")
 settings = [{}, *({"temperature": 0.5 + random_number(draw_numbers), **more} for more in (
     {"seed": random_int(0, 10**6, draw_numbers)}, {}, {"top_p": 0.7 + 0.3 * random_number(draw_numbers)}))]  # fmt: skip
 prompt = encode("def is_even(number):\n    return ")
-check_written([prompt] * 4, settings, 8, drafted_by(course_llm("draft")), "a draft model", (3,))
+check_written(prompt, settings, 5, 3, drafted_by(course_llm("draft")), "a draft model")
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_measure"}
