@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from reference_impl.annexes.fusion.decoder import fused
 from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.annexes.sizing.memory import check_free, free_bytes
 from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of
-from reference_impl.assembly.stored_weights import stored_methods
+from reference_impl.assembly.stored_weights import paths_of, stored_methods
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
@@ -26,6 +27,7 @@ from reference_impl.models.shapes import fill_with_random_numbers
 from reference_impl.models.sizes import check_sizes
 
 CPU = torch.device("cpu")
+logger = logging.getLogger("inferlab.engine")
 ROTARY_BYTES = 44  # for each value of a head and position while a RotaryTable is made, most of them in float64
 
 
@@ -44,18 +46,23 @@ def load_model(
     all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
     linear_method, instead: a method of your own, or a function from a layer's name to one. It may read a checkpoint
     that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
-    With neither, a checkpoint of compressed-tensors, or in FP8 as DeepSeek writes it, is kept as it lies there.
+    With neither, a checkpoint of compressed-tensors, or in FP8 as DeepSeek writes it, keeps its weights' values; how it
+    is multiplied `stored_weights.py` says, and a line of the log (INFO) which way was taken.
     """
     folder = Path(folder)
     own = linear_method is None and quantization == "none"
     config = read_model_config(folder, quantized=own or linear_method is not None)
     if own:
-        linear_method = stored_methods(folder, dtype or getattr(torch, config.dtype), torch.device(device))
+        device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
+        chosen = choose_kernels(kernels, device, dtype)
+        linear_method = stored_methods(folder, dtype, device, chosen, free_bytes(device))
     files = weight_files(folder)
     check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
     fill(model, destinations(model), files)
     finish(model)
+    if paths := paths_of(model):
+        logger.info("%s: quantized linear layers: %s", folder, ", ".join(f"{n} {path}" for path, n in paths.items()))
     return model
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.stored_weights import paths_of
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.compressed_tensors import config_of, schemes
 from reference_impl.models.quantization.scheme import Activations, Scheme, decode, encode, fit
@@ -79,8 +80,10 @@ def test_logits_are_those_of_the_decoded_weights(scheme: Scheme, written, our_lo
         assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 1e-5
     else:  # what rounded activations do to a product is tested below
         assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 0.2
-    for linear in model.linears():
-        assert isinstance(linear.method, Stored)
+    assert paths_of(model) == {"decoded once": len(model.linears())}
+    stored = load_model(folder, FLOAT32, linear_method=Stored(scheme, FLOAT32, torch.device("cpu")))
+    assert worst(our_logits(stored, IDS)[0], our_logits(model, IDS)[0]) <= 1e-5, "which is only faster"
+    for linear in stored.linears():
         assert "Stored(Scheme" in repr(linear.method)
         shapes = [(rows, linear.in_features) for rows in linear.parts.values()]
         bits = sum(scheme.bits_per_weight(shape) * shape[0] * shape[1] for shape in shapes)

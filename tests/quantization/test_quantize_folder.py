@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,11 @@ from torch.utils._pytree import tree_leaves
 
 from reference_impl.annexes.baselines.no_cache import RecomputeAttention
 from reference_impl.annexes.baselines.ragged import ragged_batch
+from reference_impl.annexes.fusion.kernels import choose_kernels
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.stored_weights import stored_methods
 from reference_impl.core.decoder import Decoder
+from reference_impl.interfaces import LinearMethod
 from reference_impl.models.quantization.forms import Dense, Packed
 from reference_impl.models.quantization.one_layer import Part
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
@@ -98,6 +102,19 @@ PACKED = ("rtn", "int4-zeros", "int8", "w8a8", "w4a8", "fp8", "fp8-tensor", "fp8
           "gptq", "awq", "smoothquant", "rotate", "rotate-gptq")  # fmt: skip
 
 
+def kept(folder: Path) -> Callable[[str], LinearMethod]:
+    """Methods that leave each layer as it is stored: its codes and scales, decoded for each product."""
+    device, dtype = torch.device("cpu"), torch.float32
+    methods = stored_methods(folder, dtype, device, choose_kernels("torch", device, dtype))
+    assert methods is not None
+
+    def method(name: str) -> LinearMethod:
+        found = methods(name)
+        return Stored(found.scheme, dtype, device) if isinstance(found, Stored) else found
+
+    return method
+
+
 @pytest.mark.parametrize("method", PACKED)
 def test_what_is_packed_is_what_the_method_chose(method: str, make_folder: MakeFolder, tmp_path: Path) -> None:
     """Its own codes and scales to the bit; files, report and the engine's memory are as large as the formula says; and
@@ -125,8 +142,9 @@ def test_what_is_packed_is_what_the_method_chose(method: str, make_folder: MakeF
     assert (report["form"], report["no_form"]) == ("compressed-tensors", [])
     assert report["quantized_bytes"] == expected
     assert report["bits_per_weight"] == pytest.approx(8 * expected / weights)
+    as_stored = load_model(tmp_path / "out", torch.float32, linear_method=kept(tmp_path / "out"))
+    assert sum(linear.weight_bytes() for linear in as_stored.linears()) == expected
     model = load_model(tmp_path / "out", torch.float32)
-    assert sum(linear.weight_bytes() for linear in model.linears()) == expected
     for linear in model.linears():  # without the rounding of activations, which the dense weights do not have
         assert isinstance(linear.method, Stored)
         assert (

@@ -125,3 +125,12 @@ def fitted_of(tensors: dict[str, Tensor], scheme: Scheme, in_features: int) -> t
             zeros = (unpack_words(zeros.T, bits, len(codes)).T - offset).to(torch.int8)
         zeros = zeros.reshape(shape)
     return codes, Fitted(scales, zeros, tensor_scale)
+
+
+def in_features_of(tensors: dict[str, Tensor], scheme: Scheme) -> int:
+    """Of a matrix that is stored so."""
+    if "weight" in tensors:
+        return tensors["weight"].shape[1]
+    if in_words(scheme):
+        return int(tensors["weight_shape"][1])
+    return 2 * tensors["weight_packed"].shape[1]
