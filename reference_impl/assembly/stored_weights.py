@@ -87,10 +87,11 @@ def decoded_bytes(folder: Path, scheme: Scheme, dtype: torch.dtype) -> int:
     return stored * 8 * dtype.itemsize // FORMATS[scheme.numbers].bits
 
 
-def paths_of(model: Decoder) -> Counter[str]:
-    """How many of a model's linear layers whose weights came quantized are multiplied in which way."""
+def paths_of(model: object) -> Counter[str]:
+    """How many of a model's linear layers whose weights came quantized are multiplied in which way. Empty for a model
+    that computes in another process: what is here then has no layers."""
     found: Counter[str] = Counter()
-    for linear in model.linears():
+    for linear in model.linears() if isinstance(model, Decoder) else ():
         if isinstance(linear.method, Stored):
             form = linear.method.path(linear.params) if isinstance(linear.method, Converted) else None
             found[PER_PRODUCT if form is None else form.name] += 1

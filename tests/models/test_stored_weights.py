@@ -73,14 +73,16 @@ def written(make_folder: MakeFolder, edit) -> Callable[..., tuple[Path, Path]]: 
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_logits_are_those_of_the_decoded_weights(scheme: Scheme, written, our_logits) -> None:
+def test_logits_are_those_of_the_decoded_weights(scheme: Scheme, written, our_logits, caplog) -> None:
     folder, plain = written(scheme)
+    caplog.set_level("INFO", "inferlab.engine")
     model, expected = load_model(folder, FLOAT32), load_model(plain, FLOAT32)
     if scheme.activations is None:
         assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 1e-5
     else:  # what rounded activations do to a product is tested below
         assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 0.2
     assert paths_of(model) == {"decoded once": len(model.linears())}
+    assert f"quantized linear layers: {len(model.linears())} decoded once" in caplog.text
     stored = load_model(folder, FLOAT32, linear_method=Stored(scheme, FLOAT32, torch.device("cpu")))
     assert worst(our_logits(stored, IDS)[0], our_logits(model, IDS)[0]) <= 1e-5, "which is only faster"
     for linear in stored.linears():

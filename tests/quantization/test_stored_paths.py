@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from typer.testing import CliRunner
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before the first kernel is defined
@@ -17,6 +19,7 @@ if not torch.cuda.is_available():
 from reference_impl.annexes.fusion.kernels import choose_kernels
 from reference_impl.annexes.fusion.linear import TritonStoredInt4
 from reference_impl.assembly.stored_weights import decoded_bytes, stored_methods
+from reference_impl.cli import app
 from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.kernels import reference
 from reference_impl.models.quantization.compressed_tensors import config_of
@@ -266,3 +269,9 @@ def test_with_triton_each_format_has_its_kernel(tmp_path) -> None:
         expected = x.double() @ weight.to(DEVICE).double().T
         assert float((method.apply(params, x).double() - expected).abs().max()) < 0.05 * float(expected.abs().max())
         assert isinstance(method, TritonStoredInt4) is (name == "W4A16")
+
+
+def test_generate_says_what_the_weights_are_multiplied_with(monkeypatch) -> None:
+    monkeypatch.setattr("reference_impl.assembly.stored_weights.paths_of", lambda model: Counter({"decoded once": 28}))
+    said = CliRunner().invoke(app, ["generate", "x", "--max-tokens", "1"])
+    assert "weights that came quantized: decoded once (28 layers)" in said.stderr
