@@ -188,6 +188,13 @@ def test_four_bit_floats_beyond_float16_are_not_emulated_in_it() -> None:
         assert (method.path(params) is not None) is known
 
 
+def test_ragged_blocks_of_several_parts_are_not_joined() -> None:
+    """Behind 40 outputs of a first part a block would begin where the kernel's tile does not."""
+    form = TWINS["W8A8 fp8 by block"]()
+    assert product(Converted(BLOCKS, F16, CPU, paths=[form]), [40, 128], 192)[0] == PER_PRODUCT
+    assert product(Converted(BLOCKS, F16, CPU, paths=[form]), [256, 40], 192)[1] < 4e-3
+
+
 def test_a_static_scale_of_activations_leaves_a_layer_stored() -> None:
     scheme = Scheme("int8", "channel", activations=Activations("int8", "tensor", dynamic=False))
     method = Converted(scheme, F32, CPU, paths=[Decoded(UnquantizedLinear(F32, CPU))])
