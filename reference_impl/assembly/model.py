@@ -12,7 +12,7 @@ from reference_impl.annexes.fusion.decoder import fused
 from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.annexes.sizing.memory import check_free, free_bytes
 from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of
-from reference_impl.assembly.stored_weights import paths_of, stored_methods
+from reference_impl.assembly.stored_weights import methods_of_layouts, paths_of, spare_tensors, stored_methods
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
@@ -21,8 +21,11 @@ from reference_impl.models.config_json import read_model_config
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.config_rope import reason_for_limit
 from reference_impl.models.decoders import kind_of
-from reference_impl.models.loader import destinations, fill, finish, weight_files
+from reference_impl.models.gguf_file import GgufFile, is_gguf
+from reference_impl.models.gguf_model import gguf_config, gguf_layouts, gguf_tensors
+from reference_impl.models.loader import Destination, destinations, fill, finish, store_tensors, weight_files
 from reference_impl.models.moe import expert_layers
+from reference_impl.models.quantization.mixed_up import check_forms
 from reference_impl.models.shapes import fill_with_random_numbers
 from reference_impl.models.sizes import check_sizes
 
@@ -40,30 +43,74 @@ def load_model(
     quantization: Quantizations = "none",
     linear_method: LinearMethod | Methods | None = None,
 ) -> Decoder:
-    """Reads config and weights. dtype None keeps the checkpoint's own; kernels: see `choose_backend`.
+    """Reads config and weights, of a Hugging Face folder or a GGUF file. dtype None keeps the checkpoint's own;
+    kernels: see `choose_backend`.
 
     quantization: how the linear layers' weights are stored; the checkpoint's are quantized as they are read. One for
     all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
     linear_method, instead: a method of your own, or a function from a layer's name to one. It may read a checkpoint
     that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
-    With neither, a checkpoint of compressed-tensors, or in FP8 as DeepSeek writes it, keeps its weights' values; how it
-    is multiplied `stored_weights.py` says, and a line of the log (INFO) which way was taken.
+    With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ) keeps its
+    weights' values; `stored_weights.py` says how it is multiplied, and a line of the log (INFO) which way was taken.
     """
     folder = Path(folder)
+    if is_gguf(folder):
+        return _load_gguf(folder, dtype, device, max_position, kernels, quantization, linear_method)
     own = linear_method is None and quantization == "none"
     config = read_model_config(folder, quantized=own or linear_method is not None)
     if own:
         device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
         chosen = choose_kernels(kernels, device, dtype)
-        linear_method = stored_methods(folder, dtype, device, chosen, free_bytes(device))
+        linear_method = stored_methods(folder, config, dtype, device, chosen, free_bytes(device))
     files = weight_files(folder)
     check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
-    fill(model, destinations(model), files)
+    table = _table(model, folder)
+    check_forms(model.linears(), files)
+    fill(model, table, files, spare_tensors(model))
+    return _finished(model, folder)
+
+
+def _load_gguf(
+    path: Path,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    max_position: int | None,
+    kernels: Asked,
+    quantization: Quantizations,
+    linear_method: LinearMethod | Methods | None,
+) -> Decoder:
+    """`load_model` of a GGUF file, whose linear layers are kept as they lie there."""
+    if quantization != "none" or linear_method is not None:
+        raise ConfigError(
+            f"{path}: expected neither quantization nor linear_method for a GGUF file, whose tensors say how they are "
+            "stored: leave them out, or start from the model that the file was made of"
+        )
+    file = GgufFile(path)
+    config, device = gguf_config(file), torch.device(device)
+    check_sizes(config, path, [path], packed=True)
+    dtype = dtype or getattr(torch, config.dtype)
+    chosen, free = choose_kernels(kernels, device, dtype), free_bytes(device)
+    methods = methods_of_layouts(gguf_layouts(file), config, dtype, device, chosen, free)
+    model = build_model(config, dtype, device, max_position, kernels, linear_method=methods)
+    what = f"a {config.architecture} with this metadata"
+    store_tensors(_table(model, path), gguf_tensors(file, config), str(path), model.dtype, what)
+    return _finished(model, path)
+
+
+def _finished(model: Decoder, path: Path) -> Decoder:
     finish(model)
-    if paths := paths_of(model):
-        logger.info("%s: quantized linear layers: %s", folder, ", ".join(f"{n} {path}" for path, n in paths.items()))
+    if found := paths_of(model):
+        logger.info("%s: quantized linear layers: %s", path, ", ".join(f"{n} {way}" for way, n in found.items()))
     return model
+
+
+def _table(model: Decoder, folder: Path) -> dict[str, Destination]:
+    try:
+        return destinations(model)
+    except ValueError as wrong:  # a layout that has no room for one of the matrices
+        where = folder if is_gguf(folder) else f"{folder / 'config.json'}: quantization_config"
+        raise ConfigError(f"{where}: {wrong}") from None
 
 
 def build_model(

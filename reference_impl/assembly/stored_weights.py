@@ -14,23 +14,33 @@ memory that is free. What remains is decoded anew for each product: right, and m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from reference_impl.annexes.cpu.default import default_method
 from reference_impl.annexes.fusion.kernels import Kernels
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
+from reference_impl.core.model_config import ModelConfig
 from reference_impl.interfaces import LinearMethod
 from reference_impl.models.config_json import MOST_BYTES
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.json_file import read_object
-from reference_impl.models.quantization.compressed_tensors import schemes
+from reference_impl.models.loader import weight_files
+from reference_impl.models.moe import expert_names
+from reference_impl.models.quantization.auto_awq import awq_layouts
+from reference_impl.models.quantization.auto_gptq import Gptq, gptq_layouts
+from reference_impl.models.quantization.compressed_tensors import compressed_layouts
+from reference_impl.models.quantization.config_fields import Fields
 from reference_impl.models.quantization.converted import PER_PRODUCT, Converted, Decoded
 from reference_impl.models.quantization.converted import Path as Form
-from reference_impl.models.quantization.numbers import FORMATS
+from reference_impl.models.quantization.fp8 import Shapes, fp8_layouts
+from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf, OfScheme
+from reference_impl.models.quantization.mixed_up import tensor_shapes
 from reference_impl.models.quantization.paths import (
     CpuEightBits,
     CpuFourBits,
@@ -40,15 +50,16 @@ from reference_impl.models.quantization.paths import (
     FourBitIntegers,
     Fp8Blocks,
 )
-from reference_impl.models.quantization.scheme import Scheme
 from reference_impl.models.quantization.stored import Stored
+from reference_impl.models.sizes import least_weights
 
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def stored_methods(
-    folder: Path, dtype: torch.dtype, device: torch.device, kernels: Kernels, free: int | None = None
-) -> Methods | None:
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels,
+    free: int | None = None,
+) -> Methods | None:  # fmt: skip
     """None where config.json says nothing of quantization. ConfigError for a form that is not read.
 
     free: bytes of memory; None: enough.
@@ -57,34 +68,75 @@ def stored_methods(
     raw = read_object(path, ConfigError, MOST_BYTES).get("quantization_config") if path.is_file() else None
     if not raw:
         return None
-    scheme_of, inverse = schemes(raw, str(path))
+    if config.architecture != "Phi3ForCausalLM":
+        raw = with_parts(raw)
+    shapes = tensor_shapes(weight_files(folder)) if isinstance(raw, dict) and raw.get("quant_method") == "fp8" else {}
+    return methods_of_layouts(layouts(raw, str(path), shapes), config, dtype, device, kernels, free)
+
+
+def with_parts(raw: Any) -> Any:
+    """A quantization_config in whose lists of names qkv_proj and gate_up_proj, as vLLM calls what it joins, also stand
+    for their parts: in names, and in regular expressions behind re:."""
+    if isinstance(raw, dict):
+        return {key: with_parts(value) for key, value in raw.items()}
+    if not isinstance(raw, list):
+        return raw
+    found: list[Any] = []
+    for one in raw:
+        joined = next((j for j in _PARTS if isinstance(one, str) and j in one), None)
+        if joined is None:
+            found.append(with_parts(one))
+        elif one.startswith("re:"):
+            found.append(one.replace(joined, f"(?:{'|'.join((joined, *_PARTS[joined]))})"))
+        else:
+            found += [one, *(one.replace(joined, part) for part in _PARTS[joined])]
+    return found
+
+
+def layouts(raw: Any, where: str, shapes: Shapes | None = None) -> LayoutOf:
+    """The layout of each matrix by its name in the checkpoint. shapes: of its tensors, which FP8 needs. ConfigError for
+    what is not read, by name."""
+    get = Fields(raw if isinstance(raw, dict) else {}, where)
+    if not isinstance(raw, dict):
+        raise get.error("", "an object", raw)
+    method = raw.get("quant_method")
+    if method == "gptq":
+        return gptq_layouts(raw, where)
+    if method == "awq":
+        return awq_layouts(raw, where)
+    if method == "fp8":
+        return fp8_layouts(raw, where, shapes or {})
+    if method == "compressed-tensors":
+        return compressed_layouts(raw, where)
+    known = "compressed-tensors, fp8, gptq or awq (others need a method: load_model(..., linear_method=...))"
+    raise get.error("quant_method", known, method)
+
+
+def methods_of_layouts(
+    layout_of: LayoutOf, config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels,
+    free: int | None = None,
+) -> Methods:  # fmt: skip
+    """A layer none of whose parts is quantized has the method that any model has. free: as of `stored_methods`."""
+    fits = free is None or decoded_bytes(config, dtype) <= free // 2
 
     def method(name: str) -> LinearMethod:
-        prefix, _, last = name.rpartition(".")
-        names = [f"{prefix}.{part}" if prefix else part for part in _PARTS.get(last, (last,))]
-        found = {part: scheme_of(part) for part in names}
-        scheme = next(iter(found.values()))
-        if any(other != scheme for other in found.values()):
-            raise ConfigError(
-                f"{path}: quantization_config: {name}: expected one scheme for {', '.join(found)}, which are one layer "
-                f"here, found {', '.join(f'{part}: {one}' for part, one in found.items())}"
-            )
-        return _plain(dtype, device, kernels) if scheme is None else made(scheme)
-
-    def made(scheme: Scheme) -> Stored:
-        fits = free is None or decoded_bytes(folder, scheme, dtype) <= free // 2
+        prefix = name.rpartition(".")[0]
+        found: dict[str, Layout] = {}
+        for part in part_names(config, name):
+            layout = layout_of(f"{prefix}.{part}" if prefix else part)
+            found[part] = Dense() if layout is None else layout
+        if all(isinstance(layout, Dense) for layout in found.values()):
+            return _plain(dtype, device, kernels)
         if kernels.backend == "triton":
-            return _with_triton(scheme, dtype, device, inverse, kernels, fits)
-        forms = _forms_of_torch(dtype, device, kernels, fits)
-        return Converted(scheme, dtype, device, inverse, paths=forms)
+            return _with_triton(found, dtype, device, kernels, fits)
+        return Converted(found, dtype, device, paths=_forms_of_torch(dtype, device, kernels, fits))
 
     return method
 
 
-def decoded_bytes(folder: Path, scheme: Scheme, dtype: torch.dtype) -> int:
-    """About what the folder's weights take in dtype, if all were of the scheme; no less, as scales count as weights."""
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return stored * 8 * dtype.itemsize // FORMATS[scheme.numbers].bits
+def decoded_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """What the matrices of all layers take in dtype."""
+    return least_weights(config)[1] * dtype.itemsize
 
 
 def paths_of(model: object) -> Counter[str]:
@@ -115,7 +167,7 @@ def _forms_of_torch(dtype: torch.dtype, device: torch.device, kernels: Kernels, 
 
 
 def _with_triton(
-    scheme: Scheme, dtype: torch.dtype, device: torch.device, inverse: bool, kernels: Kernels, fits: bool
+    layouts: dict[str, Layout], dtype: torch.dtype, device: torch.device, kernels: Kernels, fits: bool
 ) -> Converted:
     from reference_impl.annexes.fusion.linear import TritonStoredInt4
     from reference_impl.kernels import gemm_fp4, gemm_fp8, gemm_fp8_blocks, gemm_w4a16, gemm_w8a8, gemm_w8a16
@@ -123,9 +175,8 @@ def _with_triton(
     from reference_impl.kernels.quantize_rows import quantize_groups_fp8, quantize_rows_int8
 
     four_bits = FourBitIntegers(gemm_w4a16.gemm_w4a16)
-    in_groups = scheme.per == "group" and (scheme.group_size or 1) % 32 == 0
-    if scheme.numbers == "int4" and in_groups and scheme.activations is None and dtype.itemsize == 2:
-        return TritonStoredInt4(scheme, dtype, device, inverse, paths=[four_bits])
+    if dtype.itemsize == 2 and _fits_one_launch(layouts):
+        return TritonStoredInt4(layouts, dtype, device, paths=[four_bits])
     forms: list[Form] = [
         four_bits,
         EightBitIntegers(gemm_w8a16.gemm_w8a16),
@@ -137,4 +188,41 @@ def _with_triton(
         forms.append(Fp8Blocks(quantize_groups_fp8, gemm_fp8_blocks.gemm_fp8_blocks))
     if fits:
         forms.append(Decoded(_plain(dtype, device, kernels)))
-    return Converted(scheme, dtype, device, inverse, paths=forms)
+    return Converted(layouts, dtype, device, paths=forms)
+
+
+def _fits_one_launch(layouts: dict[str, Layout]) -> bool:
+    """One scheme for all parts: int4 in groups of a multiple of 32 inputs."""
+    first, *others = layouts.values()
+    if not isinstance(first, OfScheme) or any(other != first for other in others):
+        return False
+    scheme = first.scheme
+    in_groups = scheme.per == "group" and (scheme.group_size or 1) % 32 == 0
+    return scheme.numbers == "int4" and in_groups and scheme.activations is None
+
+
+def part_names(config: ModelConfig, name: str) -> tuple[str, ...]:
+    """Of a linear layer, by its name in `Linear`: the last words of what the checkpoint has of it."""
+    last = name.rpartition(".")[2]
+    if config.architecture == "Phi3ForCausalLM":
+        return (last,)
+    if ".experts." in name:
+        gate, up, down = expert_names(config)
+        return (gate, up) if last == "gate_up_proj" else (down,)
+    return _PARTS.get(last, (last,))
+
+
+def spare_tensors(model: Decoder) -> dict[str, Callable[[Tensor], object]]:
+    """Tensors that a checkpoint may have beside those that the model needs: AutoGPTQ gives each layer a bias."""
+    return {
+        f"{linear.name.rpartition('.')[0]}.{part}.bias": _zero_bias
+        for linear in model.linears()
+        if isinstance(linear.method, Stored) and not linear.has_bias
+        for part, layout in linear.method.layouts.items()
+        if isinstance(layout, Gptq)
+    }
+
+
+def _zero_bias(bias: Tensor) -> None:
+    if bool(bias.any()):
+        raise ValueError("expected zeros, since this layer has no bias in this architecture, found others")

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,17 @@ from torch.utils._pytree import tree_leaves
 
 from reference_impl.annexes.baselines.no_cache import RecomputeAttention
 from reference_impl.annexes.baselines.ragged import ragged_batch
-from reference_impl.annexes.fusion.kernels import choose_kernels
 from reference_impl.assembly.model import load_model
-from reference_impl.assembly.stored_weights import stored_methods
 from reference_impl.core.decoder import Decoder
-from reference_impl.interfaces import LinearMethod
 from reference_impl.models.quantization.forms import Dense, Packed
+from reference_impl.models.quantization.layouts import OfScheme
 from reference_impl.models.quantization.one_layer import Part
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS, SCHEMES, Recipe
 from reference_impl.models.quantization.scheme import Fitted, Scheme, decode, encode, fit
 from reference_impl.models.quantization.stored import Stored
 from reference_impl.models.quantization.tensors import fitted_of
-from tests.quantization.conftest import MakeFolder
+from tests.quantization.conftest import MakeFolder, as_stored
 
 TOKENS = torch.arange(120).view(4, 30) * 7 % 61
 CALIBRATED = ("gptq", "awq", "smoothquant", "rotate-gptq")
@@ -102,19 +99,6 @@ PACKED = ("rtn", "int4-zeros", "int8", "w8a8", "w4a8", "fp8", "fp8-tensor", "fp8
           "gptq", "awq", "smoothquant", "rotate", "rotate-gptq")  # fmt: skip
 
 
-def kept(folder: Path) -> Callable[[str], LinearMethod]:
-    """Methods that leave each layer as it is stored: its codes and scales, decoded for each product."""
-    device, dtype = torch.device("cpu"), torch.float32
-    methods = stored_methods(folder, dtype, device, choose_kernels("torch", device, dtype))
-    assert methods is not None
-
-    def method(name: str) -> LinearMethod:
-        found = methods(name)
-        return Stored(found.scheme, dtype, device) if isinstance(found, Stored) else found
-
-    return method
-
-
 @pytest.mark.parametrize("method", PACKED)
 def test_what_is_packed_is_what_the_method_chose(method: str, make_folder: MakeFolder, tmp_path: Path) -> None:
     """Its own codes and scales to the bit; files, report and the engine's memory are as large as the formula says; and
@@ -142,16 +126,15 @@ def test_what_is_packed_is_what_the_method_chose(method: str, make_folder: MakeF
     assert (report["form"], report["no_form"]) == ("compressed-tensors", [])
     assert report["quantized_bytes"] == expected
     assert report["bits_per_weight"] == pytest.approx(8 * expected / weights)
-    as_stored = load_model(tmp_path / "out", torch.float32, linear_method=kept(tmp_path / "out"))
-    assert sum(linear.weight_bytes() for linear in as_stored.linears()) == expected
+    stored = load_model(tmp_path / "out", torch.float32, linear_method=as_stored(tmp_path / "out"))
+    assert sum(linear.weight_bytes() for linear in stored.linears()) == expected
     model = load_model(tmp_path / "out", torch.float32)
     for linear in model.linears():  # without the rounding of activations, which the dense weights do not have
         assert isinstance(linear.method, Stored)
-        assert (
-            linear.method.scheme
-            == recorded.parts[f"{linear.name.rpartition('.')[0]}.{next(iter(linear.parts))}"].scheme
-        )
-        linear.method.scheme = replace(linear.method.scheme, activations=None)
+        for part, layout in linear.method.layouts.items():
+            assert isinstance(layout, OfScheme)
+            assert layout.scheme == (recorded.parts[f"{linear.name.rpartition('.')[0]}.{part}"].scheme)
+            linear.method.layouts[part] = OfScheme(replace(layout.scheme, activations=None))
     found, plain = logits_of(model), logits(tmp_path / "dense")
     torch.testing.assert_close(found, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))
 
@@ -202,11 +185,12 @@ def test_layers_with_other_schemes_are_named(make_folder: MakeFolder, tmp_path: 
     other = "model.layers.1.mlp.down_proj"
     recipe = replace(METHODS["rtn"], by_layer={other: "int8"})
     quantize_folder(Job(make_folder(), tmp_path / "out", recipe))
-    model = load_model(tmp_path / "out", torch.float32)
+    model, found = load_model(tmp_path / "out", torch.float32), set()
     for linear in model.linears():
         assert isinstance(linear.method, Stored)
-        assert linear.method.scheme == recipe.scheme_of(linear.name, linear.in_features)
-    assert len({linear.method.scheme for linear in model.linears()}) == 3  # type: ignore[attr-defined]
+        found |= (own := set(linear.method.layouts.values()))
+        assert {layout.scheme for layout in own} == {recipe.scheme_of(linear.name, linear.in_features)}
+    assert len(found) == 3
 
 
 def test_parts_of_one_product_share_nvfp4_s_tensor_scale(make_folder: MakeFolder, tmp_path: Path) -> None:

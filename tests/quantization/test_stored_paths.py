@@ -22,8 +22,10 @@ from reference_impl.assembly.stored_weights import decoded_bytes, stored_methods
 from reference_impl.cli import app
 from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.kernels import reference
+from reference_impl.models.config_json import parse_model_config
 from reference_impl.models.quantization.compressed_tensors import config_of
 from reference_impl.models.quantization.converted import PER_PRODUCT, Converted, Decoded, Path
+from reference_impl.models.quantization.layouts import Layout, OfScheme
 from reference_impl.models.quantization.paths import (
     CpuEightBits,
     CpuFourBits,
@@ -42,6 +44,11 @@ from tests.kernels.paged import DEVICE
 CPU, F16, BF16, F32 = torch.device("cpu"), torch.float16, torch.bfloat16, torch.float32
 PER_TOKEN = {name: Activations(name) for name in ("int8", "e4m3")}
 BLOCKS = Scheme("e4m3", "block", activations=Activations("e4m3", "group", True, 128), scale_dtype=F32)
+CONFIG = parse_model_config({
+    "architectures": ["Qwen3ForCausalLM"], "vocab_size": 61, "hidden_size": 64, "intermediate_size": 96,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "max_position_embeddings": 128, "dtype": "float32",
+})  # fmt: skip
 TWINS: dict[str, Callable[[], Path]] = {
     "W4A16": lambda: FourBitIntegers(reference.gemm_w4a16),
     "W8A16": lambda: EightBitIntegers(reference.gemm_w8a16),
@@ -56,18 +63,26 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def of_parts(scheme: Scheme, num_parts: int = 1) -> dict[str, Layout]:
+    """Layouts of so many parts of a layer, which are stored alike."""
+    return {f"part_{n}": OfScheme(scheme) for n in range(num_parts)}
+
+
 def layer(
     method: Stored, parts: Sequence[int], in_features: int, bias: bool = False
 ) -> tuple[dict[str, Tensor], Tensor]:
     """(its parameters, loaded and finished; the weight that they stand for, float32 [out, in])."""
     params, decoded, start = method.create(in_features, sum(parts), bias), [], 0
-    for rows in parts:
+    for name, rows in zip(method.layouts, parts, strict=True):
+        method.tensors_of(name, in_features, rows, bias=False)
+    for layout, rows in zip(method.layouts.values(), parts, strict=True):
+        assert isinstance(layout, OfScheme)
         weight = normal(rows, in_features, seed=rows) * 0.1
-        fitted = fit(weight, method.scheme)
-        codes = encode(weight, method.scheme, fitted)
-        for name, tensor in tensors_of(codes, method.scheme, fitted).items():
+        fitted = fit(weight, layout.scheme)
+        codes = encode(weight, layout.scheme, fitted)
+        for name, tensor in tensors_of(codes, layout.scheme, fitted).items():
             method.load(params, name, tensor, start)
-        decoded.append(decode(codes, method.scheme, fitted))
+        decoded.append(decode(codes, layout.scheme, fitted))
         start += rows
     if bias:
         method.load(params, "bias", normal(start, seed=9), 0)
@@ -78,7 +93,7 @@ def layer(
 def product(method: Converted, parts: Sequence[int], in_features: int, tokens: int = 3) -> tuple[str, float]:
     """(the path taken, the largest difference from the same layer decoded for each product, of the largest output)."""
     params, _ = layer(method, parts, in_features, bias=True)
-    plain = Stored(method.scheme, method.dtype, CPU)
+    plain = Stored(method.layouts, method.dtype, CPU)
     plain_params, _ = layer(plain, parts, in_features, bias=True)
     x = normal(tokens, in_features, seed=4).to(method.dtype)
     expected, path = plain.apply(plain_params, x.clone()).float(), method.path(params)
@@ -107,7 +122,7 @@ def product(method: Converted, parts: Sequence[int], in_features: int, tokens: i
 )
 def test_a_gpu_s_forms_multiply_the_stored_weights(scheme: Scheme, name: str) -> None:
     """By the twins, whose agreement with the kernels tests/kernels shows. What differs is rounding to float16."""
-    method = Converted(scheme, F16, CPU, paths=[make() for make in TWINS.values()])
+    method = Converted(of_parts(scheme, 2), F16, CPU, paths=[make() for make in TWINS.values()])
     path, off = product(method, [128, 40], 192)
     assert path == name
     assert off < 4e-3
@@ -127,8 +142,8 @@ def test_a_gpu_s_forms_multiply_the_stored_weights(scheme: Scheme, name: str) ->
 )
 def test_what_no_kernel_takes_stays_stored_or_is_decoded_once(scheme: Scheme) -> None:
     forms = [make() for make in TWINS.values()]
-    assert product(Converted(scheme, F16, CPU, paths=forms), [128, 40], 192)[0] == PER_PRODUCT
-    once = Converted(scheme, F16, CPU, paths=[*forms, Decoded(UnquantizedLinear(F16, CPU))])
+    assert product(Converted(of_parts(scheme, 2), F16, CPU, paths=forms), [128, 40], 192)[0] == PER_PRODUCT
+    once = Converted(of_parts(scheme, 2), F16, CPU, paths=[*forms, Decoded(UnquantizedLinear(F16, CPU))])
     path, off = product(once, [128, 40], 192)
     assert path == "decoded once"
     assert off < 2e-3
@@ -142,7 +157,9 @@ def test_what_no_kernel_takes_stays_stored_or_is_decoded_once(scheme: Scheme) ->
 def test_int4_of_a_cpu_is_the_stored_weight_of_any_shape(size, groups, symmetric, dtype, parts, tokens) -> None:
     """x is rounded to bfloat16, and y."""
     scheme = Scheme("int4", "group", size, symmetric=symmetric)
-    path, off = product(Converted(scheme, dtype, CPU, paths=[CpuFourBits(dtype)]), parts, size * groups, tokens)
+    path, off = product(
+        Converted(of_parts(scheme, len(parts)), dtype, CPU, paths=[CpuFourBits(dtype)]), parts, size * groups, tokens
+    )
     assert path == "int4 of the CPU"
     assert off < 3e-2
 
@@ -151,7 +168,7 @@ def test_int4_of_a_cpu_is_the_stored_weight_of_any_shape(size, groups, symmetric
 def test_weights_in_int4_of_a_cpu_are_exactly_those_stored(symmetric: bool) -> None:
     """x picks one input: y is a weight, rounded once to bfloat16 where the layer is symmetric."""
     scheme = Scheme("int4", "group", 32, symmetric=symmetric)
-    method = Converted(scheme, F32, CPU, paths=[CpuFourBits(F32)])
+    method = Converted(of_parts(scheme), F32, CPU, paths=[CpuFourBits(F32)])
     params, weight = layer(method, [33], 64)
     found = method.apply(params, torch.eye(64)).T
     if symmetric:
@@ -166,8 +183,13 @@ def test_scales_that_are_no_bfloat16_are_not_rounded_for_speed() -> None:
         (Scheme("int4", "group", 32, scale_dtype=F16), CpuFourBits(BF16)),
         (Scheme("int8", "channel", scale_dtype=F32), CpuEightBits(BF16)),
     ):
-        assert product(Converted(scheme, BF16, CPU, paths=[form]), [16, 5], 64)[0] == PER_PRODUCT
-    assert product(Converted(Scheme("int8", "channel"), BF16, CPU, paths=[CpuEightBits(BF16)]), [16, 5], 64)[1] < 2e-2
+        assert product(Converted(of_parts(scheme, 2), BF16, CPU, paths=[form]), [16, 5], 64)[0] == PER_PRODUCT
+    assert (
+        product(Converted(of_parts(Scheme("int8", "channel"), 2), BF16, CPU, paths=[CpuEightBits(BF16)]), [16, 5], 64)[
+            1
+        ]
+        < 2e-2
+    )
 
 
 def test_four_bit_floats_beyond_float16_are_not_emulated_in_it() -> None:
@@ -178,7 +200,8 @@ def test_four_bit_floats_beyond_float16_are_not_emulated_in_it() -> None:
         (2.0**-24, F16, False),
         (1e30, BF16, True),
     ):
-        method = Converted(scheme, dtype, CPU, paths=[FourBitFloats(reference.gemm_fp4)])
+        method = Converted(of_parts(scheme), dtype, CPU, paths=[FourBitFloats(reference.gemm_fp4)])
+        method.tensors_of("part_0", 64, 2, bias=False)
         params = method.create(64, 2, False)
         fitted = fit(torch.ones(2, 64), scheme)
         fitted.scales = torch.exp2(torch.full((2, 2), power).log2().round())
@@ -191,13 +214,14 @@ def test_four_bit_floats_beyond_float16_are_not_emulated_in_it() -> None:
 def test_ragged_blocks_of_several_parts_are_not_joined() -> None:
     """Behind 40 outputs of a first part a block would begin where the kernel's tile does not."""
     form = TWINS["W8A8 fp8 by block"]()
-    assert product(Converted(BLOCKS, F16, CPU, paths=[form]), [40, 128], 192)[0] == PER_PRODUCT
-    assert product(Converted(BLOCKS, F16, CPU, paths=[form]), [256, 40], 192)[1] < 4e-3
+    assert product(Converted(of_parts(BLOCKS, 2), F16, CPU, paths=[form]), [40, 128], 192)[0] == PER_PRODUCT
+    assert product(Converted(of_parts(BLOCKS, 2), F16, CPU, paths=[form]), [256, 40], 192)[1] < 4e-3
 
 
 def test_a_static_scale_of_activations_leaves_a_layer_stored() -> None:
     scheme = Scheme("int8", "channel", activations=Activations("int8", "tensor", dynamic=False))
-    method = Converted(scheme, F32, CPU, paths=[Decoded(UnquantizedLinear(F32, CPU))])
+    method = Converted(of_parts(scheme), F32, CPU, paths=[Decoded(UnquantizedLinear(F32, CPU))])
+    method.tensors_of("part_0", 32, 4, bias=False)
     params = method.create(32, 4, False)
     fitted = fit(normal(4, 32), scheme)
     for name, tensor in tensors_of(encode(normal(4, 32), scheme, fitted), scheme, fitted).items():
@@ -212,7 +236,7 @@ def test_int4_with_zero_points_is_one_launch_with_its_neighbours() -> None:
     from reference_impl.kernels.gemm_w4a16 import gemm_w4a16
 
     scheme = Scheme("int4", "group", 32, symmetric=False)
-    method = TritonStoredInt4(scheme, F16, DEVICE, paths=[FourBitIntegers(gemm_w4a16)])
+    method = TritonStoredInt4(of_parts(scheme, 2), F16, DEVICE, paths=[FourBitIntegers(gemm_w4a16)])
     params, weight = layer(method, [20, 20], 96, bias=True)
     x, norm = normal(2, 96).to(DEVICE, F16), (1 + 0.1 * normal(96)).to(DEVICE, F16)
     found = method.fused(params, x, norm=norm, eps=1e-5, gate="silu")
@@ -240,10 +264,9 @@ def test_a_cpu_takes_the_form_that_dtype_and_memory_allow(scheme, dtype, free, f
     import json
 
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config_of(scheme)}))
-    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
-    assert decoded_bytes(tmp_path, scheme, BF16) == 4000
-    methods = stored_methods(tmp_path, dtype, CPU, choose_kernels("torch", CPU, dtype), free)
-    assert methods is not None
+    assert decoded_bytes(CONFIG, BF16) == 2 * (64 * 16 * (4 + 2 + 2 + 4) + 3 * 64 * 96)
+    methods = stored_methods(tmp_path, CONFIG, dtype, CPU, choose_kernels("torch", CPU, dtype), free)
+    assert callable(methods)
     method = methods("model.layers.0.mlp.down_proj")
     assert isinstance(method, Converted)
     params, _ = layer(method, [16], 64)
@@ -264,9 +287,9 @@ def test_with_triton_each_format_has_its_kernel(tmp_path) -> None:
         (Scheme("e4m3", "channel"), "decoded once"),
     ):
         (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config_of(scheme)}))
-        methods = stored_methods(tmp_path, F16, DEVICE, kernels)
-        assert methods is not None
-        method = methods("model.layers.0.mlp.down_proj")
+        methods = stored_methods(tmp_path, CONFIG, F16, DEVICE, kernels)
+        assert callable(methods)
+        method = methods("model.layers.0.mlp.gate_up_proj")
         assert isinstance(method, Converted)
         params, weight = layer(method, [16, 8], 64)
         path = method.path(params)

@@ -128,7 +128,13 @@ class Fp8Blocks(Path):
 
     def prepare(self, parts: Sequence[Pieces], scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor] | None:
         inputs = scheme.activations
-        known = scheme.numbers == "e4m3" and scheme.per == "block" and inputs is not None and inputs.dynamic
+        known = (
+            scheme.numbers == "e4m3"
+            and scheme.per == "block"
+            and scheme.block == (GROUP, GROUP)
+            and inputs is not None
+            and inputs.dynamic
+        )
         if not known or inputs is None or (inputs.numbers, inputs.per, inputs.group_size) != ("e4m3", "group", GROUP):
             return None
         if any(len(part.codes) % GROUP for part in parts[:-1]):
