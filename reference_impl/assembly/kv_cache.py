@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reference_impl.core.kv_cache import PagedKVCache
 
 
-def widths(kv_dtype: str, dtype: torch.dtype) -> dict[str, int]:
+def widths(kv_dtype: str, dtype: torch.dtype) -> dict[str, Any]:
     """Of keys and values in the cache, as fields of `KVSpec`. dtype: the model's. A scale is one for each head of a
     slot."""
     stored = kv_format(kv_dtype)

@@ -10,7 +10,6 @@ Other versions of torch or Python are no change of ours: the sample runs with th
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import platform
@@ -79,8 +78,6 @@ def plan(source: Path, kind: str, commit: str, records: Path = RECORDS) -> Plan:
         return Plan(commit, f"{name}: a sample; `make test` decides whether this {kind} has to be made in full")
     if not recorded:
         return Plan(None, f"{name}: in full, since it has no record of a full {kind}")
-    if source == chosen(commit):
-        return Plan(None, f"{name}: in full, chosen by the commit {commit[:12]}")
     if recorded["depends_on"] != depends_on(source, kind):
         return Plan(
             commit,
@@ -93,11 +90,6 @@ def plan(source: Path, kind: str, commit: str, records: Path = RECORDS) -> Plan:
     if other := [f"{key} {here[key]}, not {there[key]}" for key in here if here[key] != there.get(key)]:
         why += f"; its full {kind} was made with other versions ({'; '.join(other)})"
     return Plan(commit, why)
-
-
-def chosen(commit: str) -> Path:
-    """The lab whose turn it is."""
-    return SOURCES[int(hashlib.sha256(commit.encode()).hexdigest(), 16) % len(SOURCES)]
 
 
 @functools.cache
