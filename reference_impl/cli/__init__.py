@@ -1,4 +1,4 @@
-"""`inferlab generate`, `serve`, `profile`, `quantize`, `eval`, `bench`. Heavy imports happen inside them."""
+"""`inferlab generate`, `serve`, `profile`, `quantize`, `eval`, `eval-kv`, `bench`. Heavy imports happen inside them."""
 
 from __future__ import annotations
 
@@ -199,6 +199,9 @@ def profile(
 
 app.command(epilog="Example: inferlab quantize target --method gptq --calibration TEXT -o OUT")(quantizing.quantize)
 app.command("eval", epilog="Example: inferlab eval OUT --against target --text TEXT")(quantizing.evaluate)
+app.command("eval-kv", epilog="Example: inferlab eval-kv target --text TEXT --kv-dtype int8,int4 --needles 8")(
+    quantizing.evaluate_kv
+)
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, with ratios and a stamped result.")
 app.add_typer(bench_app, name="bench")

@@ -175,8 +175,8 @@ def test_logits_are_those_of_the_decoded_weights(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With parts of one layer of different kinds, as files named Q4_K_M have them: decoded once, or, where memory has no
-    room for that, for each product."""
+    """With parts of one layer of different kinds, as files named Q4_K_M have them: decoded once, or, where memory has
+    no room for that, for each product."""
     from safetensors.torch import save_file
 
     path, weights = make_gguf(architecture, MIXED | {"down": "BF16", "embed": "Q8_0", "lm_head": "Q6_K"})

@@ -9,6 +9,7 @@ from reference_impl.kernels.reference.attention import (
     soft_cap,
 )
 from reference_impl.kernels.reference.experts import grouped_gemm, lora_expand, lora_shrink
+from reference_impl.kernels.reference.four_bits import from_four_bits, to_four_bits
 from reference_impl.kernels.reference.fused_linear import fused_linear, fused_linear_w4a16
 from reference_impl.kernels.reference.linear import (
     gemm,
@@ -55,6 +56,7 @@ __all__ = [
     "causal_mask",
     "context_slots",
     "flash_attention",
+    "from_four_bits",
     "fused_linear",
     "fused_linear_w4a16",
     "gelu_tanh_and_mul",
@@ -83,6 +85,7 @@ __all__ = [
     "soft_cap",
     "stored",
     "to_eight_bits",
+    "to_four_bits",
     "tree_mask",
     "unpack_int4",
 ]
