@@ -562,10 +562,9 @@ check_product(random_x(32, 64, rng("kernel")), 64, 64, rng("kernel"))  # four pr
 ### BEGIN HIDDEN TESTS
 draw = rng("check_kernel")
 check_product(random_x(16, 32 * random_int(3, 5, draw), draw), 32, 32, draw)
-check_product(random_x(16, 256, draw), 16, 128, draw, (16, 16, 32))
-check_product(random_x(32, 128, draw), 48, 64, draw, (32, 16, 64))
+check_product(random_x(32, 256, draw), 32, 128, draw, (32, 16, 64))
 check_product(random_x(16, 192, draw), 32, 96, draw)
-check_product(random_x(48, 64, draw), 32, 64, draw, (16, 16, 32))
+check_product(random_x(48, 32, draw), 16, 32, draw, (16, 16, 32))
 check_product(random_x(16, 32, draw), 32, 32, draw, codes=torch.full((32, 32), -7).to(torch.int8))
 ### END HIDDEN TESTS
 
@@ -583,8 +582,7 @@ check_product(random_x(3, 2, rng("ends")), 1, 32, rng("ends"))
 draw = rng("check_ragged")
 check_product(random_x(random_int(1, 15, draw), 2 * random_int(17, 31, draw), draw), random_int(1, 31, draw), 64, draw)
 check_product(random_x(5, 2 * random_int(33, 47, draw), draw), 20, 32, draw)
-check_product(random_x(7, 230, draw), 19, 96, draw)
-check_product(random_x(20, 130, draw), 18, 128, draw, (16, 16, 64))
+check_product(random_x(7, 130, draw), 19, 96, draw)
 check_product(random_x(1, 34, draw), 40, 32, draw, (16, 16, 32))
 check_product(random_x(2, 30, draw), 3, 32, draw)
 ### END HIDDEN TESTS
@@ -601,11 +599,12 @@ sevens = torch.full((16, 256), 7).to(torch.int8)
 check_product(torch.full((2, 256), 100.0).half(), 16, 128, rng("half"), factor=1e-3, codes=sevens)
 ### BEGIN HIDDEN TESTS
 draw = rng("check_half")
-check_product(random_x(5, 300, draw, torch.float16), 20, 96, draw)
+check_product(random_x(5, 140, draw, torch.float16), 20, 96, draw)
 check_product(random_x(3, 64, draw, torch.float16), 20, 32, draw, factor=1e-5)
 large = torch.full((2, 192), float(random_int(80, 200, draw))).half()
 check_product(large, 16, 192, draw, factor=1e-3, codes=torch.full((16, 192), -7).to(torch.int8))
-check_product(1 + random_x(3, 2048, draw, torch.float16), 16, 64, draw, (16, 16, 64), codes=torch.full((16, 2048), 3).to(torch.int8))
+threes = torch.full((16, 1024), 3).to(torch.int8)
+check_product(1 + random_x(3, 1024, draw, torch.float16), 16, 128, draw, (16, 16, 128), codes=threes)
 ### END HIDDEN TESTS
 
 
@@ -826,7 +825,8 @@ def matrices(outs, columns, generator):
 
 
 draw = rng("smooth")
-check_smoothing(torch.tensor([100.0, 1.0]).double(), [torch.tensor([[0.5, 0.2]]).double(), torch.tensor([[-1.0, 0.1]]).double()], 0.5)
+pair = [torch.tensor([[0.5, 0.2]]).double(), torch.tensor([[-1.0, 0.1]]).double()]
+check_smoothing(torch.tensor([100.0, 1.0]).double(), pair, 0.5)
 for alpha in (0.0, 0.5, 1.0):
     check_smoothing(10 * torch.rand(6, generator=draw).double(), matrices((4, 3), 6, draw), alpha)
 ### BEGIN HIDDEN TESTS
@@ -1244,8 +1244,8 @@ def by_your_kernel(stored, group_size):
 
     def product(asked):
         packed, steps = stored[asked.name]
-        seen = matmul_w4a16(asked.x.contiguous(), packed, steps.contiguous(), group_size)
-        check_close(f"{asked.name}, {len(asked.x)} rows: your kernel", seen, asked.expected, 1e-4)
+        seen = matmul_w4a16(asked.x.contiguous(), packed, steps.contiguous(), group_size, 16, 128)
+        check_close(f"{asked.name}, {len(asked.x)} rows: your kernel", seen, asked.expected, 2e-5)
         return seen
 
     return product
