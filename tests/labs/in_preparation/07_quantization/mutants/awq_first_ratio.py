@@ -1,4 +1,4 @@
-# fault: the last ratio wins.
+# fault: the first ratio wins.
 # fails: check_awq
 
 # %% nbgrader={"grade_id": "awq_scale"}
@@ -11,6 +11,6 @@ def awq_scale(weight, x, ratios, rounded):
         s = s / (s.max() * s.min()).sqrt()
         difference = weight - rounded(weight * s) / s
         error = float((x @ difference.T).square().sum())
-        if True:
+        if error < least and best is None:
             best, least = s, error
     return best

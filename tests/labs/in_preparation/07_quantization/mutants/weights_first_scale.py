@@ -5,4 +5,4 @@
 def dequantize(codes, scales, group_size):
     """The weights [out, in], float32, that codes [out, in] and scales [out, num_groups] stand for."""
     group = torch.arange(codes.shape[1]) // group_size
-    return codes.float() * scales[:, :1]
+    return codes.float() * scales[:, 0 * group]

@@ -5,4 +5,4 @@
 def smooth_scale(reach, weights, alpha):
     """s [in] from the largest |x_j| and the largest magnitude in column j of all matrices."""
     columns = torch.cat(weights).abs().amax(0)
-    return reach ** alpha / columns.clamp(min=1e-5) ** (1 - alpha)
+    return reach**alpha / columns.clamp(min=1e-5) ** (1 - alpha)

@@ -1,4 +1,4 @@
-# fault: the first ratio wins.
+# fault: the last ratio wins.
 # fails: check_awq
 
 # %% nbgrader={"grade_id": "awq_scale"}
@@ -11,6 +11,6 @@ def awq_scale(weight, x, ratios, rounded):
         s = s / (s.max() * s.min()).sqrt()
         difference = weight - rounded(weight * s) / s
         error = float((x @ difference.T).square().sum())
-        if best is None:
+        if error < least or best is not None:
             best, least = s, error
     return best

@@ -5,7 +5,7 @@
 def gptq_step(weight, factor, i, rounded):
     """weight [out, in] with column i rounded, and its error made up for by the columns behind it."""
     column = rounded(weight[:, i].clone(), i)
-    error = (weight[:, i] - column)
+    error = weight[:, i] - column
     out = weight.clone()
     out[:, i] = column
     out[:, i + 1 :] -= torch.outer(error, factor[i, i + 1 :])
