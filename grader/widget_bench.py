@@ -52,6 +52,7 @@ def _views() -> dict[str, Any]:
     loads = importlib.import_module("reference_impl.bench.under_load")
     return views | {
         "under_load": made.under_load(loads.recorded(), loads.short_run, loads.alone()),
+        "outliers": made.outliers({"normal": _normal()}),
         "rounding": made.rounding({"normal": _normal()}),
         "sampling": made.sampling(_distribution, [str(i) for i in range(4096)]),
         "tile_stepper": made.tile_stepper(_tiles()),

@@ -326,7 +326,7 @@ widgets.table(rows, ["scale made for this share", "the outlier becomes", "error 
 
 # %% [markdown] name="errata-clip-reading"
 # The others come back only when the outlier is gone, and then its own error is larger than all theirs together. A group,
-# a scale per channel, or taking the outlier out avoids the choice. That is what the methods of `c_methods` (to come) do.
+# a scale per channel, or taking the outlier out avoids the choice. That is what the methods of `c_methods` do.
 #
 # **"NVFP4 makes weights 3.5 times smaller, and a cache a quarter."** (E07.2) The same format has the same bits in both:
 # $4 + 8/16 = 4.5$. The one 32-bit scale of the tensor does not count.

@@ -15,6 +15,7 @@ from chapters.widgets.figure import show
 from chapters.widgets.kv_memory import kv_memory
 from chapters.widgets.latency_budget import latency_budget
 from chapters.widgets.occupancy import occupancy
+from chapters.widgets.outliers import outliers
 from chapters.widgets.predictions import predict, reveal
 from chapters.widgets.quiz import quiz
 from chapters.widgets.radix_tree import radix_tree
@@ -42,6 +43,7 @@ __all__ = [
     "kv_memory",
     "latency_budget",
     "occupancy",
+    "outliers",
     "predict",
     "quiz",
     "radix_tree",

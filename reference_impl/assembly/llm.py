@@ -31,6 +31,7 @@ from reference_impl.assembly.config import EngineConfig, ModelConfig
 from reference_impl.assembly.devices import choose_device, choose_dtype
 from reference_impl.assembly.draft_folder import load_draft, parts_with_draft, with_method
 from reference_impl.assembly.engine import Engine
+from reference_impl.assembly.gguf import take_texts
 from reference_impl.assembly.interrupts import uninterrupted
 from reference_impl.assembly.linear_methods import Quantizations
 from reference_impl.assembly.model import dummy_model, load_model
@@ -51,7 +52,8 @@ from reference_impl.core import llm as core_llm
 from reference_impl.core.engine import StepResult
 from reference_impl.core.prompts import Prompt
 from reference_impl.interfaces import Pooling, Request, SamplingParams
-from reference_impl.models.config_json import read_model_config
+from reference_impl.models.gguf_file import is_gguf
+from reference_impl.models.gguf_model import read_config
 from reference_impl.models.hub import model_folder
 from reference_impl.models.shapes import Shape, config_of_shape
 
@@ -68,8 +70,9 @@ Sampling = SamplingParams | Sequence[SamplingParams]
 class LLM(core_llm.LLM, ChatEncoder):
     """An engine with a tokenizer.
 
-    model: a Hugging Face folder, or an id (org/name) of Hugging Face's hub, see `model_folder`. Or shape, with
-    dummy_weights=True: a model of that shape with random weights and without a tokenizer (see models/shapes.py).
+    model: a Hugging Face folder, a GGUF file (x.gguf), or an id (org/name) of Hugging Face's hub, see `model_folder`.
+    Or shape, with dummy_weights=True: a model of that shape with random weights and without a tokenizer (see
+    models/shapes.py).
     dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
     quantization: "none" (or None), or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function
     from a layer's name to one of these (see `load_model`). draft_model: folder or id of a smaller model with the same
@@ -132,6 +135,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         try:
             self.folder = None if model is None else Path(model)
             super().__init__(engine, self.folder)
+            if model is not None and is_gguf(model):
+                self.tokenizer = take_texts(Path(model), self.templates)
             if model is not None:
                 check_tokenizer(self.tokenizer, stored.vocab_size, Path(model))
         except BaseException:  # a tokenizer that cannot be read, after a process was started
@@ -189,6 +194,8 @@ class LLM(core_llm.LLM, ChatEncoder):
         ImportError without transformers, ValueError for a model without a folder."""
         if self.folder is None:
             raise ValueError(f"{self.where} has no tokenizer")
+        if is_gguf(self.folder):
+            raise ValueError(f"{self.folder}: get_tokenizer expects a folder; llm.tokenizer is that of the file")
         try:
             from transformers import AutoTokenizer
         except ImportError:
@@ -366,7 +373,7 @@ def _split(
 
 def _config_of(model: str | Path | None, shape: Shape | None, dummy_weights: bool) -> ModelConfig:
     if model is not None and shape is None and not dummy_weights:
-        return read_model_config(model, quantized=True)  # load_model says what it cannot read
+        return read_config(model, quantized=True)  # load_model says what it cannot read
     if model is None and shape is not None and dummy_weights:
         return config_of_shape(shape)
     if model is None and shape is not None:

@@ -11,7 +11,7 @@ from reference_impl.annexes.fusion.decoder import fused
 from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.annexes.sizing.memory import check_free, free_bytes
 from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of
-from reference_impl.assembly.stored_weights import stored_methods
+from reference_impl.assembly.stored_weights import methods_of_layouts, spare_tensors, stored_methods
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
@@ -20,8 +20,11 @@ from reference_impl.models.config_json import read_model_config
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.config_rope import reason_for_limit
 from reference_impl.models.decoders import kind_of
-from reference_impl.models.loader import destinations, fill, finish, weight_files
+from reference_impl.models.gguf_file import GgufFile, is_gguf
+from reference_impl.models.gguf_model import gguf_config, gguf_layouts, gguf_tensors
+from reference_impl.models.loader import Destination, destinations, fill, finish, store_tensors, weight_files
 from reference_impl.models.moe import expert_layers
+from reference_impl.models.quantization.mixed_up import check_forms
 from reference_impl.models.shapes import fill_with_random_numbers
 from reference_impl.models.sizes import check_sizes
 
@@ -38,25 +41,65 @@ def load_model(
     quantization: Quantizations = "none",
     linear_method: LinearMethod | Methods | None = None,
 ) -> Decoder:
-    """Reads config and weights. dtype None keeps the checkpoint's own; kernels: see `choose_backend`.
+    """Reads config and weights, of a Hugging Face folder or a GGUF file. dtype None keeps the checkpoint's own;
+    kernels: see `choose_backend`.
 
     quantization: how the linear layers' weights are stored; the checkpoint's are quantized as they are read. One for
     all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
     linear_method, instead: a method of your own, or a function from a layer's name to one. It may read a checkpoint
     that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
-    With neither, a checkpoint of compressed-tensors, or in FP8 as DeepSeek writes it, is kept as it lies there.
+    With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ) is kept as it
+    lies there.
     """
     folder = Path(folder)
+    if is_gguf(folder):
+        return _load_gguf(folder, dtype, device, max_position, kernels, quantization, linear_method)
     own = linear_method is None and quantization == "none"
     config = read_model_config(folder, quantized=own or linear_method is not None)
     if own:
-        linear_method = stored_methods(folder, dtype or getattr(torch, config.dtype), torch.device(device))
+        linear_method = stored_methods(folder, config, dtype or getattr(torch, config.dtype), torch.device(device))
     files = weight_files(folder)
     check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
-    fill(model, destinations(model), files)
+    table = _table(model, folder)
+    check_forms(model.linears(), files)
+    fill(model, table, files, spare_tensors(model))
     finish(model)
     return model
+
+
+def _load_gguf(
+    path: Path,
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+    max_position: int | None,
+    kernels: Asked,
+    quantization: Quantizations,
+    linear_method: LinearMethod | Methods | None,
+) -> Decoder:
+    """`load_model` of a GGUF file, whose linear layers are kept as they lie there."""
+    if quantization != "none" or linear_method is not None:
+        raise ConfigError(
+            f"{path}: expected neither quantization nor linear_method for a GGUF file, whose tensors say how they are "
+            "stored: leave them out, or start from the model that the file was made of"
+        )
+    file = GgufFile(path)
+    config, device = gguf_config(file), torch.device(device)
+    check_sizes(config, path, [path], packed=True)
+    methods = methods_of_layouts(gguf_layouts(file), config, dtype or getattr(torch, config.dtype), device)
+    model = build_model(config, dtype, device, max_position, kernels, linear_method=methods)
+    what = f"a {config.architecture} with this metadata"
+    store_tensors(_table(model, path), gguf_tensors(file, config), str(path), model.dtype, what)
+    finish(model)
+    return model
+
+
+def _table(model: Decoder, folder: Path) -> dict[str, Destination]:
+    try:
+        return destinations(model)
+    except ValueError as wrong:  # a layout that has no room for one of the matrices
+        where = folder if is_gguf(folder) else f"{folder / 'config.json'}: quantization_config"
+        raise ConfigError(f"{where}: {wrong}") from None
 
 
 def build_model(

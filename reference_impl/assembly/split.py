@@ -15,7 +15,7 @@ from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.parts import Parts
 from reference_impl.assembly.speculation import BY_ITSELF, BY_MODEL, check_typical_sampler
 from reference_impl.interfaces import Executor, FetchesPages
-from reference_impl.models.config_json import read_model_config
+from reference_impl.models.gguf_model import read_config
 
 if TYPE_CHECKING:
     from reference_impl.assembly.linear_methods import Quantizations
@@ -105,7 +105,7 @@ def outline(folder: Path, dtype: str, device: str = "cpu") -> Any:
     """What planning asks of a model: its configuration, and how many bytes a value of its cache has. No weights."""
     import torch
 
-    config, kind = read_model_config(folder, quantized=True), SimpleNamespace(type=torch.device(device).type)
+    config, kind = read_config(folder, quantized=True), SimpleNamespace(type=torch.device(device).type)
     rotary = SimpleNamespace(max_position=config.max_position)
     return SimpleNamespace(config=config, dtype=getattr(torch, dtype), device=kind, rotary=rotary)
 

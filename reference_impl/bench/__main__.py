@@ -1,11 +1,11 @@
-"""`python -m reference_impl.bench kernels | gpu | readme`, from the source tree, with nothing installed."""
+"""`python -m reference_impl.bench kernels | gpu | gates | ...`, from the source tree, with nothing installed."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-BENCHES = ("kernels", "gpu", "readme")
+BENCHES = ("kernels", "gpu", "gates", "compression", "readme")
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ with replacement (bootstrap), since the tokens of one window go together. A diff
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.core.decoder import Decoder
 
 DRAWS = 1000
+KV_BYTES = 256 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -102,12 +104,36 @@ def lines(found: dict[str, Estimate]) -> list[str]:
     return said
 
 
-def evaluate(folder: Path, against: Path | None, text: Path, length: int, most: int) -> dict[str, Any]:
-    """`compare` of two folders on a text, both in float32: {measure: Estimate}, and how many windows."""
-    from reference_impl.assembly.model import load_model
+def check_tokenizers(folder: Path, against: Path) -> None:
+    """ValueError unless both have one tokenizer: what is said of the same ids must be of the same text."""
+    found = []
+    for place in (folder, against):
+        file = place / "tokenizer.json"
+        if not file.is_file():
+            raise ValueError(f"{place}: expected a tokenizer.json, found none: no text can be given to this model")
+        found.append(json.loads(file.read_text("utf-8")))
+    names = sorted((found[0].keys() | found[1].keys()) - {"padding", "truncation", "version"})
+    if differs := [name for name in names if found[0].get(name) != found[1].get(name)]:
+        raise ValueError(
+            f"--against: expected a model with the same tokenizer, got one with another {' and '.join(differs)}: KL "
+            "and agreement compare predictions of the same tokens. Evaluate each by itself, without --against"
+        )
+
+
+def evaluate(folder: Path, against: Path | None, text: Path, length: int, most: int, tasks: int = 0) -> dict[str, Any]:
+    """`compare` of two folders on a text, both in float32: {measure: Estimate}, and how many windows. tasks: questions
+    of each kind, see `abilities.py`; 0: none are asked."""
+    from reference_impl.assembly.llm import LLM
+    from reference_impl.bench import abilities
     from reference_impl.core.prompts import PromptEncoder
 
-    windows = windows_of(PromptEncoder(folder).tokens_of(text.read_text("utf-8")), length, most)
-    models = [None if path is None else load_model(path, torch.float32) for path in (folder, against)]
-    assert models[0] is not None
-    return {"windows": len(windows), "found": compare(models[0], models[1], windows)}
+    if against is not None:
+        check_tokenizers(folder, against)
+    written = text.read_text("utf-8")
+    windows = windows_of(PromptEncoder(folder).tokens_of(written), length, most)
+    options: dict[str, Any] = {"dtype": "float32", "kv_cache_bytes": KV_BYTES, "max_num_seqs": 32}
+    llm, other = (None if path is None else LLM(path, **options) for path in (folder, against))
+    assert llm is not None
+    found = compare(llm.engine.model, None if other is None else other.engine.model, windows)
+    asked = abilities.compare(llm, other, written, tasks) if tasks else {}
+    return {"windows": len(windows), "found": found, "abilities": asked}

@@ -26,6 +26,8 @@ def written(results: Path) -> str:
     parts = [cpu_part(_read(results / "cpu.json")), gpu_part(_read(results / "gpu.json"))]
     if kernels := _read(results / "kernels.json"):
         parts.append(kernels_part(kernels))
+    if record := _read(results / "gates.json"):
+        parts.append(gates_part(record))
     return "\n\n".join(parts)
 
 
@@ -75,6 +77,27 @@ def kernels_part(result: dict[str, Any]) -> str:
         "`python -m reference_impl.bench kernels` measures:", "", *gpu_rows.table(rows), "",
         f"{stamp['gpu']}, torch {stamp['versions']['torch']}, triton {stamp['versions']['triton']}, {stamp['date']}, "
         f"commit {stamp['commit']}; the limits are those of this machine, measured in the same run.",
+    ])  # fmt: skip
+
+
+def gates_part(record: dict[str, Any]) -> str:
+    from reference_impl.bench import gates
+
+    runs = [run for methods in record["models"].values() for found in methods.values() for run in found]
+    instructions = ", ".join(sorted({run["instructions"] for run in runs}))
+    speed = record.get("speed", {}).get("stamp", {})
+    return "\n".join([
+        "What quantization of the course model costs, as `python -m reference_impl.bench gates` recorded it:", "",
+        gates.markdown(record), "",
+        f"KL to the unquantized model over {gates.WINDOWS * gates.WINDOW:,} tokens of text that it was not trained on "
+        f"(`texts/`), and the share of tokens where both put the same one first; the median and the range over",
+        f"draws of {gates.ROWS} calibration rows of {gates.LENGTH} tokens; {instructions}; torch "
+        f"{record['stamp']['versions']['torch']}, {record['stamp']['date']}, commit {record['stamp']['commit']}. "
+        "A test fails when a method leaves its band.",
+        f"A step: of one stream with products in float32, of the same step without quantization "
+        f"({speed.get('cpu', 'not measured')}, {speed.get('date', '-')}): these formats are decoded for each product, "
+        "which saves memory and no time on a CPU.",
+        "\\* No packed form: written dense.",
     ])  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,12 +14,24 @@ from reference_impl.cli.options import MODEL, Model, errors_in_a_line, fail, fol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from reference_impl.models.quantization.recipes import Recipe
+
+_SCANNED = 4  # calibration rows that the scan of --bits looks at
 _METHOD = (
     "rtn, gptq, awq, rotate, rotate-gptq (to --scheme, or int4), smoothquant (to w8a8), or the name of a scheme, "
     "rounded to nearest."
 )
 _SCHEME = (
     "int4, int4-zeros, int8, w8a8, w4a8, fp8, fp8-weights, fp8-tensor, fp8-block, nvfp4, mxfp4, mxfp8, nf4, ternary."
+)
+
+_BITS = (
+    "Mixed precision: no more bits a weight than this in the mean, all scales counted. Each linear layer gets the "
+    "scheme of --choices that a scan finds best: it loads the whole model and needs --calibration."
+)
+
+_TASKS = (
+    "Ask it so many questions of each kind: values to find, JSON to write, code to go on with. Needs a chat template."
 )
 
 
@@ -41,6 +54,8 @@ def quantize(
     alpha: Annotated[float, typer.Option(min=0, max=1, help="SmoothQuant: how much goes over to weights.")] = 0.5,
     dense: Annotated[bool, typer.Option("--dense", help="Write float32, to compare packed weights with.")] = False,
     clip: Annotated[bool, typer.Option("--clip", help="Search how much of each group's extremes to cut.")] = False,
+    bits: Annotated[float | None, typer.Option(min=1, help=_BITS)] = None,
+    choices: Annotated[str, typer.Option(help="With --bits: schemes, between commas.")] = "int4,int8",
 ) -> None:
     """Quantize a model's linear layers into another folder, a layer at a time.
 
@@ -63,15 +78,19 @@ def quantize(
         )  # fmt: skip
         source = folder_of(model)
         tokens = None
-        if recipe.calibrated or clip:
+        if recipe.calibrated or clip or bits:
             if calibration is None:
-                fail(f"--calibration: {method} looks at activations: expected a file of text, got none", 2)
+                why = "--bits" if bits and not recipe.calibrated else method
+                fail(f"--calibration: {why} looks at activations: expected a file of text, got none", 2)
             tokens = _tokens(source, calibration, rows, length)
+        notes: dict[str, Any] = {}
+        if bits and tokens is not None:
+            recipe, notes = _mixed(source, tokens, recipe, bits, choices.split(","))
         with Progress(TextColumn("layer"), MofNCompleteColumn(), transient=True) as shown:
             task = shown.add_task("layers", total=None)
             job = Job(
                 source, output, recipe, tokens, Dense() if dense else None,
-                progress=lambda done, of: shown.update(task, completed=done, total=of),
+                progress=lambda done, of: shown.update(task, completed=done, total=of), notes=notes,
             )  # fmt: skip
             report = quantize_folder(job)
     _say_report(output, report)
@@ -82,6 +101,29 @@ def _tokens(source: Path, text: Path, rows: int, length: int) -> Tensor:
     from reference_impl.models.quantization.calibration import calibration_tokens
 
     return calibration_tokens(PromptEncoder(source).tokens_of(text.read_text("utf-8")), rows, length)
+
+
+def _mixed(
+    source: Path, tokens: Tensor, recipe: Recipe, bits: float, names: list[str]
+) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe with a scheme for each linear layer, and what the report says of it."""
+    import torch
+
+    from reference_impl.assembly.model import load_model
+    from reference_impl.models.quantization.scan import scan
+    from reference_impl.models.quantization.sensitivity import allocate
+
+    model = load_model(source, torch.float32)
+    weights = sum(linear.in_features * linear.out_features for linear in model.linears())
+    costs = scan(model, tokens[:_SCANNED], recipe, names)
+    try:
+        chosen = allocate(costs, int(bits * weights))
+    except ValueError as error:
+        raise ValueError(f"--bits: {error}: {weights:,} weights") from None
+    shown = {layer: {name: asdict(cost) for name, cost in found.items()} for layer, found in costs.items()}
+    counts = ", ".join(f"{name} in {list(chosen.values()).count(name)}" for name in names)
+    typer.echo(f"linear layers: {counts} of {len(chosen)}")
+    return replace(recipe, by_layer=chosen), {"mixed": {"asked_bits": bits, "costs": shown}}
 
 
 def _say_report(output: Path, report: dict[str, Any]) -> None:
@@ -111,15 +153,26 @@ def evaluate(
     against: Annotated[str | None, typer.Option(help=f"The model it was made from. {MODEL}.")] = None,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 256,
     windows: Annotated[int, typer.Option(min=2, help="No more of them than this.")] = 64,
+    tasks: Annotated[int, typer.Option(min=0, help=_TASKS)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: one JSON object.")] = False,
 ) -> None:
     """How good a model is on a text, and how far it has moved from another: perplexity, KL, same first token.
 
-    Each figure has a 95 % interval, from drawing windows anew. Exact methods are judged by tests, never by this.
+    With --tasks also what it can: find a value some way back, write valid JSON, go on with the text's functions so that
+    they parse. Each figure has a 95 % interval, from drawing windows or tasks anew; differences are paired. Exact
+    methods are judged by tests, never by this.
     """
-    from reference_impl.bench import quality
+    from reference_impl.bench import abilities, quality
 
     with errors_in_a_line():
+        if tasks == 1:
+            fail("--tasks: expected 0 or at least 2, since one says nothing of how much they differ; got 1", 2)
         other = None if against is None else folder_of(against)
-        found = quality.evaluate(folder_of(model), other, text, length, windows)
+        found = quality.evaluate(folder_of(model), other, text, length, windows, tasks)
+    if as_json:
+        measures = {name: asdict(estimate) for name, estimate in found["found"].items()}
+        about = {"model": model, "against": against, "text": str(text), "windows": found["windows"], "length": length}
+        typer.echo(json.dumps(about | {"measures": measures, "tasks": abilities.plain(found["abilities"])}, indent=2))
+        return
     typer.echo(f"{found['windows']} windows of {length} tokens of {text}, in float32; 95 % intervals in brackets")
-    typer.echo("\n".join(quality.lines(found["found"])))
+    typer.echo("\n".join(quality.lines(found["found"]) + abilities.lines(found["abilities"])))

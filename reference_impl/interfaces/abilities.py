@@ -226,3 +226,13 @@ class NamesTensors(Protocol):
         tensor named must be in the checkpoint; each goes to `load` once, in any order.
         """
         ...
+
+
+@runtime_checkable
+class NamesTensorsOfParts(Protocol):
+    """As `NamesTensors`, of a LinearMethod whose parts (q_proj, k_proj, ...) may lie in the checkpoint in different
+    ways. A method that has both is asked for this one."""
+
+    def tensors_of(self, part: str, in_features: int, out_features: int, bias: bool) -> Mapping[str, TensorSpec]:
+        """`NamesTensors.tensors` of the part that the checkpoint calls so."""
+        ...

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from reference_impl.core.decoder import Decoder, DecoderLayer
 from reference_impl.core.linear import Linear
-from reference_impl.interfaces import NamesTensors, TensorSpec
+from reference_impl.interfaces import NamesTensors, NamesTensorsOfParts, TensorSpec
 from reference_impl.models.json_file import read_object, shown
 from reference_impl.models.moe import MixtureOfExperts
 
@@ -106,6 +106,10 @@ def _parts(linear: Linear) -> dict[str, Destination]:
 def part_tensors(linear: Linear, part: str) -> Mapping[str, TensorSpec]:
     """What a checkpoint has of a part of a linear layer, by the last word of the tensor's name."""
     rows, method = linear.parts[part], linear.method
+    if isinstance(method, NamesTensorsOfParts):
+        found = method.tensors_of(part, linear.in_features, rows, linear.has_bias)
+        _check_named(found, f"{linear.name}, {part}: {type(method).__name__}.tensors_of")
+        return found
     if isinstance(method, NamesTensors):
         found = method.tensors(linear.in_features, rows, linear.has_bias)
         _check_named(found, f"{linear.name}, {part}: {type(method).__name__}.tensors")
@@ -142,9 +146,17 @@ def _norm(target: Tensor, plus_one: bool) -> Destination:
     return TensorSpec((target.shape[-1],), FLOATS), store
 
 
-def fill(model: Decoder, table: dict[str, Destination], files: list[Path]) -> None:
+def fill(
+    model: Decoder,
+    table: dict[str, Destination],
+    files: list[Path],
+    others: Mapping[str, Callable[[Tensor], object]] | None = None,
+) -> None:
+    """others: see `store`."""
     head: list[Tensor] = []
-    ignored = {"lm_head.weight": head.append} if model.lm_head is None else {}  # tied, and stored once more
+    ignored: dict[str, Callable[[Tensor], object]] = dict(others or {})
+    if model.lm_head is None:  # tied, and stored once more
+        ignored["lm_head.weight"] = head.append
     store(table, files, model.dtype, f"a {model.config.architecture} with this config", ignored)
     if head and not torch.equal(head[0].to(model.embedding), model.embedding):
         raise CheckpointError(
@@ -178,7 +190,7 @@ def store_tensors(
     missing = dict.fromkeys(table)
     for file, name, tensor in tensors:
         if others and name in others:
-            others[name](tensor)
+            _put(others[name], tensor, f"{file}: tensor {name}")
             continue
         if name not in table:
             if name.endswith("rotary_emb.inv_freq"):  # older checkpoints stored it; it is computed
@@ -189,14 +201,18 @@ def store_tensors(
         spec, put = table[name]
         _check(tensor, spec, f"{file}: tensor {name}")
         _check_finite(tensor, dtype, f"{file}: tensor {name}")
-        try:
-            put(tensor)
-        except ValueError as wrong:  # a method that reads scales, say, and finds none that can be
-            raise CheckpointError(f"{file}: tensor {name}: {wrong}") from None
+        _put(put, tensor, f"{file}: tensor {name}")
         del missing[name]
     if missing:
         names = ", ".join(list(missing)[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         raise CheckpointError(f"{where}: missing tensors: {names}")
+
+
+def _put(put: Callable[[Tensor], object], tensor: Tensor, where: str) -> None:
+    try:
+        put(tensor)
+    except ValueError as wrong:  # a method that reads scales, say, and finds none that can be
+        raise CheckpointError(f"{where}: {wrong}") from None
 
 
 def _check(tensor: Tensor, spec: TensorSpec, where: str) -> None:

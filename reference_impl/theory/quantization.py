@@ -162,3 +162,24 @@ def lloyd_max(samples: Floats, count: int, rounds: int = 200) -> Floats:
         kept = high > low
         values = np.sort(np.where(kept, (sums[high] - sums[low]) / np.maximum(high - low, 1), values))
     return values
+
+
+def carried_over(first: float, second: float, correlation: float = 1.0) -> float:
+    """GPTQ on two weights whose codes are whole numbers: what the second becomes, before it is rounded, when the first
+    is. correlation: of the two inputs, of like size; the share of the first's error that the second can make up for."""
+    return second + correlation * (first - math.floor(first + 0.5))
+
+
+def smoothing_scale(activation_reach: float, weight_reach: float, alpha: float = 0.5) -> float:
+    """SmoothQuant's s of an input: max|x|^alpha / max|W|^(1 - alpha). x is divided by it, the column multiplied."""
+    return float(activation_reach**alpha / weight_reach ** (1 - alpha))
+
+
+def rotated_outlier(size: float, channels: int) -> float:
+    """What one channel's outlier becomes in each channel behind a Hadamard matrix, whose entries are +-1 / sqrt(n)."""
+    return float(size / math.sqrt(channels))
+
+
+def gram_bytes(inputs: int, bytes_per_value: int = 4) -> int:
+    """Of X^T X, all that GPTQ keeps of the calibration rows of a matrix with so many inputs."""
+    return inputs**2 * bytes_per_value

@@ -221,9 +221,10 @@ def test_a_missing_tensor_and_one_too_many_are_named(written) -> None:
         load_model(plain, linear_method=GPTQ(torch.float32, CPU))
 
 
-def test_without_a_method_that_reads_it_a_quantized_checkpoint_is_refused(written) -> None:
+def test_without_a_method_that_reads_it_a_quantized_checkpoint_is_refused(written, edit) -> None:
     folder, _ = written("awq", "llama_biases")
+    edit(folder, quantization_config={"quant_method": "hqq"})
     with pytest.raises(
-        ConfigError, match=r"quantization_config.quant_method: .*need a method.*linear_method=.*found 'awq'"
+        ConfigError, match=r"quantization_config.quant_method: .*need a method.*linear_method=.*found 'hqq'"
     ):
         load_model(folder)

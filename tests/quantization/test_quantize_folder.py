@@ -25,6 +25,7 @@ from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.assembly.model import load_model
 from reference_impl.core.decoder import Decoder
 from reference_impl.models.quantization.forms import Dense, Packed
+from reference_impl.models.quantization.layouts import OfScheme
 from reference_impl.models.quantization.one_layer import Part
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS, SCHEMES, Recipe
@@ -129,11 +130,10 @@ def test_what_is_packed_is_what_the_method_chose(method: str, make_folder: MakeF
     assert sum(linear.weight_bytes() for linear in model.linears()) == expected
     for linear in model.linears():  # without the rounding of activations, which the dense weights do not have
         assert isinstance(linear.method, Stored)
-        assert (
-            linear.method.scheme
-            == recorded.parts[f"{linear.name.rpartition('.')[0]}.{next(iter(linear.parts))}"].scheme
-        )
-        linear.method.scheme = replace(linear.method.scheme, activations=None)
+        for part, layout in linear.method.layouts.items():
+            assert isinstance(layout, OfScheme)
+            assert layout.scheme == (recorded.parts[f"{linear.name.rpartition('.')[0]}.{part}"].scheme)
+            linear.method.layouts[part] = OfScheme(replace(layout.scheme, activations=None))
     found, plain = logits_of(model), logits(tmp_path / "dense")
     torch.testing.assert_close(found, plain, rtol=0, atol=1e-5 * float(plain.abs().max()))
 
@@ -184,11 +184,12 @@ def test_layers_with_other_schemes_are_named(make_folder: MakeFolder, tmp_path: 
     other = "model.layers.1.mlp.down_proj"
     recipe = replace(METHODS["rtn"], by_layer={other: "int8"})
     quantize_folder(Job(make_folder(), tmp_path / "out", recipe))
-    model = load_model(tmp_path / "out", torch.float32)
+    model, found = load_model(tmp_path / "out", torch.float32), set()
     for linear in model.linears():
         assert isinstance(linear.method, Stored)
-        assert linear.method.scheme == recipe.scheme_of(linear.name, linear.in_features)
-    assert len({linear.method.scheme for linear in model.linears()}) == 3  # type: ignore[attr-defined]
+        found |= (own := set(linear.method.layouts.values()))
+        assert {layout.scheme for layout in own} == {recipe.scheme_of(linear.name, linear.in_features)}
+    assert len(found) == 3
 
 
 def test_parts_of_one_product_share_nvfp4_s_tensor_scale(make_folder: MakeFolder, tmp_path: Path) -> None:

@@ -97,3 +97,26 @@ def test_what_does_not_fit_is_named() -> None:
         q.rounded(np.ones(8), "int3")
     with pytest.raises(ValueError, match="divisor of the last dimension, 8, got 3"):
         q.rounded(np.ones(8), "int4", 3)
+
+
+def test_what_gptq_carries_over_is_what_least_squares_gives() -> None:
+    rng = np.random.default_rng(2)
+    for correlation in (1.0, 0.6):
+        first = rng.standard_normal(200_000)
+        second = correlation * first + np.sqrt(1 - correlation**2) * rng.standard_normal(200_000)
+        left = 0.4 * first + 0.3 * second  # the first is rounded to 0
+        best = (left @ second) / (second @ second)
+        assert q.carried_over(0.4, 0.3, correlation) == pytest.approx(best, abs=0.01)
+    assert q.carried_over(0.7, 0.3) == pytest.approx(0.0)
+
+
+def test_smoothing_gives_both_sides_one_reach_at_a_half_and_leaves_one_side_at_the_ends() -> None:
+    s = q.smoothing_scale(64.0, 0.25)
+    assert 64.0 / s == pytest.approx(0.25 * s)
+    assert 64.0 / q.smoothing_scale(64.0, 0.25, 1.0) == 1.0
+    assert 0.25 * q.smoothing_scale(64.0, 0.25, 0.0) == 1.0
+
+
+def test_a_rotated_outlier_keeps_its_length() -> None:
+    assert 4096 * q.rotated_outlier(80.0, 4096) ** 2 == pytest.approx(80.0**2)
+    assert q.gram_bytes(4096) == np.zeros((4096, 4096), np.float32).nbytes

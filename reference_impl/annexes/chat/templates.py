@@ -35,6 +35,11 @@ class ChatTemplates:
         """A template from elsewhere stands for all that the folder has. OSError, ValueError for what is no text."""
         self.named, self._places = {"default": _read_text(file)}, {"default": str(file)}
 
+    def put(self, template: str, where: str, special_tokens: dict[str, str]) -> None:
+        """A template that is no file's. where: as errors call it."""
+        self.named, self._places = {"default": template}, {"default": where}
+        self.special_tokens = special_tokens
+
     def broken(self) -> list[str]:
         """Of each template that is no Jinja: which, and why."""
         from reference_impl.annexes.chat.sandbox import ChatTemplateError, check  # and with it Jinja

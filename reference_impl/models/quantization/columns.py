@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.models.quantization.numbers import FORMATS
-from reference_impl.models.quantization.scheme import BLOCK, Fitted, Scheme, decode, encode, fit
+from reference_impl.models.quantization.scheme import Fitted, Scheme, decode, encode, fit
 
 
 class Columns:
@@ -15,7 +15,7 @@ class Columns:
     def __init__(self, weight: Tensor, scheme: Scheme):
         self.scheme, self.fitted = scheme, fit(weight, scheme)
         self.codes = torch.zeros(weight.shape, dtype=FORMATS[scheme.numbers].code_dtype, device=weight.device)
-        self._each = {"group": scheme.group_size or 1, "block": BLOCK}.get(scheme.per, weight.shape[1])
+        self._each = {"group": scheme.group_size or 1, "block": scheme.block[1]}.get(scheme.per, weight.shape[1])
 
     def refit(self, group: Tensor, start: int) -> None:
         """New scales for one group, from its weights [out, group_size]; start: its first column."""

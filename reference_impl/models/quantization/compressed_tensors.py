@@ -1,22 +1,19 @@
-"""config.json's quantization_config as compressed-tensors writes it ("compressed-tensors"), and as Hugging Face and
-DeepSeek do ("fp8"): read into the scheme of each layer, and written."""
+"""config.json's quantization_config as compressed-tensors writes it: read into the layout of each matrix, and made."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
 
 from reference_impl.models.config_reader import ConfigError
 from reference_impl.models.json_file import shown
+from reference_impl.models.quantization.layouts import LayoutOf, OfScheme
 from reference_impl.models.quantization.numbers import FORMATS
 from reference_impl.models.quantization.scheme import BLOCK, Activations, Scheme
 from reference_impl.models.quantization.tensors import in_words
 
-SchemeOf = Callable[[str], Scheme | None]  # from a layer's name in the checkpoint; None: it is not quantized
 _NUMBERS = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "e4m3", ("float", 4): "e2m1"}
 _FORMATS = (
     "pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
@@ -24,27 +21,13 @@ _FORMATS = (
 )  # fmt: skip
 
 
-def schemes(raw: Any, where: str) -> tuple[SchemeOf, bool]:
-    """(scheme of a layer, whether scales are named weight_scale_inv). ConfigError for what is not read, by name."""
-    if not isinstance(raw, dict):
-        raise _error(where, "", "an object", raw)
-    method = raw.get("quant_method")
-    if method == "compressed-tensors":
-        return _compressed(raw, where), False
-    if method == "fp8":
-        return _fp8(raw, where), raw.get("weight_block_size") is not None
-    raise _error(
-        where, "quant_method", "compressed-tensors or fp8 (others need a method: load_model(..., linear_method=...))",
-        method,
-    )  # fmt: skip
-
-
 def _error(where: str, field: str, expected: str, found: object) -> ConfigError:
     name = "quantization_config" + (f".{field}" if field else "")
     return ConfigError(f"{where}: {name}: expected {expected}, found {shown(found)}")
 
 
-def _compressed(raw: dict[str, Any], where: str) -> SchemeOf:
+def compressed_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
+    """Of a model's linear layers. ConfigError for what is not read, by name."""
     groups, ignore, form = raw.get("config_groups"), raw.get("ignore") or [], raw.get("format")
     if raw.get("kv_cache_scheme") is not None:
         expected = "none (scales for the cache are not read: choose its format with kv_dtype, and remove the field)"
@@ -54,7 +37,7 @@ def _compressed(raw: dict[str, Any], where: str) -> SchemeOf:
     if not isinstance(groups, dict) or not groups:
         raise _error(where, "config_groups", "an object {name: group} with a group or more", groups)
     _check_names(ignore, where, "ignore")
-    found: list[tuple[list[str], Scheme]] = []
+    found: list[tuple[list[str], OfScheme]] = []
     for name, group in groups.items():
         field = f"config_groups.{name}"
         if not isinstance(group, dict):
@@ -62,15 +45,15 @@ def _compressed(raw: dict[str, Any], where: str) -> SchemeOf:
         _check_names(group.get("targets"), where, f"{field}.targets")
         if group.get("output_activations") is not None:
             raise _error(where, f"{field}.output_activations", "none", group["output_activations"])
-        found.append((group["targets"], _scheme(group, where, field)))
+        found.append((group["targets"], _layout(group, form, where, field)))
 
-    def scheme_of(layer: str) -> Scheme | None:
+    def layout_of(layer: str) -> OfScheme | None:
         if any(_matches(layer, target) for target in ignore):
             return None
-        named = [(t, scheme) for targets, scheme in found for t in targets if _matches(layer, t)]
+        named = [(t, layout) for targets, layout in found for t in targets if _matches(layer, t)]
         return min(named, key=lambda pair: pair[0] == "Linear")[1] if named else None  # a name goes before a class
 
-    return scheme_of
+    return layout_of
 
 
 def _check_names(names: object, where: str, field: str) -> None:
@@ -90,6 +73,15 @@ def _matches(layer: str, target: str) -> bool:
     return target in (layer, "Linear")
 
 
+def _layout(group: dict[str, Any], form: str, where: str, field: str) -> OfScheme:
+    """form: of the whole config, where the group has none of its own."""
+    own = group.get("format") or form
+    if own not in _FORMATS:
+        raise _error(where, f"{field}.format", f"one of {', '.join(_FORMATS)}", own)
+    scheme = _scheme(group, where, field)
+    return OfScheme(scheme, packed=None if own == "mixed-precision" else own == "pack-quantized")
+
+
 def _scheme(group: dict[str, Any], where: str, field: str) -> Scheme:
     weights = group.get("weights")
     if not isinstance(weights, dict):
@@ -101,8 +93,9 @@ def _scheme(group: dict[str, Any], where: str, field: str) -> Scheme:
     per: Any = {"tensor_group": "group"}.get(strategy, strategy) if isinstance(strategy, str) else None
     if per not in ("tensor", "channel", "group", "block"):
         raise _error(where, f"{field}.weights.strategy", "tensor, channel, group, tensor_group or block", strategy)
-    if per == "block" and weights.get("block_structure") not in ([BLOCK, BLOCK], f"{BLOCK}x{BLOCK}"):
-        raise _error(where, f"{field}.weights.block_structure", f"[{BLOCK}, {BLOCK}]", weights.get("block_structure"))
+    block = (
+        _block(weights.get("block_structure"), where, f"{field}.weights.block_structure") if per == "block" else None
+    )
     if per == "group" and (type(size) is not int or size < 1):
         raise _error(where, f"{field}.weights.group_size", "a number of inputs", size)
     if weights.get("actorder") in ("group", "dynamic"):
@@ -113,6 +106,7 @@ def _scheme(group: dict[str, Any], where: str, field: str) -> Scheme:
         return Scheme(
             kind, per, size if per == "group" else None, weights.get("symmetric", True) is not False, scales,
             _activations(group.get("input_activations"), where, f"{field}.input_activations"),
+            block=block or (BLOCK, BLOCK),
         )  # fmt: skip
     except ConfigError:
         raise
@@ -143,17 +137,13 @@ def _activations(args: object, where: str, field: str) -> Activations | None:
     return Activations(kind, per, dynamic, size)
 
 
-def _fp8(raw: dict[str, Any], where: str) -> SchemeOf:
-    block, ignore = raw.get("weight_block_size"), raw.get("modules_to_not_convert") or []
-    _check_names(ignore, where, "modules_to_not_convert")
-    if raw.get("activation_scheme", "dynamic") != "dynamic":
-        raise _error(where, "activation_scheme", "dynamic", raw["activation_scheme"])
-    if block != [BLOCK, BLOCK]:
-        raise _error(where, "weight_block_size", f"[{BLOCK}, {BLOCK}]", block)
-    if raw.get("fmt", "e4m3") != "e4m3":
-        raise _error(where, "fmt", "e4m3", raw["fmt"])
-    scheme = Scheme("e4m3", "block", activations=Activations("e4m3", "group", True, BLOCK), scale_dtype=torch.float32)
-    return lambda layer: None if any(name == layer or f".{name}." in f".{layer}." for name in ignore) else scheme
+def _block(found: object, where: str, field: str) -> tuple[int, int]:
+    """[outputs, inputs], or "128x128"."""
+    if isinstance(found, str) and re.fullmatch(r"\d{1,6}x\d{1,6}", found):
+        found = [int(size) for size in found.split("x")]
+    if not isinstance(found, list) or len(found) != 2 or not all(type(size) is int and size > 0 for size in found):
+        raise _error(where, field, "[outputs, inputs] of a block", found)
+    return found[0], found[1]
 
 
 def config_of(scheme: Scheme, ignore: Sequence[str] = ("lm_head",)) -> dict[str, Any]:
@@ -164,7 +154,7 @@ def config_of(scheme: Scheme, ignore: Sequence[str] = ("lm_head",)) -> dict[str,
     kind = "int" if numbers.least is not None else "float"
     weights = {"num_bits": numbers.bits, "type": kind, "symmetric": scheme.symmetric, "strategy": per, "dynamic": False}
     weights |= {"group_size": scheme.group_size} if scheme.group_size else {}
-    weights |= {"block_structure": [BLOCK, BLOCK]} if scheme.per == "block" else {}
+    weights |= {"block_structure": list(scheme.block)} if scheme.per == "block" else {}
     weights |= {"scale_dtype": "torch.float8_e4m3fn"} if scheme.scales == "e4m3" else {}
     weights |= {"scale_dtype": "torch.uint8"} if scheme.scales == "e8m0" else {}
     inputs = None

@@ -31,6 +31,10 @@ class Part:
     scheme: Scheme
     fitted: Fitted
 
+    def bits(self) -> float:
+        """Of codes and scales, packed by something."""
+        return self.scheme.bits_per_weight(tuple(self.codes.shape)) * self.codes.numel()
+
 
 @dataclass
 class Result:
@@ -88,14 +92,24 @@ def _round(layer: DecoderLayer, rows: Rows | None, linear: Linear, recipe: Recip
         gram = rows.watch(layer, linear, Statistics()).gram
         if gram is None:
             result.unseen.append(linear.name)
-    for piece in _pieces(linear, scheme):
-        codes, fitted = _codes(original[piece], gram, scheme, recipe)
-        weight[piece] = decode(codes, scheme, fitted)
-        result.parts += _stored(linear, piece, codes, scheme, fitted)
+    result.parts += round_into(weight, original, linear, gram, scheme, recipe)
     result.weight_errors[linear.name] = float((original - weight).norm() / original.norm().clamp(min=1e-30))
     if gram is not None:
         whole = output_error(original, original.new_zeros(()), gram)
         result.output_errors[linear.name] = (output_error(original, weight, gram) / max(whole, 1e-30)) ** 0.5
+
+
+def round_into(
+    target: Tensor, original: Tensor, linear: Linear, gram: Tensor | None, scheme: Scheme, recipe: Recipe
+) -> list[Part]:
+    """target [out, in] becomes what stands for `original`, the matrix of the layer `linear`. gram: None: rounded to
+    nearest, whatever the recipe says. Returns the checkpoint's matrices as they are stored."""
+    parts = []
+    for piece in _pieces(linear, scheme):
+        codes, fitted = _codes(original[piece], gram, scheme, recipe)
+        target[piece] = decode(codes, scheme, fitted)
+        parts += _stored(linear, piece, codes, scheme, fitted)
+    return parts
 
 
 def _codes(weight: Tensor, gram: Tensor | None, scheme: Scheme, recipe: Recipe) -> tuple[Tensor, Fitted]:

@@ -13,8 +13,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ _ROWS = 4096  # of a matrix that is rotated at once
 @dataclass
 class Job:
     """tokens [rows, length]: for a recipe that is calibrated. form: None: packed, or dense where no packed form has
-    the recipe's numbers. progress(done, of): after each layer, also those of an earlier run."""
+    the recipe's numbers. progress(done, of): after each layer, also those of an earlier run. notes: further entries of
+    the report."""
 
     source: Path
     out: Path
@@ -49,6 +50,7 @@ class Job:
     tokens: Tensor | None = None
     form: Form | None = None
     progress: Callable[[int, int], object] = lambda done, of: None
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def work(self) -> Path:
@@ -169,7 +171,7 @@ class _Run:
 
     def _layer_report(self, result: Result, written: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
         """bits: of what is written, if that is packed; else of codes and scales, if something packed them."""
-        bits = {p.name: p.scheme.bits_per_weight(tuple(p.codes.shape)) * p.codes.numel() for p in result.parts}
+        bits: dict[str, float] = {part.name: part.bits() for part in result.parts}
         if not isinstance(self.form, Dense):
             bits = {name: 8 * sum(tensor.nbytes for tensor in found.values()) for name, found in written.items()}
         return {
@@ -193,6 +195,7 @@ class _Run:
             "quantized_bytes": bits / 8,
             "file_bytes": size,
             "file_bytes_before": sum(file.stat().st_size for file in self.layers.files),
+            **self.job.notes,
             "layers": layers,
         }
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reference_impl.models.quantization.numbers import FORMATS, nearest_e4m3_scale, to_codes, to_values
 
-BLOCK = 128  # rows and columns of a block that shares a scale
+BLOCK = 128  # rows and columns of a block that shares a scale, where nothing else is said
 NumbersName = Literal["int4", "int8", "e4m3", "e5m2", "e2m1", "nf4", "ternary"]
 _EXPONENT = {"e2m1": 2, "e4m3": 8, "e5m2": 15}  # of the largest number: what an e8m0 scale is set by
 
@@ -38,7 +38,8 @@ class Activations:
 class Scheme:
     """How a matrix [out, in] is stored.
 
-    per: what shares a scale: the tensor; a channel (an output's row); a group of inputs of a row; a block, 128 x 128.
+    per: what shares a scale: the tensor; a channel (an output's row); a group of inputs of a row; a block.
+    block: (outputs, inputs) of a block.
     symmetric: else there is a zero point beside each scale, an integer in the codes' range (int4 and int8 only).
     scales: "float" of scale_dtype; "e4m3" with one float32 for the tensor (NVFP4); "e8m0", powers of two (MX).
     ValueError for what does not go together.
@@ -51,6 +52,7 @@ class Scheme:
     scales: Literal["float", "e4m3", "e8m0"] = "float"
     activations: Activations | None = None
     scale_dtype: torch.dtype = torch.bfloat16
+    block: tuple[int, int] = (BLOCK, BLOCK)
 
     def __post_init__(self) -> None:
         if self.numbers not in FORMATS:
@@ -61,6 +63,8 @@ class Scheme:
             raise ValueError(f"group_size: expected a number of inputs, for per='group' only, got {self.group_size!r}")
         if not self.symmetric and self.numbers not in ("int4", "int8"):
             raise ValueError(f"symmetric=False: expected int4 or int8, got {self.numbers}, which has no zero points")
+        if min(self.block) < 1:
+            raise ValueError(f"block: expected (outputs, inputs), 1 or more each, got {self.block}")
         if self.scales == "e8m0" and self.numbers not in _EXPONENT:
             raise ValueError(f"scales='e8m0': expected floats, {', '.join(_EXPONENT)}, got {self.numbers}")
 
@@ -73,7 +77,7 @@ class Scheme:
                 raise ValueError(f"groups of {self.group_size} inputs: expected a multiple of them, got {columns}")
             return rows, columns // self.group_size
         if self.per == "block":
-            return ceil(rows / BLOCK), ceil(columns / BLOCK)
+            return ceil(rows / self.block[0]), ceil(columns / self.block[1])
         return (rows, 1) if self.per == "channel" else (1, 1)
 
     def bits_per_weight(self, shape: tuple[int, ...]) -> float:
@@ -87,8 +91,9 @@ class Scheme:
 class Fitted:
     """What codes are multiplied with. All on the weight's device.
 
-    scales: float32, of `Scheme.scale_shape`: [1, 1], [out, 1], [out, in / group_size] or [out / 128, in / 128] rounded
-        up; exactly numbers of the scheme's scale format. zeros: int8 of the same shape, or None: 0 everywhere.
+    scales: float32, of `Scheme.scale_shape`: [1, 1], [out, 1], [out, in / group_size] or, of blocks, [out / block[0],
+        in / block[1]] rounded up; exactly numbers of the scheme's scale format. zeros: int8 of the same shape, or None:
+        0 everywhere.
     tensor_scale: float32 [], what each e4m3 scale is multiplied with, the reciprocal of a float32; else None.
     """
 
@@ -147,10 +152,10 @@ def decode(codes: Tensor, scheme: Scheme, fitted: Fitted) -> Tensor:
 def spread(scales: Tensor, scheme: Scheme, shape: tuple[int, ...]) -> Tensor:
     """Scales or zeros of `Scheme.scale_shape` so that they broadcast over [out, in]. One column serves any number."""
     if scheme.per == "block":
-        scales = scales.repeat_interleave(BLOCK, 0)[: shape[0]]
+        scales = scales.repeat_interleave(scheme.block[0], 0)[: shape[0]]
     if scales.shape[1] == 1:
         return scales
-    each = BLOCK if scheme.per == "block" else shape[1] // scales.shape[1]
+    each = scheme.block[1] if scheme.per == "block" else shape[1] // scales.shape[1]
     return scales.repeat_interleave(each, 1)[:, : shape[1]]
 
 
@@ -159,7 +164,7 @@ def _extremes(weight: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     the mean magnitude stands for the largest."""
     rows, columns = scheme.scale_shape(tuple(weight.shape))
     if scheme.per == "block":
-        missing = columns * BLOCK - weight.shape[1], rows * BLOCK - weight.shape[0]
+        missing = columns * scheme.block[1] - weight.shape[1], rows * scheme.block[0] - weight.shape[0]
         weight = torch.nn.functional.pad(weight, (0, missing[0], 0, missing[1]))
     pieces = weight.reshape(rows, weight.shape[0] // rows, columns, weight.shape[1] // columns)
     if scheme.numbers == "ternary":

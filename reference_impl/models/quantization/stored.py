@@ -6,6 +6,7 @@ Right on any device, and slower than a layer in 16 bits: these products have no 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 import torch
@@ -13,72 +14,71 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
+from reference_impl.models.quantization.layouts import FLOATS, Layout
 from reference_impl.models.quantization.numbers import FORMATS, to_codes, to_values
-from reference_impl.models.quantization.scheme import Activations, Scheme, decode
-from reference_impl.models.quantization.tensors import fitted_of, specs_of
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+from reference_impl.models.quantization.scheme import Activations
 
 
 class Stored:
-    """A LinearMethod that `NamesTensors`. Each part (q_proj, ...) has scales of its own: its tensors are kept apart, by
-    the part's first output, as "{start}.{name}".
+    """A LinearMethod that `NamesTensorsOfParts`, of one layer. Each part (q_proj, ...) has a layout of its own, and its
+    tensors are kept apart, by the part's first output, as "{start}.{name}".
 
-    inverse: scales are named weight_scale_inv (they are factors all the same), as DeepSeek writes them.
+    layouts: {name of a part in the checkpoint: its layout}, in the order of their rows.
     """
 
-    def __init__(self, scheme: Scheme, dtype: torch.dtype, device: torch.device, inverse: bool = False):
-        self.scheme, self.dtype, self.device, self.inverse = scheme, dtype, device, inverse
+    def __init__(self, layouts: Mapping[str, Layout], dtype: torch.dtype, device: torch.device):
+        self.layouts, self.dtype, self.device = dict(layouts), dtype, device
+        self._rows: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"Stored({self.scheme}, multiplied as {self.dtype} after decoding)"
+        layouts = ", ".join(map(str, dict.fromkeys(self.layouts.values())))
+        return f"Stored({layouts}; multiplied as {self.dtype} after decoding)"
 
-    def tensors(self, in_features: int, out_features: int, bias: bool) -> Mapping[str, TensorSpec]:
-        found = specs_of(self.scheme, in_features, out_features, self.inverse)
+    def tensors_of(self, part: str, in_features: int, out_features: int, bias: bool) -> Mapping[str, TensorSpec]:
+        try:
+            found = self.layouts[part].specs(in_features, out_features)
+        except ValueError as wrong:
+            raise ValueError(f"{part}, {out_features} x {in_features}: {wrong}") from None
+        self._rows[part] = out_features
         return found | ({"bias": TensorSpec((out_features,), FLOATS)} if bias else {})
 
     def create(self, in_features: int, out_features: int, bias: bool) -> dict[str, Tensor]:
-        specs_of(self.scheme, in_features, out_features, self.inverse)  # or an error, before anything is read
         return {"bias": torch.empty(out_features, dtype=self.dtype, device=self.device)} if bias else {}
 
     def load(self, params: dict[str, Tensor], name: str, tensor: Tensor, start: int) -> None:
         if name == "bias":
             params["bias"][start : start + len(tensor)].copy_(tensor)
             return
-        if "scale" in name:
-            check_scales(tensor)
+        self.layout_at(start).check(name, tensor)
         params[f"{start}.{name}"] = tensor.to(self.device)
 
     def finish(self, params: dict[str, Tensor]) -> None:
         pass
 
+    def starts(self) -> list[int]:
+        """First output of each part."""
+        return [0, *itertools.accumulate(self._rows[part] for part in self.layouts)][:-1]
+
+    def layout_at(self, start: int) -> Layout:
+        """Of the part that begins at output `start`."""
+        return dict(zip(self.starts(), self.layouts.values(), strict=True))[start]
+
     def weight(self, params: dict[str, Tensor], start: int, in_features: int) -> Tensor:
         """float32 [rows, in] of the part that begins at output `start`."""
         prefix = f"{start}."
         tensors = {name.removeprefix(prefix): t for name, t in params.items() if name.startswith(prefix)}
-        codes, fitted = fitted_of(tensors, self.scheme, in_features)
-        return decode(codes, self.scheme, fitted)
+        return self.layout_at(start).weight(tensors, in_features)
 
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
-        starts = sorted({int(name.partition(".")[0]) for name in params if name != "bias"})
         pieces = []
-        for start in starts:
+        for start, layout in zip(self.starts(), self.layouts.values(), strict=True):
             rounded = x
-            if self.scheme.activations is not None:
-                rounded = round_activations(x, self.scheme.activations, params.get(f"{start}.input_scale"))
+            if layout.activations is not None:
+                scale = params.get(f"{start}.input_scale", params.get(f"{start}.activation_scale"))
+                rounded = round_activations(x, layout.activations, scale)
             pieces.append(F.linear(rounded, self.weight(params, start, x.shape[1]).to(x.dtype)))
         y = torch.cat(pieces, 1)
         return y.add_(params["bias"]) if "bias" in params else y
-
-
-def check_scales(scales: Tensor) -> None:
-    """ValueError unless all are positive and finite."""
-    numbers = scales.int() != 255 if scales.dtype is torch.uint8 else scales.float().isfinite() & (scales.float() > 0)
-    if not bool(numbers.all()):
-        raise ValueError(
-            f"expected positive, finite scales, found {int((~numbers).sum())} of {scales.numel()} that are zero, "
-            "negative, infinite or NaN: the file is damaged, or was written by a tool that failed; quantize it again"
-        )
 
 
 def round_activations(x: Tensor, activations: Activations, scale: Tensor | None = None) -> Tensor:

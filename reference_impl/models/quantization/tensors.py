@@ -49,11 +49,15 @@ def without_form(schemes: Iterable[Scheme]) -> list[str]:
     )
 
 
-def specs_of(scheme: Scheme, in_features: int, out_features: int, inverse: bool = False) -> dict[str, TensorSpec]:
-    """Of a matrix [out, in]. ValueError for a scheme that the format has no form for."""
+def specs_of(
+    scheme: Scheme, in_features: int, out_features: int, inverse: bool = False, packed: bool | None = None
+) -> dict[str, TensorSpec]:
+    """Of a matrix [out, in]. packed: integers in words, or in bytes of their own ("int-quantized", "naive-quantized");
+    None: as `in_words` says. ValueError for a scheme that the format has no form for."""
+    words = in_words(scheme) if packed is None else packed and FORMATS[scheme.numbers].least is not None
     shape = scheme.scale_shape((out_features, in_features))
     bits, found = FORMATS[scheme.numbers].bits, {}
-    if in_words(scheme):
+    if words:
         found["weight_packed"] = TensorSpec((out_features, ceil(in_features * bits / 32)), (torch.int32,))
         found["weight_shape"] = TensorSpec((2,), (torch.int64, torch.int32))
     elif scheme.numbers == "e2m1":
@@ -69,9 +73,9 @@ def specs_of(scheme: Scheme, in_features: int, out_features: int, inverse: bool 
     if scheme.scales == "e4m3":
         found["weight_global_scale"] = TensorSpec((1,), (torch.float32,))
     if not scheme.symmetric:
-        packed = TensorSpec((ceil(out_features * bits / 32), shape[1]), (torch.int32,))
+        in_rows = TensorSpec((ceil(out_features * bits / 32), shape[1]), (torch.int32,))
         plain = TensorSpec((1,) if scheme.per == "tensor" else shape, (torch.int8,))
-        found["weight_zero_point"] = packed if in_words(scheme) else plain
+        found["weight_zero_point"] = in_rows if words else plain
     if scheme.activations is not None and not scheme.activations.dynamic:
         found["input_scale"] = TensorSpec((1,), _FLOATS)
     return found
@@ -110,7 +114,7 @@ def fitted_of(tensors: dict[str, Tensor], scheme: Scheme, in_features: int) -> t
     offset, packed = 1 << (bits - 1), tensors.get("weight_packed")
     if packed is None:
         codes = tensors["weight"]
-    elif in_words(scheme):
+    elif scheme.numbers != "e2m1":
         codes = (unpack_words(packed, bits, in_features) - offset).to(torch.int8)
     else:
         codes = unpack_nibbles(packed)
@@ -121,7 +125,7 @@ def fitted_of(tensors: dict[str, Tensor], scheme: Scheme, in_features: int) -> t
         tensor_scale = (1 / tensors["weight_global_scale"].float()).reshape(())
     if "weight_zero_point" in tensors:
         zeros = tensors["weight_zero_point"]
-        if in_words(scheme):
+        if packed is not None:
             zeros = (unpack_words(zeros.T, bits, len(codes)).T - offset).to(torch.int8)
         zeros = zeros.reshape(shape)
     return codes, Fitted(scales, zeros, tensor_scale)

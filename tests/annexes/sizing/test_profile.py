@@ -198,8 +198,8 @@ class Guesses:
 @pytest.mark.parametrize("kind", ["named", "draft", "head", "tree"])
 def test_whatever_is_served_with_guesses_then_fits(kind, random_model, monkeypatch) -> None:
     """Logits of five positions a request, and the distributions that rejection compares, are many times a step's."""
-    options: dict[str, Any] = {"max_num_seqs": 12, "max_num_batched_tokens": 60, "block_size": 4, "num_drafts": 4}
-    shape = {"max_position_embeddings": 400, "vocab_size": 3000}
+    options: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 40, "block_size": 4, "num_drafts": 4}
+    shape = {"max_position_embeddings": 200, "vocab_size": 2000}
     model = random_model("float32", **shape)
     draft = None if kind == "named" else random_model("float32", num_hidden_layers=1, **shape)
     if draft is None:
@@ -220,9 +220,9 @@ def test_whatever_is_served_with_guesses_then_fits(kind, random_model, monkeypat
     assert abs(engine.num_blocks - all_seats.num_blocks // 2) <= 1
     memory.highest = memory.now
     with memory:
-        for number in range(30):
-            prompt = [(number * 31 + i % 7) % 3000 for i in range(1 + number * 53 % 380)]
-            engine.add(prompt, SamplingParams(max_tokens=12, **sampling))
+        for number in range(16):
+            prompt = [(number * 31 + i % 7) % 2000 for i in range(1 + number * 53 % 180)]
+            engine.add(prompt, SamplingParams(max_tokens=8, **sampling))
         while engine.has_work():
             engine.step()
     assert any(row.num_drafts for step in engine.trace.steps() for row in step.rows)

@@ -1,0 +1,163 @@
+"""A GGUF file, llama.cpp's format of models in one file: metadata, then a table of tensors, then their bytes.
+
+    "GGUF", version uint32, number of tensors and of metadata uint64
+    each metadata: name, type uint32, value        a string: its length uint64, bytes; an array: type, length, values
+    each tensor: name, number of sizes uint32, sizes uint64 (innermost first), kind uint32, offset uint64
+    padding to general.alignment; the tensors' bytes
+
+All little-endian (docs/gguf.md of ggml-org/ggml, version 3; 2 differs in nothing that is read here). Everything read is
+checked against the file's end first: a file may be cut off, or made to harm.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference_impl.models.loader import CheckpointError
+from reference_impl.models.quantization.gguf_blocks import BLOCKS
+
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_KINDS = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K",
+    13: "Q5_K", 14: "Q6_K", 20: "IQ4_NL", 23: "IQ4_XS", 30: "BF16", 39: "MXFP4",
+}  # fmt: skip
+_SIZES = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), **BLOCKS}
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_MOST_DIMENSIONS, _DEEPEST = 4, 2
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """shape: as torch has it, [out, in]. kind: "F32", "Q4_K", ... start, size: in bytes, in the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    start: int
+    size: int
+
+
+def is_gguf(model: str | Path) -> bool:
+    """By its name: a file x.gguf."""
+    return str(model).endswith(".gguf") and not Path(model).is_dir()
+
+
+class GgufFile:
+    """metadata: {name: number, string, or list of them}; tensors: {name: where it is}. CheckpointError for a file that
+    is cut off, damaged, or of a kind that is not read."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        if not path.is_file():
+            raise CheckpointError(f"{path}: no such file; expected a model in GGUF")
+        if (size := path.stat().st_size) < 24:
+            raise CheckpointError(f"{path}: expected a GGUF file, found {size} bytes: download it again")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            self._read(_Cursor(data, path), size)
+
+    def _read(self, at: _Cursor, size: int) -> None:
+        if (magic := at.bytes(4)) != b"GGUF":
+            raise CheckpointError(f"{self.path}: expected a GGUF file, which begins with GGUF, found {magic!r}")
+        if (version := at.number("I")) not in (2, 3):
+            raise CheckpointError(f"{self.path}: expected GGUF of version 2 or 3 (little-endian), found {version}")
+        tensors, fields = at.number("Q"), at.number("Q")
+        self.metadata: dict[str, Any] = {}
+        for _ in range(at.count(fields, 12)):
+            name = at.string()
+            self.metadata[name] = at.value(at.number("I"))
+        infos = [self._info(at) for _ in range(at.count(tensors, 24))]
+        alignment = self.metadata.get("general.alignment", 32)
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+            raise at.error(f"general.alignment: expected a power of two, found {alignment!r}")
+        base = -(-at.place // alignment) * alignment
+        self.tensors: dict[str, GgufTensor] = {}
+        for name, shape, kind, offset in infos:
+            numbers, each = _SIZES[kind]
+            nbytes = prod(shape) // numbers * each
+            if shape[-1] % numbers or base + offset + nbytes > size:
+                raise at.error(
+                    f"tensor {name}, {kind} {list(shape)}: expected rows of whole blocks of {numbers}, and {nbytes:,} "
+                    f"bytes from {base + offset:,} on; the file has {size:,} in all"
+                )
+            if name in self.tensors:
+                raise at.error(f"tensor {name} came a second time")
+            self.tensors[name] = GgufTensor(name, shape, kind, base + offset, nbytes)
+
+    def _info(self, at: _Cursor) -> tuple[str, tuple[int, ...], str, int]:
+        name, dimensions = at.string(), at.number("I")
+        if not 1 <= dimensions <= _MOST_DIMENSIONS:
+            raise at.error(f"tensor {name}: expected 1 to {_MOST_DIMENSIONS} sizes, found {dimensions}")
+        shape = tuple(at.number("Q") for _ in range(dimensions))[::-1]
+        if 0 in shape:
+            raise at.error(f"tensor {name}: expected sizes of 1 or more, found {list(shape)}")
+        kind, offset = at.number("I"), at.number("Q")
+        known = _KINDS.get(kind, f"kind {kind}")
+        if known not in _SIZES:
+            raise at.error(f"tensor {name}: expected {', '.join(_SIZES)}, found {known}: take another file")
+        return name, shape, known, offset
+
+    def raw(self, name: str) -> Tensor:
+        """A tensor's own bytes: of floats their dtype [shape], of blocks uint8 [rows, bytes of a row]. A copy."""
+        tensor = self.tensors[name]
+        with self.path.open("rb") as file:
+            file.seek(tensor.start)
+            data = bytearray(file.read(tensor.size))
+        if len(data) != tensor.size:
+            raise CheckpointError(f"{self.path}: tensor {name}: the file has become shorter: read it again")
+        if (dtype := FLOATS.get(tensor.kind)) is not None:
+            return torch.frombuffer(data, dtype=dtype).view(tensor.shape)
+        return torch.frombuffer(data, dtype=torch.uint8).view(prod(tensor.shape[:-1]), -1)
+
+
+class _Cursor:
+    """Reads from the front, never beyond the end."""
+
+    def __init__(self, data: mmap.mmap, path: Path):
+        self.data, self.path, self.place = data, path, 0
+
+    def error(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {what}: the file is damaged or cut off; download it again")
+
+    def bytes(self, count: int) -> bytes:
+        if count > len(self.data) - self.place:
+            raise self.error(f"expected {count:,} more bytes at {self.place:,}, found {len(self.data) - self.place:,}")
+        self.place += count
+        return self.data[self.place - count : self.place]
+
+    def number(self, form: str) -> Any:
+        return struct.unpack(f"<{form}", self.bytes(struct.calcsize(form)))[0]
+
+    def count(self, asked: int, least: int) -> int:
+        """asked, if so many things of `least` bytes or more fit in the rest."""
+        if asked * least > len(self.data) - self.place:
+            raise self.error(f"expected {asked:,} entries at {self.place:,}, which do not fit in the rest of the file")
+        return asked
+
+    def string(self) -> str:
+        found = self.bytes(self.number("Q"))
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            raise self.error(f"expected UTF-8 before {self.place:,}, found {found[:20]!r}") from None
+
+    def value(self, kind: int, depth: int = 0) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY and depth < _DEEPEST:
+            inner, length = self.number("I"), self.number("Q")
+            if (form := _NUMBERS.get(inner)) is not None:
+                self.count(length, struct.calcsize(form))
+                return list(struct.unpack(f"<{length}{form}", self.bytes(length * struct.calcsize(form))))
+            return [self.value(inner, depth + 1) for _ in range(self.count(length, 8))]
+        if kind not in _NUMBERS:
+            raise self.error(f"metadata at {self.place:,}: expected a type 0 to 12, found {kind}")
+        return self.number(_NUMBERS[kind])

@@ -1,0 +1,129 @@
+"""The tokenizer that lies in a GGUF file, as one of Hugging Face's tokenizers.
+
+A file may have it whole (tokenizer.huggingface.json). Most have parts: tokens, their types, and merges of bytes
+("gpt2") or scores ("llama", SentencePiece's BPE). How text is cut before merges is only a name there
+(tokenizer.ggml.pre), whose pattern each reader has to know: llama.cpp's src/llama-vocab.cpp is where they are defined.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from reference_impl.models.config_reader import ConfigError
+from reference_impl.models.gguf_file import GgufFile
+from reference_impl.models.json_file import shown
+
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_PATTERNS = {
+    "gpt-2": (_GPT2,),
+    "llama-bpe": (rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",),
+    "qwen2": (rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|{_WORDS}|\p{{N}}|{_REST}",),
+    "smollm": (r"\p{N}", _GPT2),
+}
+_CONTROL, _USER = 3, 4  # types of tokens: one that is never written as text, and one that is never cut
+
+
+def gguf_tokenizer(file: GgufFile) -> Tokenizer:
+    """ConfigError for one that is not known. Where a tokenizer.json lies beside the file, it is taken instead of parts
+    that are not."""
+    data, beside = file.metadata, file.path.parent / "tokenizer.json"
+    if isinstance(whole := data.get("tokenizer.huggingface.json"), str):
+        return _whole(whole, file.path)
+    kind, pre = data.get("tokenizer.ggml.model"), data.get("tokenizer.ggml.pre")
+    if kind == "llama":
+        made = _sentencepiece(file)
+    elif kind == "gpt2" and pre in _PATTERNS:
+        made = _bytes(file, str(pre))
+    elif beside.is_file():
+        return _whole(beside.read_text("utf-8"), beside)
+    else:
+        expected = f"llama, or gpt2 with tokenizer.ggml.pre one of {', '.join(_PATTERNS)}"
+        raise ConfigError(
+            f"{file.path}: tokenizer.ggml.model: expected {expected}; found {shown(kind)} with {shown(pre)}: put the "
+            "tokenizer.json of the model that it was made of beside the file"
+        )
+    _add_special(made, file)
+    return made
+
+
+def _whole(text: str, where: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise ConfigError(f"{where}: not a tokenizer of Hugging Face's tokenizers ({error})") from None
+
+
+def _list(file: GgufFile, name: str, kind: type, length: int | None = None) -> list[Any]:
+    found = file.metadata.get(f"tokenizer.ggml.{name}")
+    good = isinstance(found, list) and all(isinstance(one, kind) for one in found)
+    if not isinstance(found, list) or not good or (length is not None and len(found) != length):
+        expected = f"a list of {'' if length is None else f'{length:,} '}{kind.__name__}s"
+        raise ConfigError(f"{file.path}: tokenizer.ggml.{name}: expected {expected}, found {shown(found)}")
+    return found
+
+
+def _bytes(file: GgufFile, pre: str) -> Tokenizer:
+    """BPE of bytes, as GPT-2's: merges are written as two tokens and a space."""
+    tokens, merges = _list(file, "tokens", str), [merge.split(" ") for merge in _list(file, "merges", str)]
+    if wrong := next((merge for merge in merges if len(merge) != 2), None):
+        raise ConfigError(f"{file.path}: tokenizer.ggml.merges: expected two tokens with a space, found {wrong}")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    pairs = [(left, right) for left, right in merges]
+    made = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre == "llama-bpe"))
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in _PATTERNS[pre]]
+    made.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+def _sentencepiece(file: GgufFile) -> Tokenizer:
+    """The pair that is merged first is that whose token has the highest score: so merges are in the order of scores."""
+    tokens = _list(file, "tokens", str)
+    scores = _list(file, "scores", float, len(tokens))
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    merges = []
+    for token, score in zip(tokens, scores, strict=True):
+        cuts = ((token[:i], token[i:]) for i in range(1, len(token)))
+        halves = [pair for pair in cuts if pair[0] in vocabulary and pair[1] in vocabulary]
+        halves.sort(key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+        merges += [(score, pair) for pair in halves]
+    merges.sort(key=lambda merge: -merge[0])  # stable: equal scores in the order of tokens
+    unknown = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    unk = tokens[unknown] if type(unknown) is int and 0 <= unknown < len(tokens) else None
+    made = Tokenizer(
+        models.BPE(vocabulary, [pair for _, pair in merges], unk_token=unk, fuse_unk=True, byte_fallback=True)
+    )
+    spaced, space = file.metadata.get("tokenizer.ggml.add_space_prefix", True), normalizers.Replace(" ", "▁")
+    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), space] if spaced else [space])
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if spaced else steps)
+    return made
+
+
+def _add_special(made: Tokenizer, file: GgufFile) -> None:
+    tokens = _list(file, "tokens", str)
+    types = _list(file, "token_type", int, len(tokens)) if "tokenizer.ggml.token_type" in file.metadata else []
+    for kind, add in ((_CONTROL, made.add_special_tokens), (_USER, made.add_tokens)):
+        named = [token for token, own in zip(tokens, types, strict=False) if own == kind]
+        add([AddedToken(token, normalized=False, special=kind == _CONTROL) for token in named])
+    first = file.metadata.get("tokenizer.ggml.bos_token_id")
+    added = file.metadata.get("tokenizer.ggml.add_bos_token", file.metadata.get("tokenizer.ggml.model") == "llama")
+    if added and type(first) is int and 0 <= first < len(tokens):
+        made.post_processor = processors.TemplateProcessing(
+            single=[tokens[first], "$A"], pair=[tokens[first], "$A", "$B"], special_tokens=[(tokens[first], first)]
+        )
+
+
+def special_tokens(file: GgufFile) -> dict[str, str]:
+    """What a chat template may name: {"bos_token": ...}."""
+    tokens, found = file.metadata.get("tokenizer.ggml.tokens"), {}
+    for name, field in (("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")):
+        place = file.metadata.get(f"tokenizer.ggml.{field}_token_id")
+        if isinstance(tokens, list) and type(place) is int and 0 <= place < len(tokens):
+            found[name] = str(tokens[place])
+    return found

@@ -1,0 +1,146 @@
+"""The layout of AutoGPTQ and GPTQModel (config.json: quant_method "gptq"): codes packed along the inputs.
+
+    qweight  int32 [in bits / 32, out]       code of input i in bits (i mod 8) x 4 and up of word i // 8 (8 bits: of 4)
+    qzeros   int32 [groups, out bits / 32]   zero points, packed along the outputs
+    scales   float [groups, out]
+    g_idx    int32 [in]                      the group of each input
+
+    weight[o, i] = scales[g, o] x (code[i, o] - zero[g, o])   with g = g_idx[i]
+
+Codes have no sign. Version 1 of the format ("gptq") stores each zero point less one, modulo 2^bits, as AutoGPTQ's
+qlinear_cuda.py reads it; version 2 ("gptq_v2", of GPTQModel) stores it as it is. With act-order (desc_act) columns were
+quantized in the order of their Hessian's diagonal, and groups were made of neighbours in that order: g_idx then says
+any group for any input.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference_impl.interfaces import TensorSpec
+from reference_impl.models.quantization.config_fields import Fields
+from reference_impl.models.quantization.layouts import LayoutOf, check_scales
+from reference_impl.models.quantization.packing import unpack_words
+
+_VERSIONS = {"gptq": 1, "gptq_v2": 2}
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """bits: 4 or 8. group_size: inputs of a group, None: one group for all. version: of the format, 1 or 2."""
+
+    bits: int
+    group_size: int | None
+    symmetric: bool
+    act_order: bool
+    version: int
+    activations: None = None
+
+    def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
+        each = 32 // self.bits
+        if in_features % each or out_features % each:
+            raise ValueError(f"gptq of {self.bits} bits: expected inputs and outputs in multiples of {each}")
+        groups = ceil(in_features / (self.group_size or in_features))  # the last one may be shorter
+        return {
+            "qweight": TensorSpec((in_features // each, out_features), (torch.int32,)),
+            "qzeros": TensorSpec((groups, out_features // each), (torch.int32,)),
+            "scales": TensorSpec((groups, out_features), (torch.float16, torch.bfloat16, torch.float32)),
+            "g_idx": TensorSpec((in_features,), (torch.int32, torch.int64)),
+        }
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        if name == "scales":
+            check_scales(tensor)
+        if name == "g_idx":
+            self._check_groups(tensor)
+        middle = 1 << (self.bits - 1)
+        if name == "qzeros" and self.symmetric and bool((wrong := self._zeros(tensor)).ne(middle).any()):
+            raise ValueError(
+                f"expected zero points {middle}, since config.json says sym, found {wrong[wrong != middle][0]}; all of "
+                f"them one off: checkpoint_format says the wrong version (it was read as {self.version} of 1, gptq, "
+                "and 2, gptq_v2); others: sym should be false"
+            )
+
+    def _check_groups(self, g_idx: Tensor) -> None:
+        size = self.group_size or len(g_idx)
+        groups, in_order = ceil(len(g_idx) / size), torch.arange(len(g_idx), device=g_idx.device) // size
+        if bool(((g_idx < 0) | (g_idx >= groups)).any()):
+            raise ValueError(
+                f"expected groups 0 to {groups - 1}, as group_size {size} of {len(g_idx)} inputs makes them, found "
+                f"{int(g_idx.min())} to {int(g_idx.max())}: group_size in config.json is not that of the file"
+            )
+        if not self.act_order and bool((g_idx != in_order).any()):
+            place = int((g_idx != in_order).nonzero()[0])
+            raise ValueError(
+                f"expected input // {size}, since config.json says desc_act false, found group {int(g_idx[place])} for "
+                f"input {place}: set desc_act true if the file was made with act-order, or correct group_size"
+            )
+
+    def _zeros(self, qzeros: Tensor) -> Tensor:
+        """int32 [groups, out]."""
+        each, most = 32 // self.bits, (1 << self.bits) - 1
+        stored = unpack_words(qzeros, self.bits, qzeros.shape[1] * each)
+        return (stored + 1) & most if self.version == 1 else stored
+
+    def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
+        groups = tensors["g_idx"].long()
+        codes = unpack_words(tensors["qweight"].t(), self.bits, in_features)  # [out, in]
+        zeros, scales = self._zeros(tensors["qzeros"]).t(), tensors["scales"].float().t()
+        return (codes - zeros[:, groups]).float() * scales[:, groups]
+
+
+def gptq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
+    """Of a model's linear layers. ConfigError for what is not read, by name."""
+    get = Fields(raw, where)
+    layout = _layout(get)
+    form = raw.get("checkpoint_format") or raw.get("format")
+    if form is not None and form not in _VERSIONS:
+        raise get.error("checkpoint_format", "gptq or gptq_v2 (others are of one kernel: convert them)", form)
+    get.one_of("pack_dtype", ("int32",))
+    named, rules = get.raw.get("modules_in_block_to_quantize"), _rules(get, layout)
+    if named is not None:
+        field = "modules_in_block_to_quantize"
+        named = {name for names in get.sequence(field) for name in get.names(names, field)}
+    head = get.boolean("lm_head", False)
+
+    def layout_of(name: str) -> Gptq | None:
+        if name == "lm_head":
+            return layout if head else None
+        if named is not None and not any(name.endswith(f".{one}") for one in named):
+            return None
+        return next((other for pattern, other in rules if re.match(pattern, name)), layout)
+
+    return layout_of
+
+
+def _layout(get: Fields) -> Gptq:
+    bits = get.one_of("bits", (4, 8), " (2 and 3 are not read)", needed=True)
+    size = get.size("group_size")
+    form = get.raw.get("checkpoint_format") or get.raw.get("format")
+    return Gptq(
+        bits, size, get.boolean("sym", True), get.boolean("desc_act", False),
+        _VERSIONS.get(form, 1) if isinstance(form, str) else 1,
+    )  # fmt: skip
+
+
+def _rules(get: Fields, layout: Gptq) -> list[tuple[str, Gptq | None]]:
+    """GPTQModel's `dynamic`: {"-:" and a regular expression: layers that are not quantized; "+:" and one: {bits,
+    group_size, sym, desc_act} of its layers}."""
+    rules: list[tuple[str, Gptq | None]] = []
+    for pattern, changes in get.mapping("dynamic").items():
+        expression = get.expression(pattern.removeprefix("-:").removeprefix("+:"), "dynamic")
+        if pattern.startswith("-:"):
+            rules.append((expression, None))
+            continue
+        if not isinstance(changes, dict):
+            raise get.error(f"dynamic.{pattern}", "an object", changes)
+        other = _layout(Fields(get.raw | changes, get.where))
+        rules.append((expression, replace(other, version=layout.version)))
+    return rules

@@ -1,0 +1,151 @@
+"""The blocks of llama.cpp's GGUF files: a row of a matrix is whole blocks of 32 or 256 numbers, scales inside.
+
+Block, bytes in their order (ggml/src/ggml-common.h, ggml-quants.c); d, m: float16; numbers in order 0, 1, 2, ...
+
+    Q8_0  d, 32 int8                              d x q
+    Q4_0  d, 16 bytes: low 4 bits are numbers     d x (q - 8)
+          0 to 15, high ones 16 to 31
+    Q4_1  d, m, 16 bytes as above                 d x q + m
+    Q5_0  d, 4 bytes: bit 4 of each number,       d x (q - 16)
+          16 bytes as above
+    Q5_1  d, m, as above                          d x q + m
+    Q4_K  d, m, 12 bytes, 128 bytes: of each 32   d x s x q - m x t, for each 32 numbers s and t of 6 bits
+          the low 4 bits are 32 numbers, then the
+          high ones the next 32
+    Q5_K  as Q4_K, between them 32 bytes: bit 4   as above
+          of numbers 32 j + i is bit j of byte i
+    Q6_K  128 + 64 bytes: low 4 and high 2 bits,  d x s x (q - 32), for each 16 numbers s, int8
+          16 int8, d
+
+Q8_0 and Q4_0 are int8 and int4 in groups of 32, symmetric: a `Scheme`. The others have no such words: their offset is a
+float, not a code. They are kept as they lie in the file, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from reference_impl.interfaces import TensorSpec
+from reference_impl.models.quantization.scheme import Fitted, Scheme, decode
+
+# name -> (numbers of a block, its bytes)
+BLOCKS = {
+    "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q4_K": (256, 144),
+    "Q5_K": (256, 176), "Q6_K": (256, 210),
+}  # fmt: skip
+_SCHEMES = {
+    "Q8_0": Scheme("int8", "group", 32, scale_dtype=torch.float16),
+    "Q4_0": Scheme("int4", "group", 32, scale_dtype=torch.float16),
+}
+
+
+@dataclass(frozen=True)
+class GgufBlocks:
+    """A `Layout`: weight uint8 [out, bytes of a row]. kind: one of BLOCKS."""
+
+    kind: str
+    activations: None = None
+
+    def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
+        numbers, size = BLOCKS[self.kind]
+        if in_features % numbers:
+            raise ValueError(f"{self.kind}: expected rows of whole blocks of {numbers}, got {in_features}")
+        return {"weight": TensorSpec((out_features, in_features // numbers * size), (torch.uint8,))}
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        pass
+
+    def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
+        return decode_blocks(tensors["weight"], self.kind)
+
+
+def decode_blocks(raw: Tensor, kind: str) -> Tensor:
+    """float32 [rows, numbers] of uint8 [rows, bytes], whole blocks."""
+    if kind in _SCHEMES:
+        codes, scheme, fitted = codes_of(raw, kind)
+        return decode(codes, scheme, fitted)
+    blocks = raw.unflatten(1, (-1, BLOCKS[kind][1]))
+    return _DECODERS[kind](blocks).flatten(1)
+
+
+def codes_of(raw: Tensor, kind: str) -> tuple[Tensor, Scheme, Fitted]:
+    """(codes int8 [rows, numbers], Scheme, Fitted) of Q8_0 or Q4_0: what `tensors_of` writes as compressed-tensors.
+    A scale may be 0, and of Q4_0 negative: its largest number has the code -8, whatever its sign."""
+    blocks = raw.unflatten(1, (-1, BLOCKS[kind][1]))
+    scales, rest = _half(blocks, 0).squeeze(2), blocks[..., 2:]
+    codes = rest.contiguous().view(torch.int8) if kind == "Q8_0" else _halves(rest).to(torch.int8) - 8
+    return codes.flatten(1), _SCHEMES[kind], Fitted(scales)
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """float32 [rows, blocks, 1]: the float16 that begins at a byte."""
+    return blocks[..., start : start + 2].contiguous().view(torch.float16).float()
+
+
+def _halves(bytes_: Tensor) -> Tensor:
+    """[..., n] -> [..., 2 n]: all low 4 bits, then all high ones."""
+    return torch.cat((bytes_ & 15, bytes_ >> 4), -1)
+
+
+def _bits(bytes_: Tensor) -> Tensor:
+    """[..., n] -> [..., 8 n] of 0 or 1: the lowest bit of a byte first."""
+    return (bytes_[..., None] >> torch.arange(8, dtype=torch.uint8, device=bytes_.device) & 1).flatten(-2)
+
+
+def _q4_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * _halves(blocks[..., 4:]).float() + _half(blocks, 2)
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    codes = _halves(blocks[..., 6:]) | _bits(blocks[..., 2:6]) << 4
+    return _half(blocks, 0) * (codes.float() - 16)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    codes = _halves(blocks[..., 8:]) | _bits(blocks[..., 4:8]) << 4
+    return _half(blocks, 0) * codes.float() + _half(blocks, 2)
+
+
+def _sixes(bytes_: Tensor) -> tuple[Tensor, Tensor]:
+    """12 bytes -> (8 factors of the scale, 8 of the offset), float32, 6 bits each: four of either in the low bits of
+    four bytes each, and of the other four 4 bits in the last bytes, whose high 2 lie above the first four."""
+    scale, offset, both = bytes_.unflatten(-1, (3, 4)).unbind(-2)
+    scales = torch.cat((scale & 63, both & 15 | scale >> 6 << 4), -1)
+    offsets = torch.cat((offset & 63, both >> 4 | offset >> 6 << 4), -1)
+    return scales.float(), offsets.float()
+
+
+def _k(blocks: Tensor, codes: Tensor) -> Tensor:
+    """codes [rows, blocks, 8, 32]: of Q4_K and Q5_K."""
+    scales, offsets = _sixes(blocks[..., 4:16])
+    return (_half(blocks, 0) * scales)[..., None] * codes.float() - (_half(blocks, 2) * offsets)[..., None]
+
+
+def _fours(bytes_: Tensor) -> Tensor:
+    """128 bytes -> [..., 8, 32]."""
+    return _halves(bytes_.unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    return _k(blocks, _fours(blocks[..., 16:]))
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    high = _bits(blocks[..., 16:48]).unflatten(-1, (32, 8)).transpose(-1, -2)
+    return _k(blocks, _fours(blocks[..., 48:]) | high << 4)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    low = _halves(blocks[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (4, 32))
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
+    high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
+    codes = (low | high << 4).flatten(-3).unflatten(-1, (16, 16)).float() - 32
+    scales = blocks[..., 192:208].contiguous().view(torch.int8).float() * _half(blocks, 208)
+    return scales[..., None] * codes
+
+
+_DECODERS = {"Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}

@@ -1,0 +1,95 @@
+"""How the matrix of a linear layer lies in a checkpoint: the tensors that there are, and the weight they stand for.
+
+Each format has its own file with a `Layout`: `auto_gptq.py`, `auto_awq.py`, `gguf_blocks.py`. Here are those of
+compressed-tensors and FP8, which a `Scheme` says, and of a matrix that is not quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from reference_impl.interfaces import TensorSpec
+from reference_impl.models.quantization.scheme import Activations, Scheme, decode
+from reference_impl.models.quantization.tensors import fitted_of, specs_of
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Layout(Protocol):
+    """How a matrix [out, in] is stored. It is hashable, and equal to others that store alike."""
+
+    @property
+    def activations(self) -> Activations | None:
+        """How a product rounds its input; None: it does not."""
+        ...
+
+    def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
+        """{last word of a tensor's name: what it must be}. ValueError for a matrix that the format has no room for."""
+        ...
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        """ValueError for a tensor, of the right shape and dtype, with numbers in it that cannot be."""
+        ...
+
+    def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
+        """float32 [out, in] of the tensors that `specs` names."""
+        ...
+
+
+LayoutOf = Callable[[str], Layout | None]  # from a matrix's name in the checkpoint; None: it is not quantized
+
+
+@dataclass(frozen=True)
+class OfScheme:
+    """Codes and scales as compressed-tensors stores them. inverse: scales are named weight_scale_inv (they are factors
+    all the same), as DeepSeek and Hugging Face's FP8 write them. packed: see `specs_of`."""
+
+    scheme: Scheme
+    inverse: bool = False
+    packed: bool | None = None
+
+    @property
+    def activations(self) -> Activations | None:
+        return self.scheme.activations
+
+    def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
+        return specs_of(self.scheme, in_features, out_features, self.inverse, self.packed)
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        if "scale" in name:
+            check_scales(tensor)
+
+    def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
+        codes, fitted = fitted_of(dict(tensors), self.scheme, in_features)
+        return decode(codes, self.scheme, fitted)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A matrix that is not quantized, beside others of the same layer that are."""
+
+    activations: Activations | None = None
+
+    def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
+        return {"weight": TensorSpec((out_features, in_features), FLOATS)}
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        pass
+
+    def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
+        return tensors["weight"].float()
+
+
+def check_scales(scales: Tensor) -> None:
+    """ValueError unless all are positive and finite."""
+    numbers = scales.int() != 255 if scales.dtype is torch.uint8 else scales.float().isfinite() & (scales.float() > 0)
+    if not bool(numbers.all()):
+        raise ValueError(
+            f"expected positive, finite scales, found {int((~numbers).sum())} of {scales.numel()} that are zero, "
+            "negative, infinite or NaN: the file is damaged, or was written by a tool that failed; quantize it again"
+        )

@@ -1,0 +1,282 @@
+"""Checkpoints of AutoGPTQ, GPTQModel and AutoAWQ: words worked out by hand, logits of the weights that codes stand for,
+and errors that name a wrong or mixed-up form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from reference_impl.assembly.config import ConfigError
+from reference_impl.assembly.model import load_model
+from reference_impl.assembly.stored_weights import layouts
+from reference_impl.models.loader import CheckpointError
+from reference_impl.models.quantization.auto_awq import Awq
+from reference_impl.models.quantization.auto_gptq import Gptq
+from reference_impl.models.quantization.stored import Stored
+from tests.models.test_packed_checkpoints import AWQ_ORDER, packed
+from tests.models.test_parity import IDS, worst
+from tests.quantization.conftest import MakeFolder, make_folder  # noqa: F401
+
+FLOAT32 = torch.float32
+SIZES = {
+    "architecture": "LlamaForCausalLM", "vocab_size": 97, "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256,
+}  # fmt: skip
+MATRICES = ("_proj.weight", ".w1.weight", ".w2.weight", ".w3.weight")
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 16, "desc_act": False, "sym": False}
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}
+
+
+def words(*numbers: int) -> Tensor:
+    return torch.tensor([number - 2**32 * (number >= 2**31) for number in numbers], dtype=torch.int32)
+
+
+def test_gptq_is_unpacked_as_worked_out_by_hand() -> None:
+    """8 inputs, 8 outputs, groups of 4. Output 0 has the codes 0 to 7 for inputs 0 to 7, output 1 the codes 15 to 8,
+    others 0. Group 0 has zero points 1, 2, ..., 8 (stored 0 to 7), scale 1/2; group 1 zero points 16 - 15 = 1 for
+    output 0 and 0 (stored 15: 16 modulo 16) for output 1, scale 2."""
+    tensors = {
+        "qweight": words(0x76543210, 0x89ABCDEF, 0, 0, 0, 0, 0, 0)[None],
+        "qzeros": words(0x76543210, 0x000000F0)[:, None],
+        "scales": torch.tensor([[0.5] * 8, [2.0] * 8]).half(),
+        "g_idx": torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]),
+    }
+    layout = Gptq(4, 4, symmetric=False, act_order=False, version=1)
+    found = layout.weight(tensors, 8)
+    assert found[0].tolist() == [-0.5, 0.0, 0.5, 1.0, 6.0, 8.0, 10.0, 12.0]
+    assert found[1].tolist() == [6.5, 6.0, 5.5, 5.0, 22.0, 20.0, 18.0, 16.0]
+    second = Gptq(4, 4, symmetric=False, act_order=False, version=2).weight(tensors, 8)
+    assert second[0].tolist() == [0.0, 0.5, 1.0, 1.5, 8.0, 10.0, 12.0, 14.0]
+    assert second[1, 4:].tolist() == [-8.0, -10.0, -12.0, -14.0]
+    swapped = Gptq(4, 4, symmetric=False, act_order=True, version=1)
+    tensors["g_idx"] = torch.tensor([1, 0, 1, 0, 1, 0, 1, 0])
+    assert swapped.weight(tensors, 8)[0].tolist() == [-2.0, 0.0, 2.0, 1.0, 6.0, 2.0, 10.0, 3.0]
+
+
+def test_gptq_of_8_bits_is_unpacked_as_worked_out_by_hand() -> None:
+    """Four codes in a word: 0x80 = 128, 0xFF, 0x00, 0x7F; zero point 128, stored as 127."""
+    tensors = {
+        "qweight": words(0x7F00FF80, 0, 0, 0)[None],
+        "qzeros": words(0x7F7F7F7F)[None],
+        "scales": torch.ones(1, 4).half(),
+        "g_idx": torch.zeros(4, dtype=torch.int32),
+    }
+    layout = Gptq(8, None, symmetric=True, act_order=False, version=1)
+    layout.check("qzeros", tensors["qzeros"])
+    assert layout.weight(tensors, 4).tolist() == [[0.0, 127.0, -128.0, -1.0], *([[-128.0] * 4] * 3)]
+
+
+def test_awq_is_unpacked_as_worked_out_by_hand() -> None:
+    """One word a row: its 4 bits from the lowest up are outputs 0 2 4 6 1 3 5 7. Output o has code o at input 0, and
+    code 8 at input 1; zero point 15 - o; scale 1/4."""
+    tensors = {
+        "qweight": words(0x75316420, 0x88888888)[:, None],
+        "qzeros": words(0x8ACE9BDF)[None],
+        "scales": torch.full((1, 8), 0.25).half(),
+    }
+    found = Awq(2).weight(tensors, 2)
+    assert found[:, 0].tolist() == [(o - (15 - o)) / 4 for o in range(8)]
+    assert found[:, 1].tolist() == [(8 - (15 - o)) / 4 for o in range(8)]
+
+
+def quantized(raw: dict[str, Any], rows: int, columns: int, seed: int, groups: Tensor) -> tuple[dict, Tensor]:
+    """(tensors of a part, the weight [rows, columns] that they stand for), packed number by number."""
+    random = torch.Generator().manual_seed(seed)
+    codes = torch.randint(16, (columns, rows), generator=random)
+    zeros = torch.randint(1, 16, (int(groups.max()) + 1, rows), generator=random)
+    if raw.get("sym"):
+        zeros.fill_(8)
+    scales = (torch.rand(zeros.shape, generator=random) * 0.04 + 0.01).half()
+    weight = (scales.float()[groups] * (codes - zeros[groups])).T.contiguous()
+    if raw["quant_method"] == "awq":
+        return {"qweight": packed(codes, AWQ_ORDER), "qzeros": packed(zeros, AWQ_ORDER), "scales": scales}, weight
+    less = 0 if raw.get("checkpoint_format") == "gptq_v2" else 1
+    return {
+        "qweight": packed(codes.T).T.contiguous(), "qzeros": packed(zeros - less), "scales": scales,
+        "g_idx": groups.int(), "bias": torch.zeros(rows).half(),
+    }, weight  # fmt: skip
+
+
+@pytest.fixture
+def written(make_folder: MakeFolder, edit) -> Callable[..., tuple[Path, Path]]:  # noqa: F811
+    """written(quantization_config) -> (a folder in that form, one with the weights that its codes stand for)."""
+
+    def write(raw: dict[str, Any], **sizes: Any) -> tuple[Path, Path]:
+        folder = make_folder(**(SIZES | sizes))
+        tensors = load_file(folder / "model.safetensors")
+        plain, form = dict(tensors), dict(tensors)
+        for seed, name in enumerate(name for name in tensors if name.endswith(MATRICES)):
+            rows, columns = tensors[name].shape
+            groups = torch.arange(columns) // (raw["group_size"] if raw["group_size"] > 0 else columns)
+            if raw.get("desc_act"):
+                groups = groups[torch.randperm(columns, generator=torch.Generator().manual_seed(seed))]
+            parts, plain[name] = quantized(raw, rows, columns, seed, groups)
+            del form[name]
+            form |= {name.removesuffix("weight") + word: tensor for word, tensor in parts.items()}
+        other = folder.parent / f"{folder.name}-plain"
+        other.mkdir()
+        (other / "config.json").write_text((folder / "config.json").read_text())
+        save_file(plain, other / "model.safetensors", {"format": "pt"})
+        save_file(form, folder / "model.safetensors", {"format": "pt"})
+        edit(folder, quantization_config=raw)
+        return folder, other
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        GPTQ,
+        GPTQ | {"desc_act": True, "checkpoint_format": "gptq"},
+        GPTQ | {"sym": True, "checkpoint_format": "gptq_v2", "lm_head": False, "damp_percent": 0.01},
+        GPTQ | {"group_size": -1, "pack_dtype": "int32"},
+        AWQ,
+        AWQ | {"group_size": -1, "version": "GEMM", "modules_to_not_convert": None},
+    ],
+    ids=["gptq", "act-order", "v2-sym", "one-group", "awq", "awq-one-group"],
+)
+def test_logits_are_those_of_the_weights_that_codes_stand_for(raw: dict[str, Any], written, our_logits) -> None:
+    folder, plain = written(raw)
+    model, expected = load_model(folder, FLOAT32), load_model(plain, FLOAT32)
+    assert all(isinstance(linear.method, Stored) for linear in model.linears())
+    assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 1e-5
+    weights = sum(linear.in_features * linear.out_features for linear in model.linears())
+    stored = sum(linear.weight_bytes() for linear in model.linears())
+    groups = sum(
+        linear.out_features * (linear.in_features // raw["group_size"] if raw["group_size"] > 0 else 1)
+        for linear in model.linears()
+    )
+    g_idx = sum(4 * linear.in_features * len(linear.parts) for linear in model.linears())
+    assert stored == weights / 2 + groups * 2.5 + (g_idx if raw["quant_method"] == "gptq" else 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ({"architecture": "Phi3ForCausalLM"}, {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}),
+        (
+            {"architecture": "MixtralForCausalLM", "num_local_experts": 2, "sliding_window": None},
+            {"q_proj", "k_proj", "v_proj", "o_proj", "w1", "w2", "w3"},
+        ),
+    ],
+    ids=["phi3", "mixtral"],
+)
+def test_matrices_have_their_family_s_names(sizes: dict, parts: set[str], written, our_logits) -> None:
+    """Phi-3's are joined in the checkpoint; Mixtral's experts have w1, w2 and w3."""
+    folder, plain = written(GPTQ, **sizes)
+    model, expected = load_model(folder, FLOAT32), load_model(plain, FLOAT32)
+    methods = [linear.method for linear in model.linears()]
+    assert {part for method in methods if isinstance(method, Stored) for part in method.layouts} == parts
+    assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 1e-5
+
+
+def test_configs_say_which_layers_are_quantized_and_how() -> None:
+    layer = "model.layers.{}.mlp.down_proj"
+    layout = layouts(GPTQ | {"dynamic": {"-:.*\\.0\\.": {}, "+:.*\\.1\\.": {"bits": 8, "group_size": 32}}}, "c")
+    assert [layout(layer.format(i)) for i in (0, 1, 2)] == [
+        None, Gptq(8, 32, False, False, 1), Gptq(4, 16, False, False, 1),
+    ]  # fmt: skip
+    assert layout("lm_head") is None
+    assert layouts(GPTQ | {"lm_head": True}, "c")("lm_head") is not None
+    some = layouts(GPTQ | {"modules_in_block_to_quantize": [["self_attn.q_proj"], ["mlp.up_proj"]]}, "c")
+    assert (some("model.layers.0.mlp.up_proj") is None, some(layer.format(0)) is None) == (False, True)
+    awq = layouts(AWQ | {"modules_to_not_convert": ["layers.1"]}, "c")
+    assert [awq(layer.format(i)) for i in (0, 1)] == [Awq(16), None]
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (GPTQ | {"bits": 3}, r"quantization_config.bits: expected 4 or 8 \(2 and 3 are not read\), found 3"),
+        (GPTQ | {"group_size": 0}, "group_size: expected a number of inputs, or -1 for all, found 0"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format: expected gptq or gptq_v2.*found 'marlin'"),
+        (GPTQ | {"desc_act": "no"}, "desc_act: expected true or false, found 'no'"),
+        (GPTQ | {"dynamic": {"+:(": {}}}, "dynamic: expected a regular expression"),
+        (GPTQ | {"dynamic": {"a": 4}}, "dynamic.a: expected an object, found 4"),
+        (GPTQ | {"pack_dtype": "int8"}, "pack_dtype: expected int32, found 'int8'"),
+        (AWQ | {"version": "gemv"}, "version: expected gemm.*found 'gemv'"),
+        (AWQ | {"bits": 8}, "bits: expected 4, found 8"),
+        (AWQ | {"zero_point": False}, "zero_point: expected True.*found False"),
+        (AWQ | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert: expected a list of names"),
+    ],
+)
+def test_a_form_that_is_not_read_is_named(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        layouts(raw, "config.json")
+
+
+Q = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.mark.parametrize(
+    ("stored", "said", "message"),
+    [
+        (AWQ, GPTQ, rf"{Q}: .*says Gptq.*(no g_idx).*of awq with 4 bits.*without g_idx nothing says.*config.json"),
+        (GPTQ, AWQ, rf"{Q}: .*says Awq.*expected qweight of shape \[32, 4\], found \[4, 32\].*of gptq with 4 bits"),
+        (GPTQ, GPTQ | {"bits": 8}, r"expected qweight of shape \[8, 32\], found \[4, 32\].*of gptq with 4 bits"),
+        (GPTQ, GPTQ | {"group_size": 32}, r"expected qzeros of shape \[1, 4\], found \[2, 4\]"),
+        (AWQ, AWQ | {"group_size": 32}, r"expected qzeros of shape \[1, 4\], found \[2, 4\]"),
+        (GPTQ, FP8, rf"{Q}: .*expected weight, weight_scale_inv, found .*these are of gptq with 4 bits"),
+    ],
+    ids=["awq as gptq", "gptq as awq", "bits", "group_size", "awq group_size", "gptq as fp8"],
+)
+def test_a_mixed_up_form_is_named(stored: dict, said: dict, message: str, written, edit) -> None:
+    folder, _ = written(stored)
+    edit(folder, quantization_config=said)
+    with pytest.raises(CheckpointError, match=message):
+        load_model(folder)
+
+
+def test_tensors_that_cannot_be_are_named(written, edit) -> None:
+    folder, _ = written(GPTQ | {"sym": True, "desc_act": True})
+    file = folder / "model.safetensors"
+    right = load_file(file)
+
+    def error(raw: dict[str, Any], **changes: Tensor | None) -> str:
+        tensors = right | {f"{Q}.{word}": tensor for word, tensor in changes.items() if tensor is not None}
+        for word in (word for word, tensor in changes.items() if tensor is None):
+            del tensors[f"{Q}.{word}"]
+        save_file(tensors, file, {"format": "pt"})
+        edit(folder, quantization_config=raw)
+        with pytest.raises(ValueError, match=r"\S") as caught:
+            load_model(folder)
+        return str(caught.value)
+
+    acts = GPTQ | {"sym": True, "desc_act": True}
+    assert "g_idx: expected input // 16, since config.json says desc_act false" in error(acts | {"desc_act": False})
+    said = error(acts | {"checkpoint_format": "gptq_v2"})
+    assert "expected zero points 8, since config.json says sym, found 7" in said
+    beyond = right[f"{Q}.g_idx"] + 1
+    assert "g_idx: expected groups 0 to 1" in error(acts, g_idx=beyond)
+    assert "q_proj.g_idx" not in (said := error(acts, g_idx=None))
+    assert "(no g_idx)" in said
+    assert "bias: expected zeros, since this layer has no bias" in error(acts, bias=torch.ones(32).half())
+    scales = right[f"{Q}.scales"].clone()
+    scales[1, 2] = 0
+    assert "scales: expected positive, finite scales, found 1 of 64" in error(acts, scales=scales)
+
+
+def test_groups_that_do_not_divide_are_refused_or_shorter(written, our_logits) -> None:
+    """awq has whole groups only; gptq's last one may be shorter."""
+    with pytest.raises(ValueError, match="awq: expected inputs in multiples of group_size 24, and outputs of 8"):
+        Awq(24).specs(64, 64)
+    with pytest.raises(ValueError, match="gptq of 4 bits: expected inputs and outputs in multiples of 8"):
+        Gptq(4, 16, True, False, 1).specs(100, 64)
+    folder, plain = written(GPTQ | {"group_size": 24})
+    found, expected = (our_logits(load_model(path, FLOAT32), IDS)[0] for path in (folder, plain))
+    assert worst(found, expected) <= 1e-5
+
+
+def test_a_matrix_that_a_form_cannot_hold_is_named(written, edit) -> None:
+    folder, _ = written(AWQ)
+    edit(folder, quantization_config=AWQ | {"group_size": 24})
+    with pytest.raises(ConfigError, match=r"config.json: quantization_config: q_proj, 32 x 32: awq: expected inputs"):
+        load_model(folder)
