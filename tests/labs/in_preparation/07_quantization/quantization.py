@@ -1359,7 +1359,7 @@ check_decoded(prompts, 2, 8)
 # %% [markdown] nbgrader={"grade_id": "text_measure"}
 # ## 8. What each method is worth
 #
-# Nothing here is graded. Your functions quantize the smaller course model in six ways, and each is compared with the
+# Nothing here is graded. Your functions quantize the smaller course model in four ways, and each is compared with the
 # original on the same windows of a text. For GPTQ the inputs of every layer are recorded once, from other text.
 
 # %% nbgrader={"grade_id": "measure"} inferlab={"where": "notebook"}
