@@ -106,8 +106,9 @@ def check_drafts(config: EngineConfig, parts: Parts) -> None:
 
 
 def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: AttentionBackend | None) -> None:
-    """ConfigError where the cache is to be of 8 bits and a custom part does not apply scales."""
-    if kv_format(config.kv_dtype) is None:
+    """ConfigError where the cache is to be of 8 or 4 bits and a custom part does not apply scales."""
+    stored = kv_format(config.kv_dtype)
+    if stored is None:
         return
     asked = f"kv_dtype={config.kv_dtype!r} needs"
     if kv_cache is not None and not has_scales(kv_cache):
@@ -120,6 +121,11 @@ def check_scales(config: EngineConfig, kv_cache: KVCache | None, attention: Atte
             f"{asked} an attention backend that multiplies what it reads by the cache's scales(layer) and "
             f"says so with reads_scales = True; Parts.attention, {type(attention).__name__}, does not: "
             "change it, or use kv_dtype='auto'"
+        )
+    if attention is not None and stored.bits_per_value == 4 and not getattr(attention, "reads_four_bits", False):
+        raise ConfigError(
+            f"{asked} an attention backend that takes two codes out of a byte and says so with reads_four_bits = True; "
+            f"Parts.attention, {type(attention).__name__}, does not: change it, or use kv_dtype='int8' or 'auto'"
         )
 
 

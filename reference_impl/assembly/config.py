@@ -58,7 +58,8 @@ class EngineConfig:
     position are kept more often, and cost a token each in the step. Requests with penalties have none.
     attention: whose kernels compute it: "triton" (ours), "torch", or "auto": Triton on a GPU that it serves.
     kv_dtype: of keys and values in the cache: "auto" (the model's own), "fp8" (e4m3, and a scale for each head of a
-    token), "fp8_e5m2", "int8" (the same with other codes); see annexes/kv_formats/formats.py.
+    token), "fp8_e5m2", "int8" (the same with other codes), "int4" (two in a byte; a scale and the least number for each
+    head of a token); see annexes/kv_formats/formats.py.
     overlap: plan step N + 1 while step N runs; "auto": on a GPU, and with an executor that runs stages.
     graphs: steps in which all rows decode are replayed as CUDA graphs; "auto": on a GPU, with our kernels.
     batch_invariant: logits have the same bits whatever else is computed with them, since each token goes through the

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
     from reference_impl.core.kv_cache import PagedKVCache
 
 
-def bits_per_value_and_scale(kv_dtype: str, dtype: torch.dtype) -> tuple[int, int]:
-    """Of keys and values in the cache. dtype: the model's. A scale is one for each head of a slot."""
+def widths(kv_dtype: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Of keys and values in the cache, as fields of `KVSpec`. dtype: the model's. A scale is one for each head of a
+    slot."""
     stored = kv_format(kv_dtype)
-    return (8 * dtype.itemsize, 0) if stored is None else (stored.bits_per_value, stored.bits_per_scale)
+    if stored is None:
+        return {"bits_per_value": 8 * dtype.itemsize}
+    names = ("bits_per_value", "bits_per_scale", "bits_per_zero_point")
+    return {name: getattr(stored, name) for name in names}
 
 
 def kv_cache(

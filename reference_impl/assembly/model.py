@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from reference_impl.annexes.fusion.decoder import fused
 from reference_impl.annexes.fusion.kernels import Asked, Kernels, choose_kernels
 from reference_impl.annexes.sizing.memory import check_free, free_bytes
 from reference_impl.assembly.linear_methods import Quantizations, choose_head, choose_methods, methods_of
-from reference_impl.assembly.stored_weights import methods_of_layouts, spare_tensors, stored_methods
+from reference_impl.assembly.stored_weights import methods_of_layouts, paths_of, spare_tensors, stored_methods
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
@@ -29,6 +30,7 @@ from reference_impl.models.shapes import fill_with_random_numbers
 from reference_impl.models.sizes import check_sizes
 
 CPU = torch.device("cpu")
+logger = logging.getLogger("inferlab.engine")
 ROTARY_BYTES = 44  # for each value of a head and position while a RotaryTable is made, most of them in float64
 
 
@@ -48,8 +50,8 @@ def load_model(
     all layers, or a function from a layer's name (see `Linear`), also asked for "lm_head" (see `choose_head`).
     linear_method, instead: a method of your own, or a function from a layer's name to one. It may read a checkpoint
     that is quantized already, if it names its tensors (`NamesTensors`): config.json then may say quantization_config.
-    With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ) is kept as it
-    lies there.
+    With neither, a checkpoint that config.json says is quantized (compressed-tensors, FP8, GPTQ, AWQ) keeps its
+    weights' values; `stored_weights.py` says how it is multiplied, and a line of the log (INFO) which way was taken.
     """
     folder = Path(folder)
     if is_gguf(folder):
@@ -57,15 +59,16 @@ def load_model(
     own = linear_method is None and quantization == "none"
     config = read_model_config(folder, quantized=own or linear_method is not None)
     if own:
-        linear_method = stored_methods(folder, config, dtype or getattr(torch, config.dtype), torch.device(device))
+        device, dtype = torch.device(device), dtype or getattr(torch, config.dtype)
+        chosen = choose_kernels(kernels, device, dtype)
+        linear_method = stored_methods(folder, config, dtype, device, chosen, free_bytes(device))
     files = weight_files(folder)
     check_sizes(config, folder, files, packed=linear_method is not None)
     model = build_model(config, dtype, device, max_position, kernels, quantization, linear_method)
     table = _table(model, folder)
     check_forms(model.linears(), files)
     fill(model, table, files, spare_tensors(model))
-    finish(model)
-    return model
+    return _finished(model, folder)
 
 
 def _load_gguf(
@@ -86,11 +89,19 @@ def _load_gguf(
     file = GgufFile(path)
     config, device = gguf_config(file), torch.device(device)
     check_sizes(config, path, [path], packed=True)
-    methods = methods_of_layouts(gguf_layouts(file), config, dtype or getattr(torch, config.dtype), device)
+    dtype = dtype or getattr(torch, config.dtype)
+    chosen, free = choose_kernels(kernels, device, dtype), free_bytes(device)
+    methods = methods_of_layouts(gguf_layouts(file), config, dtype, device, chosen, free)
     model = build_model(config, dtype, device, max_position, kernels, linear_method=methods)
     what = f"a {config.architecture} with this metadata"
     store_tensors(_table(model, path), gguf_tensors(file, config), str(path), model.dtype, what)
+    return _finished(model, path)
+
+
+def _finished(model: Decoder, path: Path) -> Decoder:
     finish(model)
+    if found := paths_of(model):
+        logger.info("%s: quantized linear layers: %s", path, ", ".join(f"{n} {way}" for way, n in found.items()))
     return model
 
 

@@ -12,7 +12,7 @@ from reference_impl.annexes.sizing.profile import CudaMemory, DeviceMemory, prof
 from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.assembly.config import ConfigError, EngineConfig
 from reference_impl.assembly.defaults import make_draft, make_sampler, new_cache, new_worker, why_not_graphs
-from reference_impl.assembly.kv_cache import bits_per_value_and_scale
+from reference_impl.assembly.kv_cache import widths
 from reference_impl.assembly.parts import Drafts, Parts, part
 from reference_impl.interfaces import KVSpec, Request, Sampler, StepPlan
 from reference_impl.models.config_rope import reason_for_limit
@@ -37,9 +37,8 @@ def make_kv_specs(made: Made) -> tuple[KVSpec, ...]:
     c = made.model.config
     # A window that is never left hides nothing: such a layer keeps everything, and prefixes can be shared.
     windows = [w if w is not None and w < made.max_model_len else None for w in c.layer_windows]
-    value, scale = bits_per_value_and_scale(made.config.kv_dtype, made.model.dtype)
-    size = made.config.block_size
-    return kv_specs(windows, c.num_kv_heads, c.head_dim, size, bits_per_value=value, bits_per_scale=scale)
+    each = widths(made.config.kv_dtype, made.model.dtype)
+    return kv_specs(windows, c.num_kv_heads, c.head_dim, made.config.block_size, **each)
 
 
 def size_cache(made: Made, parts: Parts) -> int:

@@ -111,10 +111,10 @@ def outline(folder: Path, dtype: str, device: str = "cpu") -> Any:
 
 
 class _Elsewhere:
-    """Cache and attention of an engine that only plans, with what 8 bits and trees need of them (HasScales,
+    """Cache and attention of an engine that only plans, with what 8 and 4 bits and trees need of them (HasScales,
     ReadsScales, TakesTrees)."""
 
-    reads_scales = takes_trees = True
+    reads_scales = reads_four_bits = takes_trees = True
 
     def scales(self, layer: int) -> Any:
         raise RuntimeError("this engine only plans: its tensors lie in the worker's process")

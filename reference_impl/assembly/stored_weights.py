@@ -1,8 +1,20 @@
-"""The linear method of each layer of a checkpoint that is quantized already: by config.json's quantization_config."""
+"""The linear method of each layer of a checkpoint that is quantized already: by config.json's quantization_config.
+
+What it is multiplied with, in the order of preference; the first that holds the stored weights exactly, layer by layer:
+
+    GPU with Triton     the kernel for the format; decoded once
+    CPU, 16-bit model   torch's product for int4 or int8; decoded once
+    CPU, float32        decoded once; torch's products, which round x to bfloat16
+    CPU, float64; other GPUs    decoded once
+
+"Decoded once" is a plain layer in the model's dtype. It is left out where such a model would take more than half of the
+memory that is free. What remains is decoded anew for each product: right, and many times slower. `paths_of` says which.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +22,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.annexes.cpu.default import default_method
+from reference_impl.annexes.fusion.kernels import Kernels
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Methods
 from reference_impl.core.model_config import ModelConfig
@@ -23,16 +36,34 @@ from reference_impl.models.quantization.auto_awq import awq_layouts
 from reference_impl.models.quantization.auto_gptq import Gptq, gptq_layouts
 from reference_impl.models.quantization.compressed_tensors import compressed_layouts
 from reference_impl.models.quantization.config_fields import Fields
+from reference_impl.models.quantization.converted import PER_PRODUCT, Converted, Decoded
+from reference_impl.models.quantization.converted import Path as Form
 from reference_impl.models.quantization.fp8 import Shapes, fp8_layouts
-from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf
+from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf, OfScheme
 from reference_impl.models.quantization.mixed_up import tensor_shapes
+from reference_impl.models.quantization.paths import (
+    CpuEightBits,
+    CpuFourBits,
+    EightBitIntegers,
+    EightBitsBothSides,
+    FourBitFloats,
+    FourBitIntegers,
+    Fp8Blocks,
+)
 from reference_impl.models.quantization.stored import Stored
+from reference_impl.models.sizes import least_weights
 
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
-def stored_methods(folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Methods | None:
-    """None where config.json says nothing of quantization. ConfigError for a form that is not read."""
+def stored_methods(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels,
+    free: int | None = None,
+) -> Methods | None:  # fmt: skip
+    """None where config.json says nothing of quantization. ConfigError for a form that is not read.
+
+    free: bytes of memory; None: enough.
+    """
     path = folder / "config.json"
     raw = read_object(path, ConfigError, MOST_BYTES).get("quantization_config") if path.is_file() else None
     if not raw:
@@ -40,7 +71,7 @@ def stored_methods(folder: Path, config: ModelConfig, dtype: torch.dtype, device
     if config.architecture != "Phi3ForCausalLM":
         raw = with_parts(raw)
     shapes = tensor_shapes(weight_files(folder)) if isinstance(raw, dict) and raw.get("quant_method") == "fp8" else {}
-    return methods_of_layouts(layouts(raw, str(path), shapes), config, dtype, device)
+    return methods_of_layouts(layouts(raw, str(path), shapes), config, dtype, device, kernels, free)
 
 
 def with_parts(raw: Any) -> Any:
@@ -81,8 +112,12 @@ def layouts(raw: Any, where: str, shapes: Shapes | None = None) -> LayoutOf:
     raise get.error("quant_method", known, method)
 
 
-def methods_of_layouts(layout_of: LayoutOf, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Methods:
-    """A layer none of whose parts is quantized has the method that any model has."""
+def methods_of_layouts(
+    layout_of: LayoutOf, config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: Kernels,
+    free: int | None = None,
+) -> Methods:  # fmt: skip
+    """A layer none of whose parts is quantized has the method that any model has. free: as of `stored_methods`."""
+    fits = free is None or decoded_bytes(config, dtype) <= free // 2
 
     def method(name: str) -> LinearMethod:
         prefix = name.rpartition(".")[0]
@@ -90,10 +125,80 @@ def methods_of_layouts(layout_of: LayoutOf, config: ModelConfig, dtype: torch.dt
         for part in part_names(config, name):
             layout = layout_of(f"{prefix}.{part}" if prefix else part)
             found[part] = Dense() if layout is None else layout
-        plain = all(isinstance(layout, Dense) for layout in found.values())
-        return default_method(dtype, device) if plain else Stored(found, dtype, device)
+        if all(isinstance(layout, Dense) for layout in found.values()):
+            return _plain(dtype, device, kernels)
+        if kernels.backend == "triton":
+            return _with_triton(found, dtype, device, kernels, fits)
+        return Converted(found, dtype, device, paths=_forms_of_torch(dtype, device, kernels, fits))
 
     return method
+
+
+def decoded_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """What the matrices of all layers take in dtype."""
+    return least_weights(config)[1] * dtype.itemsize
+
+
+def paths_of(model: object) -> Counter[str]:
+    """How many of a model's linear layers whose weights came quantized are multiplied in which way. Empty for a model
+    that computes in another process: what is here then has no layers."""
+    found: Counter[str] = Counter()
+    for linear in model.linears() if isinstance(model, Decoder) else ():
+        if isinstance(linear.method, Stored):
+            form = linear.method.path(linear.params) if isinstance(linear.method, Converted) else None
+            found[PER_PRODUCT if form is None else form.name] += 1
+    return found
+
+
+def _plain(dtype: torch.dtype, device: torch.device, kernels: Kernels) -> LinearMethod:
+    if kernels.backend == "triton":
+        from reference_impl.annexes.fusion.linear import TritonLinear
+
+        return TritonLinear(dtype, device)
+    return default_method(dtype, device)
+
+
+def _forms_of_torch(dtype: torch.dtype, device: torch.device, kernels: Kernels, fits: bool) -> Sequence[Form]:
+    decoded: list[Form] = [Decoded(_plain(dtype, device, kernels))] if fits else []
+    if device.type != "cpu" or dtype is torch.float64:
+        return decoded
+    packed: list[Form] = [CpuFourBits(dtype), CpuEightBits(dtype)]
+    return packed + decoded if dtype.itemsize == 2 else decoded + packed
+
+
+def _with_triton(
+    layouts: dict[str, Layout], dtype: torch.dtype, device: torch.device, kernels: Kernels, fits: bool
+) -> Converted:
+    from reference_impl.annexes.fusion.linear import TritonStoredInt4
+    from reference_impl.kernels import gemm_fp4, gemm_fp8, gemm_fp8_blocks, gemm_w4a16, gemm_w8a8, gemm_w8a16
+    from reference_impl.kernels.launch import architecture
+    from reference_impl.kernels.quantize_rows import quantize_groups_fp8, quantize_rows_int8
+
+    four_bits = FourBitIntegers(gemm_w4a16.gemm_w4a16)
+    if dtype.itemsize == 2 and _fits_one_launch(layouts):
+        return TritonStoredInt4(layouts, dtype, device, paths=[four_bits])
+    forms: list[Form] = [
+        four_bits,
+        EightBitIntegers(gemm_w8a16.gemm_w8a16),
+        EightBitsBothSides("int8", quantize_rows_int8, gemm_w8a8.gemm_w8a8),
+        FourBitFloats(gemm_fp4.gemm_fp4),
+    ]
+    if architecture().has_fp8:
+        forms.append(EightBitsBothSides("e4m3", gemm_fp8.quantize_rows_fp8, gemm_fp8.gemm_fp8))
+        forms.append(Fp8Blocks(quantize_groups_fp8, gemm_fp8_blocks.gemm_fp8_blocks))
+    if fits:
+        forms.append(Decoded(_plain(dtype, device, kernels)))
+    return Converted(layouts, dtype, device, paths=forms)
+
+
+def _fits_one_launch(layouts: dict[str, Layout]) -> bool:
+    """One scheme for all parts: int4 in groups of a multiple of 32 inputs."""
+    first, *others = layouts.values()
+    if not isinstance(first, OfScheme) or any(other != first for other in others):
+        return False
+    scheme = first.scheme
+    in_groups = scheme.per == "group" and (scheme.group_size or 1) % 32 == 0
+    return scheme.numbers == "int4" and in_groups and scheme.activations is None
 
 
 def part_names(config: ModelConfig, name: str) -> tuple[str, ...]:

@@ -46,7 +46,8 @@ def decode(
     place: Place, rows: int, context: int, heads: int = 32, kv_heads: int = 8, head_dim: int = 128,
     cache: torch.dtype | None = None,
 ) -> Work:  # fmt: skip
-    """One query per row. cache: of 8 bits, with a scale per slot and head. The check takes three of the rows."""
+    """One query per row. cache: of 8 bits, with a scale per slot and head; uint8: of 4 bits. The check takes three of
+    the rows."""
     from reference_impl.kernels.paged_decode import paged_decode
 
     rows, context, heads, kv_heads, head_dim = place.pick(
@@ -57,11 +58,12 @@ def decode(
     scale, some = head_dim**-0.5, torch.tensor(sorted({0, rows // 2, rows - 1}), device=place.device)
     peers = _peers(q[:, None], k, v, scale, causal=False)
     if cache is not None:
-        wide = (keys, values)  # torch's own attention reads no 8-bit cache
+        wide = (keys, values)  # torch's own attention reads no codes
         peers = {"SDPA flash": peers["SDPA flash"]}
         peers["ours, 16-bit cache"] = Peer(lambda: lambda: paged_decode(q, *wide, table, lens, context, scale))
         (keys, scales["key_scale"]), (values, scales["value_scale"]) = (
-            reference.to_eight_bits(t, cache) for t in (keys, values)
+            reference.to_four_bits(t) if cache is torch.uint8 else reference.to_eight_bits(t, cache)
+            for t in (keys, values)
         )
 
     def expected(cast: Cast) -> Tensor:
@@ -73,7 +75,7 @@ def decode(
         ours=lambda: paged_decode(q, keys, values, table, lens, context, scale, **scales),
         expected=expected,
         part=lambda out: out[some],
-        moved=float(2 * rows * context * kv_heads * (head_dim * keys.element_size() + 4 * (cache is not None)))
+        moved=float(2 * rows * context * kv_heads * (keys.shape[-1] * keys.element_size() + 4 * (cache is not None)))
         + 2 * q.numel() * q.element_size(),
         flops=4.0 * rows * context * heads * head_dim,
         cold=True,

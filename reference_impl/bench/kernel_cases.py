@@ -29,7 +29,7 @@ class Case:
 
 
 BY_TRAFFIC = Goal(90, "% of limit")
-INT8, FP8 = torch.int8, torch.float8_e4m3fn
+INT8, UINT8, FP8 = torch.int8, torch.uint8, torch.float8_e4m3fn
 
 # Attention: 32 heads, 8 KV heads of 128, as in Llama 3 8B. Products: its down projection [4096 x 14336], transposed.
 CASES = [
@@ -47,6 +47,7 @@ CASES = [
     Case("silu_and_mul to fp8 [8192, 2 x 14336]", lambda p: rows.gate_to_fp8(p, 8192, 14336)),
     Case("decode, B 64, context 4k, fp8 cache", lambda p: attention.decode(p, 64, 4096, cache=FP8)),
     Case("decode, B 64, context 4k, int8 cache", lambda p: attention.decode(p, 64, 4096, cache=INT8)),
+    Case("decode, B 64, context 4k, int4 cache", lambda p: attention.decode(p, 64, 4096, cache=UINT8)),
     Case("sampling, 64 x 128k, top-k 50, top-p 0.9", lambda p: rows.sampling(p, 64, 128256, 50, 0.9)),
     Case("sampling, 64 x 128k, plain", lambda p: rows.sampling(p, 64, 128256)),
     Case("prefill 16k, causal", lambda p: attention.prefill(p, 16384), Goal(460, "TFLOP/s")),

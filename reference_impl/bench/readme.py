@@ -28,6 +28,8 @@ def written(results: Path) -> str:
         parts.append(kernels_part(kernels))
     if record := _read(results / "gates.json"):
         parts.append(gates_part(record))
+    if record := _read(results / "compression.json"):
+        parts.append(compression_part(record))
     return "\n\n".join(parts)
 
 
@@ -98,6 +100,19 @@ def gates_part(record: dict[str, Any]) -> str:
         f"({speed.get('cpu', 'not measured')}, {speed.get('date', '-')}): these formats are decoded for each product, "
         "which saves memory and no time on a CPU.",
         "\\* No packed form: written dense.",
+    ])  # fmt: skip
+
+
+def compression_part(record: dict[str, Any]) -> str:
+    from reference_impl.bench import compression
+
+    stamp = record["stamp"]
+    return "\n".join([
+        "Other ways to make the course model smaller, as `python -m reference_impl.bench compression` and "
+        "`datasets/course_model/compress.py` recorded them:", "",
+        compression.markdown(record), "",
+        "Judged as above, values of 16 bits where nothing is rounded. "
+        f"{stamp['cpu']}, torch {stamp['versions']['torch']}, {stamp['date']}; the machine had other work.",
     ])  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`inferlab generate`, `serve`, `profile`, `quantize`, `eval`, `bench`. Heavy imports happen inside them."""
+"""`inferlab generate`, `serve`, `profile`, `quantize`, `eval`, `eval-kv`, `bench`. Heavy imports happen inside them."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def generate(
     """Continue a text with the engine, token by token, and say how long it took."""
     from reference_impl.assembly import demo
     from reference_impl.assembly.llm import LLM
+    from reference_impl.assembly.stored_weights import paths_of
     from reference_impl.interfaces import SamplingParams
     from reference_impl.observe.trace import DraftUse
 
@@ -67,11 +68,13 @@ def generate(
     kept = f"{drafts.num_accepted_tokens} of {drafts.num_draft_tokens} guesses kept, " if drafts.num_drafts else ""
     kept += "by typical acceptance, which is lossy, " if drafts.num_lossy else ""
     kept += f"none made in {drafts.num_steps_off} steps, where they would lose, " if drafts.num_steps_off else ""
+    paths = ", ".join(f"{path} ({count} layers)" for path, count in paths_of(llm.engine.model).items())
+    stored = f", weights that came quantized: {paths}" if paths else ""
     about = f"The course's model: {demo.ABOUT}. " if model == "target" else ""
     typer.secho(
         f"\n[{about}{m.num_output_tokens} tokens, TTFT {(m.ttft or 0) * 1e3:.0f} ms, TPOT {tpot}, "
         f"{m.tokens_per_second or 0:.0f} tokens/s, {kept}"
-        f"{str(llm.engine.model.dtype).removeprefix('torch.')}, "
+        f"{str(llm.engine.model.dtype).removeprefix('torch.')}{stored}, "
         f"attention {'+'.join(sorted({name for step in llm.engine.trace.steps() for name in step.attention}))}]",
         dim=True,
         err=True,
@@ -196,6 +199,9 @@ def profile(
 
 app.command(epilog="Example: inferlab quantize target --method gptq --calibration TEXT -o OUT")(quantizing.quantize)
 app.command("eval", epilog="Example: inferlab eval OUT --against target --text TEXT")(quantizing.evaluate)
+app.command("eval-kv", epilog="Example: inferlab eval-kv target --text TEXT --kv-dtype int8,int4 --needles 8")(
+    quantizing.evaluate_kv
+)
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure, with ratios and a stamped result.")
 app.add_typer(bench_app, name="bench")

@@ -1,4 +1,4 @@
-"""`inferlab quantize` and `inferlab eval`. Heavy imports happen inside them."""
+"""`inferlab quantize`, `inferlab eval` and `inferlab eval-kv`. Heavy imports happen inside them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from reference_impl.annexes.kv_formats.formats import FORMATS
 from reference_impl.cli.options import MODEL, Model, errors_in_a_line, fail, folder_of
 
 if TYPE_CHECKING:
@@ -176,3 +177,35 @@ def evaluate(
         return
     typer.echo(f"{found['windows']} windows of {length} tokens of {text}, in float32; 95 % intervals in brackets")
     typer.echo("\n".join(quality.lines(found["found"]) + abilities.lines(found["abilities"])))
+
+
+def evaluate_kv(
+    model: Model,
+    text: Annotated[
+        Path, typer.Option(help="What is predicted: a text that it has not seen.", exists=True, dir_okay=False)
+    ],
+    kv_dtype: Annotated[str, typer.Option("--kv-dtype", help=f"{', '.join((*FORMATS, 'kivi'))}, with commas.")] = (
+        "fp8,int8,int4,kivi"
+    ),
+    edges: Annotated[str, typer.Option(help="Where bands of distances begin.")] = "0,16,64,256",
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a window.")] = 512,
+    windows: Annotated[int, typer.Option(min=2, help="No more of them than this.")] = 8,
+    needles: Annotated[int, typer.Option(min=0, help="Needles at each depth; 0: none.")] = 0,
+    block_size: Annotated[int, typer.Option(min=1, help="Of kivi: tokens that share a channel's scale.")] = 16,
+) -> None:
+    """What a KV cache of fewer bits costs, by how far back the rounded tokens lie; and needles at depths.
+
+    Only the keys and values at these distances are rounded. KL and agreement are to the same model with all of them as
+    they are, in float32; each figure has a 95 % interval, from drawing windows anew. kivi is measured here only: no
+    cache of the engine has it.
+    """
+    from reference_impl.bench import kv_quality
+
+    with errors_in_a_line():
+        try:
+            numbers = [int(edge) for edge in edges.split(",")]
+        except ValueError:
+            fail(f"--edges: expected whole numbers with commas between them, got {edges!r}", 2)
+        names = kv_dtype.split(",")
+        _, said = kv_quality.evaluate(folder_of(model), text, names, numbers, length, windows, needles, block_size)
+    typer.echo("\n".join(said))

@@ -144,10 +144,12 @@ class TakesMasks(Protocol):
 
 @runtime_checkable
 class HasScales(Protocol):
-    """A KV cache that can be of 8 bits: a stored number times the scale of its slot and head is the value."""
+    """A KV cache that can be of 8 or 4 bits: a stored number times the scale of its slot and head is the value; in 4
+    bits, where a byte holds numbers i and i + head_dim / 2, with the head's lowest number added."""
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """(of keys, of values), each [num_blocks, block_size, num_kv_heads] float32; None unless of 8 bits."""
+        """(of keys, of values), each [num_blocks, block_size, num_kv_heads] float32; of 4 bits [..., num_kv_heads, 2]
+        float16, (scale, lowest); None of a cache of more bits."""
         ...
 
 
@@ -163,7 +165,8 @@ def scales_of(kv_cache: KVCache, layer: int) -> tuple[Tensor, Tensor] | tuple[No
 
 @runtime_checkable
 class ReadsScales(Protocol):
-    """An attention backend that says whether it multiplies what it reads by the cache's scales."""
+    """An attention backend that says whether it multiplies what it reads by the cache's scales. One that reads a cache
+    of 4 bits says so with reads_four_bits = True besides."""
 
     @property
     def reads_scales(self) -> bool: ...

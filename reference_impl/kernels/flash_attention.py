@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from reference_impl.kernels.architectures import Architecture
+from reference_impl.kernels.kv_scales import halves, strides_of_scales
 from reference_impl.kernels.launch import architecture, launch
 
 LOG2_E = math.log2(math.e)
@@ -78,7 +79,7 @@ def _flash_attention(
     num_rows, scale, softcap, skip_below,
     stride_q_token, stride_q_head, stride_out_token, stride_out_head,
     stride_block, stride_slot, stride_head,
-    stride_scale_block, stride_scale_slot, stride_scale_head,
+    stride_scale_block, stride_scale_slot, stride_scale_head, stride_lowest,
     stride_table,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -95,18 +96,27 @@ def _flash_attention(
         return
     context_len = tl.load(seq_lens + row) - query_len  # what was in the cache before this step
 
-    m_range, d_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    in_head, in_row = d_range < HEAD_DIM, first + m_range < query_len
+    # In 4 bits a byte has a number of each half of a head: two products, of the halves, and nothing to interleave.
+    PACKED: tl.constexpr = keys.dtype.element_ty == tl.uint8
+    HALF: tl.constexpr = HEAD_DIM // 2
+    m_range, d_range = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D // 2 if PACKED else BLOCK_D)
+    in_head, in_row = d_range < (HALF if PACKED else HEAD_DIM), first + m_range < query_len
     position = context_len + first + m_range  # of each query; in a tree, where it lies in the cache
     # In 64 bits: tokens x heads x head_dim may pass 2^31.
     number = (token + first + m_range).to(tl.int64)
     if context_len < 0:  # a row of length 0 pads the batch, and sees nothing
         at_out = out + number[:, None] * stride_out_token + head * stride_out_head + d_range[None, :]
-        zeros = tl.zeros([BLOCK_M, BLOCK_D], out.dtype.element_ty)
+        zeros = tl.zeros([BLOCK_M, d_range.shape[0]], out.dtype.element_ty)
         tl.store(at_out, zeros, mask=in_row[:, None] & in_head[None, :])
+        if PACKED:
+            tl.store(at_out + HALF, zeros, mask=in_row[:, None] & in_head[None, :])
         return
     at_q = q + number[:, None] * stride_q_token + head * stride_q_head + d_range[None, :]
     query = tl.load(at_q, mask=in_row[:, None] & in_head[None, :], other=0.0)
+    if PACKED:
+        query_high = tl.load(at_q + HALF, mask=in_row[:, None] & in_head[None, :], other=0.0)
+        sum_of_query = tl.sum(query.to(tl.float32), 1) + tl.sum(query_high.to(tl.float32), 1)  # [M]
+        acc_high = tl.zeros([BLOCK_M, d_range.shape[0]], tl.float32)
     oldest = context_len + first - WINDOW + 1  # that a window may show
     if TREE:
         sees = tl.load(ancestors + token + first + m_range, mask=in_row, other=0)
@@ -127,7 +137,7 @@ def _flash_attention(
 
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)  # m
     total = tl.zeros([BLOCK_M], tl.float32)  # l
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    acc = tl.zeros([BLOCK_M, d_range.shape[0]], tl.float32)
     for phase in tl.static_range(0 if WINDOW else 1, 3):
         start = low if phase == 0 else (full if phase == 1 else partial)
         stop = full if phase == 0 else (partial if phase == 1 else end)
@@ -142,10 +152,19 @@ def _flash_attention(
             key = tl.load(keys + at[None, :] + d_range[:, None], mask=exists[None, :] & in_head[:, None], other=0.0)
             if QUANTIZED:
                 at_scale = block * stride_scale_block + offset * stride_scale_slot + kv_head * stride_scale_head
-                key = key.to(tl.float32).to(query.dtype)
-            score = tl.dot(query, key, input_precision=PRECISION) * scale
+            if PACKED:
+                key, key_high = halves(key, query.dtype)
+                score = tl.dot(query, key, input_precision=PRECISION)
+                score = tl.dot(query_high, key_high, score, input_precision=PRECISION) * scale
+            else:
+                if QUANTIZED:
+                    key = key.to(tl.float32).to(query.dtype)
+                score = tl.dot(query, key, input_precision=PRECISION) * scale
             if QUANTIZED:
-                score *= tl.load(key_scale + at_scale, mask=exists, other=0.0)[None, :]
+                score *= tl.load(key_scale + at_scale, mask=exists, other=0.0).to(tl.float32)[None, :]
+            if PACKED:
+                lowest = tl.load(key_scale + at_scale + stride_lowest, mask=exists, other=0.0).to(tl.float32)
+                score += (sum_of_query * scale)[:, None] * lowest[None, :]
             if SOFTCAP:
                 score = soft_capped(score, softcap, PRECISION)
             score *= 1.4426950408889634  # log2(e): the chip computes powers of 2
@@ -173,7 +192,7 @@ def _flash_attention(
                 score = tl.where(visible, score, float("-inf"))
             power = score
             if QUANTIZED:
-                scale_of_value = tl.load(value_scale + at_scale, mask=exists, other=1.0)[None, :]
+                scale_of_value = tl.load(value_scale + at_scale, mask=exists, other=1.0).to(tl.float32)[None, :]
                 if query.dtype == tl.float16 and not SKIP:  # as in paged_decode.py; what is skipped depends on scores
                     power += tl.log2(scale_of_value)
             tile_largest = tl.max(power, 1)
@@ -190,15 +209,26 @@ def _flash_attention(
                 value = tl.load(
                     values + at[:, None] + d_range[None, :], mask=exists[:, None] & in_head[None, :], other=0.0
                 )
-                if QUANTIZED:
+                acc *= shrink[:, None]
+                if PACKED:
+                    lowest = tl.load(value_scale + at_scale + stride_lowest, mask=exists, other=0.0).to(tl.float32)
+                    shift = tl.sum(weight * lowest[None, :], 1)[:, None]
+                    weight *= scale_of_value
+                    value, value_high = halves(value, query.dtype)
+                    acc, acc_high = acc + shift, acc_high * shrink[:, None] + shift
+                    acc_high = tl.dot(weight.to(query.dtype), value_high, acc_high, input_precision=PRECISION)
+                elif QUANTIZED:
                     weight *= scale_of_value
                     value = value.to(tl.float32).to(query.dtype)
-                acc = tl.dot(weight.to(query.dtype), value, acc * shrink[:, None], input_precision=PRECISION)
+                acc = tl.dot(weight.to(query.dtype), value, acc, input_precision=PRECISION)
 
     number = (token + first + m_range).to(tl.int64)
     at_out = out + number[:, None] * stride_out_token + head * stride_out_head + d_range[None, :]
     total = tl.where(in_row, total, 1.0)  # a tile may have fewer queries than places
     tl.store(at_out, (acc / total[:, None]).to(out.dtype.element_ty), mask=in_row[:, None] & in_head[None, :])
+    if PACKED:
+        acc_high = (acc_high / total[:, None]).to(out.dtype.element_ty)
+        tl.store(at_out + HALF, acc_high, mask=in_row[:, None] & in_head[None, :])
 
 
 def flash_attention(
@@ -227,16 +257,16 @@ def flash_attention(
     if keys.stride() != values.stride() or keys.stride(3) != 1 or q.stride(2) != 1:
         raise ValueError("expected keys and values with the same strides, and head_dim contiguous everywhere")
     out = torch.empty_like(q)
-    tile, options = tile_of(head_dim, q.element_size(), architecture(), ancestors is not None)
-    quantized = key_scale is not None
-    scales = key_scale if key_scale is not None else seq_lens.view(-1, 1, 1)
+    packed = keys.dtype is torch.uint8
+    tile, options = tile_of(head_dim, q.element_size(), architecture(), ancestors is not None, packed)
+    quantized, strides_of_scale = key_scale is not None, strides_of_scales(keys, key_scale, value_scale)
     launch(
         _flash_attention, (num_heads, num_tokens // tile["BLOCK_M"] + num_rows),
         q, keys, values, out, block_table, query_start_loc, seq_lens,
         key_scale, value_scale, ancestors,
         num_rows, scale, 1.0 if softcap is None else softcap, math.log2(skip_threshold) if skip_threshold else 0.0,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1),
-        *keys.stride()[:3], *scales.stride()[:3], block_table.stride(0),
+        *keys.stride()[:3], *strides_of_scale, block_table.stride(0),
         GROUP=num_heads // num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=block_size,
         WINDOW=window or 0, SOFTCAP=softcap is not None, QUANTIZED=quantized, TREE=ancestors is not None,
         SKIP=skip_threshold > 0, PRECISION="ieee" if q.dtype is torch.float32 else "tf32", options=options, **tile,
@@ -245,12 +275,12 @@ def flash_attention(
 
 
 def tile_of(
-    head_dim: int, element_size: int, gpu: Architecture, tree: bool = False
+    head_dim: int, element_size: int, gpu: Architecture, tree: bool = False, packed: bool = False
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Tile and options for a head size. They depend on nothing else of the batch, but on whether there are trees: a
     row's result must not depend on its neighbours. Trees are small, and their masks take registers: so
     are their tiles. What fits without spilling is in compiled.json."""
-    block_d = max(16, triton.next_power_of_2(head_dim))
+    block_d = max(32 if packed else 16, triton.next_power_of_2(head_dim))  # the matrix units take 16, of a half, too
     stages = 2
     if element_size == 4:
         block_m, block_n, warps, stages = 32, 32, 4, 1
@@ -262,5 +292,6 @@ def tile_of(
         block_m, block_n, warps = 64, 32, 4 if block_d <= 128 else 8
     if tree and element_size != 4:
         block_m, block_n, warps = 64, 32, 8
+        stages = 1 if packed and gpu.target.backend == "hip" else 2
     tile = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d}
     return tile, {"num_warps": warps, "num_stages": stages}

@@ -1,10 +1,11 @@
-"""`fused_linear` with a weight of 4 bits: y = residual + gate(norm(x) W^T + b), W = (code - 8) x scale of its group.
+"""`fused_linear` with a weight of 4 bits: y = residual + gate(norm(x) W^T + b), W = (code - zero) x scale of its
+group.
 
 The loop is that of `gemm_w4a16`, where packing and numbers are explained, with the norm's weight on both halves of x;
 what happens to the sums is that of `fused_linear`. A step along `in` is a group.
 
-FLOPs: 2 tokens in rows. Bytes: in rows / 2, 2 in rows / group for scales, 2 tokens (in + out): a quarter of 16 bits, so
-the gaps between kernels weigh four times as much.
+FLOPs: 2 tokens in rows. Bytes: in rows / 2, 2 in rows / group for scales (3 with zeros of a byte), 2 tokens (in + out):
+a quarter of 16 bits, so the gaps between kernels weigh four times as much.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from reference_impl.kernels.fused_linear import check_neighbours, room_for_splits, rows_of_tile, write_outputs
 from reference_impl.kernels.gemm import Tile, choose, grid_of
-from reference_impl.kernels.gemm_w4a16 import check_four_bits, numbers_of_int4
+from reference_impl.kernels.gemm_w4a16 import check_four_bits, check_groups, numbers_of_int4
 from reference_impl.kernels.launch import architecture, launch, wait_for_previous
 from reference_impl.kernels.reference import Activation
 
@@ -33,7 +34,7 @@ TILES = (
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _fused_linear_w4a16(
-    x, packed, scales, bias, norm, residual, out, partial, squares, tickets,
+    x, packed, scales, zeros, bias, norm, residual, out, partial, squares, tickets,
     num_tokens, in_features, out_features, num_rows, stride_x, stride_packed, stride_residual, eps,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLITS: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
@@ -46,7 +47,7 @@ def _fused_linear_w4a16(
     in_x = (m < num_tokens)[:, None]
     at_x = x + m[:, None] * stride_x + k[None, :]
     at_packed = packed + row.to(tl.int64)[:, None] * stride_packed + k[None, :]
-    zero = tl.full([1, 1], 8, dtype)
+    eight = tl.full([1, 1], 8, dtype)
     groups = in_features // BLOCK_K
     share = tl.cdiv(groups, SPLITS)
     first = tl.program_id(1) * share
@@ -55,6 +56,8 @@ def _fused_linear_w4a16(
     square = tl.zeros([BLOCK_M, HALF], tl.float32)
     # Triton copies tiles of products ahead of time, and only these: the rest is asked for one group early.
     scale = tl.load(scales + first * num_rows + row, mask=in_rows & (first < end), other=0.0)
+    if zeros is not None:
+        zero = tl.load(zeros + first * num_rows + row, mask=in_rows & (first < end), other=0)
     if norm is not None:
         at_norm = norm + k
         norm_low = tl.load(at_norm + first * BLOCK_K, mask=k + first * BLOCK_K < in_features, other=0.0)
@@ -63,7 +66,11 @@ def _fused_linear_w4a16(
         codes = tl.load(at_packed + group * HALF, mask=in_rows[:, None], other=0, eviction_policy="evict_first")
         x_low = tl.load(at_x + group * BLOCK_K, mask=in_x, other=0.0)  # [M, HALF]
         x_high = tl.load(at_x + group * BLOCK_K + HALF, mask=in_x, other=0.0)
-        low, high = numbers_of_int4(codes, zero, dtype)  # [N, HALF]
+        if zeros is None:
+            low, high = numbers_of_int4(codes, eight, dtype)  # [N, HALF]
+        else:
+            low, high = numbers_of_int4(codes, zero.to(dtype)[:, None], dtype)
+            zero = tl.load(zeros + (group + 1) * num_rows + row, mask=in_rows & (group + 1 < end), other=0)
         if norm is not None:
             wide_low, wide_high = x_low.to(tl.float32), x_high.to(tl.float32)
             square += wide_low * wide_low + wide_high * wide_high
@@ -88,6 +95,7 @@ def fused_linear_w4a16(
     scales: Tensor,
     bias: Tensor | None = None,
     *,
+    zeros: Tensor | None = None,
     norm: Tensor | None = None,
     eps: float = 0.0,
     gate: Activation | None = None,
@@ -101,6 +109,8 @@ def fused_linear_w4a16(
     """
     (num_tokens, in_features), num_rows, group_size = x.shape, len(packed), x.shape[1] // len(scales)
     check_four_bits(x, packed, scales, group_size, bias)
+    if zeros is not None:
+        check_groups(zeros, *scales.shape)
     tile = replace(tile or choose(TILES, num_tokens, num_rows, architecture()), block_k=group_size)
     if num_tokens > tile.block_m:
         raise ValueError(f"expected at most {tile.block_m} tokens for {tile}, got {num_tokens}")
@@ -110,7 +120,7 @@ def fused_linear_w4a16(
         grid = grid_of(tile, num_tokens, num_rows, in_features, architecture())
         launch(
             _fused_linear_w4a16, grid,
-            x, packed, scales, bias, norm, residual, out, *room_for_splits(grid, x, num_rows),
+            x, packed, scales, zeros, bias, norm, residual, out, *room_for_splits(grid, x, num_rows),
             num_tokens, in_features, out.shape[1], num_rows, x.stride(0), packed.stride(0),
             0 if residual is None else residual.stride(0), float(eps),
             BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLITS=grid[1], GATE=gate,

@@ -8,8 +8,10 @@ by tickets, as in gemm.py.
 
 For split s, m_s is the largest score, t_s the sum of 2^(score - m_s), and a_s that of 2^(score - m_s) x value. The
 whole is sum_s 2^(m_s - m) a_s / sum_s 2^(m_s - m) t_s, with m the largest m_s: no power overflows.
-With a cache of 8 bits, a weight is multiplied by its value's scale before it is rounded for the matrix unit. In float16
-small products would be lost: there m_s is the largest score + log2(scale), so that the largest of them is 1.
+With a cache of 8 or 4 bits, a weight is multiplied by its value's scale before it is rounded for the matrix unit. In
+float16 small products would be lost: there m_s is the largest score + log2(scale), so that the largest of them is 1.
+In 4 bits a number is code x scale + lowest, and lowest numbers are added behind the products: lowest x sum q to the
+scores, and sum weight x lowest to all of a head's sums.
 
 Where splits begin follows from the row's own context, so a row's result does not depend on its neighbours. Which
 program computes which splits does not affect the result, so it follows from the shape of the batch, see `grid_of`.
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from reference_impl.kernels.architectures import Architecture
 from reference_impl.kernels.flash_attention import soft_capped
+from reference_impl.kernels.kv_scales import column_of, strides_of_scales, unpacked
 from reference_impl.kernels.launch import architecture, launch, tickets_of, wait_for_previous
 
 SPLIT = 256  # keys, in a context of middle length
@@ -38,7 +41,7 @@ def _paged_decode(
     scale, softcap, max_splits,
     stride_q_row, stride_q_head, stride_out_row, stride_out_head,
     stride_block, stride_slot, stride_head,
-    stride_scale_block, stride_scale_slot, stride_scale_head,
+    stride_scale_block, stride_scale_slot, stride_scale_head, stride_lowest,
     stride_table,
     GROUP: tl.constexpr, BLOCK_H: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, SHORT: tl.constexpr, LONG: tl.constexpr,
@@ -59,9 +62,15 @@ def _paged_decode(
 
     h_range, d_range, n_range = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_N)
     in_group, in_head = h_range < GROUP, d_range < HEAD_DIM
+    PACKED: tl.constexpr = keys.dtype.element_ty == tl.uint8
+    c_range = tl.arange(0, BLOCK_D // 2) if PACKED else d_range  # of a stored head
+    in_stored = c_range < (HEAD_DIM // 2 if PACKED else HEAD_DIM)
+    d_range = column_of(d_range, HEAD_DIM, PACKED)
     head = kv_head * GROUP + h_range
     at_q = q + row.to(tl.int64) * stride_q_row + head[None, :] * stride_q_head + d_range[:, None]
     query = tl.load(at_q, mask=in_group[None, :] & in_head[:, None], other=0.0)  # [D, H]
+    if PACKED:
+        sum_of_query = tl.sum(query.to(tl.float32), 0)  # [H]
     at_table = block_table + row * stride_table
     pair = row * tl.num_programs(0) + kv_head
     at_pair = pair.to(tl.int64) * max_splits * GROUP  # where the partial results of this row and KV head begin
@@ -86,21 +95,27 @@ def _paged_decode(
         # neither ahead. So two tiles of keys and values are under way while a third is computed.
         next_pos = key_pos + BLOCK_N
         next_block = tl.load(at_table + next_pos.to(tl.uint32) // BLOCK_SIZE, mask=next_pos < last, other=0)
-        at = (block * stride_block + offset * stride_slot + kv_head * stride_head)[:, None] + d_range[None, :]
-        key = tl.load(keys + at, mask=visible[:, None] & in_head[None, :], other=0.0)  # [N, D]
-        value = tl.load(values + at, mask=visible[:, None] & in_head[None, :], other=0.0)
+        at = (block * stride_block + offset * stride_slot + kv_head * stride_head)[:, None] + c_range[None, :]
+        key = tl.load(keys + at, mask=visible[:, None] & in_stored[None, :], other=0.0)  # [N, D]
+        value = tl.load(values + at, mask=visible[:, None] & in_stored[None, :], other=0.0)
         if QUANTIZED:
             at_scale = block * stride_scale_block + offset * stride_scale_slot + kv_head * stride_scale_head
-            key, value = key.to(tl.float32).to(query.dtype), value.to(tl.float32).to(query.dtype)
+            if PACKED:
+                key, value = unpacked(key, query.dtype), unpacked(value, query.dtype)
+            else:
+                key, value = key.to(tl.float32).to(query.dtype), value.to(tl.float32).to(query.dtype)
         score = tl.dot(key, query, input_precision=PRECISION) * scale  # [N, H]
         if QUANTIZED:
-            score *= tl.load(key_scale + at_scale, mask=visible, other=0.0)[:, None]
+            score *= tl.load(key_scale + at_scale, mask=visible, other=0.0).to(tl.float32)[:, None]
+        if PACKED:
+            lowest = tl.load(key_scale + at_scale + stride_lowest, mask=visible, other=0.0).to(tl.float32)
+            score += lowest[:, None] * (sum_of_query * scale)[None, :]
         if SOFTCAP:
             score = soft_capped(score, softcap, PRECISION)
         score = tl.where(visible[:, None], score * 1.4426950408889634, float("-inf"))  # log2(e)
         power = score
         if QUANTIZED:
-            scale_of_value = tl.load(value_scale + at_scale, mask=visible, other=1.0)[:, None]
+            scale_of_value = tl.load(value_scale + at_scale, mask=visible, other=1.0).to(tl.float32)[:, None]
             if query.dtype == tl.float16:
                 power += tl.log2(scale_of_value)
         new_largest = tl.maximum(largest, tl.max(power, 0))
@@ -108,9 +123,13 @@ def _paged_decode(
         shrink = tl.exp2(largest - new_largest)
         total = total * shrink + tl.sum(weight, 0)
         largest = new_largest
+        acc *= shrink[None, :]
+        if PACKED:
+            lowest = tl.load(value_scale + at_scale + stride_lowest, mask=visible, other=0.0).to(tl.float32)
+            acc += tl.sum(weight * lowest[:, None], 0)[None, :]
         if QUANTIZED:
             weight *= scale_of_value
-        acc = tl.dot(tl.trans(value), weight.to(query.dtype), acc * shrink[None, :], input_precision=PRECISION)
+        acc = tl.dot(tl.trans(value), weight.to(query.dtype), acc, input_precision=PRECISION)
         if (n + BLOCK_N == split_end) | (n + BLOCK_N >= last):  # a split is done
             at_part = at_pair + split * GROUP + h_range
             in_part = in_group[None, :] & in_head[:, None]
@@ -203,14 +222,7 @@ def paged_decode(
     group = num_heads // num_kv_heads
     if keys.stride() != values.stride() or keys.stride(3) != 1 or q.stride(2) != 1:
         raise ValueError("expected keys and values with the same strides, and head_dim contiguous everywhere")
-    quantized = keys.element_size() == 1
-    if quantized != (key_scale is not None) or quantized != (value_scale is not None):
-        raise ValueError(
-            f"expected key_scale and value_scale with a cache of 8 bits, and only then; it is {keys.dtype}"
-        )
-    strides_of_scale = (0, 0, 0) if key_scale is None else key_scale.stride()
-    if value_scale is not None and value_scale.stride() != strides_of_scale:
-        raise ValueError("expected key_scale and value_scale with the same strides")
+    quantized, strides_of_scale = key_scale is not None, strides_of_scales(keys, key_scale, value_scale)
     out, gpu = torch.empty_like(q), architecture()
     if not num_rows:
         return out

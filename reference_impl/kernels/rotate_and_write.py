@@ -2,7 +2,8 @@
 
 A program has one token and a few heads, of q, or of k and v. It reads a head as two halves (a, b), normalises them
 (if the model does), rotates, (a, b) -> (a cos - b sin, b cos + a sin), and stores q in a tensor of its own, k and v in
-the cache at the token's slot. In a cache of 8 bits every head of a slot has a scale of its own.
+the cache at the token's slot. In a cache of 8 or 4 bits every head of a slot has a scale of its
+own; in 4 bits a byte has a code of the first half and the same of the second.
 
 Bytes per token, of b bytes per value: (heads + 2 kv_heads) x head_dim x b are read and as many written (to the cache at
 its own width). As separate kernels (norm, rotation, write) q and k are read and written up to twice more. Cosines and
@@ -17,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from reference_impl.kernels.eight_bits import DTYPES, encoded, scale_of
+from reference_impl.kernels.kv_scales import strides_of_scales
 from reference_impl.kernels.launch import launch, wait_for_previous
 
 
@@ -34,9 +36,24 @@ def _rotated(x, at, inside, cosine, sine, weight, column, eps, HALF: tl.constexp
 
 
 @triton.jit
-def _store(cache, at, scale, at_scale, a, b, inside, in_head, HALF: tl.constexpr):
-    """Both halves of each head into the cache; with a scale, its largest magnitude becomes the largest code."""
+def _store(cache, at, scale, at_scale, stride_lowest, a, b, inside, in_head, HALF: tl.constexpr):
+    """Both halves of each head into the cache; with a scale, its largest magnitude becomes the largest code. In 4 bits
+    its least number becomes 0, its largest 15: twin of `reference.to_four_bits`."""
     dtype: tl.constexpr = cache.dtype.element_ty
+    if dtype == tl.uint8:
+        lowest = tl.min(tl.where(inside, tl.minimum(a, b), float("inf")), 1).to(tl.float16)
+        tl.store(scale + at_scale + stride_lowest, lowest, mask=in_head)
+        a, b = a - lowest.to(tl.float32)[:, None], b - lowest.to(tl.float32)[:, None]
+        largest = tl.max(tl.where(inside, tl.maximum(a, b), 0.0), 1)
+        head_scale = tl.div_rn(largest, 15.0).to(tl.float16).to(tl.float32)
+        head_scale = tl.maximum(head_scale, 5.960464477539063e-08)  # 2^-24
+        tl.store(scale + at_scale, head_scale.to(tl.float16), mask=in_head)
+        inverse = tl.div_rn(1.0, head_scale)[:, None]
+        # Adding and taking away 1.5 x 2^23 rounds to the nearest whole number, ties to the even one.
+        a = tl.clamp((a * inverse + 12582912.0) - 12582912.0, 0.0, 15.0)
+        b = tl.clamp((b * inverse + 12582912.0) - 12582912.0, 0.0, 15.0)
+        tl.store(cache + at, (a.to(tl.int32) | b.to(tl.int32) << 4).to(tl.uint8), mask=inside)
+        return
     if scale is not None:
         largest = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1))
         head_scale = scale_of(largest, dtype)
@@ -53,7 +70,7 @@ def _rotate_and_write(
     q_norm, k_norm, eps,
     stride_q_token, stride_q_head, stride_k_token, stride_k_head, stride_v_token, stride_v_head,
     stride_cos, stride_block, stride_slot, stride_head,
-    stride_scale_block, stride_scale_slot, stride_scale_head,
+    stride_scale_block, stride_scale_slot, stride_scale_head, stride_lowest,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -85,11 +102,11 @@ def _rotate_and_write(
             at_scale = block * stride_scale_block + offset * stride_scale_slot + head * stride_scale_head
             at_k = token * stride_k_token + head[:, None] * stride_k_head + column[None, :]
             a, b = _rotated(k, at_k, inside, cosine, sine, k_norm, column, eps, HALF)
-            _store(keys, at, key_scale, at_scale, a, b, inside, in_head, HALF)
+            _store(keys, at, key_scale, at_scale, stride_lowest, a, b, inside, in_head, HALF)
             at_v = token * stride_v_token + head[:, None] * stride_v_head + column[None, :]
             a = tl.load(v + at_v, mask=inside, other=0.0).to(tl.float32)
             b = tl.load(v + at_v + HALF, mask=inside, other=0.0).to(tl.float32)
-            _store(values, at, value_scale, at_scale, a, b, inside, in_head, HALF)
+            _store(values, at, value_scale, at_scale, stride_lowest, a, b, inside, in_head, HALF)
 
 
 def rotate_and_write(
@@ -114,16 +131,10 @@ def rotate_and_write(
     _, block_size, kv_heads, _ = keys.shape
     if keys.stride() != values.stride() or any(t.stride(-1) != 1 for t in (q, k, v, keys, cos, sin)):
         raise ValueError("expected keys and values with the same strides, and head_dim contiguous everywhere")
-    eight_bits = keys.element_size() == 1
-    if eight_bits != (key_scale is not None) or eight_bits != (value_scale is not None):
-        raise ValueError(
-            f"expected key_scale and value_scale with a cache of 8 bits, and only then; it is {keys.dtype}"
-        )
-    if eight_bits and keys.dtype not in DTYPES:
-        raise ValueError(f"expected a cache of {', '.join(map(str, DTYPES))} or of wider numbers, got {keys.dtype}")
-    strides_of_scale = (0, 0, 0) if key_scale is None else key_scale.stride()
-    if value_scale is not None and value_scale.stride() != strides_of_scale:
-        raise ValueError("expected key_scale and value_scale with the same strides")
+    strides_of_scale = strides_of_scales(keys, key_scale, value_scale)
+    if keys.element_size() == 1 and keys.dtype not in (*DTYPES, torch.uint8):
+        known = ", ".join(map(str, DTYPES))
+        raise ValueError(f"expected a cache of {known}, uint8 (4 bits) or of wider numbers, got {keys.dtype}")
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     tile, options = tile_of(head_dim)
     tiles = -(-heads // tile["BLOCK_H"]) + -(-kv_heads // tile["BLOCK_H"])

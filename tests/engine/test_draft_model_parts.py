@@ -32,7 +32,7 @@ def test_a_sampler_that_is_asked_verifies_what_is_drawn_as_ours_would(target) ->
     assert is_right_always(engine)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 def test_a_cache_of_8_bits_is_the_drafts_too(target, kv_dtype: str) -> None:
     config = EngineConfig(num_blocks=64, block_size=4, kv_dtype=kv_dtype)
     expected = {name: r.tokens for name, r in serve(Engine(target, config), PURE).items()}

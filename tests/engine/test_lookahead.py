@@ -171,7 +171,7 @@ def test_a_model_with_windows_and_a_page_store_may_stand_beside_it(target, plain
         check_texts(serve(engine, PURE), plain)
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 def test_with_a_cache_of_eight_bits_the_text_is_that_of_plain_decoding_with_it(target, kv_dtype: str) -> None:
     options = {"num_blocks": 64, "block_size": 4, "kv_dtype": kv_dtype}
     texts = {name: r.tokens for name, r in serve(Engine(target, EngineConfig(**options)), PURE).items()}

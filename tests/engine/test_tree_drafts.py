@@ -26,7 +26,7 @@ from reference_impl.annexes.speculative.tree import Tree
 from reference_impl.annexes.speculative.tree_cache import move_tokens
 from reference_impl.assembly.config import ConfigError, EngineConfig, course_model
 from reference_impl.assembly.engine import Engine
-from reference_impl.assembly.kv_cache import kv_cache
+from reference_impl.assembly.kv_cache import kv_cache, widths
 from reference_impl.assembly.llm import LLM
 from reference_impl.assembly.parts import Parts
 from reference_impl.core.attention import TorchAttention
@@ -126,7 +126,7 @@ def test_any_schedule_of_requests_and_aborts_gives_the_same_texts(target, head, 
     same()
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", "fp8", "int4"])
 def test_with_a_cache_of_eight_bits_the_text_is_that_of_plain_decoding_with_it(target, head, kv_dtype: str) -> None:
     options = {"num_blocks": 64, "block_size": 4, "kv_dtype": kv_dtype}
     texts = {name: r.tokens for name, r in serve(Engine(target, EngineConfig(**options)), PURE).items()}
@@ -410,11 +410,10 @@ def test_in_two_processes(tree: Any) -> None:
 # --- the cache -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8", "fp8_e5m2"])
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8", "fp8_e5m2", "int4"])
 def test_tokens_move_with_all_that_the_cache_has_of_them(kv_dtype: str) -> None:
     """Sources are read first, so one may be a target; all else stays."""
-    value, scale = (32, 0) if kv_dtype == "auto" else (8, 32)
-    spec = KVSpec(3, 2, 8, 4, bits_per_value=value, bits_per_scale=scale)
+    spec = KVSpec(3, 2, 8, 4, **widths(kv_dtype, torch.float32))
     cache = kv_cache([spec], 5, torch.float32, torch.device("cpu"), kv_dtype=kv_dtype)
     random = torch.Generator().manual_seed(1)
     for blocks in cache.blocks:
@@ -426,7 +425,7 @@ def test_tokens_move_with_all_that_the_cache_has_of_them(kv_dtype: str) -> None:
     came_from = {target: source for source, target in moves.items()}
     for slot in range(20):
         source = came_from.get(slot, slot)
-        for now, old, axis in zip(cache.blocks, before, (3, 4), strict=False):
+        for now, old, axis in zip(cache.blocks, before, (3, 5 if kv_dtype == "int4" else 4), strict=False):
             found = now[slot // 4].movedim(axis - 1, 0)[slot % 4]
             assert torch.equal(found, old[source // 4].movedim(axis - 1, 0)[source % 4]), slot
 

@@ -228,6 +228,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "experts": {"architecture": "MixtralForCausalLM", "num_local_experts": 4, "num_experts_per_tok": 2},
     "window": {"architecture": "MistralForCausalLM", "sliding_window": 6},
     "8-bit cache": {"kv_dtype": "fp8"},
+    "4-bit cache": {"kv_dtype": "int4"},
 }
 
 
@@ -239,7 +240,7 @@ def test_padding_is_inert_in_the_kernels_too(kind: str, random_model) -> None:
     model = random_model("float32", device=DEVICE, kernels="triton", num_hidden_layers=1, **changes)
     engine = with_graphs(Engine(model, EngineConfig(attention="triton", **options)))
     requests, cache = decoding([8, 5, 2], 2, temperature=0.0), engine.kv_cache
-    parts = [cache.data, cache.scale] if kind == "8-bit cache" else [cache.data]
+    parts = [cache.data, cache.scale] if kind.endswith("bit cache") else [cache.data]
     for part in parts:  # blocks are their third dimension
         values = part.view(torch.uint8) if part.itemsize == 1 else part
         values.fill_(0x7F if part.itemsize == 1 else torch.nan)  # of e4m3, too, not a number

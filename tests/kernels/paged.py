@@ -50,9 +50,10 @@ def make(
     seed: int = 0,
     **options: Any,
 ) -> Case:
-    """rows: (queries, context). Blocks lie in random order; what no row owns is NaN (of an 8-bit cache: the largest).
+    """rows: (queries, context). Blocks lie in random order; what no row owns is NaN (of a cache of codes: the largest).
 
-    cache: float8_e4m3fn or int8, with random scales per slot and head. first_block: block ids begin there.
+    cache: float8_e4m3fn or int8, with random scales per slot and head; uint8: 4 bits, with random scales and lowest
+    numbers. first_block: block ids begin there.
     """
     random = torch.Generator().manual_seed(seed)
     needed = [-(-context // block_size) for _, context in rows]
@@ -72,6 +73,9 @@ def make(
     if cache is not None:
         names = ("key_scale", "value_scale")
         for number, (name, content) in enumerate(zip(names, stored, strict=True)):
+            if cache is torch.uint8:
+                stored[number], options[name] = (t.to(DEVICE) for t in packed(content, random))
+                continue
             scale = (0.5 + torch.rand(content.shape[:3], generator=random)) / 40
             largest = 127 if cache is torch.int8 else 448
             codes = (content / scale[..., None]).nan_to_num(largest).clamp(-largest, largest)
@@ -83,6 +87,24 @@ def make(
     keys, values = (t.to(dtype) if cache is None else t for t in stored)
     tensors = (t.to(DEVICE) for t in (q, keys, values, table, starts, lens))
     return Case(*tensors, head_dim**-0.5, options)
+
+
+def packed(content: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(codes, scales) of 4 bits: steps and lowest numbers that differ from head to head, which cut off what is beyond.
+    In memory slots come last, as in the engine's cache."""
+    scale = 0.15 + torch.rand((*content.shape[:3], 2), generator=random) / 10
+    scale[..., 1] = -1.5 - 2 * scale[..., 1]
+    scale = scale.half().permute(0, 3, 2, 1).contiguous().permute(0, 3, 2, 1)
+    step, lowest = scale.float().split(1, -1)
+    codes = ((content - lowest) / step).nan_to_num(15.0).round().clamp(0, 15).to(torch.uint8)
+    half = content.shape[-1] // 2
+    return codes[..., :half] + 16 * codes[..., half:], scale
+
+
+def decoded(cache: Tensor, scale: Tensor) -> Tensor:
+    """The numbers in float64 that codes of 4 bits stand for."""
+    numbers = torch.cat((cache % 16, cache // 16), -1).double()
+    return numbers * scale[..., :1].double() + scale[..., 1:].double()
 
 
 def random_tree(rows: Sequence[tuple[int, int]], seed: int = 0) -> Tensor:

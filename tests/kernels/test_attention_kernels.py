@@ -11,7 +11,7 @@ from reference_impl.kernels import paged_decode as decode_module
 from reference_impl.kernels import reference
 from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.paged_decode import paged_decode
-from tests.kernels.paged import DEVICE, RAGGED, check, make, random_tree
+from tests.kernels.paged import DEVICE, RAGGED, check, decoded, make, random_tree
 
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 511, 512, 513, 576, 1024, 1025, 1328]
@@ -48,16 +48,20 @@ def test_windows_and_soft_caps(window, softcap) -> None:
     check(paged_decode, reference.paged_decode, case.decode, window=window, softcap=softcap)
 
 
-@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
-@pytest.mark.parametrize("window", [None, 30])
-def test_a_cache_of_eight_bits_with_scales_per_slot_and_head(cache, window) -> None:
+EIGHT_BITS = [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+@pytest.mark.parametrize(
+    ("window", "cache"), [*((window, cache) for window in (None, 30) for cache in EIGHT_BITS), (30, torch.uint8)]
+)
+def test_a_cache_of_eight_or_four_bits_with_scales_per_slot_and_head(window, cache) -> None:
     case = make(RAGGED, 4, 2, 32, torch.float16, cache=cache)
     check(flash_attention, reference.flash_attention, case.ragged, window=window, **case.options)
     case = make(DECODE, 4, 2, 32, torch.float16, cache=cache)
     check(paged_decode, reference.paged_decode, case.decode, window=window, **case.options)
 
 
-@pytest.mark.parametrize("cache", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("cache", [*EIGHT_BITS, torch.uint8])
 def test_small_values_are_not_lost_beside_a_key_that_gets_most_of_the_weight(cache) -> None:
     """An attention sink of value 0: its weight is 1, that of 511 others 2^-14. In float16 such a weight times the scale
     of a value of size 0.02 would be 0."""
@@ -66,9 +70,15 @@ def test_small_values_are_not_lost_beside_a_key_that_gets_most_of_the_weight(cac
     sink = int(case.block_table[0, 0]), 0
     keys[sink], values[sink] = 39.0, 0.0
     case.q.fill_(1.0)
-    case.keys, case.values = keys.to(DEVICE, cache), values.to(DEVICE, cache)
+    if cache is not torch.uint8:
+        case.keys, case.values = keys.to(DEVICE, cache), values.to(DEVICE, cache)
     case.options["key_scale"].fill_(1 / 16)  # a score of 16 x 39 / 16, times 1 / 4: 9.75
     case.options["value_scale"].fill_(0.02 / 100)
+    if cache is torch.uint8:  # a score of 9.375, and values of 0.015
+        case.keys[:], case.values[:] = 0, 0xFF
+        case.keys[sink], case.values[sink] = 0xFF, 0
+        case.options["key_scale"][:] = torch.tensor([2.5 / 16, 0.0])
+        case.options["value_scale"][:] = torch.tensor([0.001, 0.0])
     check(paged_decode, reference.paged_decode, case.decode, **case.options)
     check(flash_attention, reference.flash_attention, case.ragged, **case.options)
 
@@ -83,10 +93,45 @@ def test_scales_that_do_not_fit_the_cache_or_each_other_are_refused() -> None:
     quantized, plain = (make([(1, 20)], 4, 2, 16, torch.float16, cache=cache) for cache in (torch.int8, None))
     scale = quantized.options["key_scale"]
     for case, given in ((plain, (scale, scale)), (quantized, (None, None)), (quantized, (scale, None))):
-        with pytest.raises(ValueError, match="key_scale and value_scale with a cache of 8 bits, and only then"):
+        with pytest.raises(ValueError, match="key_scale and value_scale with a cache of 8 or 4 bits, and only then"):
             paged_decode(*case.decode, key_scale=given[0], value_scale=given[1])
     with pytest.raises(ValueError, match="with the same strides"):
         paged_decode(*quantized.decode, key_scale=scale, value_scale=scale.mT.contiguous().mT)
+    four = make([(1, 20)], 4, 2, 16, torch.float16, cache=torch.uint8)
+    for case, given in ((four, scale), (quantized, four.options["key_scale"])):
+        with pytest.raises(ValueError, match="of a cache of 4 bits one dimension more"):
+            paged_decode(*case.decode, key_scale=given, value_scale=given)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size"), [(5, 1, 18, 3), (6, 2, 80, 16), (3, 3, 64, 5)]
+)
+def test_of_four_bits_attention_is_that_of_the_numbers_that_the_codes_stand_for(
+    heads, kv_heads, head_dim, block_size
+) -> None:
+    """By the definition, in float64. Head sizes are no powers of two: what pads them must stay out of sums."""
+    rows = [(1, 70), (3, 41), (17, 17), (1, 1)]
+    case = make(rows, heads, kv_heads, head_dim, torch.float32, block_size=block_size, cache=torch.uint8)
+    keys, values = (
+        decoded(cache, case.options[name]) for cache, name in ((case.keys, "key_scale"), (case.values, "value_scale"))
+    )
+    wanted = torch.empty(case.q.shape, dtype=torch.float64, device=DEVICE)
+    for row, (queries, context) in enumerate(rows):
+        slots = [(int(case.block_table[row, i // block_size]), i % block_size) for i in range(context)]
+        for i in range(queries):
+            token, seen = int(case.query_start_loc[row]) + i, slots[: context - queries + i + 1]
+            for head in range(heads):
+                key, value = (
+                    torch.stack([t[block, at, head * kv_heads // heads] for block, at in seen]) for t in (keys, values)
+                )
+                weight = (key @ case.q[token, head].double() * case.scale).softmax(0)
+                wanted[token, head] = weight @ value
+    found = flash_attention(*case.ragged, **case.options)
+    assert (found - wanted).abs().max() < 1e-5
+    last = case.query_start_loc[1:].long() - 1
+    alone = (case.q[last], *case.decode[1:])
+    assert (paged_decode(*alone, **case.options) - wanted[last]).abs().max() < 1e-5
+    assert (reference.flash_attention(*case.ragged, **case.options) - wanted).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 16, 64, 128])

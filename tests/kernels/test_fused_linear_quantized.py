@@ -80,13 +80,15 @@ def test_eight_bits_without_scales_and_scales_without_eight_bits_are_refused() -
             fused_linear(normal(2, 32), weight, weight_scale=given)
 
 
-def check_four_bits(given: tuple[Any, ...], codes: Tensor, group_size: int, kind: str, kernel: Any) -> None:
+def check_four_bits(
+    given: tuple[Any, ...], codes: Tensor, group_size: int, kind: str, kernel: Any, zeros: Tensor | None = None
+) -> None:
     packed = inside_nan_of_bytes(reference.pack_int4(codes, group_size))
     scales = scales_of(codes.shape[1] // group_size, len(codes), given[0].dtype)
 
     def of(function: Any) -> Any:
         return lambda x, scales, bias, norm, residual: function(
-            x, packed, scales, bias, norm=norm, eps=1e-3, gate=AROUND[kind].get("gate"), residual=residual
+            x, packed, scales, bias, zeros=zeros, norm=norm, eps=1e-3, gate=AROUND[kind].get("gate"), residual=residual
         )
 
     x, *others = given
@@ -120,12 +122,35 @@ def test_four_bits_in_every_tile(tile) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["nothing", "all"])
+def test_zero_points_of_a_fused_product(kind: str) -> None:
+    """Against the decoded weight in a product of 16 bits, in float64: (code - zero) x scale, worked out here."""
+    tokens, groups, rows = 3, 9, 66
+    x, bias, norm, residual = around(kind, tokens, groups * 32, rows, torch.float16)
+    codes, zeros, scales = integers(rows, groups * 32), integers(groups, rows, seed=5), scales_of(groups, rows)
+    found = fused_linear_w4a16(
+        x, reference.pack_int4(codes, 32), scales, bias, zeros=zeros.to(torch.uint8), norm=norm, eps=1e-3,
+        gate=AROUND[kind].get("gate"), residual=residual,
+    )  # fmt: skip
+    weight = torch.empty(rows, groups * 32, dtype=torch.float64, device=x.device)
+    for g in range(groups):
+        within = slice(32 * g, 32 * g + 32)
+        weight[:, within] = (codes[:, within] - zeros[g][:, None]) * scales[g].double()[:, None]
+    doubles = [None if t is None else t.double() for t in (bias, norm, residual)]
+    exact = reference.fused_linear(
+        x.double(), weight, doubles[0], norm=doubles[1], eps=1e-3, gate=AROUND[kind].get("gate"), residual=doubles[2]
+    )
+    assert float((found.double() - exact).abs().max()) <= 4e-3 * float(exact.abs().max())
+
+
 def test_of_four_bits_what_does_not_fit_is_refused() -> None:
     x, packed, scales = normal(2, 128), reference.pack_int4(integers(6, 128)), scales_of(1, 6)
     with pytest.raises(ValueError, match="x in 16 bits and groups of 32, 64 or 128"):
         fused_linear_w4a16(x.float(), packed, scales)
     with pytest.raises(ValueError, match=r"expected scales or zeros .* = \[1, 6\]"):
         fused_linear_w4a16(x, packed, scales_of(1, 5))
+    with pytest.raises(ValueError, match=r"expected scales or zeros .* = \[1, 6\]"):
+        fused_linear_w4a16(x, packed, scales, zeros=scales_of(1, 5))
     with pytest.raises(ValueError, match="expected at most 64 tokens"):
         fused_linear_w4a16(normal(65, 128), packed, scales)
 
@@ -139,5 +164,5 @@ def test_every_gpu_has_a_tile_and_hopper_uses_its_matrix_instructions() -> None:
         line: entry for line, entry in json.loads(TABLE.read_text()).items()
         if line.endswith(", sm_90") and ("weight of" in line or "fused_linear_w4a16" in line)
     }  # fmt: skip
-    assert len(entries) == 2 * (len(EIGHT_BIT_TILES) + len(W4_TILES))
+    assert len(entries) == 2 * (len(EIGHT_BIT_TILES) + len(W4_TILES)) + 2, "and two with zeros"
     assert all(set(entry["matrix_instructions"]) == {"HGMMA"} for entry in entries.values())

@@ -257,6 +257,55 @@ def test_the_twin_writes_the_same_codes_but_where_rounding_is_close() -> None:
             assert torch.allclose(ours, theirs, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("function", [rotate_and_write, reference.rotate_and_write])
+@pytest.mark.parametrize("head_dim", [6, 64, 80])
+def test_a_cache_of_four_bits_gets_two_codes_in_a_byte_from_the_least_number_to_the_largest(head_dim, function) -> None:
+    """Of every head the least number has code 0 and the largest 15, each value is the nearest of 16, in float64."""
+    tokens, blocks, half = 6, 4, head_dim // 2
+    slots = torch.tensor([11, 0, -1, 5, 6, 2], device=DEVICE)
+    q, k, v = projected(tokens, 6, 3, head_dim, torch.float32)
+    v[3, 1], v[4, 0], v[5, 2] = 0, 7.5, v[5, 2] + 100  # no numbers but one, and all on one side
+    positions, (cos, sin) = torch.arange(tokens, device=DEVICE) * 7, table(head_dim)
+    stored = [torch.full((blocks, 3, 3, half), 77, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
+    scales = [torch.full((blocks, 3, 3, 2), 77.0, dtype=torch.float16, device=DEVICE) for _ in range(2)]
+    function(q, k, v, positions, cos, sin, *stored, slots, key_scale=scales[0], value_scale=scales[1])
+    turned = reference.rotate(k.double(), cos[positions].double(), sin[positions].double())
+    real = slots[slots >= 0].long()
+    for codes, scale, wanted in zip(stored, scales, (turned, v.double()), strict=True):
+        codes, scale = codes.flatten(0, 1), scale.flatten(0, 1)
+        others = [slot for slot in range(12) if slot not in real.tolist()]
+        assert (codes[others] == 77).all()
+        assert (scale[others] == 77).all()
+        x = wanted[slots >= 0]
+        step, lowest = scale[real].double().split(1, -1)
+        number = torch.cat((codes[real] % 16, codes[real] // 16), -1)
+        assert torch.allclose(lowest, x.amin(-1, keepdim=True), rtol=2**-11, atol=1e-7)
+        spread = (x.amax(-1, keepdim=True) - lowest).clamp(min=0)
+        assert torch.allclose(step, spread / 15, rtol=2**-10, atol=2.0**-24)
+        # Half a step; and what the rounded step loses at code 15, and the rounded lowest number below code 0.
+        bound = step * (0.501 + 15 * 2**-10) + lowest.abs() * 2**-11 + 1e-6
+        assert ((number * step + lowest - x).abs() <= bound).all()
+        wide = (spread > 0.1).expand(x.shape)
+        assert (number[(x == x.amin(-1, keepdim=True)) & wide] == 0).all()
+        assert (number[(x == x.amax(-1, keepdim=True)) & wide] == 15).all()
+
+
+def test_the_twin_writes_the_same_nibbles_of_values_bit_for_bit() -> None:
+    """Values are not rotated; among them are ties between two codes, and heads of which float16 has the limits."""
+    q, k, v = projected(5, 4, 2, 64, torch.float32)
+    v[0, 0] = torch.arange(64, device=DEVICE) / 2 % 15.5
+    v[1], v[2] = v[1] * 1e-6, v[2] * 3000
+    slots, found = torch.tensor([3, 1, 0, 6, 7], device=DEVICE), []
+    for function in (rotate_and_write, reference.rotate_and_write):
+        stored = [torch.zeros((2, 4, 2, 32), dtype=torch.uint8, device=DEVICE) for _ in range(2)]
+        scales = [torch.zeros((2, 4, 2, 2), dtype=torch.float16, device=DEVICE) for _ in range(2)]
+        options = {"key_scale": scales[0], "value_scale": scales[1]}
+        function(q, k, v, torch.arange(5, device=DEVICE), *table(64), *stored, slots, **options)
+        found.append((stored[1], scales[1]))
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_slots_beyond_two_to_the_fifteenth_blocks_and_a_cache_between_others() -> None:
     """Keys and values of one layer lie side by side in a larger tensor, as views."""
     whole = torch.zeros(2**15 + 9, 2, 1, 1, 16, device=DEVICE)
@@ -284,8 +333,8 @@ def test_a_step_without_tokens_writes_nothing() -> None:
 def test_scales_belong_to_a_cache_of_eight_bits_and_to_no_other(function) -> None:
     q, k, v = projected(1, 2, 1, 16, torch.float32)
     one, cache = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.zeros(1, 1, 1, 16, device=DEVICE)
-    with pytest.raises(ValueError, match="cache of 8 bits"):
+    with pytest.raises(ValueError, match="cache of 8 or 4 bits"):
         function(q, k, v, one, *table(16), cache.to(torch.int8), cache.to(torch.int8), one)
     scale = torch.zeros(1, 1, 1, device=DEVICE)
-    with pytest.raises(ValueError, match="cache of 8 bits"):
+    with pytest.raises(ValueError, match="cache of 8 or 4 bits"):
         function(q, k, v, one, *table(16), cache, cache, one, key_scale=scale, value_scale=scale)

@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits: the torch backend and our kernels against float64, within what rounding allows.
+"""Keys and values in 8 or 4 bits: the torch backend and our kernels against float64, within what rounding allows.
 
 The bound, for e4m3. A head's largest magnitude m becomes the code 448, so scale s = m / 448, and x / s is rounded to
 the nearest code: by at most a 16th of it (four significant bits), or half of 2^-9 where codes are finest. So
@@ -10,7 +10,8 @@ d in the row, and the output by at most
 
 A soft cap does not enlarge differences (its slope is at most 1). In e5m2 the largest code is 57344, and there
 are three significant bits: e(x) = max(|x| / 8, s / 2^17). In int8 the largest code is 127 and all steps are equally
-wide: e(x) = s / 2, whatever x.
+wide: e(x) = s / 2, whatever x. In 4 bits s = (largest - least number) / 15, e(x) = s / 2 and what float16 loses of
+s and of the least number, 2^-11 of 15 s and of it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +31,7 @@ if not torch.cuda.is_available():
 from reference_impl.annexes.fusion.attention import TritonAttention
 from reference_impl.annexes.kv_formats.attention import ScaledTorchAttention
 from reference_impl.annexes.kv_formats.eight_bits import EightBitKVCache
+from reference_impl.annexes.kv_formats.four_bits import FourBitKVCache
 from reference_impl.assembly.batch import build_batch
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
@@ -37,13 +40,17 @@ from reference_impl.kernels import reference
 from reference_impl.kernels.rotate_and_write import rotate_and_write
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+FP8, E5M2, FOUR = torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8
 HEADS, KV_HEADS, HEAD_DIM, SCALE = 4, 2, 16, 0.25
 ROWS = [[(1, 1)], [(1, 40)], [(1, 1), (1, 40), (1, 17)], [(5, 18), (1, 33), (9, 9), (1, 2), (1, 16)], [(12, 46)]]
 
 
 def rounding(x: Tensor, codes: torch.dtype = FP8) -> Tensor:
     """By how much a stored number may miss x [..., head_dim]; float32 of the scale errs by far less than 1 % of it."""
+    if codes is FOUR:
+        least, most = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+        step = (most - least) / 15
+        return 1.001 * (step / 2 + (15 * step + least.abs()) / 2**11 + 2.0**-24).expand(x.shape)
     if codes is torch.int8:
         return 1.001 * (x.abs().amax(-1, keepdim=True) / 127 / 2).expand(x.shape)
     largest, share, finest = (57344, 8, 2**17) if codes is E5M2 else (448, 16, 2**10)
@@ -70,6 +77,16 @@ def exact(
     return out, bound
 
 
+def made(num_blocks: int, codes: torch.dtype, block_size: int = 4, window: int | None = None) -> tuple[KVSpec, Any]:
+    kind, widths = (FourBitKVCache, (4, 16, 16)) if codes is FOUR else (EightBitKVCache, (8, 32, 0))
+    value, scale, zero = widths
+    spec = KVSpec(
+        1, KV_HEADS, HEAD_DIM, block_size, bits_per_value=value, bits_per_scale=scale, bits_per_zero_point=zero,
+        layers=(0,), window=window,
+    )  # fmt: skip
+    return spec, kind([spec], num_blocks, codes, DEVICE)
+
+
 def pages(
     rows: Sequence[tuple[int, int]],
     dtype: torch.dtype,
@@ -77,14 +94,13 @@ def pages(
     block_size: int = 4,
     seed: int = 0,
     codes: torch.dtype = FP8,
-) -> tuple[EightBitKVCache, Batch, Tensor, list[Tensor]]:
+) -> tuple[Any, Batch, Tensor, list[Tensor]]:
     """A cache of shuffled blocks, full of NaN where no row may look; the rows' earlier tokens are in it, written by the
     cache itself. Gives with it the batch, the queries, and each row's keys and values [2, context, heads, head_dim]."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     needed = [-(-context // block_size) for _, context in rows]
     ids = chance.sample(range(sum(needed) + 5), sum(needed))
-    spec = KVSpec(1, KV_HEADS, HEAD_DIM, block_size, bits_per_value=8, bits_per_scale=32, layers=(0,), window=window)
-    cache = EightBitKVCache([spec], sum(needed) + 5, codes, DEVICE)
+    spec, cache = made(sum(needed) + 5, codes, block_size, window)
     cache.data.view(torch.uint8).fill_(0x7F)  # NaN, or the largest code
     cache.scale.fill_(torch.nan)
     requests, plan, contexts = {}, [], []
@@ -133,32 +149,32 @@ def check_rows(backend: str, rows: Sequence[tuple[int, int]], dtype: torch.dtype
 @pytest.mark.parametrize("window", [None, 7, 16])
 @pytest.mark.parametrize("cap", [None, 0.8])
 @pytest.mark.parametrize("rows", ROWS, ids=str)
-@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8], ids=str)
+@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8, FOUR], ids=str)
 def test_torch_errs_by_no_more_than_the_rounding_of_the_cache(codes, rows, cap, window) -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         check_rows("torch", rows, dtype, window, cap, codes=codes)
 
 
 @pytest.mark.parametrize(("window", "cap"), [(None, None), (7, None), (None, 0.8)])
-@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8], ids=str)
+@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8, FOUR], ids=str)
 def test_our_kernels_err_by_no_more_than_the_rounding_of_the_cache(codes, window, cap) -> None:
     for dtype in (torch.float32, torch.float16):
         check_rows("triton", ROWS[3], dtype, window, cap, codes=codes)
         check_rows("triton", ROWS[2], dtype, window, cap, codes=codes)
 
 
-@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8], ids=str)
+@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8, FOUR], ids=str)
 def test_the_bound_says_something(codes) -> None:
     """Were scales left out, or keys' and values' mistaken for each other, it would not hold."""
     _, _, q, contexts = pages(ROWS[3], torch.float64, None)
     k, v = contexts[0].double()
     wanted, bound = exact(q[: ROWS[3][0][0]].double(), k, v, None, None, codes)
     assert (bound < 0.5 * v.abs().amax()).all()
-    wrong, _ = exact(q[: ROWS[3][0][0]].double(), k, v * (3 if codes is E5M2 else 1.5), None, None)
+    wrong, _ = exact(q[: ROWS[3][0][0]].double(), k, v * {E5M2: 3, FOUR: 4}.get(codes, 1.5), None, None)
     assert ((wrong - wanted).abs() > bound).any()
 
 
-@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8], ids=str)
+@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8, FOUR], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_what_is_read_back_is_within_half_a_code_of_what_was_written(dtype, codes) -> None:
     cache, batch, _, contexts = pages([(9, 30)], dtype, None, codes=codes)
@@ -168,6 +184,8 @@ def test_what_is_read_back_is_within_half_a_code_of_what_was_written(dtype, code
         out = torch.empty(30, KV_HEADS, HEAD_DIM, dtype=torch.float64, device=DEVICE)
         found, x = reference.stored(pages_of, slots, scale, out), contexts[0][which].double()
         assert ((found - x).abs() <= rounding(x, codes)).all()
+        if codes is FOUR:
+            continue
         largest = x.abs().argmax(-1, keepdim=True)
         assert torch.allclose(found.gather(-1, largest), x.gather(-1, largest), rtol=1e-6, atol=0)
 
@@ -193,9 +211,7 @@ def test_the_kernel_and_torch_choose_the_same_codes_and_scales(kind, largest, sm
         positions = torch.arange(tokens, device=DEVICE)
         written = []
         for function in (rotate_and_write, reference.rotate_and_write):
-            cache = EightBitKVCache(
-                [KVSpec(1, KV_HEADS, HEAD_DIM, 4, bits_per_value=8, bits_per_scale=32)], blocks, kind, DEVICE
-            )
+            _, cache = made(blocks, kind)
             key_scale, value_scale = cache.scales(0)
             function(q, k, v, positions, cos, sin, *cache.layer(0), slots, key_scale=key_scale, value_scale=value_scale)
             written.append(cache)
@@ -214,7 +230,7 @@ def test_the_kernel_and_torch_choose_the_same_codes_and_scales(kind, largest, sm
             assert torch.allclose(ours.scale[:, 0], theirs.scale[:, 0], rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8], ids=str)
+@pytest.mark.parametrize("codes", [FP8, E5M2, torch.int8, FOUR], ids=str)
 def test_the_cache_itself_writes_what_the_kernel_writes(codes) -> None:
     """Who attends with torch and who attends with Triton has the same cache."""
     cache, batch, _, contexts = pages([(7, 7), (1, 1)], torch.float32, None, codes=codes)
@@ -231,7 +247,7 @@ def test_the_cache_itself_writes_what_the_kernel_writes(codes) -> None:
     assert torch.equal(cache.scale.nan_to_num(), other.scale.nan_to_num())
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_e5m2", "int8", "int4"])
 def test_the_engine_writes_and_reads_with_our_kernels_what_it_does_with_torch(kv_dtype, random_model) -> None:
     """The decoder's one kernel writes the codes, prompts and decoding read them; the same texts, the same cache."""
     caches, texts = [], []
@@ -253,9 +269,14 @@ def test_the_engine_writes_and_reads_with_our_kernels_what_it_does_with_torch(kv
         caches.append(engine.kv_cache)
     assert texts[0] == texts[1]
     torchs, ours = caches
-    assert torch.allclose(ours.scale, torchs.scale, rtol=1e-4, atol=0)
+    rtol = 1e-4 if kv_dtype != "int4" else 2.0**-10  # float16's next number
+    assert torch.allclose(ours.scale, torchs.scale, rtol=rtol, atol=0)
     assert (ours.scale > 0).any(-1).sum() > 2 * 2 * 4 * 2, "blocks with tokens"
-    code = torchs.data.float().abs()
-    step = {"fp8": code / 8 + 2.0**-9, "fp8_e5m2": code / 4 + 2.0**-16, "int8": 1}[kv_dtype]
-    near = (ours.data.float() - torchs.data.float()).abs() <= step
+    mine, its = (numbers(cache.data) for cache in (ours, torchs))
+    step = {"fp8": its.abs() / 8 + 2.0**-9, "fp8_e5m2": its.abs() / 4 + 2.0**-16}.get(kv_dtype, 1)
+    near = (mine - its).abs() <= step
     assert near.all(), "at most the neighbouring code"
+
+
+def numbers(codes: Tensor) -> Tensor:
+    return (torch.cat((codes % 16, codes // 16), -1) if codes.dtype is FOUR else codes).float()

@@ -20,10 +20,12 @@ from torch import Tensor
 from reference_impl import LLM, SamplingParams, course_model
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.model import load_model
+from reference_impl.assembly.stored_weights import paths_of
 from reference_impl.models.gguf_file import GgufFile
 from reference_impl.models.gguf_model import gguf_config
 from reference_impl.models.gguf_tokenizer import gguf_tokenizer
 from reference_impl.models.loader import CheckpointError
+from reference_impl.models.quantization.converted import PER_PRODUCT
 from reference_impl.models.quantization.gguf_blocks import BLOCKS, codes_of, decode_blocks
 from reference_impl.models.quantization.scheme import decode
 from reference_impl.models.quantization.stored import Stored
@@ -171,15 +173,24 @@ def test_logits_are_those_of_the_decoded_weights(
     make_gguf: Make,
     our_logits,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With parts of one layer of different kinds, as files named Q4_K_M have them."""
+    """With parts of one layer of different kinds, as files named Q4_K_M have them: decoded once, or, where memory has
+    no room for that, for each product."""
     from safetensors.torch import save_file
 
     path, weights = make_gguf(architecture, MIXED | {"down": "BF16", "embed": "Q8_0", "lm_head": "Q6_K"})
     model = load_model(path, FLOAT32)
     folder = tmp_path / "model"
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    assert worst(our_logits(model, IDS)[0], our_logits(load_model(folder, FLOAT32), IDS)[0]) <= 1e-5
+    expected = our_logits(load_model(folder, FLOAT32), IDS)[0]
+    assert worst(our_logits(model, IDS)[0], expected) <= 1e-5
+    assert set(paths_of(model)) == {"decoded once"}
+    decoded = "reference_impl.assembly.stored_weights.decoded_bytes"
+    monkeypatch.setattr(decoded, lambda config, dtype: 1 << 60)
+    model = load_model(path, FLOAT32)
+    assert set(paths_of(model)) == {PER_PRODUCT}
+    assert worst(our_logits(model, IDS)[0], expected) <= 1e-5
     methods = {linear.name.rpartition(".")[2]: linear.method for linear in model.linears()}
     assert [isinstance(methods[name], Stored) for name in ("qkv_proj", "gate_up_proj", "down_proj")] == [
         True, True, False,

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.model import load_model
-from reference_impl.assembly.stored_weights import layouts
+from reference_impl.assembly.stored_weights import layouts, paths_of
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.auto_awq import Awq
 from reference_impl.models.quantization.auto_gptq import Gptq
 from reference_impl.models.quantization.stored import Stored
 from tests.models.test_packed_checkpoints import AWQ_ORDER, packed
 from tests.models.test_parity import IDS, worst
-from tests.quantization.conftest import MakeFolder, make_folder  # noqa: F401
+from tests.quantization.conftest import MakeFolder, as_stored, make_folder  # noqa: F401
 
 FLOAT32 = torch.float32
 SIZES = {
@@ -146,7 +146,9 @@ def written(make_folder: MakeFolder, edit) -> Callable[..., tuple[Path, Path]]: 
 def test_logits_are_those_of_the_weights_that_codes_stand_for(raw: dict[str, Any], written, our_logits) -> None:
     folder, plain = written(raw)
     model, expected = load_model(folder, FLOAT32), load_model(plain, FLOAT32)
-    assert all(isinstance(linear.method, Stored) for linear in model.linears())
+    assert set(paths_of(model)) == {"decoded once"}
+    assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 1e-5
+    model = load_model(folder, FLOAT32, linear_method=as_stored(folder))
     assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 1e-5
     weights = sum(linear.in_features * linear.out_features for linear in model.linears())
     stored = sum(linear.weight_bytes() for linear in model.linears())

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from reference_impl.assembly.config import ConfigError
 from reference_impl.assembly.model import load_model
-from reference_impl.assembly.stored_weights import layouts, with_parts
+from reference_impl.assembly.stored_weights import layouts, paths_of, with_parts
 from reference_impl.models.loader import CheckpointError
 from reference_impl.models.quantization.compressed_tensors import config_of, config_of_layers
 from reference_impl.models.quantization.fp8 import Fp8
@@ -27,7 +27,7 @@ from reference_impl.models.quantization.stored import Stored, round_activations
 from reference_impl.models.quantization.tensors import fitted_of, tensors_of
 from tests.examples import examples
 from tests.models.test_parity import IDS, worst
-from tests.quantization.conftest import MakeFolder, make_folder  # noqa: F401
+from tests.quantization.conftest import MakeFolder, as_stored, make_folder  # noqa: F401
 
 FLOAT32 = torch.float32
 SCHEMES = [
@@ -76,15 +76,19 @@ def written(make_folder: MakeFolder, edit) -> Callable[..., tuple[Path, Path]]: 
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_logits_are_those_of_the_decoded_weights(scheme: Scheme, written, our_logits) -> None:
+def test_logits_are_those_of_the_decoded_weights(scheme: Scheme, written, our_logits, caplog) -> None:
     folder, plain = written(scheme)
+    caplog.set_level("INFO", "inferlab.engine")
     model, expected = load_model(folder, FLOAT32), load_model(plain, FLOAT32)
     if scheme.activations is None:
         assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 1e-5
     else:  # what rounded activations do to a product is tested below
         assert worst(our_logits(model, IDS)[0], our_logits(expected, IDS)[0]) <= 0.2
-    for linear in model.linears():
-        assert isinstance(linear.method, Stored)
+    assert paths_of(model) == {"decoded once": len(model.linears())}
+    assert f"quantized linear layers: {len(model.linears())} decoded once" in caplog.text
+    stored = load_model(folder, FLOAT32, linear_method=as_stored(folder))
+    assert worst(our_logits(stored, IDS)[0], our_logits(model, IDS)[0]) <= 1e-5, "which is only faster"
+    for linear in stored.linears():
         assert "Stored(OfScheme(scheme=Scheme" in repr(linear.method)
         shapes = [(rows, linear.in_features) for rows in linear.parts.values()]
         bits = sum(scheme.bits_per_weight(shape) * shape[0] * shape[1] for shape in shapes)
@@ -245,7 +249,7 @@ def test_other_forms_of_fp8(kind: Any, names: tuple[str, str], written, edit) ->
         tensors |= {n + given: torch.tensor(0.0625) if "inv" in scale else torch.tensor([0.0625]) for n in layers}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     edit(folder, quantization_config=raw)
-    model, expected = load_model(folder, FLOAT32), load_model(plain, FLOAT32)
+    model, expected = load_model(folder, FLOAT32, linear_method=as_stored(folder)), load_model(plain, FLOAT32)
     x = torch.randn(5, 96, generator=torch.Generator().manual_seed(0))
     linear, other = model.linears()[0], expected.linears()[0]
     found = linear(x)

@@ -97,6 +97,8 @@ def test_a_gpus_steps_without_its_kernels_are_refused() -> None:
     [
         ("_paged_decode", "attention"), ("_flash_attention", "attention"), ("_merge", "merge"), ("_gemm", "product"),
         ("_gemm_fp8", "product"), ("_gemm_w4a16", "product"), ("_gemm_w8a16", "product"), ("_fused_linear", "product"),
+        ("_gemm_w8a8", "product"), ("_gemm_fp8_blocks", "product"), ("_gemm_fp4", "product"),
+        ("_quantize_rows_int8", "quantize"), ("_quantize_groups_fp8", "quantize"),
         ("_rms_norm", "norm"), ("_act_and_mul", "gate"), ("_rotate_and_write", "rotary"), ("_sample_tokens", "sampler"),
         ("_grouped_gemm", "experts"), ("nvjet_tst_128x64_h_bz", "product"), ("Memcpy HtoD (Pinned -> Device)", "each"),
         ("at::native::reduce_kernel", "each"), ("at::native::index_elementwise_kernel", "each"),

@@ -11,12 +11,30 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from reference_impl.annexes.fusion.kernels import choose_kernels
+from reference_impl.assembly.stored_weights import stored_methods
 from reference_impl.core.decoder import Decoder
-from reference_impl.models.config_json import parse_model_config
+from reference_impl.interfaces import LinearMethod
+from reference_impl.models.config_json import parse_model_config, read_model_config
 from reference_impl.models.decoders import kind_of
 from reference_impl.models.loader import destinations
+from reference_impl.models.quantization.stored import Stored
 
 MakeFolder = Callable[..., Path]
+
+
+def as_stored(folder: Path) -> Callable[[str], LinearMethod]:
+    """Methods that leave each layer as it lies in the folder: its codes and scales, decoded for each product."""
+    device, dtype = torch.device("cpu"), torch.float32
+    config = read_model_config(folder, quantized=True)
+    methods = stored_methods(folder, config, dtype, device, choose_kernels("torch", device, dtype))
+    assert callable(methods)
+
+    def method(name: str) -> LinearMethod:
+        found = methods(name)
+        return Stored(found.layouts, dtype, device) if isinstance(found, Stored) else found
+
+    return method
 
 
 @pytest.fixture

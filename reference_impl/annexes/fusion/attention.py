@@ -30,7 +30,7 @@ class TritonAttention:
 
     name = "triton"
 
-    reads_scales = True  # of a cache of 8 bits
+    reads_scales = reads_four_bits = True  # of a cache of 8 bits, and of 4
     takes_bounds = True  # of lengths
     takes_trees = True
 

@@ -12,6 +12,7 @@ from reference_impl.annexes.fusion.fusion import Neighbours
 from reference_impl.kernels.fused_linear import fused_linear
 from reference_impl.kernels.fused_linear_w4a16 import fused_linear_w4a16
 from reference_impl.kernels.gemm import FEW_TOKENS
+from reference_impl.models.quantization.converted import Converted
 from reference_impl.models.quantization.methods import Fp8, Int4, Int8
 
 
@@ -55,3 +56,14 @@ class TritonInt4(Int4):
 
     def fused(self, params: dict[str, Tensor], x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor:
         return fused_linear_w4a16(x, params["weight"], params["scales"], params.get("bias"), **neighbours)
+
+
+class TritonStoredInt4(Converted):
+    """int4 of groups of a multiple of 32 inputs, from the checkpoint: for few tokens in one launch with the neighbours.
+    Its one path is `FourBitIntegers`, which holds any such weight."""
+
+    few_tokens = FEW_TOKENS
+
+    def fused(self, params: dict[str, Tensor], x: Tensor, **neighbours: Unpack[Neighbours]) -> Tensor:
+        zeros = params.get("zeros")
+        return fused_linear_w4a16(x, params["weight"], params["scales"], params.get("bias"), zeros=zeros, **neighbours)

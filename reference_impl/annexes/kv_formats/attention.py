@@ -1,4 +1,5 @@
-"""Torch attention over a cache of 8 bits: a stored number times the scale of its slot and head is the value.
+"""Torch attention over a cache of 8 or 4 bits: a stored number times the scale of its slot and head is the value, in 4
+bits with the head's lowest number added.
 
 Extends `TorchAttention.forward`: keys and values are multiplied by their scales as they are gathered, and a row whose
 blocks lie side by side is gathered, too, since no view of its codes will do.
@@ -17,7 +18,7 @@ from reference_impl.kernels import reference
 class ScaledTorchAttention(TorchAttention):
     """`TorchAttention` for a cache with scales; a cache without is read as there."""
 
-    reads_scales = True
+    reads_scales = reads_four_bits = True
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, layer: int, kv_cache: KVCache, batch: Batch) -> Tensor:
         key_scale, value_scale = scales_of(kv_cache, layer)

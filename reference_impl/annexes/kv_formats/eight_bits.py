@@ -33,7 +33,8 @@ class EightBitKVCache(PagedKVCache):
         codes = self.data.view(torch.uint8)  # torch cannot index float8 on the left
         self.blocks = [codes.movedim(2, 0), self.scale.movedim(2, 0)]
         self._slots = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in codes]
-        self._scales = [(keys.mT, values.mT) for keys, values in self.scale]
+        self.scale_of_slots = self.scale.mT  # [layers of a group, 2, num_blocks, block_size, num_kv_heads]
+        self._scales = [(keys, values) for keys, values in self.scale_of_slots]
 
     def scales(self, layer: int) -> tuple[Tensor, Tensor]:
         """(of keys, of values), each [num_blocks, block_size, num_kv_heads] float32."""

@@ -22,13 +22,17 @@ def kv_specs(
     *,
     bits_per_value: int,
     bits_per_scale: int = 0,
+    bits_per_zero_point: int = 0,
 ) -> tuple[KVSpec, ...]:
     """One spec per group. layer_windows: per layer its window, or None where it sees everything before it."""
     kinds: dict[int | None, list[int]] = {}
     for layer, window in enumerate(layer_windows):
         kinds.setdefault(window, []).append(layer)
     size = math.gcd(*map(len, kinds.values()))
-    one = KVSpec(size, num_kv_heads, head_dim, block_size, bits_per_value=bits_per_value, bits_per_scale=bits_per_scale)
+    one = KVSpec(
+        size, num_kv_heads, head_dim, block_size, bits_per_value=bits_per_value, bits_per_scale=bits_per_scale,
+        bits_per_zero_point=bits_per_zero_point,
+    )  # fmt: skip
     return tuple(
         replace(one, layers=tuple(layers[i : i + size]), window=window)
         for window, layers in kinds.items()

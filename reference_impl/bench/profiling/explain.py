@@ -20,7 +20,7 @@ OURS = {
     "_fused_linear": "product", "_gemm_fp8": "product", "_gemm_w4a16": "product", "_gemm_w8a16": "product",
     "_gemm": "product", "_grouped_gemm": "experts", "_lora": "adapters",
     "_paged_decode": "attention", "_flash_attention": "attention", "_merge": "merge",
-    "_rms_norm": "norm", "_act_and_mul": "gate", "_rotate_and_write": "rotary", "_quantize_rows_fp8": "quantize",
+    "_rms_norm": "norm", "_act_and_mul": "gate", "_rotate_and_write": "rotary", "_quantize": "quantize",
     "_sample_tokens": "sampler",
 }  # fmt: skip
 _PRODUCT = re.compile(

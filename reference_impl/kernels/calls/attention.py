@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference_impl.kernels.calls.meta import Call, empty
+from reference_impl.kernels.calls.meta import Call, empty, scales
 from reference_impl.kernels.flash_attention import flash_attention
 from reference_impl.kernels.paged_decode import paged_decode
 
@@ -27,12 +27,12 @@ def _attention(
     def call(dtype: torch.dtype) -> Tensor:
         given = dict(options)
         if cache is not None:
-            scale = empty(blocks, kv_heads, block_size, dtype=torch.float32).mT  # as PagedKVCache keeps them
+            scale = scales(blocks, kv_heads, block_size, cache)
             given |= {"key_scale": scale, "value_scale": scale}
         if tree:
             given["ancestors"] = empty(rows, dtype=torch.int64)
         q = empty(rows, kv_heads * group, head_dim, dtype=dtype)
-        stored = empty(blocks, block_size, kv_heads, head_dim, dtype=cache or dtype)
+        stored = empty(blocks, block_size, kv_heads, head_dim // (1 + (cache is torch.uint8)), dtype=cache or dtype)
         table, seq_lens = empty(rows, 256, dtype=torch.int32), empty(rows, dtype=torch.int32)
         if function is paged_decode:
             return function(q, stored, stored, table, seq_lens, 4096, head_dim**-0.5, **given)
@@ -55,6 +55,9 @@ CALLS: dict[str, Call] = {
         ("int8 cache", {"head_dim": 128, "cache": torch.int8}),
         ("fp8 cache", {"head_dim": 128, "cache": torch.float8_e4m3fn}),
         ("e5m2 cache", {"head_dim": 128, "cache": torch.float8_e5m2}),
+        ("int4 cache", {"head_dim": 128, "cache": torch.uint8}),
+        ("head_dim 64, int4 cache", {"head_dim": 64, "cache": torch.uint8}),
+        ("head_dim 256, int4 cache", {"head_dim": 256, "cache": torch.uint8}),
     )
 }
 # Where tiles of 64 keys would spill; the 71 heads are Falcon's.
@@ -67,6 +70,7 @@ CALLS |= {
     "flash_attention, tree": _attention(flash_attention, 128, tree=True),
     "flash_attention, tree, window": _attention(flash_attention, 128, tree=True, window=4096),
     "flash_attention, tree, int8 cache": _attention(flash_attention, 128, tree=True, cache=torch.int8),
+    "flash_attention, tree, int4 cache": _attention(flash_attention, 128, tree=True, cache=torch.uint8),
     "flash_attention, tree, head_dim 256": _attention(flash_attention, 256, tree=True),
     "flash_attention, skip-softmax": _attention(flash_attention, 128, skip_threshold=1e-3),
 }

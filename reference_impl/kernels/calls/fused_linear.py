@@ -46,15 +46,24 @@ def _eight_bits(weight: torch.dtype) -> Tiled:
     return call
 
 
-def _four_bits(inputs: int, rows: int, gate: Activation | None) -> Tiled:
+def _four_bits(inputs: int, rows: int, gate: Activation | None, with_zeros: bool = False) -> Tiled:
     """With a gate also a norm, without one a residual."""
 
     def call(tile: Tile, dtype: torch.dtype) -> Any:
         x, packed = empty(tile.block_m, inputs, dtype=dtype), empty(rows, inputs // 2, dtype=torch.uint8)
         norm, residual = (empty(inputs, dtype=dtype), None) if gate else (None, empty(tile.block_m, rows, dtype=dtype))
         scales = empty(inputs // tile.block_k, rows, dtype=dtype)
+        zeros = empty(*scales.shape, dtype=torch.uint8) if with_zeros else None
         return fused_linear_w4a16.fused_linear_w4a16(
-            x, packed, scales, norm=norm, eps=1e-5 if gate else 0.0, gate=gate, residual=residual, tile=tile
+            x,
+            packed,
+            scales,
+            zeros=zeros,
+            norm=norm,
+            eps=1e-5 if gate else 0.0,
+            gate=gate,
+            residual=residual,
+            tile=tile,
         )
 
     return call
@@ -97,4 +106,11 @@ CALLS |= {
         "norm and qkv with biases": _norm_and(_QKV, None, bias=True),
         "norm, gate and up, GeGLU": _norm_and(2 * _INTERMEDIATE, "gelu_tanh"),
     }.items()
+}
+# Zero points, in the largest tile and the smallest.
+CALLS |= {
+    name_in_tile("fused_linear_w4a16, norm, gate and up", tile, ", zeros"): in_tile(
+        tile, _four_bits(_HIDDEN, 2 * _INTERMEDIATE, "silu", with_zeros=True)
+    )
+    for tile in (fused_linear_w4a16.TILES[0], fused_linear_w4a16.TILES[-1])
 }

@@ -8,7 +8,16 @@ from typing import Any
 
 import torch
 
-from reference_impl.kernels import gemm, gemm_fp8, gemm_w4a16, gemm_w8a16
+from reference_impl.kernels import (
+    gemm,
+    gemm_fp4,
+    gemm_fp8,
+    gemm_fp8_blocks,
+    gemm_w4a16,
+    gemm_w8a8,
+    gemm_w8a16,
+    quantize_rows,
+)
 from reference_impl.kernels.calls.meta import Call, empty, in_tile, name_in_tile
 from reference_impl.kernels.gemm import Tile
 
@@ -24,6 +33,24 @@ def _gemm_fp8(tile: Tile, dtype: torch.dtype) -> Any:
     codes, weight = (empty(rows, _IN, dtype=torch.float8_e4m3fn) for rows in (tile.block_m, _OUT))
     scale, weight_scale = (empty(rows, dtype=torch.float32) for rows in (tile.block_m, _OUT))
     return gemm_fp8.gemm_fp8(codes, scale, weight, weight_scale, dtype, tile=tile)
+
+
+def _gemm_fp8_blocks(tile: Tile, dtype: torch.dtype) -> Any:
+    codes, weight = (empty(rows, _IN, dtype=torch.float8_e4m3fn) for rows in (tile.block_m, _OUT))
+    scale, blocks = (empty(rows, _IN // 128, dtype=torch.float32) for rows in (tile.block_m, _OUT // 128))
+    return gemm_fp8_blocks.gemm_fp8_blocks(codes, scale, weight, blocks, dtype, tile=tile)
+
+
+def _gemm_w8a8(tile: Tile, dtype: torch.dtype) -> Any:
+    codes, weight = (empty(rows, _IN, dtype=torch.int8) for rows in (tile.block_m, _OUT))
+    scale, weight_scale = (empty(rows, dtype=torch.float32) for rows in (tile.block_m, _OUT))
+    return gemm_w8a8.gemm_w8a8(codes, scale, weight, weight_scale, dtype, tile=tile)
+
+
+def _gemm_fp4(tile: Tile, dtype: torch.dtype, group_size: int) -> Any:
+    x, packed = empty(tile.block_m, _IN, dtype=dtype), empty(_OUT, _IN // 2, dtype=torch.uint8)
+    tensor_scale = empty(_OUT, dtype=torch.float32) if group_size == 16 else None
+    return gemm_fp4.gemm_fp4(x, packed, empty(_OUT, _IN // group_size, dtype=torch.uint8), tensor_scale, tile=tile)
 
 
 def _gemm_w4a16(tile: Tile, dtype: torch.dtype, with_zeros: bool = False) -> Any:
@@ -44,6 +71,10 @@ CALLS: dict[str, Call] = {
     for kernel, call, tiles in (
         ("gemm", _gemm, gemm.TILES),
         ("gemm_fp8", _gemm_fp8, gemm_fp8.TILES),
+        ("gemm_fp8_blocks", _gemm_fp8_blocks, gemm_fp8_blocks.TILES),
+        ("gemm_w8a8", _gemm_w8a8, gemm_w8a8.TILES),
+        ("gemm_fp4, NVFP4", partial(_gemm_fp4, group_size=16), gemm_fp4.TILES),
+        ("gemm_fp4, MXFP4", partial(_gemm_fp4, group_size=32), gemm_fp4.TILES),
         ("gemm_w4a16", _gemm_w4a16, gemm_w4a16.TILES),
         ("gemm_w8a16", _gemm_w8a16, gemm_w8a16.TILES),
     )
@@ -60,3 +91,5 @@ CALLS |= {
     for tile in (gemm_w8a16.TILES[0], gemm_w8a16.TILES[-1])
 }
 CALLS["quantize_rows_fp8"] = lambda dtype: gemm_fp8.quantize_rows_fp8(empty(16, _IN, dtype=dtype))
+CALLS["quantize_rows_int8"] = lambda dtype: quantize_rows.quantize_rows_int8(empty(16, _IN, dtype=dtype))
+CALLS["quantize_groups_fp8"] = lambda dtype: quantize_rows.quantize_groups_fp8(empty(16, _IN, dtype=dtype))

@@ -18,6 +18,13 @@ def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def scales(blocks: int, kv_heads: int, block_size: int, cache: torch.dtype) -> Tensor:
+    """Of a cache's keys, as it keeps them."""
+    if cache is torch.uint8:
+        return empty(blocks, 2, kv_heads, block_size, dtype=torch.float16).permute(0, 3, 2, 1)
+    return empty(blocks, kv_heads, block_size, dtype=torch.float32).mT
+
+
 def in_tile(tile: Tile, call: Callable[[Tile, torch.dtype], Any]) -> Call:
     """The call with this tile; launches nothing on an architecture where the tile does not fit."""
     return lambda dtype: call(tile, dtype) if tile.fits(architecture()) else None

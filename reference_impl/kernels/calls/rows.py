@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.kernels import gates, gates_fp8, rms_norm
-from reference_impl.kernels.calls.meta import Call, empty
+from reference_impl.kernels.calls.meta import Call, empty, scales
 from reference_impl.kernels.rotate_and_write import rotate_and_write
 
 ROWS = 64
@@ -33,9 +33,9 @@ def _rotate(heads: int, kv_heads: int, head_dim: int, qk_norm: bool = False, cac
         qkv = empty(ROWS, heads + 2 * kv_heads, head_dim, dtype=dtype)
         q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
         at, turns = empty(ROWS, dtype=torch.int64), empty(4096, 1, head_dim, dtype=torch.float32)
-        stored = empty(1000, 16, kv_heads, head_dim, dtype=cache or dtype)
+        stored = empty(1000, 16, kv_heads, head_dim // (1 + (cache is torch.uint8)), dtype=cache or dtype)
         weight = empty(head_dim, dtype=dtype) if qk_norm else None
-        scale = None if cache is None else empty(1000, kv_heads, 16, dtype=torch.float32).mT
+        scale = None if cache is None else scales(1000, kv_heads, 16, cache)
         return rotate_and_write(
             q, k, v, at, turns, turns, stored, stored, at, weight, weight, key_scale=scale, value_scale=scale
         )
@@ -61,4 +61,5 @@ CALLS: dict[str, Call] = {
     "rotate_and_write, int8 cache": _rotate(32, 8, 128, cache=torch.int8),
     "rotate_and_write, fp8 cache": _rotate(32, 8, 128, cache=torch.float8_e4m3fn),
     "rotate_and_write, e5m2 cache": _rotate(32, 8, 128, cache=torch.float8_e5m2),
+    "rotate_and_write, int4 cache": _rotate(32, 8, 128, cache=torch.uint8),
 }

@@ -9,14 +9,20 @@ from reference_impl.kernels.reference.attention import (
     soft_cap,
 )
 from reference_impl.kernels.reference.experts import grouped_gemm, lora_expand, lora_shrink
+from reference_impl.kernels.reference.four_bits import from_four_bits, to_four_bits
 from reference_impl.kernels.reference.fused_linear import fused_linear, fused_linear_w4a16
 from reference_impl.kernels.reference.linear import (
     gemm,
+    gemm_fp4,
     gemm_fp8,
+    gemm_fp8_blocks,
     gemm_w4a16,
+    gemm_w8a8,
     gemm_w8a16,
     pack_int4,
+    quantize_groups_fp8,
     quantize_rows_fp8,
+    quantize_rows_int8,
     unpack_int4,
 )
 from reference_impl.kernels.reference.paged_attention import (
@@ -50,12 +56,16 @@ __all__ = [
     "causal_mask",
     "context_slots",
     "flash_attention",
+    "from_four_bits",
     "fused_linear",
     "fused_linear_w4a16",
     "gelu_tanh_and_mul",
     "gemm",
+    "gemm_fp4",
     "gemm_fp8",
+    "gemm_fp8_blocks",
     "gemm_w4a16",
+    "gemm_w8a8",
     "gemm_w8a16",
     "grouped_gemm",
     "lora_expand",
@@ -63,7 +73,9 @@ __all__ = [
     "merge_splits",
     "pack_int4",
     "paged_decode",
+    "quantize_groups_fp8",
     "quantize_rows_fp8",
+    "quantize_rows_int8",
     "rms_norm",
     "rotate",
     "rotate_and_write",
@@ -73,6 +85,7 @@ __all__ = [
     "soft_cap",
     "stored",
     "to_eight_bits",
+    "to_four_bits",
     "tree_mask",
     "unpack_int4",
 ]

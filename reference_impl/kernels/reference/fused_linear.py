@@ -54,15 +54,17 @@ def fused_linear_w4a16(
     scales: Tensor,
     bias: Tensor | None = None,
     *,
+    zeros: Tensor | None = None,
     norm: Tensor | None = None,
     eps: float = 0.0,
     gate: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """`fused_linear` with a weight of 4 bits: packed [rows, in / 2] of `pack_int4`, scales [in / group size, rows] as
-    in `gemm_w4a16`, symmetric."""
+    """`fused_linear` with a weight of 4 bits: packed [rows, in / 2] of `pack_int4`, scales and zeros [in / group size,
+    rows] as in `gemm_w4a16`."""
     wide = torch.promote_types(x.dtype, torch.float32)
     group_size = x.shape[1] // len(scales)
-    codes = unpack_int4(packed, group_size).to(wide) - 8
+    zero = 8 if zeros is None else zeros.to(wide).T.repeat_interleave(group_size, 1)
+    codes = unpack_int4(packed, group_size).to(wide) - zero
     weight = codes * scales.to(wide).T.repeat_interleave(group_size, 1)
     return fused_linear(x, weight, bias, norm=norm, eps=eps, gate=gate, residual=residual)

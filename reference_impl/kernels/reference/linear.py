@@ -12,6 +12,10 @@ from torch import Tensor
 
 from reference_impl.kernels.reference.rows import to_eight_bits
 
+GROUP = 128  # inputs that share a scale of x, and rows and columns of a weight's block, in `gemm_fp8_blocks`
+FP4_STEP = 64  # inputs whose codes `gemm_fp4` finds in two halves: `pack_int4(codes, FP4_STEP)`
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # what codes 0 to 7 stand for; 8 to 15 are these with a minus
+
 
 def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x W^T + b in the dtype of x and weight; bias [out]. Sums are float32 (in a kernel) or better."""
@@ -76,6 +80,73 @@ def gemm_w8a16(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     inputs.
     """
     return F.linear(x, weight.to(x.dtype) * _per_input(scales, x))
+
+
+def quantize_rows_int8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes, scale): codes [tokens, in] int8 and scale [tokens] float32, with x about codes x scale.
+
+    A row's largest magnitude (at least 2^-64) becomes 127.5, as in compressed-tensors; codes end at -128 and 127. So an
+    error of at most half a scale. x has to be finite.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    scale = wide.abs().amax(1).clamp(min=2.0**-64) / 127.5
+    codes = (wide / scale[:, None]).round().clamp(-128, 127)
+    return codes.to(torch.int8), scale.float()
+
+
+def gemm_w8a8(
+    codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """(codes x scale) (weight x weight_scale)^T as out_dtype.
+
+    codes [tokens, in] and weight [out, in] int8; scale [tokens] and weight_scale [out] float32. The sums of codes are
+    exact in float64; a GPU has no product of float64 codes that is worth having: this is the twin, for checking.
+    """
+    sums = codes.double() @ weight.double().T
+    return (sums * scale[:, None] * weight_scale).to(out_dtype)
+
+
+def quantize_groups_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(codes, scale): codes [tokens, in] float8_e4m3fn, scale [tokens, ceil(in / 128)] float32, of 128 inputs each.
+
+    The largest magnitude of a group becomes 448. x has to be finite.
+    """
+    missing = -x.shape[1] % GROUP
+    codes, scale = to_eight_bits(F.pad(x, (0, missing)).unflatten(1, (-1, GROUP)), torch.float8_e4m3fn)
+    return codes.flatten(1)[:, : x.shape[1]].contiguous(), scale
+
+
+def gemm_fp8_blocks(
+    codes: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, out_dtype: torch.dtype = torch.bfloat16
+) -> Tensor:
+    """The product of what codes and weight stand for, as out_dtype.
+
+    codes [tokens, in] and weight [out, in] float8_e4m3fn; scale [tokens, in / 128] and weight_scale [out / 128,
+    in / 128] float32, each rounded up.
+    """
+    rows, inputs = weight.shape
+    blocks = weight_scale.repeat_interleave(GROUP, 0)[:rows].repeat_interleave(GROUP, 1)[:, :inputs]
+    x = codes.to(scale.dtype) * scale.repeat_interleave(GROUP, 1)[:, :inputs]
+    return (x @ (weight.to(scale.dtype) * blocks).T).to(out_dtype)
+
+
+def gemm_fp4(x: Tensor, packed: Tensor, scales: Tensor, tensor_scale: Tensor | None = None) -> Tensor:
+    """x W^T with W = value of the code x scale of its group (x tensor_scale of its output); y in the dtype of x.
+
+    packed [out, in / 2] of `pack_int4(codes, 64)`, codes of e2m1: 8 for a minus, and the place among `E2M1`. NVFP4:
+    scales [out, in / 16] bytes of e4m3, never negative, with tensor_scale [out] float32. MXFP4: scales [out, in / 32]
+    bytes of e8m0, 2^(byte - 127), and no tensor_scale. in is a multiple of 64.
+    """
+    values = torch.tensor((*E2M1, *(-value for value in E2M1)), device=x.device, dtype=torch.float32)
+    numbers = values[unpack_int4(packed, FP4_STEP).int()]
+    if tensor_scale is None:
+        factors = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - 127)
+    else:
+        factors = scales.view(torch.float8_e4m3fn).float()
+    weight = (numbers * factors.repeat_interleave(numbers.shape[1] // scales.shape[1], 1)).to(x.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = F.linear(x.to(wide), weight.to(wide))
+    return (y if tensor_scale is None else y * tensor_scale).to(x.dtype)
 
 
 def _per_input(groups: Tensor, x: Tensor) -> Tensor:

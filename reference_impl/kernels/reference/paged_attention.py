@@ -1,4 +1,4 @@
-"""The twins of the attention kernels, which read a paged cache through block tables, of 16 bits or of 8 with scales."""
+"""The twins of the attention kernels, which read a paged cache through block tables: 16 bits, or 8 or 4 and scales."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from reference_impl.kernels.reference.attention import (
     context_slots,
     masked_attention,
 )
+from reference_impl.kernels.reference.four_bits import from_four_bits
 
 
 def flash_attention(
@@ -33,9 +34,11 @@ def flash_attention(
     q [num_tokens, num_heads, head_dim]; keys and values [num_blocks, block_size, num_kv_heads, head_dim];
     block_table [num_rows, max_blocks] int32; query_start_loc [num_rows + 1] and seq_lens [num_rows] int32.
     key_scale, value_scale [num_blocks, block_size, num_kv_heads] float32: factors of the stored keys and values (a
-    cache of 8 bits). ancestors [num_tokens] int64: in a row that is a tree, of at most 64 tokens, bit i is set if the
-    query sees the i-th of its row's own tokens, itself included; its position is that of the context's last token and
-    as many more as bits are set, and a window goes by positions. 0 in rows that are none, which are causal.
+    cache of 8 bits); of a cache of 4 bits, uint8 with head_dim / 2 bytes a head, [num_blocks, block_size, num_kv_heads,
+    2] float16: factor and lowest number, see `to_four_bits`.
+    ancestors [num_tokens] int64: in a row that is a tree, of at most 64 tokens, bit i is set if the query
+    sees the i-th of its row's own tokens, itself included; its position is that of the context's last token and as many
+    more as bits are set, and a window goes by positions. 0 in rows that are none, which are causal.
     skip_threshold: what the kernel may leave out; nothing is left out here.
     A row with seq_len 0 only pads the batch: its queries give zeros.
     """
@@ -49,7 +52,7 @@ def flash_attention(
         unseen = 0 if window is None else max(0, seq_len - (end - first) - window + 1)
         slots = context_slots(block_table[row], seq_len, keys.shape[1])[unseen:]
         k, v = (
-            stored(cache, slots, scales, q.new_empty(len(slots), *cache.shape[2:]))
+            stored(cache, slots, scales, q.new_empty(len(slots), cache.shape[2], q.shape[2]))
             for cache, scales in ((keys, key_scale), (values, value_scale))
         )
         if ancestors is None or not ancestors[first]:
@@ -122,4 +125,6 @@ def stored(cache: Tensor, slots: Tensor, scale: Tensor | None, out: Tensor) -> T
     # only the product is rounded.
     codes = cache.view(torch.uint8).flatten(0, 1).index_select(0, slots).view(cache.dtype)
     size = cache.shape[1]
+    if cache.dtype is torch.uint8:
+        return out.copy_(from_four_bits(codes, scale[slots // size, slots % size], out.dtype))
     return out.copy_(codes).mul_(scale[slots // size, slots % size][..., None])

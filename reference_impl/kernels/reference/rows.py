@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from reference_impl.kernels.reference.attention import rotate
+from reference_impl.kernels.reference.four_bits import to_four_bits
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -71,12 +72,13 @@ def rotate_and_write(
     keys and values [num_blocks, block_size, num_kv_heads, head_dim] are written at slot_mapping [num_tokens]: block x
     block_size + offset, or -1 for a token that only pads the batch and is written nowhere. q_norm, k_norm [head_dim].
 
-    A cache of int8 or a float8 has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too;
-    raises ValueError if they are missing, or given for another cache.
+    A cache of int8 or a float8 has scales [num_blocks, block_size, num_kv_heads] float32, which are written, too. One
+    of 4 bits, uint8 with head_dim / 2 bytes a head, has them in float16, [num_blocks, block_size, num_kv_heads, 2]: see
+    `to_four_bits`. Raises ValueError if they are missing, or given for another cache.
     """
     if (keys.element_size() == 1) != (key_scale is not None) or (key_scale is None) != (value_scale is None):
         raise ValueError(
-            f"expected key_scale and value_scale with a cache of 8 bits, and only then; it is {keys.dtype}"
+            f"expected key_scale and value_scale with a cache of 8 or 4 bits, and only then; it is {keys.dtype}"
         )
     q = q if q_norm is None else rms_norm(q, q_norm, eps)
     k = k if k_norm is None else rms_norm(k, k_norm, eps)
@@ -88,7 +90,8 @@ def rotate_and_write(
         if scale is None:
             cache[at] = fresh.to(cache.dtype)
         else:
-            codes, scale[at] = to_eight_bits(fresh, cache.dtype)
+            four = cache.dtype is torch.uint8
+            codes, scale[at] = to_four_bits(fresh) if four else to_eight_bits(fresh, cache.dtype)
             cache.view(torch.uint8)[at] = codes.view(torch.uint8)  # torch cannot assign to an indexed float8
     return q
 

@@ -29,17 +29,21 @@ class Stored:
     def __init__(self, layouts: Mapping[str, Layout], dtype: torch.dtype, device: torch.device):
         self.layouts, self.dtype, self.device = dict(layouts), dtype, device
         self._rows: dict[str, int] = {}
+        self.in_features = 0  # until `tensors_of` has been told
 
     def __repr__(self) -> str:
-        layouts = ", ".join(map(str, dict.fromkeys(self.layouts.values())))
-        return f"Stored({layouts}; multiplied as {self.dtype} after decoding)"
+        return f"Stored({self.named_layouts()}; multiplied as {self.dtype} after decoding)"
+
+    def named_layouts(self) -> str:
+        """Each once, for people."""
+        return ", ".join(map(str, dict.fromkeys(self.layouts.values())))
 
     def tensors_of(self, part: str, in_features: int, out_features: int, bias: bool) -> Mapping[str, TensorSpec]:
         try:
             found = self.layouts[part].specs(in_features, out_features)
         except ValueError as wrong:
             raise ValueError(f"{part}, {out_features} x {in_features}: {wrong}") from None
-        self._rows[part] = out_features
+        self._rows[part], self.in_features = out_features, in_features
         return found | ({"bias": TensorSpec((out_features,), FLOATS)} if bias else {})
 
     def create(self, in_features: int, out_features: int, bias: bool) -> dict[str, Tensor]:
@@ -65,9 +69,12 @@ class Stored:
 
     def weight(self, params: dict[str, Tensor], start: int, in_features: int) -> Tensor:
         """float32 [rows, in] of the part that begins at output `start`."""
+        return self.layout_at(start).weight(self.tensors_at(params, start), in_features)
+
+    def tensors_at(self, params: dict[str, Tensor], start: int) -> dict[str, Tensor]:
+        """{last word of its name in the checkpoint: tensor} of the part that begins at output `start`."""
         prefix = f"{start}."
-        tensors = {name.removeprefix(prefix): t for name, t in params.items() if name.startswith(prefix)}
-        return self.layout_at(start).weight(tensors, in_features)
+        return {name.removeprefix(prefix): t for name, t in params.items() if name.startswith(prefix)}
 
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
         pieces = []

@@ -1,0 +1,148 @@
+"""Linear layers whose weights come quantized, brought once, when all are there, into the form of a fast product.
+
+A `Path` is such a form. The first of a method's paths that holds exactly the weight that the checkpoint's codes and
+scales stand for is taken, layer by layer; where none does, the layer stays `Stored` and is decoded for each product.
+What a product may round beside that (x to bfloat16 on a CPU, activations to the scheme's own format) each path says.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from reference_impl.interfaces import LinearMethod
+from reference_impl.models.quantization.layouts import Layout, OfScheme
+from reference_impl.models.quantization.scheme import Fitted, Scheme
+from reference_impl.models.quantization.stored import Stored, round_activations
+from reference_impl.models.quantization.tensors import fitted_of
+
+PER_PRODUCT = "decoded for each product"
+
+
+@dataclass
+class Pieces:
+    """A part of a layer (q_proj, ...) as it is stored: the tensors of the checkpoint, by the last words of their names.
+    codes [rows, in], and what they are multiplied with: of a layout `OfScheme` alone."""
+
+    layout: Layout
+    tensors: dict[str, Tensor]
+    in_features: int
+
+    @property
+    def codes(self) -> Tensor:
+        return self._fitted[0]
+
+    @property
+    def fitted(self) -> Fitted:
+        return self._fitted[1]
+
+    @cached_property
+    def _fitted(self) -> tuple[Tensor, Fitted]:
+        assert isinstance(self.layout, OfScheme)
+        return fitted_of(dict(self.tensors), self.layout.scheme, self.in_features)
+
+    def weight(self) -> Tensor:
+        """float32 [rows, in]."""
+        return self.layout.weight(self.tensors, self.in_features)
+
+
+class Path(ABC):
+    """A form of a layer's weight and its product.
+
+    name: in `Converted.path`, and of a mark among the layer's parameters. rounds: whether the product rounds its input
+    as the scheme says; else that is done before it.
+    """
+
+    name: str
+    rounds: bool = False
+
+    @abstractmethod
+    def prepare(self, parts: Sequence[Pieces], scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor] | None:
+        """The layer's parameters, parts one below the other, but the bias; or None if this form does not hold exactly
+        what they stand for. scheme: of all parts. dtype: of the model."""
+
+    @abstractmethod
+    def product(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        """x [rows, in] -> [rows, out] in the dtype of x, without the bias."""
+
+
+class Converted(Stored):
+    """`Stored`, and from `finish` on the first of the paths that holds the weight exactly."""
+
+    def __init__(
+        self, layouts: Mapping[str, Layout], dtype: torch.dtype, device: torch.device, *, paths: Sequence[Path]
+    ):  # fmt: skip
+        super().__init__(layouts, dtype, device)
+        self.paths = tuple(paths)
+
+    def __repr__(self) -> str:
+        names = " or ".join((*(path.name for path in self.paths), PER_PRODUCT))
+        return f"{type(self).__name__}({self.named_layouts()}, in {self.dtype}: {names})"
+
+    def path(self, params: dict[str, Tensor]) -> Path | None:
+        """That of a layer whose weights are there; None where it is decoded for each product."""
+        return next((path for path in self.paths if path.name in params), None)
+
+    def finish(self, params: dict[str, Tensor]) -> None:
+        first, *others = self.layouts.values()
+        if any(other.activations != first.activations for other in others):
+            return
+        if first.activations is not None and not first.activations.dynamic:
+            return  # each part may have a scale of its own for its input
+        parts = [
+            Pieces(layout, self.tensors_at(params, start), self.in_features)
+            for start, layout in zip(self.starts(), self.layouts.values(), strict=True)
+        ]
+        scheme = first.scheme if isinstance(first, OfScheme) and all(other == first for other in others) else None
+        for path in self.paths:
+            if isinstance(path, Decoded):
+                found: dict[str, Tensor] | None = path.of_weights([part.weight().to(self.dtype) for part in parts])
+            else:
+                found = None if scheme is None else path.prepare(parts, scheme, self.dtype)
+            if found is not None:
+                for name in [name for name in params if name != "bias"]:
+                    del params[name]
+                params.update(found)
+                params[path.name] = torch.empty(0)
+                return
+
+    def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        path = self.path(params)
+        if path is None:
+            return super().apply(params, x)
+        activations = next(iter(self.layouts.values())).activations
+        if activations is not None and not path.rounds:
+            x = round_activations(x, activations)
+        y = path.product(params, x)
+        return y.add_(params["bias"]) if "bias" in params else y
+
+
+class Decoded(Path):
+    """The weight in the dtype of the model, as a plain layer has it: fast, and as large as if it had not been
+    quantized. Of any layout. plain: the method of a plain layer."""
+
+    name = "decoded once"
+
+    def __init__(self, plain: LinearMethod):
+        self.plain = plain
+
+    def prepare(self, parts: Sequence[Pieces], scheme: Scheme, dtype: torch.dtype) -> dict[str, Tensor]:
+        return self.of_weights([part.weight().to(dtype) for part in parts])
+
+    def of_weights(self, weights: Sequence[Tensor]) -> dict[str, Tensor]:
+        """weights [rows, in] of the parts, in the dtype of the model -> the plain layer's parameters."""
+        params = self.plain.create(weights[0].shape[1], sum(map(len, weights)), False)
+        start = 0
+        for weight in weights:
+            self.plain.load(params, "weight", weight, start)
+            start += len(weight)
+        self.plain.finish(params)
+        return params
+
+    def product(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return self.plain.apply({"weight": params["weight"]}, x)

@@ -1,0 +1,8 @@
+# fault: damping itself is added, not a share of the diagonal.
+# fails: check_factor
+
+# %% nbgrader={"grade_id": "inverse_factor"}
+def inverse_factor(gram, damping):
+    """U [in, in], upper triangular, U^T U = (gram + damping x mean of the diagonal)^-1."""
+    damped = gram + damping * torch.eye(len(gram), dtype=gram.dtype)
+    return torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)

@@ -1,0 +1,8 @@
+# fault: each element of the diagonal grows by a share of itself.
+# fails: check_factor
+
+# %% nbgrader={"grade_id": "inverse_factor"}
+def inverse_factor(gram, damping):
+    """U [in, in], upper triangular, U^T U = (gram + damping x mean of the diagonal)^-1."""
+    damped = gram + damping * gram.diagonal().diag()
+    return torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)

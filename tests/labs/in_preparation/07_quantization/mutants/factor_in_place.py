@@ -1,0 +1,9 @@
+# fault: gram is changed.
+# fails: check_factor
+
+# %% nbgrader={"grade_id": "inverse_factor"}
+def inverse_factor(gram, damping):
+    """U [in, in], upper triangular, U^T U = (gram + damping x mean of the diagonal)^-1."""
+    damped = gram
+    damped += damping * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    return torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)

@@ -1,0 +1,8 @@
+# fault: the upper U with U U^T, not U^T U, equal to the inverse.
+# fails: check_factor
+
+# %% nbgrader={"grade_id": "inverse_factor"}
+def inverse_factor(gram, damping):
+    """U [in, in], upper triangular, U^T U = (gram + damping x mean of the diagonal)^-1."""
+    damped = gram + damping * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    return torch.linalg.inv(torch.linalg.cholesky(damped)).T

@@ -1,0 +1,7 @@
+# fault: the new matrices are rounded to float16.
+# fails: check_fold
+
+# %% nbgrader={"grade_id": "fold"}
+def fold(norm, weights, s):
+    """(the norm's weight [in], the matrices [out, in] behind it), with x / s and W s in place of x and W."""
+    return norm / s, [(weight * s).half().double() for weight in weights]

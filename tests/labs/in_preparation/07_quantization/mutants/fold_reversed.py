@@ -1,0 +1,8 @@
+# fault: the norm is multiplied and the matrices are divided.
+# trap: which side
+# fails: check_fold
+
+# %% nbgrader={"grade_id": "fold"}
+def fold(norm, weights, s):
+    """(the norm's weight [in], the matrices [out, in] behind it), with x / s and W s in place of x and W."""
+    return norm * s, [weight / s for weight in weights]

@@ -1,0 +1,7 @@
+# fault: rows are multiplied where a matrix is square.
+# fails: check_fold
+
+# %% nbgrader={"grade_id": "fold"}
+def fold(norm, weights, s):
+    """(the norm's weight [in], the matrices [out, in] behind it), with x / s and W s in place of x and W."""
+    return norm / s, [(weight * s[:, None] if len(weight) == len(s) else weight * s) for weight in weights]

@@ -1,0 +1,15 @@
+# fault: scales and quotients are computed in the dtype of the weight.
+# trap: half
+# fails: check_edge_groups
+
+# %% nbgrader={"grade_id": "quantize_groups"}
+def quantize_groups(weight, group_size, bits):
+    """(codes [out, in] int8, scales [out, num_groups] float32): weight is about code x scale."""
+    reach = 2 ** (bits - 1) - 1
+    codes, scales = [], []
+    for group in weight.split(group_size, 1):
+        scale = group.abs().amax(1, keepdim=True) / reach
+        scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+        codes.append((group / scale).round().to(torch.int8))
+        scales.append(scale)
+    return torch.cat(codes, 1), torch.cat(scales, 1)

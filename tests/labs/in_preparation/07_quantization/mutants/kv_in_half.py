@@ -1,0 +1,13 @@
+# fault: scales are computed in the dtype of k.
+# fails: check_kv
+
+# %% nbgrader={"grade_id": "quantize_kv"}
+def quantize_kv(k, v, bits):
+    """(k_codes, k_scales, v_codes, v_scales), a scale for each token and head of k and v."""
+    reach, found = 2 ** (bits - 1) - 1, []
+    for one in (k, v):
+        scale = one.abs().amax(2) / reach
+        scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+        found += [(one / scale[:, :, None]).round().to(torch.int8), scale]
+    k_codes, k_scales, v_codes, v_scales = found
+    return k_codes, k_scales, v_codes, v_scales

@@ -1,0 +1,13 @@
+# fault: the next column is rounded, too.
+# fails: check_gptq
+
+# %% nbgrader={"grade_id": "gptq_step"}
+def gptq_step(weight, factor, i, rounded):
+    """weight [out, in] with column i rounded, and its error made up for by the columns behind it."""
+    column = rounded(weight[:, i].clone(), i)
+    error = (weight[:, i] - column) / factor[i, i]
+    out = weight.clone()
+    out[:, i] = column
+    out[:, i + 1 : i + 2] = rounded(out[:, i + 1], i + 1)[:, None] if i + 1 < out.shape[1] else 0
+    out[:, i + 1 :] -= torch.outer(error, factor[i, i + 1 :])
+    return out

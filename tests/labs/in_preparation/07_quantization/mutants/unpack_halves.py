@@ -1,0 +1,9 @@
+# fault: all low nibbles come first, then all high ones.
+# fails: check_unpack, check_engine_weights
+
+# %% nbgrader={"grade_id": "unpack_int4"}
+def unpack_int4(packed, num_inputs):
+    """The codes [out, num_inputs] int8 in packed [out, ceil(num_inputs / 2)] uint8."""
+    pair = packed.to(torch.int16)
+    nibbles = torch.cat((pair & 15, pair >> 4), 1)
+    return (nibbles[:, :num_inputs] - 8).to(torch.int8)

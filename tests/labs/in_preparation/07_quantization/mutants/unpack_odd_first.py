@@ -1,0 +1,10 @@
+# fault: of an odd row's nibbles the first is dropped.
+# fails: check_unpack
+
+# %% nbgrader={"grade_id": "unpack_int4"}
+def unpack_int4(packed, num_inputs):
+    """The codes [out, num_inputs] int8 in packed [out, ceil(num_inputs / 2)] uint8."""
+    pair = packed.to(torch.int16)
+    nibbles = torch.stack((pair & 15, pair >> 4), 2).flatten(1)
+    nibbles = nibbles[:, nibbles.shape[1] - num_inputs :]
+    return (nibbles[:, :num_inputs] - 8).to(torch.int8)

@@ -1,0 +1,10 @@
+# fault: 8 is subtracted in uint8.
+# trap: unsigned
+# fails: check_unpack, check_engine_weights
+
+# %% nbgrader={"grade_id": "unpack_int4"}
+def unpack_int4(packed, num_inputs):
+    """The codes [out, num_inputs] int8 in packed [out, ceil(num_inputs / 2)] uint8."""
+    pair = packed
+    nibbles = torch.stack((pair & 15, pair >> 4), 2).flatten(1)
+    return nibbles[:, :num_inputs] - 8

@@ -1,0 +1,8 @@
+# fault: the last weight of a group has the scale of the next.
+# fails: check_dequantize, check_engine_weights
+
+# %% nbgrader={"grade_id": "dequantize"}
+def dequantize(codes, scales, group_size):
+    """The weights [out, in], float32, that codes [out, in] and scales [out, num_groups] stand for."""
+    group = ((torch.arange(codes.shape[1]) + 1) // group_size).clamp(max=scales.shape[1] - 1)
+    return codes.float() * scales[:, group]
