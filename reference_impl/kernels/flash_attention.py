@@ -290,8 +290,12 @@ def tile_of(
         block_m, block_n, warps = 128, 64 if block_d <= 128 else 32, 8
     else:
         block_m, block_n, warps = 64, 32, 4 if block_d <= 128 else 8
+    if packed and element_size != 4:  # two halves of keys and of values take registers
+        if gpu.target.backend == "hip":
+            block_m, block_n, warps, stages = 64, 32 if block_d <= 128 else 16, 8, 1
+        elif gpu.is_large:
+            block_m, block_n, warps = 64, 64 if block_d <= 128 else 32, 8
     if tree and element_size != 4:
         block_m, block_n, warps = 64, 32, 8
-        stages = 1 if packed and gpu.target.backend == "hip" else 2
     tile = {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": block_d}
     return tile, {"num_warps": warps, "num_stages": stages}

@@ -17,7 +17,7 @@ from reference_impl.cli import app
 from reference_impl.models.quantization.quantize_folder import Job, quantize_folder
 from reference_impl.models.quantization.recipes import METHODS
 from reference_impl.models.quantization.scan import scan
-from tests.quantization.conftest import MakeFolder
+from tests.quantization.conftest import MakeFolder, as_stored
 from tests.quantization.test_quantize_folder import TOKENS, logits, num_bytes, tensors
 
 
@@ -31,7 +31,7 @@ def test_the_harm_is_that_of_the_model_with_one_layer_rounded(make_folder: MakeF
     plain, before = logits(source).log_softmax(-1), load_file(source / "model.safetensors")
     assert [*costs] == [linear.name for linear in model.linears()]
     quantize_folder(Job(source, tmp_path / "all", replace(recipe, scheme="int4")))
-    rounded = load_model(tmp_path / "all", torch.float32)
+    rounded = load_model(tmp_path / "all", torch.float32, linear_method=as_stored(tmp_path / "all"))
     for linear, packed in zip(model.linears(), rounded.linears(), strict=True):
         changed = dict(before)
         for part in linear.parts:
