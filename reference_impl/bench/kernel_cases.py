@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from reference_impl.bench import kernel_attention as attention
+from reference_impl.bench import kernel_formats as formats
 from reference_impl.bench import kernel_products as products
 from reference_impl.bench import kernel_rows as rows
 from reference_impl.bench.kernel_work import Place, Work
@@ -54,6 +55,9 @@ CASES = [
     Case("prefill 1k, causal", lambda p: attention.prefill(p, 1024)),
     Case("prefill 16k, window 4096", lambda p: attention.prefill(p, 16384, window=p.pick(4096, 20))),
     Case("w8a16, m 16", lambda p: products.eight_bits(p, 16, 4096, 14336)),
+    Case("w8a8 int8, m 16", lambda p: formats.int8_both(p, 16, 4096, 14336)),
+    Case("fp8 by block, m 16", lambda p: formats.fp8_blocks(p, 16, 4096, 14336)),
+    Case("nvfp4 emulated, m 16", lambda p: formats.fp4(p, 16, 4096, 14336)),
     Case("gemm, m 16", lambda p: products.dense(p, 16, 4096, 14336)),
     Case("norm, gate and up, gate, m 1", lambda p: products.between_norms(p, 1, 4096, 14336)),
     Case("norm, gate and up, gate, m 64", lambda p: products.between_norms(p, 64, 4096, 14336)),

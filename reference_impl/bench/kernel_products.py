@@ -14,12 +14,12 @@ from reference_impl.kernels import reference
 PROVEN = 128  # outputs of a product that the check computes
 
 
-def _sizes(place: Place, tokens: int, in_features: int, out_features: int) -> tuple[int, int, int]:
+def sizes(place: Place, tokens: int, in_features: int, out_features: int) -> tuple[int, int, int]:
     found: tuple[int, int, int] = place.pick((tokens, in_features, out_features), (min(tokens, 9), 128, 48))
     return found
 
 
-def _cublas(x: Tensor, weight: Callable[[], Tensor]) -> Peer:
+def cublas(x: Tensor, weight: Callable[[], Tensor]) -> Peer:
     def prepare() -> Callable[[], Tensor]:
         plain = weight()
         return lambda: F.linear(x, plain)
@@ -30,7 +30,7 @@ def _cublas(x: Tensor, weight: Callable[[], Tensor]) -> Peer:
 def dense(place: Place, tokens: int, in_features: int, out_features: int) -> Work:
     from reference_impl.kernels.gemm import gemm
 
-    tokens, in_features, out_features = _sizes(place, tokens, in_features, out_features)
+    tokens, in_features, out_features = sizes(place, tokens, in_features, out_features)
     x, weight = place.randn(tokens, in_features), place.randn(out_features, in_features, scale=in_features**-0.5)
     return Work(
         ours=lambda: gemm(x, weight),
@@ -39,7 +39,7 @@ def dense(place: Place, tokens: int, in_features: int, out_features: int) -> Wor
         moved=bytes_of(x, weight) + tokens * out_features * x.element_size(),
         flops=2.0 * tokens * in_features * out_features,
         cold=tokens <= 64,
-        peers={"cuBLAS": _cublas(x, lambda: weight)},
+        peers={"cuBLAS": cublas(x, lambda: weight)},
     )
 
 
@@ -49,7 +49,7 @@ def between_norms(place: Place, tokens: int, size: int, intermediate: int) -> Wo
     from reference_impl.kernels.gates import silu_and_mul
     from reference_impl.kernels.rms_norm import rms_norm
 
-    tokens, size, intermediate = _sizes(place, tokens, size, intermediate)
+    tokens, size, intermediate = sizes(place, tokens, size, intermediate)
     x, norm = place.randn(tokens, size), 1 + place.randn(size, scale=0.1)
     weight = place.randn(2 * intermediate, size, scale=size**-0.5)
 
@@ -74,7 +74,7 @@ def before_residual(place: Place, tokens: int, in_features: int, out_features: i
     """A product of 4-bit weights, and the residual added to it, in one launch; the peer: in two, from 16 bits."""
     from reference_impl.kernels.fused_linear_w4a16 import fused_linear_w4a16
 
-    tokens, in_features, out_features = _sizes(place, tokens, in_features, out_features)
+    tokens, in_features, out_features = sizes(place, tokens, in_features, out_features)
     x, residual = place.randn(tokens, in_features), place.randn(tokens, out_features)
     codes = torch.randint(16, (out_features, in_features), dtype=torch.uint8, device=place.device)
     packed = reference.pack_int4(codes, group_size)
@@ -101,7 +101,7 @@ def before_residual(place: Place, tokens: int, in_features: int, out_features: i
 def four_bits(place: Place, tokens: int, in_features: int, out_features: int, group_size: int = 128) -> Work:
     from reference_impl.kernels.gemm_w4a16 import gemm_w4a16
 
-    tokens, in_features, out_features = _sizes(place, tokens, in_features, out_features)
+    tokens, in_features, out_features = sizes(place, tokens, in_features, out_features)
     x = place.randn(tokens, in_features)
     codes = torch.randint(16, (out_features, in_features), dtype=torch.uint8, device=place.device)
     packed = reference.pack_int4(codes, group_size)
@@ -126,14 +126,14 @@ def four_bits(place: Place, tokens: int, in_features: int, out_features: int, gr
         moved=bytes_of(x, packed, scales) + tokens * out_features * x.element_size(),
         flops=2.0 * tokens * in_features * out_features,
         cold=tokens <= 64,
-        peers={"cuBLAS": _cublas(x, weight), "tinygemm": Peer(tinygemm)},
+        peers={"cuBLAS": cublas(x, weight), "tinygemm": Peer(tinygemm)},
     )
 
 
 def eight_bits(place: Place, tokens: int, in_features: int, out_features: int) -> Work:
     from reference_impl.kernels.gemm_w8a16 import gemm_w8a16
 
-    tokens, in_features, out_features = _sizes(place, tokens, in_features, out_features)
+    tokens, in_features, out_features = sizes(place, tokens, in_features, out_features)
     x = place.randn(tokens, in_features)
     weight = torch.randint(-127, 128, (out_features, in_features), dtype=torch.int8, device=place.device)
     scales = (place.randn(1, out_features).abs() + 0.5) * in_features**-0.5 / 64
@@ -144,7 +144,7 @@ def eight_bits(place: Place, tokens: int, in_features: int, out_features: int) -
         moved=bytes_of(x, weight, scales) + tokens * out_features * x.element_size(),
         flops=2.0 * tokens * in_features * out_features,
         cold=tokens <= 64,
-        peers={"cuBLAS": _cublas(x, lambda: weight.to(x.dtype) * scales.T)},
+        peers={"cuBLAS": cublas(x, lambda: weight.to(x.dtype) * scales.T)},
     )
 
 
@@ -152,7 +152,7 @@ def fp8(place: Place, tokens: int, in_features: int, out_features: int) -> Work:
     """The product alone, of given codes; cuBLAS in 16 bits gets the dequantized numbers."""
     from reference_impl.kernels.gemm_fp8 import gemm_fp8
 
-    tokens, in_features, out_features = _sizes(place, tokens, in_features, out_features)
+    tokens, in_features, out_features = sizes(place, tokens, in_features, out_features)
     codes, scale = reference.quantize_rows_fp8(place.randn(tokens, in_features))
     weight, weight_scale = reference.quantize_rows_fp8(place.randn(out_features, in_features))
 
@@ -173,7 +173,7 @@ def fp8(place: Place, tokens: int, in_features: int, out_features: int) -> Work:
         precision="fp8",
         cold=tokens <= 64,
         peers={
-            "cuBLAS": _cublas(
+            "cuBLAS": cublas(
                 (codes.float() * scale[:, None]).to(place.dtype),
                 lambda: (weight.float() * weight_scale[:, None]).to(place.dtype),
             ),
