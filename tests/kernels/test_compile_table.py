@@ -167,13 +167,14 @@ def test_a_recorded_launch_says_what_triton_would_specialize(recorded: Recorded)
 def test_a_one_becomes_a_constant_as_in_tritons_launcher(recorded: Recorded) -> None:
     [launch] = recorded("""
 def call():
-    q, cache = empty(4, 8, 64, dtype=torch.float16), empty(100, 1, 1, 64, dtype=torch.float16)
-    table, lens, starts = (empty(*shape, dtype=torch.int32) for shape in ((4, 1), (4,), (5,)))
-    return flash_attention(q, cache, cache, table, starts, lens, 0.125)
+    q, cache = empty(4, 8, 64, dtype=torch.float16), empty(100, 1, 1, 64, dtype=torch.int8)
+    scales = empty(100, 1, 1, dtype=torch.float32)
+    table, lens, starts = (empty(*shape, dtype=torch.int32) for shape in ((4, 16), (4,), (5,)))
+    return flash_attention(q, cache, cache, table, starts, lens, 0.125, key_scale=scales, value_scale=scales)
 on("sm_90", call)
 """)
-    assert launch["constants"]["stride_table"] == 1
-    assert "stride_table" not in launch["types"]
+    assert launch["constants"]["stride_scale_slot"] == 1
+    assert "stride_scale_slot" not in launch["types"]
 
 
 def test_tiles_are_chosen_for_the_architecture(recorded: Recorded) -> None:
