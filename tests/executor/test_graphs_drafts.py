@@ -311,7 +311,7 @@ def test_a_replay_that_gives_logits_draws_by_the_positions_on_the_device(
 
 
 def test_a_guess_outside_the_vocabulary_is_named(random_model) -> None:
-    model = dense_model(random_model("float64", device=DEVICE))
+    model = dense_model(random_model("float64"))
 
     class Wild(Recalls):
         def propose(self, slots: torch.Tensor, lengths: torch.Tensor, tokens: torch.Tensor, k: int) -> torch.Tensor:
