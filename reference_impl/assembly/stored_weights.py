@@ -39,7 +39,7 @@ from reference_impl.models.quantization.config_fields import Fields
 from reference_impl.models.quantization.converted import PER_PRODUCT, Converted, Decoded
 from reference_impl.models.quantization.converted import Path as Form
 from reference_impl.models.quantization.fp8 import Shapes, fp8_layouts
-from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf, OfScheme
+from reference_impl.models.quantization.layouts import Dense, Layout, LayoutOf
 from reference_impl.models.quantization.mixed_up import tensor_shapes
 from reference_impl.models.quantization.paths import (
     CpuEightBits,
@@ -192,13 +192,12 @@ def _with_triton(
 
 
 def _fits_one_launch(layouts: dict[str, Layout]) -> bool:
-    """One scheme for all parts: int4 in groups of a multiple of 32 inputs."""
-    first, *others = layouts.values()
-    if not isinstance(first, OfScheme) or any(other != first for other in others):
+    """One scheme for all parts, whatever the matrix: int4 in groups of a multiple of 32 inputs."""
+    first, *others = (layout.scheme for layout in layouts.values())
+    if first is None or any(other != first for other in others):
         return False
-    scheme = first.scheme
-    in_groups = scheme.per == "group" and (scheme.group_size or 1) % 32 == 0
-    return scheme.numbers == "int4" and in_groups and scheme.activations is None
+    in_groups = first.per == "group" and (first.group_size or 1) % 32 == 0
+    return first.numbers == "int4" and in_groups and first.activations is None
 
 
 def part_names(config: ModelConfig, name: str) -> tuple[str, ...]:

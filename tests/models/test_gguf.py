@@ -101,7 +101,8 @@ def test_a_block_of_q4_k_worked_out_by_hand() -> None:
 def test_two_kinds_are_a_scheme_and_go_into_compressed_tensors(kind: str) -> None:
     weight = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
     raw = torch.from_numpy(gguf.quants.quantize(weight, KINDS[kind]))
-    codes, scheme, fitted = codes_of(raw, kind)
+    coded = codes_of(raw, kind)
+    codes, scheme, fitted = coded.codes, coded.scheme, coded.fitted
     back, again = fitted_of(tensors_of(codes, scheme, fitted), scheme, 64)
     assert torch.equal(decode(back, scheme, again), decode_blocks(raw, kind))
 

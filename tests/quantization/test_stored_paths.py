@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,8 +24,13 @@ from reference_impl.cli import app
 from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.kernels import reference
 from reference_impl.models.config_json import parse_model_config
+from reference_impl.models.quantization.auto_awq import Awq
+from reference_impl.models.quantization.auto_gptq import Gptq
 from reference_impl.models.quantization.compressed_tensors import config_of
 from reference_impl.models.quantization.converted import PER_PRODUCT, Converted, Decoded, Path
+from reference_impl.models.quantization.fp8 import Fp8
+from reference_impl.models.quantization.gguf_blocks import BLOCKS as BLOCKS_OF_GGUF
+from reference_impl.models.quantization.gguf_blocks import GgufBlocks
 from reference_impl.models.quantization.layouts import Layout, OfScheme
 from reference_impl.models.quantization.paths import (
     CpuEightBits,
@@ -126,6 +132,97 @@ def test_a_gpu_s_forms_multiply_the_stored_weights(scheme: Scheme, name: str) ->
     path, off = product(method, [128, 40], 192)
     assert path == name
     assert off < 4e-3
+
+
+def words(*shape: int, seed: int = 0) -> Tensor:
+    """Any 32 bits."""
+    return torch.randint(-(2**31), 2**31, shape, generator=torch.Generator().manual_seed(seed)).to(torch.int32)
+
+
+def scales(*shape: int, dtype: torch.dtype = F16) -> Tensor:
+    return (normal(*shape, seed=5).abs() + 0.5).to(dtype)
+
+
+FP8_CODES = normal(128, 192).to(torch.float8_e4m3fn)
+IN_ORDER = torch.arange(192, dtype=torch.int32) // 64
+GPTQ = {"qweight": words(24, 128), "scales": scales(3, 128), "g_idx": IN_ORDER}
+# What other tools write of a matrix [128, 192], and the form that holds it.
+OTHERS: dict[str, tuple[Layout, dict[str, Tensor], str]] = {
+    "fp8, blocks": (
+        Fp8(BLOCKS, "weight_scale_inv"), {"weight": FP8_CODES, "weight_scale_inv": scales(1, 2, dtype=F32)},
+        "W8A8 fp8 by block",
+    ),
+    "fp8, smaller blocks": (
+        Fp8(replace(BLOCKS, block=(64, 64), activations=Activations("e4m3", "group", True, 64)), "weight_scale_inv"),
+        {"weight": FP8_CODES, "weight_scale_inv": scales(2, 3, dtype=F32)}, PER_PRODUCT,
+    ),
+    "fp8, channels": (
+        Fp8(Scheme("e4m3", "channel", activations=PER_TOKEN["e4m3"]), "weight_scale", flat=True),
+        {"weight": FP8_CODES, "weight_scale": scales(128, dtype=F32)}, "W8A8 fp8",
+    ),
+    "awq": (
+        Awq(64), {"qweight": words(192, 16), "qzeros": words(3, 16, seed=1), "scales": scales(3, 128)}, "W4A16",
+    ),
+    "gptq": (Gptq(4, 64, False, False, 1), GPTQ | {"qzeros": words(3, 16, seed=1)}, "W4A16"),
+    "gptq, symmetric": (
+        Gptq(4, 64, True, False, 2), GPTQ | {"qzeros": torch.full((3, 16), -2004318072, dtype=torch.int32)}, "W4A16",
+    ),  # 0x88888888
+    "gptq, 8 bits": (
+        Gptq(8, 64, True, False, 2),
+        GPTQ | {"qweight": words(48, 128), "qzeros": torch.full((3, 32), -2139062144, dtype=torch.int32)}, "W8A16",
+    ),  # 0x80808080
+    "gptq, act-order": (
+        Gptq(4, 64, False, True, 1), GPTQ | {"qzeros": words(3, 16, seed=1), "g_idx": IN_ORDER.flip(0)}, PER_PRODUCT,
+    ),
+    "gptq, a short last group": (
+        Gptq(4, 128, False, False, 1),
+        {"qweight": words(24, 128), "qzeros": words(2, 16), "scales": scales(2, 128), "g_idx": IN_ORDER // 2},
+        PER_PRODUCT,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_other_tools_wrote_is_multiplied_by_the_kernel_of_its_numbers(other: str) -> None:
+    layout, tensors, name = OTHERS[other]
+    known = layout.specs(192, 128)
+    assert {word: tuple(tensor.shape) for word, tensor in tensors.items()} == {n: s.shape for n, s in known.items()}
+    coded = layout.coded(tensors, 192)
+    assert (coded is None) is (other in ("gptq, act-order", "gptq, a short last group"))
+    if coded is not None:
+        torch.testing.assert_close(coded.weight(), layout.weight(tensors, 192), rtol=1e-6, atol=0)
+        assert layout.scheme in (None, coded.scheme)
+    for forms in ([make() for make in TWINS.values()], []):
+        method = Converted({"a": layout}, F16, CPU, paths=forms)
+        method.tensors_of("a", 192, 128, bias=False)
+        params = method.create(192, 128, False)
+        for word, tensor in tensors.items():
+            method.load(params, word, tensor, 0)
+        method.finish(params)
+        path = method.path(params)
+        assert (PER_PRODUCT if path is None else path.name) == (name if forms else PER_PRODUCT)
+        y = method.apply(params, normal(3, 192, seed=4).to(F16)).float()
+        if forms:
+            taken = y
+    assert float((taken - y).abs().max() / y.abs().max()) < 4e-3
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_blocks_of_gguf_with_a_scheme_are_multiplied_by_the_kernel_of_their_numbers(kind: str) -> None:
+    raw = torch.randint(256, (128, 6, BLOCKS_OF_GGUF[kind][1]), generator=torch.Generator().manual_seed(0))
+    raw = raw.to(torch.uint8)
+    raw[..., :2] = scales(128, 6, 1).view(torch.uint8)
+    layout, tensors = GgufBlocks(kind), {"weight": raw.flatten(1)}
+    method = Converted({"a": layout}, F16, CPU, paths=[make() for make in TWINS.values()])
+    method.tensors_of("a", 192, 128, bias=False)
+    params = {"0.weight": tensors["weight"]}
+    method.finish(params)
+    path = method.path(params)
+    assert path is not None
+    assert path.name == {"Q4_0": "W4A16", "Q8_0": "W8A16"}[kind]
+    x = normal(3, 192, seed=4).to(F16)
+    expected = x.double() @ layout.weight(tensors, 192).double().T
+    assert float((method.apply(params, x).double() - expected).abs().max() / expected.abs().max()) < 4e-3
 
 
 @pytest.mark.parametrize(

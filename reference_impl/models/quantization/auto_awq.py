@@ -21,8 +21,9 @@ from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.quantization.config_fields import Fields
-from reference_impl.models.quantization.layouts import LayoutOf, check_scales
+from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_scales
 from reference_impl.models.quantization.packing import unpack_words
+from reference_impl.models.quantization.scheme import Fitted, Scheme
 
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output, of eight, in each 4 bits of a word
 
@@ -33,6 +34,12 @@ class Awq:
 
     group_size: int | None
     activations: None = None
+
+    @property
+    def scheme(self) -> Scheme:
+        """Its int4 have a sign: codes and zero points less 8."""
+        per: Any = "channel" if self.group_size is None else "group"
+        return Scheme("int4", per, self.group_size, symmetric=False, scale_dtype=torch.float16)
 
     def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
         size = self.group_size or in_features
@@ -49,10 +56,12 @@ class Awq:
             check_scales(tensor)
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
-        codes, zeros = (unpack_interleaved(tensors[name]) for name in ("qweight", "qzeros"))
-        scales, size = tensors["scales"].float(), in_features // len(zeros)
-        weight = (codes - zeros.repeat_interleave(size, 0)).float() * scales.repeat_interleave(size, 0)
-        return weight.t()
+        return self.coded(tensors, in_features).weight()
+
+    def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded:
+        codes, zeros = (unpack_interleaved(tensors[name]).t() - 8 for name in ("qweight", "qzeros"))
+        fitted = Fitted(tensors["scales"].float().t().contiguous(), zeros.to(torch.int8).contiguous())
+        return Coded(self.scheme, codes.to(torch.int8).contiguous(), fitted)
 
 
 def unpack_interleaved(words: Tensor) -> Tensor:

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.quantization.config_fields import Fields
-from reference_impl.models.quantization.layouts import LayoutOf, check_scales
+from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_scales
 from reference_impl.models.quantization.packing import unpack_words
+from reference_impl.models.quantization.scheme import Fitted, Scheme
 
 _VERSIONS = {"gptq": 1, "gptq_v2": 2}
 
@@ -42,6 +43,7 @@ class Gptq:
     act_order: bool
     version: int
     activations: None = None
+    scheme: None = None  # with act-order, or a group that is cut short, a matrix has none: see `coded`
 
     def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
         each = 32 // self.bits
@@ -91,9 +93,26 @@ class Gptq:
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         groups = tensors["g_idx"].long()
-        codes = unpack_words(tensors["qweight"].t(), self.bits, in_features)  # [out, in]
-        zeros, scales = self._zeros(tensors["qzeros"]).t(), tensors["scales"].float().t()
+        codes, zeros, scales = self._parts(tensors, in_features)
         return (codes - zeros[:, groups]).float() * scales[:, groups]
+
+    def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded | None:
+        """None where groups are not of neighbours, or not all of one size. Codes and zero points get a sign."""
+        size = self.group_size or in_features
+        in_order = torch.arange(in_features, device=tensors["g_idx"].device) // size
+        if in_features % size or not torch.equal(tensors["g_idx"].long(), in_order):
+            return None
+        codes, zeros, scales = self._parts(tensors, in_features)
+        middle = 1 << (self.bits - 1)
+        numbers: Any = f"int{self.bits}"
+        scheme = Scheme(numbers, "group", size, self.symmetric, scale_dtype=tensors["scales"].dtype)
+        own = None if self.symmetric else (zeros - middle).to(torch.int8).contiguous()
+        return Coded(scheme, (codes - middle).to(torch.int8).contiguous(), Fitted(scales.contiguous(), own))
+
+    def _parts(self, tensors: Mapping[str, Tensor], in_features: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes [out, in] and zero points [out, groups], int32 from 0 on; scales [out, groups] float32."""
+        codes = unpack_words(tensors["qweight"].t(), self.bits, in_features)
+        return codes, self._zeros(tensors["qzeros"]).t(), tensors["scales"].float().t()
 
 
 def gptq_layouts(raw: dict[str, Any], where: str) -> LayoutOf:

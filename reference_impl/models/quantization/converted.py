@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from reference_impl.interfaces import LinearMethod
-from reference_impl.models.quantization.layouts import Layout, OfScheme
+from reference_impl.models.quantization.layouts import Coded, Layout
 from reference_impl.models.quantization.scheme import Fitted, Scheme
 from reference_impl.models.quantization.stored import Stored, round_activations
-from reference_impl.models.quantization.tensors import fitted_of
 
 PER_PRODUCT = "decoded for each product"
 
@@ -27,7 +26,7 @@ PER_PRODUCT = "decoded for each product"
 @dataclass
 class Pieces:
     """A part of a layer (q_proj, ...) as it is stored: the tensors of the checkpoint, by the last words of their names.
-    codes [rows, in], and what they are multiplied with: of a layout `OfScheme` alone."""
+    codes [rows, in], and what they are multiplied with: where a scheme has the matrix."""
 
     layout: Layout
     tensors: dict[str, Tensor]
@@ -35,16 +34,24 @@ class Pieces:
 
     @property
     def codes(self) -> Tensor:
-        return self._fitted[0]
+        return self._known.codes
 
     @property
     def fitted(self) -> Fitted:
-        return self._fitted[1]
+        return self._known.fitted
+
+    @property
+    def scheme(self) -> Scheme | None:
+        return None if self.coded is None else self.coded.scheme
 
     @cached_property
-    def _fitted(self) -> tuple[Tensor, Fitted]:
-        assert isinstance(self.layout, OfScheme)
-        return fitted_of(dict(self.tensors), self.layout.scheme, self.in_features)
+    def coded(self) -> Coded | None:
+        return self.layout.coded(self.tensors, self.in_features)
+
+    @property
+    def _known(self) -> Coded:
+        assert self.coded is not None  # a path that asks was given a scheme
+        return self.coded
 
     def weight(self) -> Tensor:
         """float32 [rows, in]."""
@@ -98,12 +105,12 @@ class Converted(Stored):
             Pieces(layout, self.tensors_at(params, start), self.in_features)
             for start, layout in zip(self.starts(), self.layouts.values(), strict=True)
         ]
-        scheme = first.scheme if isinstance(first, OfScheme) and all(other == first for other in others) else None
         for path in self.paths:
             if isinstance(path, Decoded):
                 found: dict[str, Tensor] | None = path.of_weights([part.weight().to(self.dtype) for part in parts])
             else:
-                found = None if scheme is None else path.prepare(parts, scheme, self.dtype)
+                scheme, same = parts[0].scheme, all(part.scheme == parts[0].scheme for part in parts)
+                found = path.prepare(parts, scheme, self.dtype) if scheme is not None and same else None
             if found is not None:
                 for name in [name for name in params if name != "bias"]:
                     del params[name]

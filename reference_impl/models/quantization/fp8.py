@@ -20,8 +20,8 @@ from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
 from reference_impl.models.quantization.config_fields import Fields
-from reference_impl.models.quantization.layouts import LayoutOf, check_scales
-from reference_impl.models.quantization.scheme import Activations, Fitted, Scheme, decode
+from reference_impl.models.quantization.layouts import Coded, LayoutOf, check_scales
+from reference_impl.models.quantization.scheme import Activations, Fitted, Scheme
 
 Shapes = Mapping[str, list[int]]  # {name of a tensor in the checkpoint: its shape}
 _SCALES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e8m0fnu)
@@ -61,9 +61,12 @@ class Fp8:
             check_scales(tensor)
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
+        return self.coded(tensors, in_features).weight()
+
+    def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded:
         codes = tensors["weight"]
         scales = tensors[self.scale].float().reshape(self.scheme.scale_shape((len(codes), in_features)))
-        return decode(codes, self.scheme, Fitted(scales))
+        return Coded(self.scheme, codes, Fitted(scales))
 
 
 def fp8_layouts(raw: dict[str, Any], where: str, shapes: Shapes) -> LayoutOf:

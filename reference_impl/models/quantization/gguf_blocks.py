@@ -30,7 +30,8 @@ import torch
 from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
-from reference_impl.models.quantization.scheme import Fitted, Scheme, decode
+from reference_impl.models.quantization.layouts import Coded
+from reference_impl.models.quantization.scheme import Fitted, Scheme
 
 # name -> (numbers of a block, its bytes)
 BLOCKS = {
@@ -50,6 +51,10 @@ class GgufBlocks:
     kind: str
     activations: None = None
 
+    @property
+    def scheme(self) -> Scheme | None:
+        return _SCHEMES.get(self.kind)
+
     def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
         numbers, size = BLOCKS[self.kind]
         if in_features % numbers:
@@ -62,23 +67,25 @@ class GgufBlocks:
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         return decode_blocks(tensors["weight"], self.kind)
 
+    def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded | None:
+        return codes_of(tensors["weight"], self.kind) if self.kind in _SCHEMES else None
+
 
 def decode_blocks(raw: Tensor, kind: str) -> Tensor:
     """float32 [rows, numbers] of uint8 [rows, bytes], whole blocks."""
     if kind in _SCHEMES:
-        codes, scheme, fitted = codes_of(raw, kind)
-        return decode(codes, scheme, fitted)
+        return codes_of(raw, kind).weight()
     blocks = raw.unflatten(1, (-1, BLOCKS[kind][1]))
     return _DECODERS[kind](blocks).flatten(1)
 
 
-def codes_of(raw: Tensor, kind: str) -> tuple[Tensor, Scheme, Fitted]:
-    """(codes int8 [rows, numbers], Scheme, Fitted) of Q8_0 or Q4_0: what `tensors_of` writes as compressed-tensors.
+def codes_of(raw: Tensor, kind: str) -> Coded:
+    """Of Q8_0 or Q4_0, int8 [rows, numbers]: what `tensors_of` writes as compressed-tensors.
     A scale may be 0, and of Q4_0 negative: its largest number has the code -8, whatever its sign."""
     blocks = raw.unflatten(1, (-1, BLOCKS[kind][1]))
     scales, rest = _half(blocks, 0).squeeze(2), blocks[..., 2:]
     codes = rest.contiguous().view(torch.int8) if kind == "Q8_0" else _halves(rest).to(torch.int8) - 8
-    return codes.flatten(1), _SCHEMES[kind], Fitted(scales)
+    return Coded(_SCHEMES[kind], codes.flatten(1), Fitted(scales))
 
 
 def _half(blocks: Tensor, start: int) -> Tensor:

@@ -14,14 +14,32 @@ import torch
 from torch import Tensor
 
 from reference_impl.interfaces import TensorSpec
-from reference_impl.models.quantization.scheme import Activations, Scheme, decode
+from reference_impl.models.quantization.scheme import Activations, Fitted, Scheme, decode
 from reference_impl.models.quantization.tensors import fitted_of, specs_of
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """A matrix as a `Scheme` has it: codes [out, in], and what they are multiplied with."""
+
+    scheme: Scheme
+    codes: Tensor
+    fitted: Fitted
+
+    def weight(self) -> Tensor:
+        """float32 [out, in]."""
+        return decode(self.codes, self.scheme, self.fitted)
+
+
 class Layout(Protocol):
     """How a matrix [out, in] is stored. It is hashable, and equal to others that store alike."""
+
+    @property
+    def scheme(self) -> Scheme | None:
+        """What `coded` gives of each matrix; None: that depends on the matrix, or there is none."""
+        ...
 
     @property
     def activations(self) -> Activations | None:
@@ -40,17 +58,19 @@ class Layout(Protocol):
         """float32 [out, in] of the tensors that `specs` names."""
         ...
 
+    def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded | None:
+        """The same matrix, exactly, for the products that take codes (`paths.py`); None where no scheme has it."""
+        ...
+
 
 LayoutOf = Callable[[str], Layout | None]  # from a matrix's name in the checkpoint; None: it is not quantized
 
 
 @dataclass(frozen=True)
 class OfScheme:
-    """Codes and scales as compressed-tensors stores them. inverse: scales are named weight_scale_inv (they are factors
-    all the same), as DeepSeek and Hugging Face's FP8 write them. packed: see `specs_of`."""
+    """Codes and scales as compressed-tensors stores them. packed: see `specs_of`."""
 
     scheme: Scheme
-    inverse: bool = False
     packed: bool | None = None
 
     @property
@@ -58,21 +78,24 @@ class OfScheme:
         return self.scheme.activations
 
     def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
-        return specs_of(self.scheme, in_features, out_features, self.inverse, self.packed)
+        return specs_of(self.scheme, in_features, out_features, self.packed)
 
     def check(self, name: str, tensor: Tensor) -> None:
         if "scale" in name:
             check_scales(tensor)
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
-        codes, fitted = fitted_of(dict(tensors), self.scheme, in_features)
-        return decode(codes, self.scheme, fitted)
+        return self.coded(tensors, in_features).weight()
+
+    def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> Coded:
+        return Coded(self.scheme, *fitted_of(dict(tensors), self.scheme, in_features))
 
 
 @dataclass(frozen=True)
 class Dense:
     """A matrix that is not quantized, beside others of the same layer that are."""
 
+    scheme: None = None
     activations: Activations | None = None
 
     def specs(self, in_features: int, out_features: int) -> dict[str, TensorSpec]:
@@ -83,6 +106,9 @@ class Dense:
 
     def weight(self, tensors: Mapping[str, Tensor], in_features: int) -> Tensor:
         return tensors["weight"].float()
+
+    def coded(self, tensors: Mapping[str, Tensor], in_features: int) -> None:
+        return None
 
 
 def check_scales(scales: Tensor) -> None:

@@ -49,9 +49,7 @@ def without_form(schemes: Iterable[Scheme]) -> list[str]:
     )
 
 
-def specs_of(
-    scheme: Scheme, in_features: int, out_features: int, inverse: bool = False, packed: bool | None = None
-) -> dict[str, TensorSpec]:
+def specs_of(scheme: Scheme, in_features: int, out_features: int, packed: bool | None = None) -> dict[str, TensorSpec]:
     """Of a matrix [out, in]. packed: integers in words, or in bytes of their own ("int-quantized", "naive-quantized");
     None: as `in_words` says. ValueError for a scheme that the format has no form for."""
     words = in_words(scheme) if packed is None else packed and FORMATS[scheme.numbers].least is not None
@@ -67,9 +65,7 @@ def specs_of(
     else:
         raise ValueError(f"compressed-tensors: expected int4, int8, e4m3 or e2m1, got {scheme.numbers}: it has no form")
     dtypes = {"float": _FLOATS, "e4m3": (torch.float8_e4m3fn,), "e8m0": (torch.uint8,)}[scheme.scales]
-    found["weight_scale_inv" if inverse else "weight_scale"] = TensorSpec(
-        (1,) if scheme.per == "tensor" else shape, dtypes
-    )
+    found["weight_scale"] = TensorSpec((1,) if scheme.per == "tensor" else shape, dtypes)
     if scheme.scales == "e4m3":
         found["weight_global_scale"] = TensorSpec((1,), (torch.float32,))
     if not scheme.symmetric:
