@@ -26,7 +26,7 @@ from torch.nn.utils.parametrize import register_parametrization
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import train as base  # noqa: E402
-from distill import load_target  # noqa: E402
+from distill import load, load_target  # noqa: E402
 
 from reference_impl import LLM, SamplingParams  # noqa: E402
 from reference_impl.assembly.model import load_model  # noqa: E402
@@ -39,15 +39,6 @@ from reference_impl.models.quantization.straight_through import Rounded  # noqa:
 
 LR = {"int4": 1e-4, "ternary": 1e-3, "distill": 3e-4}
 ROWS, LENGTH, PROMPT = 8, 256, 32
-
-
-def model_of(name: str) -> base.CourseModel:
-    from safetensors.torch import load_file
-
-    model = base.CourseModel(base.RECIPES[name])
-    tensors = load_file(HERE / name / "model.safetensors")
-    model.load_state_dict({key: tensors[base.name_in_checkpoint(key)].float() for key in model.state_dict()})
-    return model
 
 
 def save_as(model: nn.Module, name: str, folder: Path) -> None:
@@ -96,12 +87,13 @@ def judged(judge: gates.Judge, source: Path, out: Path, recipe: Recipe) -> dict[
 def qat(scheme: str, steps: int) -> dict[str, Any]:
     """The target towards its own predictions, on training rows, while all its linear layers are rounded."""
     torch.manual_seed(0)
-    teacher, student = load_target("cpu"), model_of("target")
+    teacher, student = load_target("cpu"), load("target")
     rows = base.Rows(base.RECIPES["target"], HERE / "target" / "tokenizer.json")
+    recipe = METHODS["rtn" if scheme == "int4" else scheme]
     for module in student.modules():
         if isinstance(module, nn.Linear):
-            kind = METHODS["rtn"] if scheme == "int4" else METHODS[scheme]
-            register_parametrization(module, "weight", Rounded(kind.scheme_of("", module.in_features)), unsafe=True)
+            rounding = Rounded(recipe.scheme_of("", module.in_features))
+            register_parametrization(module, "weight", rounding, unsafe=True)
 
     def loss_of(step: int) -> Tensor:
         ids = torch.as_tensor(rows.step(step, ROWS, LENGTH)[0])
@@ -112,7 +104,7 @@ def qat(scheme: str, steps: int) -> dict[str, Any]:
     began = time.time()
     losses = learn(student, steps, LR[scheme], loss_of)
     seconds = time.time() - began
-    judge, recipe = gates.Judge("target"), METHODS["rtn"] if scheme == "int4" else METHODS[scheme]
+    judge = gates.Judge("target")
     with tempfile.TemporaryDirectory() as folder:
         save_as(student, "target", Path(folder) / "learned")
         after = judged(judge, Path(folder) / "learned", Path(folder) / "after", recipe)
@@ -148,7 +140,7 @@ def distill(steps: int) -> dict[str, Any]:
 
     def taught(kind: str) -> dict[str, float]:
         torch.manual_seed(0)
-        student, own = model_of("draft"), texts
+        student, own = load("draft"), texts
         before, began = agreement(student), time.time()
 
         def loss_of(step: int) -> Tensor:

@@ -111,14 +111,18 @@ def accepted(guesser: Guesser, module: nn.Module, target: base.CourseModel, ids:
     return rates
 
 
-def load_target(device: str) -> base.CourseModel:
-    """With the weights that train.py exported."""
+def load(name: str) -> base.CourseModel:
+    """Target or draft, with the weights that train.py exported."""
     from safetensors.torch import load_file
 
-    model = base.CourseModel(base.RECIPES["target"])
-    tensors = load_file(HERE / "target" / "model.safetensors")
+    model = base.CourseModel(base.RECIPES[name])
+    tensors = load_file(HERE / name / "model.safetensors")
     model.load_state_dict({key: tensors[base.name_in_checkpoint(key)].float() for key in model.state_dict()})
-    return model.to(device).requires_grad_(False)
+    return model
+
+
+def load_target(device: str) -> base.CourseModel:
+    return load("target").to(device).requires_grad_(False)
 
 
 def own_text(work: Path, rows: int = 1280, prompt: int = PROMPT, length: int = 256) -> None:

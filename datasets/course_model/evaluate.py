@@ -8,7 +8,6 @@ training never used (see tasks.py). Greedy everywhere, so the figures repeat exa
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import math
@@ -27,6 +26,7 @@ import tasks  # noqa: E402
 from reference_impl import LLM, SamplingParams  # noqa: E402
 from reference_impl.annexes.baselines.no_cache import RecomputeAttention  # noqa: E402
 from reference_impl.annexes.baselines.ragged import ragged_batch  # noqa: E402
+from reference_impl.bench.abilities import heads_of, is_json_object, parses  # noqa: E402
 
 DISTANCES = (16, 64, 128, 256, 512, 900)
 TASKS_EACH = 60
@@ -92,40 +92,9 @@ def exact_tasks(llm: LLM) -> dict[str, float]:
     }
 
 
-def is_json_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except json.JSONDecodeError:
-        return False
-
-
 def python_prompts(documents: list[corpus.Document]) -> list[str]:
     """Heads of held-out functions: the def line and the first line of the body."""
-    prompts = []
-    for name, text in documents:
-        if not name.endswith(".py"):
-            continue
-        source = text.splitlines()
-        for node in ast.parse(text).body:
-            if isinstance(node, ast.FunctionDef) and len(source) > node.body[0].lineno and len(node.body) > 1:
-                prompts.append("\n".join(source[node.lineno - 1 : node.body[0].end_lineno]) + "\n")
-    return [p for p in prompts if len(p) < 600]
-
-
-def parses(prompt: str, completion: str) -> bool:
-    """Whether prompt and completion parse, the completion cut after its last whole line or where the function ends."""
-    kept = []
-    for line in completion.splitlines(keepends=True):
-        if not line.endswith("\n") or (line[0] not in " \n" and line.strip()):
-            break
-        kept.append(line)
-    if not any(line.strip() for line in kept):
-        return False  # nothing was written: a function's head alone proves nothing
-    try:
-        ast.parse(prompt + "".join(kept))
-    except SyntaxError:
-        return False
-    return True
+    return [head for name, text in documents if name.endswith(".py") for head in heads_of(text)]
 
 
 def python(llm: LLM, documents: list[corpus.Document]) -> dict[str, float]:

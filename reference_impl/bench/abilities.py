@@ -12,6 +12,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import comb
 from typing import Any
 
@@ -52,7 +53,7 @@ def questions(llm: LLM, text: str, each: int) -> list[Question]:
         found.append(_asked(llm, "valid JSON", prompt, 60, is_json_object))
         found.append(_asked(llm, "the call that was asked for", prompt, 60, call.__eq__))
     for head in heads_of(text)[:each]:
-        found.append(Question("code that parses", llm.encode(head), 64, _Parses(head)))
+        found.append(Question("code that parses", llm.encode(head), 64, partial(parses, head)))
     return found
 
 
@@ -139,25 +140,20 @@ def heads_of(text: str) -> list[str]:
     return [head for head in found if len(head) < 600]
 
 
-@dataclass(frozen=True)
-class _Parses:
+def parses(head: str, answer: str) -> bool:
     """Whether head and answer parse, the answer cut after its last whole line or where the function ends."""
-
-    head: str
-
-    def __call__(self, answer: str) -> bool:
-        kept = []
-        for line in answer.splitlines(keepends=True):
-            if not line.endswith("\n") or (line[0] not in " \n" and line.strip()):
-                break
-            kept.append(line)
-        if not any(line.strip() for line in kept):
-            return False  # a function's head alone proves nothing
-        try:
-            ast.parse(self.head + "".join(kept))
-        except (SyntaxError, ValueError):
-            return False
-        return True
+    kept = []
+    for line in answer.splitlines(keepends=True):
+        if not line.endswith("\n") or (line[0] not in " \n" and line.strip()):
+            break
+        kept.append(line)
+    if not any(line.strip() for line in kept):
+        return False  # a function's head alone proves nothing
+    try:
+        ast.parse(head + "".join(kept))
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _asked(llm: LLM, kind: str, prompt: str, max_tokens: int, right: Callable[[str], Any]) -> Question:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from reference_impl.annexes.baselines.ragged import ragged_batch
 from reference_impl.annexes.kv_formats.formats import FORMATS
+from reference_impl.bench import tasks
 from reference_impl.bench.quality import Estimate, bootstrap, logprobs, windows_of
 from reference_impl.core.decoder import Decoder
 from reference_impl.interfaces import Batch, KVCache
@@ -154,13 +155,14 @@ def by_distance(
 
 
 def needle(llm: Any, filler: Sequence[int], distance: int, rng: random.Random) -> tuple[list[int], list[int]]:
-    """(prompt, answer) as token ids: a code, about `distance` tokens of filler behind it, then the question for it."""
-    word = "".join(rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(3))
-    code, first = str(rng.randint(1000, 9999)), rng.randrange(max(len(filler) - distance, 1))
-    between = llm.tokenizer.decode(list(filler[first : first + distance]))
-    asked = f"The code for {word} is {code}.\n{between}\nWhat is the code for {word}?"
-    prompt = llm.chat_prompt([{"role": "user", "content": asked}])
-    return list(prompt if not isinstance(prompt, str) else llm.encode(prompt)), list(llm.encode(code))
+    """(prompt, answer) of `tasks.retrieval` as token ids."""
+
+    def between(rng: random.Random, size: int) -> str:
+        first = rng.randrange(max(len(filler) - size, 1))
+        return str(llm.tokenizer.decode(list(filler[first : first + size])))
+
+    asked, answer = tasks.retrieval(rng, between, distance)
+    return list(llm.chat_prompt([{"role": "user", "content": asked}])), list(llm.encode(answer))
 
 
 def by_depth(

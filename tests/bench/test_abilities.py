@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_answers_are_judged_by_what_was_asked() -> None:
     text += "def long(a):\n    b = a\n    return b\nclass C:\n    def f(self):\n        pass\n"
     assert heads_of(text) == ["def long(a):\n    b = a\n"]
     assert heads_of("this is (not Python") == []
-    parses = abilities._Parses("def long(a):\n    b = a\n")
+    parses = partial(abilities.parses, "def long(a):\n    b = a\n")
     assert parses("    return b\n")
     assert parses("    return b\nprint(")  # what follows the function is not looked at
     assert not parses("    return (b\n")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reference_impl.models.config_reader import ConfigError
-from reference_impl.models.json_file import shown
+from reference_impl.models.quantization.config_fields import Fields
 from reference_impl.models.quantization.layouts import LayoutOf, OfScheme
 from reference_impl.models.quantization.numbers import FORMATS
 from reference_impl.models.quantization.scheme import BLOCK, Activations, Scheme
@@ -22,8 +22,7 @@ _FORMATS = (
 
 
 def _error(where: str, field: str, expected: str, found: object) -> ConfigError:
-    name = "quantization_config" + (f".{field}" if field else "")
-    return ConfigError(f"{where}: {name}: expected {expected}, found {shown(found)}")
+    return Fields({}, where).error(field, expected, found)
 
 
 def compressed_layouts(raw: dict[str, Any], where: str) -> LayoutOf:
