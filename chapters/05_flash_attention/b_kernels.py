@@ -1109,7 +1109,8 @@ if has_triton:
 # %% name="engine-gemm"
 if has_triton and known_gpu:
     from reference_impl.kernels import gemm as tiled
-    from reference_impl.kernels.gemm_fp8 import gemm_fp8, quantize_rows_fp8
+    from reference_impl.kernels.gemm_fp8 import gemm_fp8
+    from reference_impl.kernels.quantize_rows import quantize_rows_fp8
 
     W = torch.randn(96, 256, device=DEVICE, dtype=torch.float16)
     for tokens in (1, 16, 70):  # decode of one, decode of a batch, a short prompt

@@ -77,6 +77,7 @@ def _with_triton(quantization: Quantization, dtype: torch.dtype, device: torch.d
     from reference_impl.annexes.fusion.linear import TritonFp8, TritonInt4, TritonInt8, TritonLinear
     from reference_impl.kernels import gemm_fp8, gemm_w4a16, gemm_w8a16
     from reference_impl.kernels.launch import architecture
+    from reference_impl.kernels.quantize_rows import quantize_rows_fp8
 
     if quantization == "none":
         return TritonLinear(dtype, device)
@@ -87,7 +88,7 @@ def _with_triton(quantization: Quantization, dtype: torch.dtype, device: torch.d
                 f"quantization 'fp8': expected a GPU that multiplies 8-bit floats (Ada, Hopper or later), got "
                 f"{gpu.name}: use quantization='int8', which takes as little memory"
             )
-        return TritonFp8(dtype, device, gemm_fp8.quantize_rows_fp8, gemm_fp8.gemm_fp8)
+        return TritonFp8(dtype, device, quantize_rows_fp8, gemm_fp8.gemm_fp8)
     if dtype.itemsize != 2:
         raise ValueError(
             f"quantization {quantization!r} with Triton's kernels: expected a model in float16 or bfloat16, got "

@@ -172,7 +172,7 @@ def _with_triton(
     from reference_impl.annexes.fusion.linear import TritonStoredInt4
     from reference_impl.kernels import gemm_fp4, gemm_fp8, gemm_fp8_blocks, gemm_w4a16, gemm_w8a8, gemm_w8a16
     from reference_impl.kernels.launch import architecture
-    from reference_impl.kernels.quantize_rows import quantize_groups_fp8, quantize_rows_int8
+    from reference_impl.kernels.quantize_rows import quantize_groups_fp8, quantize_rows_fp8, quantize_rows_int8
 
     four_bits = FourBitIntegers(gemm_w4a16.gemm_w4a16)
     if dtype.itemsize == 2 and _fits_one_launch(layouts):
@@ -184,7 +184,7 @@ def _with_triton(
         FourBitFloats(gemm_fp4.gemm_fp4),
     ]
     if architecture().has_fp8:
-        forms.append(EightBitsBothSides("e4m3", gemm_fp8.quantize_rows_fp8, gemm_fp8.gemm_fp8))
+        forms.append(EightBitsBothSides("e4m3", quantize_rows_fp8, gemm_fp8.gemm_fp8))
         forms.append(Fp8Blocks(quantize_groups_fp8, gemm_fp8_blocks.gemm_fp8_blocks))
     if fits:
         forms.append(Decoded(_plain(dtype, device, kernels)))

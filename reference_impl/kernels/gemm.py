@@ -240,6 +240,15 @@ def check_operands(x: Tensor, weight: Tensor, row: int, bias: Tensor | None = No
         )
 
 
+def check_scales(scale: Tensor, weight_scale: Tensor, num_tokens: int, out_features: int) -> None:
+    """Of a product in 8 bits on both sides. Raises ValueError unless there is one for each token and each output."""
+    if scale.shape != (num_tokens,) or weight_scale.shape != (out_features,):
+        raise ValueError(
+            f"expected a scale for each of {num_tokens} tokens and {out_features} outputs, got {list(scale.shape)} and "
+            f"{list(weight_scale.shape)}"
+        )
+
+
 def room_for(grid: tuple[int, int], out: Tensor) -> tuple[Tensor, Tensor]:
     """(partial, tickets): the splits' sums [splits, tokens, out] float32, and how many splits of each tile are done.
 

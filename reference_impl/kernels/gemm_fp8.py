@@ -1,10 +1,8 @@
 """A linear layer in 8-bit floats (e4m3): y = (x / s) (W / w)^T s w, with a scale s per token and w per output.
 
-(1) `quantize_rows_fp8`: a program reads a row twice, the second time from the cache: first its largest magnitude, which
-becomes 448, the largest e4m3; then the codes. Bytes per row: 2 in are read, in + 4 written.
-(2) `gemm_fp8`: as `gemm`, where it is explained, on matrix units for 8 bits. A scale is the same all along `in`, so it
-multiplies the sums. Hopper's unit keeps about 14 bits of a running sum (DeepSeek-V3 2024, 3.3.2): the sums of PROMOTED
-inputs at a time are added up in float32 outside of it.
+As `gemm`, where it is explained, on matrix units for 8 bits. A scale is the same all along `in`, so it multiplies the
+sums. Hopper's unit keeps about 14 bits of a running sum (DeepSeek-V3 2024, 3.3.2): the sums of PROMOTED inputs at a
+time are added up in float32 outside of it. `quantize_rows.py` makes the codes of x.
 
 FLOPs: 2 tokens in out. Bytes: in out + tokens (in + 2 out). On an H200 (1580 TFLOP/s in FP8, 4.3 TB/s) memory-bound up
 to 184 tokens, then compute-bound: in both regimes at best twice as fast as 16 bits.
@@ -17,11 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from reference_impl.kernels.eight_bits import encoded, scale_of
 from reference_impl.kernels.gemm import (
     FEW_TOKENS,
     Tile,
     check_operands,
+    check_scales,
     choose,
     grid_of,
     room_for,
@@ -32,27 +30,6 @@ from reference_impl.kernels.gemm import (
 from reference_impl.kernels.launch import architecture, launch
 
 PROMOTED = 128
-
-
-@triton.jit
-def _quantize_rows_fp8(
-    x, codes, scale, in_features, stride_x,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    fp8: tl.constexpr = codes.dtype.element_ty
-    largest = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, in_features, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        value = tl.load(x + token * stride_x + i, mask=i < in_features, other=0.0).to(tl.float32)
-        largest = tl.maximum(largest, tl.abs(value))
-    row_scale = scale_of(tl.max(largest, 0), fp8)
-    inverse = tl.div_rn(1.0, row_scale)
-    tl.store(scale + token, row_scale)
-    for start in range(0, in_features, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        value = tl.load(x + token * stride_x + i, mask=i < in_features, other=0.0).to(tl.float32)
-        tl.store(codes + token * in_features + i, encoded(value * inverse, fp8), mask=i < in_features)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -97,22 +74,6 @@ TILES = (
 )
 
 
-def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Twin of `reference.quantize_rows_fp8`, which documents shapes and meanings."""
-    num_tokens, in_features = x.shape
-    if x.stride(1) != 1:
-        raise ValueError(f"expected rows that are contiguous, got strides {x.stride()}")
-    codes = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
-    scale = x.new_empty(num_tokens, dtype=torch.float32)
-    if num_tokens:
-        launch(
-            _quantize_rows_fp8, (num_tokens,), x, codes, scale, in_features, x.stride(0),
-            BLOCK=min(4096, triton.next_power_of_2(in_features)),
-            options={"num_warps": 4},
-        )  # fmt: skip
-    return codes, scale
-
-
 def gemm_fp8(
     codes: Tensor,
     scale: Tensor,
@@ -125,11 +86,7 @@ def gemm_fp8(
     """Twin of `reference.gemm_fp8`, which documents shapes and meanings. tile: by default the one `choose` returns."""
     (num_tokens, in_features), out_features = codes.shape, len(weight)
     check_operands(codes, weight, in_features)
-    if scale.shape != (num_tokens,) or weight_scale.shape != (out_features,):
-        raise ValueError(
-            f"expected a scale for each of {num_tokens} tokens and {out_features} outputs, got {list(scale.shape)} and "
-            f"{list(weight_scale.shape)}"
-        )
+    check_scales(scale, weight_scale, num_tokens, out_features)
     tile = tile or choose(TILES, num_tokens, out_features, architecture())
     out = codes.new_empty((num_tokens, out_features), dtype=out_dtype)
     if num_tokens:

@@ -19,6 +19,7 @@ from reference_impl.kernels.gemm import (
     FEW_TOKENS,
     Tile,
     check_operands,
+    check_scales,
     choose,
     grid_of,
     room_for,
@@ -88,11 +89,7 @@ def gemm_w8a8(
             f"expected codes and a weight in int8 and at most {MOST_INPUTS} inputs, got {codes.dtype}, {weight.dtype} "
             f"and {in_features}"
         )
-    if scale.shape != (num_tokens,) or weight_scale.shape != (out_features,):
-        raise ValueError(
-            f"expected a scale for each of {num_tokens} tokens and {out_features} outputs, got {list(scale.shape)} and "
-            f"{list(weight_scale.shape)}"
-        )
+    check_scales(scale, weight_scale, num_tokens, out_features)
     tile = tile or choose(TILES, num_tokens, out_features, architecture())
     out = codes.new_empty((num_tokens, out_features), dtype=out_dtype)
     if num_tokens:

@@ -1,4 +1,4 @@
-"""Activations in 8 bits for a product: int8 with a scale per token, e4m3 with one per token and 128 inputs.
+"""Activations in 8 bits for a product: int8 or e4m3 with a scale per token, e4m3 with one per token and 128 inputs.
 
 As the checkpoints' own formats round them (compressed-tensors, DeepSeek-V3): the largest magnitude of what shares a
 scale becomes 127.5 in int8, whose codes end at 127, and 448 in e4m3. A row is read twice where its scale is needed
@@ -6,6 +6,8 @@ first, the second time from the cache. Bytes per row: 2 in are read, in + 4 writ
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -39,6 +41,27 @@ def _quantize_rows_int8(
 
 
 @triton.jit
+def _quantize_rows_fp8(
+    x, codes, scale, in_features, stride_x,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    fp8: tl.constexpr = codes.dtype.element_ty
+    largest = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, in_features, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        value = tl.load(x + token * stride_x + i, mask=i < in_features, other=0.0).to(tl.float32)
+        largest = tl.maximum(largest, tl.abs(value))
+    row_scale = scale_of(tl.max(largest, 0), fp8)
+    inverse = tl.div_rn(1.0, row_scale)
+    tl.store(scale + token, row_scale)
+    for start in range(0, in_features, BLOCK):
+        i = start + tl.arange(0, BLOCK)
+        value = tl.load(x + token * stride_x + i, mask=i < in_features, other=0.0).to(tl.float32)
+        tl.store(codes + token * in_features + i, encoded(value * inverse, fp8), mask=i < in_features)
+
+
+@triton.jit
 def _quantize_groups_fp8(
     x, codes, scale, in_features, num_groups, stride_x,
     GROUPS: tl.constexpr, GROUP: tl.constexpr,
@@ -56,12 +79,21 @@ def _quantize_groups_fp8(
 
 def quantize_rows_int8(x: Tensor) -> tuple[Tensor, Tensor]:
     """Twin of `reference.quantize_rows_int8`, which documents shapes and meanings."""
-    num_tokens, in_features = x.shape
+    return _by_rows(_quantize_rows_int8, x, torch.int8)
+
+
+def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Twin of `reference.quantize_rows_fp8`, which documents shapes and meanings."""
+    return _by_rows(_quantize_rows_fp8, x, torch.float8_e4m3fn)
+
+
+def _by_rows(kernel: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     _check_rows(x)
-    codes, scale = x.new_empty(x.shape, dtype=torch.int8), x.new_empty(num_tokens, dtype=torch.float32)
+    num_tokens, in_features = x.shape
+    codes, scale = x.new_empty(x.shape, dtype=dtype), x.new_empty(num_tokens, dtype=torch.float32)
     if num_tokens:
         launch(
-            _quantize_rows_int8, (num_tokens,), x, codes, scale, in_features, x.stride(0),
+            kernel, (num_tokens,), x, codes, scale, in_features, x.stride(0),
             BLOCK=min(4096, triton.next_power_of_2(in_features)),
             options={"num_warps": 4},
         )  # fmt: skip

@@ -25,6 +25,7 @@ from collections import Counter
 from torch.utils._python_dispatch import TorchDispatchMode
 from reference_impl.interfaces import Batch, GroupTables
 from reference_impl.kernels import gemm_fp8, gemm_w4a16, launch
+from reference_impl.kernels.quantize_rows import quantize_rows_fp8
 from reference_impl.kernels.architectures import ARCHITECTURES
 from reference_impl.annexes.windows.groups import kv_specs
 from reference_impl.core.kv_cache import PagedKVCache
@@ -38,7 +39,7 @@ meta, bf16, described = torch.device("meta"), torch.bfloat16, launch.described
 count = Counter()
 METHODS = {
     "none": lambda: TritonLinear(bf16, meta),
-    "fp8": lambda: TritonFp8(bf16, meta, gemm_fp8.quantize_rows_fp8, gemm_fp8.gemm_fp8),
+    "fp8": lambda: TritonFp8(bf16, meta, quantize_rows_fp8, gemm_fp8.gemm_fp8),
     "int4": lambda: TritonInt4(bf16, meta, gemm_w4a16.gemm_w4a16),
 }
 SCALES = {"fp8": lambda linear: empty(linear.out_features, dtype=torch.float32),

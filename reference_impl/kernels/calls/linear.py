@@ -90,6 +90,6 @@ CALLS |= {
     name_in_tile("gemm_w8a16", tile, ", groups"): in_tile(tile, partial(_gemm_w8a16, group_size=128))
     for tile in (gemm_w8a16.TILES[0], gemm_w8a16.TILES[-1])
 }
-CALLS["quantize_rows_fp8"] = lambda dtype: gemm_fp8.quantize_rows_fp8(empty(16, _IN, dtype=dtype))
+CALLS["quantize_rows_fp8"] = lambda dtype: quantize_rows.quantize_rows_fp8(empty(16, _IN, dtype=dtype))
 CALLS["quantize_rows_int8"] = lambda dtype: quantize_rows.quantize_rows_int8(empty(16, _IN, dtype=dtype))
 CALLS["quantize_groups_fp8"] = lambda dtype: quantize_rows.quantize_groups_fp8(empty(16, _IN, dtype=dtype))
