@@ -201,7 +201,8 @@ widgets.table(rows, ["planted keys: a scale per", "INT8", "INT4"])
 # %% [markdown] name="engine-text"
 # ## 4. The same thing inside the engine
 #
-# `kv_dtype="int8"` or `"fp8"`: each head of a token has codes of 8 bits and a scale of 32. It rounds as it writes:
+# `kv_dtype="int8"` or `"fp8"`: each head of a token has codes of 8 bits and a scale of 32. `"int4"`: codes of 4 bits, a
+# scale and a least number of 16 bits each. It rounds as it writes, here in 8 bits:
 
 # %% name="engine-source"
 print(inspect.getsource(EightBitKVCache.write))
@@ -215,8 +216,20 @@ widgets.predict("07e-bytes", "Bytes of a token in 16 bits over those in INT8 wit
 
 # %% name="engine-bits"
 rows, each = [], {}
-for name, bits, scale in (("16 bits", 16, 0), ("8 bits", 8, 32)):
-    spec = KVSpec(c.num_layers, c.num_kv_heads, c.head_dim, 16, bits_per_value=bits, bits_per_scale=scale)
+for name, bits, scale, lowest in (
+    ("16 bits", 16, 0, 0),
+    ("8 bits", 8, 32, 0),
+    ("4 bits, with a least number", 4, 16, 16),
+):
+    spec = KVSpec(
+        c.num_layers,
+        c.num_kv_heads,
+        c.head_dim,
+        16,
+        bits_per_value=bits,
+        bits_per_scale=scale,
+        bits_per_zero_point=lowest,
+    )
     each[name] = spec.bytes_per_token
     rows.append([name, spec.bits_per_head, f"{spec.bits_per_head / c.head_dim:.2f}", spec.bytes_per_token])
 widgets.reveal("07e-bytes", each["16 bits"] / each["8 bits"])
@@ -224,7 +237,7 @@ widgets.table(rows, ["cache", "bits of a key", "bits a value", "bytes a token, a
 
 # %% name="engine-run"
 prompt, rows = "def read_lines(path):\n", []
-for kv_dtype in ("auto", "int8", "fp8", "fp8_e5m2"):
+for kv_dtype in ("auto", "int8", "fp8", "fp8_e5m2", "int4"):
     served = LLM(FOLDER, dtype="bfloat16", kv_dtype=kv_dtype, kv_cache_bytes=2**20)
     [output] = served.generate([prompt], SamplingParams(max_tokens=24, temperature=0))
     engine = served.engine
