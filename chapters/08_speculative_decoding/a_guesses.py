@@ -2,7 +2,8 @@
 # # 08a · A step has room: the idea of speculative decoding
 #
 # About 35 minutes. You need chapters 01 (prefill and decode) and 02 (the KV cache). The next notebook, `b_exactness`, is
-# about the rule that keeps the distribution; here all text is greedy.
+# about the rule that keeps the distribution; here all text is greedy. The lab to all five notebooks is [Draft and
+# verify](../../labs/08_speculative_decoding/speculative.ipynb).
 
 # %% name="setup"
 import inspect

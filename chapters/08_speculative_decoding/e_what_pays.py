@@ -409,6 +409,8 @@ print(f"a = 0.4, k = 4, c = 0.2 gives {gain(h100, 0.4, 4, 0.2, 1, 1000):.2f}: sl
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
+#
+# Then build the drafter and the verifier yourself: [lab 08](../../labs/08_speculative_decoding/speculative.ipynb).
 
 # %% name="quiz"
 from grader.quiz import load_quiz
