@@ -70,6 +70,7 @@ class Shape(ABC):
     prompt_logprobs: int | None = None  # alternatives to report for each of a prompt's tokens; None: none
     prompts: Sequence[Sequence[int]] = ()
     num_samples: int = 1  # of each prompt
+    acceptance: str = "exact"  # of the engine, as of EngineConfig; another one is lossy, and every answer names it
     id: str = ""
     created: int = 0
     _written: dict[int, int] = field(default_factory=dict)  # per choice, the tokens so far
@@ -80,7 +81,8 @@ class Shape(ABC):
         self.id, self.created = f"{self.prefix}-{uuid.uuid4().hex}", int(time.time())
 
     def head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        found = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return found if self.acceptance == "exact" else found | {"acceptance": self.acceptance}
 
     @abstractmethod
     def choice(self, piece: Piece) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class _Server:
             self.config.model_name, "text_completion", "text_completion", "cmpl", self.tokens, body.logprobs,
             body.include_usage, body.continuous_usage, body.prompt_logprobs, prompts, body.n,
             echo=await asyncio.to_thread(self._texts, body.prompts) if body.echo else None,
-            only_echo=not body.max_tokens,
+            only_echo=not body.max_tokens, acceptance=self.engine.acceptance,
         )  # fmt: skip
         wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
         scores = max((k for k in wanted if k is not None), default=None)
@@ -187,6 +187,7 @@ class _Server:
         shape = ChatShape(
             self.config.model_name, "chat.completion", "chat.completion.chunk", "chatcmpl", self.tokens, logprobs,
             body.include_usage, body.continuous_usage, body.prompt_logprobs, [prompt], body.n, tool_call_parser=parser,
+            acceptance=self.engine.acceptance,
         )  # fmt: skip
         fits = max(1, self.engine.max_model_len - len(prompt))
         asked = body.max_completion_tokens or body.max_tokens or fits

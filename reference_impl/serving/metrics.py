@@ -68,6 +68,7 @@ class Counts:
         self.steps = counter("engine_steps", "Forward passes")
         self.drafts = counter("spec_decode_num_drafts", "Rows that verified guesses")
         self.draft_tokens = counter("spec_decode_num_draft_tokens", "Guesses verified")
+        self.lossy = counter("spec_decode_num_lossy_drafts", "Rows whose guesses were kept by a rule that is lossy")
         self.accepted = counter("spec_decode_num_accepted_tokens", "Guesses kept")
         self.accepted_at = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Guesses kept, by their place among a row's", "position"
@@ -107,6 +108,7 @@ class Counts:
         use = DraftUse.of([step])
         self.drafts.inc(use.num_drafts)
         self.draft_tokens.inc(use.num_draft_tokens)
+        self.lossy.inc(use.num_lossy)
         self.accepted.inc(use.num_accepted_tokens)
         for position, kept in enumerate(use.accepted_per_position):
             self.accepted_at.labels(str(position)).inc(kept)

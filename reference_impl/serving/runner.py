@@ -89,11 +89,13 @@ class Prompts(Protocol):
 
 
 class EngineHost(Protocol):
-    """Where the engine runs. begin: from now on `receive` is called in the event loop with what comes back."""
+    """Where the engine runs. begin: from now on `receive` is called in the event loop with what comes back.
+    acceptance: as of EngineConfig."""
 
     prompts: Prompts
     vocab_size: int
     max_model_len: int
+    acceptance: str
 
     @property
     def is_alive(self) -> bool:

@@ -170,6 +170,11 @@ def make(
     for broken in prompts.templates.broken():
         logger.warning("conversations will be refused: %s", broken)
     engine = SupervisedEngine(make_engine, prompts, restarts or Restarts())
+    if engine.acceptance != "exact":
+        logger.warning(
+            "guesses are kept by %s acceptance, which is lossy: with a temperature texts are not distributed as the "
+            "model's, nor those of their seeds", engine.acceptance,
+        )  # fmt: skip
     return ModelServer(engine, config, host, port, shutdown_seconds, trace)
 
 

@@ -31,6 +31,7 @@ def snapshot(engine: Engine, hit_rate: float) -> dict[str, Any]:
         "blocks": engine.num_blocks,
         "blocks_available": engine.kv.num_available,
         "block_size": engine.config.block_size,
+        "acceptance": engine.config.acceptance,
         "hit_rate": hit_rate,
         "tokens_per_second": sum(sum(step.num_new_tokens) for step in steps) / SECONDS,
         "steps_per_second": len(steps) / SECONDS,
