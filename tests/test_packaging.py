@@ -18,6 +18,7 @@ from packaging.specifiers import SpecifierSet
 from grader import doctor
 from grader.study.manifest import load_course
 from grader.study.workspace import chapters_root
+from reference_impl.assembly.config import COURSE_MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -58,7 +59,7 @@ def test_chapters_labs_and_the_course_model_travel_in_the_wheel(names: set[str])
     wanted = {f"chapters/{name}" for name in files("chapters", "*.ipynb", "*.yaml")}
     wanted |= {f"inferlab_data/labs/{name}" for name in files("labs", "*.ipynb", "*.md")}
     wanted |= {f"inferlab_data/traces/{name}" for name in files("datasets/traces", "*.yaml")}
-    for model in ("target", "draft"):
+    for model in COURSE_MODELS:
         folder = f"datasets/course_model/{model}"
         wanted |= {f"inferlab_data/course_model/{model}/{name}" for name in files(folder, "*.json", "*.safetensors")}
     assert wanted <= names

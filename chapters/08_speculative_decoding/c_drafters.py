@@ -96,7 +96,7 @@ widgets.reveal("08c-kept", 100 * shares["feature head"])
 # | early exit (self-speculation) | the target's own first layers | those layers | nothing, or training so that exits are good |
 # | heads for later tokens (Medusa, MTP) | the target's last hidden state | a matrix or a layer | training; next notebook |
 #
-# The engine has all of them, of the last row Medusa heads. This notebook runs the first three.
+# The engine has all of them, of MTP the sequential kind. This notebook runs the first three.
 
 # %% name="idea-figure" jupyter={"source_hidden": true}
 fig = figure(7.6, 2.6)

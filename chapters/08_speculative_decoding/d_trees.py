@@ -510,8 +510,9 @@ show(
 
 # %% [markdown] name="errata-mtp-reading"
 # DeepSeek-V3 was released with one such module: 11.5 billion parameters of its own, counted as 14 billion with its copies of
-# embedding and head. Used as a drafter, it is built like the feature head of `c_drafters`, and like that one can be run
-# again on its own output for more guesses.
+# embedding and head. Used as a drafter, it is built like the feature head of `c_drafters`, with one norm more, and like
+# that one can be run again on its own output for more guesses: in this engine `speculative="mtp"`. The course model was not
+# trained with one; `course_model("mtp")` was trained behind it, from the feature head's weights.
 # <!-- source: DeepSeek-V3 technical report and model card, 2024-12 -->
 
 # %% [markdown] name="production"

@@ -1,4 +1,5 @@
-"""How what guesses for the course target is trained (feature_head.py, medusa_heads.py): towards the target's own words.
+"""How what guesses for the course target is trained (feature_head.py, multi_token.py, medusa_heads.py): towards the
+target's own words.
 
 Each guess's distribution is drawn towards the target's (KL divergence), first on the training rows, then on text that
 the target wrote itself, since that is where it will guess. Embedding and lm_head are the target's, and stay as they
@@ -50,6 +51,7 @@ class Recipe:
     lr: float = 3e-3
     align_lr: float = 8e-4
     seed: int = 777
+    mixed: bool = True  # products in bf16 while it trains: slower than float32 on a CPU that only emulates them
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def train(guesser: Guesser, work: Path, device: str, action: str, limit: int | N
             ids, weight = own[drawn][:, :-1], torch.ones(r.rows, own.shape[1] - 1)
         else:
             ids, _, weight = rows.step(10_000 + step, r.rows, r.length)
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=r.mixed):
             found, wanted = guesser.passes(module, target, ids.to(device), r.ahead)
         loss = loss_of(found, wanted, weight.to(device), r.decay)
         loss.backward()

@@ -30,6 +30,11 @@ from reference_impl.bench.abilities import heads_of, is_json_object, parses  # n
 
 DISTANCES = (16, 64, 128, 256, 512, 900)
 TASKS_EACH = 60
+AHEAD = {  # what guesses ahead of the target: what it is, and the program that trains it
+    "eagle": ("a feature head, one layer", "feature_head.py"),
+    "mtp": ("a module of multi-token prediction, begun from `eagle`", "multi_token.py"),
+    "medusa": ("Medusa heads, a matrix each", "medusa_heads.py"),
+}
 WINDOW = 512
 SHAPE_KEYS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 
@@ -163,7 +168,7 @@ def card(results: dict[str, dict[str, Any]]) -> str:
         row("copying exactly right", percent("copy_exact")),
         row("Python completions that parse", percent("python_parses")),
     ]  # fmt: skip
-    for name in ("eagle", "medusa"):
+    for name in AHEAD:
         for file in ("config.json", "model.safetensors"):
             digests[f"{name}/{file}"] = hashlib.sha256((HERE / name / file).read_bytes()).hexdigest()
     longest = max(length for _, _, length in target["recipe"]["phases"])
@@ -173,7 +178,7 @@ def card(results: dict[str, dict[str, Any]]) -> str:
 Two small language models, trained by `train.py` in this folder, so that perplexity, acceptance rates and
 quantization damage mean something without downloading anything. `target` is the model of the chapters;
 `draft` is for speculative decoding and shares its tokenizer. Architecture: Qwen3 (`Qwen3ForCausalLM`).
-`eagle` and `medusa` are no models of their own: they guess ahead from the target's hidden states, see below.
+`eagle`, `mtp` and `medusa` are no models of their own: they guess ahead from the target's hidden states, see below.
 
 They continue Python source, answer four kinds of generated questions in a chat format, and know nothing else.
 Training rows were at most {longest:,} tokens long: the config allows 2,048 positions, the later ones untrained.
@@ -193,6 +198,8 @@ text, which no alignment sees and which repeats itself: before and after alignme
 target's own, behind that on the training rows.
 
 {chr(10).join(_guesses())}
+
+`mtp` began from `eagle` as it is shipped, which was aligned already: its few steps made it right no more often.
 
 ## Data
 
@@ -214,11 +221,7 @@ The library is under the PSF licence; see the licence of your Python.
 
 def _guesses() -> list[str]:
     """Rows of a table: of what guesses, how it was trained, and how often it is right."""
-    records = {name: json.loads((HERE / name / "training.json").read_text()) for name in ("eagle", "medusa")}
-    what = {
-        "eagle": ("a feature head, one layer", "feature_head.py"),
-        "medusa": ("Medusa heads, a matrix each", "medusa_heads.py"),
-    }
+    records = {name: json.loads((HERE / name / "training.json").read_text()) for name in AHEAD}
     ahead = max(record["recipe"]["ahead"] for record in records.values())
     table = [
         f"| | parameters | steps on rows, own text | guess | {' | '.join(str(n + 1) for n in range(ahead))} |",
@@ -227,7 +230,7 @@ def _guesses() -> list[str]:
     for name, record in records.items():
         right = record["guess_right_where_those_before_were"]
         size, steps = f"{record['parameters'] / 1e6:.2f} M", record["steps"]
-        first = f"`{name}`: {what[name][0]} (`{what[name][1]}`) | {size} | {steps['train']}, {steps['align']}"
+        first = f"`{name}`: {AHEAD[name][0]} (`{AHEAD[name][1]}`) | {size} | {steps['train']}, {steps['align']}"
         for start, when in ((first, "before_alignment"), (" | | ", "after")):
             cells = " | ".join(f"{100 * rate:.0f} %" for rate in right[when])
             table.append(f"| {start} | {when.replace('_', ' ')} | {cells} |")

@@ -131,12 +131,12 @@ class EngineConfig:
             )
 
 
-COURSE_MODELS = ("target", "draft", "eagle", "medusa")
+COURSE_MODELS = ("target", "draft", "eagle", "mtp", "medusa")
 
 
 def course_model(name: str = "target") -> Path:
-    """Folder of a course model, "target", "draft", or the target's "eagle", a feature head, or "medusa", heads: in the
-    checkout, or installed with the package."""
+    """Folder of a course model, "target", "draft", or the target's "eagle", a feature head, "mtp", a module of
+    multi-token prediction, or "medusa", heads: in the checkout, or installed with the package."""
     package = Path(__file__).resolve().parents[1]
     places = (
         package.parent / "datasets" / "course_model" / name,

@@ -76,9 +76,9 @@ class LLM(core_llm.LLM, ChatEncoder):
     dtype: "float32", "bfloat16", ... or None: see `choose_dtype`.
     quantization: "none" (or None), or how the linear layers' weights are stored: "fp8", "int8", "int4"; or a function
     from a layer's name to one of these (see `load_model`). draft_model: folder or id of a smaller model with the same
-    vocabulary, whose guesses are verified (speculative="draft"), or of a feature head or of Medusa heads for this model
-    ("eagle", "medusa"). worker: "process" has the model compute in a process of its own, to which steps go as messages,
-    while this one plans.
+    vocabulary, whose guesses are verified (speculative="draft"), or of a feature head, a module of multi-token
+    prediction or Medusa heads for this model ("eagle", "mtp", "medusa"). worker: "process" has the model compute in a
+    process of its own, to which steps go as messages, while this one plans.
     tool_call_parser: the form in which the model calls tools, "hermes" or "llama3_json", see `chat`; None: calls stay
     text. Other options: see EngineConfig.
     vLLM's names work, too: gpu_memory_utilization (on a GPU the share of its memory for weights, activations and cache;

@@ -39,6 +39,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "suffix": {"speculative": "suffix"},
     "draft": {"draft_model": "draft"},
     "eagle": {"draft_model": "eagle"},
+    "mtp": {"draft_model": "mtp"},
     "medusa": {"draft_model": "medusa"},
     "early-exit": {"speculative": "early-exit"},
 }
