@@ -377,7 +377,7 @@ widgets.outliers(shown | {"layer 3, gate_up_proj, planted": planted})
 # %% [markdown] name="explore-choice-text"
 # All methods of `inferlab quantize` on the course model: their KL as it was measured last, over their size, and over the
 # time of a decode step of a *large* model at its device's limits (chapter 07b). Blue: nothing else is as good in both.
-# *Which methods are worth having at batch 1? At batch 512 and a short context? On an A100, which has no FP8?*
+# *Which methods are worth having at batch 1? In a large batch with a short context? On an A100, which has no FP8?*
 
 # %% name="explore-choice"
 record = json.loads((RESULTS / "gates.json").read_text("utf-8"))["models"]["target"]
