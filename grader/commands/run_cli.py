@@ -90,8 +90,8 @@ def run(
     console.print(f"{number} graded, {len(todo.done) + recorded} unchanged. Next: inferlab grade feedback {slug}")
     if lower:
         console.print(f"Fewer points than at the last grading ({len(lower)}):", style="red")
-        for one in lower:
-            console.print(f"  {one}", markup=False, highlight=False)
+        for line in lower:
+            console.print(f"  {line}", markup=False, highlight=False)
     if stale:
         console.print(f"Points by hand from before the last grading, which count ({len(stale)}):", style="yellow")
         for name, one in stale:
