@@ -815,6 +815,10 @@ check_scale_search(weight, x, (0.5,), 6)
 signs = x * torch.where(torch.rand(16, 12, generator=draw) < 0.5, -1, 1)  # a mean of magnitudes, not of numbers
 check_scale_search(weight, signs - signs.mean(0), (0.7,), 6)
 check_scale_search(weight, torch.cat([torch.zeros(15, 12), x[:1]]).double(), (0.6,), 6)  # a mean, not a largest
+for _ in range(3):  # errors far below 1
+    check_scale_search(
+        1e-3 * torch.randn(6, 16, generator=draw).double(), outlier_inputs(20, 16, draw), (0.0, 0.5, 1.0), 8
+    )
 ### END HIDDEN TESTS
 
 
