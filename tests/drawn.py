@@ -50,6 +50,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("what was drawn")
         terminalreporter.line(
             f"Of {len(made['unchanged'])} notebooks and files of tests that compute and need nothing that has changed "
-            f"since `make test-all` ran them: a third of the tests, drawn by {made['commit'][:12]}. To have all run: "
-            "make test-all"
+            f"since a whole run that passed recorded them: a third of the tests, drawn by {made['commit'][:12]}. "
+            "To have all run: make test-all"
         )

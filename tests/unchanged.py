@@ -1,10 +1,11 @@
 """What `make test` need not repeat: tests that only compute, whose inputs are those of the last run of all tests.
 
 A unit is a notebook, or a file of tests in one of `FOLDERS`: its outcome depends on nothing but the files of this
-repository that it needs (`closure.py`) and the versions of packages. `make test-all` writes the hash of these files for
-each unit to `tests/unchanged.json`. While that and the versions are the same, `make test` runs a third of the unit's
-tests, drawn by the commit (`drawn.py`), and says so; when one byte differs it runs all of them, as any other command
-does.
+repository that it needs (`closure.py`) and the versions of packages. `make test-all`, and `make test` with
+INFERLAB_RECORD=1, write the hash of these files for each unit to `tests/unchanged.json` when all passed. While that and
+the versions are the same, `make test` runs a third of the unit's tests, drawn by the commit (`drawn.py`), and says so;
+when one byte differs it runs all of them, as any other command does. What only `make test-all` runs, the slow tests,
+`make test` leaves out in either case: so what it passed itself is as good a record for it.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import inspect
 import json
 import tempfile
 from pathlib import Path
+from statistics import median
 
 import torch
 from safetensors.torch import load_file
@@ -17,7 +18,9 @@ from typer.testing import CliRunner
 
 from chapters import widgets
 from chapters.widgets.figure import BLUE, GREEN, ORANGE, figure, show, tidy
+from chapters.widgets.size_speed_quality import Method
 from reference_impl import LLM, SamplingParams, course_model
+from reference_impl.bench.harness import RESULTS
 from reference_impl.bench.quality import logprobs, windows_of
 from reference_impl.cli import app
 from reference_impl.core.prompts import PromptEncoder
@@ -370,6 +373,22 @@ for index in range(4):
 planted = shown["layer 3, gate_up_proj"].copy()
 planted[:, [7, 100, 201]] *= 30
 widgets.outliers(shown | {"layer 3, gate_up_proj, planted": planted})
+
+# %% [markdown] name="explore-choice-text"
+# All methods of `inferlab quantize` on the course model: their KL as it was measured last, over their size, and over the
+# time of a decode step of a *large* model at its device's limits (chapter 07b). Blue: nothing else is as good in both.
+# *Which methods are worth having at batch 1? In a large batch with a short context? On an A100, which has no FP8?*
+
+# %% name="explore-choice"
+record = json.loads((RESULTS / "gates.json").read_text("utf-8"))["models"]["target"]
+arithmetic = dict.fromkeys(("smoothquant", "w8a8", "w4a8"), "int8") | dict.fromkeys(
+    ("fp8", "fp8-tensor", "fp8-block"), "fp8"
+)
+methods = {
+    name: Method(runs[0]["bits_per_weight"], median(run["kl"] for run in runs), arithmetic.get(name, "bf16"))
+    for name, runs in record.items()
+}
+widgets.size_speed_quality(methods)
 
 # %% [markdown] name="errata"
 # ## 7. What the cheat sheets get wrong

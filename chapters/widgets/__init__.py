@@ -24,6 +24,7 @@ from chapters.widgets.rounding import rounding
 from chapters.widgets.sampling import sampling
 from chapters.widgets.savings import savings
 from chapters.widgets.schedule import schedule
+from chapters.widgets.size_speed_quality import size_speed_quality
 from chapters.widgets.speculation import speculation
 from chapters.widgets.table import table
 from chapters.widgets.tile_stepper import tile_stepper
@@ -54,6 +55,7 @@ __all__ = [
     "savings",
     "schedule",
     "show",
+    "size_speed_quality",
     "speculation",
     "table",
     "tile_stepper",
