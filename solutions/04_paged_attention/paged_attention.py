@@ -284,7 +284,7 @@ contiguous, blocks = wasted_slots([300], 32_768, 16)
 print(f"300 tokens: {300 / (300 + contiguous):.1%} of the room is used when reserved, {300 / (300 + blocks):.1%} paged")
 draw = rng("lengths")
 for mean in (50, 500, 2000):
-    lengths = (1 + torch.empty(1000).exponential_(1 / mean, generator=draw).long()).tolist()
+    lengths = (1 + torch.empty(300).exponential_(1 / mean, generator=draw).long()).tolist()
     shares = []
     for block_size in (8, 16, 128):
         _, blocks = wasted_slots(lengths, max(lengths), block_size)

@@ -1298,6 +1298,7 @@ check_loop_of([1], [5, 5, 5, 5], 2, lambda i: True, "fewer guesses than asked fo
 draw_numbers = rng("check_loop")
 check_loop_of([1], [0], 3, lambda i: True, "one token")
 check_loop_of([], [4, 0], 3, lambda i: True, "an empty prompt")
+check_loop_of([1], [7, 8, 9] * 3, 6, lambda i: False, "fewer guesses than asked for, all wrong", shorter=1)
 for k in (1, 2, 5, 9):
     prompt = [random_int(0, 50, draw_numbers) for _ in range(random_int(1, 9, draw_numbers))]
     text = [random_int(0, 50, draw_numbers) for _ in range(random_int(5, 25, draw_numbers))]
