@@ -57,6 +57,7 @@ def run(
     from grader.courses.scores import scores
 
     broken = number = recorded = 0
+    lower: list[str] = []
     try:
         root = open_course(course)
         slug = grading.lab_slug(root, lab)
@@ -65,11 +66,14 @@ def run(
             todo = plan(root, slug, who, again or (bool(student) and drop_manual is None))
             for _ in record_students(root, slug, todo.record):
                 recorded += 1
+            before = _points_of(root, slug, todo.examine)
             results = grade_students(root, slug, todo.examine, workers=workers, executor=executor, insecure=insecure)
             with _shown(len(todo.examine), slug) as show, contextlib.closing(results):
                 for number, result in enumerate(results, 1):
                     broken += result.status == "machinery"
                     show(number, result)
+                    if result.earned < before.get(result.student, 0.0):
+                        lower.append(f"{result.student}: {result.earned:g}, was {before[result.student]:g}")
         if drop_manual is not None:
             for name, one in settle_stale(root, slug, drop_manual, who):
                 console.print(f"{name}: {'dropped' if drop_manual else 'kept'}: {one}", markup=False, highlight=False)
@@ -84,6 +88,10 @@ def run(
     if recorded:
         console.print(f"{recorded} were graded before and are recorded in the gradebook now.")
     console.print(f"{number} graded, {len(todo.done) + recorded} unchanged. Next: inferlab grade feedback {slug}")
+    if lower:
+        console.print(f"Fewer points than at the last grading ({len(lower)}):", style="red")
+        for line in lower:
+            console.print(f"  {line}", markup=False, highlight=False)
     if stale:
         console.print(f"Points by hand from before the last grading, which count ({len(stale)}):", style="yellow")
         for name, one in stale:
@@ -114,6 +122,17 @@ def replay(student: Annotated[str, typer.Argument(help="The student's id.")], la
     for line in differs:
         typer.echo(f"inferlab: {line}", err=True)
     typer.echo(replace(result, secret="").to_json(), nl=False)  # from the secret, all that is hidden follows
+
+
+def _points_of(root: Path, slug: str, students: list[str]) -> dict[str, float]:
+    """What the grader gave these students last, where it did and its result can be read."""
+    from grader.courses.nbgrader_hooks import load_result
+
+    found = {}
+    for student in students:
+        with contextlib.suppress(OSError, ValueError):
+            found[student] = load_result(root, slug, student).earned
+    return found
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ again since, nbgrader marks them as waiting for a person; here they are called s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,10 @@ def read_points(path: Path) -> list[Given]:
     for number, row in rows[1:]:
         cells = dict.fromkeys(COLUMNS, "") | {name: cell.strip() for name, cell in zip(names, row, strict=False)}
         if any(cells[name] for name in COLUMNS):
-            points = points_in(cells["points"], f"{path}, line {number}")
+            text = cells["points"]
+            if re.fullmatch(r"\d+,\d\d?", text):  # in a cell of its own: a spreadsheet's decimal comma
+                text = text.replace(",", ".")
+            points = points_in(text, f"{path}, line {number}")
             found.append(Given(cells["student"], cells["check"], points, cells["comment"] or None))
     return found
 

@@ -8,6 +8,7 @@ costs nothing until the instructor has seen it and said that it holds.
 
 from __future__ import annotations
 
+import textwrap
 import zoneinfo
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -257,8 +258,11 @@ def settle(root: Path, slug: str) -> list[Late]:
 
 
 def without_time(root: Path, slug: str, found: Iterable[Late]) -> list[str]:
-    """Students whose submission has no time, with what the LMS said of it: a zip of Canvas or Moodle holds no times."""
-    lines = []
+    """Students whose submission has no time, in a line for each thing that the LMS said of them, those it called late
+    first: a zip of Canvas or Moodle holds no times.
+    """
+    lines: list[str] = []
+    said: dict[bool | None, list[str]] = {True: [], None: [], False: []}
     for one in found:
         if one.submitted is None:
             try:
@@ -266,10 +270,10 @@ def without_time(root: Path, slug: str, found: Iterable[Late]) -> list[str]:
             except DamagedReceipt as error:
                 lines.append(str(error))
                 continue
-            late = history[-1].late if history else None
-            said = "" if late is None else f" ({'late' if late else 'in time'}, says the LMS)"
-            lines.append(one.student + said)
-    return lines
+            said[history[-1].late if history else None].append(one.student)
+    words = {True: "late, says the LMS", None: "the LMS says nothing", False: "in time, says the LMS"}
+    grouped = [f"{words[late]} ({len(who)}): {', '.join(who)}" for late, who in said.items() if who]
+    return [part for line in grouped for part in textwrap.wrap(line, 300, break_on_hyphens=False)] + lines
 
 
 def assignment_of(book: Any, slug: str) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 
 from grader.examination.notebook_file import FileCell, Refused, plain_text, read_cells
 from grader.labs.lab import STUB, Cell, Lab, defined_names, split_hidden, without_helps
+from grader.results.result import NO_CELLS
 
 __all__ = ["DELETED", "Added", "Refused", "Submission", "learner_cells", "plain_python", "read_submission", "rebuild"]
 
@@ -48,6 +49,7 @@ def read_submission(raw: bytes, lab: Lab) -> Submission:
     order = [cell.grade_id for cell in lab.cells]
     cells = read_cells(raw, submission.notes)
     owners = _owners(cells, lab, submission.notes)
+    about_file = list(submission.notes)
     last = {owner: number for number, owner in enumerate(owners) if owner is not None}
     for number, (cell, owner) in enumerate(zip(cells, owners, strict=True)):
         if owner is None:
@@ -57,8 +59,12 @@ def read_submission(raw: bytes, lab: Lab) -> Submission:
         if last[owner] == number or place is None or order.index(owner) > order.index(place):
             place = owner
         _take(cell, order.index(owner), last[owner] == number, lab, submission)
-    _note_order([owner for number, owner in enumerate(owners) if owner and last[owner] == number], order, submission)
-    _note_missing(submission, lab, last)
+    if _is_of(lab, cells, owners):
+        found = [owner for number, owner in enumerate(owners) if owner and last[owner] == number]
+        _note_order(found, order, submission)
+        _note_missing(submission, lab, last)
+    else:  # what would be repaired is all of it, and says less than this
+        submission.notes = [*about_file, NO_CELLS]
     _limit(submission, lab)
     # In the release's order, so that taking in what `rebuild` made gives the same again.
     submission.added.sort(key=lambda added: -1 if added.after is None else order.index(added.after))
@@ -80,6 +86,23 @@ def _owners(cells: list[FileCell], lab: Lab, notes: list[str]) -> list[str | Non
             owners[number] = cell.cell_id
             notes.append(f"cell {cell.cell_id} has lost its metadata: it was recognised by its id")
     return owners
+
+
+def _is_of(lab: Lab, cells: list[FileCell], owners: list[str | None]) -> bool:
+    """Whether a file is a notebook of this lab, by what is this lab's alone: all labs have cells of the same names.
+
+    It has at least half of the cells to write in, or a check as it was released.
+    """
+    own = {cell.grade_id: cell for cell in lab.cells}
+    to_write = [cell.grade_id for cell in lab.cells if cell.kind in ("solution", "answer")]
+    if not set(owners) - {None} or 2 * len(set(owners).intersection(to_write)) >= len(to_write):
+        return bool(set(owners) - {None})
+    return any(
+        owner is not None
+        and own[owner].kind == "check"
+        and without_helps(cell.source).strip() == _visible(own[owner]).strip()
+        for cell, owner in zip(cells, owners, strict=True)
+    )
 
 
 def _take(cell: FileCell, position: int, is_last: bool, lab: Lab, submission: Submission) -> None:
@@ -220,9 +243,6 @@ def _note_order(found: list[str], order: list[str], submission: Submission) -> N
 
 def _note_missing(submission: Submission, lab: Lab, seen: dict[str, int]) -> None:
     missing = [cell for cell in lab.cells if cell.grade_id not in seen]
-    if len(missing) == len(lab.cells):
-        submission.notes.append("no cell of this lab was found: is it the right notebook?")
-        return
     submission.notes += [f"cell {c.grade_id} is missing: it was put back" for c in missing if c.kind != "text"]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grader.results.result import WORDS, CheckResult, Result
+from grader.results.result import NO_CELLS, WORDS, CheckResult, Result
 from grader.results.shown_text import MAX_CHARACTERS, shown, shown_line, unfenced
 
 ACCEPTED, GRADED = "accepted by your instructor", "graded by your instructor"
@@ -50,7 +50,18 @@ def feedback_page(nb: Any, result: Result, late_penalty: float = 0.0) -> str:
         accepted=sum(check["done"] and not check["passed"] for check in checks),
         trouble=_trouble(result) if any(check["unseen"] for check in checks) else None,
         first=next(iter(failing), None),
+        wrong_file=NO_CELLS in result.notes,
     )
+
+
+def _cause(check: CheckResult) -> str:
+    """What kept the learner's code from being tried at all, or from coming to an end: no hint about the property helps
+    before that is mended. "" where the property itself failed.
+    """
+    if check.status in ("timed out", "killed for memory", "crashed"):
+        return check.message
+    undefined, _, why = check.message.partition(" is not defined\n")
+    return why if check.status == "failed" and undefined.isidentifier() else ""
 
 
 def _grade_id(cell: Any) -> str:
@@ -81,6 +92,7 @@ def _check(check: CheckResult, meta: dict[str, Any]) -> dict[str, Any]:
         "points": check.points,
         "changed_from": check.earned if by_hand and abs(score - check.earned) > 1e-9 else None,
         "message": "" if unseen else shown(check.message).strip(),
+        "cause": shown(_cause(check)).strip(),
         "seen": shown(check.seen).strip(),
         "hint": shown_line(check.hint, 1000),
         "seconds": check.seconds,

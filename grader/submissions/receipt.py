@@ -23,11 +23,11 @@ from typing import Any
 from grader.examination.intake import Refused, read_submission, rebuild
 from grader.labs.lab import Lab, lab_from_notebook
 from grader.labs.lab_source import write_notebook
+from grader.results.result import NO_CELLS
 from grader.submissions.history import HISTORY, RECORD, DamagedReceipt, Version, read_history, texts
 
 STUDENT_ID = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}\Z")
 BY_HAND = "the instructor"
-NO_CELLS = "no cell of this lab was found: is it the right notebook?"  # intake's note
 MAX_RECORD = 1 << 20  # bytes; a record of ours has at most MAX_NOTES notes
 _RECORD_TEXTS = ("received", "sha256", "refused", "path", "form", "time", "time_from", "notebook")
 

@@ -881,6 +881,7 @@ for _ in range(3):
     expected = [row.index(max(row)) for row in logits.tolist()]
     check_greedy_of(logits, expected)
     check_greedy_of(logits * 1e3 - 1e4, expected)
+    check_greedy_of(logits.masked_fill(logits < logits.amax(-1, keepdim=True) - 2, -math.inf), expected)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_top_k"}

@@ -433,6 +433,8 @@ check_owned([3], generator=rng("owns"), spare=0)  # all slots at once
 draw = rng("check_owns")
 for sizes in ([1], [random_int(2, 9, draw)], [random_int(1, 4, draw) for _ in range(4)]):
     check_owned(sizes, draw)
+for sizes in ([1, 2], [random_int(1, 4, draw), random_int(2, 5, draw)], [2, 1, 3]):
+    check_owned(sizes, draw, spare=0)  # the last piece fills the cache
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_attend"}
@@ -628,6 +630,12 @@ out = attended(attend(q.clone(), k.clone(), v.clone(), 4), 5, 2, 8)
 k[7:], v[7:] = 50.0, 1e6  # future keys of the first three queries
 off = difference(attended(attend(q, k, v, 4), 5, 2, 8)[:3], out[:3])
 assert off < 1e-5, f"other keys and values in the future changed the present by {off:.2g}"
+for query, head in ((0, 0), (0, 3), (1, 1)):  # a chunk, two heads a group: the scores of one query are hundreds
+    q, k, v = torch.zeros(3, 4, 4), torch.zeros(5, 2, 4), torch.randn(5, 1, 4, generator=draw).repeat(1, 2, 1)
+    q[query, head, 0], k[..., 0] = 600.0, torch.tensor([2.0, 0.0, 1.0, 2.0, 0.0])[:, None]
+    off = difference(attended(attend(q, k, v, 2), 3, 4, 4)[2], v.mean(0)[:1].expand(4, -1))
+    about = f"3 new tokens behind 2 cached ones, query {query} of head {head} has scores of hundreds"
+    assert off < 1e-4, f"{about}: query 2 has scores of 0, so equal weights, and is off by {off:.2g}"
 ### END HIDDEN TESTS
 
 
@@ -1027,8 +1035,16 @@ check_rows([2, 5], num_new=1, max_len=8)
 check_rows([4, 1], num_new=2, max_len=8)
 ### BEGIN HIDDEN TESTS
 draw, max_len = rng("check_batch_rows"), 12
-for rows, num_new, num_kv_heads, group in ((1, 1, 2, 3), (2, 3, 1, 3), (3, 2, 3, 1), (random_int(2, 5, draw), 4, 3, 2)):
+for rows, num_new, num_kv_heads, group in (
+    (1, 1, 2, 3),
+    (2, 3, 1, 3),
+    (3, 2, 3, 1),
+    (4, 2, 2, 2),
+    (random_int(2, 5, draw), 4, 3, 2),
+):
     lengths = [random_int(0, max_len - num_new, draw) for _ in range(rows)]
+    if rows == 4:
+        lengths[1:3] = [random_int(1, max_len - num_new - 1, draw)] * 2  # two of the same length
     lengths[-1], lengths[0] = 0, max_len - num_new  # a row that begins, and one that becomes full
     check_rows(lengths, num_new, max_len, score=(-30_000.0, 0.0, 300.0, 0.0)[rows % 4])
     q = torch.randn(rows, num_new, num_kv_heads * group, 8, generator=draw)
@@ -1170,7 +1186,7 @@ print(f"Qwen3-0.6B (head_dim 128, hidden_size / heads 64), 1 GB, one user: {seen
 assert seen == 8_719, f"Qwen3-0.6B, 1 GB, one user: expected 8719 tokens, saw {seen}"
 ### BEGIN HIDDEN TESTS
 draw = rng("check_budget")
-for _ in range(8):
+for case_number in range(8):
     kv_heads = random_int(1, 8, draw)
     config = {
         "num_hidden_layers": random_int(2, 80, draw),
@@ -1179,7 +1195,7 @@ for _ in range(8):
         "num_key_value_heads": kv_heads,
         "head_dim": 32 * random_int(1, 8, draw),
     }
-    users, bytes_per_value = random_int(2, 60, draw), random_int(1, 4, draw)
+    users, bytes_per_value = random_int(2, 60, draw), 1 + case_number % 4
     one = 2 * config["num_hidden_layers"] * kv_heads * config["head_dim"] * bytes_per_value
     context = random_int(10, 5000, draw)
     for rest in (0, one * users - 1):  # not one byte more than they fill, and one too few for another token each

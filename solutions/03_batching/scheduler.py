@@ -895,6 +895,12 @@ for _ in range(12):
     if needed > free + sum(held for name, held in running if name in expected):
         expected.append(running[place][0])
     check_chosen(running, running[place][0], needed, free, expected)
+for place in range(7):  # all that came after are not enough, or just enough
+    running = [(name, random_int(1, 6, draw)) for name in random_names(draw, 7)]
+    behind = sum(held for _, held in running[place + 1 :])
+    names = [name for name, _ in running[place:]][::-1]
+    check_chosen(running, running[place][0], behind + 3, 2, names)
+    check_chosen(running, running[place][0], behind + 2, 2, names[:-1])
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_order"}
@@ -957,6 +963,10 @@ for case in range(10):
     for aging in (0.0, 0.25, 2.0):
         place = sorted(range(len(rows)), key=lambda i: (rows[i][2] + aging * rows[i][1], rows[i][1], i))
         check_line(rows, 10.0 + random_int(0, 40, draw) / 2, aging, [rows[i][0] for i in place])
+check_line(
+    [("a", 0.0, 0.0004), ("b", 1.0, 0.0), ("c", 2.0, 0.0002)], 3.0, 0.0, ["b", "c", "a"]
+)  # differences are small
+check_line([("a", 0.0, 0.0004), ("b", 2.0**-12, 0.0), ("c", 2.0**-13, 0.0)], 3.0, 0.5, ["c", "b", "a"])
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_scheduler"}
@@ -1269,6 +1279,11 @@ for num_small in (2, 3, 4):  # the two before them need a block in the same step
     for num_blocks in range(num_small + 4, num_small + 8):
         if num_blocks >= max(room_for(prompt + output, block_size) for _, prompt, output in rows):
             World({0: rows}, num_blocks, block_size, len(rows)).run().expect("preemption")
+# The first to arrive is the last in line, and others wait before it.
+for last in ([("u", 4, 2, 1)], [("u", 4, 2, 1), ("t", 4, 2, 2)]):
+    for aging, rank in ((0.0, urgent_first), (0.25, functools.partial(aged, aging=0.25))):
+        arrivals = {0: [("v", 16, 10, 5)], 1: [("a", 8, 8, 0)], 6: last}
+        World(arrivals, num_blocks=9, budget=24, aging=aging, rank=rank).run().expect("preemption")
 ### END HIDDEN TESTS
 
 
@@ -1394,6 +1409,32 @@ for memory in ("ample", "short", "tight") * 3:
     world.run(random_hang_up(world, draw)).expect("gone", "turn", "idle")
 for _ in range(4):
     abort_victims(random_world(draw, "short").run())
+for places in (1, 2, 3):  # x runs, is aborted, and comes again behind y and z, which arrived at the same time
+    again = Scheduler(places, 12, 4, 0.0)
+    for name in ("x", "y", "z"):
+        again.add({"id": name, "num_tokens": 3, "arrival": 1.0, "priority": 0})
+    asked(again, 1.0, 50)
+    again.abort("x")
+    again.add({"id": "x", "num_tokens": 5, "arrival": 1.0, "priority": 0})
+    again.update(dict.fromkeys("xyz"[1:places], (3, 1, True)))
+    expected, others = (
+        {name: 5 if name == "x" else 3 for name in [*"xyz"[places:], "x"][:places]},
+        list("xyz"[1:places]),
+    )
+    seen = asked(again, 2.0, 50)
+    case = f"x, y, z, {places} places: x ran, was aborted and came again, behind all others; then {others} finished"
+    assert seen == (expected, []), f"{case}: expected {to_yours(expected)}, saw {to_yours(seen[0])}"
+
+
+def abort_survivors(world):
+    """The same workload again: in the steps that preempt, those that run are aborted, and their places are free."""
+    ledger = world.ledger
+    again = World(world.arrivals, ledger.num_blocks, ledger.block_size, ledger.max_num_seqs, ledger.budget)
+    again.run({step: list(world.plans[step]) for step, names in enumerate(world.victims) if names})
+    again.expect("gone", "turn", "idle")
+
+
+abort_survivors(World({0: [("a", 8, 9), ("b", 8, 9)], 1: [("c", 3, 4)]}, num_blocks=6, max_num_seqs=2, budget=24).run())
 ### END HIDDEN TESTS
 
 

@@ -177,7 +177,7 @@ class Prompts:
 # - What exactly goes into the digest is your choice.
 #
 # **Hint:** the strings may contain any characters, also those of a long separator that you make up, so none is safe.
-# Write the length of a part before the part, or use a notation with quoting, such as JSON.
+# Write the length of a part before the part, always in 8 bytes, or use a notation with quoting, such as JSON.
 #
 # **Trap (concatenation):** `"a" + "bc"` and `"ab" + "c"` are the same string, and `str(None)` is the string `"None"`.
 
@@ -254,6 +254,15 @@ for tag, width in itertools.product(("", "some", "1", "+", "y", "\1", *filter(st
 with roles(2) as processes:
     keys = {bytes_of("root_key", each.root_key(name, "salt")) for each in processes} | {root_key(name, "salt")}
 assert len(keys) == 1, f"root_key({name!r}, 'salt') gave {len(keys)} keys in three processes"
+for mark in ("", *"|:,/\0\n -_"):  # a length in decimal digits, and the name behind it begins with a digit
+    filled = "x" * (9 - len(mark)) + f"{mark}1z"
+    check_keys([("1", filled), (f"{mark}{len(filled)}{filled}"[:11], "z")])
+check_keys(
+    [(adapter, f"{salt}{end}") for adapter in (long, "red") for salt in (long * 9, long * 90) for end in ("a", "b")]
+)
+check_keys(
+    [(f"{adapter}{end}", salt) for adapter in (long * 9, long * 90) for salt in (long, "red") for end in ("a", "b")]
+)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_link"}
@@ -551,6 +560,15 @@ def check_used(index, generator):
     expect_evict(index, 1, set(), [1], "2 came later, and no match since has found 1")
 
 
+def check_many(index):
+    """One call evicts a whole run that is older than others, and then one of these."""
+    index.insert([1] * 12, KEY, [7, 5, 6])
+    for i in range(4):
+        index.insert([2 + i] * 4, KEY, [i])
+    expect_evict(index, 4, set(), [6, 5, 7, 0], "7, 5 and 6 are one run, older than 0, 1, 2 and 3")
+    expect_len(index, 3)
+
+
 def check_two(make):
     """Two indexes with the same tokens: what is done with one says nothing about the other."""
     index = make()
@@ -834,6 +852,7 @@ for block_size in (1, 2, random_int(3, 6, draw)):
 check_order(Called(HashIndex(4, Links().link), 4), rng("hash_lru"))
 check_moments(Called(HashIndex(2, Links().link), 2))
 check_used(Called(HashIndex(4, Links().link), 4), rng("hash_lru"))
+check_many(Called(HashIndex(4, Links().link), 4))
 same_link = Links().link
 check_two(lambda: Called(HashIndex(4, same_link), 4))
 ### BEGIN HIDDEN TESTS
@@ -1095,6 +1114,7 @@ for block_size in (1, 2, random_int(3, 6, draw)):
 check_order(Called(RadixIndex(4), 4), rng("radix_lru"))
 check_moments(Called(RadixIndex(2), 2))
 check_used(Called(RadixIndex(4), 4), rng("radix_lru"))
+check_many(Called(RadixIndex(4), 4))
 check_two(lambda: Called(RadixIndex(4), 4))
 ### BEGIN HIDDEN TESTS
 draw = rng("check_radix_lru")
@@ -1340,9 +1360,9 @@ check_parts_of([{"rules": long, "user": "Ada"}, {"rules": long + "!", "user": "A
 ### BEGIN HIDDEN TESTS
 draw = rng("check_parts")
 texts = ["a", "a ", "A", " a", "aa", "\u00e1", "a\u0301", "", " ", "a\n", "b", "2 different texts"]  # all different
-for _ in range(4):
-    order = torch.randperm(7, generator=draw).tolist()
-    num_texts = (1, 2, 9, 10, 2, 10, 12)
+for _ in range(6):
+    order = torch.randperm(9, generator=draw).tolist()
+    num_texts = (1, 2, 9, 10, 2, 10, 12, 2, 2)
     numbers = {f"part {random_int(100, 999, draw)} {i}": num_texts[i] for i in order}
     requests = [{name: texts[i // 2 % n] for name, n in numbers.items()} for i in range(24)]
     check_parts_of(requests, sorted(numbers, key=numbers.get))

@@ -248,6 +248,7 @@ for _ in range(14):
     longest = random_int(1, 4, draw_numbers)
     lengths, k = (longest, random_int(1, longest, draw_numbers)), random_int(1, 6, draw_numbers)
     check_proposed(tokens, k, lengths, lookup(tokens, k, *lengths))
+check_proposed([1, 2, 1, 9, 1, 2, 1, 2, 1], 3, (3, 3), [2, 1])  # the most recent of three tokens overlaps the end
 ### END HIDDEN TESTS
 
 
@@ -453,6 +454,11 @@ for k in (1, 2, 4):
             token = int(rest.multinomial(1, generator=draw_numbers))
             u.append(float((rest[:token].sum() + rest[token] * (0.2 + 0.6 * random_number(draw_numbers))) / rest.sum()))
             check_token(p, q, drafts, u, first, token)
+tiny = torch.tensor(
+    [[2.0**-30] * 64 + [1 - 2.0**-24, 0.0]] * 2, dtype=torch.float64
+)  # a large vocabulary has such tokens
+for token in (0, 9, 63):
+    check_token(tiny, eighths([0] * 65 + [1]), [65], [0.5, (token + 0.5) * 2.0**-30], 0, token)
 ### END HIDDEN TESTS
 
 
@@ -627,6 +633,8 @@ for k in (1, 2, 3, 8, random_int(10, 40, draw_numbers)):
     a = 0.05 + 0.9 * random_number(draw_numbers)
     first_wrong = [a**kept * (1 - a) for kept in range(k)] + [a**k]  # the probability that so many are kept
     check_gives(a, k, sum(chance * (kept + 1) for kept, chance in enumerate(first_wrong)))
+for a in (0.99, 0.995, 0.999, 0.9999):
+    check_gives(a, 12, math.fsum(a**i for i in range(13)))
 ### END HIDDEN TESTS
 
 
@@ -680,6 +688,8 @@ for case in range(12):
         seconds.append(seconds[-1] + unit * rise * random_number(draw_numbers))
     speeds = [sum(a**i for i in range(k + 1)) / (v + k * c * unit) for k, v in enumerate(seconds)]
     check_chosen(a, c * unit, seconds, speeds.index(max(speeds)))
+check_chosen(0.9, 0.01, [1.0, 1.1, 1.2, 2.5, 1.3], 4)  # slower with one guess more, and fast with two more
+check_chosen(0.9, 0.01, [1.0, 2.5, 1.1, 2.5, 1.9, 1.2], 5)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_top"}
@@ -761,6 +771,8 @@ for _ in range(4):
     sizes = [0, 1, 2, random_int(3, 60, draw_numbers), random_int(3, 60, draw_numbers)]
     texts = [torch.randint(vocab, (size,), generator=draw_numbers).tolist() for size in sizes]
     check_trained(texts, vocab, 0.1 + random_number(draw_numbers))
+check_trained([[0, 1], [], [2, 0], [], []], 3, 0.5)
+check_trained([[0] * 2100 + [1], [1] * 3], 2, 1)  # many of a kind
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_tree"}
@@ -838,6 +850,7 @@ check_sees([-1, -1, -1])
 check_sees([-1, 0, 1, 2, 3, 1, 5, 0])
 for n in (2, 3, random_int(4, 12, draw_numbers), 40):
     check_sees(random_tree(n, draw_numbers))
+check_sees([-1, 0, 1, 2, 2, 2, 4, 4])  # siblings deep in the tree
 ### END HIDDEN TESTS
 
 
@@ -939,6 +952,10 @@ for n in (3, 6, 12, 12, 30, 30):
         says[1 + before] = tokens[i]
     says[1 + target] = 99
     check_walked(parents, tokens, says, path, 99)
+check_walked(
+    [-1, 0, 1, 2, 1, 0, 1], [5, 6, 7, 8, 9, 9, 4], [5, 6, 9, 0, 0, 3, 0, 1], [0, 1, 4], 3
+)  # a child far behind
+check_walked([-1, 0, 1, 2, 1, 0, 1], [5, 6, 7, 8, 9, 9, 4], [5, 6, 4, 0, 0, 3, 0, 1], [0, 1, 6], 1)
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_roll_back"}
@@ -1087,6 +1104,9 @@ numbers = torch.rand(600, 4, dtype=torch.float64, generator=rng("gumbel shares")
 seen = [int_of("gumbel_token", gumbel_token(p, u)) for u in numbers]
 wins = [int((u.log() / p).argmax()) for u in numbers]
 assert seen == wins, f"of 600 draws {sum(a != b for a, b in zip(seen, wins, strict=True))} are wrong"
+p, u = torch.zeros(100, dtype=torch.float64), torch.full((100,), 1 - 2.0**-53, dtype=torch.float64)
+p[[40, 60]], u[[40, 60]] = 0.5, float64([1e-9, 1e-12])
+check_gumbel_of(p, u, 40)  # p is 0 for 98 tokens with the largest noise there is
 ### END HIDDEN TESTS
 
 
@@ -1278,6 +1298,7 @@ check_loop_of([1], [5, 5, 5, 5], 2, lambda i: True, "fewer guesses than asked fo
 draw_numbers = rng("check_loop")
 check_loop_of([1], [0], 3, lambda i: True, "one token")
 check_loop_of([], [4, 0], 3, lambda i: True, "an empty prompt")
+check_loop_of([1], [7, 8, 9] * 3, 6, lambda i: False, "fewer guesses than asked for, all wrong", shorter=1)
 for k in (1, 2, 5, 9):
     prompt = [random_int(0, 50, draw_numbers) for _ in range(random_int(1, 9, draw_numbers))]
     text = [random_int(0, 50, draw_numbers) for _ in range(random_int(5, 25, draw_numbers))]

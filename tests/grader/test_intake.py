@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from grader.examination.intake import MAX_CODE, Refused, learner_cells, plain_python, read_submission, rebuild
 from grader.labs.lab import Lab, lab_from_notebook
+from grader.results.result import NO_CELLS
 from tests.examples import examples
 
 ANSWER = "class Window:\n    pass"
@@ -266,6 +267,23 @@ def test_changed_points_are_reported(released: Lab, edited: Any) -> None:
 
     notes = read_submission(edited(change), released).notes
     assert notes == ["cell check_len had its points or its grading marks changed: the original ones were used"]
+
+
+def test_another_labs_notebook_is_one_note_though_labs_name_some_cells_alike(released: Lab, edited: Any) -> None:
+    kinds = {cell.grade_id: cell.kind for cell in released.cells}
+
+    def other_lab(cells: list[dict[str, Any]], _: Any) -> None:
+        for cell in cells:
+            cell["source"] = f"# of another lab: {cell['id']}"
+            if kinds[cell["id"]] in ("solution", "answer"):
+                cell["id"] = cell["metadata"]["nbgrader"]["grade_id"] = f"other_{cell['id']}"
+
+    assert read_submission(edited(other_lab), released).notes == [NO_CELLS]
+
+    def own_cells_only(cells: list[dict[str, Any]], _: Any) -> None:
+        cells[:] = [cell for cell in cells if kinds[cell["id"]] not in ("solution", "answer")] + [code(ANSWER)]
+
+    assert NO_CELLS not in read_submission(edited(own_cells_only), released).notes
 
 
 def test_line_ends_of_windows_are_no_change(released: Lab, release_text: str) -> None:

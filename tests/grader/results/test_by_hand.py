@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
+from grader.course import CourseError
+from grader.courses import batch
+from grader.courses.by_hand import read_points
 from grader.courses.late import gradebook
+from grader.courses.nbgrader_hooks import load_result
 from grader.courses.scores import Score, scores
+from grader.results.result import Result
 from grader.submissions.receipt import released
 from tests.grader.results.conftest import APPLY, IN_TIME, RIGHT, hand_in
 
@@ -91,6 +96,26 @@ def test_a_csv_file_gives_points_to_many(course: Path, tmp_path: Path, grade: Gr
     assert as_the_formgrader_sees(course, "cyd")["Window"]["manual_comment"] == "See\nme."
     assert score_of(course, "ada").total == 5
     assert as_the_formgrader_sees(course, "bob")["apply_all"]["manual_comment"] == "Good."
+
+
+def test_points_of_a_spreadsheet_with_decimal_commas_are_read(tmp_path: Path) -> None:
+    (tmp_path / "p.csv").write_text("student;check;points\ncyd;check_window;0,5\nada;check_len;1,25\n", "utf-8")
+    assert [one.points for one in read_points(tmp_path / "p.csv")] == [0.5, 1.25]
+    (tmp_path / "p.csv").write_text("student;check;points\ncyd;check_window;1,000\n", "utf-8")
+    with pytest.raises(CourseError, match="found '1,000'"):  # a thousand, or one
+        read_points(tmp_path / "p.csv")
+
+
+def test_run_says_who_has_fewer_points_than_at_the_last_grading(
+    course: Path, grade: Grade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worse = [Result(lab=SLUG, points=6.0, student=student) for student in ("ada", "fay")]
+    had = load_result(course, SLUG, "ada").earned
+    assert had > 0 == load_result(course, SLUG, "fay").earned
+    monkeypatch.setattr(batch, "plan", lambda *_: batch.Plan(examine=["ada", "fay"]))
+    monkeypatch.setattr(batch, "grade_students", lambda *_, **__: (one for one in worse))
+    said = grade("run", "01", "--course", str(course))
+    assert f"Fewer points than at the last grading (1): ada: 0, was {had:g}" in said
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 import grader
 from grader.results.feedback import feedback_page
-from grader.results.result import STATUSES, CheckResult, Result
+from grader.results.result import NO_CELLS, STATUSES, CheckResult, Result
 from grader.results.shown_text import MAX_CHARACTERS, MAX_LINES, shown, shown_line
 
 SLUG = "01_toy"
@@ -121,6 +121,36 @@ def test_the_summary_names_points_checks_and_the_first_thing_to_do() -> None:
     assert "0.5 points were taken off" in text
     assert "1 answer is still to be read by a person" in text
     assert "What to do first: check_b: It is exact. Hint: Look at it." in text
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "said"),
+    [
+        (
+            "failed",
+            "attend is not defined\ncell attend begins with %%bash: take that line out",
+            "cell attend begins with",
+        ),
+        (
+            "failed",
+            "Cache is not defined\ncell Cache ended with sys.exit() or exit()",
+            "cell Cache ended with sys.exit()",
+        ),
+        ("timed out", "your code had not finished after 20 s", "your code had not finished after 20 s"),
+    ],
+)
+def test_what_to_do_first_is_the_cells_error_where_there_is_one(status: str, message: str, said: str) -> None:
+    broken = result()
+    broken.checks[1].status, broken.checks[1].message = status, message
+    text = " ".join(Page(feedback_page(notebook(), broken)).text.split())
+    first = text.split("What to do first: ")[1].split("About your file")[0]
+    assert first.startswith("what check_b met: " + said)
+    assert "Look at it." not in first
+
+
+def test_who_handed_in_another_labs_notebook_reads_that_first() -> None:
+    text = " ".join(Page(feedback_page(notebook(), result(notes=[NO_CELLS]))).text.split())
+    assert "What to do first: this file has none of the lab's cells: hand in the notebook of this lab." in text
 
 
 def test_a_passed_check_shows_no_hint_and_the_source_of_a_check_is_nowhere() -> None:

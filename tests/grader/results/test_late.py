@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -13,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grader.course import CourseError
+from grader.courses import late
 from grader.courses.late import Policy, add_days, days_late, parse_when, read_policy, write_policy
 from grader.courses.scores import scores
 
@@ -94,6 +98,19 @@ def test_a_policy_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def penalties(root: Path) -> dict[str, float]:
     return {score.student: score.late_penalty for score in scores(root, SLUG) if score.score is not None}
+
+
+def test_those_without_a_time_are_a_line_for_each_thing_that_the_lms_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"ada": False, "bob": None, "cyd": True, **{f"student{i:03}": False for i in range(60)}}
+    monkeypatch.setattr(late, "read_history", lambda root, slug, student: [SimpleNamespace(late=said[student])])
+    found: list[Any] = [SimpleNamespace(submitted=None, student=one) for one in said]
+    lines = late.without_time(tmp_path, SLUG, found)
+    assert lines[:2] == ["late, says the LMS (1): cyd", "the LMS says nothing (1): bob"]
+    assert lines[2].startswith("in time, says the LMS (61): ada, student000,")
+    assert max(map(len, lines)) <= 300
+    assert re.findall(r"student\d+", " ".join(lines)) == [one for one in said if one.startswith("student")]
 
 
 def test_late_work_loses_points_in_the_gradebook_and_in_time_work_does_not(
@@ -246,7 +263,7 @@ def test_without_a_time_what_the_lms_said_is_passed_on_and_costs_nothing(
     history[-1]["late"] = True
     path.write_text(json.dumps(history))
     grade("due", "01", "2026-03-01 23:59 Europe/Berlin", "--course", str(course))
-    assert "gus (late, says the LMS)" in grade("late", "01", "--per-day", "1", "--course", str(course))
+    assert "late, says the LMS (1): gus" in grade("late", "01", "--per-day", "1", "--course", str(course))
     assert penalties(course)["gus"] == 0
 
 

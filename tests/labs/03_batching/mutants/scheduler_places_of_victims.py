@@ -1,5 +1,5 @@
 # fault: places that victims leave count as taken until they run again.
-# fails: check_turn
+# fails: check_abort, check_turn
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

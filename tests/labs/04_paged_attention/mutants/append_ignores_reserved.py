@@ -1,5 +1,5 @@
 # fault: grows from the tokens it has, not from the blocks: reserved ones are left behind unused.
-# fails: check_append, check_copy_on_write, check_engine
+# fails: check_append, check_append_refused, check_copy_on_write, check_engine
 
 # %% nbgrader={"grade_id": "append_slots"}
 def append_slots(pool, block_table, num_tokens, num_new, block_size, copy):

@@ -1,5 +1,5 @@
 # fault: copies only where the block is partly full: a reserved block that is shared and empty is written in place.
-# fails: check_copy_on_write
+# fails: check_append_refused, check_copy_on_write
 
 # %% nbgrader={"grade_id": "append_slots"}
 def append_slots(pool, block_table, num_tokens, num_new, block_size, copy):
