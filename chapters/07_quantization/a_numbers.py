@@ -271,8 +271,8 @@ widgets.reveal("07a-mxfp4", by_kind["MXFP4"] / by_kind["NVFP4"])
 widgets.table(rows, ["format", "bits a value", *tensors])
 
 # %% [markdown] name="measure-four-reading"
-# A power of two can be nearly twice too large for its group, or cut the group's largest value off: that, and the larger
-# groups, are the difference between the two. Bits and error together make the choice, and the plot shows it: lower left
+# A power of two is up to half as much again too large for its group, or up to a quarter too small, and then the group's
+# largest value is cut off: that, and the larger groups, are the difference between the two. Bits and error together make the choice, and the plot shows it: lower left
 # is better.
 
 # %% name="measure-plot" jupyter={"source_hidden": true}
@@ -357,8 +357,8 @@ print(f"the byte 0x38 is {read_as[0]} in one and {read_as[1]} in the other")
 widgets.table(rows, ["format", "finite values", "largest", "smallest above 0", "ratio"])
 
 # %% [markdown] name="errata-codebooks-reading"
-# The same byte is half as much on the other, so a checkpoint that is moved without conversion has every weight halved.
-# The cure is to double the scales.
+# The same byte is half as much on the other, so a checkpoint that is moved without conversion has every weight halved,
+# and each minus zero becomes NaN. The cure is to write 0 for these bytes, and to double the scales.
 #
 # **"FP8 is preferred to INT8 because it needs no calibration."** (E07.6) Either takes its scale from the values at hand
 # (dynamic), or from data seen before (static: calibrated). Scales that were made for other data cost both:
@@ -387,9 +387,10 @@ print(f"{np.log2(3):.3f} bits of information; five in a byte: {8 / 5} bits; one 
 assert 3**5 <= 2**8
 
 # %% [markdown] name="errata-nf4-text"
-# **"NF4 is the information-optimal 4-bit format for normal weights."** (E07.12) If it were, no other 16 values had a
-# smaller error. Lloyd's method finds the best 16 for given samples: here for normal numbers, divided by the largest of
-# their block. **At blocks of 64: how many percent more error has NF4 than the best 16 values?**
+# **"NF4 is the information-optimal 4-bit format for normal weights."** (E07.12) It is meant as: every code is used
+# equally often. That is not so once the largest of a block sets the scale, and it would not make the error least. Lloyd's
+# method finds 16 values that no small change betters, for given samples: here for normal numbers, divided by the largest
+# of their block. **At blocks of 64: how many percent more error has NF4 than the best 16 values?**
 
 # %% name="errata-nf4-predict"
 widgets.predict("07a-nf4", "Blocks of 64: error of NF4 above that of the best 16 values?", "%")

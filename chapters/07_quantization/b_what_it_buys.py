@@ -263,7 +263,7 @@ assert all(rows[i][1] > rows[i + 1][1] for i in range(len(rows) - 1))
 widgets.table([[name, f"{value:.2f}"] for name, value in rows], ["counted", "times fewer bytes"])
 
 # %% [markdown] name="errata-users-text"
-# **"An 8-bit cache doubles the number of users at once."** (E07.8) It doubles the tokens of cache that fit: exactly. Users
+# **"An 8-bit cache doubles the number of users at once."** (E07.8) It doubles the tokens of cache that fit, exactly with one scale for a tensor. Users
 # double if it was the cache that limited them; speed follows only as far as a step reads the cache. **One request at a
 # context of 2,048: how many percent faster is a step with an 8-bit cache?**
 
@@ -321,6 +321,6 @@ widgets.quiz(load_quiz("07_quantization").draw(seed=1, tag="buys"))
 #   batch 1, context 2,048: 3.1, not 4.
 #   <!-- tested: tests/claims/test_chapter_07.py::test_e07_01_four_bit_weights_with_scales_read_3_88_times_fewer_bytes_and_less_in_practice -->
 # - It fades with the batch: each request reads its own cache, and at very short contexts the arithmetic, still in 16
-#   bits, becomes the bound. In prefill weights alone gain nothing.
+#   bits, becomes the bound. In a long prefill weights alone gain nothing.
 # - FP8 × FP8 halves the arithmetic, too, on GPUs that have it. Elsewhere it is emulated: memory, no speed in prefill.
 # - Half the bits of a cache: twice the tokens. Users and speed follow only where the cache was the limit.

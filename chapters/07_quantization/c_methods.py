@@ -561,8 +561,8 @@ print(
 )
 
 # %% [markdown] name="errata-better-text"
-# **"GPTQ is slightly more accurate than AWQ."** (E07.5) GPTQ's paper and AWQ's each report the opposite of the other. It
-# depends on the model, the group size and the order. In layer 3 of the course model GPTQ is ahead on its own calibration rows,
+# **"GPTQ is slightly more accurate than AWQ."** (E07.5) AWQ's paper reports the opposite; GPTQ's is older and does not
+# compare. It depends on the model, the group size and the order. In layer 3 of the course model GPTQ is ahead on its own calibration rows,
 # and in section 5 AWQ was as good with 512 tokens. They also combine: AWQ's scale first, then GPTQ's codes. **Channels
 # planted 30 times: which of the four in the table has the least error?** <!-- stands: reference_impl/models/quantization/awq.py -->
 

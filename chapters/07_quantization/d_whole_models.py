@@ -406,7 +406,7 @@ print(
 
 # %% [markdown] name="errata-reading"
 # Most checkpoints leave the output projection and the embedding in 16 bits. In a large model they are a small part of the
-# bytes, and it costs next to nothing; in a small one they are not:
+# weights; in a small one they are not, and once the rest is in 4 bits their share of the bytes is several times as large:
 
 # %% name="errata-share"
 rows = [["course model", model.embedding.numel() / (model.embedding.numel() + total)]]
@@ -432,7 +432,7 @@ rows = [
 widgets.table(rows, ["type", "a block has", "bits a weight"])
 
 # %% [markdown] name="production-birth"
-# **Quantized at birth.** Some models never had 16-bit weights to publish. DeepSeek-V3 was trained with FP8 products and
+# **Quantized at birth.** Some models are published in few bits only. DeepSeek-V3 was trained with FP8 products and
 # weights in blocks of 128 × 128; gpt-oss was published with its experts in MXFP4 and attention in 16 bits. There is then no
 # "loss against BF16" to measure: the quantized model is the original. An engine loads them like any checkpoint (ours:
 # `fp8` with block scales, and compressed-tensors), and a GPU without the format unpacks it.

@@ -265,7 +265,7 @@ CACHES = {
     "FP8, token and head": (e4m3, e4m3),
     "INT4, tensor": (lambda k: per_tensor(k, 4), lambda v: per_tensor(v, 4)),
     "INT4, token and head": (lambda k: rounded(k, 4, -1), lambda v: rounded(v, 4, -1)),
-    "INT4, KIVI": (lambda k: per_channel(k, 4), lambda v: rounded(v, 4, -1)),
+    "INT4, split as in KIVI": (lambda k: per_channel(k, 4), lambda v: rounded(v, 4, -1)),
     "INT4 values only": (None, lambda v: rounded(v, 4, -1)),
 }
 rows = []
@@ -304,7 +304,7 @@ def recall(attention, distance):
 
 # %% name="measure-distance-table"
 DISTANCES, rows = (32, 320), []
-for name in ("16 bits", "INT8, token and head", "INT4, tensor", "INT4, token and head", "INT4, KIVI"):
+for name in ("16 bits", "INT8, token and head", "INT4, tensor", "INT4, token and head", "INT4, split as in KIVI"):
     line = [recall(Through(*CACHES.get(name, (None, None))), distance) for distance in DISTANCES]
     rows.append([name, *(f"{log:.2f}, {first:.0%}" for log, first in line)])
 widgets.table(rows, ["cache", *(f"{distance} tokens back" for distance in DISTANCES)])
@@ -387,7 +387,7 @@ widgets.table(
 # **vLLM**, **SGLang** and **TensorRT-LLM** have an FP8 cache, mostly E4M3 with one scale for a tensor or a head: calibrated
 # ones come with the checkpoint, and without any the scale is 1. (Ours has one for each token and head, made on write: more
 # bits, no calibration.) 4-bit caches are offered by some, in INT4 or NVFP4. **llama.cpp** takes types of GGUF for keys and
-# for values apart, for the reason of section 3. In all of them the attention kernel reads the codes: a cache that is
+# for values apart, since keys need more bits; its scales are for 32 values of a token, not per channel. In all of them the attention kernel reads the codes: a cache that is
 # unpacked to memory first saves room and no time.
 
 # %% name="production-fit"

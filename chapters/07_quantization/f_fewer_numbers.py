@@ -37,13 +37,14 @@ torch.set_num_threads(1)
 warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
 FOLDER = course_model("target")
 encode_text = PromptEncoder(FOLDER).tokens_of
-windows = windows_of(encode_text(inspect.getsource(json.decoder)), 96, 4)
+held_out = encode_text(inspect.getsource(json.decoder))
+windows = windows_of(held_out, 96, 4)
 model = LLM(FOLDER, dtype="float32", kv_cache_bytes=2**20).engine.model
 linears = {linear.name: linear for layer in model.layers for linear in linears_of(layer)}
 originals = {name: matrix(linear).clone() for name, linear in linears.items()}
 exact = [logprobs(model, window[:-1]) for window in windows]
 
-# The Gram matrix of each matrix' inputs, over calibration rows of other text, seen by the model as it is.
+# The Gram matrix of each matrix's inputs, over calibration rows of other text, seen by the model as it is.
 calibration = calibration_tokens(encode_text(inspect.getsource(argparse)), 4, 96)
 rows, grams = Rows.of(model, calibration), {}
 for layer in model.layers:
@@ -69,7 +70,7 @@ def int4(name, weight):
 # %% [markdown] name="question"
 # ## 1. A question with a number
 #
-# INT4 in groups keeps about a quarter of each weight's bits. Take instead every second weight away, the smaller ones of
+# INT4 in groups keeps about a quarter of each weight's bits. Remove half of the weights instead, the smaller ones of
 # each output, and keep the rest in 16 bits. With a bit a place to say which are there that is nine bits a weight, twice as
 # many as INT4 has. **How many times as large is the KL of the model with half of its weights as that in INT4?**
 
@@ -92,7 +93,7 @@ widgets.reveal("07f-half", pruned / quantized)
 #
 # A telegram was paid by the word. Abbreviating every word, which is what quantization does, loses a little of each.
 # Striking out words loses nothing of those that stay, and all of the others. Whoever reads it must know where words are
-# missing, and the operator who sends it letter by letter at one pace gains nothing from blanks that are sent as blanks.
+# missing; and a blank that is sent like a letter takes the time of a letter.
 #
 # - **Pruning**: some weights become 0. Which ones, and what can skip them?
 # - **Low rank**: a matrix becomes a product of two thin ones.
@@ -114,8 +115,8 @@ ax.legend(fontsize=8, frameon=False)
 show(fig, "KL by share removed: " + ", ".join(f"{s:.0%} {kl:.4f}" for s, kl in zip(shares, cliff, strict=True)) + ".")
 
 # %% [markdown] name="idea-reading"
-# A **quality cliff**: the first tenth costs next to nothing, each later one several times what the one before cost. Small
-# weights are many and do little; behind them there are none that do little.
+# The "quality cliff" has no edge: the first tenth costs next to nothing, the second several times that, and each later one
+# about twice what the one before cost. Small weights are many and do little; behind them there are none that do little.
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
@@ -190,8 +191,8 @@ widgets.table(lines, ["inputs", "pattern", "magnitude", "Wanda"])
 # ### What zeros save
 #
 # A zero in a dense matrix is a number like any other: as many bytes, as many operations. Something has to say where the
-# others are. **From what share of zeros on does a list of values with their columns (CSR, 16 bits each) need fewer bytes
-# than the dense matrix?**
+# others are. **At what share of zeros, in whole percent, does a list of values with their columns (CSR, 16 bits each) begin
+# to need fewer bytes than the dense matrix?**
 
 # %% name="scratch-bits-predict"
 widgets.predict("07f-csr", "Zeros from which CSR takes fewer bytes than 16-bit dense?", "%")
@@ -238,7 +239,9 @@ widgets.reveal("07f-time", ratio[0.5])
 widgets.table([[f"{s:.0%}", f"{r:.2f}"] for s, r in ratio.items()], ["zeros", "CSR over dense, this machine, now"])
 
 # %% [markdown] name="scratch-time-reading"
-# Half zeros anywhere lose time. It takes a pattern that hardware knows. 2:4 is one: tensor cores since NVIDIA's A100 take two values
+# With torch's CSR on a CPU, half zeros anywhere lose time. Special GPU kernels that unpack a map of places gain bytes, and
+# so time in decoding small batches; the common engines do not have them. A pattern that hardware knows is surer. 2:4 is
+# one: tensor cores since NVIDIA's A100 take two values
 # and two places of 2 bits and multiply at twice the dense rate. <!-- source: NVIDIA's A100 white paper -->
 # And leaving out whole neurons of an MLP is another: what
 # remains is a smaller dense matrix, which every machine multiplies faster.
@@ -324,8 +327,9 @@ print(f"prefill on an H100, bf16: {H100.peak('bf16', sparse=True) / H100.peak('b
 # ### Sparse by design
 #
 # A mixture of experts is sparse from the start: a router takes a few experts for each token, and the others are not read.
-# It was trained so, and loses nothing. But a *batch* reads whatever any of its tokens needs. **Mixtral has 8 experts and
-# takes 2. With 16 tokens in a step, what share of the experts is read, if routers choose at random?**
+# It was trained so. But a *batch* reads whatever any of its tokens needs. An expert stays unread only if every token leaves it.
+# **Mixtral has 8 experts and takes 2. With 16 tokens in a step, what share of the experts is read, if routers choose at
+# random?**
 
 # %% name="engine-experts-predict"
 widgets.predict("07f-experts", "2 of 8 experts a token, 16 tokens: share of experts read?", "%")
@@ -365,9 +369,10 @@ ax.legend(fontsize=8, frameon=False)
 show(fig, "; ".join(alt) + ".")
 
 # %% [markdown] name="rank-reading"
-# Trained weights are not of low rank: the curves hardly bend. That is why the table of section 4 shows low rank as the
-# dearest way, and why choosing for the *output* (dividing out how inputs lie, as SVD-LLM does) is so much better than
-# choosing for the matrix.
+# Trained weights are not of low rank: the curves hardly bend, and those of random matrices of these shapes would look much
+# alike. What helps is that their *inputs* use few directions: choosing for the output (W times the Cholesky factor of the
+# inputs' Gram matrix is cut, and the factor divided out again, as SVD-LLM does) is much better in the table of section 4
+# than choosing for the matrix, and still the most expensive way there.
 #
 # ### A change of low rank
 #
@@ -446,8 +451,8 @@ show(
 # serving it goes on from text that it wrote itself, which no training row looked like. That is what on-policy
 # distillation is for: the student writes, and the teacher says at each token what it would have said.
 #
-# The course's draft learned from its target so. A short comparison from one start, by the repository's script; a draft
-# is kept as often as its first token is the target's:
+# The course's draft learned from the same text as its target, not from the target. A short comparison of the three ways
+# from these weights, by the repository's script; greedy drafts of one token are kept as often as the two agree:
 
 # %% name="student-results"
 short = record["distill"]
@@ -459,8 +464,9 @@ lines = [
 widgets.table(lines, ["learned from", "agreement before", "after", "time"])
 
 # %% [markdown] name="student-results-reading"
-# So few steps decide little: the draft had learned from this very target before. Logits give the most for a step, since a
-# whole distribution says more than one token; on-policy pays twice, as the student has to write first.
+# The three differ by less than a run of this length can tell. Response is the cheapest: the teacher is not run again. On
+# the student's own text the student has to write as well; here it wrote only once, before the first step, so that later
+# steps were on-policy no more.
 #
 # ### Learning while rounded
 #
@@ -491,6 +497,32 @@ for _ in range(41):
 widgets.reveal("07f-aware", 100 * errors[-1] / errors[0])
 print("squared error after 0, 10, 20, 30, 40 steps:", [round(e, 2) for e in errors[::10]])
 
+# %% [markdown] name="aware-other-text"
+# That is the error on the rows it learned from: 384 tokens for 768 inputs. **And on other text, after over before?**
+
+# %% name="aware-other-predict"
+widgets.predict("07f-aware-other", "Squared error of the outputs on other text, after over before?", "%")
+
+
+# %% name="aware-other"
+def gram_of_layer_3(tokens):
+    """Of the inputs of its down_proj."""
+    seen = Rows.of(model, tokens)
+    for layer in model.layers[:3]:
+        seen.advance(layer)
+    return seen.watch(model.layers[3], linears_of(model.layers[3])[-1], Statistics()).known_gram
+
+
+fresh = gram_of_layer_3(calibration_tokens(held_out, 4, 96))
+before, after = (straight_through(w, scheme).detach() - right for w in (right, learned))
+after_over_before = float(((after @ fresh) * after).sum() / ((before @ fresh) * before).sum())
+widgets.reveal("07f-aware-other", 100 * after_over_before)
+print(f"on other text the squared error is {after_over_before:.2f} of what it was")
+
+# %% [markdown] name="aware-other-reading"
+# What is learned on fewer tokens than a matrix has inputs holds for these tokens. Training a whole model takes many more, and
+# what it took here:
+
 # %% name="aware-results"
 trained = {key.removeprefix("qat "): row for key, row in record.items() if key.startswith("qat")}
 lines = [
@@ -500,34 +532,41 @@ lines = [
 widgets.table(lines, ["all matrices, trained while rounded", "steps", "KL before", "after", "took"])
 
 # %% [markdown] name="aware-reading"
-# Second row: ternary weights are hopeless by rounding and become a bad model by minutes of training. Models that are
-# ternary for good are trained so from the start.
+# Second row: rounded to ternary, two of three first tokens are others, and minutes of training take back a part of the KL.
+# Models that are ternary for good are mostly trained so from the start.
 #
 # ## 6. Explore
 #
-# Change `share` and `pattern` and look for the best model of nine bits a weight or fewer. *Is there any way of removing
-# weights that beats INT8 at its size?*
+# Change `share` and `score`. *INT8 takes a little over eight bits a weight. Is there any way of removing weights that beats
+# its KL with as many bits?*
 
 # %% name="explore"
-share, score = 0.25, pruning.wanda  # also: pruning.magnitude
+share, score = 0.25, pruning.wanda  # also: lambda weight, norms: pruning.magnitude(weight)
 found = kl_with(lambda n, w: int4(n, w * pruning.keep(score(w, grams[n].diagonal().sqrt()), share)))
-print(f"{share:.0%} removed and the rest in INT4: KL {found:.4f}; INT4 alone {quantized:.4f}")
+int8 = kl_with(lambda n, w: rounded(w, Recipe("int8").scheme_of(n, w.shape[1])))
+weights = sum(w.numel() for w in originals.values())
+bits = {
+    name: sum(
+        Recipe(name).scheme_of(n, w.shape[1]).bits_per_weight(tuple(w.shape)) * w.numel() for n, w in originals.items()
+    )
+    / weights
+    for name in ("int4", "int8")
+}
+print(f"{share:.0%} removed and the rest in INT4: {1 + (1 - share) * bits['int4']:.2f} bits, KL {found:.4f}")
+print(f"INT4 alone: {bits['int4']:.2f} bits, KL {quantized:.4f}; INT8: {bits['int8']:.2f} bits, KL {int8:.5f}")
 
 # %% [markdown] name="errata"
 # ## 7. What the cheat sheets get wrong
 #
-# **"Pruning half of the weights halves the model."** Unstructured, in 16 bits: nine bits of sixteen, and a product that is not
-# faster, as measured in section 3. 2:4: nine bits as well. Half only if whole rows or columns go.
+# **"Pruning half of the weights halves the model."** Unstructured, in 16 bits: nine bits of sixteen, and a product that is no
+# faster but in special kernels (section 3). 2:4: nine bits as well. Half only if whole rows or columns go.
 #
 # **"Use 512 samples for calibration."** (E07.10) No number fits all methods. Wanda needs one norm an input; a Gram matrix needs at
-# least as many tokens as the matrix has inputs, or it has no inverse. How far are the norms of a few rows from those of all?
+# least as many tokens as the matrix has inputs, or it has no inverse without damping. How far are the norms of a few rows from those of all?
 
 # %% name="errata-samples"
-few = Rows.of(model, calibration[:1])
-for layer in model.layers[:3]:
-    few.advance(layer)
 down = linears_of(model.layers[3])[-1]
-some = few.watch(model.layers[3], down, Statistics()).known_gram
+some = gram_of_layer_3(calibration[:1])
 ranks = [int(torch.linalg.matrix_rank(g.double(), rtol=1e-5)) for g in (some, grams[down.name])]
 ways = [pruning.keep(pruning.wanda(matrix(down), g.diagonal().sqrt()), 0.5) for g in (some, grams[down.name])]
 print(f"{down.name}: 96 and 384 tokens, Gram matrices of rank {ranks[0]} and {ranks[1]} for {len(some)} inputs")
@@ -538,16 +577,16 @@ print(f"Wanda's masks agree in {float((ways[0] == ways[1]).float().mean()):.1%} 
 #
 # As of November 2026; look names up in the version you run.
 #
-# **2:4**: `compressed-tensors` has a format for it and vLLM kernels that read it, mostly with FP8 values; it is used far less than
-# quantization. **Distilled** models are everywhere: many small models of today learned from the logits or the
+# **2:4**: vLLM read such models until the spring of this year and then dropped them, as hardly anyone used them; NVIDIA's
+# libraries still multiply them. <!-- source: vLLM's pull request 36799 --> **Distilled** models are everywhere: many small models of today learned from the logits or the
 # text of large ones. **Reasoning and tool traces**: what a large model learned by reinforcement, thousands of tokens of working out and
 # calls of tools, is written down, filtered by whether the answer is right, and a small model is trained on it: response distillation.
-# It hands over behaviour that the small one would hardly find by reinforcement itself. Its cost in serving moves: a small
+# It hands over behaviour that the small one would hardly find by reinforcement itself. The cost moves to serving: a small
 # model that thinks for thousands of tokens is not cheap. **Adapters**: engines keep many in memory and multiply each row of a batch by its own
 # (S-LoRA, Punica). <!-- source: their papers; DeepSeek-R1's report on distilled models -->
 #
-# **What training has fixed, serving cannot change.** The number of KV heads, the length of the window, the number of
-# layers, experts, the precision it was trained in, a head that guesses several tokens. For one of them:
+# **What training has fixed, serving cannot change.** The number of KV heads, of layers and of experts; and,
+# without further training or scaled positions, the length of the window. For one of them:
 
 # %% name="production-fixed"
 lines = []
@@ -559,10 +598,10 @@ for name in ("llama-2-7b", "llama-3-8b"):
             name,
             f"{shape.num_heads} and {shape.num_kv_heads}",
             f"{per_token / 2**10:.0f} KiB",
-            f"{8192 * per_token / 2**30:.1f} GiB",
+            f"{4096 * per_token / 2**30:.1f} GiB",
         ]
     )
-widgets.table(lines, ["model", "query and KV heads", "cache of a token", "of 8,192 tokens"])
+widgets.table(lines, ["model", "query and KV heads", "cache of a token", "of 4,096 tokens"])
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
@@ -576,9 +615,9 @@ widgets.quiz(load_quiz("07_quantization").draw(seed=1, tag="fewer"))
 # ## 10. Card
 #
 # - Removing weights costs more per byte saved than rounding them: INT4 first.
-# - Zeros save what a format and a product can skip: anywhere, bytes only; 2:4, 9 of 16 bits and up to twice the peak where the
+# - Zeros save what a format and a product can skip: anywhere, bytes, and time in special kernels only; 2:4, 9 of 16 bits and up to twice the peak where the
 #   hardware has it; whole neurons, everything.
 # - Trained matrices are not of low rank. What fine-tuning changes is: one model, many adapters.
-# - A mixture of experts reads few weights for one token and nearly all for a batch.
+# - A mixture of experts reads few weights for one token; 2 of 8 experts read nearly all for 16 tokens.
 # - Distillation: text, logits, or the student's own text. Forward KL covers, reverse KL keeps to what is sure.
 # - Rounding can be learned: straight through, towards the unrounded model.

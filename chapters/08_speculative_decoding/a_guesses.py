@@ -293,7 +293,7 @@ widgets.table(rows, ["text", *(f"guess {i}" for i in range(1, 5)), "all guesses"
 
 # %% [markdown] name="measure-engine-reading"
 # A later guess is kept *more* often here, once those before it were right: the copy is then in the middle of something
-# that repeats. Where nothing was found there was no guess, and no cost either.
+# that repeats. Where nothing was found there was no guess, and nothing more to compute.
 
 # %% [markdown] name="measure-v-text"
 # ### What a step with guesses takes on this machine
@@ -386,14 +386,15 @@ widgets.predict("08a-experts", "Bytes of verifying 6 tokens instead of 1 at batc
 expert = 58 * 3 * 7168 * 2048  # parameters of one expert, over all layers
 shared = 37e9 - 8 * expert  # of the 37e9 that one token uses, those that every token uses
 rows = []
-for batch in (1, 8, 64, 256):
+for batch in (1, 2, 4, 8, 64, 256):
     six, one = (theory.mixture_read(shared, expert, 256, 8, batch * n) for n in (6, 1))
     rows.append([batch, f"{theory.experts_touched(256, 8, batch * 6):.0f}", f"{six / one:.2f}"])
 widgets.reveal("08a-experts", float(rows[0][2]))
 widgets.table(rows, ["batch", "experts touched in a layer, of 256", "bytes of 6 tokens over 1"])
 
 # %% [markdown] name="errata-experts-reading"
-# Worst at batch 1, where a dense model has the most room; nothing at a large batch, whose step reads all experts anyway.
+# Worst in a batch of a few, where a dense model has room, too (alone, what all tokens share is most of the bytes); nothing
+# at a large batch, whose step reads all experts anyway.
 # (With independent routing. Neighbouring tokens share experts more than that, so the real factor is smaller.)
 #
 # **"K accepted drafts give K tokens; after a rejection comes a fallback step."** (E08.3) A step gives one more than it
@@ -425,7 +426,8 @@ assert 1 <= min(gave) <= max(gave) <= 4 + 1
 #
 # Where it is used first: code editors that rewrite a file with a small change, retrieval answers that quote their
 # sources, agents that repeat tool results, and rollouts of reinforcement learning, of which many share most of their
-# text. It needs no second model, no memory and no training, and nothing is lost where it finds nothing.
+# text. It needs no second model, no memory of the GPU and no training, and where it finds nothing the model computes
+# nothing more.
 #
 # The idea is from Stern et al. (2018, blockwise parallel decoding); Leviathan et al. and Chen et al. (2023) made it exact
 # for sampling, which is the next notebook. Prompt lookup is from Saxena (2023), the suffix automaton from Hu et al. (2024,
@@ -447,8 +449,9 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="room"))
 # - A step gives the guesses before the first wrong one, and one more: the target's token in its place, or the bonus behind
 #   the last. Between 1 and k + 1. The logits at the token *before* a guess judge it.
 # - E = (1 − a^(k+1)) / (1 − a). Speed-up = E / (v(k) + k c). v(k) is measured or computed, not assumed.
-# - v(k) ≈ 1 for a dense model below the ridge: batch · (k + 1) tokens. On a CPU it rises at once. A mixture of experts
-#   reads more experts, worst at batch 1.
+# - v(k) ≈ 1 for a dense model below the ridge: batch · (k + 1) tokens. On this CPU, with a
+#   model this small, it rises at once. A mixture of experts
+#   reads more experts, worst in small batches.
 # - Acceptance a, share of guesses kept, and acceptance length are three numbers. State k with each.
 # - Prompt lookup: copy what followed the last tokens. Free, and right where text repeats. The longest match is the best
 #   guess; other requests' outputs can be searched, too.

@@ -174,7 +174,7 @@ widgets.table(rows, ["rule", *NAMES, "off by (total variation)", "kept"])
 # Two rules are exact. Accepting on a match is exact if the *same* mismatching sample is given out, but it keeps only
 # Σ p·q. The last rule keeps Σ min(p, q), and no exact rule keeps more: a guess and a token of p cannot be equal more often
 # than that. Both halves of the last rule are needed: with its first half and a resample from p, the output is further off
-# than the naive rule's.
+# here than the naive rule's.
 #
 # **The proof**, line by line as in the engine's own file (`reference_impl/annexes/speculative/rejection.py`):
 #
@@ -305,7 +305,8 @@ print(f"one uniform: {min(orders):.1%} to {max(orders):.1%}, by the order of the
 widgets.reveal("08b-gumbel", 100 * by_gumbel(p, q))
 
 # %% [markdown] name="coupling-reading"
-# Rejection keeps as much as any rule can; a coupling keeps that or less. That is what a text equal for every k may cost.
+# Rejection keeps as much as any rule can; a coupling by shared numbers, where neither side sees the other's distribution,
+# keeps that or less. That is what a text equal for every k may cost.
 # Gumbel noise never keeps less than (1 − TV)/(1 + TV), with TV the total variation between p and q, in any order of the
 # vocabulary. One uniform, which is what this engine draws with, depends on the order: a small shift near the start moves
 # all later boundaries.
@@ -424,9 +425,10 @@ print(f"one minus a running sum over two positions: {1 - 2 * theory.acceptance(p
 # As of November 2026.
 #
 # **vLLM**'s rejection sampler has the three kinds of tokens of this chapter under the names *accepted*, *recovered* (the
-# residual) and *bonus*. Greedy requests are compared with the argmax. **SGLang** and **TensorRT-LLM** verify sampled
-# requests by rejection too, and offer relaxed rules beside it: more guesses kept, another distribution. Read which rule
-# is on before you call a speed-up lossless.
+# residual) and *bonus*. Greedy requests are compared with the argmax. Engines often let a draft propose its
+# likeliest token, which counts as q = 1: it is kept with p(x). Some keep a guess only if it equals the target's own sample
+# (rule 2 above: exact, keeps less), and all offer relaxed rules: more guesses kept, another distribution. Read which rule is
+# on before you call a speed-up lossless.
 #
 # "Exact" is a statement about distributions. Texts may still differ from run to run where a step of other shape rounds
 # otherwise; chapter 03 has seen that for batches. This engine has `batch_invariant=True` against it.
@@ -454,4 +456,5 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="exact"))
 # - A guess that was not drawn has q = 1: kept with p(x), else p without x.
 # - A seeded text is kept by coupling: the position's own random number for both; a guess is kept if it is the token
 #   drawn. The same text for every k, and fewer guesses kept than by rejection.
-# - An error lives for at most k tokens: no drift. Acceptance follows predictability, domain and sampling, not length.
+# - An error lives for at most k tokens: no drift. Acceptance follows predictability, domain and sampling,
+#   and falls in contexts longer than the drafter was trained for.

@@ -209,6 +209,7 @@ rows = [[m, f"{m / 8:.2f}", f"{right:.0%}", f"{theory.speed_up(theory.expected_t
 widgets.table(rows, ["layers", "cost of a guess c", "right", "speed-up by formula, k = 3, v = 1"])
 
 # %% [markdown] name="scratch-exit-reading"
+# (c counts the layers only; each guess needs the lm_head as well.)
 # A guess that costs most of a step cannot pay, however good it is; and the early layers of a model that was trained only
 # at its end do not speak its language yet. Methods that do this in earnest train the exits (LayerSkip, Elhoushi et al.
 # 2024), or skip chosen layers (Zhang et al. 2023). With the cache shared, the verifying pass saves those layers again,
@@ -413,8 +414,9 @@ widgets.table(rows, ["k", "first guess kept", "share of all guesses", "acceptanc
 # features, uses low, middle and high layers of the target as input, and trains on the head's own outputs over several
 # steps ("training-time test"). The course's head has one input, the last hidden state, and is trained over several steps.
 #
-# A draft model has to share the vocabulary; otherwise guesses go through text and lose exactness or acceptance. It also
-# has to be served: its weights, its cache, its parallel layout. On several GPUs a small draft often runs on one of them.
+# A draft model has to share the vocabulary; with another one guesses go through text, or are restricted to the tokens that
+# both have: the text stays right, and fewer are kept. It also has to be served: its weights, its cache, its parallel layout.
+# On several GPUs a small draft runs on all of the target's, or on one while the others wait.
 
 # %% [markdown] name="quiz-text"
 # ## 9. Quiz
@@ -430,7 +432,7 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="drafters"))
 # - A draft model guesses one token after another: k passes of the draft, then one of the target over all guesses.
 # - A feature head reads the target's hidden state and the token drawn there, and uses the target's embedding and lm_head:
 #   one layer, good guesses, one target.
-# - Early exit: the target's first layers guess. c is their share of the layers; exits have to be trained to be good.
+# - Early exit: the target's first layers guess. c is their share of the layers and an lm_head; exits have to be trained.
 # - Roll-back is a counter: rejected slots are overwritten, attention does not look beyond what counts. Rows advance by
 #   different numbers of tokens.
 # - The draft's cache lies beside the target's, by the same block ids. What guesses also computes every token of the text.

@@ -72,7 +72,8 @@ corpus = [corpus[i : i + 100] for i in range(0, 30 * 100, 100)]
 widgets.predict("08d-head", "How often is a quickly trained head right about the token after next?", "%")
 
 # %% [markdown] name="heads-text"
-# A **Medusa head** (Cai et al. 2024) is a small block beside the lm_head: h + silu(W h), and then the target's own lm_head.
+# A **Medusa head** (Cai et al. 2024) is a small block beside the lm_head: h + silu(W h), and then an output matrix of its own,
+# begun as a copy of lm_head. Ours share the target's lm_head, so that a head is one small matrix.
 # Head 1 says token p + 2 from the hidden state of p, head 2 says token p + 3, and neither sees the other's guess, nor the
 # token that is drawn at p + 1. Training data: hidden states of the frozen target over a text, and the text's later
 # tokens.
@@ -345,7 +346,7 @@ widgets.reveal("08d-shape", best[1])
 widgets.table(rows, ["shape", "guesses", "tokens a step", "v = 1", "1 % a guess", "5 % a guess"])
 
 # %% [markdown] name="measure-shapes-reading"
-# Width pays slowly: doubling it doubles the tokens to verify, and adds a few points. So trees are for small batches, where
+# Width pays slowly: doubling it doubles the tokens to verify, and adds less to what is kept. So trees are for small batches, where
 # a step has room, and they are grown where the drafter is unsure. EAGLE-2 does that: it expands the guesses with the
 # largest product of chances along their path, and verifies the best of all, so the shape differs at every step. In the
 # engine that is `LLM(..., draft_model=..., draft_tree="dynamic")`.
@@ -353,7 +354,7 @@ widgets.table(rows, ["shape", "guesses", "tokens a step", "v = 1", "1 % a guess"
 # ### Lookahead: guesses without any drafter
 #
 # **Jacobi iteration**: guess a window of tokens anyhow, compute all of it at once, and take what the model says as the next
-# guess. The first wrong token becomes right in every pass, so after n passes at most n tokens are what plain decoding
+# guess. The first wrong token becomes right in every pass, so after n passes at least n tokens are what plain decoding
 # writes; sometimes several become right at once. **A window of eight, begun with nonsense: how many passes until nothing changes?**
 
 # %% name="measure-jacobi-predict"
@@ -431,7 +432,7 @@ print(f"Jacobi iteration above had {found[1]} tokens right after two passes")
 
 # %% [markdown] name="errata-typical-text"
 # **"Medusa, EAGLE and lookahead preserve the distribution."** (E08.6) The *rule of acceptance* does, or does not. Medusa's
-# default is **typical acceptance**: keep guess x if p(x) > min(ε, δ · exp(−H(p))). It asks whether x is plausible, not
+# default for sampling is **typical acceptance**: keep guess x if p(x) > min(ε, δ · exp(−H(p))). It asks whether x is plausible, not
 # whether it comes as often as p says. What comes out, at positions of the course target, if head 1 draws the guesses:
 
 # %% name="errata-typical"
@@ -520,8 +521,8 @@ show(
 #
 # As of November 2026.
 #
-# **SGLang** verifies trees of EAGLE guesses (number of steps, width and total are options); **TensorRT-LLM** has Medusa,
-# EAGLE with trees, lookahead and MTP modules; **vLLM** verifies chains by default, with draft models, EAGLE, Medusa heads,
+# **SGLang** verifies trees of EAGLE guesses (number of steps, width and total are options); **TensorRT-LLM** has
+# EAGLE, with trees as an option, and MTP modules; **vLLM** verifies chains by default, with draft models, EAGLE, Medusa heads,
 # MTP modules and n-grams. A tree that pays at batch 1 is a loss in a full batch, which is why engines that serve many
 # requests keep to chains, or to few guesses.
 #
@@ -542,7 +543,7 @@ widgets.quiz(load_quiz("08_speculative_decoding").draw(seed=1, tag="trees"))
 #
 # - Tree: alternatives are verified in one pass. Mask: the text and the guess's own path. Position: depth. Kept: the path
 #   that the target says. The kept path's keys and values have to move to their positions' slots.
-# - Width adds a few points of acceptance and multiplies the tokens to verify: for small batches.
+# - Each doubling of the width adds less to what is kept, and doubles the tokens to verify: for small batches.
 # - Medusa: heads on the last hidden state, all at once. MTP: parallel heads, or sequential modules that keep the chain.
 # - Lookahead: Jacobi window, pool of n-grams, verification, in one pass. Prompt lookup: a copy. Not the same.
 # - k guesses in one pass cost c once; what they lose is that they do not see each other.

@@ -306,7 +306,7 @@ widgets.table(rows, ["who guesses", "text", "T = 0", "T = 0.6", "T = 1.2"])
 # temperature suffers less, since both distributions flatten.
 #
 # **When it fails**, then: drafts that are badly aligned; full batches at short context; temperature, for guesses that are
-# not drawn. The adaptive k of section 4 turns each of them into "a little slower" instead of "much slower".
+# not drawn (copies, and drafts by argmax, which most engines take by default). The adaptive k of section 4 turns each of them into "a little slower" instead of "much slower".
 
 # %% [markdown] name="exercise"
 # ### Exercise: a 1B drafts for a 7B
@@ -399,9 +399,9 @@ print(f"a = 0.4, k = 4, c = 0.2 gives {gain(h100, 0.4, 4, 0.2, 1, 1000):.2f}: sl
 # As of November 2026.
 #
 # **vLLM** reports `spec_decode_num_drafts`, `spec_decode_num_draft_tokens`, `spec_decode_num_accepted_tokens` and the latter
-# per position. Schedulers count guesses in the token budget of a step, so guesses compete with chunks of prompts. **SGLang**
-# and **TensorRT-LLM** recommend small k, or none, above a batch size that you find by measuring; adaptive schemes (Liu et
-# al. 2024, SmartSpec) choose k by load and acceptance as the engine here does.
+# per position. Schedulers count guesses in the token budget of a step, so guesses compete with chunks of prompts. Engines
+# by now can lower k, or end it, by batch size or acceptance; look for the option in yours. Adaptive schemes (Liu et al. 2024,
+# SmartSpec) choose k by load and acceptance, as the engine here does.
 #
 # Before you turn it on: measure TPOT and throughput **at your load**, with your texts and temperatures. Watch acceptance by
 # position over time: a drop after a change of model or prompt template is a drafter that has gone stale. Count the

@@ -10,7 +10,8 @@
 # of guesses that pays, a drafter counted from text, a tree of guesses, the roll-back of blocks, coupled sampling, and
 # the loop around it all. At the end your verifier works inside the engine and serves text.
 #
-# - Parts 1 and 9 need notebook 08a, parts 2, 3 and 8 notebook 08b, part 4 notebook 08e, parts 6 and 7 08d and 08c.
+# - Parts 1 and 9 need notebook 08a, parts 2, 3 and 8 notebook 08b, part 4 notebook 08e, part 5 the
+#   section on alignment of 08c, part 6 notebook 08d, part 7 notebook 08c.
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
 # - A token is an int. A list of ints or of numbers that you return may be a list, a tuple, a tensor or a NumPy array.
@@ -358,7 +359,8 @@ for vocab in (2, 3, random_int(4, 60, draw_numbers), 5000):
 # - At the first one that is not kept, the token comes from the residual of this row, and all guesses behind it are
 #   dropped.
 # - If all are kept, the token comes from the last row of p: the *bonus*. With k = 0 that is all there is to do.
-# - The token is `draw(weights, u)`, given above, with u the next number.
+# - The token is `draw(weights, u)`, given in the first, folded cell, with u the next number: the first id for which the
+#   running sum of weights exceeds u times the whole sum.
 #
 # **Count:** every guess that is judged takes one number, also where p(x) ≥ q(x); the token takes one more. A number is
 # used once. So with m of k guesses kept, m + 2 numbers are used if m < k, and k + 1 if m = k.
@@ -426,7 +428,7 @@ for k in (1, 2, 3, 5, random_int(6, 9, draw_numbers)):
 
 # %% nbgrader={"grade_id": "check_replaced", "grade": true, "points": 1}
 # property: in place of the first rejected guess comes a token from the residual of its row, drawn with the next number.
-# question: Which tokens may stand in for the guess, and in which piece of their line is the next number?
+# question: Which tokens have weight in the residual, and whose running sum is the first above the next number?
 # hint: draw(residual(p[i], q[i]), uniform()), with i the rejected guess; never from p itself.
 # explanation: p = [0.125, 0.375, 0.5], q = [0.5, 0.25, 0.25], guess 0 rejected. What p has more is [0, 0.125, 0.25]:
 #   token 1 for numbers below 1/3 and token 2 above. Drawn from p itself token 0 would come again, although it was
@@ -963,7 +965,8 @@ check_walked([-1, 0, 1, 2, 1, 0, 1], [5, 6, 7, 8, 9, 9, 4], [5, 6, 4, 0, 0, 3, 0
 #
 # Before a step, blocks are reserved for all guesses. Behind the step, only the keys and values of the text's tokens
 # count; those of rejected guesses are never read, and the next step writes over them. Blocks in which nothing counts go
-# back, so that other requests can have them.
+# back, so that other requests can have them. (This course's engine keeps them, since the request soon grows into them: you
+# build the thriftier form.)
 #
 # **Build** `roll_back(table, num_tokens, block_size, holders)`: `table` is the list of the request's block numbers, in
 # order: entry i has the positions from i × block_size on. `num_tokens` is how many tokens count after the step, from
@@ -1057,7 +1060,7 @@ for block_size in (1, 2, 16, random_int(3, 9, draw_numbers)):
 #   at the next row, so that the text is that of plain decoding.
 # - Call `choose` for no row behind that.
 #
-# **Hint:** exponents of noise are spared by the logarithm: log p is −inf where p is 0, and that is fine.
+# **Hint:** log p is −inf where p is 0, and −inf plus any noise is never the largest: nothing needs clamping.
 #
 # **Trap (chosen twice):** at a rejected guess the token has been chosen already. It is given out as it is; a new one from
 # the residual, or with other noise, would be a different text.
@@ -1258,6 +1261,11 @@ class Target:
         self.rounds += 1
         if not self.is_text(tokens):
             raise ValueError(self.wrong)
+        if self.rounds > len(self.text):
+            raise ValueError(
+                f"{self.rounds} rounds for {len(self.text)} tokens: does each round append the token behind the kept "
+                "guesses, also when all were kept?"
+            )
         done = len(tokens) - len(self.prompt)
         if len(drafts) > self.allowed(tokens):
             self.wrong = self.wrong or f"{len(drafts)} guesses in a round that can use {self.allowed(tokens)}"
