@@ -50,10 +50,12 @@ def _views() -> dict[str, Any]:
         )
     }
     loads = importlib.import_module("reference_impl.bench.under_load")
+    method = importlib.import_module("chapters.widgets.size_speed_quality").Method
     return views | {
         "under_load": made.under_load(loads.recorded(), loads.short_run, loads.alone()),
         "outliers": made.outliers({"normal": _normal()}),
         "rounding": made.rounding({"normal": _normal()}),
+        "size_speed_quality": made.size_speed_quality({f"method {n}": method(2 + n / 3, 2.0**-n) for n in range(19)}),
         "sampling": made.sampling(_distribution, [str(i) for i in range(4096)]),
         "tile_stepper": made.tile_stepper(_tiles()),
         "timeline": made.timeline(_trace()),
