@@ -3,6 +3,8 @@ of its own, beside the same in 16 bits."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ipywidgets import Dropdown, SelectionSlider
 
 from chapters.widgets.figure import BLUE, GREEN, GREY, INK, ORANGE, Shown, View, figure, show, tidy
@@ -86,22 +88,22 @@ def draw(
     return show(fig, f"{text}. Over the batch from 1 to {BATCHES[-1]} from {gains[0]:.2f} to {gains[-1]:.2f} times.")
 
 
+def menu(options: Iterable[str], value: str, label: str) -> Dropdown:
+    return Dropdown(options=list(options), value=value, description=label, style={"description_width": "120px"})
+
+
+def slider(options: list[int], value: int, label: str) -> SelectionSlider:
+    return SelectionSlider(
+        options=[(f"{n:,}", n) for n in options], value=value, description=label, continuous_update=False,
+        style={"description_width": "120px"}, layout={"width": "480px"},
+    )  # fmt: skip
+
+
 def fewer_bits(
     weights: str = "INT4, groups of 128", arithmetic: str = "16 bits", cache: str = "16 bits", batch: int = 1,
     context: int = 2048,
 ) -> View:  # fmt: skip
     """Choose model, device and formats; see what a decode step is bound by, with which gain, and what fits."""
-    wide, layout = {"description_width": "120px"}, {"width": "480px"}
-
-    def menu(options: object, value: str, label: str) -> Dropdown:
-        return Dropdown(options=list(options), value=value, description=label, style=wide)  # type: ignore[call-overload]
-
-    def slider(options: list[int], value: int, label: str) -> SelectionSlider:
-        return SelectionSlider(
-            options=[(f"{n:,}", n) for n in options], value=value, description=label, style=wide, layout=layout,
-            continuous_update=False,
-        )  # fmt: skip
-
     return View(
         {
             "model_name": menu(MODELS, MODELS[0], "Model"),

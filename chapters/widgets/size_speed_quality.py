@@ -7,9 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ipywidgets import Dropdown, SelectionSlider
-
-from chapters.widgets.fewer_bits import BATCHES, CONTEXTS, DEVICES, MODELS
+from chapters.widgets.fewer_bits import BATCHES, CONTEXTS, DEVICES, MODELS, menu, slider
 from chapters.widgets.figure import BLUE, GREY, INK, Shown, View, figure, show, tidy
 from reference_impl.theory import kv_cache, latency
 from reference_impl.theory.hardware import device
@@ -105,21 +103,10 @@ def size_speed_quality(methods: Mapping[str, Method]) -> View:
     for name, method in methods.items():
         if not (method.kl > 0 and method.bits > 0):
             raise ValueError(f"{name}: expected bits and KL above 0, got {method.bits} bits, {method.kl} nats")
-    wide, layout = {"description_width": "120px"}, {"width": "480px"}
-
-    def menu(options: tuple[str, ...], label: str) -> Dropdown:
-        return Dropdown(options=list(options), value=options[0], description=label, style=wide)
-
-    def slider(options: list[int], value: int, label: str) -> SelectionSlider:
-        return SelectionSlider(
-            options=[(f"{n:,}", n) for n in options], value=value, description=label, style=wide, layout=layout,
-            continuous_update=False,
-        )  # fmt: skip
-
     return View(
         {
-            "model_name": menu(MODELS, "Model"),
-            "device_name": menu(("H100", *(name for name in DEVICES if name != "H100")), "Device"),
+            "model_name": menu(MODELS, MODELS[0], "Model"),
+            "device_name": menu(DEVICES, "H100", "Device"),
             "batch": slider(BATCHES, 1, "Batch"),
             "context": slider(CONTEXTS, 2048, "Context"),
         },
