@@ -1,8 +1,9 @@
 # %% [markdown] name="title"
 # # 07f · Fewer numbers: pruning, low rank, adapters, students
 #
-# About 45 minutes. You need `a_numbers`, `b_what_it_buys` and `c_methods`. The parts before this one made each number of
-# a model smaller. This one leaves numbers out, and asks of each way what it saves in bytes, in time, and what it costs.
+# About 45 minutes. You need `a_numbers`, `b_what_it_buys` and `c_methods`. The parts before this one made each number
+# of a model smaller. This one leaves numbers out, and asks of each way what it saves in bytes, in time, and what it
+# costs.
 
 # %% name="setup"
 import argparse
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from chapters import widgets
-from chapters.widgets.figure import BLUE, GREEN, ORANGE, figure, show, tidy
+from chapters.widgets.figure import BLUE, GREEN, GREY, ORANGE, figure, show, tidy
 from reference_impl import LLM, course_model
 from reference_impl.bench import compression
 from reference_impl.bench.harness import RESULTS
@@ -71,8 +72,8 @@ def int4(name, weight):
 # ## 1. A question with a number
 #
 # INT4 in groups keeps about a quarter of each weight's bits. Remove half of the weights instead, the smaller ones of
-# each output, and keep the rest in 16 bits. With a bit a place to say which are there that is nine bits a weight, twice as
-# many as INT4 has. **How many times as large is the KL of the model with half of its weights as that in INT4?**
+# each output, and keep the rest in 16 bits. With a bit a place to say which are there that is nine bits a weight, twice
+# as many as INT4 has. **How many times as large is the KL of the model with half of its weights as that in INT4?**
 
 # %% name="predict"
 widgets.predict("07f-half", "KL with half of the weights removed over KL in INT4?", "times")
@@ -115,16 +116,17 @@ ax.legend(fontsize=8, frameon=False)
 show(fig, "KL by share removed: " + ", ".join(f"{s:.0%} {kl:.4f}" for s, kl in zip(shares, cliff, strict=True)) + ".")
 
 # %% [markdown] name="idea-reading"
-# The "quality cliff" has no edge: the first tenth costs next to nothing, the second several times that, and each later one
-# about twice what the one before cost. Small weights are many and do little; behind them there are none that do little.
+# The "quality cliff" has no edge: the first tenth costs next to nothing, the second several times that, and each later
+# one about twice what the one before cost. Small weights are many and do little; behind them there are none that do
+# little.
 
 # %% [markdown] name="scratch-text"
 # ## 3. From scratch
 #
-# Two scores say which weight goes. **Magnitude**: |W|. **Wanda** (Sun et al. 2024): |W| times the norm of its input over
-# calibration rows, since a small weight on a large input moves the output more than a large weight on a small one. Both
-# compare within a row, one output's weights. And two patterns say what may go: any weights of the row, or **2:4**, two
-# of each four neighbours.
+# Two scores say which weight goes. **Magnitude**: |W|. **Wanda** (Sun et al. 2024): |W| times the norm of its input
+# over calibration rows, since a small weight on a large input moves the output more than a large weight on a small one.
+# Both compare within a row, one output's weights. And two patterns say what may go: any weights of the row, or **2:4**,
+# two of each four neighbours.
 
 
 # %% name="scratch-keep"
@@ -185,14 +187,14 @@ widgets.table(lines, ["inputs", "pattern", "magnitude", "Wanda"])
 
 # %% [markdown] name="scratch-outputs-reading"
 # Magnitude strikes out the small weights of large inputs, which matter most; Wanda does not notice that anything was
-# planted. Large models have such inputs. The course model has few: Wanda makes the error of one matrix a little smaller,
-# and (section 4) the KL of the whole model not at all. The error of a matrix is a means, the model is the end.
+# planted. Large models have such inputs. The course model has few: Wanda makes the error of one matrix a little
+# smaller, and (section 4) the KL of the whole model not at all. The error of a matrix is a means, the model is the end.
 #
 # ### What zeros save
 #
 # A zero in a dense matrix is a number like any other: as many bytes, as many operations. Something has to say where the
-# others are. **At what share of zeros, in whole percent, does a list of values with their columns (CSR, 16 bits each) begin
-# to need fewer bytes than the dense matrix?**
+# others are. **At what share of zeros, in whole percent, does a list of values with their columns (CSR, 16 bits each)
+# begin to need fewer bytes than the dense matrix?**
 
 # %% name="scratch-bits-predict"
 widgets.predict("07f-csr", "Zeros from which CSR takes fewer bytes than 16-bit dense?", "%")
@@ -209,8 +211,9 @@ lines.append(["2:4", f"{pruning.stored_bits(4096, 4096, 0.5, '2:4') / 4096**2:.2
 widgets.table(lines, ["bits a weight, 4096 × 4096", "half zeros", "70 %", "90 %"])
 
 # %% [markdown] name="scratch-time-text"
-# Bytes are one thing; a product that jumps is another. Here a matrix of 1024 × 1024 and one row, as in decoding, both in
-# float32. **Half of the weights are zero: how long does the sparse product take, over the dense one of the same zeros?**
+# Bytes are one thing; a product that jumps is another. Here a matrix of 1024 × 1024 and one row, as in decoding, both
+# in float32. **Half of the weights are zero: how long does the sparse product take, over the dense one of the same
+# zeros?**
 
 # %% name="scratch-time-predict"
 widgets.predict("07f-time", "Half zeros: time of the CSR product over that of the dense one?", "times")
@@ -239,12 +242,11 @@ widgets.reveal("07f-time", ratio[0.5])
 widgets.table([[f"{s:.0%}", f"{r:.2f}"] for s, r in ratio.items()], ["zeros", "CSR over dense, this machine, now"])
 
 # %% [markdown] name="scratch-time-reading"
-# With torch's CSR on a CPU, half zeros anywhere lose time. Special GPU kernels that unpack a map of places gain bytes, and
-# so time in decoding small batches; the common engines do not have them. A pattern that hardware knows is surer. 2:4 is
-# one: tensor cores since NVIDIA's A100 take two values
-# and two places of 2 bits and multiply at twice the dense rate. <!-- source: NVIDIA's A100 white paper -->
-# And leaving out whole neurons of an MLP is another: what
-# remains is a smaller dense matrix, which every machine multiplies faster.
+# With torch's CSR on a CPU, half zeros anywhere lose time. Special GPU kernels that unpack a map of places gain bytes,
+# and so time in decoding small batches; the common engines do not have them. A pattern that hardware knows is surer.
+# 2:4 is one: tensor cores since NVIDIA's A100 take two values and two places of 2 bits and multiply at twice the dense
+# rate. <!-- source: NVIDIA's A100 white paper --> And leaving out whole neurons of an MLP is another: what remains is a
+# smaller dense matrix, which every machine multiplies faster.
 
 
 # %% name="scratch-neurons"
@@ -280,13 +282,13 @@ for share in (0.125, 0.25, 0.5):
 widgets.table(lines, ["of the MLP gone", "KL, single weights", "KL, whole neurons"])
 
 # %% [markdown] name="scratch-neurons-reading"
-# The stricter the pattern, the more it costs for the same number of weights, and the more surely it saves time: any place,
-# 2:4, whole neurons, whole layers. What a method reports as "50 % sparse" means nothing without its pattern.
+# The stricter the pattern, the more it costs for the same number of weights, and the more surely it saves time: any
+# place, 2:4, whole neurons, whole layers. What a method reports as "50 % sparse" means nothing without its pattern.
 #
 # ## 4. The same thing inside the engine
 #
-# `python -m reference_impl.bench compression` prunes the whole course model layer by layer, each calibrated on what those before it have
-# become, and measures on more text than this notebook does. What it found last, with its date:
+# `python -m reference_impl.bench compression` prunes the whole course model layer by layer, each calibrated on what
+# those before it have become, and measures on more text than this notebook does. What it found last, with its date:
 
 # %% name="engine-results"
 record = json.loads((RESULTS / "compression.json").read_text("utf-8"))
@@ -298,9 +300,9 @@ lines = [
 widgets.table(lines, ["matrices of all layers", "bits a weight", "KL, nats", "same first token"])
 
 # %% [markdown] name="engine-results-reading"
-# No engine that reads a pruned model as a dense one is faster by it, and that holds for ours: it has no sparse product. What
-# would a GPU with 2:4 gain? At batch 1 a step is bound by bytes, so count them. **A decode step of an 8B in 2:4 (16-bit values):
-# what part of the dense step's weight bytes does it read? Which other format reads fewer?**
+# No engine that reads a pruned model as a dense one is faster by it, and that holds for ours: it has no sparse product.
+# What would a GPU with 2:4 gain? At batch 1 a step is bound by bytes, so count them. **A decode step of an 8B in 2:4
+# (16-bit values): what part of the dense step's weight bytes does it read? Which other format reads fewer?**
 
 # %% name="engine-predict"
 widgets.predict("07f-bytes", "Weight bytes of a step in 2:4 over those in dense 16 bits?", "%")
@@ -321,15 +323,16 @@ widgets.table(lines, ["weights in", "bits a weight", "bytes of a step at batch 1
 print(f"prefill on an H100, bf16: {H100.peak('bf16', sparse=True) / H100.peak('bf16'):.0f} times the peak with 2:4")
 
 # %% [markdown] name="engine-bytes-reading"
-# In decoding 2:4 is worth a format of nine bits, and INT8 is smaller and loses far less. In prefill and large batches it may be worth up to
-# two, since operations are what is counted there; measured gains are below that. <!-- printed: engine-bytes -->
+# In decoding 2:4 is worth a format of nine bits, and INT8 is smaller and loses far less. In prefill and large batches
+# it may be worth up to two, since operations are what is counted there; measured gains are below that.
+# <!-- printed: engine-bytes -->
 #
 # ### Sparse by design
 #
-# A mixture of experts is sparse from the start: a router takes a few experts for each token, and the others are not read.
-# It was trained so. But a *batch* reads whatever any of its tokens needs. An expert stays unread only if every token leaves it.
-# **Mixtral has 8 experts and takes 2. With 16 tokens in a step, what share of the experts is read, if routers choose at
-# random?**
+# A mixture of experts is sparse from the start: a router takes a few experts for each token, and the others are not
+# read. It was trained so. But a *batch* reads whatever any of its tokens needs. An expert stays unread only if every
+# token leaves it. **Mixtral has 8 experts and takes 2. With 16 tokens in a step, what share of the experts is read, if
+# routers choose at random?**
 
 # %% name="engine-experts-predict"
 widgets.predict("07f-experts", "2 of 8 experts a token, 16 tokens: share of experts read?", "%")
@@ -347,8 +350,8 @@ widgets.table([[n, f"{share:.0%}"] for n, share in read.items()], ["tokens in a 
 # ### Low rank
 #
 # W [out, in] as A B with A [out, rank], B [rank, in]: fewer numbers if rank is small. The best A B for W alone is its
-# singular value decomposition, cut. **How many of the 256 singular values of a 768 × 256 matrix may stay for half of its
-# numbers?**
+# singular value decomposition, cut. **How many of the 256 singular values of a 768 × 256 matrix may stay for half of
+# its numbers?**
 
 # %% name="rank-predict"
 widgets.predict("07f-rank", "Largest rank of 768 × 256 with half of the numbers?", "")
@@ -359,8 +362,12 @@ widgets.reveal("07f-rank", half)
 fig = figure(7.0, 2.5)
 ax = fig.subplots()
 alt = []
-for kind, colour in (("qkv_proj", BLUE), ("gate_up_proj", ORANGE), ("down_proj", GREEN)):
-    values = torch.linalg.svdvals(next(w for n, w in originals.items() if "layers.3" in n and kind in n)).square()
+shown = {
+    kind: originals[f"model.layers.3.{kind}"] for kind in ("self_attn.qkv_proj", "mlp.gate_up_proj", "mlp.down_proj")
+}
+shown["random, as down_proj"] = torch.randn(256, 768, generator=torch.Generator().manual_seed(0))
+for (kind, weight), colour in zip(shown.items(), (BLUE, ORANGE, GREEN, GREY), strict=True):
+    values = torch.linalg.svdvals(weight).square()
     kept = (values.cumsum(0) / values.sum()).numpy()
     ax.plot(np.arange(1, len(kept) + 1) / len(kept), kept, color=colour, label=kind)
     alt.append(f"{kind}: the first half of the singular values has {kept[len(kept) // 2 - 1]:.0%} of the square")
@@ -369,10 +376,10 @@ ax.legend(fontsize=8, frameon=False)
 show(fig, "; ".join(alt) + ".")
 
 # %% [markdown] name="rank-reading"
-# Trained weights are not of low rank: the curves hardly bend, and those of random matrices of these shapes would look much
-# alike. What helps is that their *inputs* use few directions: choosing for the output (W times the Cholesky factor of the
-# inputs' Gram matrix is cut, and the factor divided out again, as SVD-LLM does) is much better in the table of section 4
-# than choosing for the matrix, and still the most expensive way there.
+# Trained weights are not of low rank: the curves hardly bend, and a random matrix's is much alike. What helps is that
+# their *inputs* use few directions: choosing for the output (W times the Cholesky factor of the inputs' Gram matrix is
+# cut, and the factor divided out again, as SVD-LLM does) is much better in the table of section 4 than choosing for the
+# matrix, and still the most expensive way there.
 #
 # ### A change of low rank
 #
@@ -398,18 +405,18 @@ for name, dora in (("LoRA", False), ("DoRA", True)):
 widgets.table(lines, ["a delta of rank 8 for 768 inputs", "numbers", "beside the matrix or merged: largest difference"])
 
 # %% [markdown] name="adapters-reading"
-# Merged, an adapted model is as fast as the one before, and one model holds one variant. Unmerged, many variants share one
-# W in one batch, at the price of two thin products a matrix. An engine that serves many needs them apart, and its prefix
-# cache must not mix them: keys of different adapters differ. Ours does not serve adapters.
+# Merged, an adapted model is as fast as the one before, and one model holds one variant. Unmerged, many variants share
+# one W in one batch, at the price of two thin products a matrix. An engine that serves many needs them apart, and its
+# prefix cache must not mix them: keys of different adapters differ. Ours does not serve adapters.
 #
 # ### A student
 #
-# A smaller model learns from a large one in three ways: from its **text** (response), from its **distribution** on given
-# text (logits: KL(teacher ‖ student)), or from the teacher's opinion of what the **student itself** wrote (on-policy).
-# Which KL is taken matters when the student *cannot* match the teacher. Here the teacher has two favourites, around tokens
-# 4 and 14 of 20, and the student can only make one hump of any place and width. The best student by **KL(teacher ‖
-# student)**, the forward one: **how much probability does it put on tokens 8 to 11, between the humps, to which the
-# teacher gives next to nothing?**
+# A smaller model learns from a large one in three ways: from its **text** (response), from its **distribution** on
+# given text (logits: KL(teacher ‖ student)), or from the teacher's opinion of what the **student itself** wrote
+# (on-policy). Which KL is taken matters when the student *cannot* match the teacher. Here the teacher has two
+# favourites, around tokens 4 and 14 of 20, and the student can only make one hump of any place and width. The best
+# student by **KL(teacher ‖ student)**, the forward one: **how much probability does it put on tokens 8 to 11, between
+# the humps, to which the teacher gives next to nothing?**
 
 # %% name="student-predict"
 widgets.predict("07f-humps", "Forward KL: the student's probability on tokens 8 to 11?", "%")
@@ -447,9 +454,9 @@ show(
 
 # %% [markdown] name="student-reading"
 # Forward KL covers all that the teacher may say, and so says much that it never would. Reverse KL says little that is
-# wrong, and leaves out one favourite. Learned from the teacher's traces alone, a student also never sees its own mistakes: in
-# serving it goes on from text that it wrote itself, which no training row looked like. That is what on-policy
-# distillation is for: the student writes, and the teacher says at each token what it would have said.
+# wrong, and leaves out one favourite. Learned from the teacher's traces alone, a student also never sees its own
+# mistakes: in serving it goes on from text that it wrote itself, which no training row looked like. That is what
+# on-policy distillation is for: the student writes, and the teacher says at each token what it would have said.
 #
 # The course's draft learned from the same text as its target, not from the target. A short comparison of the three ways
 # from these weights, by the repository's script; greedy drafts of one token are kept as often as the two agree:
@@ -464,9 +471,9 @@ lines = [
 widgets.table(lines, ["learned from", "agreement before", "after", "time"])
 
 # %% [markdown] name="student-results-reading"
-# The three differ by less than a run of this length can tell. Response is the cheapest: the teacher is not run again. On
-# the student's own text the student has to write as well; here it wrote only once, before the first step, so that later
-# steps were on-policy no more.
+# The three differ by less than a run of this length can tell. Response is the cheapest: the teacher is not run again.
+# On the student's own text the student has to write as well; here it wrote only once, before the first step, so that
+# later steps were on-policy no more.
 #
 # ### Learning while rounded
 #
@@ -520,8 +527,8 @@ widgets.reveal("07f-aware-other", 100 * after_over_before)
 print(f"on other text the squared error is {after_over_before:.2f} of what it was")
 
 # %% [markdown] name="aware-other-reading"
-# What is learned on fewer tokens than a matrix has inputs holds for these tokens. Training a whole model takes many more, and
-# what it took here:
+# What is learned on fewer tokens than a matrix has inputs holds for these tokens. Training a whole model takes many
+# more, and what it took here:
 
 # %% name="aware-results"
 trained = {key.removeprefix("qat "): row for key, row in record.items() if key.startswith("qat")}
@@ -532,13 +539,13 @@ lines = [
 widgets.table(lines, ["all matrices, trained while rounded", "steps", "KL before", "after", "took"])
 
 # %% [markdown] name="aware-reading"
-# Second row: rounded to ternary, two of three first tokens are others, and minutes of training take back a part of the KL.
-# Models that are ternary for good are mostly trained so from the start.
+# Second row: rounded to ternary, two of three first tokens are others, and minutes of training take back a part of the
+# KL. Models that are ternary for good are mostly trained so from the start.
 #
 # ## 6. Explore
 #
-# Change `share` and `score`. *INT8 takes a little over eight bits a weight. Is there any way of removing weights that beats
-# its KL with as many bits?*
+# Change `share` and `score`. *INT8 takes a little over eight bits a weight. Is there any way of removing weights that
+# beats its KL with as many bits?*
 
 # %% name="explore"
 share, score = 0.25, pruning.wanda  # also: lambda weight, norms: pruning.magnitude(weight)
@@ -558,11 +565,12 @@ print(f"INT4 alone: {bits['int4']:.2f} bits, KL {quantized:.4f}; INT8: {bits['in
 # %% [markdown] name="errata"
 # ## 7. What the cheat sheets get wrong
 #
-# **"Pruning half of the weights halves the model."** Unstructured, in 16 bits: nine bits of sixteen, and a product that is no
-# faster but in special kernels (section 3). 2:4: nine bits as well. Half only if whole rows or columns go.
+# **"Pruning half of the weights halves the model."** Unstructured, in 16 bits: nine bits of sixteen, and a product that
+# is no faster but in special kernels (section 3). 2:4: nine bits as well. Half only if whole rows or columns go.
 #
-# **"Use 512 samples for calibration."** (E07.10) No number fits all methods. Wanda needs one norm an input; a Gram matrix needs at
-# least as many tokens as the matrix has inputs, or it has no inverse without damping. How far are the norms of a few rows from those of all?
+# **"Use 512 samples for calibration."** (E07.10) No number fits all methods. Wanda needs one norm an input; a Gram
+# matrix needs at least as many tokens as the matrix has inputs, or it has no inverse without damping. How far are the
+# norms of a few rows from those of all?
 
 # %% name="errata-samples"
 down = linears_of(model.layers[3])[-1]
@@ -577,13 +585,14 @@ print(f"Wanda's masks agree in {float((ways[0] == ways[1]).float().mean()):.1%} 
 #
 # As of November 2026; look names up in the version you run.
 #
-# **2:4**: vLLM read such models until the spring of this year and then dropped them, as hardly anyone used them; NVIDIA's
-# libraries still multiply them. <!-- source: vLLM's pull request 36799 --> **Distilled** models are everywhere: many small models of today learned from the logits or the
-# text of large ones. **Reasoning and tool traces**: what a large model learned by reinforcement, thousands of tokens of working out and
-# calls of tools, is written down, filtered by whether the answer is right, and a small model is trained on it: response distillation.
-# It hands over behaviour that the small one would hardly find by reinforcement itself. The cost moves to serving: a small
-# model that thinks for thousands of tokens is not cheap. **Adapters**: engines keep many in memory and multiply each row of a batch by its own
-# (S-LoRA, Punica). <!-- source: their papers; DeepSeek-R1's report on distilled models -->
+# **2:4**: vLLM read such models until the spring of this year and then dropped them, as hardly anyone used them;
+# NVIDIA's libraries still multiply them. <!-- source: vLLM's pull request 36799 --> **Distilled** models are
+# everywhere: many small models of today learned from the logits or the text of large ones. **Reasoning and tool
+# traces**: what a large model learned by reinforcement, thousands of tokens of working out and calls of tools, is
+# written down, filtered by whether the answer is right, and a small model is trained on it: response distillation. It
+# hands over behaviour that the small one would hardly find by reinforcement itself. The cost moves to serving: a small
+# model that thinks for thousands of tokens is not cheap. **Adapters**: engines keep many in memory and multiply each
+# row of a batch by its own (S-LoRA, Punica). <!-- source: their papers; DeepSeek-R1's report on distilled models -->
 #
 # **What training has fixed, serving cannot change.** The number of KV heads, of layers and of experts; and,
 # without further training or scaled positions, the length of the window. For one of them:
@@ -615,8 +624,8 @@ widgets.quiz(load_quiz("07_quantization").draw(seed=1, tag="fewer"))
 # ## 10. Card
 #
 # - Removing weights costs more per byte saved than rounding them: INT4 first.
-# - Zeros save what a format and a product can skip: anywhere, bytes, and time in special kernels only; 2:4, 9 of 16 bits and up to twice the peak where the
-#   hardware has it; whole neurons, everything.
+# - Zeros save what a format and a product can skip: anywhere, bytes, and time in special kernels only; 2:4, 9 of 16 bits
+#   and up to twice the peak where the hardware has it; whole neurons, everything.
 # - Trained matrices are not of low rank. What fine-tuning changes is: one model, many adapters.
 # - A mixture of experts reads few weights for one token; 2 of 8 experts read nearly all for 16 tokens.
 # - Distillation: text, logits, or the student's own text. Forward KL covers, reverse KL keeps to what is sure.
