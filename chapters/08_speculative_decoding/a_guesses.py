@@ -358,8 +358,8 @@ widgets.table(rows, ["text", "batch", "steps, plain", "steps, k = 4", "fewer ste
 # ## 6. Explore
 #
 # The formula over acceptance, guesses, their cost and the batch. `v(k)` is a choice: the paper's 1, an H100 by formula, or
-# the one you have just measured. The points are this machine's runs from above. *Find the batch at which an acceptance
-# of 0.6 stops paying on the H100, with the short context and with the long one.*
+# the one you have just measured. The points are this machine's runs from above. *With k = 4 and guesses that cost nothing, find
+# the batch at which an acceptance of 0.6 stops paying on the H100, with the short context and with the long one.*
 
 
 # %% name="explore-widget"

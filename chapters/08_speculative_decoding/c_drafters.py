@@ -245,7 +245,8 @@ for method in ("draft model", "feature head"):
     print(f"{method}: " + ", then ".join(f"{name} ({n} token{'s' * (n > 1)})" for name, n in passes_of(method)))
 
 # %% [markdown] name="engine-count-reading"
-# The draft model's first pass computes two tokens: of the last step's guesses, the final one was drawn and never computed.
+# The draft model's first pass computes two tokens: if all of the last step's guesses were kept, the final one of them was
+# drawn and never computed. If fewer were, one token would do, and the engine computes two all the same: it need not ask.
 # The head has its first guess for free: it comes out of the pass over the *last* step's tokens, which it makes behind the
 # target, with the hidden states just computed. Either way whoever guesses also computes every token of the text. That is
 # part of c.
@@ -396,8 +397,8 @@ widgets.table(rows, ["k", "first guess kept", "share of all guesses", "acceptanc
 
 # %% [markdown] name="errata-three-reading"
 # One drafter, one text: the same first guess, and a share that falls with k. Published figures have the same freedom.
-# Model cards of EAGLE-3 drafters for gpt-oss-120b state acceptance lengths of 2.8 at K = 7 and 2.4 at K = 3: 26 % and 47 %
-# of the guesses.
+# Model cards of two EAGLE-3 drafters for gpt-oss-120b state acceptance lengths of 2.8 at K = 7 (nebius) and 2.4 at K = 3
+# (SpecDrift), which count the target's own token: without it, 26 % and 47 % of the guesses.
 # <!-- tested: tests/claims/test_chapter_08.py::test_e08_09_acceptance_rate_length_and_acceptance_by_position_are_three_numbers -->
 
 # %% [markdown] name="production"

@@ -290,7 +290,9 @@ print(f"{compared} steps with guesses: the walk keeps what the engine kept")
 # one position. Of the kept path they have to end up in the positions' own slots: moved after the step, or computed again.
 # And an attention kernel has to take a mask, or be called twice, over the text without a mask and over the tree with one,
 # and the two results merged as in chapter 05. The engine moves them, and its kernel takes a mask: a bit for each ancestor
-# of a guess. Here the feature head of `c_drafters` makes a tree of four guesses, with two behind each, in place of a chain:
+# of a guess. Here the feature head of `c_drafters` makes a tree of four guesses, with two behind each, in place of a chain.
+# (In float64: a step of thirteen tokens adds in another order than a step of one, and rounding in float32 could decide between
+# two tokens that are nearly equally likely. Then the texts would differ without a fault.)
 
 # %% name="engine-tree"
 shapes = {"chain of two": {"num_drafts": 2, "adaptive_drafts": "off"}, "tree of 4 and 2": {"draft_tree": (4, 2)}}
@@ -355,10 +357,11 @@ widgets.table(rows, ["shape", "guesses", "tokens a step", "v = 1", "1 % a guess"
 #
 # **Jacobi iteration**: guess a window of tokens anyhow, compute all of it at once, and take what the model says as the next
 # guess. The first wrong token becomes right in every pass, so after n passes at least n tokens are what plain decoding
-# writes; sometimes several become right at once. **A window of eight, begun with nonsense: how many passes until nothing changes?**
+# writes; sometimes several become right at once. A window of eight is begun with nonsense, and passes are made until one
+# changes nothing, which shows that all eight are right. **How many passes is that, with this last one?**
 
 # %% name="measure-jacobi-predict"
-widgets.predict("08d-jacobi", "Passes until a window of eight tokens is right?", "passes")
+widgets.predict("08d-jacobi", "Passes over a window of eight, up to and with the first that changes nothing?", "passes")
 
 # %% name="measure-jacobi"
 text = held_out[1][:60]

@@ -127,8 +127,9 @@ show(
 # the guesses of one request share its cache.
 #
 # The formula is kind to long contexts: it lets the products of the matrices run while caches are read. Layers run one after
-# another, so an engine gets less. Without that overlap, three guesses at batch 256 and 70 % of the peak make a step 1.4 times
-# as long at a context of 4,000, and 2.6 times at 500.
+# another, so an engine gets less. Without that overlap, and with 70 % of the peak FLOP/s reached in the products (50 % in the
+# picture), three guesses at batch 256 make a step of the 8B on this GPU 1.4 times as long at a context of 4,000, and 2.6 times
+# at 500.
 # <!-- tested: tests/claims/test_chapter_08.py::test_e08_08_verifying_drafts_in_a_large_batch_costs_a_longer_step_unless_the_context_is_long -->
 
 # %% [markdown] name="scratch-text"
@@ -169,6 +170,12 @@ widgets.table(rows, ["acceptance", "batch 1", "batch 64", "batch 256"])
 # the tokens which the engine would give in the time of one more token in a step. A model that guesses has a cost besides:
 # it computes every token of a step, to keep up with the text. Where that takes longer than its guesses save, the engine
 # switches it off, and tries it again with later requests.
+#
+# Names in this code: `price` is that price, None until steps of two sizes were measured (`costs.seconds` has them by
+# size). `found` is what was seen of the request's own guesses, `of_all` of all requests' together; `chance(expected, weight)`
+# is the share of guesses that were kept, mixed with what is `expected` as if `weight` guesses had shown it: 0.8 (`AT_FIRST`)
+# of all before any was seen, and what holds for all, counted as 32 guesses (`LIKE_OTHERS`), of one request. `num_idle` counts the
+# request's steps without a guess; after `patience` of them it gets one on trial.
 
 # %% name="engine-source"
 print(inspect.getsource(Adapting._num_that_pay))
@@ -334,8 +341,9 @@ widgets.table(rows, ["k", "guesses kept", "tokens a step", "v", "c", "by formula
 
 # %% [markdown] name="exercise-reading"
 # The draft costs several times what its bytes say: on a CPU, and for models this small on a GPU too, a pass has fixed costs
-# (launches, Python, layout of a batch), and the draft also computes the text's own tokens. So with half
-# of its guesses kept it gains next to nothing, or loses. On a large machine by formula, an 8B for a 70B on four H100:
+# (launches, Python, layout of a batch), and the draft also computes the text's own tokens. One guess a step that is kept half
+# of the time gives one and a half tokens in the time of v(1) + c steps, so it gains only where v(1) + c is below one and a
+# half: the first row has both. On a large machine by formula, an 8B for a 70B on four H100:
 
 # %% name="exercise-gpu"
 draft = replace(h100, num_devices=1)

@@ -15,13 +15,14 @@
 # - Each part has a text, a cell for your code, and checks. Run a check as often as you like.
 # - Hidden checks test the same properties on other inputs. A check that passes here for the right reason passes there.
 # - A token is an int. A list of ints or of numbers that you return may be a list, a tuple, a tensor or a NumPy array.
-#   Arguments belong to the caller: do not modify them.
+#   Arguments belong to the caller: do not modify them. The checks notice.
 # - Your own cells may use `torch`, `numpy` and the standard library. Nothing else is available when they are graded.
 #
 # 20 points.
 
 # %% nbgrader={"grade_id": "imports"} inferlab={"where": "both"}
 import math
+from copy import deepcopy
 
 import numpy as np
 import torch
@@ -32,6 +33,25 @@ def draw(weights, u):
     sum of all. weights [vocab], none negative; they need not sum to 1. u in (0, 1)."""
     sums = torch.as_tensor(weights, dtype=torch.float64).cumsum(0)
     return int((sums <= float(u) * sums[-1]).sum().clamp(max=len(sums) - 1))
+
+
+def unchanging(name, function, deepcopy=deepcopy):
+    """Given, for the checks: function, which answers as ever, and fails where it has changed a list, a dict or a tensor
+    among its arguments."""
+
+    def call(*arguments, **named):
+        lent = [value for value in (*arguments, *named.values()) if isinstance(value, list | dict | torch.Tensor)]
+        before = [value.clone() if isinstance(value, torch.Tensor) else deepcopy(value) for value in lent]
+        answer = function(*arguments, **named)
+        for old, new in zip(before, lent, strict=True):
+            same = torch.equal(old, new) if isinstance(old, torch.Tensor) else old == new
+            assert same, (
+                f"{name}: expected its arguments, which belong to the caller, unchanged: {old!r:.100}, saw {new!r:.100}"
+            )
+        return answer
+
+    call.__code__ = call.__code__.replace(co_filename="given")  # so that of an error only your own lines are shown
+    return call
 
 
 # %% nbgrader={"grade_id": "tools"}
@@ -156,29 +176,36 @@ class Numbers:
 
 
 def judged(p, q, drafts, u):
-    """(kept, token, how many numbers were taken) of your verify with these numbers; fails if it changes its input."""
-    numbers, p, q = Numbers(u), p.clone(), q.clone()
-    before = p.clone(), q.clone()
-    kept, token = verdict_of("verify", verify(p, q, list(drafts), numbers.uniform))
-    same = torch.equal(p, before[0]) and torch.equal(q, before[1])
-    assert same, "verify changed p or q, which belong to the caller"
+    """(kept, token, how many numbers were taken) of your verify with these numbers."""
+    numbers = Numbers(u)
+    answer = unchanging("verify", verify)(p.clone(), q.clone(), list(drafts), numbers.uniform)
+    kept, token = verdict_of("verify", answer)
     kept = int_of("verify, how many are kept", kept)
     assert 0 <= kept <= len(drafts), f"verify keeps {kept} of {len(drafts)} guesses"
     return kept, token, numbers.given
 
 
 def check_proposed(tokens, k, lengths, expected):
-    seen = guesses_of("propose_ngram", propose_ngram(list(tokens), k, *lengths))
+    seen = guesses_of("propose_ngram", unchanging("propose_ngram", propose_ngram)(list(tokens), k, *lengths))
     what = f"text {tokens if len(tokens) < 30 else f'of {len(tokens)} tokens'}, k = {k}, n from {lengths[0]} to {lengths[1]}"
     print(f"{what}: {seen}")
     assert seen == expected, f"{what}: expected {expected}, saw {seen}"
 
 
-def check_token(p, q, drafts, u, kept, token, place="in place of the first rejected guess"):
+def check_token(p, q, drafts, u, kept, token):
+    """kept: how many guesses these numbers keep; token: what stands behind them."""
     seen_kept, seen, _ = judged(p, q, drafts, u)
-    what = f"row {kept} of p {in_row(p[kept][:8])}, u {in_row(u)}, {kept} of {len(drafts)} guesses kept"
+    row, place = f"row {kept} of p {in_row(p[kept][:8])}", "behind the last guess"
+    if kept < len(drafts):
+        more = [max(float(a - b), 0.0) for a, b in zip(p[kept][:8], q[kept][:8], strict=True)]
+        row, place = (
+            f"{row}, of q {in_row(q[kept][:8])}, p has more {in_row(more)}",
+            "in place of the first rejected guess",
+        )
+    number = u[kept + (kept < len(drafts))]
+    what = f"{row}, the token's number {number:.4g}, {kept} of {len(drafts)} guesses kept"
     print(f"{what}: token {seen} {place}")
-    assert seen == token, f"{what}: expected token {token} {place}, saw {seen} (and {seen_kept} kept)"
+    assert seen == token, f"{what}: expected token {token} {place}, saw token {seen} behind {seen_kept} kept"
 
 
 def in_row(values):
@@ -199,6 +226,10 @@ def in_row(values):
 #   text's end, but it is not the text's end itself.
 # - The guesses are the k tokens that follow the occurrence; fewer, if the text ends before.
 # - No occurrence, or k = 0: an empty list. A text may be shorter than `longest`, and empty.
+#
+# In a run of equal tokens the most recent earlier occurrence begins one place before the text's last n tokens, so that
+# only one token follows it: text 6 6 6 6 with n = 2 gives the one guess 6, also for k = 4. The engine of this course goes on
+# with what it has copied, 6 6 6 6; here the guesses end where the text does.
 #
 # **Hint:** two loops: over n, and over the place where an occurrence begins, from the right.
 #
@@ -316,10 +347,7 @@ def residual(p, q):
 # explanation: p = [0.5, 0.3, 0.2] and q = [0.2, 0.2, 0.6]. What p has more: [0.3, 0.1, 0], together 0.4. Divided:
 #   [0.75, 0.25, 0]. The third token never stands in for a guess: q has more than enough of it.
 def check_rest(p, q, expected):
-    given = p.clone(), q.clone()
-    seen = tensor_of("residual", residual(p, q), p.shape)
-    same = torch.equal(p, given[0]) and torch.equal(q, given[1])
-    assert same, "residual changed p or q, which belong to the caller"
+    seen = tensor_of("residual", unchanging("residual", residual)(p.clone(), q.clone()), p.shape)
     what = f"p {in_row(p)}, q {in_row(q)}" if len(p) < 9 else f"p and q of {len(p)} tokens"
     print(f"{what}: {in_row(seen[:8])}")
     off = float((seen - expected).abs().max())
@@ -400,13 +428,12 @@ def check_kept_of(p, q, drafts, u, expected):
 
 
 p, q = eighths([1, 3, 4], [4, 2, 2], [2, 2, 4]), eighths([2, 4, 2], [4, 3, 1])
-check_kept_of(p, q, [0, 0], [0.4, 0.9, 0.5], 2)  # 1/2 and 1
-check_kept_of(p, q, [0, 0], [0.6, 0.9, 0.5], 0)
+check_kept_of(p, q, [0, 0], [0.6, 0.9, 0.5], 0)  # 1/2 and 1
+check_kept_of(p, q, [0, 0], [0.4, 0.9, 0.5], 2)
 check_kept_of(p, q, [1, 1], [0.7, 0.7, 0.5], 1)  # 3/4 and 2/3
 check_kept_of(eighths([2, 4, 2], [4, 2, 2]), eighths([4, 2, 2]), [0], [0.5, 0.5], 0)  # equal does not keep
 check_kept_of(p, q, [2, 2], [0.999, 0.999, 0.5], 2)  # 2 and 2: always
 check_kept_of(eighths([0, 4, 4], [1, 3, 4]), eighths([4, 2, 2]), [0], [1e-9, 0.5], 0)  # p is 0: never
-check_kept_of(p[:1], q[:0], [], [0.5], 0)
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_kept")
 p, q = eighths([2, 2, 4], [2, 4, 2], [4, 2, 2]), eighths([4, 2, 2], [0, 0, 8])
@@ -423,6 +450,44 @@ for k in (1, 2, 3, 5, random_int(6, 9, draw_numbers)):
             right = [u[i] < float(p[i, x] / q[i, x]) for i, x in enumerate(drafts)]
             check_kept_of(p, q, drafts, u, right.index(False) if False in right else k)
             check_kept_of(q[:1].repeat(k + 1, 1), q[:1].repeat(k, 1), drafts[:1] * k, [0.99] * (k + 2), k)  # p = q
+### END HIDDEN TESTS
+
+
+# %% nbgrader={"grade_id": "check_numbers", "grade": true, "points": 1}
+# property: each guess that is judged takes one number, and the token one more; none is taken that is not used.
+# question: How many guesses are looked at before one is rejected, and how many numbers is that with the token's own?
+# hint: call uniform() in the loop, once a guess, and once for the token; not all in advance.
+# explanation: Of four guesses the second is rejected: two guesses were judged, one token drawn, so three numbers.
+#   A number that is taken and thrown away costs little, but two programs that should draw the same text must take the
+#   same numbers.
+def check_taken(p, q, drafts, u, kept):
+    seen, _, taken = judged(p, q, drafts, u)
+    expected = min(kept + 1, len(drafts)) + 1
+    print(f"{seen} of {len(drafts)} guesses kept: {taken} numbers taken")
+    assert taken == expected, (
+        f"{kept} of {len(drafts)} guesses are kept: expected {expected} numbers, saw {taken} taken"
+    )
+
+
+p, q = (
+    eighths([4, 2, 2], [1, 3, 4], [4, 2, 2], [2, 2, 4], [2, 2, 4]),
+    eighths([4, 2, 2], [4, 2, 2], [4, 2, 2], [2, 2, 4]),
+)
+check_taken(p, q, [0, 0, 0, 2], [0.5, 0.9, 0.5, 0.5, 0.5], 1)
+check_taken(p, q, [0, 0, 0, 2], [0.5, 0.1, 0.5, 0.5, 0.5], 4)
+check_taken(p, q, [0, 2, 1, 0], [0.9, 0.9, 0.9, 0.9, 0.5], 4)  # p(x) >= q(x) takes a number, too
+check_taken(p[:1], q[:0], [], [0.5], 0)
+### BEGIN HIDDEN TESTS
+draw_numbers = rng("check_numbers")
+for k in (1, 2, 3, 6):
+    p = random_rows(k + 1, 5, draw_numbers)
+    for rejected in (*range(k), k):
+        drafts, rows = p[:k].multinomial(1, generator=draw_numbers)[:, 0].tolist(), p.clone()
+        if rejected < k:  # all of its probability goes to the next token
+            moved = rows[rejected, drafts[rejected]].item()
+            rows[rejected, drafts[rejected]] = 0
+            rows[rejected, (drafts[rejected] + 1) % 5] += moved
+        check_taken(rows, p[:k], drafts, [0.3 + 0.6 * random_number(draw_numbers) for _ in range(k + 1)], rejected)
 ### END HIDDEN TESTS
 
 
@@ -471,7 +536,7 @@ for token in (0, 9, 63):
 # explanation: Two guesses, three rows of p. If both are kept, the target has already computed what follows them: row 2.
 #   The step gives three tokens. With no guesses at all row 0 is the last one, and the step is an ordinary decode step.
 def check_bonus_of(p, q, drafts, u, token):
-    check_token(p, q, drafts, u, len(drafts), token, "behind the last guess")
+    check_token(p, q, drafts, u, len(drafts), token)
 
 
 p, q = eighths([4, 2, 2], [2, 4, 2], [1, 3, 4]), eighths([4, 2, 2], [2, 4, 2])
@@ -479,7 +544,7 @@ check_bonus_of(p, q, [0, 1], [0.5, 0.5, 0.1], 0)
 check_bonus_of(p, q, [0, 1], [0.5, 0.5, 0.4], 1)
 check_bonus_of(p, q, [0, 1], [0.1, 0.1, 0.6], 2)
 check_bonus_of(eighths([2, 4, 2]), torch.zeros(0, 3, dtype=torch.float64), [], [0.8], 2)  # no guesses
-check_bonus_of(eighths([8, 0, 0], [0, 8, 0], [1, 3, 4]), eighths([8, 0, 0], [0, 8, 0]), [0, 1], [0.5, 0.5, 0.4], 1)
+check_bonus_of(eighths([8, 0, 0], [0, 8, 0], [1, 3, 4]), eighths([8, 0, 0], [0, 8, 0]), [0, 1], [0.5, 0.5, 0.6], 2)
 ### BEGIN HIDDEN TESTS
 draw_numbers = rng("check_bonus")
 for k in (0, 1, 2, random_int(3, 8, draw_numbers)):
@@ -491,44 +556,6 @@ for k in (0, 1, 2, random_int(3, 8, draw_numbers)):
         u.append(float(p[k, :token].sum() + p[k, token] * (0.2 + 0.6 * random_number(draw_numbers))))
         drafts = p[:k].multinomial(1, generator=draw_numbers)[:, 0].tolist() if k else []
         check_bonus_of(p, p[:k].clone(), drafts, u, token)
-### END HIDDEN TESTS
-
-
-# %% nbgrader={"grade_id": "check_numbers", "grade": true, "points": 1}
-# property: each guess that is judged takes one number, and the token one more; none is taken that is not used.
-# question: How many guesses are looked at before one is rejected, and how many numbers is that with the token's own?
-# hint: call uniform() in the loop, once a guess, and once for the token; not all in advance.
-# explanation: Of four guesses the second is rejected: two guesses were judged, one token drawn, so three numbers.
-#   A number that is taken and thrown away costs little, but two programs that should draw the same text must take the
-#   same numbers.
-def check_taken(p, q, drafts, u, kept):
-    seen, _, taken = judged(p, q, drafts, u)
-    expected = min(kept + 1, len(drafts)) + 1
-    print(f"{seen} of {len(drafts)} guesses kept: {taken} numbers taken")
-    assert taken == expected, (
-        f"{kept} of {len(drafts)} guesses are kept: expected {expected} numbers, saw {taken} taken"
-    )
-
-
-p, q = (
-    eighths([4, 2, 2], [1, 3, 4], [4, 2, 2], [2, 2, 4], [2, 2, 4]),
-    eighths([4, 2, 2], [4, 2, 2], [4, 2, 2], [2, 2, 4]),
-)
-check_taken(p, q, [0, 0, 0, 2], [0.5, 0.9, 0.5, 0.5, 0.5], 1)
-check_taken(p, q, [0, 0, 0, 2], [0.5, 0.1, 0.5, 0.5, 0.5], 4)
-check_taken(p, q, [0, 2, 1, 0], [0.9, 0.9, 0.9, 0.9, 0.5], 4)  # p(x) >= q(x) takes a number, too
-check_taken(p[:1], q[:0], [], [0.5], 0)
-### BEGIN HIDDEN TESTS
-draw_numbers = rng("check_numbers")
-for k in (1, 2, 3, 6):
-    p = random_rows(k + 1, 5, draw_numbers)
-    for rejected in (*range(k), k):
-        drafts, rows = p[:k].multinomial(1, generator=draw_numbers)[:, 0].tolist(), p.clone()
-        if rejected < k:  # all of its probability goes to the next token
-            moved = rows[rejected, drafts[rejected]].item()
-            rows[rejected, drafts[rejected]] = 0
-            rows[rejected, (drafts[rejected] + 1) % 5] += moved
-        check_taken(rows, p[:k], drafts, [0.3 + 0.6 * random_number(draw_numbers) for _ in range(k + 1)], rejected)
 ### END HIDDEN TESTS
 
 
@@ -558,11 +585,15 @@ def come_out(p, q, num_places):
 
 
 def check_comes_out(p, q, num_places):
+    which = "the first token behind the text", "the second one, where the first guess is kept"
     for place, (seen, expected) in enumerate(zip(come_out(p, q, num_places), p, strict=False)):
-        what = f"p {in_row(expected)}, q {in_row(q[0])}, {num_places} numbers each: token {place} behind the text"
-        print(f"{what}: {in_row(seen)}")
+        rows = f"p {in_row(expected)}" + (f", q {in_row(q[place])}" if place < len(q) else ", where no guess is left")
+        print(f"{rows}: the shares of {which[place]} are {in_row(seen)}")
         off = float((seen - expected).abs().max())
-        assert off < 1e-9, f"{what}: expected the shares {in_row(expected)}, saw {in_row(seen)}"
+        assert off < 1e-9, (
+            f"{rows}, every guess with its weight in q, {num_places} numbers for each draw, {which[place]}: expected the "
+            f"shares that p has, {in_row(expected)}, saw {in_row(seen)}"
+        )
 
 
 check_comes_out(eighths([1, 5, 2], [4, 2, 2]), eighths([2, 2, 4]), 8)
@@ -660,7 +691,7 @@ def best_k(a, guess_seconds, step_seconds):
 #   1; 1.5 / 1.3 = 1.15; 1.75 / 2.2 = 0.80. One guess is best; in a fuller batch, where the steps take 1.0, 1.6 and 2.2
 #   s, none is.
 def check_chosen(a, guess_seconds, step_seconds, expected):
-    seen = int_of("best_k", best_k(a, guess_seconds, list(step_seconds)))
+    seen = int_of("best_k", unchanging("best_k", best_k)(a, guess_seconds, list(step_seconds)))
     what = f"a = {a:.4g}, {guess_seconds:.4g} s a guess, steps of {in_row(step_seconds)} s"
     speeds = [sum(a**i for i in range(k + 1)) / (v + k * guess_seconds) for k, v in enumerate(step_seconds)]
     print(f"{what}: k = {seen}; tokens per second {in_row(speeds)}")
@@ -749,12 +780,14 @@ def train_drafter(texts, vocab_size, smoothing):
 # explanation: Texts 0 1 0 and 1 1 with two tokens and smoothing 1. Pairs: 0 1, 1 0, 1 1. Row 0: [0 + 1, 1 + 1] / 3;
 #   row 1: [1 + 1, 1 + 1] / 4. The 0 at the end of the first text has nothing behind it.
 def check_trained(texts, vocab_size, smoothing):
-    seen = tensor_of("train_drafter", train_drafter([list(t) for t in texts], vocab_size, smoothing), (vocab_size,) * 2)
+    answer = unchanging("train_drafter", train_drafter)([list(text) for text in texts], vocab_size, smoothing)
+    seen = tensor_of("train_drafter", answer, (vocab_size, vocab_size))
     pairs = [(a, b) for text in texts for a, b in itertools.pairwise(text)]
     for a in range(vocab_size):
         weights = [pairs.count((a, b)) + smoothing for b in range(vocab_size)]
         expected = float64([weight / sum(weights) for weight in weights])
-        what = f"{len(texts)} texts, smoothing {smoothing:.4g}: behind token {a}"
+        shown = f"texts {texts}" if sum(map(len, texts)) < 30 else f"{len(texts)} texts"
+        what = f"{shown}, smoothing {smoothing:.4g}, row {a}, which tokens come behind {a}"
         if vocab_size < 4:
             print(f"{what}: {in_row(seen[a])}")
         off = float((seen[a] - expected).abs().max())
@@ -823,7 +856,7 @@ def tree_mask(parents):
 #   and not at 1: its keys belong to another text. In a chain the mask is the causal one.
 def check_sees(parents):
     n = len(parents)
-    seen = sees_of("tree_mask", tree_mask(your_parents(parents)), n)
+    seen = sees_of("tree_mask", unchanging("tree_mask", tree_mask)(your_parents(parents)), n)
     print(f"parents {parents}" if n < 12 else f"a tree of {n} guesses")
     for i in range(n):
         expected, at = {i}, i
@@ -833,7 +866,8 @@ def check_sees(parents):
         row = seen[i].nonzero()[:, 0].tolist()
         if n < 7:
             print(f"    guess {i} sees {row}")
-        assert row == sorted(expected), f"parents {parents}: guess {i} sees {sorted(expected)}, your mask says {row}"
+        what = f"parents {parents}, row {i} of the mask, what guess {i} sees"
+        assert row == sorted(expected), f"{what}: expected True at {sorted(expected)}, saw True at {row}"
 
 
 check_sees([-1, 0, 0, 2])
@@ -874,7 +908,7 @@ def tree_positions(parents, num_tokens):
 # explanation: A text of 10 tokens, parents [-1, 0, 0, 2]: guess 0 would be the 11th token, so position 10. Guesses 1
 #   and 2 are two candidates for the same place, position 11, and guess 3 stands behind guess 2 at 12.
 def check_places(parents, num_tokens):
-    seen = ints_of("tree_positions", tree_positions(your_parents(parents), num_tokens))
+    seen = ints_of("tree_positions", unchanging("tree_positions", tree_positions)(your_parents(parents), num_tokens))
     expected = []
     for i in range(len(parents)):
         at, depth = i, 0
@@ -918,7 +952,7 @@ def walk(parents, tokens, says):
 #   1 it says 7: guess 3, not 2, which continues another branch. Behind guess 3 it says 9: there is no child, so the path
 #   is [1, 3], and the step gives 6, 7 and 9.
 def check_walked(parents, tokens, says, path, token):
-    answer = walk(your_parents(parents), list(tokens), list(says))
+    answer = unchanging("walk", walk)(your_parents(parents), list(tokens), list(says))
     seen, own_token = verdict_of("walk", answer)
     seen = ints_of("walk, the path", seen)
     what = f"parents {parents}, tokens {tokens}, the target says {says}"
@@ -1000,7 +1034,8 @@ def roll_back(table, num_tokens, block_size, holders):
 #   with none all do.
 def check_rolled(table, num_tokens, block_size, holders=None):
     holders = dict.fromkeys(table, 1) | (holders or {})
-    kept, freed = rolled_of("roll_back", roll_back(list(table), num_tokens, block_size, dict(holders)))
+    answer = unchanging("roll_back", roll_back)(list(table), num_tokens, block_size, dict(holders))
+    kept, freed = rolled_of("roll_back", answer)
     what = f"table {table}, {num_tokens} tokens count, blocks of {block_size}"
     shared = {block: n for block, n in holders.items() if n > 1}
     what += f", shared {shared}" if shared else ""
@@ -1059,6 +1094,9 @@ for block_size in (1, 2, 16, random_int(3, 9, draw_numbers)):
 # - A guess is kept if it is the chosen token of its row, and all before it were kept. The token behind is what is chosen
 #   at the next row, so that the text is that of plain decoding.
 # - Call `choose` for no row behind that.
+# - What the noise is, you need not know: it is for `choose`. With `gumbel_token` as `choose` it is `[vocab]` numbers a
+#   position; with `draw`, which part 10 passes, it is one number. So call `choose` and no function of your own. q is not
+#   needed: how a guess was made does not matter.
 #
 # **Hint:** log p is −inf where p is 0, and −inf plus any noise is never the largest: nothing needs clamping.
 #
@@ -1082,7 +1120,7 @@ def gumbel_token(p, u):
 #   same log p, so token 0. The larger u wins among equals; a token with more p needs less of it: it wins where u^(1/p)
 #   is largest.
 def check_gumbel_of(p, u, expected):
-    seen = int_of("gumbel_token", gumbel_token(p, u))
+    seen = int_of("gumbel_token", unchanging("gumbel_token", gumbel_token)(p.clone(), u.clone()))
     what = f"p {in_row(p[:8])}, u {in_row(u[:8])}"
     print(f"{what}: token {seen}")
     assert seen == expected, f"{what}: expected token {expected}, saw {seen}"
@@ -1133,7 +1171,7 @@ def verify_coupled(p, drafts, noise, choose):
 #   is chosen at the third row, behind a wrong guess, means nothing. Guesses 4, 7: both are kept, and 2 comes. Either way
 #   the text begins 4, 7.
 class Chooser:
-    """Chooses with the noise that it is given, and records it. choices: {noise: token}."""
+    """Chooses with the noise that it is given, and records it. choices: {noise: token}; -1 for any other noise."""
 
     def __init__(self, p, choices):
         self.p, self.choices, self.asked = p.clone(), choices, []
@@ -1142,9 +1180,10 @@ class Chooser:
         number = int_of("the noise", noise)
         self.asked.append(number)
         values = tensor_of("choose, its row", row, self.p[0].shape)
-        expected = self.p[len(self.asked) - 1] if len(self.asked) <= len(self.p) else None
-        right = expected is not None and torch.equal(values, expected)
-        assert right, f"choose was called for the {len(self.asked)}th time, with another row than p has there"
+        call, num_rows = len(self.asked), len(self.p)
+        assert call <= num_rows, f"choose: expected at most {num_rows} calls, one for each row of p, saw {call}"
+        right, expected = torch.equal(values, self.p[call - 1]), in_row(self.p[call - 1])
+        assert right, f"choose, call {call}: expected row {call - 1} of p, {expected}, saw {in_row(values)}"
         return self.choices.get(number, -1)
 
 
@@ -1153,15 +1192,16 @@ def check_coupled_of(choices, drafts):
     k, noise = len(drafts), [100 + 7 * i for i in range(len(drafts) + 1)]
     p = eighths(*([1 + i, 7 - i] for i in range(k + 1)))
     chooser = Chooser(p, dict(zip(noise, choices, strict=True)))
-    answer = verify_coupled(p, list(drafts), list(noise), chooser.choose)
+    answer = unchanging("verify_coupled", verify_coupled)(p, list(drafts), list(noise), chooser.choose)
     kept, token = verdict_of("verify_coupled", answer)
     kept = int_of("verify_coupled, how many are kept", kept)
     expected = next((i for i in range(k) if drafts[i] != choices[i]), k)
-    what = f"the target chooses {choices}, guesses {drafts}"
+    what = f"with the noise {noise} the target chooses {choices}, guesses {drafts}"
     print(f"{what}: {kept} kept, then {token}")
+    asked = noise[: expected + 1]
+    assert chooser.asked == asked, f"{what}: expected calls of choose with the noise {asked}, saw {chooser.asked}"
     seen, right = (kept, token), (expected, choices[expected])
-    assert seen == right, f"{what}: expected {right[0]} kept, then {right[1]}; saw {kept} kept, then {token}"
-    assert chooser.asked == noise[: expected + 1], f"{what}: expected {expected + 1} choices, saw {len(chooser.asked)}"
+    assert seen == right, f"{what}: expected {right[0]} kept, then {right[1]}, saw {kept} kept, then {token}"
 
 
 check_coupled_of([4, 7, 2], [4, 9])
@@ -1180,16 +1220,22 @@ for k in (1, 2, 3, 6):
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_gives_up"}
-# What does the promise of a text cost? p and q as in notebook 08b. Rejection keeps Σ min(p, q) of the guesses, and no rule
-# keeps more; with shared noise as many are kept as both choose alike.
+# What does the promise of a text cost? p and q as in notebook 08b, k = 1. Rejection keeps Σ min(p, q) of the guesses, and no
+# rule by which the tokens come as p says keeps more. With shared noise as many are kept as both choose alike, where the
+# draft, too, chooses with the noise of the position. Gumbel noise is a number for every token. "One number" is one for the
+# whole position, with which each takes the token that `draw` gives: then both choose alike where their parts of (0, 1) for
+# the same token overlap, and that depends on the order in which the vocabulary lists its tokens. It is counted for two
+# orders: in one it keeps more than Gumbel noise, in the other less. Gumbel noise does not depend on the order.
 
 # %% nbgrader={"grade_id": "gives_up"} inferlab={"where": "notebook"}
 generator = torch.Generator().manual_seed(0)
 p, q = float64([0.5, 0.3, 0.2]), float64([0.6, 0.1, 0.3])
 noise = torch.rand(4000, 3, dtype=torch.float64, generator=generator)
 alike = sum(gumbel_token(p, u) == gumbel_token(q, u) for u in noise) / len(noise)
-one = sum(draw(p, u) == draw(q, u) for u in noise[:, 0]) / len(noise)
-print(f"rejection keeps {float(torch.minimum(p, q).sum()):.0%}, Gumbel noise {alike:.0%}, one number {one:.0%}")
+print(f"rejection keeps {float(torch.minimum(p, q).sum()):.0%}, Gumbel noise {alike:.0%} of 4,000 guesses")
+for order in ([0, 1, 2], [1, 0, 2]):
+    one = sum(draw(p[order], u) == draw(q[order], u) for u in noise[:, 0]) / len(noise)
+    print(f"one number, tokens in the order {order}: {one:.0%}")
 
 # %% [markdown] nbgrader={"grade_id": "text_loop"}
 # ## 9. The loop
@@ -1239,16 +1285,29 @@ class Target:
     def allowed(self, tokens):
         return min(self.k, len(self.prompt) + len(self.text) - len(tokens) - 1)
 
-    def is_text(self, tokens):
-        done = len(tokens) - len(self.prompt)
-        if 0 <= done < len(self.text) and list(tokens) == self.prompt + self.text[:done]:
-            return True
-        self.wrong = self.wrong or f"a round began with the text {list(tokens)[-8:]}, which is not what was given out"
-        return False
+    def refuse(self, problem):
+        self.wrong = self.wrong or problem
+        raise ValueError(self.wrong)
 
-    def propose(self, tokens, n):
-        if not self.is_text(tokens):
-            return []
+    def read(self, call, tokens, other):
+        """The text so far, from the arguments of a call of judge or propose."""
+        want = {"judge": "the text so far, then the guesses", "propose": "the text so far, then how many guesses"}[call]
+        many = [isinstance(given, list | tuple | torch.Tensor | np.ndarray) for given in (tokens, other)]
+        if many != [True, call == "judge"] or other is None:
+            saw = ", ".join("none" if given is None else f"{given!r:.60}" for given in (tokens, other))
+            self.refuse(f"{call}: expected two arguments, {want}, saw {saw}")
+        tokens, done = ints_of(f"{call}, the text", tokens), len(tokens) - len(self.prompt)
+        if tokens == self.prompt + self.text:
+            self.refuse(f"{call}: expected no call once all {len(self.text)} tokens have come, saw one")
+        if 0 <= done < len(self.text) and tokens == self.prompt + self.text[:done]:
+            return tokens
+        return self.refuse(
+            f"{call}: expected two arguments, {want}, so first the prompt and what was given out behind it, saw a first "
+            f"argument of {len(tokens)} tokens, the last of them {tokens[-8:]}"
+        )
+
+    def propose(self, tokens=None, n=None):
+        tokens = self.read("propose", tokens, n)
         done, allowed = len(tokens) - len(self.prompt), self.allowed(tokens)
         if n != allowed:
             self.wrong = (
@@ -1257,16 +1316,17 @@ class Target:
         ahead = self.text[done : done + max(0, min(n, allowed) - self.shorter)]
         return [token if self.right(done + i) else token + 1 for i, token in enumerate(ahead)]
 
-    def judge(self, tokens, drafts):
+    def judge(self, tokens=None, drafts=None):
         self.rounds += 1
-        if not self.is_text(tokens):
-            raise ValueError(self.wrong)
+        tokens, drafts = self.read("judge", tokens, drafts), ints_of("judge, the guesses", drafts)
         if self.rounds > len(self.text):
-            raise ValueError(
+            self.refuse(
                 f"{self.rounds} rounds for {len(self.text)} tokens: does each round append the token behind the kept "
                 "guesses, also when all were kept?"
             )
         done = len(tokens) - len(self.prompt)
+        if drafts and len(drafts) > self.allowed(tokens) and tokens[-len(drafts) :] == drafts:
+            self.refuse(f"judge: expected the text so far without the guesses {drafts}, saw one that ends with them")
         if len(drafts) > self.allowed(tokens):
             self.wrong = self.wrong or f"{len(drafts)} guesses in a round that can use {self.allowed(tokens)}"
         kept = 0
@@ -1287,10 +1347,14 @@ def rounds_of(num_tokens, k, right, shorter):
 def check_loop_of(prompt, text, k, right, what, shorter=0):
     target = Target(prompt, text, k, right, shorter)
     what = f"{len(text)} tokens, k = {k}, {what}"
-    answer = speculate(list(prompt), len(text), k, target.propose, target.judge)
+    try:
+        answer = unchanging("speculate", speculate)(list(prompt), len(text), k, target.propose, target.judge)
+    except ValueError:  # also what the target said of its arguments
+        assert not target.wrong, f"{what}: {target.wrong}"
+        raise
+    assert not target.wrong, f"{what}: {target.wrong}"
     seen = ints_of("speculate", answer)
     print(f"{what}: {target.rounds} rounds")
-    assert not target.wrong, f"{what}: {target.wrong}"
     assert seen == list(text), f"{what}: expected {list(text)}, saw {seen}"
     expected = rounds_of(len(text), k, right, shorter)
     assert target.rounds == expected, f"{what}: expected {expected} rounds, saw {target.rounds}"
@@ -1315,6 +1379,12 @@ for k in (1, 2, 5, 9):
     check_loop_of(prompt, text, k, lambda i: True, "fewer guesses than asked for", shorter=2)
 ### END HIDDEN TESTS
 
+# %% nbgrader={"grade_id": "lending"} inferlab={"where": "learner"}
+# Given: from here on, and wherever your functions are graded, each of them fails where it changes an argument.
+globals().update({name: unchanging(name, globals()[name]) for name in (
+    "propose_ngram", "residual", "verify", "best_k", "train_drafter", "tree_mask", "tree_positions", "walk", "roll_back",
+    "gumbel_token", "verify_coupled", "speculate") if name in globals()})  # fmt: skip
+
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
 # ## 10. Inside the engine
 #
@@ -1325,6 +1395,11 @@ for k in (1, 2, 5, 9):
 #
 # The engine's own rule judges the same guesses with the same numbers. At the first difference the message says which
 # function gave it. Greedy texts, and texts of a seed, must be those of plain decoding, token for token.
+#
+# There is nothing to build in this part: the two checks need `propose_ngram` (called with n from 3 down to 1), `verify`
+# with the `residual` that it calls, and `verify_coupled` (called with `draw` as `choose`, and one number a position). If
+# one fails, mend that function in its own part. The loop is the engine's own here: `speculate`, `gumbel_token` and the
+# functions of parts 4 to 7 are not called.
 
 
 # %% nbgrader={"grade_id": "engine_parts"}
@@ -1465,6 +1540,10 @@ for batch in (1, 16):
 #
 # Your `propose_ngram` guesses, your `verify` says what stays, and the engine serves the text in fewer steps than it has
 # tokens. With all checks passed, `inferlab lab check` shows this, too.
+#
+# The last two lines count. A step computes one position for each token that the request had before it and that was not
+# computed yet: first the whole prompt, then only the newest token. The guesses are positions beside these. A guess that
+# is kept is not computed again, so the text has more new tokens than steps; a guess that is dropped was computed in vain.
 
 # %% nbgrader={"grade_id": "milestone"} inferlab={"where": "milestone"}
 from reference_impl.assembly.lab_parts import show_served

@@ -29,6 +29,7 @@ from reference_impl.assembly.lab_parts import (
     engine_probabilities,
     events_of,
     scheduler_parts,
+    show_served,
     speculating,
 )
 from reference_impl.interfaces import Request
@@ -416,6 +417,20 @@ def test_without_guesses_speculating_is_plain_decoding() -> None:
         raise AssertionError("there is nothing to guess and to judge")
 
     assert speculative_texts(Speculation(never, never), num_drafts=0) == speculative_texts(None)
+
+
+def test_what_was_served_counts_guesses_beside_the_tokens_that_were_known(capsys: pytest.CaptureFixture[str]) -> None:
+    llm, part = course_llm("draft"), Speculation(elevens, lambda asked: (1, 7))
+    prompt = llm.encode(TEXTS[0])
+    engine = speculating(llm, OPTIONS, 2, part)
+    engine.add(prompt, 8)
+    engine.run()
+    show_served("Served", engine, llm)
+    # Behind the prompt: three rounds that keep one of two guesses, which give six tokens; the eighth has no guess.
+    assert part.rounds == [(2, 1)] * 3
+    num_steps = -(-len(prompt) // OPTIONS["max_num_batched_tokens"]) + 3 + 1
+    said = f"8 new tokens in {num_steps} steps; {len(prompt) + 3 + 1} tokens and 6 guesses computed; at most 1 request"
+    assert said in capsys.readouterr().out
 
 
 # ---- the loop ----

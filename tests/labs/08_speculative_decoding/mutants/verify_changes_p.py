@@ -1,5 +1,5 @@
 # fault: it changes the caller's p.
-# fails: check_kept, check_bonus, check_numbers, check_distribution
+# fails: check_kept, check_bonus, check_numbers, check_distribution, check_engine_copied, check_engine_drafted
 
 # %% nbgrader={"grade_id": "verify"}
 def verify(p, q, drafts, uniform):
