@@ -120,7 +120,7 @@ def _make_course(course: Path, submissions: int) -> str:
 def _cases(solution: Path, folder: Path) -> list[tuple[str, dict[str, str]]]:
     """Names and solution cells of the reference, the variants and the mutants: a third of them correct."""
     from grader.labs.lab import load_lab
-    from grader.labs.lab_source import percent_cells_of
+    from grader.labs.percent_file import percent_cells_of
 
     solved = {cell.grade_id: cell.source for cell in load_lab(solution).of_kind("solution")}
     found: dict[str, list[tuple[str, dict[str, str]]]] = {"variants": [("reference", solved)], "mutants": []}

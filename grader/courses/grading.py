@@ -11,8 +11,7 @@ from grader.courses.batch import grade_students, plan, record_students
 from grader.courses.course import nbgrader_config, nbgrader_errors
 from grader.courses.drawn import drawn, list_drawn
 from grader.courses.misconceptions import write_misconceptions
-from grader.labs.convention import private_notebook
-from grader.labs.lab_source import write_notebook
+from grader.labs.lab_source import private_notebook, write_notebook
 from grader.labs.release import course_directory, kept_log, quiet_log
 from grader.results.result import Result
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from grader.labs.lab import Lab, LabError, lab_from_notebook
-from grader.labs.lab_source import percent_cells, solution_notebook
+from grader.labs.lab import Lab, LabError
+from grader.labs.percent_file import percent_cells, percent_lab
 
 FOLDER = "conventions"
 MIN_OPTIONS = 3  # besides the public one
@@ -101,14 +101,19 @@ def public_points(lab: Lab, conventions: Sequence[Convention]) -> tuple[float, f
     return min(earned), max(earned)
 
 
-def private_notebook(source: Path, options: Sequence[Option], install_url: str | None = None) -> dict[str, Any]:
-    """The solution notebook of a lab with these options; without any it is the public one. Raises LabError."""
+def private_lab(source: Path, options: Sequence[Option]) -> Lab:
+    """A lab with these options and its hidden tests; without any it is the public one. Raises LabError."""
+    return percent_lab(source, changed_cells(source, options))
+
+
+def changed_cells(source: Path, options: Sequence[Option]) -> list[dict[str, Any]]:
+    """The cells of a lab's percent file with these options. Raises LabError."""
     cells = percent_cells(source)
     texts = {cell["metadata"]["nbgrader"]["grade_id"]: cell["source"] for cell in cells}
     changed = applied(texts, options)
     for cell in cells:
         cell["source"] = changed[cell["metadata"]["nbgrader"]["grade_id"]]
-    return solution_notebook(source, install_url, cells)
+    return cells
 
 
 def applied(texts: Mapping[str, str], options: Iterable[Option]) -> dict[str, str]:
@@ -147,13 +152,13 @@ def _the_one_place(text: str, old: str, where: str) -> int:
 def validate(source: Path) -> list[Convention]:
     """The conventions of a lab, after applying all that a course could draw. Raises LabError, which names the place."""
     conventions = load_conventions(source)
-    public = _lab(source, ())
+    public = private_lab(source, ())
     checks = {cell.grade_id for cell in public.of_kind("check")}
     for option in (option for convention in conventions for option in convention.options):
         where = f"{public.slug}, convention option {option.name}"
         if unknown := set(option.fails) - checks:
             raise LabError(f"{where}: fails {', '.join(sorted(unknown))}, which is no check")
-        private = _lab(source, (option,))
+        private = private_lab(source, (option,))
         kinds = {cell.kind for cell in public.cells if cell.grade_id in option.cells}
         if missing := {"text", "solution", "check"} - kinds:
             raise LabError(f"{where}: changes no {' and no '.join(sorted(missing))} cell")
@@ -166,7 +171,3 @@ def validate(source: Path) -> list[Convention]:
     for options in combinations(conventions):
         applied(texts, options)  # a notebook of each of some hundred draws would take minutes
     return conventions
-
-
-def _lab(source: Path, options: Sequence[Option]) -> Lab:
-    return lab_from_notebook(private_notebook(source, options), source.parent.name, source.stem)

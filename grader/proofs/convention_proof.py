@@ -30,11 +30,11 @@ from grader.labs.convention import (
     Option,
     applied,
     load_conventions,
-    private_notebook,
+    private_lab,
     public_points,
     validate,
 )
-from grader.labs.lab import Lab, LabError, lab_from_notebook
+from grader.labs.lab import Lab, LabError
 from grader.proofs.proof import LIMITS, Case, cases, kept_kernels, run_directly
 
 
@@ -117,11 +117,6 @@ def _run(lab: Lab, case: Case, launcher: Launcher | None, proof: Proof) -> None:
             proof.problems.append(f"{options}: {name} {what}")
         if case.kind == "public" and not passes:
             proof.lost[check] = messages[check]
-
-
-def private_lab(source: Path, options: Sequence[Option]) -> Lab:
-    """A lab with these options and its hidden tests."""
-    return lab_from_notebook(private_notebook(source, options), source.parent.name, source.stem)
 
 
 def main() -> int:

@@ -35,8 +35,8 @@ from grader.examination.examiner import Limits, check_result, examine, explain, 
 from grader.examination.intake import Submission, learner_cells
 from grader.examination.reference import Reference, run_cell
 from grader.isolation.launcher import Launcher
-from grader.labs.lab import Lab, LabError, comment_text, lab_from_notebook
-from grader.labs.lab_source import percent_cells_of, solution_notebook
+from grader.labs.lab import Lab, LabError, comment_text
+from grader.labs.percent_file import percent_cells_of, percent_lab
 from grader.learner_side.kernel_run import KEPT
 from grader.learner_side.peer import LAB_MODULE
 from grader.results.result import CheckResult
@@ -321,8 +321,7 @@ def main() -> int:
     os.environ["TRITON_INTERPRET"] = "1"  # as in the learner's process; the next line but one imports Triton
     torch.set_num_threads(1)  # and so no thread pool exists when we fork
     torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
-    source = arguments.lab
-    lab = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
+    lab = percent_lab(arguments.lab)
     with kept_kernels(), Launcher(insecure=True) as launcher:
         outcomes = prove(lab, arguments.folder, launcher, sample=arguments.sample)
     found = problems(lab, outcomes)

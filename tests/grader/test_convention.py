@@ -16,10 +16,10 @@ from grader.labs.convention import (
     applied,
     draw,
     load_conventions,
-    private_notebook,
+    private_lab,
     validate,
 )
-from grader.labs.lab import LabError, lab_from_notebook
+from grader.labs.lab import LabError
 
 SOURCE = """# %% [markdown] nbgrader={"grade_id": "text"}
 # **Build** `order(items)`: the items, smallest first.
@@ -86,7 +86,7 @@ def test_an_option_changes_text_test_and_reference_together(source: Path) -> Non
     (convention,) = validate(source)
     assert convention.name == "order"
     for option, (_, says, code, expected) in zip(convention.options, FORMS, strict=True):
-        lab = lab_from_notebook(private_notebook(source, (option,)), "01_order", "order")
+        lab = private_lab(source, (option,))
         texts = {cell.grade_id: cell.source for cell in lab.cells}
         assert says in texts["text"]
         assert f"return {code}\n" in texts["order"]

@@ -14,12 +14,13 @@ from grader.labs.convention import (
     Convention,
     applied,
     combinations,
-    private_notebook,
+    private_lab,
     public_points,
     validate,
 )
-from grader.labs.lab_source import percent_cells, solution_notebook
-from grader.proofs.convention_proof import covering, private_lab
+from grader.labs.lab_source import private_notebook, solution_notebook
+from grader.labs.percent_file import percent_cells
+from grader.proofs.convention_proof import covering
 from tests.labs.proof_record import SOURCES, plan, record, this_commit
 from tests.warm import Warm
 
