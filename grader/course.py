@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 import stat
+import sys
 import unicodedata
 import warnings
 from collections.abc import Iterator
@@ -190,9 +191,16 @@ def released_labs(root: Path) -> list[str]:
     return sorted({path.parent.name for path in (root / "labs").glob("[0-9]*_*/*.ipynb")})
 
 
+def _command() -> str:
+    """How this process was called, for the message of another one; at most 100 characters."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return "".join(c if c.isprintable() else "?" for c in " ".join(words))[:100]
+
+
 @contextmanager
 def course_lock(root: Path) -> Iterator[None]:
-    """While this lasts, no other process grades in this course. Raises CourseError when one does."""
+    """While this lasts, no other process grades in this course, collects, or writes feedback. Raises CourseError when
+    one does."""
     (root / "results").mkdir(exist_ok=True)
     with (root / "results" / ".lock").open("a+") as file:
         try:
@@ -200,8 +208,10 @@ def course_lock(root: Path) -> Iterator[None]:
         except OSError:
             file.seek(0)
             who = file.read().strip() or "unknown"
-            raise CourseError(f"another grading runs in this course (process {who}); wait until it has ended") from None
+            raise CourseError(
+                f"another command works in this course (process {who}); wait until it has ended"
+            ) from None
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(f"{os.getpid()}: {_command()}\n")
         file.flush()
         yield

@@ -85,14 +85,15 @@ def late(
             lateness.set_time(root, slug, *time)
         found = settle(root, slug)
         by_file = [one for one in found if one.by_file] if policy.per_day else []
-        if by_file:
+        if by_file and not file_times:
             listed("Late only by their files' own times, which unpacking and copying change", [o.line for o in by_file])
-            if file_times or asked("Do these times hold, and are points to be taken off?"):
-                lateness.confirm_file_times(root, slug, by_file)
-                found = settle(root, slug)
-            else:
+            file_times = asked("Do these times hold, and are points to be taken off?")
+            if not file_times:
                 said = f"If they hold: inferlab grade late {slug} --file-times; if not: --time STUDENT WHEN"
                 console.print(said, soft_wrap=True)
+        if by_file and file_times:
+            lateness.confirm_file_times(root, slug, by_file)
+            found, by_file = settle(root, slug), []
     except CourseError as error:
         _stop(error)
     console.print(f"Due: {policy.due.get(slug, 'never')}. A day costs {policy.per_day:.0%} of the points, at most "

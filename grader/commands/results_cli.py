@@ -23,7 +23,7 @@ from grader.commands.common import (
     open_lab,
     stop_for_damaged,
 )
-from grader.course import CourseError, open_course
+from grader.course import CourseError, course_lock, open_course
 from grader.results.shown_text import shown_line
 from grader.saying import stop as _stop
 
@@ -48,8 +48,9 @@ def feedback(
 
     try:
         root, slug = open_lab(course, lab)
-        settle(root, slug)
-        pages, failed = grading.feedback(root, slug)
+        with course_lock(root):
+            settle(root, slug)
+            pages, failed = grading.feedback(root, slug)
         form, left_out = write_feedback_zip(root, slug, pages, packed) if packed and pages else ("", [])
     except (CourseError, OSError) as error:
         _stop(error)
@@ -60,9 +61,9 @@ def feedback(
     if form:
         console.print(f"Written: {packed}, named as for {form}", markup=False)
     listed(f"Not in the zip; they did not hand in by {form}, or by a name that does not say who, or says two", left_out)
-    for student in failed:
-        typer.echo(f"{shown_line(student)}: no page could be written; grade it again: inferlab grade run {slug} "
-                   f"--student {shlex.quote(shown_line(student))}", err=True)  # fmt: skip
+    for student, cause in failed.items():
+        typer.echo(f"{shown_line(student)}: no page could be written ({shown_line(cause)}); grade it again: inferlab "
+                   f"grade run {slug} --student {shlex.quote(shown_line(student))}", err=True)  # fmt: skip
     if failed:
         _stop(f"no page could be written for {how_many(len(failed))}: {', '.join(map(shown_line, failed))}")
 
@@ -242,6 +243,8 @@ def book_command(
     console.print(shown_table)
     if table:
         console.print(f"Written: {table}", markup=False)
+    listed(f"Points by hand from before the last grading, which count; to drop or keep them: {STALE.format('LAB')}",
+           made.stale)  # fmt: skip
     listed("Labs that cannot be read; their points are missing", made.problems)
     stop_for_damaged(made.damaged, "the points above are the gradebook's" + ", without these attempts" * best)
     if made.problems:

@@ -12,7 +12,7 @@ from grader.courses.course import nbgrader_config, nbgrader_errors
 from grader.courses.drawn import drawn, list_drawn
 from grader.courses.misconceptions import write_misconceptions
 from grader.labs.lab_source import private_notebook, write_notebook
-from grader.labs.release import course_directory, quiet_log
+from grader.labs.release import course_directory, kept_log, quiet_log
 from grader.results.result import Result
 
 
@@ -84,24 +84,33 @@ def run(
     yield from grade_students(root, slug, waiting.examine, **options)
 
 
-def feedback(root: Path, slug: str) -> tuple[list[Path], list[str]]:
-    """One HTML page per graded submission, by nbgrader's generate_feedback with our page. Returns their paths, and the
-    students whose page could not be written; the others have theirs all the same.
+def feedback(root: Path, slug: str) -> tuple[list[Path], dict[str, str]]:
+    """One HTML page per graded submission, by nbgrader's generate_feedback with our page. Returns their paths, and why
+    there is none, by student, where it could not be written; the others have theirs all the same.
+
+    Call it under the course's lock: a run replaces what pages are made of. Raises CourseError where the gradebook
+    cannot be used.
     """
     from nbgrader.converters import GenerateFeedback
+    from sqlalchemy.exc import SQLAlchemyError
 
     config = nbgrader_config(root)
     made: list[Path] = []
-    failed = []
+    failed: dict[str, str] = {}
     for student in students(root, slug):
         if not (root / "autograded" / student / slug).is_dir():
             continue
-        converter = GenerateFeedback(coursedir=course_directory(config, slug, student), config=config, log=quiet_log())
+        log, messages = kept_log("inferlab.feedback")
+        converter = GenerateFeedback(coursedir=course_directory(config, slug, student), config=config, log=log)
         converter.force = True
         try:
             converter.start()
-        except Exception:  # whatever it is, it is this student's
-            failed.append(student)
+        except Exception as error:  # whatever it is, it is this student's, unless it is the gradebook's
+            if isinstance(error.__context__, SQLAlchemyError):
+                said = str(getattr(error.__context__, "orig", error.__context__)).split("\n")[0]
+                raise CourseError(f"the gradebook cannot be used: {said}. Is it being written to, by a formgrader or "
+                                  "another command? The same command, later, writes all pages") from error  # fmt: skip
+            failed[student] = messages.cause() or f"{type(error).__name__}: {error}"
             continue
         made += sorted((root / "feedback" / student / slug).glob("*.html"))
     return made, failed

@@ -73,7 +73,7 @@ class Policy:
 class Late:
     """One submission against its due date. due: with the extension, None without a due date; submitted: None where
     unknown; days: 0 is in time; penalty: points; by_file: the time is a file's own and not confirmed, so nothing is
-    taken off.
+    taken off; in_time: the LMS says so of the same bytes, by its own due date.
     """
 
     student: str
@@ -82,13 +82,16 @@ class Late:
     days: int
     penalty: float
     by_file: bool = False
+    in_time: bool = False
 
     @property
     def line(self) -> str:
         """What is said of it in a list."""
         days = f"{self.student}: {self.days} day{'' if self.days == 1 else 's'}"
         if self.by_file:
-            return f"{days}, by the file's own time, {self.submitted:%Y-%m-%d %H:%M} UTC; nothing off until confirmed"
+            lms = ", but in time, says the LMS" if self.in_time else ""
+            when = f"{self.submitted:%Y-%m-%d %H:%M} UTC"
+            return f"{days}, by the file's own time, {when}{lms}; nothing off until confirmed"
         return f"{days}, {self.penalty:g} points off"
 
 
@@ -323,7 +326,8 @@ def lateness(policy: Policy, slug: str, submission: Any, root: Path) -> Late:
     if late and (policy.file_times.get(slug) or {}).get(submission.student_id) != submitted.isoformat():
         history = read_history(root, slug, submission.student_id)
         if history and from_file(history[-1].time_from):
-            return Late(submission.student_id, due, submitted, late, 0.0, by_file=True)
+            in_time = history[-1].late is False
+            return Late(submission.student_id, due, submitted, late, 0.0, by_file=True, in_time=in_time)
     points = policy.fraction(late) * float(submission.max_score or 0.0)
     return Late(submission.student_id, due, submitted, late, round(min(points, float(submission.score or 0.0)), 6))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from grader.course import CourseError
 from grader.courses.course import nbgrader_config
 from grader.courses.disarm import harmless_name
 from grader.courses.nbgrader_hooks import load_result, result_path
-from grader.labs.release import course_directory
+from grader.labs.release import course_directory, kept_log
 from grader.submissions.roster import Roster
 
 BUSY_MS = 60_000  # that the writer waits while a formgrader writes to the same SQLite file
@@ -82,22 +81,6 @@ def _busy() -> str:
     return f"PRAGMA busy_timeout = {BUSY_MS}"
 
 
-class _Messages(logging.Handler):
-    """Keeps what nbgrader says went wrong; its exceptions only refer to its messages."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-    def cause(self) -> str:
-        """The exception in the traceback that nbgrader wrote; without one, what it said first."""
-        traces = [line for line in self.lines if line.startswith("Traceback")]
-        return traces[0].strip().split("\n")[-1] if traces else " ".join(self.lines[:1])
-
-
 class Recorder:
     """The writer of one lab's results. Use as a context manager, from one thread, under the course's lock."""
 
@@ -109,9 +92,7 @@ class Recorder:
         config.Autograde.sanitize_preprocessors = _without(steps, Autograde.sanitize_preprocessors.default_args[0])
         config.Autograde.autograde_preprocessors = _without(steps, config.Autograde.autograde_preprocessors)
         config.ExaminerStep.examine = False
-        log = logging.getLogger("inferlab.recorder")
-        log.propagate, self._messages = False, _Messages()
-        log.handlers = [self._messages]
+        log, self._messages = kept_log("inferlab.recorder")
         self._directory = course_directory(config, slug)
         with _database_errors():
             self._book = _SharedGradebook(self._directory.db_url)

@@ -37,6 +37,29 @@ def course_directory(config: Any, lab: str, student: str = "*") -> Any:
     return directory
 
 
+class Messages(logging.Handler):
+    """Keeps what nbgrader says went wrong; its exceptions only refer to its messages."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def cause(self) -> str:
+        """The exception in the traceback that nbgrader wrote; without one, what it said first."""
+        traces = [line for line in self.lines if line.startswith("Traceback")]
+        return traces[0].strip().split("\n")[-1] if traces else " ".join(self.lines[:1])
+
+
+def kept_log(name: str) -> tuple[logging.Logger, Messages]:
+    """A log for nbgrader that prints nothing, and where its messages are kept."""
+    log, messages = logging.getLogger(name), Messages()
+    log.propagate, log.handlers = False, [messages]
+    return log, messages
+
+
 def quiet_log() -> logging.Logger:
     """nbgrader's messages at the level of errors; its commands are quiet when all is well."""
     log = logging.getLogger("inferlab.nbgrader")

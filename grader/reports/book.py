@@ -28,13 +28,15 @@ class Row:
 @dataclass
 class Book:
     """maxima: the points of each released lab; rows: students, sorted by id; problems: labs that cannot be read, a line
-    each, whose columns are empty; damaged: results and earlier attempts that cannot be read.
+    each, whose columns are empty; damaged: results and earlier attempts that cannot be read; stale: points by hand from
+    before the last grading, which count, a line each.
     """
 
     maxima: dict[str, float] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     damaged: list[Damaged] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
 
 
 def book(root: Path, best: bool = False) -> Book:
@@ -55,6 +57,7 @@ def book(root: Path, best: bool = False) -> Book:
                 score.student, Row(score.student, score.name, dict.fromkeys(one.slug for one in labs))
             )
             row.points[lab.slug] = score.total
+            made.stale += [f"{lab.slug}: {score.student}: {one}" for one in score.stale]
             if best and score.total is not None:  # with the penalty of the latest attempt, and never less than it has
                 earlier, damaged = best_earlier(root, lab.slug, score.student)
                 row.points[lab.slug] = max(score.total, earlier - score.late_penalty)

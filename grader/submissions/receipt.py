@@ -90,8 +90,11 @@ def keep(root: Path, lab_slug: str, student: str, handed: Handed | str) -> tuple
     history = read_history(root, lab_slug, student)
     version = _version(handed)
     news = "changed" if history else "new"
+    said = handed.late
     for old in history:
         if _same(old, version):  # the same bytes were there already at the earlier time
+            if said is None and old.late is not None:  # a folder takes back nothing that an LMS said
+                version.late = old.late
             version.time, version.time_from = earlier((old.time, old.time_from), (version.time, version.time_from))
     version.file = next((old.file for old in history if _same(old, version)), "")
     if history and _same(history[-1], version):

@@ -247,12 +247,45 @@ def test_only_one_run_at_a_time_in_a_course(course: Path) -> None:
 
     with course_lock(course):
         said = inferlab("run", "01", "--course", str(course), ok=False)
-    assert f"another grading runs in this course (process {os.getpid()})" in said
+    assert f"another command works in this course (process {os.getpid()}: " in said
     assert gradebook(course) == {}
     with (course / "results" / ".lock").open() as file:  # the lock of a killed run is free
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     run(course)
     everything_is_recorded(course)
+
+
+def test_feedback_beside_a_run_says_what_runs_and_writes_nothing(course: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from grader.course import course_lock
+
+    run(course)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/inferlab", "grade", "run", "01"])
+    with course_lock(course):
+        said = inferlab("feedback", "01", "--course", str(course), ok=False)
+    assert f"(process {os.getpid()}: inferlab grade run 01); wait until it has ended" in said
+    assert not (course / "feedback").exists()
+    assert "6 pages in feedback/" in inferlab("feedback", "01", "--course", str(course))
+
+
+def test_a_gradebook_that_is_locked_while_pages_are_written_is_said_without_a_traceback(
+    course: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import sqlite3
+
+    from grader.courses import late
+
+    run(course)
+    with (course / "nbgrader_config.py").open("a") as file:  # nbgrader waits 5 s where nothing is said
+        file.write(f'c.CourseDirectory.db_url = "sqlite:///{course}/gradebook.db?timeout=0.1"\n')
+    other = sqlite3.connect(course / "gradebook.db", isolation_level=None)
+    monkeypatch.setattr(late, "settle", lambda *_: other.execute("BEGIN EXCLUSIVE"))
+    try:
+        said = inferlab("feedback", "01", "--course", str(course), ok=False)
+    finally:
+        other.close()
+    assert "the gradebook cannot be used: database is locked" in said
+    assert "Traceback" not in said + "".join(capfd.readouterr())
+    assert "grade it again" not in said
 
 
 def test_what_was_handed_in_again_is_graded_again_and_a_new_time_is_recorded(course: Path, tmp_path: Path) -> None:

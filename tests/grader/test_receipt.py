@@ -105,6 +105,23 @@ def test_of_equal_bytes_the_earlier_time_counts_and_an_lms_before_a_file(
     assert counts(1, name.format(13)) == ("", receipt.BY_HAND)
 
 
+def test_what_an_lms_said_of_equal_bytes_stays_said_when_a_folder_brings_them_again(
+    root: Path, tmp_path: Path, notebook: Any, disk: Any
+) -> None:
+    save_roster(root, Roster({"ada": Student("ada", ids={"canvas_id": "1"})}))
+    for name, said in (
+        ("adaada_1_7_toy.ipynb", False),
+        ("ada/toy.ipynb", False),
+        ("adaada_LATE_1_7_toy.ipynb", True),  # the LMS itself may change its mind
+        ("ada/toy.ipynb", True),
+    ):
+        collect(root, "01_toy", disk.zipped(tmp_path / "a.zip", [(name, notebook("x = 1"))]))
+        assert disk.record(root, "ada")["late"] is said
+    for text, expected in (("y = 1", None), ("x = 1", True)):  # replaced, and there again
+        collect(root, "01_toy", disk.zipped(tmp_path / "a.zip", [("ada/toy.ipynb", notebook(text))]))
+        assert disk.record(root, "ada")["late"] is expected
+
+
 def exchange(disk: Any, root: Path, files: dict[str, bytes]) -> Path:
     """What `nbgrader collect` puts into submitted/, a time included."""
     folder = disk.write(root / "submitted" / "ada" / "01_toy", files)

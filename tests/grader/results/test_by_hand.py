@@ -55,8 +55,10 @@ def test_points_by_hand_from_before_a_better_submission_are_named_and_then_dropp
     assert line in grade("report", "01", "--html", str(tmp_path / "report.html"), *where)
     assert line in (tmp_path / "report.html").read_text("utf-8")
     assert "check_window: 0.5 by hand" in grade("export", "01", "-o", str(tmp_path / "grades.csv"), *where)
+    assert f"{SLUG}: {line}" in grade("book", *where)
 
     assert "dropped" in grade("run", "01", "--drop-manual", *where)
+    assert "by hand" not in grade("book", *where)
     assert (score_of(course, "cyd").total, score_of(course, "cyd").stale, score_of(course, "cyd").waits) == (
         6,
         (),

@@ -299,7 +299,7 @@ def test_a_page_that_cannot_be_written_is_named_and_stops_no_other(course: Path,
     (course / "results" / SLUG / "cyd.json").write_text('{"damaged"')
     said = grade("feedback", "01", "--course", str(course), ok=False)
     assert "8 pages in feedback/" in said
-    assert "cyd: no page could be written" in said
+    assert "cyd: no page could be written (" in said
     assert (course / "feedback" / "mal" / SLUG / "toy.html").exists()
 
 

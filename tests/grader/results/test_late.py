@@ -169,6 +169,24 @@ def test_a_time_that_only_a_file_has_costs_nothing_until_it_is_confirmed(
     assert "eve:" not in (course / "late.yaml").read_text()
 
 
+def test_a_file_time_that_contradicts_the_lms_is_shown_with_what_the_lms_said(
+    course: Path, grade: Callable[..., str]
+) -> None:
+    at = ("--course", str(course))
+    by_files(course, "eve", "ada")
+    path = course / "received" / "eve" / SLUG / "received.json"
+    history = json.loads(path.read_text())
+    history[-1]["late"] = False
+    path.write_text(json.dumps(history))
+    grade("due", "01", "2026-02-27 12:00 UTC", *at)
+    said = grade("late", "01", "--per-day", "0.1", *at)
+    assert said.count("but in time, says the LMS") == 1
+    assert "2026-03-03 01:00 UTC, but in time, says the LMS; nothing off until confirmed" in said
+    said = grade("late", "01", "--file-times", *at)
+    assert "until confirmed" not in said  # it was, by this very command
+    assert "eve: 4 days, 2.4 points off" in said
+
+
 def test_a_time_of_handing_in_can_be_set_and_stays(course: Path, grade: Callable[..., str], tmp_path: Path) -> None:
     at = ("--course", str(course))
     by_files(course, "eve")
