@@ -113,3 +113,26 @@ def test_a_sample_has_mutants_that_fail_every_check_between_them_and_all_that_is
     assert all(direct for kind, direct, _, _ in outcomes if kind != "mutant")
     assert sum(examined for kind, _, examined, _ in outcomes if kind == "variant") == 1
     assert all(examined for kind, _, examined, _ in outcomes if kind in ("stub", "reference"))
+
+
+def by_chance(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "grader.proofs.chance", str(source), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=800)
+
+
+def test_a_check_that_sees_a_fault_with_some_secrets_only_is_named(tmp_path: Path) -> None:
+    made = TOY / "solutions" / "01_toy" / "toy.py"
+    folder = TOY / "proof" / "01_toy"
+    done = by_chance(made, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 secrets: as they must be" in done.stdout
+    source = tmp_path / "01_toy" / "toy.py"
+    source.parent.mkdir()
+    drawn = 'assert float(torch.rand(1, generator=rng("luck"))) < 0.5, "luck"  # 0.61 and 0.39\n'
+    source.write_text(made.read_text().replace("assert len(w) == 0,", drawn + "assert len(w) == 0,"))
+    done = by_chance(source, folder)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("reference reference: fails")]
+    assert len(lines) == 1, done.stdout  # with one of the two secrets
+    assert "with the secret" in lines[0]
+    assert "unexpectedly" in lines[0]

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "solutions").glob("[0-9]*_*/*.py"))
 PROOFS = {
     "proof": "grader/proofs/proof.py", "conventions": "grader/proofs/convention_proof.py",
-    "mechanical": "grader/proofs/mechanical.py",
+    "mechanical": "grader/proofs/mechanical.py", "chance": "grader/proofs/chance.py",
 }  # fmt: skip
 RECORDS = ROOT / "tests" / "labs"
 
@@ -42,7 +42,8 @@ def depends_on(source: Path, kind: str) -> str:
     """The fingerprint of what a proof (one of PROOFS) of this lab depends on."""
     own = RECORDS / source.parent.name
     cases = {
-        "proof": own.rglob("*.py"), "conventions": source.parent.glob("conventions/**/*.*"),
+        "proof": own.rglob("*.py"), "chance": own.rglob("*.py"),
+        "conventions": source.parent.glob("conventions/**/*.*"),
         "mechanical": own.glob("survivors.yaml"),
     }[kind]  # fmt: skip
     return fingerprint(closure([ROOT / PROOFS[kind], source, *cases]))

@@ -1,0 +1,45 @@
+"""Which checks see a mutant does not depend on a course's secret: all cases of a lab with two secrets more."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from grader.labs.percent_file import percent_lab
+from grader.proofs.proof import cases
+from tests.labs.proof_record import SOURCES, path_of, plan, record, this_commit
+from tests.warm import Warm
+
+EACH_LAB = pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.parent.name)
+TRIED = pytest.mark.parametrize(
+    "source", [s for s in SOURCES if path_of(s, "chance").is_file()], ids=lambda path: path.parent.name
+)
+
+
+def prove(warm: Warm, source: Path, *arguments: str) -> None:
+    # A process of its own: the proof forks, which a test worker with threads must not.
+    folder = Path(__file__).parent / source.parent.name
+    done = warm.run(("-m", "grader.proofs.chance", str(source), str(folder), *arguments), os.environ)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(3000)
+@TRIED
+def test_the_reference_and_a_drawn_mutant_do_the_same_with_other_secrets(source: Path, warm: Warm) -> None:
+    """One mutant, drawn by the commit, of a lab that was tried in full before."""
+    found = sorted(case.name for case in cases(percent_lab(source), path_of(source, "chance").parent))
+    seed = plan(source, "chance", this_commit()).sample or ""
+    drawn = found[int(seed[:8] or "0", 16) % len(found)]
+    prove(warm, source, "--only", ",".join({"reference", drawn} - {"stub"}))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6000)
+@EACH_LAB
+def test_no_mutant_is_found_by_luck(source: Path, warm: Warm) -> None:
+    prove(warm, source)
+    if os.environ.get("INFERLAB_RECORD"):
+        record(source, "chance")
