@@ -271,6 +271,9 @@ for bits in (4, 8, 3):
     check_quantized(torch.randn(random_int(2, 6, draw), size * groups, generator=draw), size, bits)
     check_quantized(-torch.rand(3, 24, generator=draw) - 0.1, 4, bits)  # all negative
     check_quantized(torch.rand(3, 24, generator=draw) + 0.1, 4, bits)
+for bits in (2, 5, 6, 7):
+    check_quantized(torch.randn(3, 12, generator=draw), 6, bits)
+check_quantized(torch.full((2, 8), -1.7), 4, 4)  # equal weights
 outliers = torch.randn(4, 64, generator=draw)
 outliers[torch.arange(4), torch.randint(64, (4,), generator=draw)] = torch.tensor([-50.0, 50.0, -30.0, 20.0])
 check_quantized(outliers, 16, 4)  # one group of a row has an outlier, the others must not have its scale
@@ -322,7 +325,8 @@ mixed = torch.randn(4, 16, generator=draw)
 mixed[2:, 8:] = 0
 mixed[0, 1:] = 0
 check_quantized(mixed, 4, 4)
-check_quantized(1e-6 * torch.randn(3, 16, generator=draw), 8, 4)  # small is not zero
+for small in (1e-6, 1e-15):  # small is not zero
+    check_quantized(small * torch.randn(3, 16, generator=draw), 8, 4)
 check_quantized(6e4 * torch.rand(3, 16, generator=draw).half(), 8, 4)
 ### END HIDDEN TESTS
 
@@ -423,6 +427,7 @@ check_packed(torch.arange(-7, 8).to(torch.int8)[None])  # every code, and an odd
 check_packed(torch.arange(7, -8, -1).to(torch.int8)[None])
 for odd in (0, 1):
     check_packed(random_codes(random_int(1, 5, draw), 2 * random_int(3, 12, draw) + odd, draw))
+check_packed(random_codes(4, 9, draw)[:, 1:])  # a part of a larger matrix
 check_packed(random_codes(40, 1, draw))
 check_packed(random_codes(20, 2, draw))
 ### END HIDDEN TESTS
@@ -586,6 +591,7 @@ check_product(random_x(32, 32, rng("kernel")), 64, 32, rng("kernel"))  # four pr
 draw = rng("check_kernel")
 check_product(random_x(16, 96, draw), 32, 32, draw)
 check_product(random_x(32, 256, draw), 16, 128, draw, (32, 16, 64))
+check_product(random_x(64, 64, draw), 64, 32, draw, (32, 16, 32))  # tiles of outputs, each with two groups
 tiles = (3, 1) if random_int(0, 1, draw) else (1, 3)
 check_product(random_x(16 * tiles[0], 32, draw), 16 * tiles[1], 32, draw, (16, 16, 32))
 ### END HIDDEN TESTS
@@ -605,6 +611,9 @@ draw = rng("check_ragged")
 check_product(random_x(random_int(1, 15, draw), 2 * random_int(17, 31, draw), draw), random_int(1, 31, draw), 64, draw)
 check_product(random_x(7, 2 * random_int(49, 63, draw), draw), 19, 96, draw)
 check_product(random_x(1, 34, draw), 20, 32, draw, (16, 16, 32))
+check_product(
+    random_x(random_int(33, 60, draw), 128, draw), 20, 96, draw, (32, 16, 32)
+)  # K ends with a step, not a group
 ### END HIDDEN TESTS
 
 
@@ -807,7 +816,9 @@ for size in (1.0, 5.0, 20.0, 100.0, 400.0):  # where the best ratio is another o
     columns = 4 * random_int(3, 8, draw)
     weight, x = torch.randn(6, columns, generator=draw).double(), outlier_inputs(24, columns, draw, size)
     check_scale_search(weight, x, tuple(i / 10 for i in range(11)), random_int(4, 9, draw))
-    check_scale_search(weight * (1 + x.abs().mean(0)), x, (1.0, 0.5, 0.0), 8)  # large columns with large inputs
+    weight = weight * (1 + x.abs().mean(0))  # large columns with large inputs
+    check_scale_search(weight, x, (1.0, 0.5, 0.0), 8)
+    check_scale_search(weight, x, (1.0, 0.9), 8)  # plain rounding would be better, and is no candidate
 weight, x = torch.randn(5, 12, generator=draw).double(), outlier_inputs(16, 12, draw)
 x[:, 3] = 0
 check_scale_search(weight, x, (0.2, 0.4), 6)
@@ -815,6 +826,11 @@ check_scale_search(weight, x, (0.5,), 6)
 signs = x * torch.where(torch.rand(16, 12, generator=draw) < 0.5, -1, 1)  # a mean of magnitudes, not of numbers
 check_scale_search(weight, signs - signs.mean(0), (0.7,), 6)
 check_scale_search(weight, torch.cat([torch.zeros(15, 12), x[:1]]).double(), (0.6,), 6)  # a mean, not a largest
+x[:, 5] *= 1e-7 / x[:, 5].abs().mean()  # not zero, and counts as 1e-4
+check_scale_search(weight, x, (0.5,), 6)
+for _ in range(30):  # inputs that go together, and few tokens: other measures of the error choose another ratio
+    weight, x = torch.randn(4, 8, generator=draw).double(), outlier_inputs(4, 8, draw, 10.0)
+    check_scale_search(weight, x + x.roll(1, 1), tuple(i / 10 for i in range(11)), 4)
 for _ in range(3):  # errors far below 1
     check_scale_search(
         1e-3 * torch.randn(6, 16, generator=draw).double(), outlier_inputs(20, 16, draw), (0.0, 0.5, 1.0), 8
@@ -859,8 +875,9 @@ for alpha in (0.0, 0.25, 0.8, 1.0):
 zeros = random_matrices((3, 3), 5, draw)
 for weight in zeros:
     weight[:, 2] = 0
+    weight[:, 3] *= 1e-7  # not zero, and counts as 1e-5
 reach = torch.rand(5, generator=draw).double()
-reach[4] = 0
+reach[4], reach[1] = 0, 1e-7
 for alpha in (0.3, 1.0, 0.0):
     check_smoothing(reach, zeros, alpha)
 check_smoothing(reach + 1, random_matrices((7,), 5, draw), 0.6)
@@ -876,8 +893,11 @@ check_smoothing(reach + 1, random_matrices((7,), 5, draw), 0.6)
 def check_folded(h, norm, weights, s):
     what = f"fold, {len(weights)} matrices, {len(s)} inputs"
     look = kept(norm, s, *weights)
-    new_norm, new_weights = tuple_of(what, fold(norm, list(weights), s), ("norm", "weights"))
+    given = list(weights)
+    new_norm, new_weights = tuple_of(what, fold(norm, given, s), ("norm", "weights"))
     look("fold")
+    same = len(given) == len(weights) and all(a is b for a, b in zip(given, weights, strict=True))
+    assert same, f"{what} changed the list of weights, which belongs to the caller"
     names = [f"matrix {i}" for i in range(len(weights))]
     new_weights = tuple_of(f"{what}, the weights", new_weights, names)
     new_norm = tensor_of(f"{what}, norm", new_norm, norm.shape)
@@ -905,6 +925,8 @@ draw = rng("check_fold")
 for number in (1, 2, 4):
     columns = random_int(2, 10, draw)
     check_random_fold([columns, *(random_int(1, 7, draw) for _ in range(number))], columns, draw)
+h, norm, wide = torch.randn(4, 3, generator=draw).double(), [-1.5, 0.0, 2.0], [1e-7, 1.0, 1e6]
+check_folded(h, torch.tensor(norm).double(), random_matrices((2, 3), 3, draw), torch.tensor(wide).double())
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_gptq"}
@@ -989,6 +1011,10 @@ sizes = torch.tensor([1.0, 1.0, 10.0, 1.0, 1.0, 1.0]).double()
 scaled = scaled * sizes * sizes[:, None]  # a diagonal whose mean is not its middle
 check_inverse_factor(scaled, 0.05)
 check_inverse_factor(random_gram(5, 1, draw), 0.5)
+check_inverse_factor(1e-7 * random_gram(30, 6, draw), 0.01)
+dead = random_gram(30, 6, draw)
+dead[2], dead[:, 2] = 0, 0  # an input that is always 0
+check_inverse_factor(dead, 0.1)
 ### END HIDDEN TESTS
 
 
@@ -1009,6 +1035,7 @@ def check_step(weight, gram, i, step=0.3):
     look = kept(weight, factor)
     seen = tensor_of(what, gptq_step(weight, factor, i, rounded), weight.shape).double()
     look("gptq_step")
+    assert seen.data_ptr() != weight.data_ptr(), f"{what}: expected a new tensor, saw the one that was given"
     assert len(calls) == 1, f"{what}: expected one call of rounded, saw {len(calls)}"
     assert calls[0][1] == i, f"{what}: expected rounded(column, {i}), saw {calls[0][1]} for the column's place"
     q = rounded(weight[:, i], i)
@@ -1046,6 +1073,8 @@ for _ in range(3):
     gram = random_gram(60, columns, draw)
     check_step(torch.randn(columns, columns, generator=draw).double(), gram, random_int(1, columns - 2, draw))
 check_step(torch.randn(3, 1, generator=draw).double(), random_gram(9, 1, draw), 0)
+check_step(torch.zeros(2, 3).double(), random_gram(9, 3, draw), 0)  # nothing to round
+check_step(torch.randn(2, 140, generator=draw).double(), random_gram(420, 140, draw), random_int(1, 9, draw))
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_kv"}
@@ -1163,8 +1192,11 @@ for bits in (4, 8):
         check_cached(k, v, bits)
     k[1, 1], v[0, 0] = 0, 0
     check_cached(k, v, bits)
+    check_cached(*(1e-12 * one for one in random_kv(3, 2, 8, draw)), bits)  # small is not zero
     check_cached(*random_kv(1, 1, 16, draw), bits)
     check_cached(*(-one.abs() for one in random_kv(4, 2, 8, draw)), bits)
+for bits in (2, 3, 5, 6, 7):
+    check_cached(*random_kv(3, 2, 8, draw), bits)
 ### END HIDDEN TESTS
 
 
@@ -1200,7 +1232,19 @@ for num_heads, num_kv_heads in ((1, 1), (6, 2), (6, 3), (4, 4)):
     check_attended(num_kv_heads, num_heads, num_kv_heads, num_kv_heads, draw)  # nothing can be told by its size
 check_attended(20, 4, 2, 8, draw, torch.float16)
 check_attended(20, 4, 2, 8, draw, torch.float16, factor=5.0)
+check_attended(20, 4, 2, 8, draw, torch.bfloat16)
 check_attended(64, 2, 1, 64, draw, factor=0.5)
+keys, ones = torch.arange(-40, 41).to(torch.int8)[:, None, None].expand(81, 1, 4), torch.ones(81, 1)
+values, q = random_codes(81, 4, draw, 127).view(81, 1, 4), torch.tensor([[0.05] * 4, [-0.05] * 4])
+seen = attend_kv(
+    q, *your_cache(keys.contiguous(), ones, values, ones)
+)  # scores that rise, and that fall, with the token
+check_close("attend_kv, scores from -4 to 4", seen, whole(q, keys, values.double()), 2e-5, ("head", "column"))
+keys = torch.tensor([[[100, 0, 99, 0]], [[100, 1, 99, 0]], [[-100, 0, 99, 0]], [[90, 0, 99, 0]]]).to(torch.int8)
+values, ones = random_codes(4, 4, draw, 127).view(4, 1, 4), torch.ones(4, 1)
+q = torch.tensor([[4.0, 2.0, 0.0, 0.0], [0.0, 2.0, -4.0, 0.0]])  # scores of 200, 201, -200, 180; -198, -197, -198, -198
+seen = attend_kv(q, *your_cache(keys, ones, values, ones))
+check_close("attend_kv, scores up to 201", seen, whole(q, keys, values.double()), 2e-5, ("head", "column"))
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
@@ -1239,7 +1283,7 @@ def your_matrix(name, weight, group_size, bits=4):
         assert same, f"{name}: pack_int4 gives other bytes than part 2 says"
         back = whole_codes(f"{name}: unpack_int4", unpack_int4(expected, codes.shape[1]), codes.shape, 127)
         assert torch.equal(back, codes), f"{name}: unpack_int4 gives other codes than were packed"
-        packed = expected
+        packed = expected.contiguous()
     seen, expected = dequantize(codes, to_yours(steps), group_size), stands_for(codes, steps, group_size)
     check_close(f"{name}: dequantize", seen, expected, 1e-6)
     return expected.float(), packed, steps

@@ -1,4 +1,4 @@
-# fault: quotients are cut off toward 0.
+# fault: the quotient of a number of the cache is cut off toward zero, not rounded.
 # fails: check_kv, check_engine_kv
 
 # %% nbgrader={"grade_id": "quantize_kv"}

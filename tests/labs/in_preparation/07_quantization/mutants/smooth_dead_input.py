@@ -1,4 +1,4 @@
-# fault: an input that is always 0 has s = 0.
+# fault: an input whose reach is 0 has s = 0.
 # fails: check_smooth
 
 # %% nbgrader={"grade_id": "smooth_scale"}

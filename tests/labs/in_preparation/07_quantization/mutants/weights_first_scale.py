@@ -1,4 +1,4 @@
-# fault: every group has the scale of the first.
+# fault: all weights of a row get its first scale.
 # fails: check_dequantize, check_engine_weights
 
 # %% nbgrader={"grade_id": "dequantize"}

@@ -1,0 +1,16 @@
+# fault: each input counts by its own squares, as if inputs never went together.
+# fails: check_awq
+
+# %% nbgrader={"grade_id": "awq_scale"}
+def awq_scale(weight, x, ratios, rounded):
+    """s [in], of the ratio whose rounded weights have the least error of the output over x [tokens, in]."""
+    size = x.abs().mean(0).clamp(min=1e-4)
+    best, least = None, math.inf
+    for ratio in ratios:
+        s = size**ratio
+        s = s / (s.max() * s.min()).sqrt()
+        difference = weight - rounded(weight * s) / s
+        error = float((x.square().sum(0) * difference.square()).sum())
+        if error < least:
+            best, least = s, error
+    return best
