@@ -47,7 +47,7 @@ class Warm:
         return [sys.executable, "-I", "-S", __file__, "run", self._address, *arguments]
 
     def run(self, arguments: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.command(arguments), capture_output=True, text=True, env=dict(env), timeout=3000)
+        return subprocess.run(self.command(arguments), capture_output=True, text=True, env=dict(env), timeout=9000)
 
     def close(self) -> None:
         assert self._process.stdin is not None

@@ -86,7 +86,7 @@ def _prove(warm: Warm, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(9000)
 @EACH_LAB
 def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_their_checks(
     source: Path, warm: Warm, say: Callable[[str], None]
@@ -98,7 +98,7 @@ def test_with_drawn_options_the_reference_passes_and_a_public_solution_loses_the
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(9000)
 @EACH_LAB
 def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_checks(source: Path, warm: Warm) -> None:
     _prove(warm, str(source))
@@ -107,7 +107,7 @@ def test_with_each_option_the_reference_passes_and_a_public_solution_loses_its_c
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(9000)
 @EACH_LAB
 def test_with_drawn_options_every_case_fails_exactly_the_checks_it_must(source: Path, warm: Warm) -> None:
     _prove(warm, str(source), str(Path(__file__).parent / source.parent.name))

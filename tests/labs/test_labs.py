@@ -51,7 +51,7 @@ def _given(source: Path) -> set[str]:
                     for alias in node.names}  # fmt: skip
 
 
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(9000)
 @EACH_LAB
 def test_every_case_fails_exactly_the_checks_it_must(source: Path, warm: Warm, say: Callable[[str], None]) -> None:
     """Both ways: all cases, or a sample where all were tried before (`proof_record.py`)."""
@@ -61,7 +61,7 @@ def test_every_case_fails_exactly_the_checks_it_must(source: Path, warm: Warm, s
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(9000)
 @EACH_LAB
 def test_every_mutant_fails_exactly_the_checks_it_must(source: Path, warm: Warm) -> None:
     prove(warm, source)
