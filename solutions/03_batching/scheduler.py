@@ -1294,6 +1294,7 @@ assert seen == ({"early": 3}, []), f"one place, and early arrived before late, t
 for arrivals, sizes in (
     ({1: [("5", 8, 5), ("2", 5, 1), ("1", 5, 7)], 3: [("6", 1, 1)]}, (6, 2, 2, 2)),
     ({1: [("1", 1, 8)], 2: [("2", 7, 8), ("3", 1, 4)]}, (7, 2, 4, 7)),
+    ({0: [("1", 14, 10)], 2: [("2", 20, 11), ("3", 18, 10)], 3: [("4", 13, 6)], 6: [("5", 22, 8)]}, (32, 2, 4, 17)),
 ):
     fixed_world(arrivals, *sizes).run().expect("turn", "idle")
 draw = rng("check_turn")
