@@ -252,8 +252,8 @@ class World:
     ):
         self.ledger = Ledger(num_blocks, block_size, max_num_seqs, budget, rank)
         self.scheduler = Scheduler(max_num_seqs, budget, block_size, aging)
-        self.early, self.draw = early, rng("order of reports")
-        self.arrivals, self.now, self.plans, self.victims, self.outputs, self.marks = arrivals, 100.0, [], [], {}, {}
+        self.arrivals, self.early, self.now = arrivals, early, 100.0
+        self.plans, self.victims, self.outputs, self.marks = [], [], {}, {}
 
     def add(self, name, num_tokens, num_output, priority=0):
         info = {"id": name, "num_tokens": num_tokens, "arrival": self.now, "priority": priority}
@@ -290,8 +290,9 @@ class World:
         for name, result in report.items():
             if name in self.ledger.live:
                 self.ledger.ran(name, *result)
-        names, order = list(report), torch.randperm(len(report), generator=self.draw).tolist()
-        self.scheduler.update({names[i]: report[names[i]] for i in order})
+        names = list(report) if len(self.plans) % 2 else list(report)[::-1]  # in any order: another in each step
+        first = len(self.plans) // 2 % max(1, len(names))
+        self.scheduler.update({name: report[name] for name in names[first:] + names[:first]})
         for name in sequences:
             mark = "x" if name in preempted else "." if name not in rows else "P" if name in prompts else "d"
             self.marks[name] = self.marks.get(name, "").ljust(len(self.plans)) + mark
@@ -365,6 +366,13 @@ def random_world(generator, memory, longest_prompt=30, longest_output=12, priori
     }[memory]
     budget = max_num_seqs + random_int(0, 15, generator)
     return World(arrivals, num_blocks, block_size, max_num_seqs, budget, **more)
+
+
+def fixed_world(arrivals, num_blocks, *sizes, **more):
+    """A World; num_blocks blocks, or as many as the largest request needs. sizes: as of World, from block_size on."""
+    rows = [row for arrived in arrivals.values() for row in arrived]
+    largest = max(room_for(prompt + output - 1, sizes[0]) for _, prompt, output, *_ in rows)
+    return World(arrivals, max(num_blocks, largest), *sizes, **more)
 
 
 def random_hang_up(world, generator):
@@ -1115,6 +1123,12 @@ world.run().show()
 print("tokens per step", [sum(plan.values()) for plan in world.plans], "with a budget of 8")
 world.expect("limits")
 ### BEGIN HIDDEN TESTS
+# The same for every course, for mistakes that show in few workloads.
+for finish, arrivals, sizes in (
+    (True, {1: [("1", 4, 3), ("2", 11, 8), ("3", 11, 6)], 3: [("4", 11, 7)], 4: [("5", 6, 5)]}, (49, 2, 2, 4)),
+    (False, {2: [("1", 2, 7), ("5", 4, 1)], 3: [("6", 6, 3)]}, (5, 2, 2, 6)),
+):
+    fixed_world(arrivals, *sizes).run().expect("limits", finish=finish)
 draw = rng("check_limits")
 for memory in ("ample", "short", "tight") * 4:
     random_world(draw, memory).run().expect("limits", finish=memory == "ample")
@@ -1141,6 +1155,9 @@ for num_blocks in (13, 14):
     world.show()
     world.expect("chunks")
 ### BEGIN HIDDEN TESTS
+# The same for every course, for mistakes that show in few workloads.
+arrivals, sizes = {1: [("1", 2, 5, 2), ("2", 12, 2, 1)], 2: [("3", 11, 5, 2)]}, (19, 4, 4, 4)
+fixed_world(arrivals, *sizes, rank=urgent_first).run().expect("chunks")
 draw = rng("check_missing")
 for memory in ("ample", "short", "tight") * 4:
     random_world(draw, memory).run().expect("chunks", finish=memory == "ample")
@@ -1165,6 +1182,14 @@ print("the same with a long prompt that is more urgent:")
 world.show()
 world.expect("decodes")
 ### BEGIN HIDDEN TESTS
+# The same for every course, for mistakes that show in few workloads.
+for finish, arrivals, sizes in (
+    (False, {2: [("5", 3, 6), ("1", 2, 5), ("2", 7, 3)], 4: [("3", 1, 8)]}, (5, 3, 3, 6)),
+    (False, {0: [("6", 3, 7)], 2: [("4", 2, 3)], 3: [("5", 3, 4)]}, (11, 1, 5, 6)),
+    (True, {2: [("5", 4, 3)], 4: [("4", 6, 7)], 6: [("3", 12, 5)]}, (26, 2, 2, 8)),
+    (False, {2: [("1", 3, 3), ("2", 2, 8)], 4: [("3", 1, 7), ("4", 5, 7), ("5", 10, 3)]}, (8, 3, 4, 10)),
+):
+    fixed_world(arrivals, *sizes).run().expect("decodes", finish=finish)
 draw = rng("check_decodes")
 for memory in ("ample", "short", "tight") * 4:
     random_world(draw, memory, longest_prompt=60).run().expect("decodes", finish=memory == "ample")
@@ -1191,6 +1216,42 @@ print("8 blocks of 4; a is aborted while step 2 runs:")
 world.show()
 world.expect("memory", "room")
 ### BEGIN HIDDEN TESTS
+# The same for every course, for mistakes that show in few workloads.
+for arrivals, hang_up, sizes in (
+    (
+        {2: [("1", 11, 4), ("2", 5, 3)], 3: [("3", 10, 8)], 4: [("4", 12, 3)], 5: [("5", 3, 8)], 7: [("6", 3, 8)]},
+        {9: ["3"]},
+        (17, 1, 3, 4),
+    ),
+    (
+        {1: [("1", 1, 2)], 2: [("5", 12, 3), ("2", 11, 7)], 4: [("4", 2, 3)], 5: [("6", 10, 7), ("3", 8, 6)]},
+        {},
+        (17, 2, 5, 14),
+    ),
+    (
+        {0: [("1", 10, 6), ("2", 8, 4)], 1: [("3", 5, 8), ("4", 10, 4)], 3: [("5", 6, 3)]},
+        {1: ["4"], 7: ["2"]},
+        (15, 2, 4, 5),
+    ),
+    ({2: [("5", 6, 1)], 3: [("3", 10, 1)], 5: [("2", 2, 3)]}, {}, (3, 4, 3, 7)),
+    ({2: [("1", 8, 6), ("6", 5, 8), ("5", 11, 7), ("2", 9, 7)]}, {5: ["1"], 6: ["5"]}, (7, 3, 3, 11)),
+    (
+        {2: [("3", 4, 5)], 4: [("2", 5, 8)], 5: [("5", 1, 3)], 6: [("1", 12, 3), ("6", 2, 4), ("4", 5, 4)]},
+        {7: ["2"], 10: ["3", "5"]},
+        (6, 4, 2, 3),
+    ),
+    (
+        {3: [("1", 5, 8)], 4: [("2", 5, 8), ("3", 25, 4), ("4", 13, 6)], 7: [("5", 27, 5)]},
+        {5: ["1"], 8: ["4"], 14: ["5"]},
+        (34, 1, 1, 6),
+    ),
+    (
+        {3: [("1", 23, 9), ("2", 3, 11), ("3", 24, 4), ("4", 27, 6)], 6: [("5", 3, 11)]},
+        {7: ["5"], 12: ["3"]},
+        (58, 1, 3, 10),
+    ),
+):
+    fixed_world(arrivals, *sizes).run(hang_up).expect("memory", "room")
 draw = rng("check_memory")
 for _ in range(8):
     for memory in ("short", "tight"):
@@ -1229,6 +1290,13 @@ for name, arrival in (("late", 2.0), ("early", 1.0)):
 seen = asked(scheduler, 3.0, 50)
 assert seen == ({"early": 3}, []), f"one place, and early arrived before late, though it was added after it: saw {seen}"
 ### BEGIN HIDDEN TESTS
+# The same for every course, for mistakes that show in few workloads.
+for arrivals, sizes in (
+    ({1: [("5", 8, 5), ("2", 5, 1), ("1", 5, 7)], 3: [("6", 1, 1)]}, (6, 2, 2, 2)),
+    ({1: [("1", 1, 8)], 2: [("2", 7, 8), ("3", 1, 4)]}, (7, 2, 4, 7)),
+    ({0: [("1", 14, 10)], 2: [("2", 20, 11), ("3", 18, 10)], 3: [("4", 13, 6)], 6: [("5", 22, 8)]}, (32, 2, 4, 17)),
+):
+    fixed_world(arrivals, *sizes).run().expect("turn", "idle")
 draw = rng("check_turn")
 for memory in ("ample", "short", "tight") * 3:
     for early in (False, True):
@@ -1266,6 +1334,20 @@ for num_blocks in (4, 5, 6):
     world.show()
     world.expect("preemption")
 ### BEGIN HIDDEN TESTS
+# The same for every course, for mistakes that show in few workloads.
+for rank, arrivals, sizes in (
+    (first_come, {2: [("1", 1, 1)], 3: [("2", 2, 4)], 5: [("3", 12, 1)], 7: [("4", 10, 5)]}, (5, 4, 3, 5)),
+    (first_come, {1: [("4", 3, 5)], 2: [("5", 5, 5)], 3: [("1", 6, 7)]}, (5, 3, 4, 10)),
+    (urgent_first, {2: [("1", 12, 7, 2)], 4: [("2", 11, 6), ("3", 6, 3, 2)], 5: [("4", 3, 5, 2)]}, (12, 2, 3, 5)),
+    (
+        urgent_first,
+        {2: [("6", 4, 2, 1)], 3: [("1", 12, 1), ("4", 1, 1, 1), ("5", 5, 4)], 4: [("3", 6, 6, 1)]},
+        (3, 4, 3, 11),
+    ),
+):
+    fixed_world(arrivals, *sizes, rank=rank).run().expect("preemption")
+arrivals, sizes = {1: [("1", 5, 2, 1)], 2: [("2", 1, 8, 2)], 3: [("3", 2, 5)]}, (3, 3, 4, 8, 1.0)
+fixed_world(arrivals, *sizes, rank=functools.partial(aged, aging=sizes[-1])).run().expect("preemption")
 draw = rng("check_preemption")
 for _ in range(8):
     for memory in ("short", "tight"):
@@ -1312,6 +1394,12 @@ for num_blocks in (5, 6, 7):
     world.show()
     world.expect("recompute", "turn")
 ### BEGIN HIDDEN TESTS
+# The same for every course, for mistakes that show in few workloads.
+for arrivals, sizes in (
+    ({1: [("5", 8, 5), ("2", 5, 1), ("1", 5, 7)], 3: [("6", 1, 1)]}, (6, 2, 2, 2)),
+    ({1: [("1", 12, 2)], 2: [("2", 1, 5)], 3: [("3", 12, 4), ("4", 3, 3)], 5: [("5", 2, 1)]}, (16, 1, 5, 9)),
+):
+    fixed_world(arrivals, *sizes).run().expect("recompute", "turn")
 draw = rng("check_return")
 for _ in range(8):
     for memory in ("short", "tight"):
@@ -1391,6 +1479,23 @@ seen = asked(again, 2.0, 50)
 case = "x and y arrived at the same time; x was aborted, and added again after y"
 assert seen == ({"y": 3}, []), f"{case}: y has the one place, saw {seen}"
 ### BEGIN HIDDEN TESTS
+# The same for every course, for mistakes that show in few workloads.
+for arrivals, hang_up, early, sizes in (
+    (
+        {1: [("1", 6, 1)], 3: [("2", 10, 4)], 4: [("3", 3, 1)], 5: [("4", 2, 6)], 6: [("5", 10, 4)]},
+        {4: ["1"]},
+        True,
+        (7, 2, 3, 3),
+    ),
+    (
+        {1: [("3", 12, 3)], 2: [("5", 6, 7)], 4: [("1", 10, 6)], 6: [("6", 4, 2)], 7: [("4", 4, 2)], 8: [("2", 4, 4)]},
+        {3: ["5"], 5: ["3"], 11: ["1"]},
+        False,
+        (4, 4, 3, 12),
+    ),
+    ({2: [("6", 4, 6), ("1", 11, 4), ("5", 12, 8), ("2", 11, 5), ("4", 12, 1)]}, {}, False, (34, 1, 3, 11)),
+):
+    fixed_world(arrivals, *sizes, early=early).run(hang_up).expect("gone", "turn", "idle")
 draw = rng("check_abort")
 for name in ("y", "x"):  # both ids are free again
     scheduler.add({"id": name, "num_tokens": 5, "arrival": 3.0, "priority": 0})
@@ -1457,12 +1562,30 @@ begin = next((step for step, plan in enumerate(world.plans) if "large" in plan),
 print(f"a prompt of 40 tokens in a stream of prompts of 4: begins in step {begin}")
 assert begin in range(21), f"the large request came in step 3 and begins in step {begin}"
 ### BEGIN HIDDEN TESTS
+# The same for every course, for mistakes that show in few workloads.
+for arrivals, sizes in (
+    (
+        {
+            2: [("2", 4, 2, 2), ("6", 6, 3, 2)],
+            3: [("5", 10, 5, 2)],
+            4: [("4", 12, 8, 1)],
+            5: [("1", 9, 3, 2)],
+            7: [("3", 12, 2, 1)],
+        },
+        (55, 2, 1, 2, 0.5),
+    ),
+    ({0: [("4", 4, 8)], 1: [("2", 7, 7)], 2: [("1", 5, 3)], 4: [("6", 10, 5)]}, (57, 1, 2, 12, 0.5)),
+    ({2: [("2", 8, 7, 2)], 3: [("3", 9, 6, 1)], 5: [("6", 2, 2, 1)]}, (20, 3, 2, 3, 0.875)),
+    ({0: [("1", 2, 2), ("2", 2, 2, 1), ("3", 2, 2, 3)]}, (60, 4, 3, 16, 0.5)),
+):
+    fixed_world(arrivals, *sizes, rank=functools.partial(aged, aging=sizes[-1])).run().expect("turn", "idle")
 draw = rng("check_starvation")
-for _ in range(8):
+for _ in range(16):  # what a request waits for is a place or the budget, never a block
     aging = random_int(1, 8, draw) / 8
     rank = functools.partial(aged, aging=aging)
-    for memory in ("ample", "short"):
-        random_world(draw, memory, priorities=(0, 1, 3), aging=aging, rank=rank).run().expect("turn", "idle")
+    world = random_world(draw, "ample", priorities=(0, 1, 3), aging=aging, rank=rank)
+    world.ledger.num_blocks = 10_000
+    world.run().expect("turn", "idle")
 ### END HIDDEN TESTS
 
 # %% [markdown] nbgrader={"grade_id": "text_engine"}
@@ -1562,6 +1685,17 @@ outputs = check_served(prompts, 8, block_size=4, num_blocks=12, max_num_seqs=3, 
 for text, tokens in zip(texts, outputs, strict=True):
     print(repr(text), "->", repr(course_llm().tokenizer.decode(tokens)))
 ### BEGIN HIDDEN TESTS
+# The same for every course, for mistakes that show in few workloads.
+for lengths, hang_up, num_blocks, block_size, places, budget in (
+    ([3, 22, 12, 6, 7], {2: 2}, 19, 2, 4, 19),
+    ([3, 7, 10, 6, 22], {8: 1}, 19, 2, 3, 20),
+    ([15, 13, 8, 13, 2], {4: 2}, 19, 2, 4, 16),
+    ([13, 10, 8, 5, 14], {5: 1}, 19, 2, 3, 17),
+    ([14, 24, 2, 13, 13], {7: 0}, 11, 4, 3, 17),
+):
+    prompts = [list(range(100, 100 + length)) for length in lengths]
+    limits = {"block_size": block_size, "max_num_seqs": places, "max_num_batched_tokens": budget}
+    serve(prompts, 9, True, hang_up, num_blocks=num_blocks, **limits)
 draw = rng("check_engine")
 prompts = [torch.randint(100, 4000, (random_int(2, 24, draw),), generator=draw).tolist() for _ in range(5)]
 limits = {"block_size": random_int(2, 5, draw), "max_num_seqs": random_int(3, 4, draw)}

@@ -1,5 +1,5 @@
 # fault: a running request that is aborted after a step with victims holds its place for a step more.
-# fails: check_abort
+# fails: check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

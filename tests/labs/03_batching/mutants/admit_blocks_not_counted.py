@@ -1,5 +1,5 @@
 # fault: compares every request with the same number of free blocks.
-# fails: check_admit_whole, check_memory
+# fails: check_admit_whole, check_memory, check_engine
 
 # %% nbgrader={"grade_id": "admit"}
 def admit(waiting, budget, num_places, free_blocks, block_size):

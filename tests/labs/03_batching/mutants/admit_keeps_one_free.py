@@ -1,5 +1,5 @@
 # fault: never hands out the last free block.
-# fails: check_admit_whole, check_turn, check_starvation
+# fails: check_admit_whole, check_memory, check_turn, check_preemption, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "admit"}
 def admit(waiting, budget, num_places, free_blocks, block_size):

@@ -1,5 +1,5 @@
 # fault: the last free block is never used by more than one request.
-# fails: check_admit_whole, check_turn
+# fails: check_admit_whole, check_turn, check_abort
 
 # %% nbgrader={"grade_id": "admit"}
 def admit(waiting, budget, num_places, free_blocks, block_size):

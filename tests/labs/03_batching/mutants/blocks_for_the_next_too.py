@@ -1,5 +1,5 @@
 # fault: asks for a place for the token that this step samples.
-# fails: check_blocks, check_admit_whole, check_memory, check_turn, check_preemption, check_return, check_starvation,
+# fails: check_blocks, check_admit_whole, check_memory, check_turn, check_preemption, check_return, check_abort,
 #   check_engine
 
 # %% nbgrader={"grade_id": "more_blocks"}

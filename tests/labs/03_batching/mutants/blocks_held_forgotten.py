@@ -1,6 +1,6 @@
 # fault: does not count what is held already.
 # fails: check_blocks, check_missing, check_memory, check_turn, check_preemption, check_return, check_abort,
-#   check_starvation, check_engine
+#   check_engine
 
 # %% nbgrader={"grade_id": "more_blocks"}
 def more_blocks(num_tokens, num_held, block_size):

@@ -1,6 +1,7 @@
 # fault: rounds down: the last, partly filled block is forgotten.
 # trap: full block
-# fails: check_blocks, check_admit_whole, check_memory, check_preemption, check_return, check_starvation, check_engine
+# fails: check_blocks, check_admit_whole, check_memory, check_turn, check_preemption, check_return, check_abort,
+#   check_engine
 
 # %% nbgrader={"grade_id": "more_blocks"}
 def more_blocks(num_tokens, num_held, block_size):

@@ -1,5 +1,5 @@
 # fault: aging counts only for the requests that have waited longest.
-# fails: check_order, check_starvation
+# fails: check_order, check_preemption, check_starvation
 
 # %% nbgrader={"grade_id": "queue_order"}
 def queue_order(requests, now, aging):

@@ -1,5 +1,5 @@
 # fault: an urgency below zero counts as zero.
-# fails: check_order, check_starvation
+# fails: check_order, check_preemption, check_starvation
 
 # %% nbgrader={"grade_id": "queue_order"}
 def queue_order(requests, now, aging):

@@ -1,5 +1,5 @@
 # fault: prompts come before decodes.
-# fails: check_decodes_first, check_decodes, check_engine
+# fails: check_decodes_first, check_decodes, check_memory, check_engine
 
 # %% nbgrader={"grade_id": "plan_step"}
 def plan_step(running, budget):

@@ -1,5 +1,5 @@
 # fault: an aborted request computes nothing more and keeps its place.
-# fails: check_abort, check_engine
+# fails: check_memory, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

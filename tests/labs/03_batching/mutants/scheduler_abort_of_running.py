@@ -1,5 +1,5 @@
 # fault: abort takes only running requests out.
-# fails: check_memory, check_abort
+# fails: check_memory, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

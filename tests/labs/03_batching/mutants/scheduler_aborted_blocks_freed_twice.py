@@ -1,5 +1,5 @@
 # fault: an aborted request's blocks are added to what schedule is told is free.
-# fails: check_memory
+# fails: check_memory, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,5 +1,5 @@
 # fault: a preempted request's arrival becomes the time at which it was preempted.
-# fails: check_turn, check_preemption, check_return, check_abort, check_starvation, check_engine
+# fails: check_turn, check_preemption, check_return, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,5 +1,5 @@
 # fault: asks for blocks for the computed tokens and forgets the one that is computed now.
-# fails: check_memory, check_turn, check_preemption, check_return, check_starvation, check_engine
+# fails: check_memory, check_turn, check_preemption, check_return, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

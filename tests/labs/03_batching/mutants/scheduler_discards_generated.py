@@ -1,7 +1,7 @@
 # fault: a victim forgets the tokens it has generated and starts from its prompt.
 # trap: discarded tokens
-# fails: check_abort, check_missing, check_decodes, check_memory, check_turn, check_preemption, check_return,
-#   check_starvation, check_engine
+# fails: check_missing, check_decodes, check_memory, check_turn, check_preemption, check_return, check_abort,
+#   check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

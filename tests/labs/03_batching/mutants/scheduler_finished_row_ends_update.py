@@ -1,6 +1,6 @@
 # fault: update returns after the first finished request of a report.
-# fails: check_missing, check_memory, check_turn, check_preemption, check_return, check_abort, check_starvation,
-#   check_engine
+# fails: check_missing, check_decodes, check_memory, check_turn, check_preemption, check_return, check_abort,
+#   check_starvation, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,5 +1,5 @@
 # fault: blocks of those that finished in the last update are counted as free once more.
-# fails: check_memory
+# fails: check_memory, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

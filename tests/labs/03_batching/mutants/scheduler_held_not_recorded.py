@@ -1,6 +1,5 @@
 # fault: does not remember the blocks a request got when it was let in.
-# fails: check_missing, check_memory, check_turn, check_preemption, check_return, check_abort, check_starvation,
-#   check_engine
+# fails: check_missing, check_memory, check_turn, check_preemption, check_return, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,5 +1,5 @@
 # fault: only the first two of those that wait are considered in a step.
-# fails: check_turn, check_abort, check_engine
+# fails: check_turn, check_abort, check_starvation, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,5 +1,5 @@
 # fault: in a step that preempts only decodes have rows; prompts wait.
-# fails: check_missing
+# fails: check_missing, check_preemption
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,5 +1,5 @@
 # fault: places that victims leave count as taken until they run again.
-# fails: check_abort, check_turn
+# fails: check_turn, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,5 +1,5 @@
 # fault: a step with a prompt in it has no decodes.
-# fails: check_decodes, check_memory, check_preemption, check_engine
+# fails: check_decodes, check_memory, check_turn, check_preemption, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

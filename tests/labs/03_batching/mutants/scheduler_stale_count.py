@@ -1,6 +1,6 @@
 # fault: a victim keeps its count of computed tokens, although its blocks are gone.
-# fails: check_limits, check_missing, check_memory, check_turn, check_preemption, check_return, check_abort,
-#   check_starvation, check_engine
+# fails: check_limits, check_missing, check_decodes, check_memory, check_turn, check_preemption, check_return,
+#   check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

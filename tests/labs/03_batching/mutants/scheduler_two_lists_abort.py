@@ -1,5 +1,5 @@
 # fault: preempted requests wait in a list of their own, in which abort does not look.
-# fails: check_abort
+# fails: check_memory, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

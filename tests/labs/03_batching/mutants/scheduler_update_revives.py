@@ -1,5 +1,5 @@
 # fault: a report about an aborted request brings it back.
-# fails: check_abort
+# fails: check_memory, check_abort
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

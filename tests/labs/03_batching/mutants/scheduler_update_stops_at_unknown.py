@@ -1,5 +1,5 @@
 # fault: update ends at the first id it does not know, and the rest of the report is lost.
-# fails: check_abort
+# fails: check_memory, check_abort
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

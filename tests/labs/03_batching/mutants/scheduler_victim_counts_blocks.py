@@ -1,5 +1,5 @@
 # fault: a victim's blocks still count as its own when it needs blocks again.
-# fails: check_memory
+# fails: check_memory, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,5 +1,5 @@
 # fault: a victim goes to the end of the line.
-# fails: check_turn, check_preemption, check_return, check_abort, check_starvation, check_engine
+# fails: check_turn, check_preemption, check_return, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

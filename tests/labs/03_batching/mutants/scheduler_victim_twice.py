@@ -1,5 +1,5 @@
 # fault: a victim of this step stays in the list of those that may be preempted, and is named again.
-# fails: check_preemption
+# fails: check_preemption, check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,6 +1,6 @@
 # fault: a decode that finds no free block waits; nobody is preempted.
 # fails: check_missing, check_decodes, check_memory, check_turn, check_preemption, check_return, check_abort,
-#   check_starvation, check_engine
+#   check_engine
 
 # %% nbgrader={"grade_id": "Scheduler"}
 class Scheduler:

@@ -1,6 +1,6 @@
 # fault: goes on when exactly enough is free.
 # trap: thrash
-# fails: check_victims, check_memory, check_turn, check_preemption, check_return, check_engine
+# fails: check_victims, check_memory, check_turn, check_preemption, check_return, check_abort, check_engine
 
 # %% nbgrader={"grade_id": "choose_victims"}
 def choose_victims(running, request_id, needed, free_blocks):

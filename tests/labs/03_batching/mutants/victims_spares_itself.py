@@ -1,5 +1,5 @@
 # fault: never chooses the request that needs blocks.
-# fails: check_victims, check_memory
+# fails: check_victims, check_memory, check_engine
 
 # %% nbgrader={"grade_id": "choose_victims"}
 def choose_victims(running, request_id, needed, free_blocks):
