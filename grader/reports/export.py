@@ -32,6 +32,8 @@ from grader.results.result import CheckResult, Result
 from grader.results.shown_text import shown, shown_line
 
 FORMATS = ("csv", "canvas", "moodle", "gradescope")
+_STARTS = r"=+\-@|%＝＋－＠"  # of a formula
+_WITHIN = re.compile(rf"([;\t\r\n][\s\"';]*+)([{_STARTS}]?)")  # matches whatever follows, so that it is linear
 _WORDS = 10  # characters of a pseudonym: 50 bits, so that no two students of a class share one
 
 
@@ -110,7 +112,7 @@ def moodle_csv(people: Sequence[Score], graded: Mapping[str, Result]) -> str:
                      person.ids.get("id_number") or person.student, person.email,
                      "Submitted for grading" if person.score is not None else "No submission", number(person.total),
                      number(person.max_score), "-", _moodle_feedback(person, result)])  # fmt: skip
-    return csv_text(rows)
+    return csv_text(rows, ours="Feedback comments")
 
 
 def _moodle_feedback(person: Score, result: Result | None) -> str:
@@ -181,18 +183,25 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:.10g}"
 
 
-def csv_text(rows: Iterable[Sequence[str]]) -> str:
-    """Rows as CSV, with no cell that a spreadsheet takes for a formula."""
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\r\n").writerows([_cell(cell) for cell in row] for row in rows)
+def csv_text(rows: Iterable[Sequence[str]], ours: str = "") -> str:
+    """Rows as CSV, with no cell that a spreadsheet takes for a formula. ours: the column in whose cells no student's
+    text stands, so that what follows a semicolon there stays as it is.
+    """
+    file, table = io.StringIO(), list(rows)
+    kept = table[0].index(ours) if ours else -1
+    lines = [[_cell(cell, number == kept) for number, cell in enumerate(row)] for row in table]
+    csv.writer(file, lineterminator="\r\n").writerows(lines)
     return file.getvalue()
 
 
-def _cell(text: str) -> str:
+def _cell(text: str, ours: bool) -> str:
     """A cell that no spreadsheet takes for a formula: OWASP's rule, a quote before = + - @, tab or line end; a plain
-    number stays one.
+    number stays one. Where semicolons or tabs part cells, as in a German Excel, a cell begins within this one, too: CSV
+    quotes help there only in the first of a line.
     """
     text = shown(text)
-    if re.fullmatch(r"-?\d+(\.\d+)?", text) or text == "-" or not re.match(r"\s*[=+\-@|%\t\r\n＝＋－＠]", text):
+    if not ours:
+        text = _WITHIN.sub(lambda found: f"{found[1]}'{found[2]}" if found[2] else found[1], text)
+    if re.fullmatch(r"-?\d+(\.\d+)?", text) or text == "-" or not re.match(rf"\s*[{_STARTS}\t\r\n]", text):
         return text
     return "'" + text

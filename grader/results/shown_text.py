@@ -13,6 +13,11 @@ import unicodedata
 MAX_CHARACTERS = 20000
 MAX_LINES = 400
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")  # control, format, surrogate, private use, line and paragraph separators
+# Drawn as nothing, and of no category that says so: Unicode's Default_Ignorable_Code_Point, and an empty Braille cell.
+BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0") | frozenset(
+    map(chr, (*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)))
+)
+_NOTHING = BLANK - {"\ufe0e", "\ufe0f"}  # these two say whether the sign before them is shown in colours
 _TOWER = re.compile(r"([\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u1ab0-\u1aff\u1dc0-\u1dff"
                     r"\u20d0-\u20ff\ufe20-\ufe2f]{3})[\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f"
                     r"\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]+")  # fmt: skip
@@ -56,7 +61,8 @@ def _inside(text: str) -> str | None:
 
 
 def _visible(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in _HIDDEN:
+    hidden = unicodedata.category(character) in _HIDDEN or character in _NOTHING
+    if character in "\n\t" or not hidden:
         return character
     return f"‹U+{ord(character):04X}›"
 

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from grader.course import CourseError
 from grader.examination.notebook_file import MAX_BYTES, Refused, too_large
+from grader.results.shown_text import BLANK
 
 MAX_ENTRIES = 200_000  # of a folder or zip that an instructor collects
 MAX_FILES = 20_000  # of one student
@@ -174,10 +175,12 @@ def _inner(source: Path, path: Path) -> PurePosixPath:
 
 
 def printable(text: str) -> str:
-    """NFC, and what no terminal can show written as an escape. Two names may look alike then: see `Entry.names`."""
+    """NFC, and what no terminal shows written as an escape. Two names may look alike then: see `Entry.names`."""
     text = text[:MAX_PART].encode("utf-8", "backslashreplace").decode("utf-8")
     text = unicodedata.normalize("NFC", text)  # takes the square of the number of accents on one letter
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return "".join(
+        char if char.isprintable() and char not in BLANK else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def _is_clutter(part: str) -> bool:

@@ -331,7 +331,7 @@ def _gradescope(entries: list[Entry]) -> Reader:
 
 
 def _gradescope_owner(person: dict[Any, Any], path: PurePosixPath, attempt: datetime | None) -> Owner:
-    sid, email, name = (str(person.get(f":{key}") or "").strip() for key in ("sid", "email", "name"))
+    sid, email, name = (str(person.get(f":{key}") or "").strip()[:MAX_NAME] for key in ("sid", "email", "name"))
     ids = tuple((kind, value) for kind, value in (("sid", sid), ("email", email), ("name", name)) if value)
     return Owner(sid or email or path.parts[0], path.name, ids, name, attempt, claim=(path.parts[0], sid, email, name))
 

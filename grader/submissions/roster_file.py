@@ -99,9 +99,10 @@ def _merge(roster: Roster, known: Student | None, student: Student, done: Import
 
 def _id_given_before(before: dict[str, str], student: Student, done: Imported) -> str:
     """The id under which a student handed in before being in the roster: it stays theirs."""
-    keys = (f"canvas:{student.ids.get('canvas_id')}", f"blackboard:{student.ids.get('login')}",
-            f"gradescope:{student.ids.get('sid')}", f"gradescope:{student.email}",
-            f"participant:{student.ids.get('participant')}")  # fmt: skip
+    named = {**student.ids, "email": student.email}
+    kinds = (("canvas", "canvas_id"), ("blackboard", "login"), ("gradescope", "sid"), ("gradescope", "email"),
+             ("participant", "participant"))  # fmt: skip
+    keys = [f"{form}:{named[kind]}" for form, kind in kinds if named.get(kind)]
     given = next((before[key] for key in keys if key in before), "")
     if given:
         done.notes.append(f"{student.name or student.id} has handed in as {given}: that stays the id")

@@ -9,10 +9,12 @@ from __future__ import annotations
 import unicodedata
 from pathlib import PurePosixPath
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grader.course import CourseError
+from grader.results.shown_text import shown
 from grader.submissions.handed_in import Entry, printable
 from grader.submissions.lms import Download, understand
 from tests.examples import examples
@@ -24,7 +26,7 @@ PIECES = [
     "_victim_attempt_2099-01-01-00-00-00_", "_4242_assignsubmission_file_", "_assignsubmission_file",
     "Participant_4242", "+02_kv_cache+2020-01-01 10:00:00 UTC+", " UTC", "02_kv_cache", "kv_cache.ipynb", ".ipynb",
     ".zip", ".txt", " ", ".", "\u200b", "\u202e", "\ufeff", "e\u0301", "\u00e9", "\uff14\uff12\uff14\uff12", "\u0664",
-    "\\u200b", "\\",
+    "\\u200b", "\\", "\u034f", "\u3164",
 ]  # fmt: skip
 text = st.lists(st.sampled_from(PIECES), min_size=1, max_size=8).map("".join)
 file_name = text.map(lambda name: f"{name}.ipynb")
@@ -108,3 +110,17 @@ def test_blackboard(file: str, title: str) -> None:
 def test_folders(inside: str, file: str, alone: bool) -> None:
     paths = (f"mallory/{inside}/{file}", *(() if alone else ("victim/kv_cache.ipynb",)))
     check(paths, ["mallory", "victim"][: len(paths)], "folders")
+
+
+@pytest.mark.parametrize(
+    "nothing", [*"\u034f\u115f\u1160\u17b4\u180b\u180f\u200b\u2060\u2800\u3164\ufe00\uffa0\U000e0041\U000e0100"]
+)
+def test_what_shows_as_nothing_is_written_out(nothing: str) -> None:
+    """Unicode's letters and marks that are drawn as nothing (Default_Ignorable_Code_Point), and empty Braille."""
+    assert printable(f"ada{nothing}").isascii()
+    assert shown(f"ada{nothing}") == f"ada‹U+{ord(nothing):04X}›"
+
+
+def test_a_picture_stays_a_picture() -> None:
+    assert shown("\u2764\ufe0f \u26a0\ufe0e") == "\u2764\ufe0f \u26a0\ufe0e"
+    assert printable("\u2764\ufe0f") == "\u2764\\ufe0f"  # as a name it could be another's

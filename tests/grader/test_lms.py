@@ -10,7 +10,7 @@ import pytest
 
 from grader.course import CourseError
 from grader.submissions.handed_in import Entry
-from grader.submissions.lms import Download, understand
+from grader.submissions.lms import MAX_NAME, Download, understand
 
 
 def entry(path: str, text: str = "") -> Entry:
@@ -253,3 +253,12 @@ def test_an_alias_bomb_in_the_metadata_is_no_danger() -> None:
     )
     found: Any = download("ada/a.ipynb", texts={"submission_metadata.yml": bomb})
     assert found.form == "folders"
+
+
+def test_an_endless_name_of_gradescopes_is_looked_at_in_part() -> None:
+    endless = "a" + "\u0301\u0316" * 40_000  # to compose these takes the square of their number
+    text = f"submission_1:\n  :submitters:\n  - :name: {endless}\n    :sid: {endless}\n"
+    found = download("submission_1/kv_cache.ipynb", texts={"submission_metadata.yml": text})
+    owner, _ = found.owned[0]
+    assert owner.person.startswith("a")
+    assert max(map(len, (owner.person, owner.name, *owner.claim))) <= MAX_NAME

@@ -169,3 +169,11 @@ def test_two_people_never_share_a_folder_even_where_case_does_not_count(names: l
 
 def test_letters_composed_in_another_way_are_the_same_name() -> None:
     assert safe_id("Zoe\u0308") == safe_id("Zoë") != safe_id("Zoe")
+
+
+@pytest.mark.parametrize("who", ["gradescope:None", "gradescope:", "blackboard:None", "canvas:None", "moodle:Eve None"])
+def test_who_has_no_number_does_not_get_the_id_of_one_who_is_called_none(tmp_path: Path, who: str) -> None:
+    roster = Roster(others={"eve": who})
+    imported(tmp_path, "id,first name,last name\nada,Ada,Lovelace\n", roster)
+    assert sorted(roster.students) == ["ada"]
+    assert roster.others == {"eve": who}

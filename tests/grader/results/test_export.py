@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grader.courses.scores import Score, scores
+from grader.reports.book import Book, Row, book_csv
 from grader.reports.export import canvas_csv, gradebook_csv, gradescope_json, moodle_csv, pseudonym
 from grader.results.result import CheckResult, Result
 
@@ -195,6 +196,28 @@ def test_no_cell_of_any_export_is_a_formula_and_every_row_has_its_cells(text: st
         for cell in (cell for row in rows for cell in row):
             assert not cell.lstrip().startswith(FORMULA) or cell == "-" or re.fullmatch(r"-[0-9.]+", cell)
     assert json.loads(gradescope_json(score, result))["score"] == 1.5
+
+
+SEPARATED = ["Ann;=1+1", "Ann\t=1+1", "Ann\n=1+1", "Ann; @SUM(1)", 'Ann;"=1+1;x', "Ann;\n\t+1", "Ann\r\n-1", 'Ann;""|x']
+
+
+@pytest.mark.parametrize("text", SEPARATED)
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_no_part_of_a_name_is_a_formula_where_a_spreadsheet_parts_cells_by_another_sign(
+    text: str, delimiter: str
+) -> None:
+    score, result = person(text)
+    whole = book_csv(Book({"01": 2.0}, [Row("ada", text, {"01": 1.0})]))
+    moodle = moodle_csv([score], {})  # without what the grader says, which is no student's
+    for made in (gradebook_csv("lab", [score], {text: result}), canvas_csv(text, [score]), moodle, whole):
+        for cell in (cell for row in csv.reader(io.StringIO(made, newline=""), delimiter=delimiter) for cell in row):
+            assert not cell.lstrip().startswith(FORMULA) or cell == "-" or re.fullmatch(r"-[0-9.]+", cell)
+
+
+def test_what_the_grader_says_reaches_moodle_as_it_is_written() -> None:
+    score, _ = person("ada")
+    check = CheckResult("check", 1, 0, "failed", "a count is <=5; -1 is none", "", "")
+    assert "a count is &lt;=5; -1 is none" in moodle_csv([score], {"ada": Result("lab", 1, checks=[check])})
 
 
 def test_an_unknown_format_and_a_missing_folder_say_what_is_expected(
