@@ -16,6 +16,7 @@ from grader.labs.lab import Lab
 
 MAX_FLAGS = 20
 MAX_FLAG = 200  # characters of one: a name can be as long as a submission
+LONGEST_NAME = 16  # attributes of a name that is looked up: none that is watched has more
 
 # In solution cells only: in cells of their own learners look at the engine, call grader.check() and print sources.
 COURSE = ("reference_impl", "grader", "solutions")
@@ -149,6 +150,8 @@ def _dotted(node: ast.AST, modules: dict[str, str]) -> str:
     """`torch.nn.functional` for such an expression whose first name is an imported module; otherwise nothing."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
+        if len(parts) == LONGEST_NAME:  # of a longer chain each part would walk all before it
+            return ""
         parts.append(node.attr)
         node = node.value
     if not isinstance(node, ast.Name) or node.id not in modules:

@@ -58,7 +58,7 @@ def explain(error: BaseException, cell: Cell) -> tuple[str, str]:
     """Status and message for an exception that ended a check. Never shows the source of a check."""
     trace = getattr(error, "learner_traceback", "")
     if isinstance(error, NotImplementedError):
-        cells = re.findall(r'File "<cell ([^>]+)>"', trace)
+        cells = re.findall(r'File "<cell ([^>"]+)>"', trace)
         return "not written", f"{cells[-1] if cells else 'a part that this check needs'} is not written yet"
     try:
         text = str(error)

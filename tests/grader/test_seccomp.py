@@ -87,7 +87,9 @@ def test_a_process_can_be_made_but_no_namespace(machine: str) -> None:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(("flags", "permitted"), [(0x22, True), (0x02, True), (0x21, False), (0x01, False), (3, False)])
+@pytest.mark.parametrize(
+    ("flags", "permitted"), [(0x22, True), (0x02, True), (0x21, False), (0x01, False), (3, False), (0x40022, False)]
+)
 def test_memory_can_be_private_only(machine: str, flags: int, permitted: bool) -> None:
     answer = decide(machine, MMAP[ARCHITECTURES[machine][1]], 0, 4096, 3, flags)
     assert answer == (ALLOW if permitted else FAIL | errno.EPERM)
