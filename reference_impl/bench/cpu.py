@@ -1,14 +1,16 @@
 """The engine against `transformers` on the course model: one stream, 16 and 64 ragged requests; and what its
 scheduler, prefix cache and host work are worth on the same engine (batching.py, prefix.py, host_work.py), and what
-`batch_invariant` costs (invariance.py). Then one stream of a larger model in 16, 8 and 4 bits (cpu_quantized.py).
+`batch_invariant` costs (invariance.py). Then one stream of a larger model in 16, 8 and 4 bits (cpu_quantized.py), and
+the same model beside llama.cpp, for who has it (cpu_llama.py).
 
 Same weights, dtype, threads and greedy tokens per request; `transformers` in padded batches (peer.py) at the better
 of its dynamic and static cache, and with its continuous batching. A padded batch runs until its longest output is
 done, so with outputs of different lengths most of the ratio comes from the scheduler; with equal ones, from the step.
 Texts are compared: where they diverge (bf16 only), the two tokens must be a near-tie in both.
 
-With its default rounds it should take at most about eight minutes on two cores. So continuous batching,
-the slowest, is run with 16 requests only, and 64 requests run in bf16 only on a CPU that multiplies bf16.
+With its default rounds it should take at most about eight minutes on two cores, with llama.cpp some four more. So
+continuous batching, the slowest, is run with 16 requests only, and 64 requests run in bf16 only on a CPU that
+multiplies bf16.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 from reference_impl.annexes.cpu.processor import cpu_has_bf16
 from reference_impl.assembly.config import course_model
 from reference_impl.assembly.llm import LLM
-from reference_impl.bench import batching, cpu_quantized, harness, host_work, invariance, prefix
+from reference_impl.bench import batching, cpu_llama, cpu_quantized, harness, host_work, invariance, prefix
 from reference_impl.bench.peer import CACHES, Transformers, agreement
 from reference_impl.interfaces import SamplingParams
 
@@ -79,6 +81,7 @@ def run(rounds: int) -> dict[str, Any]:
         del llm, peer
         gc.collect()
     result["quantized"] = cpu_quantized.run(rounds)
+    result["llama_cpp"] = cpu_llama.run(rounds)
     result["host_work"] = host_work.run(rounds)
     result["import"] = import_seconds(rounds)
     result["peak_memory_mb"] = peak_memory_mb()
@@ -159,6 +162,8 @@ def markdown(result: dict[str, Any]) -> str:
         lines.append(f"| {name} | {' | '.join(both)} |")
     if "quantized" in result:
         lines += ["", cpu_quantized.markdown(result["quantized"])]
+    if beside := cpu_llama.markdown(result.get("llama_cpp", {})):  # not in older files
+        lines += ["", beside]
     lines += _own_rows(result)
     alone = max(case["speedup_over_padded"]["runs"] for case in result["cases"].values())
     lines += [
@@ -213,7 +218,7 @@ def table(result: dict[str, Any]) -> str:
                 f"continuous over {name}, {kind} outputs: {r['median']:.2f}x ({r['min']:.2f}-{r['max']:.2f}), "
                 f"{case['steps']['continuous']} against {case['steps'][name]} steps"
             )
-    lines += cpu_quantized.table(result["quantized"])
+    lines += cpu_quantized.table(result["quantized"]) + cpu_llama.table(result["llama_cpp"])
     p = result["prefix"]
     for kind, r in p["faster_than_off"].items():
         lines.append(

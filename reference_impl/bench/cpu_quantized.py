@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,26 +106,38 @@ def weight_bytes(model: Decoder) -> int:
     return head + sum(linear.weight_bytes() for linear in model.linears())
 
 
-@torch.inference_mode()
 def check_choices(folder: Path, model: Decoder, text: list[int]) -> float:
-    """How far a token's logit is below the first choice's in the dequantized model at most, as a share of the largest.
-    RuntimeError if that is no near-tie."""
-    c, cpu, method = model.config, torch.device("cpu"), model.linears()[0].method
+    """`largest_gap` of this text behind PROMPT, in a float32 model with the dequantized weights of `model`."""
+    return largest_gap(dequantized(folder, model, len(PROMPT) + len(text)), [(PROMPT, text)])
+
+
+@torch.inference_mode()
+def dequantized(folder: Path, model: Decoder, length: int) -> Decoder:
+    """A float32 model, for `length` tokens, whose weights are those of `model`, which was quantized from `folder`."""
+    cpu, method = torch.device("cpu"), model.linears()[0].method
     assert isinstance(method, Quantized)
     exact = Dequantized(method, default_method(torch.float32, cpu))
-    config = read_model_config(folder)
-    twin = build_model(config, torch.float32, cpu, len(PROMPT) + len(text), linear_method=exact)
+    twin = build_model(read_model_config(folder), torch.float32, cpu, length, linear_method=exact)
     fill(twin, destinations(twin), weight_files(folder))
     for linear in twin.linears():
         linear.method.finish(linear.params)
     if isinstance(method, CpuInt4):  # then a tied lm_head is quantized, too
         twin.head = HeadCopy(exact)
-    tokens = [*PROMPT, *text]
-    batch = ragged_batch([(tokens[:-1], 0)], len(tokens), cpu)
-    batch.logits_indices = torch.arange(len(PROMPT) - 1, len(tokens) - 1)
-    logits = twin(batch, None, RecomputeAttention(c.attention_scale))
-    chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
-    gap = float(((logits.amax(1) - chosen) / logits.abs().amax(1)).max())
+    return twin
+
+
+@torch.inference_mode()
+def largest_gap(exact: Decoder, texts: Sequence[tuple[list[int], list[int]]]) -> float:
+    """How far a token's logit is below the first choice's in `exact` at most, as a share of the largest logit.
+    texts: (prompt, the tokens after it). RuntimeError if that is no near-tie."""
+    gap = 0.0
+    for prompt, text in texts:
+        tokens = [*prompt, *text]
+        batch = ragged_batch([(tokens[:-1], 0)], len(tokens), torch.device("cpu"))
+        batch.logits_indices = torch.arange(len(prompt) - 1, len(tokens) - 1)
+        logits = exact(batch, None, RecomputeAttention(exact.config.attention_scale))
+        chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
+        gap = max(gap, float(((logits.amax(1) - chosen) / logits.abs().amax(1)).max()))
     if gap > NEAR_TIE:
         raise RuntimeError(f"a token is {gap:.3f} of the largest logit behind the first choice: not a near-tie")
     return gap

@@ -23,7 +23,10 @@ AIM_SPEEDUP, AIM_SCHEDULER = 2, 2  # times a padded batch, for ragged requests; 
 
 def written(results: Path) -> str:
     """The part between the markers."""
-    parts = [cpu_part(_read(results / "cpu.json")), gpu_part(_read(results / "gpu.json"))]
+    parts = [cpu_part(_read(results / "cpu.json"))]
+    if beside := _read(results / "cpu_llama.json"):
+        parts.append(llama_part(beside))
+    parts.append(gpu_part(_read(results / "gpu.json")))
     if kernels := _read(results / "kernels.json"):
         parts.append(kernels_part(kernels))
     if record := _read(results / "gates.json"):
@@ -50,6 +53,19 @@ def cpu_part(result: dict[str, Any] | None) -> str:
         "Much depends on the CPU; why, and what another one showed:\n[NOTES.md](NOTES.md)."
     )
     return "\n\n".join(["`inferlab bench cpu` measures, on the course model:", cpu.markdown(result), reached])
+
+
+def llama_part(result: dict[str, Any]) -> str:
+    from reference_impl.bench import cpu_llama
+
+    stamp = result["stamp"]
+    return "\n".join([
+        "What a laptop's user would take instead: llama.cpp (`python -m reference_impl.bench cpu_llama`):",
+        "", cpu_llama.markdown(result),
+        f"{result['rounds']} interleaved rounds, {stamp['cores']} cores of an {stamp['cpu']} "
+        f"({stamp['instructions']}), torch {stamp['versions']['torch']}, {stamp['date']}, load "
+        f"{stamp['load_average_before']} when it began.",
+    ])  # fmt: skip
 
 
 def gpu_part(result: dict[str, Any] | None) -> str:

@@ -1,0 +1,223 @@
+"""llama.cpp beside ours, what a laptop's user would take instead: `inferlab bench cpu` has it, and alone
+
+    python -m reference_impl.bench cpu_llama [--rounds 3] [--save]
+
+The model is that of cpu_quantized.py: SmolLM-135M's shape with random weights, converted from the same file by the
+package gguf. Same prompts, same number of greedy tokens, as many threads as torch has, interleaved rounds: one stream,
+and 16 requests in a batch. Ours in bfloat16, int8 and int4 (and float32 in the batch) stand beside llama.cpp's f16,
+q8_0 and q4_0. What a token reads differs a little: our int8 leaves lm_head in 16 bits, q8_0 does not; a q4_0 file that
+llama.cpp's own tool writes has lm_head in 6 bits, this one in 4, as ours.
+
+What is verified: on a small model whose attention is sharp, llama.cpp's logits are those of `transformers`, so the
+rows of q and k are in the order that it wants (random weights of the usual size attend to everything alike, and would
+not show it). Our texts and those in f16 are equal, or part at a near-tie. Each token of a quantized model is the first
+choice, or a near-tie with it, of a float32 model with the same dequantized weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reference_impl.assembly.llm import LLM
+from reference_impl.assembly.model import load_model
+from reference_impl.bench import cpu_quantized, harness, llama_peer
+from reference_impl.bench.cpu_quantized import KINDS, NEW_TOKENS, PROMPT
+from reference_impl.bench.llama_peer import HOW, LlamaCpp, PeerFailed
+from reference_impl.bench.peer import Transformers, agreement
+from reference_impl.core.decoder import Decoder
+from reference_impl.interfaces import SamplingParams
+
+BESIDE = {"bfloat16": "f16", "int8": "q8_0", "int4": "q4_0"}
+IN_BATCH = {"float32": "f16", **BESIDE}
+GOALS = {"one stream": {"bfloat16": 1.7, "int8": 2.2, "int4": 2.2}, "batch": {"float32": 1 / 0.75}}
+STREAMS = 16
+SHARP = {
+    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "initializer_range": 0.3,
+}  # fmt: skip
+FAR = 0.02  # of the largest logit; seen with llama-cpp-python 0.3.36: 0.0013, and 1.16 with those rows as they were
+
+
+def prompts_of(streams: int) -> list[list[int]]:
+    """As long as PROMPT, which is the first, and all different."""
+    return [[(token + 37 * i) % 4000 + 5 for token in PROMPT] if i else PROMPT for i in range(streams)]
+
+
+def run(rounds: int, new_tokens: int = NEW_TOKENS, streams: int = STREAMS, **changes: Any) -> dict[str, Any]:
+    """changes: of the shape. About four minutes on two cores; {"not_measured": why} without llama.cpp."""
+    try:
+        peer, versions = llama_peer.start()
+    except PeerFailed as missing:
+        return {"not_measured": f"{missing}; to have it: {HOW}"}
+    with peer, tempfile.TemporaryDirectory() as folder:
+        try:
+            return {"peer": versions, **_measured(peer, Path(folder), rounds, new_tokens, streams, changes)}
+        except PeerFailed as failed:  # what else `inferlab bench cpu` measured is not lost with it
+            return {"not_measured": str(failed)}
+
+
+def _measured(
+    peer: LlamaCpp, folder: Path, rounds: int, new_tokens: int, streams: int, changes: dict[str, Any]
+) -> dict[str, Any]:
+    sharp = check_conversion(peer, folder / "sharp")
+    source = folder / "model"
+    cpu_quantized.make_model(source, **changes)
+    bytes_of = {kind: load(peer, source, kind) for kind in BESIDE.values()}
+    ours = {
+        name: LLM(source, dtype="float32" if name == "float32" else "bfloat16", device="cpu",
+                  quantization=KINDS.get(name, "none"), prefix_cache="off", max_model_len=256)
+        for name in IN_BATCH
+    }  # fmt: skip
+    result: dict[str, Any] = {
+        "shape": {**cpu_quantized.SHAPE, **changes}, "threads": torch.get_num_threads(),
+        "parameters": ours["bfloat16"].engine.model.num_parameters(), "prompt_tokens": len(PROMPT),
+        "new_tokens": new_tokens, "streams": streams, "megabytes": {k: b / 1e6 for k, b in bytes_of.items()},
+    }  # fmt: skip
+    texts: dict[str, dict[str, list[list[int]]]] = {}
+    for case, pairs, count in (("one stream", BESIDE, 1), ("batch", IN_BATCH, streams)):
+        texts[case] = {}
+        candidates = _candidates(peer, {name: ours[name] for name in pairs}, prompts_of(count), new_tokens, texts[case])
+        seconds = harness.interleave(candidates, rounds)
+        result[case] = {
+            "tokens_per_second": {n: harness.spread([count * new_tokens / t for t in s]) for n, s in seconds.items()},
+            "times_as_long": {name: harness.ratio(seconds[name], seconds[kind]) for name, kind in pairs.items()},
+        }
+    models = {name: llm.engine.model for name, llm in ours.items() if KINDS.get(name, "none") != "none"}
+    del ours
+    gc.collect()
+    return {**result, "verified": {"sharp_logits_apart": sharp, **_verified(source, models, texts)}}
+
+
+def load(peer: LlamaCpp, source: Path, kind: str) -> int:
+    """Converts, and loads under the name of the kind; the file stays beside the folder. The file's bytes."""
+    file = gguf_of(source, kind)
+    written: dict[str, int] = peer.ask("convert", folder=str(source), file=str(file), kind=kind)
+    peer.ask("load", name=kind, file=str(file), threads=torch.get_num_threads(), length=256)
+    return written["bytes"]
+
+
+def gguf_of(source: Path, kind: str) -> Path:
+    return source.with_suffix(f".{kind}.gguf")
+
+
+def check_conversion(peer: LlamaCpp, folder: Path) -> float:
+    """How far llama.cpp's logits of a small model are from those of `transformers` in float32, as a share of the
+    largest. RuntimeError if far."""
+    cpu_quantized.make_model(folder, **SHARP)
+    load(peer, folder, "f16")
+    tokens = [7 * i % 500 for i in range(24)]
+    expected, found = Transformers("float32", folder).next_logits(tokens), peer.logits("f16", tokens)
+    apart = float((expected - found).abs().max() / expected.abs().max())
+    if not apart < FAR:
+        raise RuntimeError(f"llama.cpp's logits of the converted model are {apart:.3f} of the largest away: expected 0")
+    return apart
+
+
+def _candidates(
+    peer: LlamaCpp,
+    ours: dict[str, LLM],
+    prompts: list[list[int]],
+    new_tokens: int,
+    texts: dict[str, list[list[int]]],
+) -> dict[str, Callable[[], object]]:
+    params = SamplingParams(max_tokens=new_tokens, temperature=0, ignore_eos=True)
+
+    def theirs(kind: str) -> None:
+        texts[kind] = peer.generate(kind, prompts, new_tokens)
+
+    def generated(name: str) -> None:
+        texts[name] = [output.token_ids for output in ours[name].generate(prompts, params)]
+
+    return {**{name: partial(generated, name) for name in ours}, **{k: partial(theirs, k) for k in BESIDE.values()}}
+
+
+def _verified(source: Path, models: dict[str, Decoder], texts: dict[str, dict[str, list[list[int]]]]) -> dict[str, Any]:
+    """models: ours that are quantized. RuntimeError for a wrong text."""
+    one, batch = texts["one stream"], texts["batch"]
+    prompts = prompts_of(len(batch["f16"]))
+    judge = Transformers("float32", source)
+    found: dict[str, Any] = {"bfloat16, one stream": agreement(judge, [PROMPT], one["bfloat16"], one["f16"])}
+    for name in ("float32", "bfloat16"):
+        found[f"{name}, batch"] = agreement(judge, prompts, batch[name], batch["f16"])
+    del judge
+    length = len(PROMPT) + len(one["f16"][0])
+    exact: dict[str, Callable[[], Decoder]] = {
+        **{name: partial(cpu_quantized.dequantized, source, model, length) for name, model in models.items()},
+        **{kind: partial(load_model, gguf_of(source, kind), torch.float32) for kind in ("q8_0", "q4_0")},
+    }
+    for name, make in exact.items():
+        rows = [(PROMPT, one[name][0]), *zip(prompts, batch[name], strict=True)]
+        found[name] = {"largest_gap_to_first_choice": cpu_quantized.largest_gap(make(), rows)}
+    return found
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    if "not_measured" in result:
+        return [f"llama.cpp: not measured: {result['not_measured']}"]
+    lines = []
+    for case, pairs, count in (("one stream", BESIDE, 1), ("batch", IN_BATCH, result["streams"])):
+        speed, times = result[case]["tokens_per_second"], result[case]["times_as_long"]
+        for name, kind in pairs.items():
+            pair = [f"{speed[n]['median']:.0f}" for n in (name, kind)]
+            if count == 1:
+                pair = [f"{1e3 / speed[n]['median']:.1f}" for n in (name, kind)]
+            goal = GOALS[case].get(name)
+            lines.append(
+                f"{_words(case, count)}, {name} of ours {pair[0]}, llama.cpp's {kind} {pair[1]} "
+                f"{'ms a token' if count == 1 else 'tokens/s'}: {times[name]['median']:.2f}x its time "
+                f"({times[name]['min']:.2f}-{times[name]['max']:.2f}{f', goal {goal:.2f}' if goal else ''})"
+            )
+    return lines
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """Nothing where it was not measured."""
+    if "one stream" not in result:
+        return ""
+    lines = [
+        f"| {result['parameters'] / 1e6:.0f}M random weights, beside llama.cpp | ours, tokens/s | llama.cpp, tokens/s "
+        "| times its time | range | goal |",
+        "|---|---:|---:|---:|---|---|",
+    ]
+    for case, pairs, count in (("one stream", BESIDE, 1), ("batch", IN_BATCH, result["streams"])):
+        speed, times = result[case]["tokens_per_second"], result[case]["times_as_long"]
+        for name, kind in pairs.items():
+            r, goal = times[name], GOALS[case].get(name)
+            lines.append(
+                f"| {_words(case, count)}, {name} beside {kind} | {speed[name]['median']:.1f} | "
+                f"{speed[kind]['median']:.1f} | {r['median']:.2f}x | {r['min']:.2f}-{r['max']:.2f} | "
+                f"{f'{goal:.2f}x' if goal else '-'} |"
+            )
+    lines += [
+        "",
+        f"llama.cpp as llama-cpp-python {result['peer']['llama-cpp-python']} has it, {result['threads']} threads in "
+        f"both; {result['prompt_tokens']} + {result['new_tokens']} tokens a request, reading the prompt included.",
+    ]
+    return "\n".join(lines)
+
+
+def _words(case: str, count: int) -> str:
+    return case if count == 1 else f"{count} requests"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """1 where llama.cpp is not there."""
+    parser = argparse.ArgumentParser(prog="python -m reference_impl.bench cpu_llama", description="Beside llama.cpp.")
+    parser.add_argument("--rounds", type=int, default=3, help="interleaved runs of each candidate, after one warm-up")
+    parser.add_argument("--save", action="store_true", help="write reference_impl/bench/results/cpu_llama.json")
+    options = parser.parse_args(arguments)
+    result = {"stamp": harness.stamp(), "rounds": options.rounds, **run(options.rounds)}
+    print("\n".join(table(result)))
+    if "not_measured" in result:
+        return 1
+    if options.save:
+        print(f"wrote {harness.save('cpu_llama', result)}")
+    return 0
