@@ -4,7 +4,8 @@ After winnowing (Schleimer, Wilkerson, Aiken: "Winnowing: local algorithms for d
 over the syntax tree in place of the text: a definition becomes a sequence of node types, operators, constants and names
 of what the learner did not name; own names, comments, docstrings, annotations and layout are gone. Hashes of every
 GRAM tokens in a row, the smallest of each WINDOW, are its fingerprints. Definitions are taken one by one, so their
-order does not matter. What the released lab itself contains is subtracted.
+order does not matter. What the released lab itself contains is subtracted, and from who resembles a known solution that
+solution, before students are compared with each other: a common ancestor is no copy of each other.
 
 Similarity is a reason to look at two submissions, never a proof: a short function has few ways to be written.
 """
@@ -48,9 +49,9 @@ class Pair:
 @dataclass(frozen=True)
 class Similar:
     """What was found. clusters: students, each with a pair above the threshold to another of its cluster; pairs: the
-    MAX_PAIRS closest; known: a student and a known solution; compared: submissions with enough code of their own;
-    too_short: the others, and those whose code could not be read; too_long: those of whom only the first MAX_CODE
-    characters, in whole cells, were compared.
+    MAX_PAIRS closest, by what they have beside a known solution that they resemble; known: a student and a known
+    solution; compared: submissions with enough code of their own; too_short: the others, and those whose code could
+    not be read; too_long: those of whom only the first MAX_CODE characters, in whole cells, were compared.
     """
 
     clusters: tuple[tuple[str, ...], ...]
@@ -74,18 +75,24 @@ def similar(
     too_short = tuple(sorted(student for student, found in prints.items() if len(found) < MIN_PRINTS))
     students = [student for student in sorted(prints) if student not in set(too_short)]
     solutions = {name: fingerprints(cells, given) - stub for name, cells in (known or {}).items()}
-    groups = _Groups()
-    pairs = heapq.nlargest(
-        MAX_PAIRS,
-        (groups.joined(pair) for pair in _pairs([prints[student] for student in students], students, threshold)),
-        key=lambda pair: pair.share,
-    )
     alike = [
         Pair(student, name, share)
         for student in students
         for name, solution in solutions.items()
         if len(solution) >= MIN_PRINTS and (share := _share(prints[student], solution)) >= threshold
     ]
+    # Who both resemble a known solution resemble each other by that: of them only the rest is compared.
+    known_of: dict[str, frozenset[int]] = defaultdict(frozenset)
+    for pair in alike:
+        known_of[pair.left] |= solutions[pair.right]
+    rest = {student: prints[student] - known_of[student] for student in students}
+    paired = [student for student in students if len(rest[student]) >= MIN_PRINTS]
+    groups = _Groups()
+    pairs = heapq.nlargest(
+        MAX_PAIRS,
+        (groups.joined(pair) for pair in _pairs([rest[student] for student in paired], paired, threshold)),
+        key=lambda pair: pair.share,
+    )
     return Similar(
         tuple(groups.clusters()),
         tuple(sorted(pairs, key=lambda pair: (-pair.share, pair.left, pair.right))),

@@ -108,6 +108,19 @@ def test_a_disguised_copy_is_found_among_independent_work(written: Written) -> N
         assert found.pairs[0].share > 0.85  # what lies across the edges of shuffled imports and definitions is new
 
 
+def test_who_took_the_same_known_solution_is_no_copy_of_the_other(written: Written) -> None:
+    known = {"public": list(written.reference.values())}
+    one, other = (list(written.mutants[name].values()) for name in sorted(written.mutants)[:2])
+    assert similar({"one": one, "other": other}, written.stub).clusters == (("one", "other"),)
+    found = similar({"one": one, "other": other}, written.stub, known)
+    assert found.clusters == found.pairs == ()
+    assert {pair.left for pair in found.known} == {"one", "other"}
+    own = next(iter(written.variants.values()))  # what both have beside it still counts
+    both = [*own.values(), *written.reference.values()]
+    found = similar({"one": both, "other": [disguised(source, seed=3) for source in both]}, written.stub, known)
+    assert found.clusters == (("one", "other"),)
+
+
 def test_every_mutant_of_the_reference_is_found_to_resemble_it(written: Written) -> None:
     reference = {"the solution": list(written.reference.values())}
     found = similar({name: list(cells.values()) for name, cells in written.mutants.items()}, written.stub, reference)
