@@ -9,14 +9,13 @@ the same mistake get different points, and handing in again is a lottery.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from grader.labs.lab import Lab
 from grader.labs.percent_file import percent_lab
-from grader.proofs.proof import Case, cases, kept_kernels, run_directly
+from grader.proofs.proof import Case, cases, compute_as_in_a_learners_process, kept_kernels, run_directly
 
 SECRETS = ("autumn", "winter")  # besides `proof`, with which the proof itself runs every case
 
@@ -34,17 +33,13 @@ def surprises(lab: Lab, case: Case, secrets: Sequence[str]) -> Iterator[str]:
 
 def main() -> int:
     """Print what depends on luck, as the first lines of this file say; returns the exit status."""
-    import torch
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lab", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--secrets", default=",".join(SECRETS))
     parser.add_argument("--only", help="names of cases, with commas; all without it")
     arguments = parser.parse_args()
-    os.environ["TRITON_INTERPRET"] = "1"  # as in the learner's process; the next line but one imports Triton
-    torch.set_num_threads(1)  # and so no thread pool exists when we fork
-    torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
+    compute_as_in_a_learners_process()
     lab, secrets = percent_lab(arguments.lab), arguments.secrets.split(",")
     found = [case for case in cases(lab, arguments.folder) if case.kind != "stub"]
     if arguments.only is not None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,7 +34,14 @@ from grader.labs.convention import (
     validate,
 )
 from grader.labs.lab import Lab, LabError
-from grader.proofs.proof import LIMITS, Case, cases, kept_kernels, run_directly
+from grader.proofs.proof import (
+    LIMITS,
+    Case,
+    cases,
+    compute_as_in_a_learners_process,
+    kept_kernels,
+    run_directly,
+)
 
 
 @dataclass
@@ -121,17 +127,13 @@ def _run(lab: Lab, case: Case, launcher: Launcher | None, proof: Proof) -> None:
 
 def main() -> int:
     """Print what each draw costs, as the first lines of this file say; returns the exit status."""
-    import torch
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--together", action="store_true")
     parser.add_argument("--sample", metavar="SEED")
     arguments = parser.parse_args()
-    os.environ["TRITON_INTERPRET"] = "1"  # as in the learner's process; the next line but one imports Triton
-    torch.set_num_threads(1)  # and so no thread pool exists when we fork
-    torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
+    compute_as_in_a_learners_process()
     source, sample = arguments.source, arguments.sample
     together = arguments.together or sample is not None
     conventions, broken = load_conventions(source) if together else validate(source), 0

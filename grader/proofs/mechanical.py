@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import multiprocessing
-import os
 import random
 import resource
 import sys
@@ -33,7 +32,7 @@ from grader.examination.needed import needed_cells
 from grader.isolation.launcher import Launcher
 from grader.labs.lab import Lab, LabError, load_lab
 from grader.proofs.mutator import Mutant, mutants
-from grader.proofs.proof import kept_kernels
+from grader.proofs.proof import compute_as_in_a_learners_process, kept_kernels
 from grader.results.result import CheckResult
 
 SURVIVORS = "survivors.yaml"
@@ -166,11 +165,7 @@ def main() -> int:
     parser.add_argument("--again", type=Path, nargs="+", metavar="JSON",
                         help="only what survived, or passed some secrets, in these files of --json")  # fmt: skip
     options = parser.parse_args()
-    os.environ["TRITON_INTERPRET"] = "1"  # as in the learner's process, before anything imports Triton
-    import torch
-
-    torch.set_num_threads(1)  # and so no thread pool exists when we fork
-    torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
+    compute_as_in_a_learners_process()
     known = harmless(options.folder) if options.folder else {}
     chosen, made = drawn(options.solution, options.sample, options.seed)
     if options.again:

@@ -308,19 +308,24 @@ def kept_kernels() -> Iterator[None]:
             del os.environ[KEPT]
 
 
-def main() -> int:
-    """Print kill matrix and problems, as the first lines of this file say; returns the exit status."""
+def compute_as_in_a_learners_process() -> None:
+    """For a process that runs checks directly, in forks: call it before anything imports Triton."""
+    os.environ["TRITON_INTERPRET"] = "1"
     import torch
 
+    torch.set_num_threads(1)  # and so no thread pool exists when we fork
+    torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
+
+
+def main() -> int:
+    """Print kill matrix and problems, as the first lines of this file say; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lab", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("json", type=Path, nargs="?")
     parser.add_argument("--sample", metavar="SEED")
     arguments = parser.parse_args()
-    os.environ["TRITON_INTERPRET"] = "1"  # as in the learner's process; the next line but one imports Triton
-    torch.set_num_threads(1)  # and so no thread pool exists when we fork
-    torch.use_deterministic_algorithms(True, warn_only=True)  # as in grader.learner_side.learner: torch.empty is NaN
+    compute_as_in_a_learners_process()
     lab = percent_lab(arguments.lab)
     with kept_kernels(), Launcher(insecure=True) as launcher:
         outcomes = prove(lab, arguments.folder, launcher, sample=arguments.sample)

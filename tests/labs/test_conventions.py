@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from grader.cell_form import without_tool_comments
 from grader.labs.convention import (
     PUBLIC_SHARE,
     Convention,
@@ -18,6 +20,7 @@ from grader.labs.convention import (
     public_points,
     validate,
 )
+from grader.labs.lab import lab_from_notebook
 from grader.labs.lab_source import private_notebook, solution_notebook
 from grader.labs.percent_file import percent_cells
 from grader.proofs.convention_proof import covering
@@ -50,6 +53,15 @@ def test_a_copied_public_solution_earns_little_in_every_draw(source: Path) -> No
 @EACH_LAB
 def test_without_an_option_the_lab_is_the_public_one(source: Path) -> None:
     assert private_notebook(source, ()) == solution_notebook(source)
+
+
+@EACH_LAB
+def test_what_is_proven_is_what_the_notebook_has(source: Path) -> None:
+    """But for texts, the cell that fetches the course, and comments to formatter and linter."""
+    shipped = lab_from_notebook(solution_notebook(source), source.parent.name, source.stem)
+    given = [cell for cell in shipped.cells if cell.kind != "text" and cell.grade_id != "bootstrap"]
+    proven = [cell for cell in private_lab(source, ()).cells if cell.kind != "text"]
+    assert [replace(cell, source=without_tool_comments(cell.source)) for cell in proven] == given
 
 
 @EACH_LAB
