@@ -37,7 +37,7 @@ import yaml
 
 from grader.course import CourseError
 from grader.examination.notebook_file import Refused
-from grader.submissions.handed_in import Entry, without_outer_folder
+from grader.submissions.handed_in import Entry, printable, without_outer_folder
 
 FORMATS = ("gradescope", "moodle", "blackboard", "exchange", "canvas", "folders")
 METADATA = "submission_metadata.yml"
@@ -198,7 +198,7 @@ def _reader(form: str, entries: list[Entry], lab: str | None) -> Reader:
     if form == "blackboard":
         return _blackboard(entries)
     if form == "canvas":
-        names = [entry.path.name for entry in _flat(entries)]
+        names = [entry.given[-1] for entry in _flat(entries)]
         anonymous = [name for name in names if _CANVAS_ANONYMOUS.fullmatch(name)]
         named = [name for name in names if _canvas_named(name)]
         return _canvas_anonymous if anonymous and set(named) <= set(anonymous) else _canvas
@@ -210,10 +210,12 @@ def _flat(entries: list[Entry]) -> list[Entry]:
 
 
 def _canvas(entry: Entry) -> list[Reading]:
-    return [(owner,) for owner in _canvas_named(entry.path.name)] if _flat([entry]) else []
+    return [(owner,) for owner in _canvas_named(entry.given[-1])] if _flat([entry]) else []
 
 
 def _canvas_named(text: str) -> list[Owner]:
+    """text: letter by letter. Canvas takes letters that are drawn as nothing for letters; written out, as they are
+    shown, they would not look like a name of its making."""
     found = [(m.start(), m["id"], int(m["number"][:18]), text[m.end("number") + 1 :]) for m in _CANVAS.finditer(text)]
     if match := _CANVAS_TEXT.search(text):
         found.append((match.start(), match["id"], 0, match["entry"]))
@@ -224,7 +226,8 @@ def _canvas_named(text: str) -> list[Owner]:
         name = name[: -len("_LATE")] if late else name
         if file and all(char == "_" or char.isalnum() or unicodedata.category(char)[0] == "M" for char in name):
             ids = (("canvas_id", user), ("canvas_name", name))
-            owners.append(Owner(user, file, ids, name, late=late, claim=(name, user), number=number))
+            whose = Owner(user, printable(file), ids, printable(name), late=late, claim=(name, user), number=number)
+            owners.append(whose)
     return owners
 
 

@@ -29,6 +29,7 @@ COLUMNS = {
 # Which column makes the id where none is called so, and which two rows may share without being one person.
 _ID_FROM = ("login", "sis_user_id", "id_number", "canvas_id", "sid", "email")
 _SAME_PERSON = ("canvas_id", "sis_user_id", "login", "id_number", "sid", "participant")
+MAX_CELL = 1000  # characters of a name or an id; to compose letters takes the square of their number
 
 
 @dataclass
@@ -132,8 +133,13 @@ def _rows(path: Path, notes: list[str]) -> list[tuple[int, dict[str, str]]]:
             columns = _columns(cells, notes)
             continue
         row = {key: cell.strip() for key, cell in zip(columns, cells, strict=False) if key and cell.strip()}
-        if not row or cells[0].strip().lower().startswith("points possible"):
+        if not row or cells[0][:100].strip().lower().startswith("points possible"):
             continue
+        if too_long := next((key for key, cell in row.items() if len(cell) > MAX_CELL), ""):
+            raise CourseError(
+                f"{path.name}, line {number}: the {too_long} has {len(row[too_long]):,} characters, expected at most "
+                f"{MAX_CELL:,}; nothing was imported. Is there a quotation mark too many, or is it another file?"
+            )
         if row.get("name") in ("Student, Test", "Test Student") and "sis_user_id" not in row:
             notes.append(f"line {number} is Canvas' test student: left out")
             continue
