@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from grader.courses.misconceptions import Misconception, explanations, misconceptions_of, read_misconceptions
 from grader.labs.lab import LabError
-from grader.reports.report import Report, histogram, make_report, quartiles
+from grader.reports.report import Report, _check_rows, _patterns, histogram, make_report, quartiles
 from grader.reports.report_page import report_json, report_page
 from grader.reports.similarity import MAX_CODE
 from grader.results.result import CheckResult, Result
@@ -52,6 +52,16 @@ def test_a_known_misconception_is_named_for_exactly_those_who_failed_its_checks(
     assert sorted(unknown) == [("gus",), ("mal",)]
     likely = {row.grade_id: row.likely for row in report.checks}
     assert likely["check_len"][0] == ("the window keeps every vector.", 2)
+
+
+def test_where_several_mistakes_fit_their_number_is_said_and_none_is_named() -> None:
+    check = CheckResult("a", 1, 0, "failed", "", "seen 2")
+    graded = {name: Result("lab", 1, checks=[check]) for name in ("ada", "bob")}
+    known = [Misconception(name, f"{name} is wrong.", ("a",)) for name in ("one", "two")]
+    (pattern,) = patterns = _patterns(graded, known)
+    assert pattern.faults == ("one is wrong.", "two is wrong.")
+    (row,) = _check_rows(list(graded.values()), patterns)
+    assert row.likely == (("one of 2 known mistakes, under 'Failed together'", 2),)
 
 
 def test_refused_and_crashed_submissions_stand_with_their_reason(report: Report) -> None:
