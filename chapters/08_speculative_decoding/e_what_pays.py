@@ -210,7 +210,7 @@ widgets.table(
 #
 # ### What a server shows
 #
-# vLLM's counters under vLLM's names (with `inferlab:` in front), and one of our own, `num_lossy_drafts`: drafts judged
+# vLLM's counters under vLLM's names (with `inferlab:` in front), and one of our own, `spec_decode_num_lossy_drafts`: drafts judged
 # by a rule that is not exact.
 
 # %% name="engine-metrics"
@@ -322,7 +322,7 @@ widgets.table(rows, ["who guesses", "text", "T = 0", "T = 0.6", "T = 1.2"])
 # are made; and a copied guess is kept with probability p(x), which falls. What is *drawn* from a model at the same
 # temperature suffers less, since both distributions flatten.
 #
-# **When it fails**, then: drafts that are badly aligned; guesses that are expensive (the exercise below); full batches at short
+# **When it fails**, then: drafts that are badly aligned; guesses that are expensive (see the exercise); full batches at short
 # context; a mixture of experts in a batch of a few (`a_guesses`); temperature, for guesses that are not drawn (copies, and
 # drafts by argmax, which most engines take by default). The adaptive k of section 4 turns each of them into "a little slower"
 # instead of "much slower".
