@@ -419,7 +419,9 @@ widgets.table(rows, ["format", "scale from these values", "scale from other data
 
 # %% [markdown] name="errata-static-reading"
 # What FP8 has is range: with a dynamic scale its error stays the same on heavy tails. A static scale that is too small
-# cuts the same values off in both.
+# cuts the same values off in both. (Training has a third kind, *delayed scaling*, as in NVIDIA's Transformer Engine: the
+# scale comes from the largest magnitudes of the last steps. It saves a pass over the tensor, and cuts off what is larger
+# than they were.)
 #
 # **"Ternary weights have 2 bits."** (E07.10) Three states carry $\log_2 3$ bits; two are what storing them one by one
 # takes. Five of them fit a byte, since $3^5 = 243$:
