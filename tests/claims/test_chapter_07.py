@@ -169,7 +169,8 @@ def off(y: torch.Tensor, exact: torch.Tensor) -> float:
 def test_e07_03_smoothing_makes_activations_easier_and_weights_harder_to_round() -> None:
     """Claim: dividing activations by s and multiplying weights by s makes both easier to quantize.
 
-    The product is the same. Rounding the activations costs less the larger alpha is, rounding the weights more.
+    The product is the same. With alpha = 0.5 rounding the activations costs less than without smoothing, and rounding
+    the weights more.
     """
     random = torch.Generator().manual_seed(0)
     x, w = (torch.randn(n, 256, generator=random, dtype=torch.float64) for n in (128, 192))
