@@ -661,4 +661,5 @@ widgets.quiz(load_quiz("07_quantization").draw(seed=1, tag="methods"))
 # - SmoothQuant: $s_j = \max|x_j|^\alpha / \max|W_j|^{1-\alpha}$; the product is unchanged, difficulty moves to the
 #   weights. For W8A8.
 # - Rotation: $m$ in one channel becomes $m/\sqrt n$ in all. No calibration.
-# - Judge on text that was not calibrated with, by KL and agreement with an interval, then on your own task.
+# - Judge on text that was not calibrated with, by KL and agreement, two methods by the interval of their difference on the
+#   same windows; then on your own task.

@@ -58,12 +58,7 @@ def draw(
     for i, name in enumerate(names):
         right.text(place[i] + 0.02, i, f"{errors[name]:.2%}", va="center", fontsize=8, color=INK)
     right.set_xlim(0, 2.8)
-    tidy(
-        right,
-        "error, % of the tensor's rms",
-        "",
-        "formats of MX, same groups" if kind == "e8m0" else "all formats, same groups",
-    )
+    tidy(right, "error, % of the tensor's rms", "", f"{'MX' if kind == 'e8m0' else 'all'} formats, same groups")
     fig.text(0.01, 0.975, text, va="top", fontsize=9, color=INK)
     best = min(errors, key=errors.__getitem__)
     return show(fig, f"{text}. Groups: {group}, scales in {scales}, outlier: {outlier}. The least error has {best}.")
