@@ -348,7 +348,7 @@ show(
 #
 # AWQ has a second part (`--clip`): each group's extremes are cut to the share, from a half to all, that makes the error of
 # the outputs least. What is cut is wrong, and the others have finer steps: the last figure of each line that the search
-# printed. <!-- printed: awq-search -->
+# printed. As trained it finds what scales alone do not. <!-- printed: awq-search -->
 #
 # ### SmoothQuant: two sides of one product
 #

@@ -384,9 +384,7 @@ more = latency.decode_parts(L8, 200, H100, rows[0][3] + 1)
 print(
     f"16 bits, 200 tokens, one user more: {1e3 * more.arithmetic:.2f} ms; reading {1e3 * (more.weights + more.cache):.2f} ms"
 )
-widgets.table(
-    rows, ["context, limit", "fit, 16 bits", "fit, 8 bits", "users, 16 bits", "users, 8 bits", "times as many"]
-)
+widgets.table(rows, ["context, limit", "fit, 16 bits", "fit, 8 bits", "users, 16 bits", "users, 8 bits", "ratio"])
 
 # %% [markdown] name="errata-users-reading"
 # With short chats and a tight limit it is the *arithmetic* of so many users that ends it, and no cache format changes that:
