@@ -198,7 +198,7 @@ kinds = {"FP32": torch.float32, "BF16": torch.bfloat16, "FP16": torch.float16, "
 assert all(reach[name] == torch.finfo(kind).max for name, kind in kinds.items())
 assert reach["E4M3"] == 448
 assert reach["E2M1"] == max(values_of(2, 1, bias=1))
-widgets.table(rows, ["format", "bits", "exponent", "mantissa", "largest", "smallest above 0", "step behind 1"])
+widgets.table(rows, ["format", "bits", "exponent", "mantissa", "largest", "smallest above 0", "step above 1"])
 
 # %% [markdown] name="scratch-formats-reading"
 # Exponent bits are range, mantissa bits are digits. TF32 is how tensor cores read FP32: it has FP32's range and FP16's
@@ -479,7 +479,7 @@ widgets.table(rows, ["block size", "best 16 values", "NF4", "−7 to 7", "−8 t
 for name, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
     info = torch.finfo(kind)
     print(
-        f"{name}: largest {info.max:.3g}, step behind 1: {info.eps:.2g}, 70000 becomes {torch.tensor(7e4, dtype=kind)}"
+        f"{name}: largest {info.max:.3g}, step above 1: {info.eps:.2g}, 70000 becomes {torch.tensor(7e4, dtype=kind)}"
     )
 
 # %% [markdown] name="quiz-text"

@@ -268,7 +268,7 @@ widgets.table(rows, ["error of the outputs", "RTN", "GPTQ", "GPTQ, large inputs 
 # ### AWQ: which inputs matter
 #
 # Large models have a few input channels that are up to a hundred times as large as the rest, in every token. The course
-# model has none behind its norms. So three are **planted**, by a change that is exact: the norm's weight is multiplied by
+# model has none after its norms. So three are **planted**, by a change that is exact: the norm's weight is multiplied by
 # 10 in three channels, and the next matrix' columns are divided by 10 there. The function of the layer is the same, and
 # so is the model; only what is multiplied by what has changed. <!-- source: SmoothQuant's paper, section 3 -->
 # <!-- printed: awq-plant -->
@@ -359,7 +359,7 @@ show(
 #
 # and multiplies column $j$ of the weight by it. The division is **folded** into what computes $x$, here into the rows of
 # the up projection; so while the model runs there is nothing to do. (`--method smoothquant`, like the paper,
-# smooths only what stands behind a norm. Here it is a down projection, because that is where this model has outliers.)
+# smooths only what follows a norm. Here it is a down projection, because that is where this model has outliers.)
 # First, is the function really unchanged?
 
 # %% name="smooth-fold"

@@ -359,7 +359,7 @@ print(
 #
 # Real activations of the course model. A large model would show yellow vertical lines, the same channels in every token.
 # This one has them in one place only. *Find the inputs with the largest outlier: is it a channel or a token that stands
-# out? Which scale helps there, and which behind a norm? The last entry has channels planted in it (`c_methods`).*
+# out? Which scale helps there, and which after a norm? The last entry has channels planted in it (`c_methods`).*
 
 # %% name="explore-widget"
 decoder, used = Layers(FOLDER).front(calibration_tokens(encode_text(inspect.getsource(argparse)), 1, 96))
