@@ -32,7 +32,7 @@ from grader.submissions.submitted import copy_secret, take_in
 
 NO_ZONE = (
     "Blackboard's times name no zone: they are taken for this machine's ({}), and cost nobody points until you say "
-    "that they hold. If the server has another one, collect again with --zone, such as --zone Europe/Berlin"
+    "that they hold. If the server has another one, collect again with --zone, such as --zone Europe/Berlin, and run"
 )
 __all__ = ["Collected", "Handed", "Received", "collect", "receive"]
 

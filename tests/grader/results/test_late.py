@@ -263,7 +263,7 @@ def test_nbgraders_own_grading_asks_the_same_policy(course: Path, grade: Callabl
     # Where the journal of what is in the gradebook is gone, nbgrader grades anew from the results that are there.
     (course / "results" / SLUG / "recorded.log").unlink()
     said = grade("run", "01", *at)
-    assert "9 were graded before: their results, which the gradebook did not have, are in it now. 0 graded" in said
+    assert "9 were graded before: what the gradebook lacked of them (results, times) is in it now. 0 graded" in said
     with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
         assert book.find_submission(SLUG, "eve").late_submission_penalty == pytest.approx(0.3 * 6)
         assert book.find_submission(SLUG, "ada").late_submission_penalty == 0
