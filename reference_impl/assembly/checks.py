@@ -58,6 +58,15 @@ def check_parts(parts: Parts) -> None:
             )
 
 
+def check_noise(config: EngineConfig, parts: Parts) -> None:
+    """ValueError where another sampler than the engine's own would draw."""
+    if config.sampling_noise != "one-number" and parts.sampler is not None:
+        raise ValueError(
+            f"sampling_noise={config.sampling_noise!r} is for the engine's own sampler, and Parts.sampler, "
+            f"{type(parts.sampler).__name__}, is given: leave one of the two out"
+        )
+
+
 def check_members(parts: Parts) -> None:
     """ConfigError where a part lacks what the engine calls, or is a class and no object of it."""
     for name, protocol in _PROTOCOLS.items():

@@ -49,6 +49,9 @@ class EngineConfig:
     distribution. num_drafts: how many of them a decoding request has verified in a step, at most; 0 with a method's
     name: 4. adaptive_drafts: no more of them than pay, by how often they are kept and what steps take, and no model
     that guesses where it does not pay; "auto": where `speculative` names a method.
+    sampling_noise: what tokens are drawn with. "one-number" for each position, which picks a token by the cumulative
+    distribution; "gumbel": one for every token, see annexes/gumbel/sampler.py: of requests with a seed more guesses of
+    a model are kept, and a draw takes longer. Seeded texts are others than with one number; distributions are the same.
     acceptance: "typical" (Medusa's) keeps guesses that are plausible, p(x) > min(0.09, 0.3 exp(-entropy of p)), more of
     them, and is lossy: texts of requests with a temperature are no longer distributed as the model's, nor those of
     their seeds. Greedy ones stay.
@@ -85,6 +88,7 @@ class EngineConfig:
     num_drafts: int = 0
     draft_tree: Sequence[int] | Sequence[Sequence[int]] | str = ()
     acceptance: Literal["exact", "typical"] = "exact"
+    sampling_noise: Literal["one-number", "gumbel"] = "one-number"
     adaptive_drafts: Literal["auto", "on", "off"] = "auto"
     seed: int | None = None
     attention: Literal["auto", "triton", "torch"] = "auto"

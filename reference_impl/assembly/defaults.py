@@ -202,6 +202,10 @@ def why_not_graphs(made: Made, draft: Drafts | None = None) -> str | None:
 
 
 def make_sampler(made: Made) -> Sampler:
+    if made.config.sampling_noise == "gumbel":
+        from reference_impl.assembly.gumbel_sampler import sample_with_gumbel
+
+        return sample_with_gumbel
     if computes_with_triton(made.model, made.config):
         from reference_impl.assembly.triton_sampler import sample_with_triton
 

@@ -41,6 +41,10 @@ _ACCEPTANCE = (
     "How guesses are kept: exact, or typical: more of them, LOSSY: with a temperature texts are no longer distributed "
     "as the model's."
 )
+_NOISE = (
+    "What tokens are drawn with: one-number for each position, or gumbel: one for every token, so that of seeded "
+    "requests more guesses of a model are kept. Seeded texts are others."
+)
 _INVARIANT = "Compute each token by itself: logits whose bits do not depend on the batch, at the price of sharing none."
 _GRAPHS = "Replay steps in which all decode as CUDA graphs: on, off, or auto: on a GPU with our kernels."
 
@@ -82,6 +86,7 @@ class EngineOptions:
     num_drafts: Annotated[int, typer.Option(min=0, help=_DRAFTS, show_default=False)] = 0
     draft_tree: Annotated[str | None, typer.Option(help=_DRAFT_TREE)] = None
     acceptance: Annotated[str, typer.Option(help=_ACCEPTANCE)] = "exact"
+    sampling_noise: Annotated[str, typer.Option(help=_NOISE)] = "one-number"
     worker: Annotated[str, typer.Option(help=_WORKER)] = "here"
 
     def of_llm(self) -> dict[str, Any]:

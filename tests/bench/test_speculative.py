@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
+from reference_impl.assembly.config import EngineConfig
 from reference_impl.bench import speculative as bench
 
 
@@ -38,6 +39,15 @@ def test_every_method_is_measured_against_plain_decoding_and_the_formula(small: 
     assert text.count("formula") == 10
     assert text.count("transformers, assisted by the draft") == 2
     assert all(row["texts"] == {"equal": 1, "of": 1, "largest_gap": 0.0} for row in case["variants"].values())
+
+
+def test_one_run_measures_every_method_there_is() -> None:
+    options = [*bench.METHODS.values(), *bench.SHAPED.values()]
+    shown = [mine.get("draft_model", mine.get("speculative")) for mine in options]
+    assert {*shown, "off"} == {*get_args(get_type_hints(EngineConfig)["speculative"])}
+    assert [mine["draft_tree"] for mine in options if "draft_tree" in mine] == [
+        (4, 2, 2), "dynamic",
+    ]  # fmt: skip
 
 
 def test_another_text_is_an_error_and_no_speed(small: None, monkeypatch: pytest.MonkeyPatch) -> None:

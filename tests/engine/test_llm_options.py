@@ -29,6 +29,7 @@ WRONG = {
     "--overlap": "--overlap: expected one of auto, on, off, got 'strange'",
     "--graphs": "--graphs: expected one of auto, on, off, got 'strange'",
     "--attention": "--attention: expected one of auto, triton, torch, got 'strange'",
+    "--sampling-noise": "--sampling-noise: expected one of one-number, gumbel, got 'strange'",
     "--worker": "--worker: expected 'here' or 'process', got 'strange'",
     "--draft-tree": "--draft-tree: expected numbers between commas, such as 4,2,2, got 'strange'",
 }
@@ -83,6 +84,7 @@ SERVED = {
     ("--batch-invariant",): ("batch_invariant", True),
     ("--speculative", "suffix"): ("speculative", "suffix"),
     ("--num-drafts", "3"): ("num_drafts", 3),
+    ("--sampling-noise", "gumbel"): ("sampling_noise", "gumbel"),
 }
 
 

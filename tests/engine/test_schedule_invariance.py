@@ -112,6 +112,7 @@ def workload(draw: st.DrawFn) -> tuple[list[Asked], dict[str, Any]]:
         "drafts": draw(st.sampled_from(["host", "model", "worker"])),  # where they are made, if that can be
         "store": draw(st.sampled_from([None, None, None, *STORES])),
         "right": draw(st.sampled_from([0.0, 0.5, 1.0])),  # each guess, with this probability
+        "sampling_noise": draw(st.sampled_from(["one-number", "one-number", "gumbel"])),
     }
 
 
@@ -213,19 +214,20 @@ def check_embedding(model: Decoder, request: Request, one_shot: Any) -> None:
     assert error <= BOUND[str(model.dtype).removeprefix("torch.")], (request.id, request.pooling)
 
 
-def texts_alone(model: Decoder, asked: list[Asked]) -> dict[str, list[int]]:
+def texts_alone(model: Decoder, asked: list[Asked], noise: Any = "one-number") -> dict[str, list[int]]:
     """By request, samples too: prompt and output, where it is alone."""
     return {
         f"r{number}" if i == 0 else f"r{number}/{i}": [*a.prompt, *output]
         for number, a in enumerate(asked)
-        for i, output in enumerate(alone(model, a))
+        for i, output in enumerate(alone(model, a, noise))
     }
 
 
-def alone(model: Decoder, asked: Asked) -> list[list[int]]:
+def alone(model: Decoder, asked: Asked, noise: Any = "one-number") -> list[list[int]]:
     """The samples of a request that has an engine to itself, block by block, without a prefix cache."""
     blocks = 2 * asked.sampling.n * max(1, len(set(model.config.layer_windows)) * 2)
-    engine = Engine(model, EngineConfig(block_size=128, num_blocks=blocks, prefix_cache="off"))
+    options: dict[str, Any] = {"prefix_cache": "off", "sampling_noise": noise}
+    engine = Engine(model, EngineConfig(block_size=128, num_blocks=blocks, **options))
     if asked.pooling is not None:
         return [[]]
     first = engine.add(list(asked.prompt), asked.sampling, grammar=asked.grammar)
@@ -281,7 +283,7 @@ def check_workload(
     asked, options = work
     dtype = str(model.dtype).removeprefix("torch.")
     # In float32 a near-tie may fall either way, so nobody knows what will be written.
-    recorded = texts_alone(model, asked) if dtype == "float64" else {}
+    recorded = texts_alone(model, asked, options.get("sampling_noise", "one-number")) if dtype == "float64" else {}
     options = options if recorded else options | {"num_drafts": 0}
     kinds, options = options.get("store"), {name: value for name, value in options.items() if name != "store"}
     store = None

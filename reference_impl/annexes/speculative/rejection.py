@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.gumbel.sampler import GumbelSampler
 from reference_impl.core.batch import HostBatch
 from reference_impl.core.philox import uniform
 from reference_impl.core.sampler import TorchSampler, distribution, draw
@@ -71,9 +72,10 @@ def filtered(scores: Tensor, t: Mapping[str, Tensor], rows: Tensor) -> Tensor:
 
 
 def is_exact(sampler: Any) -> bool:
-    """Whether a sampler's tokens are known to be drawn from `distribution`: that of the core, and one with our kernel.
-    Of another `choose` nothing is known, nor of a sampler that is asked."""
-    return isinstance(sampler, TorchSampler) and (type(sampler).choose is TorchSampler.choose or sampler.captures)
+    """Whether a sampler's tokens are known to be drawn from `distribution`: that of the core, that with Gumbel noise,
+    and one with our kernel. Of another `choose` nothing is known, nor of a sampler that is asked."""
+    known = TorchSampler.choose, GumbelSampler.choose
+    return isinstance(sampler, TorchSampler) and (type(sampler).choose in known or sampler.captures)
 
 
 def rejection_arrays(batch: HostBatch, requests: Mapping[int, Opened], step_id: int) -> Arrays:

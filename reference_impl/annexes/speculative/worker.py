@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.gumbel.sampler import GumbelSampler
 from reference_impl.annexes.speculative.candidates import typical
 from reference_impl.annexes.speculative.drafts import Verified, draft_arrays, propose, put_drafts, verify
 from reference_impl.annexes.speculative.rejection import filtered, is_exact, rejection_arrays, verified
@@ -62,7 +63,8 @@ class DraftWorker(Worker):
 
     def needs_lengths(self, *attention: AttentionBackend) -> bool:
         """Whether the sampler or one of these needs them on the host."""
-        on_device = isinstance(self.sampler, TorchSampler) and self.sampler.captures
+        s = self.sampler
+        on_device = isinstance(s, TorchSampler) and (s.captures or isinstance(s, GumbelSampler))
         return not (on_device and all(map(takes_bounds, attention)))
 
 

@@ -1,0 +1,94 @@
+"""Draws by Gumbel noise: a number for every token of the vocabulary, where `core/sampler.py` has one for the position.
+
+    token = argmax (log p - log(-log u)),  u of seed, sample, position and token       (Gumbel 1954)
+
+Monotone functions leave an argmax where it is: that of p / E is computed, with E = -log u, which is exponentially
+distributed. Of events that come at the rates p, E / p are the times until each comes, and token x is first with
+probability p(x).
+
+What it is for: a guess for a request with a seed is drawn with the numbers that its position's token will be drawn
+with (`speculative/draft_model.py`), and kept where both draws give the same. One number per position puts two
+distributions that differ a little at its first tokens out of step for all later ones; with a number per token only what
+differs moves. Guesses are kept with probability (1 - TV) / (1 + TV) at least (Daliri et al. 2024), in any order of the
+tokens.
+
+What it costs: the numbers of all tokens of all rows, made where the logits lie. For v tokens, v / 4 counters take 10
+rounds of 12 operations on whole numbers of 64 bits each; nothing is copied and nothing waits. u is one of 2^32
+midpoints: of v tokens that are equally likely the best two tie with a probability of about v / 2^32; then the first is
+taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reference_impl.core.sampler import Settings, TorchSampler, distribution
+from reference_impl.core.staging import Arrays
+
+# The counter's last word: other numbers of a position (`core/philox.py`) have 0 there.
+OF_TOKENS = 1
+_LOW = 2**32 - 1
+
+
+class GumbelSampler(TorchSampler):
+    """A token depends on its row's logits and settings, seed, sample and position alone. The position is looked up on
+    the device, so that a step may be planned before it is known."""
+
+    def columns(self, settings: Settings, lengths: NDArray[np.int64]) -> Arrays:
+        """As of `TorchSampler`, without the position's number."""
+        if not settings["temperature"].any():
+            return {}
+        names = ["temperature", "seed", "sample_index"]
+        if settings["top_k"].any() or settings["top_p"].min() < 1:
+            names += ["top_k", "top_p"]
+        if settings["min_p"].any():
+            names.append("min_p")
+        return {name: np.ascontiguousarray(settings[name]) for name in names}
+
+    def choose(self, scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
+        """One token per row of scores [rows, vocab_size], [rows] int64. t: the `columns`, on the device, and what was
+        looked up."""
+        if "seed" not in t:
+            return scores.argmax(dim=-1)
+        return _noisy(scores, t).argmax(dim=-1)  # a greedy row has one p above 0
+
+    def ranked(self, scores: Tensor, t: Mapping[str, Tensor], num: int) -> Tensor:
+        """The token that `choose` gives, then those that would be chosen without the ones before, [rows, num]: where
+        a tree's guesses for one position are these of the draft, the target's token is oftener among them. A greedy row
+        goes on with its likeliest tokens."""
+        likeliest = scores.topk(num).indices
+        if "seed" not in t:
+            return likeliest
+        return torch.where(t["temperature"][:, None] > 0, _noisy(scores, t).topk(num).indices, likeliest)
+
+
+def _noisy(scores: Tensor, t: Mapping[str, Tensor]) -> Tensor:
+    """p / E, [rows, vocab_size] float64."""
+    waiting = exponentials(t["seed"], t["sample_index"], t["sample_positions"], scores.shape[1])
+    return distribution(scores, t).double() / waiting
+
+
+def exponentials(seed: Tensor, sample_index: Tensor, position: Tensor, vocab_size: int) -> Tensor:
+    """E = -log u of every token, [rows, vocab_size] float64. seed, sample_index, position [rows] int64. Token t has the
+    word t % 4 of the counter (position, sample, t // 4, OF_TOKENS)."""
+    block = torch.arange(-(-vocab_size // 4), device=seed.device)[None]
+    words = philox(position[:, None], sample_index[:, None], block, torch.full_like(block[:, :1], OF_TOKENS), seed)
+    each = torch.stack(torch.broadcast_tensors(*words), -1).flatten(1)[:, :vocab_size]
+    return each.double().add_(0.5).mul_(2.0**-32).log_().neg_()
+
+
+def philox(c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor, seed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `core.philox.philox`, on a device: a counter of four int64, of which 32 bits count and which broadcast, to
+    four words in [0, 2^32). seed [rows] int64: the 64 bits."""
+    c0, c1 = c0 & _LOW, c1 & _LOW
+    k0, k1 = seed[:, None] & _LOW, (seed[:, None] >> 32) & _LOW
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2  # 64 bits; above 2^63 they look negative
+        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ k0, p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ k1, p0 & _LOW
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+    return c0, c1, c2, c3

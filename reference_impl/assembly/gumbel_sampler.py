@@ -1,0 +1,13 @@
+"""The sampler that draws by Gumbel noise with all that a request can ask for."""
+
+from __future__ import annotations
+
+from reference_impl.annexes.gumbel.sampler import GumbelSampler
+from reference_impl.annexes.penalties.sampler import CalledSampler
+
+
+class CalledGumbelSampler(CalledSampler, GumbelSampler):
+    """A `Sampler`: `sample_with_gumbel(logits, requests)`."""
+
+
+sample_with_gumbel = CalledGumbelSampler()
