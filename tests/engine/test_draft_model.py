@@ -28,7 +28,7 @@ from reference_impl.interfaces import Request, SamplingParams
 from tests.engine.conftest import check_references, draft_of
 from tests.engine.test_drafts import ASKED, VOCAB, kept_of, prompt, serve
 
-# Without what the draft leaves out (penalties, biases, tokens ruled out), the target as its own draft is always right.
+# Without penalties, biases and tokens that are ruled out.
 PURE = {name: ASKED[name] for name in ("greedy", "drawn", "filtered", "short")}
 
 
@@ -125,7 +125,7 @@ def test_chunks_cached_prefixes_and_neighbours_leave_nothing_out_of_the_drafts_c
         prefix_cache=prefix_cache, max_num_batched_tokens=budget, max_num_seqs=3,
     )  # fmt: skip
     for _ in range(2):  # again, from the cache
-        check_texts(serve(engine, PURE), plain)
+        check_texts(serve(engine, ASKED), plain)
     assert is_right_always(engine)
     hits = [cached for step in engine.trace.steps() for _, cached in step.admitted]
     assert (max(hits) > 0) == (prefix_cache != "off")
@@ -154,7 +154,7 @@ def test_preempted_requests_come_back_with_what_the_draft_had(
         target, parts=Parts(draft_model=target), late=late, num_drafts=4, block_size=4, num_blocks=16,
         preemption=preemption, max_num_batched_tokens=24,
     )  # fmt: skip
-    requests = {name: engine.add(prompt(name), sampling, name) for name, sampling in PURE.items()}
+    requests = {name: engine.add(prompt(name), sampling, name) for name, sampling in ASKED.items()}
     while engine.has_work():
         engine.step()
         check_references(engine)
@@ -167,8 +167,11 @@ def test_preempted_requests_come_back_with_what_the_draft_had(
 
 
 @pytest.mark.parametrize("late", [None, 4])
-def test_samples_share_a_prompt_and_each_has_drafts_of_its_own(target, tapped_engine, late: int | None) -> None:
-    sampling = SamplingParams(max_tokens=20, seed=5, n=3)
+@pytest.mark.parametrize("more", [{}, {"repetition_penalty": 1.3, "frequency_penalty": 0.7}])
+def test_samples_share_a_prompt_and_each_has_drafts_of_its_own(
+    target, tapped_engine, late: int | None, more: dict[str, Any]
+) -> None:
+    sampling = SamplingParams(max_tokens=20, seed=5, n=3, **more)
     texts = []
     for draft in (None, target):
         engine, _ = tapped_engine(

@@ -85,8 +85,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     found: Made = []
     inner = EarlyExit.guess
 
-    def guess(self: EarlyExit, passes: Any, t: Any, slots: Any, sampler: Any) -> Any:
-        q = inner(self, passes, t, slots, sampler)
+    def guess(self: EarlyExit, passes: Any, t: Any, slots: Any, *others: Any) -> Any:
+        q = inner(self, passes, t, slots, *others)
         for slot, name in zip(passes[0].slots, passes[0].request_ids, strict=True):
             k, known = sum(slot in batch.slots for batch in passes), int(slots.computed[slot]) + 1
             tokens = slots.tokens[slot, : known + k].tolist()

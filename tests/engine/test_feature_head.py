@@ -80,8 +80,25 @@ def dense(model: Any, x: torch.Tensor) -> torch.Tensor:
     return model.normalize(x, model.norm, c.norm_eps)
 
 
-def guesses_of(head: FeatureHead, target: Any, tokens: list[int], k: int, sampling: SamplingParams) -> list[int]:
-    """The k guesses behind these tokens, of which the last is not computed yet."""
+def moved(logits: torch.Tensor, tokens: list[int], num_prompt: int, p: SamplingParams) -> torch.Tensor:
+    """Of the token behind these, [1, vocab_size] -> the same shape: with biases, penalties and what is ruled out."""
+    scores, output = logits[0].tolist(), tokens[num_prompt:]
+    for token, bias in (p.logit_bias or {}).items():
+        scores[token] += bias
+    for token in set(tokens):
+        scores[token] *= p.repetition_penalty if scores[token] < 0 else 1 / p.repetition_penalty
+    for token in set(output):
+        scores[token] -= p.presence_penalty + p.frequency_penalty * output.count(token)
+    for token in p.stop_token_ids if len(output) < p.min_tokens else ():
+        scores[token] = -float("inf")
+    return torch.tensor([scores], dtype=logits.dtype)
+
+
+def guesses_of(
+    head: FeatureHead, target: Any, tokens: list[int], k: int, sampling: SamplingParams, num_prompt: int | None = None
+) -> list[int]:
+    """The k guesses behind these tokens, of which the last is not computed yet. num_prompt: tokens of its prompt; None:
+    the request has no penalties or biases."""
     features = dense(target, target.embedding[tokens[:-1]])
     tokens = list(tokens)
     eps = head.config.norm_eps
@@ -94,7 +111,9 @@ def guesses_of(head: FeatureHead, target: Any, tokens: list[int], k: int, sampli
         settings = np.array([settings_of(sampling, sampling.seed or 0, 0)], SETTINGS)
         columns = TorchSampler().columns(settings, np.array([len(tokens)]))
         t = {name: torch.from_numpy(array) for name, array in columns.items()}
-        tokens.append(int(TorchSampler().choose(target.logits(hidden), t)))
+        logits = target.logits(hidden)
+        scores = logits if num_prompt is None else moved(logits, tokens, num_prompt, sampling)
+        tokens.append(int(TorchSampler().choose(scores, t)))
         features = torch.cat((features, hidden))
     return tokens[-k:]
 
@@ -109,8 +128,8 @@ def watch_guesses(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int],
     found: list[tuple[str, list[int], list[int]]] = []
     inner = FeatureDraft.guess
 
-    def guess(self: FeatureDraft, passes: Any, t: Any, slots: Any, sampler: Any) -> Any:
-        q = inner(self, passes, t, slots, sampler)
+    def guess(self: FeatureDraft, passes: Any, t: Any, slots: Any, *others: Any) -> Any:
+        q = inner(self, passes, t, slots, *others)
         for slot, name in zip(passes[0].slots, passes[0].request_ids, strict=True):
             k, known = sum(slot in batch.slots for batch in passes), int(slots.computed[slot]) + 1
             tokens = slots.tokens[slot, : known + k].tolist()
@@ -138,6 +157,18 @@ def test_guesses_are_those_of_the_definition(
         assert guesses == guesses_of(head, target, known, len(guesses), PURE[name]), (name, len(known))
     kept = [num for step in kept_of(engine) for num, _ in step.values()]
     assert 0 < sum(kept) < sum(len(guesses) for _, _, guesses in made)  # some rejected, some kept: both are rolled over
+
+
+def test_with_penalties_and_biases_guesses_are_those_of_the_definition(target, head, made) -> None:
+    """Each counts the guesses before it as written."""
+    names = "penalised", "drawn, penalised", "biased", "drawn, all 30"
+    asked = {name: dataclasses.replace(ASKED[name], max_tokens=12, min_tokens=0) for name in names}
+    asked["drawn, all 30"] = dataclasses.replace(ASKED["drawn, all 30"], max_tokens=12, min_tokens=12)
+    serve(Engine(target, EngineConfig(num_blocks=60, num_drafts=3), Parts(draft_model=head)), asked)
+    assert len(made) > 15
+    for name, known, guesses in made:
+        expected = guesses_of(head, target, known, len(guesses), asked[name], len(prompt(name)))
+        assert guesses == expected, (name, len(known))
 
 
 def test_a_sampler_that_looks_positions_up_on_the_device_draws_the_same_guesses(

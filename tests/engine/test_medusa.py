@@ -102,8 +102,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     found: Made = []
     inner = MedusaDraft.guess
 
-    def guess(self: MedusaDraft, passes: Any, t: Any, slots: Any, sampler: Any) -> Any:
-        q = inner(self, passes, t, slots, sampler)
+    def guess(self: MedusaDraft, passes: Any, t: Any, slots: Any, *others: Any) -> Any:
+        q = inner(self, passes, t, slots, *others)
         [batch] = passes
         for slot, name, k in zip(batch.slots, batch.request_ids, batch.query_lens, strict=True):
             known = int(slots.computed[slot]) + 1

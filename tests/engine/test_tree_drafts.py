@@ -208,8 +208,8 @@ def test_guesses_are_the_likeliest_behind_each_path(
 ) -> None:
     made: list[tuple[list[int], Tree, list[int]]] = []
 
-    def recorded(draft: Any, levels: Any, t: Any, slots: Any, sampler: Any) -> Any:
-        tokens, q = tree_head.guess_tree(draft, levels, t, slots, sampler)
+    def recorded(draft: Any, levels: Any, t: Any, slots: Any, *others: Any) -> Any:
+        tokens, q = tree_head.guess_tree(draft, levels, t, slots, *others)
         for row, slot in enumerate(t["draft.slots"].tolist()):
             known = slots.tokens[slot, : int(slots.computed[slot]) + 1].tolist()
             mine = tokens[t["draft.row"] == row].tolist()
@@ -261,8 +261,9 @@ def test_a_tree_that_is_grown_is_the_one_of_the_definition(
 ) -> None:
     made: list[tuple[list[int], set[tuple[int, ...]], int]] = []
 
-    def recorded(draft: Any, rows: Any, slots: Any, growth: Growth) -> Any:
-        trees, tokens = tree_growing.grow_trees(draft, rows, slots, growth)
+    def recorded(draft: Any, rows: Any, *others: Any) -> Any:
+        trees, tokens = tree_growing.grow_trees(draft, rows, *others)
+        slots = others[0]
         for row, tree, mine in zip(rows, trees, tokens.split([tree.num_nodes for tree in trees]), strict=True):
             known = slots.tokens[row.slot, : int(slots.computed[row.slot]) + 1].tolist()
             paths = {tuple(int(mine[each]) for each in line if each >= 0) for line in tree.lineage}
@@ -365,7 +366,7 @@ def test_equal_guesses_at_one_place_leave_the_distribution_right(small, heads, e
     """Of equal siblings one may be on a path: with both the longer of two paths of one text would be kept."""
     likely = max(expected("temperature"), key=expected("temperature").__getitem__)[1]
 
-    def equal(draft: Any, levels: Any, t: Any, slots: Any, sampler: Any) -> Any:
+    def equal(draft: Any, levels: Any, t: Any, *others: Any) -> Any:
         return torch.full_like(t["draft.row"], likely), None
 
     monkeypatch.setattr(tree_head_worker, "guess_tree", equal)

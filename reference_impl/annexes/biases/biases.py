@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.core.staging import Arrays, to_device
-from reference_impl.interfaces import SamplingParams
+from reference_impl.interfaces import Opened, SamplingParams
 
 
 def has_biases(sampling: SamplingParams) -> bool:
@@ -76,3 +76,20 @@ def floored(scores: Tensor, arrays: Arrays, position: Tensor) -> Tensor:
     at = t["row"], t["token"]
     kept = scores[at].masked_fill(position[t["row"]] < t["floor"], -torch.inf)
     return scores.index_put(at, kept)
+
+
+def moved(scores: Tensor, requests: Sequence[Opened]) -> Tensor:
+    """With their `logit_bias`. scores [rows, vocab_size], of these requests."""
+    arrays = bias_arrays([request.sampling for request in requests])
+    return scores if arrays is None else biased(scores, arrays)
+
+
+def left_over(scores: Tensor, requests: Sequence[Opened], ends: Sequence[int], position: Tensor) -> Tensor:
+    """Without what `allowed_token_ids` and `min_tokens` rule out. scores, requests: as of `moved`; ends, position: as
+    of `floor_arrays` and `floored`."""
+    params = [request.sampling for request in requests]
+    allowed = allowed_arrays(params)
+    if allowed is not None:
+        scores = restricted(scores, allowed)
+    arrays = floor_arrays(params, [request.num_prompt_tokens for request in requests], ends)
+    return scores if arrays is None else floored(scores, arrays, position)

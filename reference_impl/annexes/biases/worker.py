@@ -7,15 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reference_impl.annexes.biases.biases import (
-    allowed_arrays,
-    bias_arrays,
-    biased,
-    floor_arrays,
-    floored,
-    has_biases,
-    restricted,
-)
+from reference_impl.annexes.biases.biases import has_biases, left_over, moved
 from reference_impl.core.sampler import TorchSampler
 from reference_impl.core.worker import StepRun, Worker
 from reference_impl.interfaces import Opened, Step
@@ -51,9 +43,7 @@ class BiasRun(StepRun):
     def sample(self) -> None:
         requests = self.worker.sampled_slots(self)
         if requests is not None and isinstance(self.worker.sampler, TorchSampler):
-            arrays = bias_arrays([request.sampling for request in requests])
-            if arrays is not None:
-                self.scores = biased(self.scores, arrays)
+            self.scores = moved(self.scores, requests)
         super().sample()
 
 
@@ -61,12 +51,7 @@ class FloorRun(StepRun):
     worker: BiasWorker
 
     def sample(self) -> None:
-        if (requests := self.worker.sampled_slots(self)) is not None:
-            allowed = allowed_arrays([request.sampling for request in requests])
-            if allowed is not None:
-                self.scores = restricted(self.scores, allowed)
-            prompts = [request.num_prompt_tokens for request in requests]
-            arrays = floor_arrays([request.sampling for request in requests], prompts, self.worker.ends)
-            if arrays is not None:
-                self.scores = floored(self.scores, arrays, self.tensors["sample_positions"])
+        w = self.worker
+        if (requests := w.sampled_slots(self)) is not None:
+            self.scores = left_over(self.scores, requests, w.ends, self.tensors["sample_positions"])
         super().sample()

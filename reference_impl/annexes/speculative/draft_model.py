@@ -15,8 +15,8 @@ has gone on, the position stays wrong for the other one, whose guesses are worse
 
 A guess for a request with a seed is drawn as the target's token will be, with the position's own random number: where
 the two distributions are alike, so are mostly the tokens. For one without it is drawn with a number of its own, and
-what it was drawn from is kept for `rejection.py`. Penalties and the like are left out: without them guesses are kept
-more rarely, and verification is as right.
+what it was drawn from is kept for `rejection.py`. Of a request with penalties or biases the draft's logits are moved as
+the target's are (`guess_scores.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.speculative.guess_scores import GuessScores
 from reference_impl.annexes.speculative.rejection import GUESS, filtered
 from reference_impl.core.batch import HostBatch, as_batch, lay_out
 from reference_impl.core.decoder import Decoder
@@ -62,20 +63,27 @@ class DraftModel:
         return lay_out_passes(rows, slots)
 
     def guess(
-        self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler
-    ) -> Tensor | None:
+        self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
+        scores: GuessScores,
+    ) -> Tensor | None:  # fmt: skip
         """Runs the passes; guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the
         device. Returns q as `rejection.verified` takes it, [E, vocab_size]; None without guesses that it is for."""
         q = None
-        for batch, mine in zip(passes, by_pass(t, len(passes)), strict=True):
+        for number, (batch, mine) in enumerate(zip(passes, by_pass(t, len(passes)), strict=True)):
             mine |= slots.look_up(mine, max(batch.context_lens))
             hidden = self.model.hidden_states(as_batch(batch, mine, self.kv_specs), self.kv_cache, self.attention)
             if not batch.sampling:
                 continue
             logits = self.model.logits(hidden).to(self.logits_dtype)
-            slots.put(mine, sampler.choose(logits, mine))
-            q = with_drawn(q, logits, mine, t)
+            found = scores(logits, slots_of(batch), mine["sample_positions"], number)
+            slots.put(mine, sampler.choose(found, mine))
+            q = with_drawn(q, found, mine, t)
         return q
+
+
+def slots_of(batch: HostBatch) -> list[int]:
+    """Of each of the batch's logits."""
+    return [batch.slots[row] for row in batch.sampling]
 
 
 def lay_out_passes(rows: Sequence[StepRow], slots: Slots, back: int = 1) -> list[HostBatch]:
@@ -136,7 +144,7 @@ def drawn_by(batch: HostBatch, distance: int, sampler: TorchSampler, next_places
     `rejection.places`, but of each slot's next guess, which is counted on; with places, also unseeded, place
     [guesses]: which of the logits, which of the E.
     """
-    slots, settings = [batch.slots[row] for row in batch.sampling], batch.settings
+    slots, settings = slots_of(batch), batch.settings
     found: Arrays = {}
     if unseeded := [at for at, slot in enumerate(slots) if slot in next_places]:
         settings = settings.copy()
@@ -160,11 +168,11 @@ def by_pass(t: Mapping[str, Tensor], num_passes: int) -> list[dict[str, Tensor]]
 
 
 def with_drawn(
-    q: Tensor | None, logits: Tensor, t: Mapping[str, Tensor], all_arrays: Mapping[str, Tensor]
+    q: Tensor | None, scores: Tensor, t: Mapping[str, Tensor], all_arrays: Mapping[str, Tensor]
 ) -> Tensor | None:
     """q [E, vocab_size], with what a pass's guesses were drawn from; None as long as there are none. t: the pass's."""
     if "unseeded" not in t:
         return q
-    probs = filtered(logits, t, t["unseeded"])
+    probs = filtered(scores, t, t["unseeded"])
     q = probs.new_empty(len(all_arrays["draft.unseeded"]), probs.shape[1]) if q is None else q
     return q.index_copy_(0, t["place"], probs)

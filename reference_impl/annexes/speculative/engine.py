@@ -6,6 +6,7 @@ It extends `Engine.update`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -13,15 +14,20 @@ from reference_impl.core.engine import Engine, FinishedStep
 from reference_impl.core.planner import Planner
 from reference_impl.interfaces import Reply, Request, Row, Step, StepPlan
 
+logger = logging.getLogger("inferlab.engine")
+
 
 class DraftingEngine(Engine):
     # As of `StepPlan`, for the trace.
     acceptance = "exact"
     num_draft_levels = 0
+    num_broken_guesses = 0  # that came of a draft's logits which are not numbers
 
     def update(self, plan: StepPlan, step: Step, reply: Reply, requests: Mapping[str, Request]) -> FinishedStep:
         if not self.planner.has_drafted:
             return super().update(plan, step, reply, requests)
+        if reply.broken_guesses:
+            self._note_broken(plan, reply.broken_guesses)
         settle(self.planner, plan, reply, requests)
         starts = {row.request_id: _start_of(row, requests[row.request_id]) for row in plan.rows}
         drafted = [requests[row.request_id] for row in plan.rows if row.num_drafts]
@@ -37,6 +43,15 @@ class DraftingEngine(Engine):
         if drafted:
             booked = replace(booked, acceptance=self.acceptance, num_draft_levels=self.num_draft_levels)
         return done._replace(plan=booked, num_sampled=num_sampled)
+
+    def _note_broken(self, plan: StepPlan, number: int) -> None:
+        if not self.num_broken_guesses:
+            logger.warning(
+                "step %d: of the model that guesses, %d guesses came of logits that are not numbers (NaN or infinite): "
+                "texts stay right, and such guesses cost time for nothing. Its weights may be broken, or too large for "
+                "its dtype; this is said once, Engine.num_broken_guesses counts on", plan.step_id, number,
+            )  # fmt: skip
+        self.num_broken_guesses += number
 
 
 def settle(planner: Planner, plan: StepPlan, reply: Reply, requests: Mapping[str, Request]) -> None:

@@ -38,8 +38,10 @@ from reference_impl.annexes.speculative.draft_model import (
     by_pass,
     lay_out_ahead,
     one_further,
+    slots_of,
     with_drawn,
 )
+from reference_impl.annexes.speculative.guess_scores import GuessScores
 from reference_impl.core.batch import HostBatch, as_batch
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
@@ -156,8 +158,9 @@ class FeatureDraft:
         return lay_out_guesses(rows, slots)
 
     def guess(
-        self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler
-    ) -> Tensor | None:
+        self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
+        scores: GuessScores,
+    ) -> Tensor | None:  # fmt: skip
         """Guesses go behind the tokens of their slots. t: with the `arrays_of` all passes, on the device. Gives q as
         `DraftModel.guess` does."""
         q = None
@@ -173,8 +176,9 @@ class FeatureDraft:
             # `look_up` says the position behind the pass's own.
             mine["sample_positions"] = slots.computed.index_select(0, rows) + number + 1
             logits = self.model.logits(hidden).to(self.logits_dtype)
-            slots.put(mine, sampler.choose(logits, mine))
-            q = with_drawn(q, logits, mine, t)
+            moved = scores(logits, slots_of(batch), mine["sample_positions"], number)
+            slots.put(mine, sampler.choose(moved, mine))
+            q = with_drawn(q, moved, mine, t)
         return q
 
     def keep_up(

@@ -24,7 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.annexes.speculative.draft_model import by_pass, with_drawn
+from reference_impl.annexes.speculative.draft_model import by_pass, slots_of, with_drawn
+from reference_impl.annexes.speculative.guess_scores import GuessScores
 from reference_impl.core.batch import HostBatch, lay_out
 from reference_impl.core.decoder import Decoder
 from reference_impl.core.linear import Linear
@@ -92,17 +93,19 @@ class MedusaDraft:
         return [replace(batch, arrays={"slots": slot, "row": row, "nth": nth, "sampling_slots": slot[row]})]
 
     def guess(
-        self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler
-    ) -> Tensor | None:
+        self, passes: Sequence[HostBatch], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
+        scores: GuessScores,
+    ) -> Tensor | None:  # fmt: skip
         """Guesses go behind the tokens of their slots. t: with the `arrays_of` the passes, on the device. Gives q as
-        `DraftModel.guess` does."""
-        [mine] = by_pass(t, len(passes))
+        `DraftModel.guess` does. Penalties of guess j count the text alone: the guesses before it are not drawn yet."""
+        [batch], [mine] = passes, by_pass(t, len(passes))
         hidden = self.model.hidden_states(self.ahead.index_select(0, mine["slots"]))[mine["row"], mine["nth"]]
         logits = self.model.logits(hidden).to(self.logits_dtype)
         # Behind a row's one known token, which is not computed yet.
         mine["sample_positions"] = slots.computed.index_select(0, mine["sampling_slots"]) + 1 + mine["nth"]
-        slots.put(mine, sampler.choose(logits, mine))
-        return with_drawn(None, logits, mine, t)
+        moved = scores(logits, slots_of(batch), mine["sample_positions"], 0)
+        slots.put(mine, sampler.choose(moved, mine))
+        return with_drawn(None, moved, mine, t)
 
     def keep_up(
         self, batch: HostBatch, t: Mapping[str, Tensor], slots: Slots, features: Tensor, wrong: Tensor | None

@@ -9,22 +9,25 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from reference_impl.annexes.speculative.draft_model import DraftModel, arrays_of
 from reference_impl.annexes.speculative.drafts import take_drafts
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
+from reference_impl.annexes.speculative.guess_scores import ScoringWorker, not_numbers
 from reference_impl.annexes.speculative.medusa import MedusaDraft
 from reference_impl.annexes.speculative.rejection import places
 from reference_impl.annexes.speculative.worker import DraftRun, DraftWorker
 from reference_impl.core.batch import HostBatch
 from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.staging import to_host
 from reference_impl.core.worker import StepRun
 from reference_impl.interfaces import Step
 
 Draft: TypeAlias = DraftModel | FeatureDraft | MedusaDraft
 
 
-class ModelDraftWorker(DraftWorker):
+class ModelDraftWorker(DraftWorker, ScoringWorker):
     """draft: what guesses, where a step's rows have drafts."""
 
     def __init__(self, *args: Any, draft: Draft, **options: Any):
@@ -51,6 +54,7 @@ class ModelDraftRun(DraftRun):
     worker: ModelDraftWorker
     passes: Sequence[HostBatch] = ()
     drafting: float = 0.0  # seconds, on a CPU
+    broken_guesses: Tensor | None = None  # how many came of logits that are not numbers, on the device
 
     def add_arrays(self) -> None:
         super().add_arrays()
@@ -71,10 +75,22 @@ class ModelDraftRun(DraftRun):
         w = self.worker
         if self.passes:
             with self.watched():
-                self.q = w.draft.guess(self.passes, self.tensors, w.slots, w.draws)
+                self.q = w.draft.guess(self.passes, self.tensors, w.slots, w.draws, self.guess_scores)
         if self.batch.drafts:
             self.tensors["draft.tokens"] = take_drafts(w.slots, self.tensors)
         super().compute()
+
+    def guess_scores(self, logits: Tensor, slots: Sequence[int], positions: Tensor, before: int) -> Tensor:
+        """As `GuessScores`."""
+        broken = not_numbers(logits)
+        self.broken_guesses = broken if self.broken_guesses is None else self.broken_guesses + broken
+        return self.worker.guess_scores(logits, slots, positions, before)
+
+    def end(self) -> None:
+        if self.broken_guesses is not None:
+            on_host = to_host(self.broken_guesses)  # read when the step is collected
+            self.reports["broken_guesses"] = lambda: int(on_host)
+        super().end()
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -14,8 +14,9 @@ Nodes are the likeliest, and not drawn: for a request without a seed each is kep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
 from reference_impl.annexes.speculative.growth import Growth
+from reference_impl.annexes.speculative.guess_scores import GuessScores
 from reference_impl.annexes.speculative.tree import ROOT, Tree
 from reference_impl.core.batch import HostBatch, as_batch, lay_out
 from reference_impl.core.slots import Slots
@@ -51,25 +53,30 @@ class Grown:
         return trees, tokens
 
 
-def grow_trees(draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, growth: Growth) -> tuple[list[Tree], Tensor]:
+def grow_trees(
+    draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, growth: Growth, scores: GuessScores
+) -> tuple[list[Tree], Tensor]:
     """rows [R]: those with guesses, D in all. Of each its tree; and the D guesses, [D] int64, row by row."""
     trees: dict[int, Tree] = {}
     tokens: dict[int, Tensor] = {}
     levels = [growth.levels_of(row.num_drafts) for row in rows]
     for num in sorted(set(levels)):
         mine = [at for at, its in enumerate(levels) if its == num]
-        grown = grow(draft, [rows[at] for at in mine], slots, growth.width, num)
+        grown = grow(draft, [rows[at] for at in mine], slots, growth.width, num, scores)
         for at, tree, of_tree in zip(mine, *grown.best([rows[at].num_drafts for at in mine]), strict=True):
             trees[at], tokens[at] = tree, of_tree
     return [trees[at] for at in range(len(rows))], torch.cat([tokens[at] for at in range(len(rows))])
 
 
-def grow(draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, width: int, num_levels: int) -> Grown:
+def grow(
+    draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, width: int, num_levels: int, scores_of: GuessScores
+) -> Grown:
     """rows [R]: with room for width x (num_levels - 1) nodes."""
     k, num_rows = width, len(rows)
     slot = to_device({"slots": np.array([row.slot for row in rows])}, slots.device)["slots"]
     ahead = draft.ahead.index_select(0, slot)[:, None]  # [R, nodes, hidden_size]: what the children of nodes come of
-    tokens, scores = _children(draft, ahead, ahead.new_zeros(num_rows, 1, dtype=torch.float64), k)
+    move = partial(_moved, rows, slots.computed.index_select(0, slot) + 1, scores_of)
+    tokens, scores = _children(draft, ahead, ahead.new_zeros(num_rows, 1, dtype=torch.float64), k, move, 0)
     found = Grown(tokens, scores, torch.full_like(tokens, ROOT))
     # Of nodes that are expanded, E so far: which of the C, what they see of each other as bits, and what is in `ahead`
     # of their parents.
@@ -86,7 +93,7 @@ def grow(draft: FeatureDraft, rows: Sequence[StepRow], slots: Slots, width: int,
         before = torch.cat((before, _of_parents(ahead, at, depth, k)), 1)
         inner = torch.cat((inner, level), 1)
         ahead = _run(draft, rows, depth, k, slots, found.tokens.gather(1, inner), sees, before)
-        tokens, scores = _children(draft, ahead, found.scores.gather(1, level), k)
+        tokens, scores = _children(draft, ahead, found.scores.gather(1, level), k, move, depth)
         found = Grown(
             torch.cat((found.tokens, tokens), 1), torch.cat((found.scores, scores), 1),
             torch.cat((found.parents, level.repeat_interleave(k, 1)), 1),
@@ -100,9 +107,20 @@ def _of_parents(ahead: Tensor, at: Tensor, depth: int, k: int) -> Tensor:
     return ahead.take_along_dim(nth[:, :, None], 1)
 
 
-def _children(draft: FeatureDraft, ahead: Tensor, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def _moved(
+    rows: Sequence[StepRow], first: Tensor, scores: GuessScores, logits: Tensor, num_nodes: int, depth: int
+) -> Tensor:
+    """Of so many nodes of each row, whose children are of this depth. first [R]: the position of level 0. Requests with
+    penalties have no trees, so no guess before a node counts."""
+    slots = [row.slot for row in rows for _ in range(num_nodes)]
+    return scores(logits, slots, (first + depth).repeat_interleave(num_nodes), 0)
+
+
+def _children(
+    draft: FeatureDraft, ahead: Tensor, scores: Tensor, k: int, move: Callable[[Tensor, int, int], Tensor], depth: int
+) -> tuple[Tensor, Tensor]:
     """Of nodes with these scores [R, nodes] the k likeliest, node by node: tokens and scores, [R, nodes x k]."""
-    logits = draft.model.logits(ahead.flatten(0, 1)).to(draft.logits_dtype)
+    logits = move(draft.model.logits(ahead.flatten(0, 1)).to(draft.logits_dtype), scores.shape[1], depth)
     logprobs, tokens = logits.double().log_softmax(-1).nan_to_num(nan=-torch.inf).topk(k)
     shape = len(scores), -1
     return tokens.view(shape), (scores[:, :, None] + logprobs.view(*scores.shape, k)).view(shape)

@@ -8,7 +8,8 @@ Of an inner node the head's cache has its entry behind the context's, in the ord
 there are its ancestors. After the step the head computes the kept path, and what is left of others is overwritten.
 
 Children of a node for a request without a seed are drawn from q one after another, each without those before; for
-others the first is what the position's own number draws (or the likeliest), then come the likeliest of the rest.
+others the first is what the position's own number draws (or the likeliest), then come the likeliest of the rest. With
+Gumbel noise they are those of the largest log q + noise, among which the target's token is oftenest.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reference_impl.annexes.gumbel.sampler import GumbelSampler
 from reference_impl.annexes.speculative.candidates import drawn_without_replacement
 from reference_impl.annexes.speculative.draft_model import PREFIX, by_pass
 from reference_impl.annexes.speculative.feature_head import FeatureDraft
+from reference_impl.annexes.speculative.guess_scores import GuessScores
 from reference_impl.annexes.speculative.rejection import GUESS, filtered
 from reference_impl.annexes.speculative.tree import ROOT, Tree
 from reference_impl.annexes.speculative.tree_layout import Rows, padded
@@ -115,8 +118,9 @@ def level_arrays(
 
 
 def guess_tree(
-    draft: FeatureDraft, levels: Sequence[Level], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler
-) -> tuple[Tensor, Tensor | None]:
+    draft: FeatureDraft, levels: Sequence[Level], t: Mapping[str, Tensor], slots: Slots, sampler: TorchSampler,
+    scores: GuessScores,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The D guesses, [D] int64; and what those of the N nodes were drawn from, [N, vocab_size], None without any. t:
     with the `level_arrays`, on the device."""
     num_rows, num_guesses = len(levels[0].parents), len(t["draft.row"])
@@ -136,7 +140,9 @@ def guess_tree(
         hidden_of.index_copy_(0, mine["node"], hidden)
         logits = draft.model.logits(hidden).to(draft.logits_dtype)
         mine["sample_positions"] = slots.computed.index_select(0, mine["parent_slots"]) + 1 + number
-        tokens[mine["child"]], probs = _guessed(logits, mine, sampler)
+        # Requests with penalties have no trees, so no guess before a node counts.
+        moved = scores(logits, level.arrays["parent_slots"].tolist(), mine["sample_positions"], 0)
+        tokens[mine["child"]], probs = _guessed(moved, mine, sampler)
         if probs is not None:
             q = probs.new_zeros(len(t["draft.tree.at"]), probs.shape[1]) if q is None else q
             q.index_copy_(0, mine["place"], probs)
@@ -146,8 +152,11 @@ def guess_tree(
 def _guessed(logits: Tensor, t: Mapping[str, Tensor], sampler: TorchSampler) -> tuple[Tensor, Tensor | None]:
     """[P, most children] int64; and what they were drawn from, of those that were. logits [P, vocab_size]."""
     width = t["child"].shape[1]
-    first = sampler.choose(logits, t)[:, None]
-    tokens = torch.cat((first, logits.scatter(1, first, -torch.inf).topk(width - 1).indices), 1)
+    if isinstance(sampler, GumbelSampler):
+        tokens = sampler.ranked(logits, t, width)
+    else:
+        first = sampler.choose(logits, t)[:, None]
+        tokens = torch.cat((first, logits.scatter(1, first, -torch.inf).topk(width - 1).indices), 1)
     if "unseeded" not in t:
         return tokens, None
     q = filtered(logits, t, t["unseeded"])

@@ -47,7 +47,7 @@ class TreeHeadRun(TreeRun, FeatureRun):
         if isinstance(w.tree, Tree):
             return [w.tree.first(num) for num in nums]
         with self.watched():
-            trees, self.grown = grow_trees(w.draft, step_rows, w.slots, w.tree)
+            trees, self.grown = grow_trees(w.draft, step_rows, w.slots, w.tree, self.guess_scores)
         return trees
 
     def guessing_arrays(self, step_rows: Sequence[StepRow], rows: Rows, places: Places) -> Arrays:
@@ -67,7 +67,7 @@ class TreeHeadRun(TreeRun, FeatureRun):
         w = self.worker
         if self.grown is not None:
             return self.grown, None
-        return guess_tree(w.draft, self.levels, self.tensors, w.slots, w.draws)
+        return guess_tree(w.draft, self.levels, self.tensors, w.slots, w.draws, self.guess_scores)
 
     def path_kept(self, kept_row: Tensor, node: Tensor, num: Tensor) -> None:
         """What the head computes: while the slots' lengths are still those before the step."""

@@ -1,0 +1,66 @@
+"""What guesses of a model are drawn from: its logits, moved as the target's will be.
+
+A request's biases and penalties, and what its parameters rule out, are applied to a draft's logits, too: without them
+it guesses tokens that the target's scores have sunk. Any q is verified as rightly; this one is nearer to p. Penalties
+ask how often the text has each token. Behind the counts of `penalties/counts.py`, which hold what was sampled, come the
+guesses of this step before a position, as they come in verification.
+
+Logits that are not numbers are counted: their guesses are right by chance alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference_impl.annexes.biases.biases import left_over, moved
+from reference_impl.annexes.biases.worker import BiasWorker
+from reference_impl.annexes.penalties.counts import Penalties, penalised
+from reference_impl.annexes.penalties.worker import PenaltyWorker
+from reference_impl.core.sampler import TorchSampler
+from reference_impl.core.slots import Slots
+from reference_impl.core.staging import to_device
+
+# (logits [rows, vocab_size]; slots [rows]; positions [rows], which are guessed; how many guesses of this step lie
+# before each of them) -> scores of the same shape.
+GuessScores = Callable[[Tensor, Sequence[int], Tensor, int], Tensor]
+
+
+class ScoringWorker(BiasWorker, PenaltyWorker):
+    """Moves a draft's logits. A sampler that is asked does so by itself, and keeps no counts: there they stay."""
+
+    def guess_scores(self, logits: Tensor, slots: Sequence[int], positions: Tensor, before: int) -> Tensor:
+        """As `GuessScores`."""
+        if not isinstance(self.sampler, TorchSampler):
+            return logits
+        requests, scores = [self.slots.host[slot] for slot in slots], logits
+        has_biases = not self.biased.isdisjoint(slots)
+        if has_biases:
+            scores = moved(scores, requests)
+        if not self.counts.places.keys().isdisjoint(slots):
+            penalties = self.counts.of(slots, [request.sampling for request in requests])
+            assert penalties is not None  # that is who has a place
+            scores = penalised(scores, penalties, guesses_before(penalties, slots, positions, before, self.slots))
+        return left_over(scores, requests, self.ends, positions) if has_biases else scores
+
+
+def guesses_before(
+    penalties: Penalties, slots: Sequence[int], positions: Tensor, before: int, of: Slots
+) -> tuple[Tensor, Tensor] | None:
+    """As `penalised` takes them: the tokens on so many places before each position."""
+    if not before:
+        return None
+    rows = penalties.arrays["rows"]
+    which, back = np.repeat(np.arange(len(rows)), before), np.tile(np.arange(before, 0, -1), len(rows))
+    arrays = {"which": which, "row": rows[which], "slot": np.array(slots)[rows[which]], "back": back}
+    t = to_device(arrays, of.device)
+    return t["which"], of.tokens[t["slot"], positions[t["row"]] - t["back"]].long()
+
+
+def not_numbers(logits: Tensor) -> Tensor:
+    """How many rows of logits [rows, vocab_size] have a NaN, positive infinity, or nothing but negative infinity, which
+    tokens that a draft does not guess have: 0-dimensional int64, on the device."""
+    return (~torch.isfinite(logits.amax(-1))).sum()
