@@ -239,8 +239,9 @@ assert torch.allclose(out, torch.tensor([float(v) for v in P], dtype=torch.float
 
 # %% [markdown] name="engine-text-run"
 # Now whole requests: temperature and top-p are part of p. The draft's q is filtered the same way, and p decides what may come
-# out. (Penalties belong to p, too, but this engine leaves them out of q: fewer guesses are kept, and the text is as right. A
-# request under a grammar gets no guesses, since the mask of each position would depend on the guesses before it.) 400 requests draw three tokens with top-k 3, without a seed of their own, with two guesses a step. Second tokens
+# out. (Penalties belong to p, too, and move the draft's logits by the same counts. A request under a grammar gets only guesses
+# that are known on the host, n-grams for example, cut where the grammar forbids one: the mask of each position depends on the
+# guesses before it.) 400 requests draw three tokens with top-k 3, without a seed of their own, with two guesses a step. Second tokens
 # that followed the most frequent first one, against p:
 
 # %% name="engine-requests"
@@ -310,8 +311,9 @@ widgets.reveal("08b-gumbel", 100 * by_gumbel(p, q))
 # %% [markdown] name="coupling-reading"
 # Rejection keeps as much as any rule can; a coupling by shared numbers, where neither side sees the other's distribution,
 # keeps that or less. That is what a text equal for every k may cost.
-# Gumbel noise never keeps less than (1 − TV)/(1 + TV), with TV between p and q, in any order of the vocabulary. One uniform, which is what this engine draws with, depends on the order: a small shift near the start moves
-# all later boundaries.
+# Gumbel noise never keeps less than (1 − TV)/(1 + TV), with TV between p and q, in any order of the vocabulary. One uniform
+# depends on the order: a small shift near the start moves all later boundaries. This engine draws with one uniform unless it is
+# told `sampling_noise="gumbel"`; what each keeps of the course draft's guesses, `python -m reference_impl.bench.coupling` counts.
 
 # %% [markdown] name="measure-text"
 # ## 5. Measure and explain

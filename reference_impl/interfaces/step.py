@@ -96,7 +96,9 @@ class Masks:
     step before, which may still run while this one is submitted."""
 
     step_id: int
-    rows: tuple[bytes | None, ...]  # of each row as of `Grammar.allowed`; None: anything
+    # Of each row as of `Grammar.allowed`; of one with drafts also behind each draft, one mask behind another. None:
+    # anything.
+    rows: tuple[bytes | None, ...]
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
 """Grammars in an engine (guided decoding): a step whose rows sample under one is announced to the worker
 (`Step.takes_masks`), which then samples only when the masks have come. What they allow depends on the tokens of the
-step before; so with several steps in flight they are sent when that step is collected.
+step before; so with several steps in flight they are sent when that step is collected. Guesses that are known on the
+host may stand in such a row, as far as the grammar allows them: each of its positions has a mask of its own.
 
 `announced` follows `Planner.step`, and `masks_of` the submission. Source: XGrammar (Dong et al. 2024) masks logits so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from reference_impl.interfaces import Executor, Grammar, Masks, Request, RequestState, Step, StepPlan, TakesMasks
@@ -35,11 +36,43 @@ def masks_of(plan: StepPlan, requests: Mapping[str, Request]) -> Masks:
     for row in plan.rows:
         request, mask = requests[row.request_id], None
         if row.samples and request.grammar is not None and request.state is not RequestState.FINISHED:
-            mask = request.grammar.allowed(request.output_tokens)
+            mask = request.grammar.allowed(output := list(request.output_tokens))
             if mask is None:
                 name = type(request.grammar).__name__
                 raise TypeError(
                     f"request {request.id!r}: {name}.allowed returned None: expected bytes, a bit per token"
                 )
+            for i in range(len(row.drafts)):  # behind each guess its own
+                mask += request.grammar.allowed([*output, *row.drafts[: i + 1]])
         masks.append(mask)
     return Masks(plan.step_id, tuple(masks))
+
+
+def allowed_guesses(request: Request, guesses: Sequence[int]) -> tuple[int, ...]:
+    """Those before the first that the request's grammar forbids. A grammar is a function of the output: wrong guesses
+    leave nothing in it. A guess behind which it has no mask is left out, too; if it is right, the next step says so."""
+    grammar, output, kept = request.grammar, list(request.output_tokens), 0
+    assert grammar is not None
+    mask = _mask(grammar, output)
+    for token in guesses:
+        if mask is None or not _allows(mask, token):
+            break
+        output.append(token)
+        size, mask = len(mask), _mask(grammar, output)
+        if mask is None or len(mask) != size:
+            break
+        kept += 1
+    return tuple(guesses[:kept])
+
+
+def _mask(grammar: Grammar, output: Sequence[int]) -> bytes | None:
+    """None: none that could be sampled under. Of the text itself `masks_of` asks again, and says what is wrong."""
+    try:
+        mask = grammar.allowed(output)
+    except Exception:
+        return None  # a text that it was not made for: a guess may be any
+    return mask if isinstance(mask, bytes) and any(mask) else None
+
+
+def _allows(mask: bytes, token: int) -> bool:
+    return token < 8 * len(mask) and bool(mask[token // 8] >> token % 8 & 1)

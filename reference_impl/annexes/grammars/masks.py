@@ -35,6 +35,12 @@ def masked(scores: Tensor, allowed: Allowed) -> Tensor:
     return scores
 
 
+def one_of(masks: bytes, at: int, number: int) -> bytes:
+    """Of so many masks, one behind another. Where they cannot be parted, all: `check_mask` says what is wrong."""
+    size, rest = divmod(len(masks), number)
+    return masks if number == 1 or rest else masks[at * size : (at + 1) * size]
+
+
 def check_mask(mask: bytes, vocab_size: int, request_id: str) -> None:
     """ValueError unless it has a bit for each token, and one at least is set."""
     expected = -(-vocab_size // 8)

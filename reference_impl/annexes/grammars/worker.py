@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 
-from reference_impl.annexes.grammars.masks import Allowed, check_mask, masked
+from reference_impl.annexes.grammars.masks import Allowed, check_mask, masked, one_of
 from reference_impl.core.worker import StepRun, Worker
 from reference_impl.interfaces import Masks
 
@@ -43,12 +43,15 @@ class MaskRun(StepRun):
             super().end()
 
     def allow(self, masks: Masks) -> None:
-        """Masks come for each row of the step, and are needed for each of the logits."""
-        rows, found = [], []
+        """Masks come for each row of the step, and are needed for each of the logits: of a row with guesses several."""
+        rows, found, first = [], [], 0
         for place, row in enumerate(self.batch.sampling):
-            mask = masks.rows[self.batch.order[row]]
-            if mask is not None:
-                check_mask(mask, self.worker.model.config.vocab_size, self.batch.request_ids[row])
+            if place and self.batch.sampling[place - 1] != row:
+                first = place
+            given, vocab = masks.rows[self.batch.order[row]], self.worker.model.config.vocab_size
+            if given is not None:
+                mask = one_of(given, place - first, 1 + (self.batch.drafts[row] if self.batch.drafts else 0))
+                check_mask(mask, vocab, self.batch.request_ids[row])
                 rows.append(place)
                 found.append(mask)
         self.allowed = Allowed(rows, found)

@@ -26,7 +26,7 @@ from typing import Any
 
 from reference_impl.interfaces import Executor, KVSpec, Masks, Reply, Step, TakesMasks
 
-PROTOCOL = 4  # version of the messages; raised when one changes its meaning
+PROTOCOL = 5  # version of the messages; raised when one changes its meaning
 
 
 @dataclass(frozen=True)

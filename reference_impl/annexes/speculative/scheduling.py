@@ -13,6 +13,7 @@ import itertools
 import operator
 from typing import Any
 
+from reference_impl.annexes.grammars.engine import allowed_guesses
 from reference_impl.core.scheduler import OpenPlan, Scheduler, Shares
 from reference_impl.interfaces import HostProposer, KeepsRequests, Request, RequestState, StepPlan
 
@@ -60,9 +61,9 @@ class Drafting(Scheduler):
 
     def _useful_drafts(self, request: Request) -> int:
         """No more than can be kept, with the token that is sampled behind them. None for a held request, whose tokens
-        are chosen elsewhere, before samples are forked, which share what is known to be computed, and under a grammar,
-        whose masks would depend on the guesses."""
-        if request.holds or request.children or request.grammar is not None:
+        are chosen elsewhere, before samples are forked, which share what is known to be computed, and under a grammar
+        where guesses are made by the worker: its masks depend on them, and are made on the host."""
+        if request.holds or request.children or (request.grammar is not None and self.host_proposer is None):
             return 0
         most = min(request.num_prompt_tokens + request.sampling.max_tokens, request.max_total_tokens)
         return max(0, min(self.num_drafts, most - request.num_tokens - 1))
@@ -74,6 +75,8 @@ class Drafting(Scheduler):
         drafts: tuple[int, ...] = ()
         if self.host_proposer is not None:
             drafts = _propose(self.host_proposer, request, num_drafts)
+            if request.grammar is not None:
+                drafts = allowed_guesses(request, drafts)
             num_drafts = len(drafts)
         fits = num_drafts and 1 + num_drafts <= plan.budget and self.kv.reserve(request, 1 + num_drafts)
         if fits:
