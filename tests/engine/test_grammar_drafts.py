@@ -22,7 +22,7 @@ from reference_impl.interfaces import Request, SamplingParams
 from reference_impl.observe.trace import DraftUse
 from tests.engine.conftest import HostOracle, check_references
 from tests.engine.test_drafts import kept_of
-from tests.engine.test_grammars import bits, finish
+from tests.engine.test_grammars import Countdown, bits, finish
 from tests.engine.test_rejection import ALPHA, PROMPT, by_definition, options_of, p_value
 
 VOCAB = 61
@@ -125,6 +125,21 @@ def test_with_one_token_allowed_at_a_time_guesses_of_it_are_always_kept(random_m
     finish(engine)
     assert request.output_tokens == [i**2 % VOCAB for i in range(21)]
     assert [sum(step.num_new_tokens) for step in engine.trace.steps()] == [1, 5, 5, 5, 5]
+
+
+def test_a_grammar_is_not_asked_about_texts_that_it_forbids(random_model) -> None:
+    """It raises where it is: of each three guesses here the second is wrong."""
+
+    class Lies:
+        def propose(self, request: Request, k: int) -> list[int]:
+            length = len(request.output_tokens)
+            return [6 - (length + i + (i == 1)) % 7 for i in range(k)]
+
+    engine = Engine(random_model("float64"), EngineConfig(num_blocks=20, num_drafts=3), Parts(host_proposer=Lies()))
+    request = engine.add(PROMPT, SamplingParams(max_tokens=12, ignore_eos=True), grammar=Countdown(VOCAB))
+    finish(engine)
+    assert request.output_tokens == [6, 5, 4, 3, 2, 1, 0, 6, 5, 4, 3, 2]
+    assert [row.num_drafts for step in engine.trace.steps() for row in step.rows] == [0, 1, 1, 1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("case", [{"temperature": 0.8}, {"frequency_penalty": 1.0, "top_p": 0.9}], ids=str)

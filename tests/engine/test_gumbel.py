@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from reference_impl.annexes.speculative.rejection import is_exact
 from reference_impl.assembly.config import EngineConfig
 from reference_impl.assembly.engine import Engine
 from reference_impl.assembly.gumbel_sampler import CalledGumbelSampler, sample_with_gumbel
@@ -120,6 +121,15 @@ def test_of_seeded_requests_more_guesses_of_a_model_are_kept_than_with_one_numbe
         serve(engine, {f"r{i}": SamplingParams(max_tokens=60, seed=i) for i in range(12)})
         kept[noise] = DraftUse.of(engine.trace.steps()).acceptance
     assert kept["gumbel"] > kept["one-number"] + 0.05
+
+
+def test_requests_without_a_seed_are_verified_by_rejection_unless_a_choose_is_ones_own() -> None:
+    class Likeliest(CalledGumbelSampler):
+        def choose(self, scores: torch.Tensor, t: Any) -> torch.Tensor:
+            return scores.argmax(-1)
+
+    assert is_exact(sample_with_gumbel)
+    assert not is_exact(Likeliest())
 
 
 def test_samples_of_a_prompt_are_those_that_each_would_be_alone(large, half) -> None:
