@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from grader.commands.collect_cli import collect, repair, roster
+from grader.commands.common import Once
 from grader.commands.late_cli import due, extend, late
 from grader.commands.prove_cli import prove
 from grader.commands.report_cli import report
@@ -111,7 +112,7 @@ app.command(epilog="Example: inferlab grade replay ada 02")(replay)
 app.command(epilog="Example: inferlab grade report 02 --html report.html")(report)
 app.command(epilog='Example: inferlab grade due 02 "2027-03-01 23:59 Europe/Berlin"')(due)
 app.command(epilog="Example: inferlab grade extend alice 02 3")(extend)
-app.command(epilog="Example: inferlab grade late 02 --grace-minutes 15 --per-day 0.1 --maximum 0.5")(late)
+app.command(cls=Once, epilog="Example: inferlab grade late 02 --grace-minutes 15 --per-day 0.1 --maximum 0.5")(late)
 app.command(epilog="Example: inferlab grade web --port 8090")(web)
 app.command(epilog="Example: inferlab grade prove 02 --sample 50 --jobs 2")(prove)
 

@@ -39,6 +39,9 @@ def feedback(
     packed: Annotated[
         Path | None, typer.Option("--zip", help="Pack the pages too, named as Canvas or Moodle takes them back.")
     ] = None,
+    lms: Annotated[
+        str, typer.Option(metavar="canvas|moodle", help="Of which LMS the zip is, where students handed in by both.")
+    ] = "",
     course: CourseOption = Path(),
 ) -> None:
     """Write one page per student, with scores and comments as the gradebook has them now."""
@@ -51,7 +54,7 @@ def feedback(
         with course_lock(root):
             settle(root, slug)
             pages, failed = grading.feedback(root, slug)
-        form, left_out = write_feedback_zip(root, slug, pages, packed) if packed and pages else ("", [])
+        form, left_out = write_feedback_zip(root, slug, pages, packed, lms) if packed and pages else ("", [])
     except (CourseError, OSError) as error:
         _stop(error)
     if not pages and not failed:

@@ -34,11 +34,13 @@ MAX_CELL = 1000  # characters of a name or an id; to compose letters takes the s
 
 @dataclass
 class Imported:
-    """What a roster file brought. added, changed, absent: ids; notes: what an instructor should know."""
+    """What a roster file brought. added, changed, absent: ids; changes: what of those that were there before, and what
+    it was, one line each; notes: what an instructor should know."""
 
     added: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -96,6 +98,12 @@ def _merge(roster: Roster, known: Student | None, student: Student, done: Import
     roster.put(known)
     if old != (known.first_name, known.last_name, known.email, known.ids) and known.id not in done.added:
         done.changed.append(known.id)
+        now = (known.first_name, known.last_name, known.email)
+        done.changes += [
+            f"{known.id}: {what} {after!r}, was {before!r}"
+            for what, before, after in zip(("first name", "last name", "email"), old, now, strict=False)
+            if before and before != after
+        ]
 
 
 def _id_given_before(before: dict[str, str], student: Student, done: Imported) -> str:
