@@ -103,7 +103,7 @@ def examine(
 
 
 def _stopped_note(submission: Submission, name: str, text: str) -> str:
-    """Which cell stopped, by its first line where it is the learner's own, and with what: the last line of a traceback."""
+    """Which cell stopped, by its first line where it is the learner's own, and with what: a traceback's last line."""
     number = name.removeprefix("added-")
     if number != name:
         name = f"of yours that begins with {submission.added[int(number)].source.strip().splitlines()[0][:60]!r}"
