@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,10 +70,8 @@ def collect(
     for warning in done.warnings:
         console.print(warning, style="red", markup=False, highlight=False, soft_wrap=True)
     _list("left as it was, see above; --yes replaces it", list(done.kept))
-    labs = {path.name for path in (root / "labs").iterdir()} - {slug}
-    others = {path: parts & labs for path in done.ignored if (parts := set(re.split(r"[/+]", str(path))))}
-    _list("ignored, files of other labs", sorted({str(path.parts[0]) for path, found in others.items() if found}))
-    _list("ignored, files of no student", [str(path) for path, found in others.items() if not found])
+    _list("ignored, of other labs", done.of_other_labs)
+    _list("ignored, files of no student", [str(path) for path in done.ignored])
     for time_from in sorted({one.time_from for one in done.received if one.time}):
         times = sorted(one.time[:16].replace("T", " ") for one in done.received if one.time_from == time_from)
         console.print(

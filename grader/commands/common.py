@@ -31,7 +31,7 @@ class Once(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         _, _, order = self.make_parser(ctx).parse_args(list(args))
         for option in order:
-            once = isinstance(option, TyperOption) and not (option.multiple or option.count)
+            once = isinstance(option, TyperOption) and not (option.multiple or option.count or option.is_flag)
             if once and order.count(option) > 1:
                 raise typer.BadParameter(f"{option.opts[0]} is given {order.count(option)} times: give it once")
         return super().parse_args(ctx, args)

@@ -112,9 +112,11 @@ app.command(epilog="Example: inferlab grade replay ada 02")(replay)
 app.command(epilog="Example: inferlab grade report 02 --html report.html")(report)
 app.command(epilog='Example: inferlab grade due 02 "2027-03-01 23:59 Europe/Berlin"')(due)
 app.command(epilog="Example: inferlab grade extend alice 02 3")(extend)
-app.command(cls=Once, epilog="Example: inferlab grade late 02 --grace-minutes 15 --per-day 0.1 --maximum 0.5")(late)
+app.command(epilog="Example: inferlab grade late 02 --grace-minutes 15 --per-day 0.1 --maximum 0.5")(late)
 app.command(epilog="Example: inferlab grade web --port 8090")(web)
 app.command(epilog="Example: inferlab grade prove 02 --sample 50 --jobs 2")(prove)
 
 
 app.add_typer(results_app)
+for _command in (*app.registered_commands, *results_app.registered_commands):
+    _command.cls = Once

@@ -25,10 +25,10 @@ from grader.course import CourseError
 from grader.results.shown_text import shown_line
 from grader.saying import stop as _stop
 
-PATTERNS = 30  # that are printed
-
 if TYPE_CHECKING:
     from grader.reports.report import Report
+
+PATTERNS = 30  # that are printed
 
 
 def report(
@@ -107,8 +107,8 @@ def _print_report(found: Report) -> None:
         f"({', '.join(pattern.checks)}; {some(pattern.students)})"
         for pattern in found.patterns[:PATTERNS]
     ]
-    if left := len(found.patterns) - PATTERNS:
-        together += [f"and {left} more: --html or --json FILE has all"] if left > 0 else []
+    if (left := len(found.patterns) - PATTERNS) > 0:
+        together.append(f"and {left} more: --html or --json FILE has all")
     listed("Failed together, with the known mistakes that do exactly this", together)
     listed("Not graded in the ordinary way", [": ".join(part for part in row if part) for row in found.trouble])
     listed("Flags, for you to look at; students do not see them", [f"{who}: {flag}" for who, flag in found.flags])

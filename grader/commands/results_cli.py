@@ -50,6 +50,8 @@ def feedback(
     from grader.reports.feedback_zip import write_feedback_zip
 
     try:
+        if lms and packed is None:
+            raise CourseError("--lms says of which LMS the zip is: it goes with --zip FILE")
         root, slug = open_lab(course, lab)
         with course_lock(root):
             settle(root, slug)

@@ -72,7 +72,7 @@ class Policy:
 @dataclass(frozen=True)
 class Late:
     """One submission against its due date. due: with the extension, None without a due date; submitted: None where
-    unknown; days: 0 is in time; penalty: points; by_file: the time is a file's own, or has no zone, and is not
+    unknown; days: 0 is in time; penalty: points; unconfirmed: the time is a file's own, or has no zone, and is not
     confirmed, so nothing is taken off; rests_on: what the time rests on; in_time: the LMS says so of the same bytes, by
     its own due date.
     """
@@ -82,7 +82,7 @@ class Late:
     submitted: datetime | None
     days: int
     penalty: float
-    by_file: bool = False
+    unconfirmed: bool = False
     rests_on: str = "the file's own time"
     in_time: bool = False
 
@@ -90,7 +90,7 @@ class Late:
     def line(self) -> str:
         """What is said of it in a list."""
         days = f"{self.student}: {self.days} day{'' if self.days == 1 else 's'}"
-        if self.by_file:
+        if self.unconfirmed:
             lms = ", but in time, says the LMS" if self.in_time else ""
             when = f"{self.submitted:%Y-%m-%d %H:%M} UTC"
             return f"{days}, by {self.rests_on}, {when}{lms}; nothing off until confirmed"
@@ -229,7 +229,7 @@ def set_time(root: Path, slug: str, student: str, when: str) -> datetime | None:
 def confirm_file_times(root: Path, slug: str, found: Iterable[Late]) -> None:
     """From now on these times count, also for what being late costs."""
     policy = read_policy(root)
-    times = {one.student: one.submitted.isoformat() for one in found if one.by_file and one.submitted}
+    times = {one.student: one.submitted.isoformat() for one in found if one.unconfirmed and one.submitted}
     policy.file_times[slug] = dict(policy.file_times.get(slug) or {}) | times
     write_policy(root, policy)
 
@@ -334,7 +334,9 @@ def lateness(policy: Policy, slug: str, submission: Any, root: Path) -> Late:
         history = read_history(root, slug, submission.student_id)
         if history and is_doubtful(history[-1].time_from):
             said, in_time = history[-1].time_from, history[-1].late is False
-            return Late(submission.student_id, due, submitted, late, 0.0, by_file=True, rests_on=said, in_time=in_time)
+            return Late(
+                submission.student_id, due, submitted, late, 0.0, unconfirmed=True, rests_on=said, in_time=in_time
+            )
     points = policy.fraction(late) * float(submission.max_score or 0.0)
     return Late(submission.student_id, due, submitted, late, round(min(points, float(submission.score or 0.0)), 6))
 

@@ -28,7 +28,7 @@ from grader.course import CourseError, course_secret
 from grader.courses.recorded import Damaged, state
 from grader.courses.scores import Score
 from grader.results.feedback import ACCEPTED, WRONG_FILE
-from grader.results.result import NO_CELLS, CheckResult, Result
+from grader.results.result import NO_CELLS, WORDS, CheckResult, Result
 from grader.results.shown_text import shown, shown_line
 
 FORMATS = ("csv", "canvas", "moodle", "gradescope")
@@ -136,8 +136,8 @@ def _moodle_feedback(person: Score, result: Result | None) -> str:
 def reasons_of(result: Result) -> list[str]:
     """Why nothing of a submission was graded, in the grader's own words."""
     if result.status == "refused":
-        return [f"Your file could not be read: {result.reason}"]
-    return [WRONG_FILE] if NO_CELLS in result.notes and not result.earned else []
+        return [f"Nothing was graded: {WORDS['refused']}: {result.reason}"]
+    return [f"Nothing was graded: {WRONG_FILE}."] if NO_CELLS in result.notes and not result.earned else []
 
 
 def accepted(person: Score, check: CheckResult) -> bool:

@@ -15,7 +15,7 @@ from grader.results.result import NO_CELLS, WORDS, CheckResult, Result
 from grader.results.shown_text import MAX_CHARACTERS, shown, shown_line, unfenced
 
 ACCEPTED, GRADED = "accepted by your instructor", "graded by your instructor"
-WRONG_FILE = "This file has none of the lab's cells: hand in the notebook of this lab."
+WRONG_FILE = "this file has none of the lab's cells: hand in the notebook of this lab"
 MAX_NOTES = 50
 MAX_ADDED = 200_000  # characters of added cells that are shown: a page of hundreds of MiB is useless
 
@@ -51,7 +51,7 @@ def feedback_page(nb: Any, result: Result, late_penalty: float = 0.0) -> str:
         accepted=sum(check["done"] and not check["passed"] for check in checks),
         trouble=_trouble(result) if any(check["unseen"] for check in checks) else None,
         first=next(iter(failing), None),
-        wrong_file=NO_CELLS in result.notes,
+        wrong_file=WRONG_FILE if NO_CELLS in result.notes else "",
     )
 
 

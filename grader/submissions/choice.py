@@ -171,8 +171,8 @@ def attempts_of(files: Files) -> list[Files]:
 
 def what_counts(files: Files, download: Download, lab: Lab) -> Handed:
     """What one person handed in: the file that counts, read, or why there is none."""
-    newest = max((owner.attempt for owner, _ in files if owner.attempt), default=None)
-    attempt = [(owner, entry) for owner, entry in files if owner.attempt == newest]
+    attempt = attempts_of(files)[-1]
+    newest = attempt[0][0].attempt
     numbers = [owner.number for owner, _ in attempt]
     found = choose([(owner.file, entry) for owner, entry in attempt], lab, numbers=numbers)
     entry = found.entry or attempt[0][1]

@@ -32,22 +32,23 @@ from grader.submissions.submitted import copy_secret, take_in
 
 NO_ZONE = (
     "Blackboard's times name no zone: they are taken for this machine's ({}), and cost nobody points until you say "
-    "that they hold. If the server has another one, collect again with --zone, such as --zone Europe/Berlin"
+    "that they hold. If the server has another one, collect again with --zone, such as --zone Europe/Berlin, and run"
 )
 __all__ = ["Collected", "Handed", "Received", "collect", "receive"]
 
 
 @dataclass
 class Collected:
-    """What a collect did. form: how the download was understood; ignored: files without an owner; unknown: ids, with
-    names, of those not in the roster; missing: ids of the roster's students who have handed in nothing; kept: why what
-    a student had before still counts; warnings: what an instructor should look at; damaged: of whom nothing was taken
-    in, because what is there cannot be read.
+    """What a collect did. form: how the download was understood; ignored: files without an owner; of_other_labs:
+    folders of the course's labs that were not asked for; unknown: ids, with names, of those not in the roster; missing:
+    ids of the roster's students who have handed in nothing; kept: why what a student had before still counts; warnings:
+    what an instructor should look at; damaged: of whom nothing was taken in, because what is there cannot be read.
     """
 
     form: str
     received: list[Received] = field(default_factory=list)
     ignored: list[PurePosixPath] = field(default_factory=list)
+    of_other_labs: list[str] = field(default_factory=list)
     unknown: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     kept: dict[str, str] = field(default_factory=dict)
@@ -98,7 +99,9 @@ def collect(
         if download.form == "exchange":
             download = without_forged(download, done.warnings)
         download = _told(download, roster, whose or {})
-        done.ignored = download.ignored
+        elsewhere = [path for path in download.ignored if set(re.split(r"[/+]", str(path))) & ({*others} - {lab_slug})]
+        done.ignored = [path for path in download.ignored if path not in elsewhere]
+        done.of_other_labs = sorted({str(path.parent) for path in elsewhere})
         if not download.owned:
             expected = f"STUDENT/{lab_slug}/{release_path.name} or STUDENT.ipynb"
             raise CourseError(f"no notebook in {source}; expected {expected}, or an LMS's download")

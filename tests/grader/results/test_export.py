@@ -224,7 +224,7 @@ def test_moodle_says_why_nothing_of_a_submission_was_graded() -> None:
     score, _ = person("ada")
     check = CheckResult("check", 1, 0, "refused", "a property", "the file ends in the middle", "a hint")
     text = moodle_csv([score], {"ada": Result("lab", 1, checks=[check])})
-    assert "Your file could not be read: the file ends in the middle" in text
+    assert "Nothing was graded: your file could not be read: the file ends in the middle" in text
     assert "a hint" not in text
     wrong = Result("lab", 1, checks=[CheckResult("check", 1, 0, "not written", "a property")], notes=[NO_CELLS])
     assert "hand in the notebook of this lab" in moodle_csv([score], {"ada": wrong})

@@ -183,13 +183,23 @@ def test_a_time_without_a_zone_costs_nothing_until_it_is_confirmed(course: Path,
     assert penalties(course)["eve"] == pytest.approx(1.2)
 
 
-def test_an_option_given_twice_is_refused_and_nothing_is_set(course: Path, grade: Callable[..., str]) -> None:
-    when = "2026-03-01 10:00 UTC"
+def test_an_option_given_twice_or_without_effect_is_refused_and_nothing_is_set(
+    course: Path, grade: Callable[..., str]
+) -> None:
+    def histories() -> list[str]:
+        return [(course / "received" / one / SLUG / "received.json").read_text() for one in ("eve", "ada")]
+
+    when, before = "2026-03-01 10:00 UTC", histories()
     said = grade("late", "01", "--time", "eve", when, "--time", "ada", when, "--course", str(course), ok=False)
     assert "--time is given 2 times: give it once" in said
-    assert "eve: 2 days" in grade("late", "01", "--course", str(course)) or penalties(course)["eve"] == 0
-    history = json.loads((course / "received" / "ada" / SLUG / "received.json").read_text())
-    assert history[-1]["time_from"] != "the instructor"
+    assert histories() == before
+    said = grade(
+        "points", "01", "eve", "check_len", "1", "--comment", "a", "--comment", "b", "--course", str(course), ok=False
+    )
+    assert "--comment is given 2 times" in said
+    assert "--lms says of which LMS the zip is" in grade(
+        "feedback", "01", "--lms", "moodle", "--course", str(course), ok=False
+    )
 
 
 def test_a_file_time_that_contradicts_the_lms_is_shown_with_what_the_lms_said(
@@ -263,7 +273,7 @@ def test_nbgraders_own_grading_asks_the_same_policy(course: Path, grade: Callabl
     # Where the journal of what is in the gradebook is gone, nbgrader grades anew from the results that are there.
     (course / "results" / SLUG / "recorded.log").unlink()
     said = grade("run", "01", *at)
-    assert "9 were graded before: their results, which the gradebook did not have, are in it now. 0 graded" in said
+    assert "9 were graded before: what the gradebook lacked of them (results, times) is in it now. 0 graded" in said
     with Gradebook(f"sqlite:///{course}/gradebook.db") as book:
         assert book.find_submission(SLUG, "eve").late_submission_penalty == pytest.approx(0.3 * 6)
         assert book.find_submission(SLUG, "ada").late_submission_penalty == 0
