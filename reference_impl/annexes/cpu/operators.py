@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from reference_impl.annexes.cpu.by_rows import CPU, WeightByRows
+from reference_impl.annexes.cpu.by_rows import WeightByRows
 from reference_impl.core.decoder import Decoder, DecoderLayer
-from reference_impl.core.linear import UnquantizedLinear
 from reference_impl.interfaces import LinearMethod
 from reference_impl.kernels import reference
 
@@ -44,11 +43,7 @@ class PackedLinear(WeightByRows):
 
 class PackedIfLarge(PackedLinear):
     """y = x W^T + b. After finish() a large weight is packed, and a smaller one is [in_features, out_features], as in
-    `UnquantizedLinear`."""
-
-    def __init__(self, dtype: torch.dtype):
-        super().__init__(dtype)
-        self._plain = UnquantizedLinear(dtype, CPU)
+    `UnquantizedLinear`. Both products are written out in `apply`, so that a layer enters one function and not two."""
 
     def finish(self, params: dict[str, Tensor]) -> None:
         if is_large(params["weight"].shape):
@@ -57,7 +52,11 @@ class PackedIfLarge(PackedLinear):
             params["weight"] = params["weight"].t().contiguous()
 
     def apply(self, params: dict[str, Tensor], x: Tensor) -> Tensor:
-        return super().apply(params, x) if params["weight"].is_mkldnn else self._plain.apply(params, x)
+        weight, bias = params["weight"], params.get("bias")
+        if weight.is_mkldnn:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+            return y
+        return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def is_large(shape: Sequence[int]) -> bool:
