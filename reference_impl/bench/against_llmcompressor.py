@@ -134,7 +134,8 @@ class Pair:
         script = hashlib.sha256(WORKER.read_bytes()).hexdigest()
         done = out.with_name(out.name + ".json")  # written last: then the folder is whole
         if done.is_file() and (found := json.loads(done.read_text("utf-8")))["of"] == [script, asked]:
-            return found["settings"]  # type: ignore[no-any-return]
+            earlier: dict[str, str] = found["settings"]
+            return earlier
         shutil.rmtree(out, ignore_errors=True)
         settings: dict[str, str] = self.peer.ask("quantize", out=str(out), **asked)
         harness.write(done, {"of": [script, asked], "settings": settings})
@@ -146,7 +147,7 @@ class Pair:
 
 def stored(folder: Path) -> dict[str, Tensor]:
     """All tensors of the linear layers that are quantized: words, scales, shapes."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for file in weight_files(folder):
         with safe_open(file, framework="pt") as handle:
             found |= {name: handle.get_tensor(name) for name in handle.keys() if ".weight_" in name}  # noqa: SIM118

@@ -34,34 +34,30 @@ def recipe(method: str, group_size: int) -> list[Any]:
     }  # fmt: skip
     what = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, "ignore": ["lm_head"]}
     if method == "gptq":
-        from llmcompressor.modifiers.gptq import GPTQModifier
+        return [_theirs("modifiers.gptq").GPTQModifier(**what)]
+    rounding = _theirs("modifiers.quantization").QuantizationModifier(**what)
+    return [rounding] if method == "rtn" else [_theirs("modifiers.transform.awq").AWQModifier(), rounding]
 
-        return [GPTQModifier(**what)]
-    from llmcompressor.modifiers.quantization import QuantizationModifier
 
-    if method == "rtn":
-        return [QuantizationModifier(**what)]
-    from llmcompressor.modifiers.transform.awq import AWQModifier
-
-    return [AWQModifier(), QuantizationModifier(**what)]
+def _theirs(module: str) -> Any:
+    return importlib.import_module(f"llmcompressor.{module}")
 
 
 def quantize(source: str, out: str, method: str, tokens: list[list[int]], group_size: int) -> dict[str, str]:
     """Writes the folder `out`, in compressed-tensors. tokens: calibration rows of one length. The answer: the settings
     that the modifiers had."""
     import torch
-    from llmcompressor import oneshot
     from transformers import AutoModelForCausalLM
 
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     if not torch.accelerator.is_available():  # AWQ pins what it keeps, which torch can only do beside a GPU
-        torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign, misc]
+        torch.Tensor.pin_memory = lambda self, *_: self  # type: ignore[method-assign]
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     ids = torch.tensor(tokens)
     batches = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)}]
     modifiers = recipe(method, group_size)
-    oneshot(
+    _theirs("entrypoints").oneshot(
         model=model, recipe=modifiers, dataset=torch.utils.data.DataLoader(batches, batch_size=None),  # type: ignore[arg-type]
         num_calibration_samples=len(tokens), max_seq_length=ids.shape[1],
     )  # fmt: skip
