@@ -107,9 +107,9 @@ class _Run:
         return self.job.work / f"model-{number + 1:05}-of-{of:05}.safetensors"
 
     def quantize(self, index: int) -> None:
-        layer = self.layers.layer(index)
-        if self.recipe.calibrated:
+        if self.recipe.calibrated:  # before the layer is there: the embedding may be the largest tensor
             self.rows = self.rows or self._rows(index)
+        layer = self.layers.layer(index)
         result = quantize_layer(layer, self.rows, self.recipe, self.rotation, self.stored)
         if self.rows is not None:
             self.rows.advance(layer)
